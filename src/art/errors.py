@@ -158,6 +158,10 @@ class KeysUnavailableError(StorageError, code="keys_unavailable"):
     """The server cannot read its file of API keys, so it knows only the key that it was started with."""
 
 
+class DirectoryGoneError(StorageError, code="data_directory_gone"):
+    """The data directory, or its lock or database, was removed or replaced while its server was running."""
+
+
 class DiskFullError(StorageError, code="disk_full"):
     """There is no space left on the disk."""
 

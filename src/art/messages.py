@@ -73,6 +73,11 @@ def _advice(item: object) -> str:
         return "; append `completion.choices[0]`, not the whole completion"
     if hasattr(item, "delta"):
         return "; a streamed chunk is not a whole answer: collect the stream first"
+    if hasattr(item, "finish_reason") and hasattr(item, "text"):
+        return (
+            "; sample text completions at `model.rollout_base_url(id)`, and read the trajectory with "
+            "`model.get_rollout(id)`"
+        )
     if hasattr(item, "finish_reason"):
         return "; convert it with `art.utils.litellm.convert_litellm_choice_to_openai`"
     return ""

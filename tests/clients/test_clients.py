@@ -6,10 +6,8 @@ is scripted, so that a model without any training calls the tool; the rest is th
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,61 +16,51 @@ from art.client.submission import wire_groups
 from art.config import TrainConfig
 from art.credit.plan import plan_step
 from art.credit.resolve import exchange_ids, resolve
+from tests.clients.clients import CLIENTS, TASKS
+from tests.clients.model import ANSWER, PLACE, turns_of
+from tests.clients.program import each_client, run
 from tests.support.app import KEY
 from tests.support.served_app import ServedApp
 
-ROOT = Path(__file__).parents[2]
-PROGRAMS = Path(__file__).parent / "programs"
-NAMES = sorted(path.stem for path in (Path(__file__).parent / "requirements").glob("*.txt"))
-ANSWER = "it is there"
-CALL = '<tool_call>\n{"name": "look_up", "arguments": {"key": "a b"}}\n</tool_call>'
+pytestmark = pytest.mark.timeout(400)
 
 
-async def run(served: ServedApp, name: str, task: str) -> str:
-    """Run one task of a client's program under a rollout id of its own, and return the answer that it printed."""
-    python = ROOT / f".venv-clients-{name}" / "bin" / "python"
-    if not python.exists():
-        pytest.skip(f"there is no {python}; `make test-clients` makes it")
-    environment = {
-        "PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", ""), "CLIENT_KEY": KEY, "CLIENT_MODEL": "games/agent",
-        "CLIENT_URL": f"{served.url}/rollouts/{name}-{task}", "PYTHONPATH": str(PROGRAMS),
-    }  # fmt: skip
-    program = PROGRAMS / f"run_{name.replace('-', '_')}.py"
-    process = await asyncio.create_subprocess_exec(
-        str(python), str(program), task, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    async with asyncio.timeout(300):
-        printed, errors = await process.communicate()
-    assert process.returncode == 0, errors.decode()[-4000:]
-    answer = json.loads(printed.decode().splitlines()[-1])["answer"]
-    assert isinstance(answer, str)
-    return answer
-
-
-async def check_trainable(served: ServedApp, rollout_id: str, num_answers: int) -> list[Any]:
+async def check_trainable(served: ServedApp, rollout_id: str) -> list[Any]:
     """Reward the rollout with one that did worse, and plan a step: every sampled token is learnt from."""
-    other = f"{rollout_id}-other"
-    served.app.bench.answers("no")
-    await served.app.bench.chat({"role": "user", "content": "hi"}, rollout_id=other)
+    bench, other = served.app.bench, f"{rollout_id}-other"
+    bench.engine.turns = [["no"]]
+    await bench.chat({"role": "user", "content": "hi"}, rollout_id=other)
     for one, reward in ((rollout_id, 1.0), (other, 0.0)):
         await served.policy.put_rollout(one, group_id=rollout_id, reward=reward)
     (group,) = await served.policy.collect_trajectory_groups(1, 2, timeout_s=20, pbar_desc=None)
     wired = wire_groups([group])
-    exchanges = served.app.bench.recorder.find(exchange_ids(wired))
+    exchanges = bench.recorder.find(exchange_ids(wired))
     plan = plan_step(resolve(wired, exchanges, project="games", name="agent"), TrainConfig(), step=3)
-    made = served.app.bench.recorder.by_rollout(rollout_id, "games")
-    assert len(made) == num_answers
+    made = bench.recorder.by_rollout(rollout_id, "games")
     assert {exchange.id for exchange in made} <= set(plan.exchange_ids)
     sampled = sum(len(exchange.completion_token_ids) for exchange in exchanges.values())
     assert plan.ledger["ledger/sampled_tokens"] == sampled == plan.ledger["ledger/trained_tokens"]
-    return made
+    return list(made)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("task", ["tools", "streamed"])
-async def test_a_tool_round_trip(served: ServedApp, name: str, task: str) -> None:
-    served.app.bench.answers(CALL, ANSWER)
-    assert await run(served, name, task) == ANSWER
-    first, second = await check_trainable(served, f"{name}-{task}", 2)
-    assert second.request_messages[-1]["content"] == "value of a b"
-    assert (second.parent_id, second.branch_reason) == (first.id, None)
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("name", each_client())
+async def test_a_task(served: ServedApp, name: str, task: str, record_property: Any) -> None:
+    turns = turns_of(name, task)
+    served.app.bench.engine.turns = list(turns)
+    said = await run(CLIENTS[name], task, url=f"{served.url}/rollouts/{name}-{task}", key=KEY, model="games/agent")
+    record_property("version", said["version"])
+    if "unsupported" in said:
+        pytest.xfail(said["unsupported"])
+    assert said["answer"] == (PLACE if task.startswith("structured") else ANSWER)
+    made = await check_trainable(served, f"{name}-{task}")
+    assert len(made) == len(turns)
+    assert all(exchange.constraint is not None for exchange in made) or not task.startswith("structured")
+    for before, after in itertools.pairwise(made):
+        assert "value of a b" in json.dumps(after.request_messages)
+        if after.branch_reason is not None:
+            record_property("note", f"it branches: `{after.branch_reason}`")
+        elif after.parent_id is None:
+            record_property("note", "each request is a conversation of its own")
+        else:
+            assert after.parent_id == before.id

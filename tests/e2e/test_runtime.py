@@ -34,10 +34,12 @@ from art.errors import (
     NothingTrainableError,
     StorageError,
 )
+from art.gateway.dialects.text_completions import to_chats
 from art.gateway.record.retention import forget_older
 from art.metrics import catalogue
 from art.protocol.calls import Train
-from art.protocol.chat import parse_chat_request
+from art.protocol.dialects.chat_completions import parse_chat_request
+from art.protocol.dialects.text_completions import parse_completion_request
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.runtime.hosting.trainer_handle import TrainerHandle
 from art.runtime.jobs import runner as jobs
@@ -92,6 +94,25 @@ async def test_a_request_that_is_sent_again_after_its_step_is_the_same_job(runti
     assert (done.state, done.step) == ("succeeded", 1)
     assert await runtime.training.train("p", "again", request) == done
     assert (await runtime.models.status("p", "again")).step == 1
+
+
+@in_module_loop
+async def test_text_completions_are_trained_on_the_tokens_that_were_sampled(runtime: Runtime, tiny_model: Path) -> None:
+    await runtime.registration.register(request_for(tiny_model, "text"))
+    policy = await runtime.resolver.resolve("p/text")
+    asked = {"model": "p/text", "prompt": "say yes, no or maybe: ", "n": 12, "max_tokens": 8}
+    (chat,) = to_chats(parse_completion_request(asked), policy)
+    completion = await runtime.gateway.complete(chat)
+    trajectories = [
+        {"reward": float(i % 2), "histories": [{"items": [*chat.messages, {"choice": choice}]}]}
+        for i, choice in enumerate(completion["choices"])
+    ]
+    request = TrainRequest.model_validate({"job_id": "job-text", "groups": [{"trajectories": trajectories}]})
+    done = await ended(runtime, await runtime.training.train("p", "text", request))
+    assert (done.state, done.trained) == ("succeeded", True)
+    sampled = completion["usage"]["completion_tokens"]
+    assert done.metrics["ledger/trained_tokens"] == done.metrics["ledger/sampled_tokens"] == sampled
+    assert done.metrics["offpolicy/ratio_max"] == pytest.approx(1.0, abs=1e-4)
 
 
 @in_module_loop

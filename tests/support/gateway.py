@@ -21,7 +21,7 @@ from art.gateway.format.renderer import Renderer
 from art.gateway.policies import PolicyRef
 from art.gateway.record.conversations import Conversations
 from art.gateway.record.recorder import Recorder
-from art.protocol.chat import parse_chat_request
+from art.protocol.dialects.chat_completions import parse_chat_request
 from art.storage.database import Database
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

@@ -86,9 +86,9 @@ def renew_templates(page: str, rows: list[list[str]]) -> str:
 def render_page(results: Results, rows: list[list[str]], versions: str) -> str:
     """Render the page as Markdown. `rows` are those of real templates; `versions` names the libraries."""
     reasons: list[str] = []
-    rows = [_row(family, results[family.name], reasons) for family in FAMILIES]
+    families = [_row(family, results[family.name], reasons) for family in FAMILIES]
     heading = ["family", "architecture", *STAGES]
-    table = "".join(f"| {' | '.join(line)} |\n" for line in (heading, ["---"] * len(heading), *rows))
+    table = "".join(f"| {' | '.join(line)} |\n" for line in (heading, ["---"] * len(heading), *families))
     notes = "".join(f"{number}. {reason}\n" for number, reason in enumerate(reasons, 1))
     agrees = f"## What agrees\n\nWith {versions}.\n\n{table}"
     return f"{_INTRODUCTION}\n{agrees}\n{render_section(rows)}\n{_REASONS}\n{notes}"

@@ -59,6 +59,7 @@ ADVICE: dict[type[ArtError], str] = {
     errors.KeysUnavailableError: "Restore `keys.db` from a copy, or remove it and make new keys, then start the server "
     "again; the key that it was started with works meanwhile.",
     errors.StorageError: "Check the data directory and its permissions.",
+    errors.DirectoryGoneError: "End the server, restore the directory from a copy, and start again.",
     errors.DiskFullError: "Free space, or delete checkpoints: `await model.delete_checkpoints()`.",
     errors.CorruptCheckpointError: "Train on from an earlier checkpoint; the message names the file.",
     errors.ProcessError: "Read the lines of its log in the message; a process that dies is restarted.",

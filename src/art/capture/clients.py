@@ -18,7 +18,7 @@ from art.capture.captured import AskedModel, Captured, CapturedModel, Endpoint, 
 from art.capture.http import keep
 
 _CHAT = "/chat/completions"
-_DIALECTS = (_CHAT, "/responses", "/messages")
+_DIALECTS = (_CHAT, "/completions", "/responses", "/messages")
 """Ends of the addresses at which models are asked."""
 _registered: WeakValueDictionary[tuple[str, str], CapturedModel] = WeakValueDictionary()
 """Trainable models by base URL and inference name."""

@@ -145,7 +145,7 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
     keys = KeyStore(DataDir(data_dir).keys)  # first: a file that is damaged already is said before anything starts
     await runtime.start()
     try:
-        app = App(runtime, api_key=api_key, config=config, keys=keys)
+        app = App(runtime, api_key=api_key, config=config, keys=keys, data_dir=data_dir)
         settings = uvicorn.Config(
             app, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
             timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S, timeout_keep_alive=KEEP_ALIVE_S, backlog=LISTEN_BACKLOG,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from pathlib import Path
 
@@ -49,6 +48,8 @@ def resolve_base_model(name: str) -> str:
         return name
     if known := SHORT_NAMES.get(name.lower()):
         return known
+    import difflib  # not needed where names are right
+
     near = difflib.get_close_matches(name.lower(), SHORT_NAMES, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"short names are {', '.join(SHORT_NAMES)}"
     raise ConfigError(f"there is no base model {name!r}: expected {_EXPECTED}; {hint}", param="base_model")

@@ -23,12 +23,18 @@ class EngineSettings(Config):
     max_context: int | None = Field(default=None, ge=16)
     """Limit of tokens in prompt plus completion; `None` takes the model's own limit, at most 32,768."""
     max_running: int = Field(default=64, ge=1)
-    """Requests that are decoded together, which is the number of slots of the KV cache in use at once. Each loaded full
-    checkpoint has a KV cache of its own with this number of slots."""
+    """Requests of one key that are decoded together; a request with `n` choices counts as n. An eighth more, rounded
+    up, is for other keys, so that none waits until a long answer of another ends. The KV cache has this number of slots
+    in use at once; each loaded full checkpoint has a KV cache of its own."""
     max_waiting: int = Field(default=4096, ge=0)
-    """Requests that may wait in the queue; further ones are refused with the HTTP status 429."""
+    """Requests of one project that may wait for their turn; further ones are refused with the HTTP status 429."""
     num_threads: int | None = Field(default=None, ge=1)
     """CPU threads; `None` gives engine and trainer disjoint halves of the cores."""
+
+    @property
+    def num_at_once(self) -> int:
+        """Requests of one key that are decoded together, by all copies of the engine."""
+        return self.max_running
 
 
 class EngineConfig(EngineSettings):
@@ -39,7 +45,7 @@ class EngineConfig(EngineSettings):
     kv_cache_tokens: int | None = Field(default=None, ge=16)
     """Size of the KV cache in tokens; `None` fits `max_running` average requests, within the memory that is free."""
     prefill_tokens: int = Field(default=4096, ge=16)
-    """Limit of prompt tokens in one forward pass, so that long prompts do not delay decoding."""
+    """Limit of prompt tokens in one forward pass, so that long prompts do not delay decoding. Keys share it."""
     quantization: Quantization = "none"
     """Rounding of the base weights; by default that of the trainer, which it must equal. With `nf4` the engine computes
     with the rounded values, stored in `dtype`, so it is neither smaller nor faster."""
@@ -76,7 +82,8 @@ class VllmConfig(EngineSettings):
     """Tells this engine from the others in settings that are stored."""
     urls: tuple[str, ...] = ()
     """Addresses of vLLM servers that already run, e.g. `("http://gpu1:8000",)`; none is started then. Their API key is
-    read from VLLM_API_KEY, and they must see checkpoints under the same path."""
+    read from VLLM_API_KEY, and they must see checkpoints under the same path. Set `max_running` to what one of them
+    computes at once (its `--max-num-seqs`): further requests wait for their turn."""
     max_loras: int = Field(default=4, ge=1)
     """Adapters in one batch. Each checkpoint that is sampled from is one; requests for further ones wait."""
     weights: Literal["lora", "merged"] = "lora"
@@ -115,7 +122,15 @@ class VllmConfig(EngineSettings):
     @property
     def num_devices(self) -> int:
         """Number of GPUs that the flags ask for: replicas times stages times shards."""
-        kinds = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
+        return self._size("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
+
+    @property
+    def num_at_once(self) -> int:
+        """Requests of one key that are decoded together, by all servers and replicas."""
+        return self.max_running * max(1, len(self.urls)) * self._size("data_parallel_size")
+
+    def _size(self, *kinds: str) -> int:
+        """The product of these flags; a flag that is not set counts as 1."""
         sizes = [value for name, value in self.flags.items() if name.replace("-", "_").lstrip("_") in kinds]
         return math.prod(size for size in sizes if isinstance(size, int))
 

@@ -104,7 +104,8 @@ class DistillConfig(LossTerm):
     type: Literal["distill"] = "distill"
     """Name of the loss."""
     teacher: str
-    """Inference name of a model on this server with the same vocabulary: `project/name` or `project/name@step`."""
+    """Inference name of a model on this server with the same vocabulary: `project/name` or `project/name@step`. Without
+    `project/` it is a model of the same project."""
     max_advantage: float | None = Field(default=None, gt=0)
     """Upper bound of a token's |log teacher - log policy|; `None` for no bound."""
 

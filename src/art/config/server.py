@@ -136,19 +136,20 @@ class LimitsConfig(Config):
     """Limits on what clients may ask of a server.
 
     Requests above a limit are refused with 413, or with 429 and a time to try again; slow connections are closed. The
-    defaults leave room for thousands of rollouts at once. Limits per key do not apply to the key that the server was
-    started with, which `LocalBackend` uses.
+    defaults leave room for thousands of rollouts at once. Limits of requests per key and per project do not apply to
+    the key that the server was started with, which `LocalBackend` uses. What is within the limits takes turns: see
+    `max_running` and `max_waiting` of the engine's settings.
     """
 
     max_requests: int = Field(default=16_384, ge=1)
     """Requests at once, of all keys together."""
     max_requests_per_key: int | None = Field(default=4096, ge=1)
     """Requests of one key at once; `None` for no limit."""
-    max_requests_per_minute_per_key: int | None = Field(default=None, ge=1)
+    max_requests_per_minute_per_key: int | None = Field(default=60_000, ge=1)
     """Requests of one key per minute; `None` for no limit."""
-    max_chats_per_project: int | None = Field(default=None, ge=1)
+    max_chats_per_project: int | None = Field(default=4096, ge=1)
     """Chat requests at once, of all keys of one project; `None` for no limit."""
-    max_jobs_per_project: int | None = Field(default=None, ge=1)
+    max_jobs_per_project: int | None = Field(default=1024, ge=1)
     """Training jobs of one project that are queued or running, of all its keys; `None` for no limit."""
     max_json_depth: int = Field(default=64, ge=8, le=256)
     """Depth of nested lists and objects in the body of a request."""

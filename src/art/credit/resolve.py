@@ -122,11 +122,15 @@ def resolve(
 ) -> list[ResolvedGroup]:
     """Find the exact token paths of every trajectory. Groups without trajectories are left out.
 
+    Args:
+        exchanges: recorded exchanges by id. Those of other projects are taken for unknown, so that no error shows them.
+
     Raises:
         TrajectoryMismatchError: an exchange id is unknown, a text differs from what was sampled or sent, or an answer
             was sampled at temperature 0 or with `top_p` below 1.
         TrajectoryError: turn or token rewards do not fit the choices.
     """
+    exchanges = {id: exchange for id, exchange in exchanges.items() if exchange.project == project}
     return [
         ResolvedGroup(
             label=f"groups[{g}]",
@@ -154,7 +158,7 @@ def _resolve_trajectory(
     seen: set[str] = set()  # a history that repeats another's turns must not train them twice
     for h, history in enumerate(trajectory.histories):
         where = label if len(trajectory.histories) == 1 else f"{label}.histories[{h}]"
-        choices = _checked_exchanges(history, exchanges, where)
+        choices = _checked_exchanges(history, exchanges, where, model[0])
         resolved.untracked_choices += choices.count(None)
         resolved.copied_answers += sum(item.get("role") == "assistant" for item in history.items)
         if h == 0:
@@ -172,7 +176,9 @@ def _resolve_trajectory(
     return resolved
 
 
-def _checked_exchanges(history: WireHistory, exchanges: Mapping[str, Exchange], where: str) -> list[Exchange | None]:
+def _checked_exchanges(
+    history: WireHistory, exchanges: Mapping[str, Exchange], where: str, project: str
+) -> list[Exchange | None]:
     """Find the exchange of each choice of a history, and compare it with the messages around the choice. `None` for a
     choice that was made elsewhere."""
     choices: list[Exchange | None] = []
@@ -187,9 +193,9 @@ def _checked_exchanges(history: WireHistory, exchanges: Mapping[str, Exchange], 
             choices.append(None)
         elif (exchange := exchanges.get(exchange_id)) is None:
             raise TrajectoryMismatchError(
-                f"{where}.messages_and_choices[{i}]: exchange {exchange_id!r} is not recorded on this server. "
-                "Train a trajectory on the server that sampled it, and before its record is deleted "
-                "(`ServerConfig.record_retention_s`)"
+                f"{where}.messages_and_choices[{i}]: exchange {exchange_id!r} of project {project} is not recorded on "
+                "this server. Train a trajectory on the server and in the project that sampled it, and before its "
+                "record is deleted (`ServerConfig.record_retention_s`)"
             )
         else:
             _check_unchanged(exchange, choice["message"], messages, f"{where}.messages_and_choices[{i}]")

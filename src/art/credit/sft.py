@@ -3,13 +3,20 @@
 No exchange was recorded for these texts, so here, and only here, text becomes training tokens. Each assistant message
 is rendered in the context that the model would see when it writes the message: `prompt = render(messages before)` with
 the generation prompt, and the completion is what rendering the message adds. Some templates rewrite history and do not
-add the message after that prompt. Such a message cannot be learnt exactly; it is dropped and counted. Prefixes that
-samples share merge in the prefix tree.
+add the message after that prompt. Such a message cannot be learnt exactly; it is dropped and counted.
+
+Messages whose prompt continues the tokens of the message before share one sample, so that a conversation of n messages
+takes space in proportion to n, not to n squared. Until the job runs, they wait as packed paths:
+
+    prompt P1, completion C1, prompt P1 C1 P2, completion C2     path: P1 C1 P2 C2, learnt: C1 and C2
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import base64
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from art.errors import NothingTrainableError
 from art.gateway.format.renderer import Renderer
@@ -18,54 +25,105 @@ from art.protocol.samples import TrainingSample
 from art.protocol.training import WireHistory, WireTrajectory
 
 
-def sft_samples(
-    trajectories: list[WireTrajectory], renderer: Renderer
-) -> tuple[list[TrainingSample], dict[str, float]]:
-    """Make one sample per assistant message, and count messages for the metrics (`data/...`, `ledger/...`).
+@dataclass(frozen=True, slots=True)
+class SftPath:
+    """The tokens of a conversation up to its last learnt message, and which of them are learnt."""
+
+    sample_id: str
+    rollout_id: str
+    token_ids: str
+    """32-bit numbers in base64: a list of numbers takes ten times the memory."""
+    learnt: list[tuple[int, int]]
+    """Where each learnt message begins and ends."""
+
+
+@dataclass(slots=True)
+class _Path:
+    token_ids: list[int]
+    learnt: list[tuple[int, int]]
+    first: int
+    """Index of the first learnt message in the conversation."""
+
+
+def sft_paths(trajectories: list[WireTrajectory], renderer: Renderer) -> tuple[list[SftPath], dict[str, float]]:
+    """Make paths of all assistant messages, and count messages for the metrics (`data/...`, `ledger/...`).
 
     Raises:
         NothingTrainableError: there is no assistant message that can be learnt.
     """
-    made = [
-        sample
-        for t, trajectory in enumerate(trajectories)
-        for h, history in enumerate(trajectory.histories)
-        for sample in _history_samples(history, renderer, rollout_id=f"trajectories[{t}]", number=h)
-    ]
-    samples = [sample for sample in made if sample is not None]
-    if not samples:
+    paths: list[SftPath] = []
+    num_learnt = num_dropped = 0
+    for t, trajectory in enumerate(trajectories):
+        for h, history in enumerate(trajectory.histories):
+            made = list[_Path]()
+            for message in _messages_of(history, renderer):
+                if message is None:
+                    num_dropped += 1
+                else:
+                    num_learnt += 1
+                    _add(made, *message)
+            paths += [_pack(path, f"trajectories[{t}]", h) for path in made]
+    if not paths:
         raise NothingTrainableError(
             f"no assistant message to learn from in {len(trajectories)} trajectories; `messages_and_choices` must hold "
             "assistant messages after at least one other message"
         )
     metrics = {
         "data/step_num_trajectories": float(len(trajectories)),
-        "ledger/retokenised_messages": float(len(samples)),
-        "ledger/dropped_messages/template_rewrites_history": float(len(made) - len(samples)),
+        "ledger/retokenised_messages": float(num_learnt),
+        "ledger/dropped_messages/template_rewrites_history": float(num_dropped),
     }
-    return samples, metrics
+    return paths, metrics
 
 
-def _history_samples(
-    history: WireHistory, renderer: Renderer, *, rollout_id: str, number: int
-) -> Iterator[TrainingSample | None]:
-    """A sample for each assistant message after the first message, `None` for one that cannot be learnt exactly."""
+def sft_samples(paths: Iterable[SftPath]) -> list[TrainingSample]:
+    """Unpack paths to what the trainer takes."""
+    known: dict[int, int] = {}  # one number object per token: millions of equal ones take memory
+    return [_unpack(path, known) for path in paths]
+
+
+def _messages_of(history: WireHistory, renderer: Renderer) -> Iterator[tuple[int, list[int], list[int]] | None]:
+    """The index, prompt and completion of each assistant message after the first message, `None` for one that cannot be
+    learnt exactly."""
     messages = normalize_messages([item["choice"]["message"] if "choice" in item else item for item in history.items])
     for i, message in enumerate(messages):
         if message["role"] != "assistant" or i == 0:
             continue
         prompt = renderer.render(messages[:i], history.tools)
         completion = renderer.completion(messages[: i + 1], history.tools, prompt)
-        if completion is None:
-            yield None
-            continue
-        before, learnt = len(prompt), len(completion)
-        yield TrainingSample(
-            sample_id=f"{rollout_id}.histories[{number}].messages[{i}]",
-            rollout_id=rollout_id,
-            token_ids=prompt + completion,
-            loss_mask=[False] * before + [True] * learnt,
-            sampling_logprobs=[0.0] * (before + learnt),
-            advantages=[0.0] * (before + learnt),
-            component="sft",
-        )
+        yield None if completion is None else (i, prompt, completion)
+
+
+def _add(paths: list[_Path], index: int, prompt: list[int], completion: list[int]) -> None:
+    """Add a message to the last path if its prompt continues it, or begin a new path."""
+    whole, learnt = prompt + completion, (len(prompt), len(prompt) + len(completion))
+    if paths and prompt[: len(paths[-1].token_ids)] == paths[-1].token_ids:
+        paths[-1].token_ids = whole
+        paths[-1].learnt.append(learnt)
+    else:
+        paths.append(_Path(whole, [learnt], index))
+
+
+def _pack(path: _Path, rollout_id: str, history: int) -> SftPath:
+    return SftPath(
+        sample_id=f"{rollout_id}.histories[{history}].messages[{path.first}]",
+        rollout_id=rollout_id,
+        token_ids=base64.b64encode(array("I", path.token_ids)).decode(),
+        learnt=path.learnt,
+    )
+
+
+def _unpack(path: SftPath, known: dict[int, int]) -> TrainingSample:
+    token_ids = [known.setdefault(token, token) for token in array("I", base64.b64decode(path.token_ids))]
+    loss_mask, zeros = [False] * len(token_ids), [0.0] * len(token_ids)
+    for start, end in path.learnt:
+        loss_mask[start:end] = [True] * (end - start)
+    return TrainingSample(
+        sample_id=path.sample_id,
+        rollout_id=path.rollout_id,
+        token_ids=token_ids,
+        loss_mask=loss_mask,
+        sampling_logprobs=zeros,
+        advantages=zeros,
+        component="sft",
+    )

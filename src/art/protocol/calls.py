@@ -125,7 +125,8 @@ def _built_by(build: Callable[[Any], Any]) -> PlainValidator:
 
 
 def _build_request(body: dict[str, Any]) -> GenerateRequest:
-    return GenerateRequest(**body | {"stop_token_ids": tuple(body["stop_token_ids"])})
+    tuples: dict[str, Any] = {name: tuple(body[name]) for name in ("stop_token_ids", "sender") if name in body}
+    return GenerateRequest(**body | tuples)
 
 
 def encode_chunk(chunk: TokenChunk) -> TokenChunk | dict[str, Any]:

@@ -71,7 +71,7 @@ class RolloutStatus(Wire):
     first_policy_version: int | None
     last_policy_version: int | None
     """Newest step that answered; `first_policy_version` is the oldest."""
-    untrainable: str | None
+    untrainable: str | None = None
     """Why a training call refused the rollout's group. `collect_trajectory_groups` leaves such a group out."""
     trained_by: str | None
     """Id of the job that trained on the rollout."""

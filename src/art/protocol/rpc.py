@@ -105,6 +105,8 @@ class RpcClient:
         self._explain_loss = explain_loss
         self._ids = itertools.count(1)
         self._pending: dict[int, PendingCall] = {}
+        self._unsent: list[bytes] = []
+        """Frames of this turn of the event loop, which go out together."""
         self._closed: ProcessError | None = None
         self._is_lost = False
         """The child is gone, for a reason that is not known yet."""
@@ -159,9 +161,16 @@ class RpcClient:
                 self._send({"cancel": call_id})
 
     def _send(self, message: dict[str, Any]) -> None:
+        frame = encode_frame(message)
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent.append(frame)
+
+    def _flush(self) -> None:
+        frames, self._unsent = self._unsent, []
         # A broken transport of uvloop refuses writes. `_read` then fails the calls that wait, with the reason.
         with contextlib.suppress(RuntimeError):
-            self._writer.write(encode_frame(message))
+            self._writer.write(b"".join(frames))
 
     def fail(self, error: ProcessError) -> None:
         """End every pending call and every later one with `error`."""

@@ -24,6 +24,7 @@ from art.protocol.calls import StartEngine, StartTrainer, StartVllm
 from art.protocol.rpc import RpcClient
 from art.runtime.hosting.adapter_table import AdapterTable
 from art.runtime.hosting.engine_handle import EngineHandle
+from art.runtime.hosting.seats import Seats, with_spare
 from art.runtime.hosting.trainer_handle import TrainerHandle
 from art.runtime.placement.devices import find_devices
 from art.runtime.placement.placement import Place, choose_placement, split_threads
@@ -64,7 +65,8 @@ class BaseModelHost:
         self._threads = split_threads(settings.engine.num_threads, settings.trainer.num_threads)
         engine_module = "vllm_child" if isinstance(settings.engine, VllmConfig) else "engine_child"
         engine_spec = self._spec("engine", engine_module, self._threads[0], self.placement.engine)
-        self._engine = EngineHandle(engine_spec, self._start_engine, config)
+        seats = Seats(settings.engine.num_at_once, settings.engine.max_waiting)
+        self._engine = EngineHandle(engine_spec, self._start_engine, config, seats)
         self.adapters = AdapterTable(self._engine, config, one_policy=self.one_policy, sleeps=self.placement.sleeps)
         trainer_spec = self._spec("trainer", "trainer_child", self._threads[1], self.placement.trainer)
         self.trainer = TrainerHandle(trainer_spec, self._start_trainer, config, self._engine_aside)
@@ -93,6 +95,10 @@ class BaseModelHost:
         for process in (self.engine_process, self.trainer_process):
             if process.has_failed:
                 process.start()
+
+    def note_registered(self) -> None:
+        """From now on a process that cannot start is not the fault of a request: its settings were accepted."""
+        self.engine_process.is_new = self.trainer_process.is_new = False
 
     async def close(self) -> None:
         await asyncio.gather(self.engine_process.close(), self.trainer_process.close())
@@ -133,7 +139,9 @@ class BaseModelHost:
         await self.adapters.restore(client)
 
     def _start_call(self) -> StartEngine | StartVllm:
-        config = self.settings.engine.model_copy(update={"num_threads": self._threads[0]})
+        engine = self.settings.engine
+        changes = {"num_threads": self._threads[0], "max_running": with_spare(engine.max_running)}
+        config = engine.model_copy(update=changes)
         if isinstance(config, EngineConfig):
             return StartEngine(model=self.base_model, config=config)
         # An engine with adapters has a rank: the settings refuse full fine-tuning for it.

@@ -72,6 +72,7 @@ class Registration:
                 await self._hosts.close_unused(self._models.by_key.values())
                 raise
             self._models.replace(model)
+            self._hosts.of(model).note_registered()
         return status_of(self._models.by_key[model.key])
 
     def _step_on_disk(self, request: RegisterRequest) -> int:

@@ -154,7 +154,12 @@ class Runtime:
         )
 
     async def measurements(self) -> list[Measurement]:
-        """Measure jobs, processes, engines, tokens and the disk, for Prometheus."""
+        """Measure jobs, processes, engines, tokens and the disk, for Prometheus.
+
+        Raises:
+            DirectoryGoneError: the data directory is gone.
+        """
+        self._check_directory()
         hosts = self._hosts.all()
         return [
             *measure_tokens(self.gateway.tokens),

@@ -14,7 +14,7 @@ from art.credit.plan_findings import describe_repeated
 from art.credit.references import ask_teacher, reference_checkpoints, teacher_name
 from art.credit.resolve import ResolvedGroup, exchange_ids, groups_at_fault, resolve
 from art.credit.samples import build_samples
-from art.credit.sft import sft_samples
+from art.credit.sft import sft_paths
 from art.errors import TrajectoryError
 from art.gateway.chat import Gateway
 from art.protocol.preflight import PreflightReport, PreflightRequest
@@ -71,7 +71,7 @@ class Submission:
         fingerprint = await asyncio.to_thread(make_fingerprint, f"{type(request).__name__} {model.key}", request)
         if (known := await self._jobs.known(request.job_id, fingerprint)) is not None:
             if known.state not in ("failed", "cancelled"):  # the server may have died before it could mark them
-                await self._rollouts.mark_trained(exchange_ids(request.groups), request.job_id)
+                await self._rollouts.mark_trained(exchange_ids(request.groups), request.job_id, project)
             return known
         warnings = await self._ensure_ready(model, host)
         references = reference_checkpoints(request.config, self._models.data_dir.model(project, name))
@@ -80,11 +80,11 @@ class Submission:
             plan = await asyncio.to_thread(plan_step, groups, request.config, step=model.step)
         except TrajectoryError as error:
             at_fault = exchange_ids(groups_at_fault(request.groups, error))
-            await self._rollouts.mark_refused(exchange_ids(request.groups), at_fault, error.message)
+            await self._rollouts.mark_refused(exchange_ids(request.groups), at_fault, error.message, project)
             raise
         plan.findings += warnings
         if plan.samples and (teacher := teacher_name(request.config)) is not None:
-            await self._ask_teacher(teacher, host, plan)
+            await self._ask_teacher(self._resolver.name_in(project, teacher) or teacher, host, plan)
         repeated = await self._jobs.store.repeated_step(plan.exchange_ids) if plan.samples else None
         payload = TrainPayload(
             config=request.config,
@@ -93,7 +93,7 @@ class Submission:
             repeated=None if repeated is None else describe_repeated(len(plan.exchange_ids), repeated),
         )
         status = await self._jobs.submit(request.job_id, "train", (project, name), payload, fingerprint)
-        await self._rollouts.mark_trained(exchange_ids(request.groups), request.job_id)
+        await self._rollouts.mark_trained(exchange_ids(request.groups), request.job_id, project)
         return status
 
     async def train_sft(self, project: str, name: str, request: TrainSFTRequest) -> JobStatus:
@@ -104,9 +104,9 @@ class Submission:
         if (known := await self._jobs.known(request.job_id, fingerprint)) is not None:
             return known
         warnings = await self._ensure_ready(model, host)
-        samples, counts = await asyncio.to_thread(sft_samples, request.trajectories, await host.renderer())
+        paths, counts = await asyncio.to_thread(sft_paths, request.trajectories, await host.renderer())
         plan = StepPlan(metrics=counts, findings=warnings)
-        payload = SftPayload(config=request.config, samples=samples, plan=plan)
+        payload = SftPayload(config=request.config, paths=paths, plan=plan)
         return await self._jobs.submit(request.job_id, "train_sft", (project, name), payload, fingerprint)
 
     async def preflight(self, project: str, name: str, request: PreflightRequest) -> PreflightReport:

@@ -13,13 +13,19 @@ import json
 import re
 import time
 from collections.abc import MutableMapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from pydantic import BaseModel
 
 from art.config import ServerConfig
 from art.errors import AuthenticationError, KeysUnavailableError, NotFoundError
+from art.gateway.json_pieces import json_pieces
+from art.gateway.workers import INLINE
+from art.protocol.answers import Health, ModelCard, ModelList
+from art.protocol.jobs import JobList
+from art.protocol.preflight import PreflightReport
+from art.protocol.training import JobStatus, ModelStatus
 from art.server.asgi import ClientDisconnected, Receive, Scope, Send, send_bytes
 from art.server.auth import ANONYMOUS, Caller, Keyring
 from art.server.bodies.body import BodyLimits
@@ -27,7 +33,8 @@ from art.server.call import REST, Call, Route
 from art.server.errors import METHOD_NOT_ALLOWED, REQUEST_ID, error_body, failure
 from art.server.headers import answer_preflight, is_preflight, request_id, with_headers
 from art.server.openapi import build_openapi
-from art.server.routes import chat, checkpoints, jobs, models, operations, rollouts, stored_responses, training
+from art.server.paths import HiddenPaths
+from art.server.routes import chat, checkpoints, jobs, models, operations, rollouts, stored_responses, text, training
 from art.server.state import ServerState
 from art.storage.keys import KeyStore
 from art.storage.layout import validate_name
@@ -38,13 +45,14 @@ if TYPE_CHECKING:
 CLIENT_LEFT = 499
 """Status in the metrics for a request whose client hung up before the answer; nginx uses the same number."""
 _NOT_SERVED = {
-    "completions": "bare prompts", "embeddings": "embeddings", "images": "images", "audio": "audio", "files": "files",
+    "embeddings": "embeddings", "images": "images", "audio": "audio", "files": "files",
     "moderations": "moderation", "batches": "batches", "realtime": "realtime sessions", "assistants": "assistants",
     "threads": "threads", "vector_stores": "vector stores", "fine_tuning": "fine-tuning jobs of OpenAI",
 }  # fmt: skip
 """What follows `/v1/` in addresses of OpenAI's API that clients know and ART does not serve."""
 ROUTES: list[Route] = [
     *chat.ROUTES,
+    *text.ROUTES,
     *stored_responses.ROUTES,
     *models.ROUTES,
     *rollouts.ROUTES,
@@ -54,21 +62,33 @@ ROUTES: list[Route] = [
     *operations.ROUTES,
 ]
 
+_NAME_FILES = {Health, JobList, JobStatus, ModelCard, ModelList, ModelStatus, PreflightReport}
+"""Answers that can say where files lie on the machine. Only keys with scope `admin` see that. Events of jobs and
+errors are treated where they are sent."""
+
 
 class App:
     """The ART server as an ASGI application. Its `runtime` does the work; the caller starts and closes it."""
 
     def __init__(
-        self, runtime: Runtime, *, api_key: str, config: ServerConfig | None = None, keys: KeyStore | None = None
+        self,
+        runtime: Runtime,
+        *,
+        api_key: str,
+        config: ServerConfig | None = None,
+        keys: KeyStore | None = None,
+        data_dir: Path | None = None,
     ) -> None:
         """
         Args:
             api_key: the API key that may do everything.
             keys: store of further API keys, which `art keys` makes.
+            data_dir: the folder of the runtime's files. Answers to keys without scope `admin` do not show where it is.
         """
         self._runtime = runtime
         self._keyring = Keyring(api_key, keys)
-        self.state = ServerState(config or ServerConfig(), _openapi_document, self._keyring.check)
+        paths = HiddenPaths(data_dir)
+        self.state = ServerState(config or ServerConfig(), _openapi_document, paths, self._keyring.check)
         self._body_limits = {data: BodyLimits.of(self.state.config, training_data=data) for data in (False, True)}
         self._exact = {(route.method, route.path): route for route in ROUTES if "{" not in route.path}
         self._patterns = [(_pattern(route.path), route) for route in ROUTES]
@@ -82,7 +102,7 @@ class App:
             return
         if (task := asyncio.current_task()) is not None:
             task.set_name(f"{scope['method']} {scope['path']}")  # reports of waiting tasks show this name
-        started_at, status = time.perf_counter(), 0
+        started_at, status, caller = time.perf_counter(), 0, ANONYMOUS
         route, path = self._find(scope["method"], scope["path"])
         identity, origins = request_id(scope), self.state.config.cors_origins
         REQUEST_ID.set(identity)
@@ -96,36 +116,34 @@ class App:
         try:
             if is_preflight(scope, origins):
                 await answer_preflight(scope, send_noted)
-            else:
-                await self._answer(route, path, scope, receive, send_noted)
+                return
+            if b"%2f" in scope.get("raw_path", b"").lower() and (route is None or not route.has_rest):
+                raise NotFoundError("a path cannot have an encoded slash")  # decoded, it would match another route
+            caller = self._identify(scope, route)
+            if route is None:
+                await self._refuse(scope, send_noted)
+                return
+            limits = self._body_limits[route.training_data]
+            await self._answer(route, Call(self._runtime, scope, receive, send_noted, self.state, path, caller, limits))
         except ClientDisconnected:
             pass
         except Exception as error:
             if status:  # too late for another answer: close the connection
                 raise
-            error_status, body, headers = failure(error, None if route is None else route.error_body)
+            shown = error if caller.may("admin") else self.state.paths.hide_in(error)
+            error_status, body, headers = failure(shown, None if route is None else route.error_body)
             await send_bytes(send_noted, error_status, body, headers=headers)
         finally:
             name = "(none)" if route is None else route.path
             self.state.metrics.observe(scope["method"], name, status or CLIENT_LEFT, time.perf_counter() - started_at)
 
-    async def _answer(
-        self, route: Route | None, path: dict[str, str], scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        if b"%2f" in scope.get("raw_path", b"").lower() and (route is None or not route.has_rest):
-            raise NotFoundError("a path cannot have an encoded slash")  # decoded, it would match another route
-        caller = self._identify(scope, route)
-        if route is None:
-            await self._refuse(scope, send)
-            return
-        limits = self._body_limits[route.training_data]
-        call = Call(self._runtime, scope, receive, send, self.state, path, caller, limits)
+    async def _answer(self, route: Route, call: Call) -> None:
         if route.scope is None:  # health checks are not limited
             await _run(route, call)
             return
-        caller.check_scope(route.scope)
-        with self.state.limiter.admit(caller, samples=route.samples):
-            await self._check_path(path, caller)
+        call.caller.check_scope(route.scope)
+        with self.state.limiter.admit(call.caller, samples=route.samples):
+            await self._check_path(call.path, call.caller)
             await _run(route, call)
 
     def _identify(self, scope: Scope, route: Route | None) -> Caller:
@@ -188,8 +206,19 @@ def _openapi_document() -> bytes:
 async def _run(route: Route, call: Call) -> None:
     result = await route.handler(call)
     if result is not None:
-        body = result.model_dump_json().encode() if isinstance(result, BaseModel) else orjson.dumps(result)
-        await send_bytes(call.send, route.status, body)
+        body = await _encode(result)
+        await send_bytes(call.send, route.status, call.without_paths(body) if route.response in _NAME_FILES else body)
+
+
+async def _encode(answer: Any) -> bytes:
+    """Encode an answer. Between parts of a large one, others are answered."""
+    body, size = bytearray(), 0
+    for piece in json_pieces(answer, 2):
+        body += piece
+        if len(body) - size > INLINE:
+            size = len(body)
+            await asyncio.sleep(0)
+    return bytes(body)
 
 
 def _pattern(path: str) -> re.Pattern[str]:
@@ -202,8 +231,6 @@ def _not_served(path: str) -> str | None:
     kind = path.partition("/v1/")[2].partition("/")[0]
     if kind not in _NOT_SERVED:
         return None
-    if kind == "completions":
-        return "this server renders messages and takes no bare prompts; use POST /v1/chat/completions"
     return f"this server samples text and serves no {_NOT_SERVED[kind]}; ask another server for them"
 
 

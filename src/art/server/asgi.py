@@ -38,13 +38,17 @@ EVENT_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cach
 
 
 async def send_events(
-    send: Send, events: AsyncGenerator[dict[str, Any], None], named_error: ErrorBody | None = None
+    send: Send,
+    events: AsyncGenerator[dict[str, Any], None],
+    named_error: ErrorBody | None = None,
+    visible: Callable[[BaseException], BaseException] = lambda error: error,
 ) -> None:
     """Send server-sent events. An error before the first event is raised; a later one becomes an event.
 
     Args:
         named_error: makes the event of an error in a dialect whose events are named by their `type`. Without it, events
             have no names and end with `[DONE]`, as OpenAI's chat completions do.
+        visible: removes from an error what the caller may not see.
     """
 
     async def send_event(event: dict[str, Any]) -> None:
@@ -60,7 +64,7 @@ async def send_events(
             async for event in events:
                 await send_event(event)
         except Exception as error:
-            await send_event((named_error or error_body)(public_error(error)))
+            await send_event((named_error or error_body)(public_error(visible(error))))
         await send({"type": "http.response.body", "body": b"" if named_error else b"data: [DONE]\n\n"})
 
 

@@ -74,6 +74,14 @@ class Call:
 
         return await self.parse(convert)
 
+    def without_paths(self, body: bytes) -> bytes:
+        """The body as this caller may see it: only keys with scope `admin` see where files lie on the machine."""
+        return body if self.caller.may("admin") else self.server.paths.hide(body.decode()).encode()
+
+    def visible(self, error: BaseException) -> BaseException:
+        """The error as this caller may see it."""
+        return error if self.caller.may("admin") else self.server.paths.hide_in(error)
+
     def query(self, name: str) -> str | None:
         """Return a parameter of the query string; if it is given several times, the last one."""
         values = parse_qs(self.scope["query_string"].decode("latin-1")).get(name)

@@ -13,7 +13,7 @@ import orjson
 from pydantic import ValidationError
 
 from art import errors
-from art.protocol.chat import invalid_request
+from art.protocol.dialects.chat_completions import invalid_request
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ STATUS: dict[type[errors.ArtError], int] = {
     errors.StorageError: 500,
     errors.DiskFullError: 507,
     errors.KeysUnavailableError: 503,
+    errors.DirectoryGoneError: 503,
     errors.ProcessError: 503,
     errors.ArtError: 500,
 }

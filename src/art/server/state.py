@@ -11,6 +11,7 @@ from art.errors import StorageError
 from art.gateway.workers import Workers
 from art.protocol.answers import Measurement
 from art.server.limits import Limiter
+from art.server.paths import HiddenPaths
 from art.server.prometheus import Metrics
 
 READY_EVERY_S = 1.0
@@ -20,15 +21,21 @@ class ServerState:
     """State of the HTTP server that all requests share: limits, metrics, readiness."""
 
     def __init__(
-        self, config: ServerConfig, openapi: Callable[[], bytes], check_keys: Callable[[], None] = lambda: None
+        self,
+        config: ServerConfig,
+        openapi: Callable[[], bytes],
+        paths: HiddenPaths,
+        check_keys: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
             openapi: makes the OpenAPI document. It is called only when somebody asks, because that takes a moment.
+            paths: removes folders of the machine from what keys without scope `admin` see.
             check_keys: raises a `StorageError` if API keys cannot be checked.
         """
         self._check_keys = check_keys
         self.config = config
+        self.paths = paths
         self.openapi = openapi
         self.limiter = Limiter(config.limits)
         self.workers = Workers()

@@ -13,6 +13,7 @@ that counter would change with each of the many commits to `art.db`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import logging
@@ -21,12 +22,19 @@ import re
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from art.errors import AuthenticationError, InvalidRequestError, KeysUnavailableError, NotFoundError, StorageError
+from art.errors import (
+    AuthenticationError,
+    DiskFullError,
+    InvalidRequestError,
+    KeysUnavailableError,
+    NotFoundError,
+    StorageError,
+)
 from art.protocol.keys import KeyScope
 from art.storage.atomic import storage_errors
 from art.storage.database import Database
@@ -78,19 +86,26 @@ class KeyStore:
         """Open or create the file. Only its owner can read a new file.
 
         Raises:
-            StorageError: the file cannot be opened.
+            StorageError: the file cannot be opened, or is damaged.
         """
         with storage_errors(path, "opening"):
             path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-        self._database = Database(path)
-        self._database.run_blocking(lambda db: db.executescript(_SCHEMA))
+        with _open_errors(path):
+            self._database = Database(path)
         self._now = now
         self._version = -1
         self._is_damaged = False
         self._keys: dict[str, Key] = {}
         self._noted: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        try:
+            with _open_errors(path):
+                self._database.run_blocking(lambda db: db.executescript(_SCHEMA))
+                self.check()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         self._database.close()
@@ -203,7 +218,7 @@ class KeyStore:
         except StorageError as error:
             raise self._unavailable(error) from error
         if verdict != [("ok",)]:
-            raise self._unavailable(verdict)
+            raise self._unavailable(verdict) from StorageError(f"SQLite finds: {verdict[0][0]}")
 
     def _current(self) -> dict[str, Key]:
         try:
@@ -228,6 +243,21 @@ class KeyStore:
             "this server cannot read its file of API keys, so no key but the one that it was started with can be "
             "checked; tell its operator, whom its log tells more"
         )
+
+
+@contextlib.contextmanager
+def _open_errors(path: Path) -> Iterator[None]:
+    """Say whose file cannot be opened, and what to do. The operator may see where it is."""
+    try:
+        yield
+    except DiskFullError:
+        raise
+    except StorageError as error:
+        reason = error.__cause__ if isinstance(error, KeysUnavailableError) else error
+        raise StorageError(
+            f"the API keys in {path} cannot be read: {reason}. Restore the file from a copy, or move it away and make "
+            "new keys with `art keys create`"
+        ) from error
 
 
 def format_time(at: float) -> str:

@@ -9,7 +9,7 @@ import os
 import time
 from pathlib import Path
 
-from art.errors import StorageError
+from art.errors import DirectoryGoneError, StorageError
 from art.storage.atomic import storage_errors
 
 logger = logging.getLogger(__name__)
@@ -34,9 +34,9 @@ def lock_holder(path: Path) -> int | None:
         os.close(file)
 
 
-def directory_gone(file: Path) -> StorageError:
+def directory_gone(file: Path) -> DirectoryGoneError:
     """Make the error for a data directory that was removed, or lost `file`, while its server was running."""
-    return StorageError(
+    return DirectoryGoneError(
         f"the data directory {file.parent} was deleted, moved or replaced while its server was running, or {file.name} "
         "in it was, so nothing is written any more. Close the backend (`await backend.close()`) or end the server, "
         "restore the directory if you have a copy, and start again"
@@ -47,7 +47,7 @@ def check_same_file(path: Path, opened: os.stat_result) -> None:
     """Check that `path` still names the file that was opened.
 
     Raises:
-        StorageError: the file, or its directory, was removed or replaced.
+        DirectoryGoneError: the file, or its directory, was removed or replaced.
     """
     try:
         current = os.stat(path)

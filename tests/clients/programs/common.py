@@ -6,6 +6,10 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any, Literal
+
+from pydantic import BaseModel
 
 URL, KEY, MODEL = os.environ["CLIENT_URL"], os.environ["CLIENT_KEY"], os.environ["CLIENT_MODEL"]
 """Base URL without `/v1`, key and model name."""
@@ -20,6 +24,21 @@ def look_up(key: str) -> str:
     return f"value of {key}"
 
 
-def main(**tasks: Callable[[], str]) -> None:
-    """Run the task that the command line names, and print its answer."""
-    print(json.dumps({"answer": tasks[sys.argv[1]]()}))
+class Place(BaseModel):
+    """Where something is."""
+
+    shelf: Literal["a", "b", "c"]
+    row: Literal[1, 2, 3]
+
+
+def main(package: str, **tasks: Callable[[], Any] | str) -> None:
+    """Run the task that the command line names, and print its answer.
+
+    Args:
+        package: the library's distribution, whose version the table shows.
+        tasks: a function for each task, or the reason why the library cannot do it.
+    """
+    task = tasks[sys.argv[1]]
+    said = {"unsupported": task} if isinstance(task, str) else {"answer": task()}
+    print()  # some libraries leave a line without an end
+    print(json.dumps({"version": f"{package} {version(package)}", **said}))

@@ -1,11 +1,11 @@
-"""anthropic: its tool runner, with and without a stream."""
+"""anthropic: its tool runner, with and without a stream, and `parse`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import anthropic
-from common import KEY, MODEL, QUESTION, URL, main
+from common import KEY, MODEL, QUESTION, URL, Place, main
 from common import look_up as find
 
 client = anthropic.Anthropic(base_url=URL, api_key=KEY)
@@ -29,8 +29,18 @@ def streamed() -> str:
     return "".join(pieces)
 
 
+def structured() -> Any:
+    return client.messages.parse(output_format=Place, **ASKED).parsed_output.model_dump()
+
+
+def structured_streamed() -> Any:
+    with client.messages.stream(output_format=Place, **ASKED) as stream:
+        assert len(list(stream.text_stream)) > 1
+        return stream.get_final_message().parsed_output.model_dump()
+
+
 def _text(message: Any) -> str:
     return "".join(block.text for block in message.content if block.type == "text")
 
 
-main(tools=tools, streamed=streamed)
+main("anthropic", tools=tools, streamed=streamed, structured=structured, structured_streamed=structured_streamed)

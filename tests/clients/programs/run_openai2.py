@@ -1,4 +1,4 @@
-"""openai-python: chat completions, with and without a stream."""
+"""openai-python 2: chat completions, with and without a stream, and `.parse`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 import openai
-from common import KEY, MODEL, PARAMETERS, QUESTION, URL, look_up, main
+from common import KEY, MODEL, PARAMETERS, QUESTION, URL, Place, look_up, main
 
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY)
 TOOL: Any = {"type": "function", "function": {"name": "look_up", "parameters": PARAMETERS, "strict": True}}
+ASKED: Any = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}]}
 
 
 def tools() -> str:
@@ -38,4 +39,19 @@ def streamed() -> str:
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
 
 
-main(tools=tools, streamed=streamed)
+def structured() -> Any:
+    return _found(client.chat.completions.parse(response_format=Place, **ASKED))
+
+
+def structured_streamed() -> Any:
+    with client.chat.completions.stream(response_format=Place, **ASKED) as stream:
+        parsed = [event.parsed for event in stream if event.type == "content.delta"]
+        assert len(parsed) > 1
+        return _found(stream.get_final_completion())
+
+
+def _found(completion: Any) -> Any:
+    return completion.choices[0].message.parsed.model_dump()
+
+
+main("openai", tools=tools, streamed=streamed, structured=structured, structured_streamed=structured_streamed)

@@ -1,4 +1,4 @@
-"""openai-python 3: the Responses API, with and without a stream."""
+"""openai-python 3: the Responses API, with and without a stream, and `.parse`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import openai
-from common import KEY, MODEL, PARAMETERS, QUESTION, URL, look_up, main
+from common import KEY, MODEL, PARAMETERS, QUESTION, URL, Place, look_up, main
 
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY)
 TOOL: Any = {"type": "function", "name": "look_up", "parameters": PARAMETERS, "strict": True}
@@ -36,8 +36,19 @@ def streamed() -> str:
         items += [_result(call) for call in calls]
 
 
+def structured() -> Any:
+    return client.responses.parse(model=MODEL, input=QUESTION, text_format=Place).output_parsed.model_dump()
+
+
+def structured_streamed() -> Any:
+    with client.responses.stream(model=MODEL, input=QUESTION, text_format=Place) as stream:
+        pieces = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        assert len(pieces) > 1
+        return stream.get_final_response().output_parsed.model_dump()
+
+
 def _result(call: Any) -> Any:
     return {"type": "function_call_output", "call_id": call.call_id, "output": look_up(**json.loads(call.arguments))}
 
 
-main(tools=tools, streamed=streamed)
+main("openai", tools=tools, streamed=streamed, structured=structured, structured_streamed=structured_streamed)

@@ -1,12 +1,13 @@
-"""openai-agents: a run over chat completions, and a streamed one over the Responses API."""
+"""openai-agents: runs over chat completions, and streamed ones over the Responses API."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import agents
 import openai
-from common import KEY, MODEL, QUESTION, URL, main
+from common import KEY, MODEL, QUESTION, URL, Place, main
 from common import look_up as find
 
 agents.set_tracing_disabled(True)
@@ -37,8 +38,24 @@ def streamed() -> str:
     return asyncio.run(run())
 
 
+def structured() -> Any:
+    model = agents.OpenAIChatCompletionsModel(MODEL, _client())
+    agent = agents.Agent(name="clerk", model=model, output_type=Place)
+    return agents.Runner.run_sync(agent, QUESTION).final_output.model_dump()
+
+
+def structured_streamed() -> Any:
+    async def run() -> Any:
+        agent = agents.Agent(name="clerk", model=agents.OpenAIResponsesModel(MODEL, _client()), output_type=Place)
+        result = agents.Runner.run_streamed(agent, QUESTION)
+        assert len([event async for event in result.stream_events() if event.type == "raw_response_event"]) > 1
+        return result.final_output.model_dump()
+
+    return asyncio.run(run())
+
+
 def _client() -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key=KEY)
 
 
-main(tools=tools, streamed=streamed)
+main("openai-agents", tools=tools, streamed=streamed, structured=structured, structured_streamed=structured_streamed)

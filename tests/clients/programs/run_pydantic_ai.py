@@ -1,10 +1,11 @@
-"""pydantic-ai: an agent with a tool, with and without a stream."""
+"""pydantic-ai: an agent with a tool, and one with an `output_type`, with and without a stream."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
-from common import KEY, MODEL, QUESTION, URL, look_up, main
+from common import KEY, MODEL, QUESTION, URL, Place, look_up, main
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -25,4 +26,17 @@ def streamed() -> str:
     return asyncio.run(run())
 
 
-main(tools=tools, streamed=streamed)
+def structured() -> Any:
+    return Agent(model, output_type=Place).run_sync(QUESTION).output.model_dump()
+
+
+def structured_streamed() -> Any:
+    async def run() -> Any:
+        async with Agent(model, output_type=Place).run_stream(QUESTION) as result:
+            assert [piece async for piece in result.stream_output()]
+            return (await result.get_output()).model_dump()
+
+    return asyncio.run(run())
+
+
+main("pydantic-ai-slim", tools=tools, streamed=streamed, structured=structured, structured_streamed=structured_streamed)

@@ -202,7 +202,7 @@ def test_the_page_has_the_defaults_of_limits() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", PAGE, re.MULTILINE))
     for name, field in LimitsConfig.model_fields.items():
         shown = rows[name].removesuffix(" s").replace(",", "")
-        assert shown == ("none" if field.default is None else f"{field.default:g}"), name
+        assert shown == ("none" if field.default is None else f"{field.default:.15g}"), name
 
 
 def test_the_example_file_of_the_page_is_valid(tmp_path: Path) -> None:

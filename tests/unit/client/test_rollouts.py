@@ -76,7 +76,9 @@ async def test_what_was_handed_out_does_not_come_again(
     # Another process sees the rest again, but nothing that was trained.
     model._collector = None
     await app.bench.gateway.rollouts.mark_trained(
-        [item.exchange_id for t in group for item in t.messages_and_choices if hasattr(item, "exchange_id")], "job-1"
+        [item.exchange_id for t in group for item in t.messages_and_choices if hasattr(item, "exchange_id")],
+        "job-1",
+        "games",
     )
     again = await model.collect_trajectory_groups(2, 1, timeout_s=0, pbar_desc=None)
     assert [group.metadata["group_id"] for group in again] == ["c", "a"]
@@ -95,7 +97,7 @@ async def test_a_group_whose_job_came_to_nothing_comes_back(
         assert [t.reward for t in group] == [0.0, 1.0]
         assert len(group.exceptions) == 1
         ids = [item.exchange_id for t in group for item in t.messages_and_choices if hasattr(item, "exchange_id")]
-        await rollouts.mark_trained(ids, f"job-{i}")
+        await rollouts.mark_trained(ids, f"job-{i}", "games")
         with pytest.raises(ProcessError):  # while it is trained it does not come
             await model.collect_trajectory_groups(1, 3, timeout_s=0, pbar_desc=None)
         await app.bench.database.run(lambda db, i=i: rollouts.unmark_trained(db, f"job-{i}"))
@@ -109,7 +111,7 @@ async def test_fresh_groups_come_before_those_whose_job_failed(app: AppBench, mo
     rollouts = app.bench.gateway.rollouts
     await agent(app, "a0", group_id="a", reward=1.0)
     (group,) = await model.collect_trajectory_groups(1, 1, pbar_desc=None)
-    await rollouts.mark_trained(exchange_ids(group), "job-1")
+    await rollouts.mark_trained(exchange_ids(group), "job-1", "games")
     await app.bench.database.run(lambda db: rollouts.unmark_trained(db, "job-1"))
     await agent(app, "b0", group_id="b", reward=1.0)
     assert [g.metadata["group_id"] for g in await model.collect_trajectory_groups(1, 1, pbar_desc=None)] == ["b"]
@@ -129,7 +131,7 @@ async def test_a_refused_group_is_set_aside_and_the_others_of_its_call_come_agai
         groups = await model.collect_trajectory_groups(left, 2, timeout_s=20, pbar_desc=None)
         assert [group.metadata["group_id"] for group in groups] == names[-left:]
         every = [i for group in groups for i in exchange_ids(group)]
-        await rollouts.mark_refused(every, exchange_ids(groups[0]), "groups[0] was sampled greedily")
+        await rollouts.mark_refused(every, exchange_ids(groups[0]), "groups[0] was sampled greedily", "games")
     for _ in range(2):  # the second time in another process
         caplog.clear()
         with caplog.at_level(logging.WARNING), pytest.raises(ProcessError) as caught:
@@ -139,7 +141,7 @@ async def test_a_refused_group_is_set_aside_and_the_others_of_its_call_come_agai
         model._collector = None
     (good,) = await model.collect_trajectory_groups(1, 2, timeout_s=0, pbar_desc=None)
     assert good.metadata["group_id"] == "good"
-    await rollouts.mark_trained(exchange_ids(good), "job-9")
+    await rollouts.mark_trained(exchange_ids(good), "job-9", "games")
     async with app.http() as http:
         refused = (await http.get("/api/rollouts/bad2-0")).json()
     assert (refused["untrainable"], refused["trained_by"]) == ("groups[0] was sampled greedily", None)

@@ -14,7 +14,7 @@ from art.errors import ContextLengthError
 from art.gateway.format.bridge import Branch, extend_text
 from art.gateway.format.size import SizeLimit, check_size
 from art.gateway.format.tokenizer import Tokenizer
-from art.protocol.chat import parse_chat_request
+from art.protocol.dialects.chat_completions import parse_chat_request
 from tests.support.gateway import Bench, open_bench, user
 
 CONTEXT = 4096
@@ -117,11 +117,10 @@ async def test_small_prompts_need_no_thread(bench: Bench, encoded: Encoded) -> N
 
 async def test_tokens_of_a_long_request_are_counted(bench: Bench) -> None:
     request = parse_chat_request({"model": "games/agent", "messages": [user(text_of(40_000))]})
-    count = await bench.gateway.count_tokens(request)
-    assert count > CONTEXT
+    assert len(await bench.gateway.prompt_token_ids(request)) > CONTEXT
     request.messages[0]["content"] = text_of(8 * CONTEXT * bench.renderer.tokenizer.longest_token)
     with pytest.raises(ContextLengthError):
-        await bench.gateway.count_tokens(request)
+        await bench.gateway.prompt_token_ids(request)
 
 
 @pytest.mark.parametrize("text", [text_of(60_000), "😀 日本語 " * 5000, "<|im_end|>hello<think>" * 2000, " " * 50_000])

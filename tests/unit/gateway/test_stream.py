@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from art.errors import OverloadedError, ProcessError
-from art.protocol.chat import parse_chat_request
+from art.protocol.dialects.chat_completions import parse_chat_request
 from art.testing.fake_engine import FakeEngine
 from tests.support.gateway import LOOK_UP, Bench, accumulate, open_bench, user
 

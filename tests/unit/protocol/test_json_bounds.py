@@ -10,7 +10,7 @@ import pytest
 
 from art.errors import InvalidRequestError
 from art.protocol.chat import normalize_messages, short
-from art.protocol.json_bounds import JsonBounds
+from art.protocol.dialects.json_bounds import JsonBounds
 
 TEXTS = '\\"[]{},:a\n😀'
 

@@ -45,3 +45,27 @@ def test_calls_between_a_death_and_its_explanation_get_the_explanation(loop: str
         *outcomes, was_cancelled = runner.run(calls())
     assert [str(outcome) for outcome in outcomes] == ["the child died (signal 9)"] * 3
     assert was_cancelled is True
+
+
+async def test_calls_of_one_turn_of_the_loop_go_out_together() -> None:
+    class Writer:
+        def __init__(self) -> None:
+            self.writes: list[bytes] = []
+
+        def write(self, data: bytes) -> None:
+            self.writes.append(data)
+
+    writer = Writer()
+    client = RpcClient(asyncio.StreamReader(), writer, lambda status: None)  # type: ignore[arg-type]
+    waiting = [asyncio.ensure_future(client.call(Stats())) for _ in range(64)]
+    await asyncio.sleep(0.01)
+    assert len(writer.writes) == 1
+    assert writer.writes[0].count(b'"method":"stats"') == 64
+    for call in waiting[:2]:
+        call.cancel()
+    await asyncio.sleep(0.01)
+    assert len(writer.writes) == 2
+    assert writer.writes[1].count(b'"cancel"') == 2
+    client.fail(ProcessError("over"))
+    await asyncio.gather(*waiting, return_exceptions=True)
+    client._task.cancel()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from art.errors import InvalidRequestError
-from art.protocol.chat import parse_chat_request
+from art.protocol.dialects.chat_completions import parse_chat_request
 from art.protocol.dialects.structured import CallRule
 from tests.support.forms import FORMAT, MOVE, TOOLS, tool
 

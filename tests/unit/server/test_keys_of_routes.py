@@ -12,10 +12,11 @@ import httpx2
 import pytest
 
 from art.config import DistillConfig, TrainConfig
-from art.protocol.chat import ChatRequest
 from art.protocol.checkpoint_calls import ExportRequest, ForkRequest, MetricsRow, PullRequest, PushRequest
 from art.protocol.dialects.anthropic import CountTokensRequest, MessagesRequest
+from art.protocol.dialects.chat_completions import ChatRequest
 from art.protocol.dialects.responses import ResponsesRequest
+from art.protocol.dialects.text_completions import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from art.protocol.preflight import PreflightRequest
 from art.protocol.rollouts import RolloutUpdate
 from art.protocol.training import DeleteCheckpointsRequest, RegisterRequest, TrainRequest, TrainSFTRequest
@@ -44,6 +45,9 @@ BODIES: dict[type[Any], list[dict[str, Any]]] = {
     ],
     ResponsesRequest: [{"model": model, "input": "hi"} for model in ("b/agent", "b/none")],
     MessagesRequest: [{"model": "b/agent", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}],
+    CompletionRequest: [{"model": model, "prompt": "hi"} for model in ("b/agent", "b/none")],
+    TokenizeRequest: [{"model": "b/agent", "prompt": "hi"}],
+    DetokenizeRequest: [{"model": "b/agent", "tokens": [1]}],
     CountTokensRequest: [{"model": "b/agent", "messages": [{"role": "user", "content": "hi"}]}],
     RegisterRequest: [{"project": "b", "name": "agent", "base_model": "base"}],
     TrainRequest: [

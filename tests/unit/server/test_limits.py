@@ -105,7 +105,7 @@ async def test_429_says_when_to_come_back(tmp_path: Path) -> None:
     app = App(runtime, api_key="operator", config=config, keys=store)  # type: ignore[arg-type]
     entered, leave = asyncio.Event(), asyncio.Event()
 
-    async def complete(request: Any, *, rollout_id: str | None) -> dict[str, Any]:
+    async def complete(request: Any, *, rollout_id: str | None, key: str) -> dict[str, Any]:
         entered.set()
         await leave.wait()
         return {}
@@ -142,3 +142,19 @@ async def test_deep_bodies(brackets: str) -> None:
             response = await http.post("/v1/chat/completions", content=body, headers=headers)
             assert response.status_code == 400
             assert ("inside one another" in response.text) is told
+
+
+def test_by_default_a_greedy_project_leaves_room_for_others() -> None:
+    limiter = Limiter(LimitsConfig())
+    with ExitStack() as running:
+
+        def flood() -> None:
+            for number in range(10_000):
+                caller = Caller(f"key-{number % 3}", "greedy", frozenset({"infer"}))
+                running.enter_context(limiter.admit(caller, samples=True))
+
+        with pytest.raises(OverloadedError, match="max_chats_per_project"):
+            flood()
+        for project in ("b", "c"):
+            with limiter.admit(Caller(project, project, frozenset({"infer"})), samples=True):
+                pass

@@ -16,11 +16,13 @@ import httpx2
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from art.config import ServerConfig
 from art.errors import InvalidRequestError
 from art.gateway.record.recorder import Recorder
 from art.protocol.answers import Measurement
 from art.runtime.checks.readiness import find_obstacles
 from art.runtime.measurements import _COUNTERS, _GAUGES, measure_engines, measure_processes, measure_tokens
+from art.runtime.runtime import Runtime as RealRuntime
 from art.server.app import ROUTES, App
 from art.server.openapi import build_openapi
 from art.server.prometheus import BUCKETS_S, FAMILIES, Metrics
@@ -197,6 +199,27 @@ async def test_metrics(http: httpx2.AsyncClient) -> None:
 
 async def test_metrics_of_an_idle_server(http: httpx2.AsyncClient) -> None:
     assert parse((await http.get("/metrics")).text)
+
+
+async def test_metrics_without_a_data_directory_are_503_and_show_no_path(tmp_path: Path, runtime: Runtime) -> None:
+    store = KeyStore(tmp_path / "keys.db")
+    _, monitor = store.create("monitor", project=None, scopes=["infer"])
+    real = RealRuntime(tmp_path / "data", ServerConfig())
+    runtime.measurements = real.measurements  # type: ignore[method-assign]
+    app = App(runtime, api_key="k", keys=store, data_dir=tmp_path / "data")  # type: ignore[arg-type]
+    headers = {"authorization": f"Bearer {monitor}"}
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://t", verify=False) as http:
+        await asyncio.to_thread(real._lock.acquire, 1.0)
+        assert (await http.get("/metrics", headers=headers)).status_code == 200
+        shutil.rmtree(tmp_path / "data")
+        answer = await http.get("/metrics", headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "data_directory_gone")
+        assert str(tmp_path) not in answer.text
+        assert answer.headers["x-should-retry"] == "false"
+        operator = await http.get("/metrics", headers={"authorization": "Bearer k"})
+        assert str(tmp_path) in operator.text, "the operator's own key is told where it was"
+    await real.close()
+    store.close()
 
 
 def test_a_histogram_is_cumulative() -> None:

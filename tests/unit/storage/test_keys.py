@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from art.cli.main import main
-from art.errors import AuthenticationError, InvalidRequestError, KeysUnavailableError, NotFoundError
+from art.errors import AuthenticationError, InvalidRequestError, KeysUnavailableError, NotFoundError, StorageError
 from art.storage.keys import KEY_PATTERN, USE_RESOLUTION_S, KeyStore
 
 
@@ -185,6 +185,21 @@ def test_a_damaged_file_is_an_error_without_its_path(
     assert caplog.text.count("cannot be checked") == 1
     assert str(path) in caplog.text
     store.close()
+
+
+@pytest.mark.parametrize("damage", [damage_bytes, damage_row])
+def test_a_file_that_is_damaged_already_is_named_to_the_operator(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "keys.db"
+    store = KeyStore(path)
+    store.create("ci", project=None, scopes=["infer"])
+    store.close()
+    damage(path)
+    with pytest.raises(StorageError, match=r"art keys create") as caught:
+        KeyStore(path)
+    assert str(path) in caught.value.message
+    assert "None" not in caught.value.message
 
 
 def test_keys_are_checked_again_once_the_file_is_whole(tmp_path: Path) -> None:

@@ -5,17 +5,20 @@
                  +---- preempt -----+   when the cache has no room for a running request to grow
 
 Every running request that decodes is part of every step. Prompts share a budget of `prefill_tokens` per step and are
-split into chunks to fit it, so a long prompt delays other requests by at most that much work per step.
+split into chunks to fit it, so a long prompt delays other requests by at most that much work per step. A sender that
+needs less than an equal part of the budget gets what it needs, and the others get equal parts of the rest. Where not
+all fit, the sender that runs the fewest requests is admitted first, and the one that runs the most preempted first.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import itertools
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from art.engine import GenerateRequest
+from art.engine import GenerateRequest, Sender
 from art.engines.torch.cache.kv_cache import KVCache, Slot
 from art.engines.torch.truncation import Cut, cut_of
 from art.engines.torch.weights.linear import Adapter
@@ -29,6 +32,9 @@ MIN_AWAITED_PREFIX = 16
 """A request waits for a prefix that another one is computing now, if that saves at least this many tokens."""
 FIRST_EXPECTED = 64
 """Expected length before any request has ended."""
+FEW = 8
+"""A sender has few requests if another one has at least this many times as many. While such a sender is there, prompts
+of each other sender get at most this part of the budget: every token that it waits for comes after a whole step."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +76,10 @@ class Request:
         return self.adapter.uid if self.adapter is not None else 0
 
     @property
+    def sender(self) -> Sender:
+        return self.params.sender
+
+    @property
     def num_sampled(self) -> int:
         return len(self.token_ids) - self.num_prompt
 
@@ -107,18 +117,36 @@ class Scheduler:
             if request.slot is not None:  # else a request earlier in this loop has just displaced it
                 self._make_room(request)
         work = []
-        budget = self._prefill_tokens
+        budgets = self._budgets()
         for request in self.running:
             pending = len(request.token_ids) - request.num_computed
             if pending > 1:
-                pending = min(pending, budget, self._score_tokens if request.scores else pending)
-                budget -= pending
+                pending = min(pending, budgets[request.sender], self._score_tokens if request.scores else pending)
+                budgets[request.sender] -= pending
             if pending:
                 work.append(Work(request, pending))
-        self._admit(budget, work)
+        self._admit(budgets, work)
         if any(w.request.adapter is not work[0].request.adapter for w in work):
             work.sort(key=lambda w: w.request.uid)
         return work
+
+    def _budgets(self) -> dict[Sender, int]:
+        """Prompt tokens that this step may compute for each sender that needs some."""
+        counts, needs = Counter[Sender](), Counter[Sender]()
+        for request in itertools.chain(self.running, self.waiting):
+            counts[request.sender] += 1
+            pending = len(request.token_ids) - request.num_computed
+            if pending > 1 or request.slot is None:
+                needs[request.sender] += pending
+        few = max(counts.values(), default=0) // FEW
+        if min(counts.values(), default=0) <= few:
+            most = max(1, self._prefill_tokens // FEW)
+            needs = Counter({s: need if counts[s] <= few else min(need, most) for s, need in needs.items()})
+        left, budgets = self._prefill_tokens, {}
+        for i, (sender, need) in enumerate(sorted(needs.items(), key=lambda item: item[1])):
+            budgets[sender] = min(need, -(-left // (len(needs) - i)))
+            left -= budgets[sender]
+        return budgets
 
     def remove(self, request: Request, *, wipe: bool = False) -> None:
         """Remove a waiting or running request. Its slot becomes reusable; `wipe` it if it may hold NaN."""
@@ -138,11 +166,12 @@ class Scheduler:
             self.cache.release(slot)
         request.slot, request.num_computed = None, 0
 
-    def _admit(self, budget: int, work: list[Work]) -> None:
-        """Move waiting requests to `running` and `work` as long as `max_running`, slots and budget allow."""
+    def _admit(self, budgets: dict[Sender, int], work: list[Work]) -> None:
+        """Move waiting requests to `running` and `work` as long as `max_running`, slots and budgets allow."""
         skipped: list[Request] = []
-        while self.waiting and budget > 0 and len(self.running) + len(skipped) < self._max_running:
-            request = self.waiting.popleft()
+        while len(self.running) + len(skipped) < self._max_running:
+            if (request := self._take_next(budgets)) is None:
+                break
             tokens = np.array(request.token_ids, dtype=np.int32)
             match = self.cache.match(request.uid, tokens)
             if match.awaited - match.length >= MIN_AWAITED_PREFIX and not request.scores:
@@ -159,10 +188,25 @@ class Scheduler:
                 request.num_cached = slot.num_computed
             self.running.append(request)
             pending = len(tokens) - slot.num_computed
-            pending = min(pending, budget, self._score_tokens if request.scores else pending)
-            budget -= pending
+            pending = min(pending, budgets[request.sender], self._score_tokens if request.scores else pending)
+            budgets[request.sender] -= pending
             work.append(Work(request, pending))
         self.waiting.extendleft(reversed(skipped))
+
+    def _take_next(self, budgets: dict[Sender, int]) -> Request | None:
+        """Remove and return the oldest waiting request of the sender that runs the fewest, of those with a budget."""
+        oldest: dict[Sender, Request] = {}
+        for request in self.waiting:
+            if budgets[request.sender] > 0:
+                oldest.setdefault(request.sender, request)
+            if len(oldest) == len(budgets):
+                break
+        if not oldest:
+            return None
+        running = Counter(request.sender for request in self.running) if len(oldest) > 1 else Counter()
+        request = min(oldest.values(), key=lambda request: running[request.sender])
+        self.waiting.remove(request)
+        return request
 
     def _expected_new(self, request: Request) -> int:
         """Expected number of tokens that `request` will still sample."""
@@ -170,9 +214,12 @@ class Scheduler:
         return max(0, min(request.max_new, usual) - request.num_sampled)
 
     def _make_room(self, request: Request) -> None:
-        """Grow the slot of a running request if it is full, and preempt the youngest requests until it fits."""
+        """Grow the slot of a running request if it is full. Until it fits, preempt the sender that runs the most: its
+        youngest request."""
         while request.slot is not None and not self.cache.grow(request.slot, len(request.token_ids)):
-            youngest = self.running.pop()
+            counts = Counter(one.sender for one in self.running)
+            youngest = next(one for one in reversed(self.running) if counts[one.sender] == max(counts.values()))
+            self.running.remove(youngest)
             assert youngest.slot is not None
             self._vacate(youngest, youngest.slot, wipe=False)
             self.waiting.appendleft(youngest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from art.errors import InvalidRequestError
@@ -60,6 +61,23 @@ def join_text(content: Any, where: str, kinds: tuple[str, ...], *, between: str 
             )
         texts.append(part["text"])
     return between.join(texts)
+
+
+def check_tool_fields(tool: dict[str, Any], known: Iterable[str], where: str) -> None:
+    """Check that a tool has no field that the model would not be told of, unless the field says "not used".
+
+    Raises:
+        InvalidRequestError: such a field has a value, e.g. `defer_loading` is true.
+    """
+    for key in sorted(tool.keys() - set(known)):
+        value = tool[key]
+        is_direct = key == "allowed_callers" and isinstance(value, list) and "direct" in value
+        if value is not None and value is not False and not is_direct:
+            raise InvalidRequestError(
+                f"`{where}.{key}` {short(value)} is not supported: the model sees every tool and calls it directly; "
+                "leave it out",
+                param=f"{where}.{key}",
+            )
 
 
 def text_field(item: dict[str, Any], key: str, where: str) -> str:

@@ -10,12 +10,15 @@ import json
 from typing import Any
 
 from art.errors import InvalidRequestError
-from art.gateway.dialects.answers import AnswerParts, join_text, text_field
+from art.gateway.dialects.answers import AnswerParts, check_tool_fields, join_text, text_field
 from art.gateway.dialects.ids import exchange_of
-from art.protocol.chat import MAX_STOP_STRINGS, ChatRequest, Message, Tool, parse_chat_request, short
+from art.protocol.chat import Message, Tool, short
 from art.protocol.dialects.anthropic import CountTokensRequest, MessagesRequest
+from art.protocol.dialects.chat_completions import MAX_STOP_STRINGS, ChatRequest, parse_chat_request
 from art.protocol.dialects.structured import ContentForm, read_format
 
+_TOOL_FIELDS = ("type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming")
+"""Fields of a tool. The last two say how it is billed and sent, and have no effect on the answer."""
 _BETWEEN_BLOCKS = "\n\n"
 """Blocks of text are joined as paragraphs."""
 
@@ -154,6 +157,7 @@ def _tool(tool: dict[str, Any], where: str) -> Tool:
             f'`{where}` must be {{"name": ..., "input_schema": ...}}, since ART runs no tools; got {short(tool)}',
             param=where,
         )
+    check_tool_fields(tool, _TOOL_FIELDS, where)
     function = {key: tool[key] for key in ("name", "description") if tool.get(key) is not None}
     if tool.get("input_schema") is not None:
         function["parameters"] = tool["input_schema"]

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from art.errors import InvalidRequestError
-from art.gateway.dialects.answers import AnswerParts, join_text, text_field
+from art.gateway.dialects.answers import AnswerParts, check_tool_fields, join_text, text_field
 from art.gateway.dialects.ids import exchange_of
-from art.protocol.chat import ChatRequest, Message, Tool, parse_chat_request, short
+from art.protocol.chat import Message, Tool, short
+from art.protocol.dialects.chat_completions import ChatRequest, parse_chat_request
 from art.protocol.dialects.responses import Item, ResponsesRequest
 from art.protocol.dialects.structured import read_format
 
@@ -126,5 +127,6 @@ def _tool(tool: dict[str, Any], where: str) -> Tool:
             f"got {short(tool)}",
             param=where,
         )
+    check_tool_fields(tool, ("type", "name", "description", "parameters", "strict"), where)
     function = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
     return {"type": "function", "function": function}

@@ -65,10 +65,10 @@ class PackageRenderer:
         )
         self.with_kwargs = variants(self.template_kwargs, build)
 
-    def render(self, messages: list[Message], tools: list[Tool] | None) -> list[int]:
+    def render(self, messages: list[Message], tools: list[Tool] | None, *, opening: bool = True) -> list[int]:
         try:
             ids: list[int] = self._package.render_ids(
-                self._prepare(messages), tools=tools or None, add_generation_prompt=True
+                self._prepare(messages), tools=tools or None, add_generation_prompt=opening
             )
         except (ValueError, TypeError, KeyError) as error:
             raise InvalidRequestError(

@@ -40,8 +40,8 @@ class Renderer(Protocol):
     handles_tools: bool
     template_kwargs: TemplateKwargs
 
-    def render(self, messages: list[Message], tools: list[Tool] | None) -> list[int]:
-        """Render a conversation to tokens, up to where the next answer begins.
+    def render(self, messages: list[Message], tools: list[Tool] | None, *, opening: bool = True) -> list[int]:
+        """Render a conversation to tokens, up to where the next answer begins; without `opening`, up to its own end.
 
         Raises:
             InvalidRequestError: the template does not accept these messages.

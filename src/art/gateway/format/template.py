@@ -66,7 +66,7 @@ class ChatTemplate:
         }
         try:
             text: str = template.render(values)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             raise InvalidRequestError(
                 f"the model's chat template does not accept these messages: {error}", param="messages"
             ) from error

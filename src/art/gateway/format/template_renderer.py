@@ -82,8 +82,8 @@ class TemplateRenderer:
         """Name of the format of tool calls."""
         return "harmony" if self._is_harmony else self.writing.format.name
 
-    def render(self, messages: list[Message], tools: list[Tool] | None) -> list[int]:
-        return self.tokenizer.encode(self._text(messages, tools, True), add_special_tokens=False)
+    def render(self, messages: list[Message], tools: list[Tool] | None, *, opening: bool = True) -> list[int]:
+        return self.tokenizer.encode(self._text(messages, tools, opening), add_special_tokens=False)
 
     def completion(self, messages: list[Message], tools: list[Tool] | None, prompt_ids: list[int]) -> list[int] | None:
         opened = self._text(messages[:-1], tools, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -52,22 +53,61 @@ class CallFormat:
         return all(tokenizer.token_id(tag) is not None for tag in (self.opening, self.closing) if tag is not None)
 
 
+_MAX_REFERENCES = 256
+"""Largest number of references that are followed in the schemas of a function."""
+
+
 def parameter_schemas(tools: list[Tool] | None) -> Schemas:
-    """Schemas of the parameters of all functions. What is not a schema is left out."""
-    schemas = {}
-    for tool in tools or ():
-        function = tool.get("function") or {}
-        parameters = function.get("parameters") or {}
-        properties = parameters.get("properties") if isinstance(parameters, dict) else None
-        if isinstance(properties, dict):
-            schemas[function.get("name", "")] = {k: v for k, v in properties.items() if isinstance(v, dict)}
-    return schemas
+    """Schemas of the parameters of all functions, see `property_schemas`."""
+    functions = [tool.get("function") or {} for tool in tools or ()]
+    return {function.get("name", ""): property_schemas(function.get("parameters")) for function in functions}
+
+
+def property_schemas(parameters: Any) -> dict[str, dict[str, Any]]:
+    """Schemas of a function's parameters, without references at their top. What is not a schema is left out."""
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    if not isinstance(properties, dict):
+        return {}
+    left = [_MAX_REFERENCES]
+    return {key: _resolved(one, parameters, left) for key, one in properties.items() if isinstance(one, dict)}
+
+
+def _resolved(schema: dict[str, Any], root: dict[str, Any], left: list[int]) -> dict[str, Any]:
+    """A schema in which references to definitions of `root`, also those of branches, are replaced by what they name."""
+    while (target := _target(schema, root)) is not None and left[0] > 0:
+        left[0] -= 1
+        schema = {**target, **{key: value for key, value in schema.items() if key not in ("$ref", "allOf")}}
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            schema = {**schema, key: [_resolved(one, root, left) for one in schema[key] if isinstance(one, dict)]}
+    return schema
+
+
+def _target(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any] | None:
+    """What the reference of a schema names, or the only branch of its `allOf`."""
+    branches = schema.get("allOf")
+    if isinstance(branches, list) and len(branches) == 1:
+        return branches[0] if isinstance(branches[0], dict) else None
+    path = str(schema.get("$ref", "")).split("/")
+    if len(path) != 3 or path[0] != "#" or path[1] not in ("$defs", "definitions"):
+        return None
+    definitions = root.get(path[1])
+    target = definitions.get(path[2]) if isinstance(definitions, dict) else None
+    return target if isinstance(target, dict) else None
+
+
+def read_float(text: str) -> float:
+    """Read a number; one that no float can hold is read as the largest float, since JSON has no infinity."""
+    return max(-sys.float_info.max, min(float(text), sys.float_info.max))
+
+
+DECODER = json.JSONDecoder(parse_float=read_float)
 
 
 def load_json(text: str) -> Any:
     """Decode JSON; `None` for any other text, and for JSON that is nested too deeply."""
     try:
-        return json.loads(text)
+        return DECODER.decode(text)
     except (ValueError, RecursionError):
         return None
 
@@ -79,7 +119,7 @@ def make_call(call: Any, key: str = "arguments") -> ToolCall | None:
     try:
         arguments = call.get(key, {})
         if isinstance(arguments, str):  # some models write the object as a JSON string
-            arguments = json.loads(arguments)
+            arguments = DECODER.decode(arguments)
         if not isinstance(arguments, dict):
             return None
         encoded = json.dumps(arguments, ensure_ascii=False, allow_nan=False)

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable
 
-from art.gateway.parsing.calls import Schemas, ToolCall, all_calls, load_json, make_call
+from art.gateway.parsing.calls import DECODER, Schemas, ToolCall, all_calls, load_json, make_call
 
 
 def read_object(text: str, _schemas: Schemas) -> list[ToolCall] | None:
@@ -39,7 +39,7 @@ def read_actions(text: str, _schemas: Schemas) -> list[ToolCall] | None:
 
 def read_objects(text: str, _schemas: Schemas) -> list[ToolCall] | None:
     """Read JSON objects with `parameters` (Llama) or `arguments`, one after another, with or without semicolons."""
-    decoder, rest, calls = json.JSONDecoder(), text.strip().removeprefix("<|python_tag|>").strip(), []
+    decoder, rest, calls = DECODER, text.strip().removeprefix("<|python_tag|>").strip(), []
     while rest:
         try:
             value, end = decoder.raw_decode(rest)
@@ -63,7 +63,7 @@ def read_sequence(head: re.Pattern[str], tail: re.Pattern[str]) -> Callable[[str
     """Make a reader of calls that each consist of `head` (whose group is the name), a JSON object, and `tail`."""
 
     def read(text: str, _schemas: Schemas) -> list[ToolCall] | None:
-        decoder, place, calls = json.JSONDecoder(), 0, []
+        decoder, place, calls = DECODER, 0, []
         text = text.strip()
         while place < len(text):
             if (begin := head.match(text, place)) is None:

@@ -5,18 +5,19 @@
     <invoke name="f"> <parameter name="key">value</parameter> </invoke>  MiniMax-M2
 
 Nothing in a value is escaped. A value may contain its own closing tag; it ends where that tag is followed by what the
-format writes next.
+format writes next. A list or an object ends where its JSON ends.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from art.gateway.parsing.calls import Schemas, ToolCall, all_calls, make_call
-from art.gateway.parsing.typed_text import typed
+from art.gateway.parsing.typed_text import kinds_of, typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +39,24 @@ class MarkupReader:
         place = 0
         while place < len(text):
             begin = self.call.match(text, place)
-            end = None if begin is None else self.call_end.search(text, begin.end())
-            if begin is None or end is None:
+            read = None if begin is None else self._read_arguments(text, begin.end(), schemas.get(begin[1], {}))
+            if begin is None or read is None:
                 return None
-            arguments = self._read_arguments(text[begin.end() : end.start()], schemas.get(begin[1], {}))
-            calls.append(None if arguments is None else make_call({"name": begin[1], "arguments": arguments}))
-            place = end.end()
+            arguments, place = read
+            calls.append(make_call({"name": begin[1], "arguments": arguments}))
         return all_calls(calls)
 
-    def _read_arguments(self, text: str, schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
+    def _read_arguments(
+        self, text: str, place: int, schemas: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[dict[str, Any], int] | None:
+        """Read the arguments from `place` on; return them and where their call ends."""
         arguments: dict[str, Any] = {}
-        text = text.strip()
-        place = 0
-        while place < len(text):
+        while True:
+            place = _after_space(text, place)
+            if (call_end := self.call_end.match(text, place)) is not None:
+                return arguments, call_end.end()
             begin = self.argument.match(text, place)
-            end = None if begin is None else self.argument_end.search(text, begin.end())
+            end = None if begin is None else self._find_end(text, begin.end(), schemas.get(begin[1]))
             if begin is None or end is None or begin[1] in arguments:
                 return None
             value = text[begin.end() : end.start()]
@@ -60,18 +64,40 @@ class MarkupReader:
                 value = value.removeprefix("\n").removesuffix("\n")
             arguments[begin[1]] = typed(value, schemas.get(begin[1]))
             place = end.end()
-        return arguments
+
+    def _find_end(self, text: str, begin: int, schema: Mapping[str, Any] | None) -> re.Match[str] | None:
+        """The end of a value: of its JSON if it is a list or an object, else the first closing tag that can be one."""
+        start = _after_space(text, begin)
+        if text[start : start + 1] in ("[", "{") and kinds_of(schema) != {"string"}:
+            try:
+                end = _DECODER.raw_decode(text, start)[1]
+            except (ValueError, RecursionError):
+                return self.argument_end.search(text, begin)
+            tag = self.argument_end.match(text, _after_space(text, end))
+            if tag is not None:
+                return tag
+        return self.argument_end.search(text, begin)
+
+
+_DECODER = json.JSONDecoder()
+_SPACE = re.compile(r"\s*")
+
+
+def _after_space(text: str, place: int) -> int:
+    space = _SPACE.match(text, place)
+    return place if space is None else space.end()
 
 
 _FUNCTION, _PARAMETER = r"<function=([^>\s]+)>", r"<parameter=([^>\n]+)>"
 
 
 def _function_reader(*, own_lines: bool) -> MarkupReader:
+    call_end = rf"</function>\s*(?={_FUNCTION}|\Z)"
     return MarkupReader(
         call=re.compile(_FUNCTION),
-        call_end=re.compile(rf"</function>\s*(?={_FUNCTION}|\Z)"),
+        call_end=re.compile(call_end),
         argument=re.compile(_PARAMETER),
-        argument_end=re.compile(rf"</parameter>\s*(?={_PARAMETER}|\Z)"),
+        argument_end=re.compile(rf"</parameter>\s*(?={_PARAMETER}|{call_end})"),
         own_lines=own_lines,
     )
 
@@ -85,9 +111,10 @@ read_glm = MarkupReader(
     argument_end=re.compile(r"</arg_value>\s*(?=<arg_key>|\Z)"),
 )
 _INVOKE, _NAMED = r"<invoke name=\"([^\"\n]+)\">", r"<parameter name=\"([^\"\n]+)\">"
+_INVOKE_END = rf"</invoke>\s*(?={_INVOKE}|\Z)"
 read_invokes = MarkupReader(
     call=re.compile(_INVOKE),
-    call_end=re.compile(rf"</invoke>\s*(?={_INVOKE}|\Z)"),
+    call_end=re.compile(_INVOKE_END),
     argument=re.compile(_NAMED),
-    argument_end=re.compile(rf"</parameter>\s*(?={_NAMED}|\Z)"),
+    argument_end=re.compile(rf"</parameter>\s*(?={_NAMED}|{_INVOKE_END})"),
 )

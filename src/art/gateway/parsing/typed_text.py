@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
+
+from art.gateway.parsing.calls import read_float
 
 _MAX_LITERAL_CHARS = 20_000
 """Longest text that is read as a Python literal; `ast` needs much memory for longer ones."""
@@ -18,7 +19,7 @@ _MAX_LITERAL_CHARS = 20_000
 
 def typed(text: str, schema: Mapping[str, Any] | None) -> Any:
     """The value of `text`. Text that fits no declared type stays text, so that the tool can complain about it."""
-    kinds = _kinds(schema)
+    kinds = kinds_of(schema)
     if kinds == {"string"}:
         return text
     value = load_literal(text)
@@ -33,7 +34,7 @@ def typed(text: str, schema: Mapping[str, Any] | None) -> Any:
 def load_literal(text: str) -> Any:
     """Decode JSON or a Python literal of JSON's types; `None` for other text, too."""
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse, parse_float=read_float)
     except (ValueError, RecursionError):
         pass
     if len(text) > _MAX_LITERAL_CHARS:
@@ -51,9 +52,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 _FITS: dict[str, Callable[[Any], bool]] = {
@@ -67,16 +66,19 @@ _FITS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def _kinds(schema: Mapping[str, Any] | None) -> set[str]:
+def kinds_of(schema: Mapping[str, Any] | None) -> set[str]:
     """Types that a schema allows; empty if it does not say."""
     if schema is None:
         return set()
     declared = schema.get("type")
-    kinds = {kind for kind in (declared if isinstance(declared, list) else [declared]) if kind in _FITS}
+    names = declared if isinstance(declared, list) else [declared]
+    kinds = {name for name in names if isinstance(name, str) and name in _FITS}
     for key in ("anyOf", "oneOf"):
-        for branch in schema.get(key) or ():
-            kinds |= _kinds(branch) if isinstance(branch, dict) else set()
-    values = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
+        branches = schema.get(key)
+        for branch in branches if isinstance(branches, list) else ():
+            kinds |= kinds_of(branch) if isinstance(branch, dict) else set()
+    listed = schema.get("enum")
+    values = listed if isinstance(listed, list) else [schema["const"]] if "const" in schema else []
     if not kinds:
         kinds = {kind for value in values for kind, fits in _FITS.items() if fits(value)}
     if kinds and schema.get("nullable") is True:

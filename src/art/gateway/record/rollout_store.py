@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from art.errors import ConflictError, InvalidRequestError, NotFoundError
-from art.gateway.record.recorder import Exchange, Recorder
+from art.gateway.record.recorder import Recorder
 from art.gateway.record.rollout_histories import rollout_histories
 from art.gateway.record.rollout_table import COLUMNS, RolloutRow, next_change, write_row
 from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
@@ -27,7 +27,7 @@ from art.storage.layout import validate_name
 _COUNTS = """(SELECT json_array(count(*), min(policy_version), max(policy_version)) FROM exchanges
     WHERE exchanges.rollout_id = rollouts.id AND exchanges.project = rollouts.project)"""
 _SELECT = f"SELECT {COLUMNS}, {_COUNTS} FROM rollouts"
-_TRAINABLE_OF = """trained_by IS NULL AND outcome IS NOT NULL AND (project, id) IN
+_TRAINABLE_OF = """trained_by IS NULL AND outcome IS NOT NULL AND project = ? AND (project, id) IN
     (SELECT project, rollout_id FROM exchanges WHERE rollout_id IS NOT NULL AND id IN (SELECT value FROM json_each(?)))
 """
 _FINAL = ("model", "group_id", "scenario_id", "reward", "outcome", "error", "metrics", "metadata")
@@ -83,10 +83,11 @@ class RolloutStore:
         status = self.find(rollout_id, project)
         if status is None:
             raise NotFoundError(f"there is no rollout {rollout_id!r} on this server", param="rollout_id")
-        exchanges: list[Exchange] = []
-        if status.num_exchanges:
-            exchanges = await asyncio.to_thread(self._recorder.by_rollout, rollout_id, status.project)
-        return RolloutRecord(**status.model_dump(), histories=rollout_histories(exchanges))
+        histories = await asyncio.to_thread(self._histories, rollout_id, status.project) if status.num_exchanges else []
+        return RolloutRecord(**status.model_dump(), histories=histories)
+
+    def _histories(self, rollout_id: str, project: str) -> list[dict[str, Any]]:
+        return rollout_histories(self._recorder.by_rollout(rollout_id, project))
 
     async def put(self, rollout_id: str, update: RolloutUpdate, project: str | None) -> RolloutStatus:
         """Apply an update to a rollout, in one transaction. An unknown rollout is created.
@@ -129,23 +130,28 @@ class RolloutStore:
             next_since=rows[-1][0].change if rows else query.since,
         )
 
-    async def mark_trained(self, exchange_ids: Iterable[str], job_id: str) -> None:
-        """Set `trained_by` of the finished rollouts of these exchanges to a job, unless an earlier job trained them."""
+    async def mark_trained(self, exchange_ids: Iterable[str], job_id: str, project: str) -> None:
+        """Set `trained_by` of a project's finished rollouts of these exchanges to a job, unless an earlier job trained
+        them."""
         ids = orjson.dumps(list(exchange_ids)).decode()
 
         def work(db: sqlite3.Connection) -> None:
-            _set(db, "untrainable", None, f"untrainable IS NOT NULL AND {_TRAINABLE_OF}", ids)
-            _set(db, "trained_by", job_id, _TRAINABLE_OF, ids)
+            _set(db, "untrainable", None, f"untrainable IS NOT NULL AND {_TRAINABLE_OF}", project, ids)
+            _set(db, "trained_by", job_id, _TRAINABLE_OF, project, ids)
 
         await self._database.run(work)
 
-    async def mark_refused(self, exchange_ids: Iterable[str], refused: Iterable[str], reason: str) -> None:
-        """Note that a training call was refused: list its rollouts again, those of the `refused` exchanges with why."""
+    async def mark_refused(
+        self, exchange_ids: Iterable[str], refused: Iterable[str], reason: str, project: str
+    ) -> None:
+        """Note that a project's training call was refused: list its rollouts again, those of the `refused` exchanges
+        with why."""
         every, at_fault = (orjson.dumps(list(ids)).decode() for ids in (exchange_ids, refused))
 
         def work(db: sqlite3.Connection) -> None:
-            _set(db, "untrainable", reason, _TRAINABLE_OF, at_fault)
-            _set(db, "trained_by", None, _TRAINABLE_OF, every)  # they are untrained already; this renews `change`
+            _set(db, "untrainable", reason, _TRAINABLE_OF, project, at_fault)
+            # They are untrained already: this renews `change`.
+            _set(db, "trained_by", None, _TRAINABLE_OF, project, every)
 
         await self._database.run(work)
 
@@ -178,9 +184,9 @@ class RolloutStore:
         return [(RolloutRow(*row[:-1]), row[-1]) for row in rows]
 
 
-def _set(db: sqlite3.Connection, column: str, new: str | None, where: str, value: str) -> None:
+def _set(db: sqlite3.Connection, column: str, new: str | None, where: str, *values: str) -> None:
     """Set a column of rows. Each row gets a `change` of its own, since a page may end between any two."""
-    keys = db.execute(f"SELECT project, id FROM rollouts WHERE {where} ORDER BY change", (value,)).fetchall()
+    keys = db.execute(f"SELECT project, id FROM rollouts WHERE {where} ORDER BY change", values).fetchall()
     statement = f"UPDATE rollouts SET {column} = ?, change = ? WHERE project = ? AND id = ?"
     db.executemany(statement, [(new, change, *key) for change, key in enumerate(keys, next_change(db))])
 

@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from art.gateway.structure import lark
-from art.gateway.structure.style import AnswerStyle, CallStyle, Opening, Pieces
+from art.gateway.structure.arguments import write_arguments
+from art.gateway.structure.pieces import Pieces
+from art.gateway.structure.style import AnswerStyle, CallStyle, Opening
 from art.protocol.dialects.structured import CallRule, ContentForm
 
 
@@ -43,7 +45,7 @@ class AnswerGrammar:
 
 def write_grammar(style: AnswerStyle, shape: AnswerShape) -> AnswerGrammar:
     """Write the grammar of an answer. Calls need a style that has them."""
-    rules = _Rules()
+    rules = lark.Rules()
     calls = style.calls if shape.rule.mode != "none" else None
     bodies: list[str] = []
     """Alternatives of the answer after its reasoning."""
@@ -70,22 +72,7 @@ def write_grammar(style: AnswerStyle, shape: AnswerShape) -> AnswerGrammar:
     return AnswerGrammar(text, tuple(dict.fromkeys(ends)))
 
 
-class _Rules:
-    """Rules by name, in the order in which they were added."""
-
-    def __init__(self) -> None:
-        self.lines: dict[str, str] = {}
-
-    def add(self, name: str, body: str) -> str:
-        self.lines[name] = body
-        return name
-
-    def text(self) -> str:
-        start = {"start": self.lines["start"]}
-        return "".join(f"{name}: {body}\n" for name, body in (start | self.lines).items())
-
-
-def _add_start(rules: _Rules, style: AnswerStyle, opening: Opening, leading: str) -> None:
+def _add_start(rules: lark.Rules, style: AnswerStyle, opening: Opening, leading: str) -> None:
     """Add the rule `start`: reasoning as far as the prompt allows it, then the body.
 
     Args:
@@ -105,11 +92,17 @@ def _add_start(rules: _Rules, style: AnswerStyle, opening: Opening, leading: str
     rules.add("start", thought if opening == "open" else f"{thought} | {plain}")
 
 
-def _calls(rules: _Rules, style: CallStyle, head: Pieces, shape: AnswerShape) -> str:
+def _calls(rules: lark.Rules, style: CallStyle, head: Pieces, shape: AnswerShape) -> str:
     names = [name for name in shape.arguments if shape.rule.names is None or name in shape.rule.names]
     separators = _separators(style)
     middle = lark.sequence(style.middle)
     for i, name in enumerate(names):
+        if style.tags is not None:
+            rules.add(
+                f"call_{i}",
+                _join(lark.literal(name), middle, write_arguments(f"call_{i}", shape.arguments[name], style, rules)),
+            )
+            continue
         written = json.dumps(name)[1:-1] if style.quoted_name else name
         rules.add(f"call_{i}", _join(lark.literal(written), middle, lark.schema(shape.arguments[name], separators)))
     rules.add("call", " | ".join(f"call_{i}" for i in range(len(names))))

@@ -12,7 +12,7 @@ from typing import Any
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from art.errors import InvalidRequestError
-from art.gateway.structure.style import Pattern, Piece, Pieces
+from art.gateway.structure.pieces import Pattern, Piece, Pieces
 
 TEXT = r"/(.|\n)+/"
 """Any text without special tokens."""
@@ -22,6 +22,27 @@ FREE_TOKENS = '%llguidance {"no_forcing": true}\n'
 Without it, llguidance forces the tokens into which it cuts such text. That is what a model writes anyway if its tokens
 are merged from smaller ones. It is not where a token is a whole phrase that is longer than the forced text.
 """
+
+
+class Rules:
+    """Rules by name, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, str] = {}
+        self._terminals: dict[str, str] = {}
+
+    def add(self, name: str, body: str) -> str:
+        self.lines[name] = body
+        return name
+
+    def terminal(self, body: str) -> str:
+        """Add a regular expression in the notation of terminals, once, and return its name."""
+        name = self._terminals.setdefault(body, f"VALUE_{len(self._terminals)}")
+        return self.add(name, body)
+
+    def text(self) -> str:
+        start = {"start": self.lines["start"]}
+        return "".join(f"{name}: {body}\n" for name, body in (start | self.lines).items())
 
 
 def literal(text: str) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from art.errors import ArtError
-from art.gateway.format.fidelity import TOOL
 from art.gateway.format.renderer import Renderer, parse
 from art.gateway.structure.grammar import AnswerShape, write_grammar
 from art.gateway.structure.style import AnswerStyle, answer_tokens
@@ -14,9 +14,15 @@ from art.kernels.grammar import Vocabulary
 from art.protocol.chat import Message, Tool, tool_call
 from art.protocol.dialects.structured import CallRule, ContentForm
 
-_ARGUMENTS = {"key": 'a "b"\n\u00e9 <c>', "more": {"numbers": [1, 2.5, None, True]}}
+_ARGUMENTS: dict[str, Any] = {"key": 'a "b"\n\u00e9 <c>', "flag": True, "number": 2.5}
+_NESTED = {"more": {"numbers": [1, 2.5, None, True], "text": "b"}}
 _CONTENT = '{"key": "a \\"b\\" <c>"}'
 _SCHEMA: dict[str, Any] = {"type": "object"}
+_TYPES = {"key": "string", "flag": "boolean", "number": "number", "more": "object"}
+_PARAMETERS = {"type": "object", "properties": {name: {"type": kind} for name, kind in _TYPES.items()}, "required": []}
+_TOOLS: list[Tool] = [
+    {"type": "function", "function": {"name": "look_up", "description": "", "parameters": _PARAMETERS}}
+]
 
 
 def find_problems(renderer: Renderer, style: AnswerStyle, vocabulary: Vocabulary) -> tuple[str | None, str | None]:
@@ -38,21 +44,33 @@ def _content_problem(renderer: Renderer, style: AnswerStyle, vocabulary: Vocabul
 def _calls_problem(renderer: Renderer, style: AnswerStyle, vocabulary: Vocabulary) -> str | None:
     if style.calls is None:
         return "no grammar is known for the format in which its chat template writes tool calls"
-    for count in (1,) if style.calls.between is None else (1, 2):
-        calls = [tool_call(f"call_{i}", "look_up", json.dumps(_ARGUMENTS, ensure_ascii=False)) for i in range(count)]
-        tools: list[Tool] = [TOOL]
+    nested = {} if style.calls.tags is not None and not style.calls.tags.nested_json else _NESTED
+    several: list[list[dict[str, Any]]] = [] if style.calls.between is None else [[_ARGUMENTS | nested], [{}]]
+    for arguments in ([_ARGUMENTS | nested, *more] for more in ([], *several)):
+        calls = [
+            tool_call(f"call_{i}", "look_up", json.dumps(one, ensure_ascii=False)) for i, one in enumerate(arguments)
+        ]
         answer: Message = {"role": "assistant", "content": "", "tool_calls": calls}
-        ids = answer_tokens(renderer, answer, tools)
-        shape = AnswerShape(opening="closed", rule=CallRule("required"), arguments={"look_up": _SCHEMA})
+        ids = answer_tokens(renderer, answer, _TOOLS)
+        shape = AnswerShape(opening="closed", rule=CallRule("required"), arguments={"look_up": _PARAMETERS})
         if ids is None or not _matches(style, shape, ids, vocabulary):
             return "tool calls that its chat template writes do not match their grammar"
-        read = parse(renderer, [], ids, tools).tool_calls  # without a prompt, which may have opened reasoning
-        if [(call.name, json.loads(call.arguments)) for call in read] != [("look_up", _ARGUMENTS)] * count:
+        read = parse(renderer, [], ids, _TOOLS).tool_calls  # without a prompt, which may have opened reasoning
+        if [(call.name, json.loads(call.arguments)) for call in read] != [("look_up", one) for one in arguments]:
             return "tool calls that its chat template writes are not read back"
     return None
 
 
 def _matches(style: AnswerStyle, shape: AnswerShape, token_ids: list[int], vocabulary: Vocabulary) -> bool:
+    """Whether an answer matches its grammar, by itself or after reasoning: then it may begin with line breaks."""
+    if _matches_now(style, shape, token_ids, vocabulary):
+        return True
+    before = () if style.reasoning is None else style.reasoning.after
+    ended = [part for part in before if isinstance(part, int)]
+    return len(ended) == 1 and _matches_now(style, replace(shape, opening="open"), ended + token_ids, vocabulary)
+
+
+def _matches_now(style: AnswerStyle, shape: AnswerShape, token_ids: list[int], vocabulary: Vocabulary) -> bool:
     grammar = write_grammar(style, shape)
     try:
         matcher = vocabulary.matcher(grammar.text, grammar.stop_token_ids)

@@ -20,10 +20,10 @@ from art.gateway.format.renderer import Renderer
 from art.gateway.format.tokenizer import Tokenizer
 from art.gateway.structure.grammar import AnswerGrammar, AnswerShape, write_grammar
 from art.gateway.structure.proof import find_problems
-from art.gateway.structure.schemas import arguments_schema, complaint, form_complaint
+from art.gateway.structure.schemas import arguments_schema, complaint, form_complaint, kept_arguments
 from art.gateway.structure.style import AnswerStyle, find_style, opening_of
 from art.kernels.grammar import Vocabulary
-from art.protocol.chat import ChatRequest
+from art.protocol.dialects.chat_completions import ChatRequest
 
 logger = logging.getLogger(__name__)
 
@@ -160,12 +160,16 @@ def _compile(
     if form is not None and (problem := form_complaint(form)) is not None:
         raise InvalidRequestError(f"`{form.param}` cannot be enforced: {problem}", param=form.param)
     arguments: dict[str, dict[str, Any]] = {}
+    calls = model.style.calls
     for i, tool in enumerate(request.tools or ()):
-        name = tool["function"]["name"]
-        if rule.mode != "none" and (rule.names is None or name in rule.names):
-            arguments[name] = arguments_schema(
-                tool["function"].get("parameters"), f"tools.{i}", strict=name in request.strict_tools
-            )
+        function, param = tool["function"], f"tools.{i}"
+        name, strict = function["name"], function["name"] in request.strict_tools
+        if rule.mode == "none" or (rule.names is not None and name not in rule.names):
+            continue
+        if calls is not None and calls.tags is not None:
+            arguments[name] = kept_arguments(function, param, strict=strict, style=calls)
+        else:
+            arguments[name] = arguments_schema(function.get("parameters"), param, strict=strict)
     opening = opening_of(renderer, prompt_token_ids)
     grammar = write_grammar(model.style, AnswerShape(opening=opening, form=form, rule=rule, arguments=arguments))
     try:

@@ -11,8 +11,10 @@ Two calls in one answer show what the template writes between calls. Ids and num
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from functools import partial
+from typing import Literal
 
 from art.errors import ArtError
 from art.gateway.format.renderer import Renderer
@@ -20,19 +22,9 @@ from art.gateway.format.tokenizer import Tokenizer
 from art.gateway.parsing import harmony
 from art.gateway.parsing.parse import Tags
 from art.gateway.parsing.tool_calls import CALL_FORMATS
+from art.gateway.structure.pieces import ANY_ID, NINE, NUMBER, Pieces, as_text, pieces, spelled
+from art.gateway.structure.tags import TagStyle, find_tags
 from art.protocol.chat import Message, Tool, tool_call
-
-
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """Text that differs from answer to answer, as a regular expression."""
-
-    regex: str
-
-
-Piece: TypeAlias = str | int | Pattern
-"""Literal text, the id of a special token, or a pattern."""
-Pieces: TypeAlias = tuple[Piece, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +45,8 @@ class CallStyle:
     key_separator: str
     end: int
     """Token that ends an answer with calls."""
+    tags: TagStyle | None = None
+    """What surrounds each argument, where arguments are not one JSON object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +89,7 @@ _ID, _ID_TEXT = "call_zq", "call_zq{number}"
 _CONTENT = "zq probe zq"
 _THOUGHT = "zq thought"
 _USER: Message = {"role": "user", "content": "hi"}
-_PROPERTIES = {"zqa": {"type": "string"}, "zqb": {"type": "string"}}
+_PROPERTIES = {name: {"type": "string"} for name in ("zqa", "zqb")}
 _TOOLS: list[Tool] = [
     {
         "type": "function",
@@ -103,10 +97,6 @@ _TOOLS: list[Tool] = [
     }
     for name in _NAMES
 ]
-_SPECIAL, _PATTERN = 0xF0000, 0x100000
-"""Private characters in place of special tokens and patterns while a rendered answer is searched as text."""
-_PATTERNS = (r"[0-9]{1,3}", r"[a-zA-Z0-9]{9}", r"[a-zA-Z0-9_]{1,40}")
-_NUMBER, _NINE, _ANY_ID = (chr(_PATTERN + i) for i in range(len(_PATTERNS)))
 
 
 def answer_tokens(renderer: Renderer, answer: Message, tools: list[Tool] | None) -> list[int] | None:
@@ -114,7 +104,6 @@ def answer_tokens(renderer: Renderer, answer: Message, tools: list[Tool] | None)
 
     A template that opens reasoning in every prompt only fits an answer that has reasoning, so both are tried.
     """
-    think_close = renderer.tokenizer.token_id("</think>")
     for message in (answer, {**answer, "reasoning_content": _THOUGHT}):
         try:
             prompt = renderer.render([_USER], tools)
@@ -123,9 +112,7 @@ def answer_tokens(renderer: Renderer, answer: Message, tools: list[Tool] | None)
             continue
         if not ids or ids[-1] not in renderer.stop_token_ids:
             continue
-        if think_close is not None and think_close in ids:
-            ids = ids[len(ids) - ids[::-1].index(think_close) :]
-        return ids
+        return _without_reasoning(renderer.tokenizer, ids)
     return _answer_in_history(renderer, answer, tools)
 
 
@@ -133,19 +120,33 @@ def _answer_in_history(renderer: Renderer, answer: Message, tools: list[Tool] | 
     """Tokens of an answer that another message follows, for a template that writes answers unlike its prompts.
 
     Example: prompts end with an empty <think> block, which later prompts do not repeat. The answer begins where they
-    differ.
+    differ. It ends with the first stop token, which may also be the beginning of the next message: GLM ends calls with
+    `<|observation|>`.
     """
-    try:
-        prompt, whole = (renderer.render(messages, tools) for messages in ([_USER], [_USER, answer, _USER]))
-    except ArtError:
-        return None
-    begin = next((i for i, (one, other) in enumerate(zip(prompt, whole, strict=False)) if one != other), len(prompt))
-    end = next((i for i in range(begin, len(whole)) if whole[i] in renderer.stop_token_ids), None)
-    return None if end is None else whole[begin : end + 1]
+    results: list[Message] = [
+        {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": "zq"}
+        for call in answer.get("tool_calls") or ()
+    ]
+    for then in (results, [_USER]) if results else ([_USER],):
+        try:
+            prompt, whole = (renderer.render(messages, tools) for messages in ([_USER], [_USER, answer, *then]))
+        except ArtError:
+            continue
+        pairs = enumerate(zip(prompt, whole, strict=False))
+        begin = next((i for i, (one, other) in pairs if one != other), len(prompt))
+        end = next((i for i in range(begin, len(whole)) if whole[i] in renderer.stop_token_ids), None)
+        if end is not None:
+            return _without_reasoning(renderer.tokenizer, whole[begin : end + 1])
+    return None
+
+
+def _without_reasoning(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+    close = tokenizer.token_id("</think>")
+    return ids if close is None or close not in ids else ids[len(ids) - ids[::-1].index(close) :]
 
 
 def find_style(renderer: Renderer) -> AnswerStyle:
-    """Find out how the template of a model writes answers. Renders five probes."""
+    """Find out how the template of a model writes answers. Renders a few probes."""
     return AnswerStyle(
         content=_find_content_style(renderer),
         calls=_find_call_style(renderer) if renderer.handles_tools else None,
@@ -181,30 +182,30 @@ def _find_reasoning_style(tokenizer: Tokenizer) -> ReasoningStyle | None:
 def _find_content_style(renderer: Renderer) -> ContentStyle:
     """What the template writes around the content of an answer; nothing if that cannot be found out."""
     ids = answer_tokens(renderer, {"role": "assistant", "content": _CONTENT}, None)
-    text = "" if ids is None else _as_text(renderer.tokenizer, ids[:-1])
+    text = "" if ids is None else as_text(renderer.tokenizer, ids[:-1])
     if ids is None or not text.endswith(_CONTENT):
         return ContentStyle(head=(), ends=renderer.stop_token_ids)
-    return ContentStyle(head=_pieces(text.removesuffix(_CONTENT).lstrip()), ends=(ids[-1],))
+    return ContentStyle(head=pieces(text.removesuffix(_CONTENT).lstrip()), ends=(ids[-1],))
 
 
 def _find_call_style(renderer: Renderer) -> CallStyle | None:
-    """What the template writes around calls; `None` if it writes no calls with JSON arguments."""
-    single = _render_calls(renderer, 1)
+    """What the template writes around calls; `None` if their arguments are neither JSON nor between tags."""
+    single = _render_calls(renderer, [_ARGUMENTS])
     if single is None:
         return None
     text, end = single
     arguments = _WRITTEN.format(0)
     match = re.fullmatch(rf"(?P<head>.*?){_NAMES[0]}(?P<middle>.*?){arguments}(?P<tail>.*)", text, re.DOTALL)
     if match is None:
-        return None
+        return _find_tagged_style(renderer, end)
     head, middle, tail = match["head"], match["middle"], match["tail"]
     if _NAMES[0] in head + middle + tail:
         return None
     return CallStyle(
-        head=_pieces(head),
-        middle=_pieces(middle),
+        head=pieces(head),
+        middle=pieces(middle),
         between=_find_between(renderer, (head, middle, tail), end),
-        tail=_pieces(tail),
+        tail=pieces(tail),
         quoted_name=head.endswith('"'),
         item_separator=match["item0"],
         key_separator=match["key0"],
@@ -212,50 +213,49 @@ def _find_call_style(renderer: Renderer) -> CallStyle | None:
     )
 
 
+def _find_tagged_style(renderer: Renderer, end: int) -> CallStyle | None:
+    tagged = find_tags(partial(_render_calls, renderer), partial(spelled, renderer.tokenizer), _NAMES)
+    if tagged is None:
+        return None
+    return CallStyle(
+        head=pieces(tagged.head),
+        middle=pieces(tagged.middle),
+        between=None if tagged.between is None else pieces(tagged.between),
+        tail=pieces(tagged.tail),
+        quoted_name=False,
+        item_separator=tagged.item_separator,
+        key_separator=tagged.key_separator,
+        end=end,
+        tags=tagged.tags,
+    )
+
+
 def _find_between(renderer: Renderer, parts: tuple[str, str, str], end: int) -> Pieces | None:
     head, middle, tail = map(re.escape, parts)
-    double = _render_calls(renderer, 2)
+    double = _render_calls(renderer, [_ARGUMENTS, _ARGUMENTS])
     if double is None or double[1] != end:
         return None
     one, two = (f"{name}{middle}{_WRITTEN.format(i)}" for i, name in enumerate(_NAMES))
     match = re.fullmatch(rf"{head}{one}(?P<between>.*?){two}{tail}", double[0], re.DOTALL)
-    return None if match is None else _pieces(match["between"])
+    return None if match is None else pieces(match["between"])
 
 
-def _render_calls(renderer: Renderer, count: int) -> tuple[str, int] | None:
+def _render_calls(renderer: Renderer, arguments: Sequence[str]) -> tuple[str, int] | None:
     """An answer with calls as text, its ids and numbers replaced by patterns, and the token that ends it."""
-    calls = [tool_call(_ID_TEXT.format(number=i), name, _ARGUMENTS) for i, name in enumerate(_NAMES[:count])]
+    named = list(enumerate(zip(_NAMES, arguments, strict=False)))
+    calls = [tool_call(_ID_TEXT.format(number=i), name, written) for i, (name, written) in named]
     answer: Message = {"role": "assistant", "content": "", "tool_calls": calls}
     ids = answer_tokens(renderer, answer, _TOOLS)
     if ids is None:
         return None
-    text = _as_text(renderer.tokenizer, ids[:-1])
-    for number, name in enumerate(_NAMES[:count]):
+    text = as_text(renderer.tokenizer, ids[:-1])
+    for number, (name, _) in named:
         call_id = _ID_TEXT.format(number=number)
         for form in CALL_FORMATS:
             if form.call_id is None:
                 continue
             written = form.call_id(name, number, call_id)
-            pattern = f"{written.removesuffix(str(number))}{_NUMBER}" if name in written else _NINE
+            pattern = f"{written.removesuffix(str(number))}{NUMBER}" if name in written else NINE
             text = text.replace(written, pattern)
-        text = text.replace(call_id, _ANY_ID)
+        text = text.replace(call_id, ANY_ID)
     return text, ids[-1]
-
-
-def _as_text(tokenizer: Tokenizer, ids: list[int]) -> str:
-    """Text in which each special token is one private character."""
-    special = tokenizer.backend.get_added_tokens_decoder()
-    parts: list[bytes] = [chr(_SPECIAL + i).encode() if i in special else tokenizer.token_bytes[i] for i in ids]
-    return b"".join(parts).decode("utf-8", "replace")
-
-
-def _pieces(text: str) -> Pieces:
-    result: list[Piece] = []
-    for part in re.split(f"([{chr(_SPECIAL)}-{chr(0x10FFFF)}])", text):
-        if len(part) == 1 and ord(part) >= _PATTERN:
-            result.append(Pattern(_PATTERNS[ord(part) - _PATTERN]))
-        elif len(part) == 1 and ord(part) >= _SPECIAL:
-            result.append(ord(part) - _SPECIAL)
-        elif part:
-            result.append(part)
-    return tuple(result)

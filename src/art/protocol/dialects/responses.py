@@ -8,7 +8,8 @@ from pydantic import Field
 
 from art.errors import InvalidRequestError
 from art.protocol.answers import Answer
-from art.protocol.chat import Objects, OpenAIRequest, check_openai_fields, parse_body, short
+from art.protocol.chat import Objects, short
+from art.protocol.dialects.chat_completions import OpenAIRequest, check_openai_fields, parse_body
 from art.protocol.training import Wire
 
 Item = dict[str, Any]

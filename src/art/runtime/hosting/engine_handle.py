@@ -12,6 +12,7 @@ from art.errors import ProcessError
 from art.protocol.calls import Wake
 from art.protocol.rpc import RpcClient
 from art.runtime.hosting.gate import GatedEngine
+from art.runtime.hosting.seats import Seats
 from art.runtime.supervision.process import ChildProcess, ChildSpec
 
 
@@ -19,15 +20,19 @@ class EngineHandle:
     """Runs the engine process of one base model, and puts the engine to sleep."""
 
     def __init__(
-        self, spec: ChildSpec, initialise: Callable[[RpcClient], Awaitable[None]], config: ServerConfig
+        self, spec: ChildSpec, initialise: Callable[[RpcClient], Awaitable[None]], config: ServerConfig, seats: Seats
     ) -> None:
-        """`initialise` loads the base model and the adapters into a new process."""
+        """
+        Args:
+            initialise: loads the base model and the adapters into a new process.
+            seats: bounds what the engine computes at once.
+        """
         self._may_start = asyncio.Event()
         """Clear while the trainer uses the memory of a sleeping engine: a new engine would find none."""
         self._may_start.set()
         self.process = ChildProcess(spec, initialise, self._may_start)
         attempts = config.restarts.call_attempts
-        self.engine = GatedEngine(lambda: self.process.connect(), attempts, spec.name, config.job_timeout_s)
+        self.engine = GatedEngine(lambda: self.process.connect(), attempts, spec.name, config.job_timeout_s, seats)
         self.known_info: EngineInfo | None = None
         """What `info` returned; `None` before its first call."""
 

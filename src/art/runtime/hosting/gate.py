@@ -1,8 +1,9 @@
-"""A gate before an engine: requests wait at it while the engine sleeps or exchanges its weights.
+"""A gate before an engine: requests wait at it while the engine sleeps or exchanges its weights, and for their turn.
 
-request --> closed? --> engine --> answer
-              |
-            new requests wait here until it is open
+request --> seat? --> closed? --> engine --> answer
+              |         |
+              |       new requests wait here until it is open
+            requests wait here for their turn (`seats.py`)
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import aclosing, contextmanager
 from art.engine import GenerateRequest, TokenChunk
 from art.engines.process import ProcessEngine
 from art.protocol.rpc import Connect
+from art.runtime.hosting.seats import Seats
 from art.runtime.supervision.waits import waiting
 
 
@@ -57,7 +59,7 @@ class Hold:
 class GatedEngine(ProcessEngine):
     """An engine process with a gate: calls that sample or score tokens wait while `closed` is held."""
 
-    def __init__(self, connect: Connect, attempts: int, name: str, timeout_s: float) -> None:
+    def __init__(self, connect: Connect, attempts: int, name: str, timeout_s: float, seats: Seats) -> None:
         """
         Args:
             name: names the engine in messages.
@@ -65,6 +67,7 @@ class GatedEngine(ProcessEngine):
         """
         super().__init__(connect, attempts)
         self._timeout_s = timeout_s
+        self.seats = seats
         self.in_use: Counter[str | None] = Counter()
         """Number of requests that run or wait, by adapter."""
         self.closed = Hold(f"the {name} to take requests again")
@@ -81,13 +84,19 @@ class GatedEngine(ProcessEngine):
     async def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncGenerator[TokenChunk, None]:
         self.in_use[request.adapter] += 1
         try:
-            await self.closed.until_ended(self._timeout_s)
-            with self._inside.held():
-                async with aclosing(super().generate(request, stream=stream)) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
+            async with self.seats.taken(request.sender):
+                await self.closed.until_ended(self._timeout_s)
+                with self._inside.held():
+                    async with aclosing(super().generate(request, stream=stream)) as chunks:
+                        async for chunk in chunks:
+                            yield chunk
         finally:
             self.in_use[request.adapter] -= 1
+
+    async def stats(self) -> dict[str, float]:
+        """The engine's numbers. Requests that wait for a seat are among the waiting ones."""
+        stats = await super().stats()
+        return {**stats, "waiting": stats["waiting"] + self.seats.num_waiting}
 
     async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
         await self.closed.until_ended(self._timeout_s)

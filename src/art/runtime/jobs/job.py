@@ -16,9 +16,13 @@ from pydantic import BaseModel, ConfigDict
 
 from art.config import TrainConfig, TrainSFTConfig
 from art.credit.plan import StepPlan
+from art.credit.sft import SftPath
+from art.gateway.json_pieces import json_pieces
 from art.protocol.calls import Copy, Export, Pull, Push
 from art.protocol.job_states import JobKind
-from art.protocol.samples import TrainingSample
+
+_DEPTH = 4
+"""Levels from a request to the trajectories in its groups."""
 
 
 def make_fingerprint(what: str, request: BaseModel) -> str:
@@ -28,7 +32,8 @@ def make_fingerprint(what: str, request: BaseModel) -> str:
         what: kind of job, and the model that it is for.
     """
     digest = hashlib.sha256(what.encode() + b"\0")
-    digest.update(request.model_dump_json().encode())
+    for piece in json_pieces(request, _DEPTH):
+        digest.update(piece)
     return f"sha256:{digest.hexdigest()}"
 
 
@@ -73,7 +78,7 @@ class SftPayload(Payload):
     """A supervised step. Its texts were never recorded, so it holds their tokens itself."""
 
     config: TrainSFTConfig
-    samples: list[TrainingSample]
+    paths: list[SftPath]
     plan: StepPlan
     """Metrics and findings of the request. Its own `samples` are empty."""
     repeated: None = None

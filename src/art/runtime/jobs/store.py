@@ -98,7 +98,7 @@ class JobStore:
             OverloadedError: the project has the largest allowed number of unfinished jobs.
         """
         stored = job.payload.with_paths(self._shorten)
-        payload = await asyncio.to_thread(lambda: zlib.compress(stored.model_dump_json().encode(), 1))
+        payload = await asyncio.to_thread(lambda: zlib.compress(stored.__pydantic_serializer__.to_json(stored), 1))
         needs, exchanges = (
             orjson.dumps(list(ids)).decode() for ids in (stored.needed_checkpoints(), stored.needed_exchanges())
         )

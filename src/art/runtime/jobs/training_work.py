@@ -18,6 +18,7 @@ from pathlib import Path
 from art.config import TrainConfig, TrainSFTConfig
 from art.credit.ledger import CONSTRAINT_MISMATCH, SAMPLER_MISMATCH, close_ledger, close_unused_ledger
 from art.credit.samples import build_samples
+from art.credit.sft import sft_samples
 from art.errors import ConstraintMismatchError, CorruptCheckpointError, NothingTrainableError, TrainingError
 from art.gateway.record.recorder import Recorder
 from art.metrics.findings import Finding, find_findings
@@ -107,7 +108,7 @@ class TrainingWork:
     ) -> Train | TrainSft:
         if isinstance(payload, SftPayload):
             return TrainSft(
-                samples=payload.samples,
+                samples=sft_samples(payload.paths),
                 config=payload.config,
                 from_checkpoint=source,
                 to_checkpoint=target,

@@ -54,8 +54,8 @@ class ChildSpec:
     interruptible: bool = False
     """The child may restart while it is busy: its calls continue on the new process at little cost."""
     is_new: bool = False
-    """Somebody has just named the model that the child loads. Until it has been up once, what `initialise` refuses is
-    their answer as it is. Later the model is known to work, and a failed start is a `ProcessError`."""
+    """Somebody has just named the model that the child loads. Until it has been up once, or the model is registered,
+    what `initialise` refuses is their answer as it is. Later a failed start is a `ProcessError`, and is tried again."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """More environment variables, e.g. which GPUs the child sees."""
 
@@ -109,7 +109,8 @@ class ChildProcess:
         self.num_waiting = 0
         """Callers that wait until the child is up."""
         self._comeback = Comeback(spec.config.restarts)
-        self._has_been_up = False
+        self.is_new = spec.is_new
+        """Whether what `initialise` refuses is still the answer to a registration; see `ChildSpec.is_new`."""
         self.num_restarts = 0
 
     @property
@@ -199,7 +200,7 @@ class ChildProcess:
                 await self._note_failed_start(error)
                 await self._comeback.pause()
                 continue
-            self._has_been_up = True
+            self.is_new = False
             self._comeback.note_up()
             await self._set_client(client)
             retired = await watch
@@ -224,7 +225,7 @@ class ChildProcess:
         if isinstance(raised, ProcessError):
             return raised, False
         if isinstance(raised, ArtError):
-            if self.spec.is_new and not self._has_been_up:
+            if self.is_new:
                 return raised, True
             return ProcessError(f"the {self.spec.name} could not start: {raised.message}"), False
         logger.error("the %s could not be started", self.spec.name, exc_info=raised)

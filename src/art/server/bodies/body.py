@@ -19,7 +19,7 @@ import orjson
 from art.config import ServerConfig
 from art.errors import InvalidRequestError, PayloadTooLargeError, RequestTimeoutError, UnsupportedMediaError
 from art.gateway.workers import Workers
-from art.protocol.json_bounds import JsonBounds
+from art.protocol.dialects.json_bounds import JsonBounds
 from art.server.asgi import ClientDisconnected, Receive, Scope, header
 from art.server.bodies.memory import return_memory
 from art.server.bodies.pieces import loads

@@ -13,7 +13,6 @@ from art.errors import ArtError
 from art.gateway.dialects import anthropic_input, anthropic_output, responses_output
 from art.gateway.stream import ChatStream
 from art.protocol.answers import ChatAnswer
-from art.protocol.chat import ChatRequest, parse_chat_request
 from art.protocol.dialects.anthropic import (
     CountTokensRequest,
     MessagesAnswer,
@@ -21,6 +20,7 @@ from art.protocol.dialects.anthropic import (
     TokenCount,
     parse_anthropic_request,
 )
+from art.protocol.dialects.chat_completions import ChatRequest, parse_chat_request
 from art.protocol.dialects.responses import ResponsesAnswer, ResponsesRequest
 from art.server.asgi import cancel_on_disconnect, send_events
 from art.server.call import INFERENCE_BASES, Call, Route
@@ -75,11 +75,12 @@ async def _sample(
 ) -> dict[str, Any] | None:
     """Return the answer in the dialect of the request, or send it as events if the request streams."""
     chat.model = call.own_model(chat.model)
-    rollout_id, gateway = call.path.get("rollout_id"), call.runtime.gateway
+    rollout_id, key, gateway = call.path.get("rollout_id"), call.caller.key_id, call.runtime.gateway
     async with cancel_on_disconnect(call.receive):
         if not chat.stream:
-            return to_answer(await gateway.complete(chat, rollout_id=rollout_id))
-        await send_events(call.send, to_events(await gateway.stream(chat, rollout_id=rollout_id)), named_error)
+            return to_answer(await gateway.complete(chat, rollout_id=rollout_id, key=key))
+        stream = await gateway.stream(chat, rollout_id=rollout_id, key=key)
+        await send_events(call.send, to_events(stream), named_error, call.visible)
     return None
 
 
@@ -94,8 +95,8 @@ async def count_tokens(call: Call) -> TokenCount:
     request, chat = await call.parse(partial(_read_messages, CountTokensRequest))
     chat = await _with_thinking(call, request, chat)
     chat.model = call.own_model(chat.model)
-    count = await call.runtime.gateway.count_tokens(chat, rollout_id=call.path.get("rollout_id"))
-    return TokenCount(input_tokens=count)
+    token_ids = await call.runtime.gateway.prompt_token_ids(chat, rollout_id=call.path.get("rollout_id"))
+    return TokenCount(input_tokens=len(token_ids))
 
 
 _STREAMED = ("application/json", "text/event-stream")

@@ -55,9 +55,9 @@ async def job_events(call: Call) -> None:
         # Without the last header, a proxy such as nginx holds events back to send many at once.
         headers = [*EVENT_HEADERS, (b"x-accel-buffering", b"no")]
         await call.send({"type": "http.response.start", "status": 200, "headers": headers})
-        await _send(call, f"retry: {RETRY_MS}\n\n".encode() + _frame(first))
+        await _send(call, f"retry: {RETRY_MS}\n\n".encode() + call.without_paths(_frame(first)))
         async for event in events:
-            await _send(call, _frame(event))
+            await _send(call, call.without_paths(_frame(event)))
         await call.send({"type": "http.response.body", "body": b""})
 
 

@@ -27,7 +27,7 @@ async def ready(call: Call) -> None:
         obstacles = await call.server.obstacles(call.runtime.obstacles)
     answer = Readiness(ready=not obstacles, obstacles=obstacles if _is_trusted(call) else {})
     status = 200 if answer.ready else NOT_READY
-    await send_bytes(call.send, status, answer.model_dump_json().encode())
+    await send_bytes(call.send, status, call.without_paths(answer.model_dump_json().encode()))
 
 
 async def metrics(call: Call) -> None:

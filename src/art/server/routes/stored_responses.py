@@ -9,7 +9,8 @@ from art.gateway.dialects import responses_input
 from art.gateway.dialects.ids import exchange_of_response
 from art.gateway.dialects.responses_record import to_input_items, to_stored_response
 from art.gateway.record.recorder import Exchange
-from art.protocol.chat import ChatRequest, short
+from art.protocol.chat import short
+from art.protocol.dialects.chat_completions import ChatRequest
 from art.protocol.dialects.responses import (
     ENCRYPTED_REASONING,
     InputItems,
@@ -74,8 +75,8 @@ async def count_input_tokens(call: Call) -> InputTokens:
     """Count the tokens of a prompt, in OpenAI's Responses dialect."""
     _, chat = await read_conversation(call)
     chat.model = call.own_model(chat.model)
-    count = await call.runtime.gateway.count_tokens(chat, rollout_id=call.path.get("rollout_id"))
-    return InputTokens(input_tokens=count)
+    token_ids = await call.runtime.gateway.prompt_token_ids(chat, rollout_id=call.path.get("rollout_id"))
+    return InputTokens(input_tokens=len(token_ids))
 
 
 async def read_conversation(call: Call) -> tuple[ResponsesRequest, ChatRequest]:

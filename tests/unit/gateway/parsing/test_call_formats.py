@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -30,7 +31,10 @@ def tokenizer() -> Tokenizer:
         ("5.0", {"type": "integer"}, 5.0),
         ("5.5", {"type": "integer"}, "5.5"),
         ("2.5", {"type": "number"}, 2.5),
-        ("1e999", {"type": "number"}, "1e999"),
+        ("1e999", {"type": "number"}, sys.float_info.max),
+        ("1e999", None, sys.float_info.max),
+        ("[1e999]", {"type": "array"}, [sys.float_info.max]),
+        ("5", {"type": [{}], "enum": 5, "anyOf": 5}, 5),
         ("NaN", {"type": "number"}, "NaN"),
         ("True", {"type": "boolean"}, True),
         ("false", {"type": "boolean"}, False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -117,6 +118,12 @@ def test_a_template_without_tools_does_not_handle_tools(
 )
 def test_each_format_reads_its_calls(name: str, text: str, calls: list[ToolCall] | None) -> None:
     assert READERS[name](text, {}) == calls
+
+
+def test_a_number_that_no_float_holds_is_the_largest_one() -> None:
+    calls = READERS["phi-4"]('[{"name": "f", "arguments": {"x": 32e+6442, "y": -1e999}}]', {})
+    assert calls is not None
+    assert json.loads(calls[0].arguments) == {"x": sys.float_info.max, "y": -sys.float_info.max}
 
 
 def test_without_tools_a_json_object_is_an_ordinary_answer(renderer: Callable[[str], TemplateRenderer]) -> None:

@@ -78,6 +78,10 @@ def test_text_that_looks_like_a_tag_stays_text(tokenizer: Tokenizer) -> None:
     assert parser.finish().content == "<think>"
 
 
+MAX = "1.7976931348623157e+308"
+"""The largest finite number."""
+
+
 @pytest.mark.parametrize(
     ("text", "arguments"),
     [
@@ -90,6 +94,8 @@ def test_text_that_looks_like_a_tag_stays_text(tokenizer: Tokenizer) -> None:
         ('{"name": "", "arguments": {}}', None),
         ('{"arguments": {}}', None),
         ('{"name": "f", "arguments": {"a": NaN}}', None),
+        ('{"name": "f", "arguments": {"a": Infinity}}', None),
+        ('{"name": "f", "arguments": {"a": [6E54001974660, -1e999]}}', f'{{"a": [{MAX}, -{MAX}]}}'),
         ('{"name": "f", "arguments": {"a": "\\ud800"}}', None),
         ("[" * 100_000, None),
         ("", None),

@@ -143,3 +143,11 @@ def test_a_template_that_writes_one_call_refuses_several() -> None:
     renderer = load("gpt-oss-120b")
     with pytest.raises(InvalidRequestError, match=r"a message has 2 tool calls, but .* writes one call per message"):
         renderer.render([real.USER, real.answer([real.SIMPLE, real.HARD])], [real.TYPED_TOOL])
+
+
+def test_a_type_on_which_a_template_recurses_without_end_is_refused() -> None:
+    renderer = load("Hermes-3-Llama-3.1-8B-tool_use")
+    parameters = {"type": "object", "properties": {"a": {"type": "null"}}}
+    tools = [{"type": "function", "function": {"name": "f", "description": "", "parameters": parameters}}]
+    with pytest.raises(InvalidRequestError, match="does not accept these messages"):
+        renderer.render([real.USER], tools)

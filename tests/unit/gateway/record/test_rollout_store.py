@@ -143,11 +143,20 @@ async def test_trained_rollouts_are_marked_once(bench: Bench) -> None:
         ids.append(answer["choices"][0]["exchange_id"])
     await rollouts.put("done", update(reward=1.0), None)
     for job in ("job-1", "job-2"):
-        await rollouts.mark_trained(ids, job)
+        await rollouts.mark_trained(ids, job, "games")
     assert [r.rollout_id for r in (await rollouts.page(RolloutQuery(trained=True))).rollouts] == ["done"]
     assert (await rollouts.get("done", None)).trained_by == "job-1"
     assert (await rollouts.get("running", None)).trained_by is None
     await bench.database.run(lambda db: rollouts.unmark_trained(db, "job-1"))
+    assert (await rollouts.get("done", None)).trained_by is None
+
+
+async def test_a_job_marks_no_rollouts_of_another_project(bench: Bench) -> None:
+    rollouts = bench.gateway.rollouts
+    bench.answers("a")
+    answer = await bench.chat(user("hi"), rollout_id="done")
+    await rollouts.put("done", update(reward=1.0), None)
+    await rollouts.mark_trained([answer["choices"][0]["exchange_id"]], "job-1", "mail")
     assert (await rollouts.get("done", None)).trained_by is None
 
 
@@ -168,7 +177,7 @@ async def test_pages_do_not_skip_rollouts_that_are_marked_together(bench: Bench)
 
     everything = ["r0", "r1", "r2", "r3", "r4"]
     since = (await rollouts.page(RolloutQuery())).next_since
-    await rollouts.mark_trained(ids, "job-1")
+    await rollouts.mark_trained(ids, "job-1", "games")
     assert await pages(since, trained=True) == everything
     await bench.database.run(lambda db: rollouts.unmark_trained(db, "job-1"))
     assert await pages(since, trained=False) == everything

@@ -12,8 +12,9 @@ import pytest
 from art.gateway.format.load import load_renderer
 from art.gateway.format.renderer import Renderer
 from art.gateway.structure.grammar import AnswerShape, write_grammar
+from art.gateway.structure.pieces import Pattern
 from art.gateway.structure.proof import find_problems
-from art.gateway.structure.style import AnswerStyle, CallStyle, Pattern, find_style, opening_of
+from art.gateway.structure.style import AnswerStyle, CallStyle, find_style, opening_of
 from art.kernels.grammar import Vocabulary
 from art.protocol.dialects.structured import CallRule
 from art.testing.tiny.build import build_tiny_model
@@ -23,7 +24,7 @@ from tools.families.build import FAMILIES, build_tokenizer
 
 NAMES = [family.name for family in FAMILIES]
 WITHOUT_TOOLS = {"Gemma 3", "Phi-3"}
-MANY = {"Llama 3", "Qwen2.5", "Qwen3", "Qwen3-MoE", "Mistral", "DeepSeek-V3", "Kimi K2 (as DeepseekV3)"}
+MANY = {"Qwen2.5", "Qwen3", "Qwen3-MoE", "Mistral", "DeepSeek-V3", "Llama 3", "Kimi K2 (as DeepseekV3)"}
 """Families that write several calls in one answer."""
 
 

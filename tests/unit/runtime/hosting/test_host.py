@@ -12,12 +12,14 @@ import pytest
 import art.runtime.hosting.adapter_table
 from art.config import EngineConfig, ModelSettings, ServerConfig, TrainConfig, TrainerConfig, VllmConfig
 from art.engine import GenerateRequest, TokenChunk
-from art.errors import HandshakeError, ProcessError, TrainingError
+from art.errors import ConfigError, HandshakeError, ProcessError, TrainingError
 from art.protocol.calls import Call, Generate, PrepareWeights, Progress, Train, UnloadAdapter, Wake
 from art.protocol.samples import StepResult
+from art.protocol.training import RegisterRequest
 from art.runtime.host import BaseModelHost
 from art.runtime.hosts import Hosts, host_key
 from art.runtime.registry import RegisteredModel
+from art.runtime.runtime import Runtime
 from art.runtime.supervision.process import ChildProcess
 from art.storage import checkpoints
 from art.storage.layout import DataDir
@@ -354,3 +356,28 @@ async def test_an_engine_that_does_not_wake_up_is_restarted(
     assert (await shared.trainer.train(STEP)).step == 1
     assert ended == ["it did not wake up: out of memory"]
     assert await shared.engine.score([1, 2], None), "the gate is open again"
+
+
+async def test_a_trainer_that_first_starts_after_the_registration_is_no_fault_of_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that comes with a checkpoint is registered before its trainer starts. Its folder may be away then."""
+    (tmp_path / "base").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "base" / name).write_text("{}")
+    refused = ConfigError("there is no folder")
+    answers: list[object] = []
+
+    async def load_into_the_engine(model: RegisteredModel) -> None:
+        answers.append(runtime._hosts.of(model, is_new=True).trainer_process._explain(refused))
+
+    runtime = Runtime(tmp_path / "data", ServerConfig())
+    await runtime.start()
+    monkeypatch.setattr(runtime.registration, "_make_ready", load_into_the_engine)
+    await runtime.registration.register(RegisterRequest(project="p", name="m", base_model=str(tmp_path / "base")))
+    assert answers == [(refused, True)]
+    (host,) = runtime._hosts.all()
+    error, is_refused = host.trainer_process._explain(refused)
+    assert isinstance(error, ProcessError)
+    assert not is_refused
+    await runtime.close()

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from art.config import TrainConfig, TrainSFTConfig
 from art.credit.plan import StepPlan
 from art.credit.samples import PlannedAnswer, PlannedSample
+from art.credit.sft import SftPath
 from art.errors import ConflictError, NotFoundError, OverloadedError, TrainingError
 from art.protocol.calls import Copy, Export, Pull, Push
 from art.protocol.checkpoint_calls import ForkRequest, S3Target
 from art.protocol.job_states import ENDED, NEXT_STATES, UNFINISHED, JobKind, JobState
-from art.protocol.samples import TrainingSample
 from art.protocol.training import JobProgress
 from art.runtime.jobs.job import (
     PAYLOADS,
@@ -286,14 +286,11 @@ async def test_a_payload_comes_back_to_the_last_digit(tmp_path: Path) -> None:
         samples=[sample], ledger={"ledger/trained_tokens": 3}, metrics={"data/x": 1 / 3}, pairs=[("a", "b")],
         findings=["x"], exchange_ids=["ex_1"],
     )  # fmt: skip
-    text = TrainingSample(
-        sample_id="s", rollout_id="r", token_ids=[1, 2], loss_mask=[False, True], sampling_logprobs=[0.0, -0.1],
-        advantages=[0.0, 0.0], component="sft",
-    )  # fmt: skip
+    text = SftPath(sample_id="s", rollout_id="r", token_ids="AQAAAAIAAAA=", learnt=[(1, 2)])
     database, store = await open_store(tmp_path / "art.db")
     payloads: dict[JobKind, Payload] = {
         "train": TrainPayload(config=TrainConfig(learning_rate=1 / 3), plan=plan, references={"3": "/c"}),
-        "train_sft": SftPayload(config=TrainSFTConfig(), samples=[text], plan=StepPlan(findings=["y"])),
+        "train_sft": SftPayload(config=TrainSFTConfig(), paths=[text], plan=StepPlan(findings=["y"])),
     }
     for kind, payload in payloads.items():
         await store.add(replace(job(kind), kind=kind, payload=payload), "1")

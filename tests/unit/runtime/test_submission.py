@@ -1,0 +1,118 @@
+"""A training request of one project, with names and ids of another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from art.config import DistillConfig, ModelSettings, TrainConfig
+from art.engine import EngineInfo
+from art.errors import TrajectoryMismatchError
+from art.gateway.record.recorder import Exchange
+from art.protocol.preflight import PreflightRequest
+from art.protocol.training import TrainRequest, WireGroup
+from art.runtime.registry import RegisteredModel
+from art.runtime.submission import Submission
+from art.storage.layout import DataDir
+from tests.support.recorded_exchanges import FIRST, SECOND, USER, Recorded, choice, group, trajectory
+
+SECRET = "the launch code is 0000"
+FOREIGN = replace(FIRST, id="foreign", project="q", message={"role": "assistant", "content": SECRET})
+
+
+class Store(Recorded):
+    def find(self, ids: list[str]) -> dict[str, Exchange]:
+        return {id: self._by_id[id] for id in ids if id in self._by_id}
+
+
+class Engine:
+    async def info(self) -> EngineInfo:
+        return EngineInfo(vocab_size=32, max_context=64, dtype="float32", device="cpu")
+
+    async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
+        return [-1.0] * (len(token_ids) - 1)
+
+
+class Setup:
+    """The model `p/m`, and around it only what a submission asks."""
+
+    def __init__(self, root: Path) -> None:
+        self.marked: list[tuple[str, str]] = []
+        self.refused: list[tuple[str, str]] = []
+        self.resolved: list[str] = []
+        model = RegisteredModel(project="p", name="m", base_model="base", settings=ModelSettings(), step=3)
+        host = SimpleNamespace(engine=Engine())
+        self.submission: Any = Submission(
+            models=SimpleNamespace(find=lambda project, name: (model, host), data_dir=DataDir(root)),  # type: ignore[arg-type]
+            gateway=SimpleNamespace(recorder=Store(FIRST, SECOND, FOREIGN), rollouts=self),  # type: ignore[arg-type]
+            resolver=self,  # type: ignore[arg-type]
+            jobs=self,  # type: ignore[arg-type]
+            preflight=None,
+            check_directory=lambda: None,
+        )
+
+    # -- the rollouts
+    async def mark_trained(self, exchange_ids: list[str], job_id: str, project: str) -> None:
+        self.marked.append((job_id, project))
+
+    async def mark_refused(self, exchange_ids: list[str], refused: list[str], reason: str, project: str) -> None:
+        self.refused.append((reason, project))
+
+    # -- the resolver: both projects have a model `teacher`
+    def name_in(self, project: str, model: str) -> str | None:
+        return f"{project}/{model}" if model == "teacher" else None
+
+    async def resolve(self, model: str) -> Any:
+        self.resolved.append(model)
+        project, _, name = model.partition("/")
+        return SimpleNamespace(project=project, name=name, policy_version=0, engine=Engine(), adapter=None)
+
+    # -- the jobs
+    async def known(self, job_id: str, fingerprint: int) -> None:
+        return None
+
+    @property
+    def store(self) -> Setup:
+        return self
+
+    async def repeated_step(self, exchange_ids: list[str]) -> None:
+        return None
+
+    async def submit(self, *job: Any) -> str:
+        return "queued"
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> Setup:
+    return Setup(tmp_path)
+
+
+def train(*groups: WireGroup, **config: Any) -> TrainRequest:
+    return TrainRequest(job_id="job-0001", groups=list(groups), config=TrainConfig(**config))
+
+
+@pytest.mark.parametrize("text", ["guessed", SECRET])
+async def test_an_exchange_of_another_project_is_not_recorded(setup: Setup, text: str) -> None:
+    foreign = WireGroup(trajectories=[{"reward": 1.0, "histories": [{"items": [USER, choice("foreign", text)]}]}])  # type: ignore[list-item]
+    for ask in (
+        setup.submission.train("p", "m", train(foreign)),
+        setup.submission.preflight("p", "m", PreflightRequest(quick=False, trial=False, groups=[foreign])),
+    ):
+        with pytest.raises(TrajectoryMismatchError, match="'foreign' of project p is not recorded") as caught:
+            await ask
+        assert SECRET not in caught.value.message
+
+
+async def test_a_bare_teacher_is_a_model_of_the_own_project(setup: Setup) -> None:
+    await setup.submission.train("p", "m", train(group(1.0, 0.0), loss=DistillConfig(teacher="teacher")))
+    await setup.submission.train("p", "m", train(group(1.0, 0.0), loss=DistillConfig(teacher="q/teacher")))
+    assert setup.resolved == ["p/teacher", "q/teacher"]
+
+
+async def test_rollouts_are_marked_as_trained_in_the_own_project(setup: Setup) -> None:
+    await setup.submission.train("p", "m", train(WireGroup(trajectories=[trajectory(1.0), trajectory(0.0)])))
+    assert setup.marked == [("job-0001", "p")]
