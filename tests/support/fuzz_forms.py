@@ -191,5 +191,5 @@ def _messages(draw: st.DrawFn, asked: set[str], tools: list[Body], named: str) -
 
 def error_codes(stream: str) -> list[str]:
     """Codes of the errors among the events of a streamed answer."""
-    events = [json.loads(line.removeprefix("data: ")) for line in stream.splitlines() if line.startswith("data: {")]
+    events = [json.loads(line.removeprefix("data: ")) for line in stream.split("\n") if line.startswith("data: {")]
     return [event["error"]["code"] for event in events if event.get("error")]

@@ -18,6 +18,10 @@ from art.gateway.structure.style import CallStyle
 from art.protocol.dialects.structured import ContentForm
 
 _ANY = (", ", ": ")
+MAX_ITEMS = 1024
+"""Largest `minItems` and `maxItems` of a schema. llguidance makes a rule for each item; 10**9 take all memory."""
+_DATA = ("const", "default", "enum", "example", "examples")
+"""Keywords whose values are data, not schemas."""
 _OBJECT: Schema = {"type": "object"}
 _DEFINITIONS = ("$defs", "definitions")
 _ROOT = frozenset(("type", "properties", "required", "additionalProperties", *ANNOTATIONS))
@@ -26,10 +30,6 @@ _REFERENCE = re.compile(r'"\$ref": "([^"]*)"')
 _FUNCTION = re.compile(r"[^\s<>{}\"]+")
 """A name that every format with tags can write."""
 _WITHIN = ("#/$defs/", "#/definitions/")
-MAX_ITEMS = 1024
-"""Largest `minItems` and `maxItems` of a schema. llguidance makes a rule for each item; 10**9 take all memory."""
-_DATA = ("const", "default", "enum", "example", "examples")
-"""Keywords whose values are data, not schemas."""
 
 
 def form_complaint(form: ContentForm) -> str | None:
@@ -69,6 +69,22 @@ def arguments_schema(parameters: Any, param: str, *, strict: bool) -> dict[str, 
         where = f"{param}.function.parameters"
         raise InvalidRequestError(f"`{where}` of a strict tool cannot be enforced: {problem}", param=where)
     return _OBJECT
+
+
+def _schema_complaint(schema: dict[str, Any]) -> str | None:
+    return _items_complaint(schema) or _complaint_about(f"start: {lark.schema(schema, _ANY)}")
+
+
+def _items_complaint(schema: Any) -> str | None:
+    """Complain of an array with too many items, anywhere in a schema."""
+    if isinstance(schema, list):
+        return next(filter(None, map(_items_complaint, schema)), None)
+    if not isinstance(schema, dict):
+        return None
+    for key, value in schema.items():
+        if key in ("minItems", "maxItems") and isinstance(value, int | float) and value > MAX_ITEMS:
+            return f"`{key}` is {value:.4g}; at most {MAX_ITEMS:,} can be kept"
+    return next(filter(None, (_items_complaint(value) for key, value in schema.items() if key not in _DATA)), None)
 
 
 def kept_arguments(function: dict[str, Any], param: str, *, strict: bool, style: CallStyle) -> Schema:
@@ -118,8 +134,10 @@ def _value_problem(schema: Schema, style: CallStyle) -> str | None:
     outside = [ref for ref in _REFERENCE.findall(json.dumps(schema)) if not ref.startswith(_WITHIN)]
     if outside:
         return f"it refers to {outside[0]}; only $defs and definitions can be referred to"
+    if (problem := _items_complaint(schema)) is not None:
+        return problem
     try:
-        return _items_complaint(schema) or _complaint_about(value_grammar(schema, style))
+        return _complaint_about(value_grammar(schema, style))
     except Unkept as error:
         return str(error)
     except (TypeError, AttributeError):
@@ -128,22 +146,6 @@ def _value_problem(schema: Schema, style: CallStyle) -> str | None:
 
 def _unkept(where: str, problem: str) -> InvalidRequestError:
     return InvalidRequestError(f"`{where}` cannot be enforced: {problem}", param=where)
-
-
-def _schema_complaint(schema: dict[str, Any]) -> str | None:
-    return _items_complaint(schema) or _complaint_about(f"start: {lark.schema(schema, _ANY)}")
-
-
-def _items_complaint(schema: Any) -> str | None:
-    """Complain of an array with too many items, anywhere in a schema."""
-    if isinstance(schema, list):
-        return next(filter(None, map(_items_complaint, schema)), None)
-    if not isinstance(schema, dict):
-        return None
-    for key, value in schema.items():
-        if key in ("minItems", "maxItems") and isinstance(value, int | float) and value > MAX_ITEMS:
-            return f"`{key}` is {value:.4g}; at most {MAX_ITEMS:,} can be kept"
-    return next(filter(None, (_items_complaint(value) for key, value in schema.items() if key not in _DATA)), None)
 
 
 @functools.lru_cache(maxsize=1024)
