@@ -31,7 +31,7 @@ from art.gateway.record.rollout_store import RolloutStore
 from art.gateway.stream import ChatStream, ChoiceWriter, whole_choice
 from art.gateway.structure.structures import Structures
 from art.gateway.turn import SEEDS, Turn, TurnMaker
-from art.protocol.chat import FinishReason
+from art.protocol.answers import FinishReason
 from art.protocol.dialects.chat_completions import ChatRequest
 from art.protocol.samples import Constraint
 

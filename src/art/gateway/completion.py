@@ -9,7 +9,8 @@ from art.gateway.format.renderer import Renderer
 from art.gateway.parsing.parse import Delta, MessageParser
 from art.gateway.record.recorder import new_exchange_id
 from art.gateway.stop import StopScanner
-from art.protocol.chat import FinishReason, Message
+from art.protocol.answers import FinishReason
+from art.protocol.chat import Message
 from art.protocol.dialects.chat_completions import ChatRequest
 
 

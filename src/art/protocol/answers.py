@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from art.protocol.chat import FinishReason
 from art.protocol.training import Wire
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+"""Why a choice ended."""
 
 
 class Answer(BaseModel):

@@ -7,9 +7,7 @@ models would be slow.
 from __future__ import annotations
 
 import reprlib
-from typing import Annotated, Any, Literal, TypeAlias
-
-from pydantic import FailFast
+from typing import Any, TypeAlias
 
 from art.errors import InvalidRequestError
 from art.protocol.dialects.json_bounds import JsonBounds
@@ -20,14 +18,6 @@ Message: TypeAlias = dict[str, Any]
 Tool: TypeAlias = dict[str, Any]
 """A tool: `{"type": "function", "function": {"name": ..., "description": ..., "parameters": <JSON schema>}}`."""
 
-
-class _FirstFault(FailFast):
-    __hash__ = object.__hash__  # Python 3.11 needs it for `Objects | None`
-
-
-Objects: TypeAlias = Annotated[list[dict[str, Any]], _FirstFault()]
-"""A list of messages, tools or the like. Checking ends at the first one that is wrong, as only that one is reported."""
-
 MAX_ARGUMENT_DEPTH, MAX_ARGUMENT_VALUES = 64, 100_000
 """Limits of the JSON text in `arguments`, of one tool call and of all in a request."""
 
@@ -35,8 +25,6 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 _KNOWN = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "exchange_id"}
 _IGNORED = {"provider_specific_fields"}
 """Bookkeeping of client libraries that means nothing to the model."""
-
-FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 def normalize_messages(messages: list[Message]) -> list[Message]:

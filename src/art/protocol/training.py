@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from art.config import ModelSettings, TrainConfig, TrainSFTConfig
-from art.protocol.chat import Objects
 from art.protocol.job_states import JobKind, JobState
 
 W = TypeVar("W", bound=BaseModel)
+
+
+class _FirstFault(FailFast):
+    __hash__ = object.__hash__  # Python 3.11 needs it for `Objects | None`
+
+
+Objects: TypeAlias = Annotated[list[dict[str, Any]], _FirstFault()]
+"""A list of messages, tools or the like. Checking ends at the first one that is wrong, as only that one is reported."""
 
 
 class Wire(BaseModel):

@@ -17,7 +17,7 @@ REQUIREMENTS = sorted((FOLDER / "requirements").glob("*.txt"))
 
 def test_the_page_names_every_client() -> None:
     assert PAGE.startswith(INTRODUCTION)
-    rows = re.findall(r"^\| ([\w-]+) \| [\w-]+ [\d.]+ \|(.*)\|$", PAGE, re.MULTILINE)
+    rows = re.findall(r"^\| ([\w-]+) \| [\w@/-]+ [\d.]+ \|(.*)\|$", PAGE, re.MULTILINE)
     assert [name for name, _ in rows] == list(CLIENTS)
     assert {path.stem for path in REQUIREMENTS} <= CLIENTS.keys()
     assert all(len(cells.split("|")) == len(COLUMNS) for _, cells in rows)

@@ -25,7 +25,8 @@ from art.gateway.format.bridge import BranchReason
 from art.gateway.record import constraints
 from art.gateway.record.deleted_responses import SCHEMA as _DELETED_SCHEMA
 from art.gateway.record.rollout_table import create_table, note_exchanges
-from art.protocol.chat import FinishReason, Message, Tool
+from art.protocol.answers import FinishReason
+from art.protocol.chat import Message, Tool
 from art.protocol.samples import Constraint
 from art.storage.database import Database
 

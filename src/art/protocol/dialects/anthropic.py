@@ -7,9 +7,9 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from art.errors import InvalidRequestError
-from art.protocol.chat import Objects, short
+from art.protocol.chat import short
 from art.protocol.dialects.chat_completions import MAX_MODEL_NAME, parse_body
-from art.protocol.training import Wire
+from art.protocol.training import Objects, Wire
 
 
 class Thinking(BaseModel):

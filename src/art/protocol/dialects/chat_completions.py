@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from art.errors import InvalidRequestError
-from art.protocol.chat import Objects, Tool, short
+from art.protocol.chat import Tool, short
 from art.protocol.dialects.structured import CallRule, ContentForm, read_format, read_guided, read_tool_choice
+from art.protocol.training import Objects
 
 R = TypeVar("R", bound=BaseModel)
 

@@ -8,9 +8,9 @@ from pydantic import Field
 
 from art.errors import InvalidRequestError
 from art.protocol.answers import Answer
-from art.protocol.chat import Objects, short
+from art.protocol.chat import short
 from art.protocol.dialects.chat_completions import OpenAIRequest, check_openai_fields, parse_body
-from art.protocol.training import Wire
+from art.protocol.training import Objects, Wire
 
 Item = dict[str, Any]
 """An entry of `input` or `output`: a message, a function call, its output, or reasoning."""

@@ -11,7 +11,6 @@ from pydantic import ConfigDict, Field, PlainValidator
 
 from art.errors import InvalidRequestError
 from art.protocol.answers import Answer, ChatUsage
-from art.protocol.chat import Objects
 from art.protocol.dialects.chat_completions import (
     MAX_CHOICES,
     MAX_MODEL_NAME,
@@ -20,7 +19,7 @@ from art.protocol.dialects.chat_completions import (
     check_openai_fields,
     parse_body,
 )
-from art.protocol.training import Wire
+from art.protocol.training import Objects, Wire
 
 TokenIds: TypeAlias = list[int]
 _MAX_TOKEN_ID = 2**32 - 1

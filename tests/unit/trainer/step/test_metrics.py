@@ -138,6 +138,7 @@ def test_every_metric_is_what_the_catalogue_says(seed: int, paths: list[SamplePa
             **{f"offpolicy/ratio_p{p:02d}": quantile(ratios, p / 100) for p in (1, 10, 50, 90, 99)},
             "offpolicy/ratio_outside_share": mean(outside),
             "offpolicy/first_update_gap": mean([abs(rl[i].policy - rl[i].sampling) for i in of_update(0)]),
+            "offpolicy/first_update_gap_max": max(abs(rl[i].policy - rl[i].sampling) for i in of_update(0)),
             "offpolicy/first_update_kl": mean([k3(rl[i].policy, rl[i].sampling) for i in of_update(0)]),
             "offpolicy/first_update_outside_share": mean([outside[i] for i in of_update(0)]),
             "offpolicy/last_update_kl": mean([k3(rl[i].policy, rl[i].sampling) for i in of_update(1)]),
