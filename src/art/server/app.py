@@ -212,6 +212,8 @@ async def _run(route: Route, call: Call) -> None:
 
 async def _encode(answer: Any) -> bytes:
     """Encode an answer. Between parts of a large one, others are answered."""
+    if isinstance(answer, dict) and not any(isinstance(one, list) and len(one) > 1 for one in answer.values()):
+        return orjson.dumps(answer)  # one choice, which would be one piece
     body, size = bytearray(), 0
     for piece in json_pieces(answer, 2):
         body += piece

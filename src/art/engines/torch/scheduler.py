@@ -117,9 +117,9 @@ class Scheduler:
             if request.slot is not None:  # else a request earlier in this loop has just displaced it
                 self._make_room(request)
         work = []
-        budgets = self._budgets()
-        for request in self.running:
-            pending = len(request.token_ids) - request.num_computed
+        lengths = [len(request.token_ids) - request.num_computed for request in self.running]
+        budgets = self._budgets() if self.waiting or max(lengths, default=0) > 1 else {}
+        for request, pending in zip(self.running, lengths, strict=True):
             if pending > 1:
                 pending = min(pending, budgets[request.sender], self._score_tokens if request.scores else pending)
                 budgets[request.sender] -= pending

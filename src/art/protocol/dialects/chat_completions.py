@@ -19,6 +19,7 @@ from art.protocol.training import Objects
 R = TypeVar("R", bound=BaseModel)
 
 
+_NO_CALLS = CallRule("none")
 MAX_CHOICES = 128
 MAX_MODEL_NAME = 512
 MAX_TOP_LOGPROBS = 20
@@ -105,8 +106,9 @@ class ChatRequest(OpenAIRequest):
     web_search_options: dict[str, Any] | None = None
 
     _content_form: ContentForm | None = PrivateAttr(default=None)
-    _call_rule: CallRule = PrivateAttr(default=CallRule("none"))
-    _strict_tools: frozenset[str] = PrivateAttr(default=frozenset())
+    # Made by functions, since pydantic would copy a default for each request.
+    _call_rule: CallRule = PrivateAttr(default_factory=lambda: _NO_CALLS)
+    _strict_tools: frozenset[str] = PrivateAttr(default_factory=frozenset)
     _prompt_token_ids: list[int] | None = PrivateAttr(default=None)
 
     @property
