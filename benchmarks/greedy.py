@@ -58,7 +58,7 @@ WORDS = "the agent looks at the board, thinks about it and says what it would do
 class Shape:
     path: str
     make: Callable[[int], bytes]
-    """Makes a body of about so many bytes."""
+    """Makes a body whose size is roughly the given number of bytes."""
     headers: str = ""
 
 

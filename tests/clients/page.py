@@ -34,7 +34,7 @@ class Cell:
 @dataclass
 class Table:
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
-    """By client and column."""
+    """The result of each test, by the name of the client and the column of the table."""
     versions: dict[str, str] = field(default_factory=dict)
     notes: dict[tuple[str, str], str] = field(default_factory=dict)
     """What is worth knowing about cells that say yes."""

@@ -29,12 +29,6 @@ THOUGHT = "<think>\nhmm\n</think>\n\nlet me see\n"
 
 
 @pytest.fixture
-async def http(app: AppBench) -> AsyncIterator[httpx2.AsyncClient]:
-    async with app.http() as client:
-        yield client
-
-
-@pytest.fixture
 def oai(app: AppBench, http: httpx2.AsyncClient) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url="http://art.test/v1", api_key=KEY, max_retries=0, http_client=http)
 

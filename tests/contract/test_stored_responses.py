@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,6 @@ from tests.support.gateway import LOOK_UP, user
 MODEL = "games/agent"
 FLAT_TOOL: Any = {"type": "function", **LOOK_UP["function"], "strict": True}  # type: ignore[dict-item]
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"key": "a b"}}\n</tool_call>'
-
-
-@pytest.fixture
-async def http(app: AppBench) -> AsyncIterator[httpx2.AsyncClient]:
-    async with app.http() as client:
-        yield client
-
-
-@pytest.fixture
-def oai(http: httpx2.AsyncClient) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url="http://art.test/v1", api_key=KEY, max_retries=0, http_client=http)
 
 
 async def test_a_response_is_read_as_it_was(app: AppBench, oai: openai.AsyncOpenAI) -> None:

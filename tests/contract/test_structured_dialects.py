@@ -35,17 +35,6 @@ async def app(tmp_path: Path, tokenizer_dir: Path) -> AsyncIterator[AppBench]:
 
 
 @pytest.fixture
-async def http(app: AppBench) -> AsyncIterator[httpx2.AsyncClient]:
-    async with app.http() as client:
-        yield client
-
-
-@pytest.fixture
-def oai(http: httpx2.AsyncClient) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url="http://art.test/v1", api_key=KEY, max_retries=0, http_client=http)
-
-
-@pytest.fixture
 async def claude(app: AppBench) -> AsyncIterator[anthropic.AsyncAnthropic]:
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app.app)) as plain:
         yield anthropic.AsyncAnthropic(base_url="http://art.test", api_key=KEY, max_retries=0, http_client=plain)

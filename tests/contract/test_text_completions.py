@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,17 +21,6 @@ from tests.support.served_app import ServedApp
 
 MODEL = "games/agent"
 PROMPT = "hello the world"
-
-
-@pytest.fixture
-async def http(app: AppBench) -> AsyncIterator[httpx2.AsyncClient]:
-    async with app.http() as client:
-        yield client
-
-
-@pytest.fixture
-def oai(http: httpx2.AsyncClient) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url="http://art.test/v1", api_key=KEY, max_retries=0, http_client=http)
 
 
 def tokens_of(app: AppBench, text: str) -> list[int]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import string
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from art.kernels.grammar import Mask, num_words
 
 ADDED = ("<end>", "<other_end>", "<call>")
 STOPS = (0, 1)
@@ -47,3 +51,10 @@ def check_answer(text: str) -> None:
     assert [*answer] == ["n", "text"]
     assert answer["n"] in (1, 2, 33)
     assert len(answer["text"]) <= 5
+
+
+def mask_of(token_ids: Sequence[int], vocab_size: int) -> Mask:
+    """The mask that allows exactly `token_ids`."""
+    bits = np.zeros(num_words(vocab_size) * 32, dtype=np.uint8)
+    bits[np.asarray(token_ids, dtype=np.int64)] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)

@@ -87,13 +87,6 @@ def num_words(vocab_size: int) -> int:
     return -(-vocab_size // 32)
 
 
-def mask_of(token_ids: Sequence[int], vocab_size: int) -> Mask:
-    """The mask that allows exactly `token_ids`."""
-    bits = np.zeros(num_words(vocab_size) * 32, dtype=np.uint8)
-    bits[np.asarray(token_ids, dtype=np.int64)] = 1
-    return np.packbits(bits, bitorder="little").view(np.uint32)
-
-
 def allowed_bits(masks: Mask, vocab_size: int) -> npt.NDArray[np.bool_]:
     """One boolean per token: [..., vocab_size]."""
     bits = np.unpackbits(masks.view(np.uint8), axis=-1, count=vocab_size, bitorder="little")

@@ -19,9 +19,9 @@ from art.kernels.grammar import (
     Vocabulary,
     allowed_bits,
     allowed_ids,
-    mask_of,
     num_words,
 )
+from tests.support.grammars import mask_of
 
 VOCAB = 320  # more than the tokenizer has, as many models
 NUMBER = (

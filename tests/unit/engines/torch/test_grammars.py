@@ -17,9 +17,9 @@ from art.engines.torch.cache.kv_cache import KVCache
 from art.engines.torch.embedded import TorchEngine
 from art.engines.torch.grammars import forbid
 from art.errors import InvalidRequestError, OverloadedError
-from art.kernels.grammar import Vocabulary, mask_of
+from art.kernels.grammar import Vocabulary
 from tests.support.engine import load, make_model
-from tests.support.grammars import GRAMMAR, STOPS, check_answer, make_tokenizer, save_tokenizer
+from tests.support.grammars import GRAMMAR, STOPS, check_answer, make_tokenizer, mask_of, save_tokenizer
 
 VOCAB = 128
 
