@@ -30,6 +30,8 @@ from art.protocol.token_sets import pack_token_sets, unpack_token_sets
 
 Result = TypeVar("Result", covariant=True)
 _MAX_COMPLAINTS = 3
+QUANTIZED = "quantized"
+"""Name, among number types, of an engine that rounds weights, activations or KV cache to 8 bits or fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,6 +282,8 @@ class Train(SampleCall[StepOrProgress]):
     """Pairs of rollout ids, (chosen, rejected), for preference losses."""
     references: dict[int, Path] = field(default_factory=dict)
     """Folders of the checkpoints that the loss compares the policy with, by step."""
+    engine_dtype: str | None = None
+    """Number type in which the engine computed the sampling log-probs, or `QUANTIZED`; `None`: that of the trainer."""
 
 
 class TrainSft(SampleCall[StepOrProgress]):

@@ -21,6 +21,7 @@ from art.errors import ConfigError, ConstraintMismatchError, NothingTrainableErr
 from art.kernels.threads import default_num_threads
 from art.protocol.calls import Train, TrainSft
 from art.protocol.samples import StepResult, TrainingSample
+from art.trainer.gate.noise import expected_noise
 from art.trainer.machine import memory, usage
 from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.policy.base_model import load_base_model
@@ -159,7 +160,9 @@ class Trainer:
             return plan_sft(replayed.paths, call.config)
         measurer = Measurer(loaded.policy, self._batcher, progress, call.references)
         pairs = [pair for pair in call.pairs if replayed.refused_rollouts.isdisjoint(pair)]
-        return plan_rl(replayed.paths, call.config, pairs, measurer, step=loaded.step)
+        dtype = str(self._base.head.weight.dtype).removeprefix("torch.")
+        noise = expected_noise(self._base.model, dtype, call.engine_dtype)
+        return plan_rl(replayed.paths, call.config, pairs, measurer, step=loaded.step, noise=noise)
 
     def _make_step(self, call: Train | TrainSft, progress: Progress) -> StepResult:
         """Plan the updates, run and report them, and write the checkpoint."""

@@ -292,7 +292,7 @@ def test_the_gate_masks_reports_and_aborts(trainer: Trainer, tmp_path: Path) -> 
     ungated = config.model_copy(update={"mismatch": None})
     step(trainer, tmp_path, 1, ungated, samples=[silent, *own[1:]], to_checkpoint=tmp_path / "silent")
     assert weights(tmp_path / "gated") == weights(tmp_path / "silent")
-    with pytest.raises(TrainingError, match=r"8 of 8 samples .* nothing was trained"):
+    with pytest.raises(TrainingError, match=r"8 of 8 rollouts .* nothing was trained"):
         step(trainer, tmp_path, 1, config, samples=random_samples(3))
     assert not (tmp_path / "0001").exists()
 

@@ -100,6 +100,8 @@ def test_gradients_are_those_of_one_process(
 ) -> None:
     samples = random_samples(seed, count)
     samples[::3] = [replace(sample, component="sft") for sample in samples[::3]] if count > 1 else samples
+    # Pairs are branches of one rollout, which the gate judges as a whole wherever they are computed.
+    samples = [replace(sample, rollout_id=f"r{number // 2}") for number, sample in enumerate(samples)]
     update = {"terms": (GspoConfig(),), "mismatch": MismatchConfig(low=0.5, high=1.5, abort=1.0)}
     expected = gradient(alone, model, samples, update, max_tokens)
     found: list[Gradient] = succeeded(pair.run(gradient, model, samples, update, max_tokens, **settings))
