@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 from benchmarks import __main__ as command
 from benchmarks import (
     constraints,
+    gate,
     gateway_overhead,
     generate,
     grammar,
@@ -36,7 +37,7 @@ from tests.support.gateway import make_tokenizer
 def options(name: str) -> argparse.Namespace:
     module = {
         m.__name__.rpartition(".")[2]: m
-        for m in (constraints, gateway_overhead, generate, grammar, growth, grpo_step, logprobs, train_step)
+        for m in (constraints, gate, gateway_overhead, generate, grammar, growth, grpo_step, logprobs, train_step)
     }[name]
     return command.make_parser({name: module}).parse_args([name, "--quick", "--repeats", "1"])
 
@@ -210,3 +211,14 @@ def test_the_command_writes_table_json_and_plot(tmp_path: Path) -> None:
     assert command.plot_path("growth", tmp_path / "x.png", None) == tmp_path / "x.png"
     assert command.plot_path("growth", None, None) is None
     assert json.dumps(command.to_json({}, {}))
+
+
+def test_the_gate_is_simulated_and_measured() -> None:
+    args = options("gate")
+    args.gate_tokens = 2000
+    result = gate.run(args)
+    cells = {(row["sampler"], row["number type"], row["rollouts"]): row for row in result.rows}
+    right = [row for row in result.rows if str(row["sampler"]).startswith(("right", "real"))]
+    assert all(float(str(row["1 token"]).split(" / ")[0]) < 1.0 for row in right)
+    assert cells["wrong: adapter not applied, KL 0.3", "bfloat16", 128]["1,000 tokens"] == "100 / 100"
+    assert float(cells["real: engine and trainer, 2 layers", "float32", 8]["rms"]) < 1e-3

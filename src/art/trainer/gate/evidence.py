@@ -39,13 +39,14 @@ class Evidence:
 
         `limit`: a token that is further off counts as this far off in `squares`, so that a few do not decide.
         """
+        squares = np.minimum(np.abs(log_ratio), limit) ** 2
         lowest, highest = np.zeros(num_rollouts), np.zeros(num_rollouts)
         np.minimum.at(lowest, rollouts, log_ratio)
         np.maximum.at(highest, rollouts, log_ratio)
         return cls(
             counts=np.bincount(rollouts, minlength=num_rollouts).astype(np.float64),
-            totals=np.bincount(rollouts, log_ratio, minlength=num_rollouts),
-            squares=np.bincount(rollouts, np.minimum(np.abs(log_ratio), limit) ** 2, minlength=num_rollouts),
+            totals=np.bincount(rollouts, log_ratio, minlength=num_rollouts).astype(np.float64),
+            squares=np.bincount(rollouts, squares, minlength=num_rollouts).astype(np.float64),
             lowest=lowest,
             highest=highest,
         )
