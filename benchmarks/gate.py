@@ -51,7 +51,7 @@ NOISE = {"float32": (1e-5,), "bfloat16": (0.032, 0.045)}
 STEPS = 8
 _STEP_KL = 5e-4
 """KL divergence of one training step in the rows of stale samplers."""
-_VOCAB, _POSITIONS = 1024, 1024
+_VOCAB = 1024
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
@@ -60,8 +60,9 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     tokens = args.gate_tokens or (20_000 if args.quick else 1_000_000)
-    lengths = LENGTHS[::4] if args.quick else LENGTHS
-    rows = [_row(case, lengths, tokens) for case in (*right_pairs(), *wrong_samplers())]
+    lengths = LENGTHS[:9:4] if args.quick else LENGTHS
+    policies = Policies.make(32 if args.quick else 1024)
+    rows = [_row(case, lengths, tokens) for case in (*right_pairs(), *wrong_samplers(policies))]
     with tempfile.TemporaryDirectory() as folder:
         shape = (2, 8, 16) if args.quick else (12, 64, 256)
         rows += [_real_row(Path(folder), dtype, lengths, shape) for dtype in NOISE]
@@ -133,10 +134,10 @@ class Policies:
     directions: Array  # [8, P, V] changes of the logits, of which a step makes one
 
     @classmethod
-    def make(cls) -> Policies:
+    def make(cls, num_positions: int) -> Policies:
         rng = np.random.default_rng(0)
-        sharpness = rng.gamma(2.0, 2.0, (_POSITIONS, 1)) + 1.0  # positions differ in how sure the policy is
-        hidden, head = rng.standard_normal((_POSITIONS, 32)), rng.standard_normal((32, _VOCAB)) / np.sqrt(32)
+        sharpness = rng.gamma(2.0, 2.0, (num_positions, 1)) + 1.0  # positions differ in how sure the policy is
+        hidden, head = rng.standard_normal((num_positions, 32)), rng.standard_normal((32, _VOCAB)) / np.sqrt(32)
         moves = rng.standard_normal((STEPS, 32, 32)) / np.sqrt(32)
         directions = np.stack([hidden @ move @ head for move in moves])
         return cls(sharpness * (hidden @ head), directions)
@@ -156,8 +157,7 @@ class Policies:
         return low * direction
 
 
-def wrong_samplers() -> Iterator[Case]:
-    policies = Policies.make()
+def wrong_samplers(policies: Policies) -> Iterator[Case]:
     policy, one = policies.log_probs(), policies.directions[0]
     wandering = np.stack([policies.moved(each, _STEP_KL) for each in policies.directions]).sum(0)
     samplers: dict[str, Array] = {

@@ -220,5 +220,5 @@ def test_the_gate_is_simulated_and_measured() -> None:
     cells = {(row["sampler"], row["number type"], row["rollouts"]): row for row in result.rows}
     right = [row for row in result.rows if str(row["sampler"]).startswith(("right", "real"))]
     assert all(float(str(row["1 token"]).split(" / ")[0]) < 1.0 for row in right)
-    assert cells["wrong: adapter not applied, KL 0.3", "bfloat16", 128]["1,000 tokens"] == "100 / 100"
+    assert cells["wrong: adapter not applied, KL 0.3", "bfloat16", 128]["500 tokens"] == "100 / 100"
     assert float(cells["real: engine and trainer, 2 layers", "float32", 8]["rms"]) < 1e-3

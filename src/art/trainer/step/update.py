@@ -55,8 +55,8 @@ class Update:
     is the stream `ANCHOR`, or without it (a single update) the current policy's."""
     mismatch: Gate | None = None
     masked: BoolArray | None = None  # [R]
-    """Rollouts that the gate masks, by its index of them. `None`: each micro-batch judges by the tokens that it has,
-    and what it thought is checked once all are known."""
+    """Rollouts that the gate masks, by its index of them. `None`: each micro-batch judges by the tokens that its
+    process has seen so far, and the update is computed again if a rollout is judged otherwise once all are known."""
 
 
 def run_updates(
@@ -264,7 +264,10 @@ def _correct(inputs: LossInputs, micro_batch: MicroBatch, update: Update, record
     log_ratio = torch.where(is_sft, 0.0, start - inputs.sampling_logprobs)
     rollouts = gate.rollouts_of(micro_batch.paths)  # [N], -1 for SFT
     evidence = gate.collect(micro_batch.paths, log_ratio.numpy())
-    masked = gate.judge(evidence).masked if update.masked is None else update.masked
+    if update.masked is None:
+        masked = gate.judge(sum((view.evidence for view in record.gate_views), evidence)).masked
+    else:
+        masked = update.masked
     is_here = np.isin(np.arange(len(masked)), rollouts)
     record.gate_views = [sum(record.gate_views, GateView(evidence, is_here & masked, is_here & ~masked))]
     is_masked = torch.from_numpy(np.append(masked, False)[rollouts])  # index -1 is the last

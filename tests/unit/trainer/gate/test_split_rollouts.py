@@ -96,7 +96,8 @@ def test_branches_in_different_micro_batches_are_one_rollout(
     monkeypatch.setattr(module, "_backward", counted)
     parts, cut = run(policy, paths, gate, max_tokens=1)
     assert len(cut.micro_batches) == 2 * NUM_ROLLOUTS
-    assert passes == 4 * NUM_ROLLOUTS  # a part was judged otherwise, so all were computed again
+    # All are computed again if a part was judged otherwise, which depends on whether it came early.
+    assert passes in ([4 * NUM_ROLLOUTS] if num_masked == 0 else [2 * NUM_ROLLOUTS, 4 * NUM_ROLLOUTS])
     for gradient in (whole, parts):
         assert float((gradient - expected).norm() / expected.norm()) < 1e-5
     for name in ("num_gated", "num_mismatched", "num_mismatched_targets"):
