@@ -19,6 +19,7 @@ import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -38,7 +39,18 @@ DEFAULT = (
     "grammar",
     "constraints",
 )
-ONLY_NAMED = ("learning", "mcp_rl", "kill_storm", "remote_storm", "serve_load", "greedy", "fairness")
+ONLY_NAMED = (
+    "learning",
+    "mcp_rl",
+    "kill_storm",
+    "remote_storm",
+    "serve_load",
+    "greedy",
+    "fairness",
+    "real_shapes",
+    "step_profile",
+    "head_dtypes",
+)
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -99,6 +111,9 @@ def plot_path(name: str, plot: Path | None, json_file: Path | None) -> Path | No
 def draw(module: ModuleType, result: Result, path: Path) -> str:
     """Write the plot of `result`, if the benchmark draws one; the line of Markdown that shows it."""
     if not hasattr(module, "draw"):
+        return ""
+    if not find_spec("matplotlib"):
+        print(f"matplotlib is not installed: {path} was not drawn", file=sys.stderr, flush=True)
         return ""
     path.parent.mkdir(parents=True, exist_ok=True)
     module.draw(result).savefig(path, dpi=110)
