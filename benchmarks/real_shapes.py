@@ -13,7 +13,7 @@ weight of the head and learnt query. Computing activations again is not counted,
 
     python -m benchmarks real_shapes --quick                                   a tiny model on the CPU, seconds
     python -m benchmarks real_shapes --device cuda --json out.json             the real ones
-    python -m benchmarks real_shapes step_profile --device cuda --models "4 B 2 layers" --trees 16384
+    python -m benchmarks real_shapes --device cuda --models "4 B 2 layers" --trees 16384 --checkpointing yes
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from benchmarks.workloads import Samples, group, plain_row
 
 MODELS = {"cpu": ["0.1 M", "0.1 M window"], "cuda": ["4 B 2 layers", "4 B 2 layers window", "4 B"]}
 TREES = {"cpu": (2048,), "cuda": (16_384, 65_536)}
-_QUICK_TREE = 600
+QUICK_TREE = 600
 _FEW_LAYERS = 4
 """A deeper model computes activations again by default, and runs the smallest tree only."""
 _COMPLETIONS = 8
@@ -83,12 +83,12 @@ def chosen_models(args: argparse.Namespace) -> list[str]:
     return names
 
 
-def chosen_trees(name: str, args: argparse.Namespace) -> tuple[int, ...]:
+def _chosen_trees(name: str, args: argparse.Namespace) -> tuple[int, ...]:
     if args.trees:
         trees: tuple[int, ...] = args.trees
         return trees
-    trees = (_QUICK_TREE,) if args.quick else TREES[args.device]
-    return trees[:1] if _is_deep(name) else trees
+    trees = (QUICK_TREE,) if args.quick else TREES[args.device]
+    return trees[:1] if is_deep(name) else trees
 
 
 def make_workloads(num_tokens: int, vocab_size: int) -> dict[str, Samples]:
@@ -102,28 +102,31 @@ def make_workloads(num_tokens: int, vocab_size: int) -> dict[str, Samples]:
 
 
 @contextmanager
-def open_trainer(name: str, args: argparse.Namespace) -> Iterator[Trainer]:
-    """A trainer of model `name` that takes the largest tree in one pass."""
+def open_trainer(name: str, args: argparse.Namespace, *, max_tokens: int, recomputes: bool) -> Iterator[Trainer]:
+    """A trainer of model `name` with `max_tokens` in a pass. With `recomputes` activations are computed again."""
     settings: dict[str, Any] = {
         "device": args.device,
         "dtype": choose_dtype(args),
-        "max_tokens": max(chosen_trees(name, args)),
-        "gradient_checkpointing": args.checkpointing == "yes" or (args.checkpointing is None and _is_deep(name)),
+        "max_tokens": max_tokens,
+        "gradient_checkpointing": recomputes,
         "num_threads": 1,
     }
     with model_files(name, args.device) as files:
         yield Trainer(str(files.base), TrainerConfig.model_validate(settings))
 
 
-def _is_deep(name: str) -> bool:
+def is_deep(name: str) -> bool:
+    """Whether a model has more layers than fit into memory with all their activations."""
     return SHAPES[name]["num_hidden_layers"] > _FEW_LAYERS
 
 
 def _measure_model(name: str, args: argparse.Namespace) -> Iterator[dict[str, Cell]]:
     peak = peak_flops(torch.device(args.device), getattr(torch, choose_dtype(args)))
     vocab_size = SHAPES[name]["vocab_size"]
-    with open_trainer(name, args) as trainer:
-        for num_tokens in chosen_trees(name, args):
+    trees = _chosen_trees(name, args)
+    recomputes = is_deep(name) if args.checkpointing is None else args.checkpointing == "yes"
+    with open_trainer(name, args, max_tokens=max(trees), recomputes=recomputes) as trainer:
+        for num_tokens in trees:
             for workload, samples in make_workloads(num_tokens, vocab_size).items():
                 results = [trainer.trial(samples, LORA) for _ in range(args.repeats + 1)][1:]  # the first one compiles
                 yield {"model": name, "workload": workload} | _row(name, samples, results, peak)

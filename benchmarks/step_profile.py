@@ -1,10 +1,10 @@
 """The operators that take most time in a step of `real_shapes`, by torch's profiler.
 
-Steps run until everything is compiled, then one is profiled: a group of completions that share a prompt, with the
-smallest tree. Of the models and trees that are named, or the defaults of `real_shapes` with two layers.
+Steps run until everything is compiled, then one is profiled: a group of completions that share a prompt. Models with
+two layers are profiled unless others are named.
 
     python -m benchmarks step_profile --quick
-    python -m benchmarks step_profile --device cuda --models "4 B" --trees 16384 --json profile.json
+    python -m benchmarks step_profile --device cuda --models "4 B" --profile-tree 16384
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.models import LORA, SHAPES, choose_dtype
-from benchmarks.real_shapes import chosen_models, chosen_trees, make_workloads, open_trainer
+from benchmarks.real_shapes import QUICK_TREE, TREES, chosen_models, is_deep, make_workloads, open_trainer
 from benchmarks.report import Cell, Result
 
 _NUM_WARM_UPS = 2
 _NUM_OPERATORS = 15
+
+
+def add_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--profile-tree", type=int, metavar="N", help="tokens of the tree (default: 16384 on cuda)")
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -39,10 +43,10 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _profile(name: str, args: argparse.Namespace) -> Iterator[dict[str, Cell]]:
-    num_tokens = min(chosen_trees(name, args))
+    num_tokens = args.profile_tree or (QUICK_TREE if args.quick else TREES[args.device][0])
     workload, samples = next(iter(make_workloads(num_tokens, SHAPES[name]["vocab_size"]).items()))
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if args.device == "cuda" else [])]
-    with open_trainer(name, args) as trainer:
+    with open_trainer(name, args, max_tokens=num_tokens, recomputes=is_deep(name)) as trainer:
         for _ in range(_NUM_WARM_UPS):
             trainer.trial(samples, LORA)
         with profile(activities=activities) as profiler:

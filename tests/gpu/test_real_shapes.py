@@ -33,16 +33,11 @@ WINDOWED = {"cpu": "0.1 M window", "cuda": "4 B 2 layers window"}
 TREE = {"cpu": 4096, "cuda": 16_384}
 
 
-def options(device: str, num_tokens: int) -> argparse.Namespace:
-    return argparse.Namespace(
-        device=device, dtype=None, trees=(num_tokens,), checkpointing=None, quick=False, models=None
-    )
-
-
 @pytest.fixture
 def trainer(device: str) -> Iterator[Trainer]:
     torch.set_num_threads(1)
-    with open_trainer(WINDOWED[device], options(device, TREE[device])) as trainer:
+    args = argparse.Namespace(device=device, dtype=None)
+    with open_trainer(WINDOWED[device], args, max_tokens=TREE[device], recomputes=False) as trainer:
         yield trainer
 
 

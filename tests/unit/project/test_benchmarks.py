@@ -55,9 +55,8 @@ def options(name: str) -> argparse.Namespace:
             step_profile,
             train_step,
         )
-    }
-    modules = {name: module[name], "real_shapes": real_shapes}  # `step_profile` has the options of `real_shapes`
-    return command.make_parser(modules).parse_args([name, "--quick", "--repeats", "1"])
+    }[name]
+    return command.make_parser({name: module}).parse_args([name, "--quick", "--repeats", "1"])
 
 
 def test_real_shapes_measures_steps() -> None:
