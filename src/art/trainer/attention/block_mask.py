@@ -1,16 +1,15 @@
-"""FlexAttention's block mask of a prefix tree, from one number per block and not from a [T, T] mask.
+"""FlexAttention's block mask of a prefix tree, made from the extremes of blocks and not from a [T, T] mask.
 
-FlexAttention skips a block of queries and keys that is empty, evaluates the rule in a partial one, and computes a full
-one without it. Which of the three a block is follows from its extremes. Let the queries be [q0, q1) and the keys lie
-before them:
+FlexAttention skips a block of queries by keys that is empty, evaluates the rule in a partial one, and computes a full
+one without the rule. The extremes of a block tell which of the three it is. For queries [q0, q1) and keys before them,
 
-    some query sees some key    q0 < max(subtree_end)
-    every query sees every key  q1 <= min(subtree_end)
+    some query sees some key      if   q0 < max(subtree_end)
+    every query sees every key    if   q1 <= min(subtree_end)
 
-With a sliding window, every key must also lie less than the window behind every query, which again follows from the
-extremes. Whether some query sees some key does not: a query of a short branch may see a key that its neighbours are too
-far from. There, for each key, the queries that it may serve are the first ones of the block (they are in its subtree),
-and the running minimum of their positions tells whether the nearest is in reach: T numbers per block of queries.
+With a sliding window, a full block also needs max(positions of queries) - min(positions of keys) < window. Whether some
+query sees some key no longer follows from extremes, since the nearest positions may lie on different branches. But the
+queries that are in the subtree of a key are the first ones of the block, so their running minimum of positions tells
+whether one of them is near enough: T numbers per block of queries.
 """
 
 from __future__ import annotations

@@ -55,15 +55,15 @@ def run_flex(
     """
     # torch compiles once more for each combination of inputs that require a gradient and of inputs that are views. So
     # all three require one or none does, and none is a view.
-    inputs = [
+    query, key, value = (
         _Plain.apply(x) if x.requires_grad and kind.needs_grad else x.detach().requires_grad_(kind.needs_grad)
         for x in (query, key, value)
-    ]
+    )
     with torch.set_grad_enabled(kind.needs_grad):
         if not compiles:
-            return _call_flex(*inputs, mask, kind)
+            return _call_flex(query, key, value, mask, kind)
         with _failing_loudly(kind):
-            out, lse = compiled_function(kind)(*inputs, mask)
+            out, lse = compiled_function(kind)(query, key, value, mask)
     return out, lse
 
 
@@ -88,7 +88,7 @@ def compiled_function(kind: FlexKind) -> Callable[..., tuple[Tensor, Tensor | No
 
 
 class _Plain(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
-    """The same numbers in the same memory, as a tensor that autograd does not take for a view of another one."""
+    """Return a tensor with the same memory that autograd does not take for a view of another tensor."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ _UNSUPPORTED = ("softcap", "position_bias")
 
 _LENGTHS_PER_OCTAVE: Final = 32
 _MIN_LENGTH: Final = 512
-"""Of layouts for flex: see `padded_length`."""
+"""Shortest layout for flex."""
 
 _SINK_WIDTH = 8
 """Columns that `_with_sink_key` adds to each head: fast kernels need a head size that is a multiple of 8."""
@@ -102,7 +102,7 @@ def padded_length(num_tokens: int) -> int:
     So whole blocks are computed, lengths recur, and padding is at most 127 tokens or 1/32 of the layout, the larger of
     the two. Shorter layouts than 512 become 512: torch compiles small numbers of blocks separately.
     """
-    step = max(BLOCK_SIZE, 2 ** (num_tokens.bit_length() - 1) // _LENGTHS_PER_OCTAVE)
+    step = max(BLOCK_SIZE, (1 << num_tokens.bit_length() - 1) // _LENGTHS_PER_OCTAVE)
     return max(_MIN_LENGTH, -(-num_tokens // step) * step)
 
 
