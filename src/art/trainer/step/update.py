@@ -211,7 +211,7 @@ def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: S
             base_logprobs=targets.streams.get(BASE, targets.streams.get(SAMPLED_BASE, unknown)),
         )
     )
-    num_tokens = len(layout.token_ids)
+    num_tokens = layout.num_tokens
     record.num_tree_tokens += num_tokens
     record.num_dense_tokens += num_tokens if layout.kernel == "dense" else 0
     record.num_visible_keys += int(layout.positions.sum()) + num_tokens
