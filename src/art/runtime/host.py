@@ -69,7 +69,9 @@ class BaseModelHost:
         self._engine = EngineHandle(engine_spec, self._start_engine, config, seats)
         self.adapters = AdapterTable(self._engine, config, one_policy=self.one_policy, sleeps=self.placement.sleeps)
         trainer_spec = self._spec("trainer", "trainer_child", self._threads[1], self.placement.trainer)
-        self.trainer = TrainerHandle(trainer_spec, self._start_trainer, config, self._engine_aside)
+        self.trainer = TrainerHandle(
+            trainer_spec, self._start_trainer, config, self._engine_aside, data_dir.samples.absolute()
+        )
         self.engine_process, self.trainer_process = self._engine.process, self.trainer.process
         self.engine = self._engine.engine
 

@@ -27,7 +27,7 @@ class TrainerCalls:
             InitCheckpoint: lambda call, _: self._started.init_checkpoint(call.path, call.lora),
             Train: lambda call, on_progress: self._started.train(call, on_progress),
             TrainSft: lambda call, on_progress: self._started.train(call, on_progress),
-            Trial: lambda call, _: self._started.trial(call.samples, call.lora),
+            Trial: lambda call, _: self._started.trial(call.read(), call.lora),
         }
 
     def make(self, call: Call[Any], on_progress: OnProgress | None = None) -> Any:
