@@ -160,7 +160,15 @@ class BaseModelHost:
     async def _start_trainer(self, client: RpcClient) -> None:
         config = self.settings.trainer.model_copy(update={"num_threads": self._threads[1]})
         shares_gpu = self.placement.shared and self.placement.trainer.kind == "cuda"
-        await client.call(StartTrainer(model=self.base_model, config=config, shares_gpu=shares_gpu))
+        await client.call(
+            StartTrainer(
+                model=self.base_model,
+                config=config,
+                shares_gpu=shares_gpu,
+                nodes=self._config.nodes,
+                shared=self._data_dir.samples.absolute(),
+            )
+        )
 
     def status(self) -> dict[str, Any]:
         info = self._engine.known_info

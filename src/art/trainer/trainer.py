@@ -53,15 +53,15 @@ class Trainer:
         or raises in all of them. More calls may follow an error, except after a `ProcessError`.
 
         Raises:
-            ConfigError: the model cannot be loaded or trained, or `team` does not have `config.num_processes`.
+            ConfigError: the model cannot be loaded or trained, or `team` does not have `config.world_size` processes.
         """
-        if config.num_processes != team.size:
+        if config.world_size != team.size:
             raise ConfigError(
-                f"the trainer is configured for {config.num_processes} processes, but {team.size} run; start "
-                f"{config.num_processes} with `torchrun`, and pass `Team.from_environment(config)`",
+                f"the trainer is configured for {config.world_size} processes, but {team.size} run; start "
+                f"{config.world_size} with `torchrun`, and pass `Team.from_environment(config)`",
                 param="num_processes",
             )
-        torch.set_num_threads(max(1, (config.num_threads or default_num_threads()) // team.size))
+        torch.set_num_threads(max(1, (config.num_threads or default_num_threads()) // config.num_processes))
         self._team = team
         with team.call(in_lockstep=config.shard_base):
             self._base = load_base_model(base_model, config)
