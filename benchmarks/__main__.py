@@ -42,7 +42,17 @@ DEFAULT = (
     "grammar",
     "constraints",
 )
-ONLY_NAMED = ("learning", "mcp_rl", "kill_storm", "remote_storm", "serve_load", "greedy", "fairness", "gate")
+ONLY_NAMED = (
+    "learning",
+    "mcp_rl",
+    "kill_storm",
+    "remote_storm",
+    "serve_load",
+    "greedy",
+    "fairness",
+    "gate",
+    "transport",
+)
 
 ALL = (*DEFAULT, *ONLY_NAMED, *REAL_SHAPES)
 

@@ -69,7 +69,9 @@ class BaseModelHost:
         self._engine = EngineHandle(engine_spec, self._start_engine, config, seats)
         self.adapters = AdapterTable(self._engine, config, one_policy=self.one_policy, sleeps=self.placement.sleeps)
         trainer_spec = self._spec("trainer", "trainer_child", self._threads[1], self.placement.trainer)
-        self.trainer = TrainerHandle(trainer_spec, self._start_trainer, config, self._engine_aside)
+        self.trainer = TrainerHandle(
+            trainer_spec, self._start_trainer, config, self._engine_aside, data_dir.samples.absolute()
+        )
         self.engine_process, self.trainer_process = self._engine.process, self.trainer.process
         self.engine = self._engine.engine
 
@@ -168,7 +170,15 @@ class BaseModelHost:
     async def _start_trainer(self, client: RpcClient) -> None:
         config = self.settings.trainer.model_copy(update={"num_threads": self._threads[1]})
         shares_gpu = self.placement.shared and self.placement.trainer.kind == "cuda"
-        await client.call(StartTrainer(model=self.base_model, config=config, shares_gpu=shares_gpu))
+        await client.call(
+            StartTrainer(
+                model=self.base_model,
+                config=config,
+                shares_gpu=shares_gpu,
+                nodes=self._config.nodes,
+                shared=self._data_dir.samples.absolute(),
+            )
+        )
 
     def status(self) -> dict[str, Any]:
         info = self._engine.known_info

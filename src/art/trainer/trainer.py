@@ -36,7 +36,7 @@ from art.trainer.step.progress import Progress
 from art.trainer.step.replay import Replayed, Replayer
 from art.trainer.step.step_metrics import summarise, summarise_weights
 from art.trainer.step.update import Update, run_updates
-from art.trainer.tree.tree import check_sample
+from art.trainer.tree.tree import check_samples
 
 _log = logging.getLogger(__name__)
 
@@ -54,15 +54,15 @@ class Trainer:
         or raises in all of them. More calls may follow an error, except after a `ProcessError`.
 
         Raises:
-            ConfigError: the model cannot be loaded or trained, or `team` does not have `config.num_processes`.
+            ConfigError: the model cannot be loaded or trained, or `team` does not have `config.world_size` processes.
         """
-        if config.num_processes != team.size:
+        if config.world_size != team.size:
             raise ConfigError(
-                f"the trainer is configured for {config.num_processes} processes, but {team.size} run; start "
-                f"{config.num_processes} with `torchrun`, and pass `Team.from_environment(config)`",
+                f"the trainer is configured for {config.world_size} processes, but {team.size} run; start "
+                f"{config.world_size} with `torchrun`, and pass `Team.from_environment(config)`",
                 param="num_processes",
             )
-        torch.set_num_threads(max(1, (config.num_threads or default_num_threads()) // team.size))
+        torch.set_num_threads(max(1, (config.num_threads or default_num_threads()) // config.num_processes))
         self._team = team
         with team.call(in_lockstep=config.shard_base):
             self._base = load_base_model(base_model, config)
@@ -141,8 +141,7 @@ class Trainer:
             }
 
     def _check(self, samples: Sequence[TrainingSample]) -> Replayed:
-        checked = [check_sample(sample, vocab_size=self._base.vocab_size) for sample in samples]
-        paths = [path for path in checked if path is not None]
+        paths = check_samples(samples, vocab_size=self._base.vocab_size)
         if not paths:
             raise NothingTrainableError(
                 f"none of the {len(samples)} samples has a token to learn: each has an empty loss mask or weight 0"
@@ -167,7 +166,7 @@ class Trainer:
     def _make_step(self, call: Train | TrainSft, progress: Progress) -> StepResult:
         """Plan the updates, run and report them, and write the checkpoint."""
         started = time.perf_counter()
-        replayed = self._check(call.samples)
+        replayed = self._check(call.read())
         paths = replayed.paths
         loaded = self._resident.load(call.from_checkpoint)
         plan = self._plan(call, replayed, loaded, progress)
@@ -185,7 +184,7 @@ class Trainer:
         trained = time.perf_counter()
         metrics["throughput/train_tokens_per_s"] = metrics["data/step_tokens_unshared"] / (trained - started)
         loaded.step += 1
-        probe_tokens = paths[0].sample.token_ids[:PROBE_TOKENS]
+        probe_tokens = list(paths[0].sample.token_ids[:PROBE_TOKENS])
         config = call.config.model_dump(mode="json")
         self._resident.write(
             call.to_checkpoint, loaded, probe_tokens, job_id=call.job_id, config=config, metrics=metrics

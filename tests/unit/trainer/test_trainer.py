@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import math
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from art.errors import (
     ConflictError,
     CorruptCheckpointError,
     DiskFullError,
-    InvalidRequestError,
     NotFoundError,
     NothingTrainableError,
     TrainingError,
@@ -28,7 +26,7 @@ from art.errors import (
 )
 from art.metrics import catalogue
 from art.protocol.calls import Train, TrainSft
-from art.protocol.samples import StepResult, TrainingSample, samples_from_wire, samples_to_wire
+from art.protocol.samples import StepResult, TrainingSample
 from art.storage import atomic, checkpoints
 from art.trainer.step.probe import measure_probe
 from art.trainer.trainer import OnProgress, Trainer
@@ -382,18 +380,6 @@ def test_sft_refuses_samples_of_reinforcement_learning(trainer: Trainer, tmp_pat
     paths = {"from_checkpoint": tmp_path / "0000", "to_checkpoint": tmp_path / "0001", "job_id": "job-1"}
     with pytest.raises(TrajectoryError, match="'s0' has component 'rl'"):
         trainer.train(TrainSft(samples=random_samples(0), config=TrainSFTConfig(), **paths))
-
-
-# -- wire --
-
-
-def test_samples_cross_the_wire() -> None:
-    import orjson
-
-    samples = random_samples(0)
-    assert samples_from_wire(orjson.loads(orjson.dumps(samples_to_wire(samples)))) == samples
-    with pytest.raises(InvalidRequestError, match="unexpected keyword"):
-        samples_from_wire({"grammars": [], "samples": [json.loads(orjson.dumps(samples[0])) | {"more": 1}]})
 
 
 def test_threads_default_to_half_of_the_cores(model_path: Callable[[str], str]) -> None:

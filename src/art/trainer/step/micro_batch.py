@@ -117,7 +117,7 @@ def run_fitting(
             if len(current[0].paths) == 1:
                 path = current[0].paths[0]
                 raise TrainingError(
-                    f"sample {path.sample.sample_id!r}, of {len(path.token_ids)} tokens, does not fit into memory even "
+                    f"sample {path.sample.sample_id!r}, of {path.num_tokens} tokens, does not fit into memory even "
                     "alone; set `gradient_checkpointing`, use dtype bfloat16 or a smaller base model, or leave out "
                     "trajectories of this length"
                 ) from error
