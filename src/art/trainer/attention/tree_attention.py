@@ -29,6 +29,7 @@ from art.errors import ConfigError
 from art.trainer.attention.block_mask import BLOCK_SIZE, make_block_mask
 from art.trainer.attention.chain_attention import attend_chains
 from art.trainer.attention.flex_kernel import FlexKind, run_flex
+from art.trainer.attention.kept_attention import attend_once
 from art.trainer.tree.chains import ChainKeys, make_chain_keys, plan_chains
 from art.trainer.tree.tree import IntArray, PrefixTree
 
@@ -145,7 +146,7 @@ def attend(
             )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     formula = Formula(scale, sliding_window, kwargs.get("s_aux"))
-    return KERNELS[tree_layout.kernel](query, key, value, tree_layout, formula), None
+    return attend_once(lambda: KERNELS[tree_layout.kernel](query, key, value, tree_layout, formula)), None
 
 
 def attend_dense(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formula: Formula) -> Tensor:

@@ -139,12 +139,24 @@ def test_constraints_are_replayed_by_both_and_give_the_same_gradient(
         np.testing.assert_allclose(*map(np.sort, logprobs), atol=1e-5)
 
 
-def test_sharded_weights_with_gradient_checkpointing(pair: Pair, alone: Member, model: str) -> None:
+@pytest.mark.parametrize("mode", [True, "selective"])
+def test_sharded_weights_with_gradient_checkpointing(mode: Any, pair: Pair, alone: Member, model: str) -> None:
     """What is computed again on the way back needs the layer gathered again."""
     samples, loss = random_samples(1), {"terms": (DppoConfig(),)}
     expected = gradient(alone, model, samples, loss, 20)
-    for part in succeeded(pair.run(gradient, model, samples, loss, 20, gradient_checkpointing=True, **SHARDED)):
+    for part in succeeded(pair.run(gradient, model, samples, loss, 20, gradient_checkpointing=mode, **SHARDED)):
         assert close(expected.grads, part.grads)
+
+
+@pytest.mark.parametrize("mode", [False, "selective"])
+def test_sharded_weights_in_bfloat16(mode: Any, pair: Pair, alone: Member, model: str) -> None:
+    """Norms and gates are computed again when the layer's weights are gathered."""
+    samples, loss = random_samples(1), {"terms": (DppoConfig(),)}
+    expected = gradient(alone, model, samples, loss, 20, dtype="bfloat16")
+    config = {"dtype": "bfloat16", "gradient_checkpointing": mode, **SHARDED}
+    for part in succeeded(pair.run(gradient, model, samples, loss, 20, **config)):
+        similarity = np.dot(part.grads, expected.grads) / np.linalg.norm(part.grads) / np.linalg.norm(expected.grads)
+        assert similarity > 0.999
 
 
 def test_full_finetuning_is_shared_out_and_refuses_sharded_weights(pair: Pair, alone: Member, model: str) -> None:
