@@ -9,9 +9,11 @@ from art.config.base import Config, Device, Dtype, LearningRate, Quantization
 from art.config.engines import AnyEngineConfig, EngineConfig, EngineSettings, VllmConfig
 from art.config.losses import (
     CispoConfig,
+    CustomLossConfig,
     DistillConfig,
     DpoConfig,
     DppoConfig,
+    EntropyConfig,
     GspoConfig,
     KlConfig,
     LossConfig,
@@ -30,6 +32,7 @@ __all__ = [
     "AnyEngineConfig",
     "CispoConfig",
     "Config",
+    "CustomLossConfig",
     "Device",
     "DistillConfig",
     "DpoConfig",
@@ -37,6 +40,7 @@ __all__ = [
     "Dtype",
     "EngineConfig",
     "EngineSettings",
+    "EntropyConfig",
     "GspoConfig",
     "KlConfig",
     "LearningRate",

@@ -33,6 +33,7 @@ def plan_rl(
     """Plan one update per mini-batch of a reinforcement-learning step. First add the log-probs that the losses need.
 
     Raises:
+        ConfigError: a custom loss cannot be imported.
         NothingTrainableError: the loss is dpo and no pair can be compared.
         TrajectoryError: the loss is distillation and a sample lacks its teacher's log-probs.
     """

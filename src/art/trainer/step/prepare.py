@@ -15,8 +15,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from art.config import DistillConfig, DpoConfig, KlConfig, MismatchConfig, TrainConfig
+from art.config import CustomLossConfig, DistillConfig, DpoConfig, KlConfig, MismatchConfig, TrainConfig
 from art.errors import NothingTrainableError, TrajectoryError
+from art.trainer.losses.custom import find_function
 from art.trainer.losses.dpo import judge_preferences
 from art.trainer.losses.kl import kl_estimate
 from art.trainer.step.measure import Measurer
@@ -31,6 +32,7 @@ def prepare_paths(
     """Add to the samples `paths` all that the updates read. Return them, and metrics that are known already.
 
     Raises:
+        ConfigError: a custom loss cannot be imported.
         NothingTrainableError: the loss is dpo and no pair can be compared.
         TrajectoryError: the loss is distillation and a sample lacks its teacher's log-probs.
     """
@@ -41,8 +43,11 @@ def prepare_paths(
                     f"sample {path.sample.sample_id!r} has no `teacher_logprobs`, which the loss distill needs"
                 )
     for term in config.terms:
-        if isinstance(term, (KlConfig, DpoConfig)) and term.reference != "sampler":
-            paths = measurer.add_stream(paths, term.reference, str(term.reference))
+        if isinstance(term, CustomLossConfig):
+            find_function(term)
+    references = {getattr(term, "reference", None) for term in config.terms}
+    for reference in sorted(references - {None, "sampler"}, key=str):
+        paths = measurer.add_stream(paths, reference, str(reference))
     if config.anchor == "step_start" and config.num_minibatches > 1:
         paths = measurer.add_stream(paths, POLICY, ANCHOR)
     for term in config.terms:
