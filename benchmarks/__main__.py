@@ -34,6 +34,7 @@ DEFAULT = (
     "train_step",
     "grpo_step",
     "logprobs",
+    "head",
     "growth",
     "grammar",
     "constraints",

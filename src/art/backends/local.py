@@ -323,8 +323,8 @@ def _check_directory(path: Path, *, argument: str | Path | None) -> None:
 
 def _loss_path() -> str:
     """Folders where this process finds modules, for the trainer to find a custom loss in: also the script's folder."""
-    given = os.environ.get(LOSS_PATH_VARIABLE, "").split(os.pathsep)
-    folders = [folder for folder in given if folder] + [
+    before = os.environ.get(LOSS_PATH_VARIABLE, "").split(os.pathsep)
+    folders = [folder for folder in before if folder] + [
         str(Path(folder).resolve()) for folder in sys.path if Path(folder).is_dir()
     ]
     return os.pathsep.join(dict.fromkeys(folders))

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from art.trainer.step.head import Directions, Head, multiply, operand
+from art.trainer.head import Directions, Head, multiply, operand
 from art.trainer.step.masked_rows import NEGLIGIBLE, RowMasks, TileMask, gathers, sum_over_few
 from art.trainer.tree.masks import VocabularyMask
 from art.trainer.tree.tree import IntArray, Targets

@@ -45,9 +45,10 @@ def prepare_paths(
     for term in config.terms:
         if isinstance(term, CustomLossConfig):
             find_function(term)
-    references = {getattr(term, "reference", None) for term in config.terms}
-    for reference in sorted(references - {None, "sampler"}, key=str):
-        paths = measurer.add_stream(paths, reference, str(reference))
+    references = {t.reference for t in config.terms if isinstance(t, (KlConfig, DpoConfig, CustomLossConfig))}
+    for reference in sorted(references, key=str):
+        if reference is not None and reference != "sampler":
+            paths = measurer.add_stream(paths, reference, str(reference))
     if config.anchor == "step_start" and config.num_minibatches > 1:
         paths = measurer.add_stream(paths, POLICY, ANCHOR)
     for term in config.terms:

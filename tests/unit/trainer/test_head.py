@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from art.trainer.step import head as module
-from art.trainer.step.head import Head, multiply, operand
+from art.trainer import head as module
+from art.trainer.head import Head, multiply, operand
 from art.trainer.step.logprobs import TargetRows, group_by_row, target_logprobs
 from art.trainer.tree.masks import VocabularyMask
 from art.trainer.tree.tree import build_tree, check_sample
