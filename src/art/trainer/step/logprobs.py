@@ -1,8 +1,8 @@
 """Log-probs and entropies of targets from hidden states, without a `[tokens, vocabulary]` tensor.
 
 Only hidden states that predict a target go through the language-model head, each once. Logits, sums and results are
-float32 (`head` says what is multiplied). The head is frozen, so the gradient with respect to a hidden state h is known
-while the logits are at hand. With z = (W h + b) / temperature, p = softmax(z) and p z = sum_v p_v z_v:
+float32 (`head.products` says what is multiplied). The head is frozen, so the gradient with respect to a hidden state h
+is known while the logits are at hand. With z = (W h + b) / temperature, p = softmax(z) and p z = sum_v p_v z_v:
 
     log p(t) = z_t - logsumexp(z)              d/dh = (W_t - sum_v p_v W_v) / temperature
     entropy  = logsumexp(z) - p z              d/dh = -(sum_v p_v (z_v - p z) W_v) / temperature
@@ -28,8 +28,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from art.trainer.head import Directions, Head, multiply, operand
-from art.trainer.step.masked_rows import NEGLIGIBLE, RowMasks, TileMask, gathers, sum_over_few
+from art.trainer.head.masked_rows import NEGLIGIBLE, RowMasks, TileMask, gathers, sum_over_few
+from art.trainer.head.products import Directions, multiply, operand
+from art.trainer.head.products import Head as Head
 from art.trainer.tree.masks import VocabularyMask
 from art.trainer.tree.tree import IntArray, Targets
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from art.config import LoraConfig, TrainerConfig
-from art.trainer.head import Head
+from art.trainer.head.products import Head
 from art.trainer.machine import usage
 from art.trainer.policy.base_model import BaseModel, load_base_model
 from art.trainer.policy.lora import LoraPolicy

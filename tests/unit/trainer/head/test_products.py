@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from art.trainer import head as module
-from art.trainer.head import Head, multiply, operand
+from art.trainer.head import products as module
+from art.trainer.head.products import Head, multiply, operand
 from art.trainer.step.logprobs import TargetRows, group_by_row, target_logprobs
 from art.trainer.tree.masks import VocabularyMask
 from art.trainer.tree.tree import build_tree, check_sample
@@ -121,7 +121,7 @@ def test_a_likely_token_is_exact_in_the_gradient(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_masked_rows_use_the_same_products(device: str, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Masks of few and of many tokens, in bfloat16 against float64 over the allowed tokens."""
-    from art.trainer.step import masked_rows
+    from art.trainer.head import masked_rows
     from art.trainer.tree import masks
 
     monkeypatch.setattr(masks, "FEW", VOCAB_SIZE if few else 0)

@@ -11,13 +11,13 @@ import torch
 
 from art.config import DppoConfig, KlConfig, LoraConfig, TrainerConfig
 from art.protocol.samples import ConstrainedSpan, Constraint
-from art.trainer.head import Head
+from art.trainer.head import masked_rows
+from art.trainer.head.products import Head
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.full import FullPolicy
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.policy.policy import Policy
 from art.trainer.step import logprobs as module
-from art.trainer.step import masked_rows
 from art.trainer.step.logprobs import TargetRows, group_by_row, target_logprobs
 from art.trainer.step.measure import add_stream, target_logprobs_in_order
 from art.trainer.step.micro_batch import MicroBatcher, make_micro_batch, split_micro_batches

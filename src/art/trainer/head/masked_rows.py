@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from art.trainer.head import Directions, Head, multiply, operand
+from art.trainer.head.products import Directions, Head, multiply, operand
 from art.trainer.tree.masks import VocabularyMask
 
 EXCLUDED = -1e30
