@@ -53,17 +53,18 @@ def run(args: argparse.Namespace) -> Result:
     weights = {"float32": work.weight.float(), "bfloat16": work.weight}
     contenders = {name: _timed(work, weight) for name, weight in weights.items()}
     timings = alternate(contenders, repeats=args.repeats, device=args.device, label="head")
+    exact = _exact(work)
     rows: list[dict[str, Cell]] = []
     for name, weight in weights.items():
         rows.append(
             {
                 "way": name,
-                **_errors(work, weight),
+                **_errors(work, weight, exact),
                 "us per log-prob": 1e6 * median(timings[name], main_clock(args.device)) / num_targets,
                 "time ratio": ratio(timings["float32"], timings[name], main_clock(args.device)),
             }
         )
-    rows.append({"way": "rounded", **_differences(_exact(work)[0], _logprobs(work.hidden, work, is_rounded=True))})
+    rows.append({"way": "rounded", **_differences(exact[0], _logprobs(work.hidden, work, is_rounded=True))})
     return Result(
         summary=f"{num_targets} log-probs with the gradients of log-probs and entropies, a vocabulary of "
         f"{vocab_size:,} and a hidden size of {hidden_size:,}, on {args.device}.",
@@ -84,7 +85,8 @@ def make_work(count: int, vocab_size: int, hidden_size: int, device: str) -> Wor
     peak = torch.linspace(5, 20, count, device=device)[:, None]
     noise = torch.randn(count, hidden_size, generator=generator).to(device)
     hidden = (noise + peak * weight[likely].float()).bfloat16()
-    drawn = [torch.multinomial((row.float() @ weight.float().T).softmax(-1), 1) for row in hidden.split(1)]
+    head = weight.float().T
+    drawn = [torch.multinomial((part.float() @ head).softmax(-1), 1) for part in hidden.split(_BLOCK)]
     return Work(hidden, weight, torch.cat(drawn)[:, 0])
 
 
@@ -107,15 +109,15 @@ def _timed(work: Work, weight: Tensor) -> Callable[[int], object]:
     return once
 
 
-def _errors(work: Work, weight: Tensor) -> dict[str, Cell]:
+def _errors(work: Work, weight: Tensor, exact: tuple[Tensor, Tensor, Tensor]) -> dict[str, Cell]:
     leaf = work.hidden.clone().to(weight.dtype).requires_grad_()
     logprobs, entropy = target_logprobs(leaf, Head(weight, None), _rows(work), entropy_gradient=True)
     gradient, of_entropy = (
         torch.autograd.grad(value.sum(), leaf, retain_graph=True)[0].double() for value in (logprobs, entropy)
     )
-    exact, right, right_of_entropy = _exact(work)
+    expected, right, right_of_entropy = exact
     return {
-        **_differences(exact, logprobs.detach()),
+        **_differences(expected, logprobs.detach()),
         "gradient": float((gradient - right).norm() / right.norm()),
         "cosine": float(1 - torch.nn.functional.cosine_similarity(gradient.flatten(), right.flatten(), dim=0)),
         "entropy gradient": float((of_entropy - right_of_entropy).norm() / right_of_entropy.norm()),

@@ -22,6 +22,7 @@ from benchmarks import (
     growth,
     grpo_loops,
     grpo_step,
+    head,
     logprobs,
     train_step,
 )
@@ -36,9 +37,18 @@ from tests.support.gateway import make_tokenizer
 def options(name: str) -> argparse.Namespace:
     module = {
         m.__name__.rpartition(".")[2]: m
-        for m in (constraints, gateway_overhead, generate, grammar, growth, grpo_step, logprobs, train_step)
+        for m in (constraints, gateway_overhead, generate, grammar, growth, grpo_step, head, logprobs, train_step)
     }[name]
     return command.make_parser({name: module}).parse_args([name, "--quick", "--repeats", "1"])
+
+
+def test_head_compares_errors_and_pairs() -> None:
+    result = head.run(options("head"))
+    cells = {row["way"]: row for row in result.rows}
+    assert cells["bfloat16"]["rms"] == pytest.approx(cells["float32"]["rms"], rel=0.5)
+    assert float(cells["float32"]["gradient"]) < 1e-5 < float(cells["bfloat16"]["gradient"]) < 0.01  # type: ignore[arg-type]
+    assert float(cells["rounded"]["rms"]) > 100 * float(cells["bfloat16"]["rms"])  # type: ignore[arg-type]
+    assert float(cells["sampler float32, trainer float32"]["rms"]) == pytest.approx(0.03, rel=0.2)  # type: ignore[arg-type]
 
 
 def test_train_step_compares_the_same_gradient(tmp_path: Path) -> None:
