@@ -126,7 +126,7 @@ bench: $(INSTALLED) ## train_step, grpo_step, logprobs, growth and others, side 
 
 bench-gpu: $(INSTALLED) ## steps at real shapes, a profile, the head, generate and others on a CUDA device; writes bench-gpu/results.json (ARGS="--repeats 9")
 	@echo "== Running the benchmarks on the GPU"
-	$(BIN)/python -m benchmarks real_shapes step_profile head_dtypes generate train_step logprobs growth --device cuda \
+	$(BIN)/python -m benchmarks real_shapes step_profile head generate train_step logprobs growth --device cuda \
 		--json bench-gpu/results.json $(ARGS)
 
 $(BIN)/mkdocs: $(INSTALLED)

@@ -29,7 +29,7 @@ from benchmarks import models
 from benchmarks.report import Result, environment, environment_markdown, markdown, to_json
 from benchmarks.worker import end_with_parent
 
-REAL_SHAPES = ("real_shapes", "step_profile", "head_dtypes")
+REAL_SHAPES = ("real_shapes", "step_profile")
 """For a GPU: `make bench-gpu` runs them. Elsewhere they run only when named."""
 
 DEFAULT = (
@@ -38,6 +38,7 @@ DEFAULT = (
     "train_step",
     "grpo_step",
     "logprobs",
+    "head",
     "growth",
     "grammar",
     "constraints",

@@ -114,6 +114,7 @@ def _plain_loss(logprobs: Tensor, sampling: Tensor, advantages: Tensor) -> Tenso
         policy_logprobs=logprobs,
         anchor_logprobs=sampling,
         sampling_logprobs=sampling,
+        entropy=torch.zeros_like(sampling),
         advantages=advantages,
         samples=torch.zeros(len(logprobs), dtype=torch.int64, device=logprobs.device),
         num_samples=1,

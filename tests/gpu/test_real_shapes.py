@@ -16,7 +16,6 @@ from art.trainer.attention.flex_kernel import compiled_function
 from art.trainer.attention.tree_attention import KernelName
 from art.trainer.step import micro_batch
 from art.trainer.trainer import Trainer
-from benchmarks.head_dtypes import HeadBench
 from benchmarks.memory import extra_peak_bytes
 from benchmarks.models import LORA, SHAPES
 from benchmarks.real_shapes import make_workloads, open_trainer
@@ -78,12 +77,3 @@ def test_layouts_of_many_lengths_compile_few_graphs(
 def grad_norm(trainer: Trainer, samples: Samples, name: KernelName, monkeypatch: pytest.MonkeyPatch) -> float:
     monkeypatch.setattr(micro_batch, "choose_kernel", lambda base, num_tokens: name)
     return trainer.trial(samples, LORA)["grad_norm"]
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_bfloat16_head_has_the_logprobs_of_float32(device: str) -> None:
-    """The same numbers in both dtypes: only the order of additions may differ."""
-    shape = (8192, 256) if device == "cpu" else (151_936, 2560)
-    bench = HeadBench(shape, num_targets=128, device=device)
-    for dtype in ("bfloat16", "float32"):
-        assert bench.error(dtype) < 1e-3

@@ -88,6 +88,7 @@ class Token:
     teacher: float
     references: dict[str, float]
     advantage: float
+    entropy: Tensor | None = None  # of the distribution it was drawn from, differentiable
 
     def anchor(self, config: TrainConfig) -> float:
         return self.sampler if config.anchor == "sampler" else self.start
@@ -183,7 +184,9 @@ def _overlong_punishment(rollout: Rollout, config: OverlongConfig | None) -> flo
 def _tokens(rollout: Rollout, advantage: float, policies: Policies) -> list[list[Token]]:
     result = []
     for branch in rollout.branches:
-        policy = policies.model.logprobs(branch, policies.policy)
+        found = policies.model.distributions(branch, policies.policy)
+        policy = [found[place - 1, branch.token_ids[place]] for place in branch.learnt]
+        entropy = -(found.exp() * found).sum(-1)
         with torch.no_grad():
             start = policies.model.logprobs(branch, policies.start)
             references = {name: policies.model.logprobs(branch, a) for name, a in policies.references.items()}
@@ -196,6 +199,7 @@ def _tokens(rollout: Rollout, advantage: float, policies: Policies) -> list[list
                     teacher=branch.teacher_logprobs[place],
                     references={name: values[i].item() for name, values in references.items()},
                     advantage=advantage,
+                    entropy=entropy[place - 1],
                 )
                 for i, place in enumerate(branch.learnt)
             ]
@@ -396,6 +400,7 @@ LOSSES: dict[str, Callable[[list[Token], Any, TrainConfig, Clips], list[Tensor]]
     "distill": _weighted(lambda ratio, term: min(ratio, 5.0), _teacher_gain),
     "sft": _sft,
     "kl": _kl,
+    "entropy": lambda branch, *_: [-token.entropy for token in branch],
 }
 
 

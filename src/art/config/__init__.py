@@ -9,9 +9,11 @@ from art.config.base import Config, Device, Dtype, LearningRate, Quantization
 from art.config.engines import AnyEngineConfig, EngineConfig, EngineSettings, VllmConfig
 from art.config.losses import (
     CispoConfig,
+    CustomLossConfig,
     DistillConfig,
     DpoConfig,
     DppoConfig,
+    EntropyConfig,
     GspoConfig,
     KlConfig,
     LossConfig,
@@ -31,6 +33,7 @@ __all__ = [
     "AnyEngineConfig",
     "CispoConfig",
     "Config",
+    "CustomLossConfig",
     "Device",
     "DistillConfig",
     "DpoConfig",
@@ -38,6 +41,7 @@ __all__ = [
     "Dtype",
     "EngineConfig",
     "EngineSettings",
+    "EntropyConfig",
     "GspoConfig",
     "KlConfig",
     "LearningRate",

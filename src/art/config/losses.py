@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+import re
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from art.config.base import Config
+
+LOSS_PATH_VARIABLE = "ART_LOSS_PATH"
+"""Environment variable with folders in which the trainer looks for the modules of custom losses, after its own path."""
+_FUNCTION = r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*"
 
 
 class LossTerm(Config):
@@ -126,9 +131,58 @@ class KlConfig(LossTerm):
     between tokens."""
 
 
+class EntropyConfig(LossTerm):
+    """A bonus for entropy, which keeps the policy exploring: `weight` times the entropy is subtracted from the loss."""
+
+    type: Literal["entropy"] = "entropy"
+    """Name of the loss."""
+    weight: float = Field(default=1e-3, ge=0)
+    """Factor of the entropy in nats, averaged over tokens as `normalize` says; other code calls it the entropy
+    coefficient. Too large a factor makes the policy random: watch `loss/entropy`."""
+
+
+class CustomLossConfig(LossTerm):
+    """A loss of your own: a Python function that the trainer's process imports and calls. See docs/objectives.md.
+
+    `LocalBackend` allows it. `art-server` refuses it unless `ServerConfig.custom_losses` names the module.
+    """
+
+    type: Literal["custom"] = "custom"
+    """Name of the loss."""
+    function: str
+    """The function as `module:name`, e.g. `my_package.losses:my_loss`, or the function itself. It takes an
+    `art.losses.LossInputs` and returns an `art.losses.LossOutput`."""
+    settings: dict[str, JsonValue] = {}
+    """Keyword arguments of the function."""
+    reference: int | Literal["base"] | None = None
+    """Frozen policy whose log-probs the function finds in `inputs.streams[str(reference)]`: the base model, or a
+    checkpoint by its step."""
+    entropy_gradient: bool = False
+    """Whether the function is differentiated with respect to `inputs.entropy`. It costs a third product with the
+    language-model head."""
+
+    @field_validator("function", mode="before")
+    @classmethod
+    def _name_function(cls, function: Any) -> Any:
+        """Turn a function into `module:name`, and reject one that another process cannot import."""
+        if callable(function):
+            module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<no name>")
+            if module in (None, "__main__") or "<" in name:
+                raise ValueError(
+                    f"the trainer's process cannot import {name!r} of {module!r}; define the function at the top level "
+                    "of a module, e.g. my_losses.py, and import it from there"
+                )
+            function = f"{module}:{name}"
+        if isinstance(function, str) and re.fullmatch(_FUNCTION, function) is None:
+            raise ValueError(f"`function` is `module:name`, e.g. 'my_package.losses:my_loss'; got {function!r}")
+        return function
+
+
 Objective = DppoConfig | PpoConfig | GspoConfig | CispoConfig | ReinforceConfig | DpoConfig
 """Losses that learn from rewards; a step has at most one."""
-LossConfig = Annotated[Objective | SftConfig | DistillConfig | KlConfig, Field(discriminator="type")]
+LossConfig = Annotated[
+    Objective | SftConfig | DistillConfig | KlConfig | EntropyConfig | CustomLossConfig, Field(discriminator="type")
+]
 
 
 class MismatchConfig(Config):

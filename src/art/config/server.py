@@ -179,6 +179,9 @@ class ServerConfig(Config):
     """Refuse to start without a CUDA device."""
     only_models: bool = False
     """Whether keys without the scope `admin` may only register models that are based on `models`."""
+    custom_losses: tuple[str, ...] = ()
+    """Modules and packages whose functions any key with scope `train` may name as a loss (`CustomLossConfig`).
+    `*` means all modules. The functions run in the trainer's process. `LocalBackend` allows all unless this is set."""
     min_free_bytes: int = Field(default=2**30, ge=0)
     """Free space for the data directory, in bytes, below which `/ready` reports that the server is not ready."""
     drain_s: float = Field(default=0.0, ge=0, le=3600)

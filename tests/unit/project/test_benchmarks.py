@@ -25,7 +25,7 @@ from benchmarks import (
     growth,
     grpo_loops,
     grpo_step,
-    head_dtypes,
+    head,
     logprobs,
     real_shapes,
     step_profile,
@@ -51,7 +51,7 @@ def options(name: str) -> argparse.Namespace:
             grammar,
             growth,
             grpo_step,
-            head_dtypes,
+            head,
             logprobs,
             real_shapes,
             step_profile,
@@ -97,10 +97,13 @@ def test_a_profile_lists_operators() -> None:
     assert 0.5 < sum(shares) <= 1
 
 
-def test_both_dtypes_of_the_head_are_exact() -> None:
-    rows = head_dtypes.run(options("head_dtypes")).rows
-    assert [row["head"] for row in rows] == ["bfloat16", "float32"]
-    assert all(float(str(row["log-prob error"])) < 1e-3 for row in rows)
+def test_head_compares_errors_and_pairs() -> None:
+    result = head.run(options("head"))
+    cells = {row["way"]: row for row in result.rows}
+    assert cells["bfloat16"]["rms"] == pytest.approx(cells["float32"]["rms"], rel=0.5)
+    assert float(cells["float32"]["gradient"]) < 1e-5 < float(cells["bfloat16"]["gradient"]) < 0.01  # type: ignore[arg-type]
+    assert float(cells["rounded"]["rms"]) > 100 * float(cells["bfloat16"]["rms"])  # type: ignore[arg-type]
+    assert float(cells["sampler float32, trainer float32"]["rms"]) == pytest.approx(0.03, rel=0.2)  # type: ignore[arg-type]
 
 
 def test_train_step_compares_the_same_gradient(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ def plan_rl(
     `noise` describes how far engine and trainer may differ, for the gate `mismatch`.
 
     Raises:
+        ConfigError: a custom loss cannot be imported.
         NothingTrainableError: the loss is dpo and no pair can be compared.
         TrajectoryError: the loss is distillation and a sample lacks its teacher's log-probs.
     """

@@ -15,9 +15,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from art.config import DistillConfig, DpoConfig, KlConfig, TrainConfig
+from art.config import CustomLossConfig, DistillConfig, DpoConfig, KlConfig, TrainConfig
 from art.errors import NothingTrainableError, TrajectoryError
 from art.trainer.gate.gate import Gate
+from art.trainer.losses.custom import find_function
 from art.trainer.losses.dpo import judge_preferences
 from art.trainer.losses.kl import kl_estimate
 from art.trainer.step.measure import Measurer
@@ -37,6 +38,7 @@ def prepare_paths(
     `gate` is the gate over all of `paths`. Only `dpo` asks it.
 
     Raises:
+        ConfigError: a custom loss cannot be imported.
         NothingTrainableError: the loss is dpo and no pair can be compared.
         TrajectoryError: the loss is distillation and a sample lacks its teacher's log-probs.
     """
@@ -47,8 +49,12 @@ def prepare_paths(
                     f"sample {path.sample.sample_id!r} has no `teacher_logprobs`, which the loss distill needs"
                 )
     for term in config.terms:
-        if isinstance(term, (KlConfig, DpoConfig)) and term.reference != "sampler":
-            paths = measurer.add_stream(paths, term.reference, str(term.reference))
+        if isinstance(term, CustomLossConfig):
+            find_function(term)
+    references = {t.reference for t in config.terms if isinstance(t, (KlConfig, DpoConfig, CustomLossConfig))}
+    for reference in sorted(references, key=str):
+        if reference is not None and reference != "sampler":
+            paths = measurer.add_stream(paths, reference, str(reference))
     if config.anchor == "step_start" and config.num_minibatches > 1:
         paths = measurer.add_stream(paths, POLICY, ANCHOR)
     for term in config.terms:

@@ -27,7 +27,7 @@ from art.errors import TrainingError
 from art.trainer.gate.evidence import BoolArray
 from art.trainer.gate.gate import Gate, correct
 from art.trainer.gate.report import check_verdict
-from art.trainer.losses import LossInputs, TokenLoss, sft_loss, term_loss
+from art.trainer.losses import LossInputs, LossOutput, reads_entropy_gradient, sft_loss, term_loss
 from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.machine.shard import idle_layout
 from art.trainer.policy.policy import Policy
@@ -186,17 +186,18 @@ def _accumulate(
 def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: StepRecord, *, number: int) -> float:
     """Forward and backward pass of one micro-batch. Returns its part of the loss."""
     rows, targets, layout = micro_batch.rows, micro_batch.targets, micro_batch.layout
-    by_row, entropy = target_logprobs(policy.hidden_states(layout), policy.base.head, rows)
+    by_row, entropy_by_row = target_logprobs(
+        policy.hidden_states(layout), policy.base.head, rows, entropy_gradient=reads_entropy_gradient(update.terms)
+    )
     # There are few numbers per target: the CPU handles them, in the order of the targets.
-    logprobs = rows.spread(by_row)
-    inputs = _loss_inputs(logprobs, update, micro_batch)
+    logprobs, entropy = rows.spread(by_row), rows.spread(entropy_by_row.index_select(0, rows.rows))
+    inputs = _loss_inputs(logprobs, entropy, update, micro_batch)
     scales = torch.from_numpy(_target_scales(targets, update.paths))
     if update.mismatch is not None:
         scales = scales * _correct(inputs, micro_batch, update, record)
     losses = _target_losses(inputs, update.terms, torch.from_numpy(targets.is_sft))
     total = torch.dot(losses.values, scales)
     total.backward()
-    target_entropy = rows.spread(entropy.index_select(0, rows.rows))
     unknown = np.full(len(logprobs), np.nan, dtype=np.float32)
     record.micro_batches.append(
         MicroBatchRecord(
@@ -204,7 +205,7 @@ def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: S
             policy_logprobs=logprobs.detach().numpy(),
             sampling_logprobs=targets.sampling_logprobs,
             advantages=targets.advantages,
-            entropy=target_entropy.numpy(),
+            entropy=entropy.detach().numpy(),
             clipped_low=losses.clipped_low.numpy(),
             clipped_high=losses.clipped_high.numpy(),
             is_rl=~targets.is_sft,
@@ -227,7 +228,7 @@ def _target_scales(targets: Targets, paths: list[SamplePath]) -> FloatArray:
     return (targets.weights / np.where(targets.is_sft, totals[True], totals[False])).astype(np.float32)
 
 
-def _loss_inputs(logprobs: Tensor, update: Update, micro_batch: MicroBatch) -> LossInputs:
+def _loss_inputs(logprobs: Tensor, entropy: Tensor, update: Update, micro_batch: MicroBatch) -> LossInputs:
     targets = micro_batch.targets
     streams = {name: torch.from_numpy(values) for name, values in targets.streams.items()}
     sampling = torch.from_numpy(targets.sampling_logprobs)
@@ -236,6 +237,7 @@ def _loss_inputs(logprobs: Tensor, update: Update, micro_batch: MicroBatch) -> L
         policy_logprobs=logprobs,
         anchor_logprobs=anchor,
         sampling_logprobs=sampling,
+        entropy=entropy,
         advantages=torch.from_numpy(targets.advantages),
         samples=torch.from_numpy(targets.samples),
         num_samples=len(micro_batch.paths),
@@ -243,17 +245,22 @@ def _loss_inputs(logprobs: Tensor, update: Update, micro_batch: MicroBatch) -> L
     )
 
 
-def _target_losses(inputs: LossInputs, terms: tuple[LossConfig, ...], is_sft: Tensor) -> TokenLoss:
+def _target_losses(inputs: LossInputs, terms: tuple[LossConfig, ...], is_sft: Tensor) -> LossOutput:
     """Loss of every target: cross-entropy for SFT samples, else the weighted sum of the terms."""
     plain = sft_loss(inputs.policy_logprobs)
-    if not terms:
+    if not terms or bool(is_sft.all()):
         return plain
-    parts = [(term.weight, term_loss(inputs, term)) for term in terms]
+    rl = inputs.where(~is_sft)
+    parts = [(term.weight, term_loss(rl, term)) for term in terms]
     values = torch.stack([weight * part.values for weight, part in parts]).sum(0)
     low = torch.stack([part.clipped_low for _, part in parts]).any(0)
     high = torch.stack([part.clipped_high for _, part in parts]).any(0)
-    # Every loss is finite everywhere, so the branch that is not taken has a zero gradient, not NaN.
-    return TokenLoss(torch.where(is_sft, plain.values, values), ~is_sft & low, ~is_sft & high)
+    places = (~is_sft,)
+    return LossOutput(
+        plain.values.index_put(places, values),
+        plain.clipped_low.index_put(places, low),
+        plain.clipped_high.index_put(places, high),
+    )
 
 
 def _correct(inputs: LossInputs, micro_batch: MicroBatch, update: Update, record: StepRecord) -> Tensor:

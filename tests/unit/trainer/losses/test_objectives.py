@@ -18,6 +18,7 @@ from art.config import (
     DistillConfig,
     DpoConfig,
     DppoConfig,
+    EntropyConfig,
     GspoConfig,
     KlConfig,
     LossConfig,
@@ -118,6 +119,16 @@ def test_objectives_with_an_upper_bound(term: LossConfig, bench: Bench, monkeypa
     assert not result.clips.low
 
 
+@pytest.mark.parametrize("normalize", ["rollout", "constant"])
+def test_entropy_is_normalised_and_gated_like_other_terms(
+    normalize: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constant = {"constant_tokens": 20} if normalize == "constant" else {}
+    terms = (ReinforceConfig(weight=0.01), EntropyConfig(weight=1.0))
+    (result,) = check(bench, settings(*terms, normalize=normalize, mismatch=GATE, **constant), monkeypatch)
+    assert result.clips.masked_branches > 0
+
+
 def test_dual_clip_bites(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     (result,) = check(bench, settings(PpoConfig(dual_clip=1.2)), monkeypatch)
     assert 0 < result.clips.dual < len(result.clips.high)
@@ -177,6 +188,8 @@ def test_recipes(name: str, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> No
     [
         (PpoConfig(weight=0.5), SftConfig(weight=0.2), KlConfig(weight=0.1)),
         (DppoConfig(), DistillConfig(teacher="p/t", weight=0.3), KlConfig(weight=0.1, where="reward", reference=1)),
+        (PpoConfig(), EntropyConfig(weight=0.2)),
+        (DppoConfig(), EntropyConfig(weight=3.0), KlConfig(weight=0.1)),
         (GspoConfig(weight=2.0), DistillConfig(teacher="p/t", weight=0.3), SftConfig(weight=0.1)),
     ],
     ids=lambda terms: "+".join(term.type for term in terms),

@@ -14,6 +14,7 @@ from safetensors.torch import load, save
 
 from art.config import (
     DppoConfig,
+    EntropyConfig,
     KlConfig,
     LoraConfig,
     LossConfig,
@@ -56,10 +57,12 @@ def disturb(policy: FullPolicy, by: float = 0.02) -> None:
     policy.values.add_(torch.randn(policy.values.shape, generator=torch.Generator().manual_seed(2)) * by)
 
 
-def gradient(policy: FullPolicy, samples: list[TrainingSample], max_tokens: int = 4096) -> torch.Tensor:
+def gradient(
+    policy: FullPolicy, samples: list[TrainingSample], max_tokens: int = 4096, loss: LossConfig | None = None
+) -> torch.Tensor:
     paths = [p for s in samples if (p := check_sample(s, vocab_size=VOCAB_SIZE))]
     micro_batches = split_micro_batches(paths, policy.base, max_tokens=max_tokens)
-    update = Update(paths=paths, learning_rate=1.0, terms=(DppoConfig(),))
+    update = Update(paths=paths, learning_rate=1.0, terms=(loss or DppoConfig(),))
     compute_gradient(policy, update, micro_batches, StepRecord())
     return policy.grads.clone()
 
@@ -81,6 +84,15 @@ def test_tree_equals_one_by_one(family: str, make_policy: Callable[..., FullPoli
         assert relative_error(gradient(policy, random_samples(seed), max_tokens=20), expected) < TOLERANCE
     shares = torch.stack([part.norm() for part in expected.split([t.numel() for t in policy.tensors.values()])])
     assert bool((shares > 0).all()), "every tensor learns"
+
+
+@pytest.mark.parametrize("family", ["Qwen3", "Qwen2"])  # with the head tied to the embedding, and with one of its own
+def test_the_entropy_bonus(family: str, make_policy: Callable[..., FullPolicy]) -> None:
+    policy = make_policy(family)
+    disturb(policy)
+    expected = reference_gradient(policy, random_samples(1), EntropyConfig(weight=1.0))
+    found = gradient(policy, random_samples(1), max_tokens=20, loss=EntropyConfig(weight=1.0))
+    assert relative_error(found, expected) < TOLERANCE
 
 
 def test_gradient_checkpointing_changes_nothing(make_policy: Callable[..., FullPolicy]) -> None:
