@@ -26,7 +26,7 @@ _SHAPE: dict[str, Any] = {
     "max_position_embeddings": MAX_CONTEXT,
     "initializer_range": 0.08,
 }
-_DEEPSEEK: dict[str, Any] = {
+DEEPSEEK: dict[str, Any] = {
     "num_key_value_heads": 4,
     "moe_intermediate_size": 16,
     "n_routed_experts": 4,
@@ -63,6 +63,8 @@ class Family:
     """Settings that extend or override the common small shape."""
     config: str | None = None
     """Configuration class, where it is not `<architecture>Config`."""
+    vision: Mapping[str, Any] | None = None
+    """Settings of a vision tower, for models that are published as `<architecture>ForConditionalGeneration`."""
 
 
 _CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -112,7 +114,7 @@ FAMILIES = (
     Family(
         name="DeepSeek-V3", architecture="DeepseekV3", template=templates.DEEPSEEK, bos="<|begin|>", eos="<|end|>",
         control_tokens=("<|begin|>", "<|end|>", "<|User|>", "<|Assistant|>", *templates.DEEPSEEK_CALL_TOKENS),
-        shape=_DEEPSEEK,
+        shape=DEEPSEEK,
     ),
     Family(
         name="Kimi K2 (as DeepseekV3)", architecture="DeepseekV3", template=templates.KIMI, eos="<|im_end|>",
@@ -120,7 +122,7 @@ FAMILIES = (
             "<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>",
             *templates.KIMI_CALL_TOKENS,
         ),
-        shape=_DEEPSEEK,
+        shape=DEEPSEEK,
     ),
 )  # fmt: skip
 
@@ -131,10 +133,15 @@ def build_family(family: Family, path: Path, *, seed: int = 0) -> Path:
     end = tokenizer.convert_tokens_to_ids(family.eos)
     shape = {**_SHAPE, "bos_token_id": None, "pad_token_id": end, **family.shape}
     config_class = getattr(transformers, family.config or f"{family.architecture}Config")
-    config = config_class(vocab_size=len(tokenizer), eos_token_id=end, **shape)
+    shape |= {"vocab_size": len(tokenizer), "eos_token_id": end}
+    if family.vision is None:
+        config, kind = config_class(**shape), "CausalLM"
+    else:
+        config = config_class(text_config=shape, vision_config=dict(family.vision))
+        kind = "ConditionalGeneration"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = getattr(transformers, f"{family.architecture}ForCausalLM")(config)
+        model = getattr(transformers, f"{family.architecture}For{kind}")(config)
         with torch.no_grad():  # biases, sinks and norms start at constants; make them count
             for parameter in model.parameters():
                 if parameter.dim() == 1:

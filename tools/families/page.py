@@ -1,10 +1,12 @@
 """Write docs/models.md by taking every family through every part.
 
-This takes two minutes, and with vLLM one more minute per family. `--templates` renews the section on real templates.
+This takes two minutes, and with vLLM one more minute per family. `--templates` and `--architectures` renew one section.
+The section on architectures needs the source of vLLM, and without it stays as it is.
 
 python -m tools.families.page > docs/models.md
 python -m tools.families.page --vllm-python PATH > docs/models.md
 python -m tools.families.page --templates
+python -m tools.families.page --architectures --vllm-source FOLDER
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from pathlib import Path
 import transformers.utils.logging
 
 from art.engines.vllm.command import find_installation
+from tools.families import reach
+from tools.families.architectures import ARCHITECTURES
 from tools.families.build import FAMILIES, Family, build_family
 from tools.families.real import render_section, run_templates
 from tools.families.support import STAGES, Outcome, check_model_now
@@ -61,6 +65,7 @@ writes tool calls: it knows JSON (Qwen and Hermes, Llama 3, Mistral, DeepSeek, K
 In mixtures of experts (Qwen3-MoE, gpt-oss, DeepSeek, Kimi) LoRA adapts the attention; experts and router stay frozen.
 """
 
+PAGE = Path(__file__).parents[2] / "docs/models.md"
 Results = Mapping[str, Mapping[str, Outcome]]
 
 
@@ -83,15 +88,31 @@ def renew_templates(page: str, rows: list[list[str]]) -> str:
     return f"{page[:before]}{render_section(rows)}\n{page[after:]}"
 
 
-def render_page(results: Results, rows: list[list[str]], versions: str) -> str:
-    """Render the page as Markdown. `rows` are those of real templates; `versions` names the libraries."""
+def renew_architectures(page: str, section: str) -> str:
+    """Replace the section on what can be trained and sampled."""
+    before, after = page.index(reach.SECTION), page.index(_TEMPLATES)
+    return f"{page[:before]}{section}\n{page[after:]}"
+
+
+def run_architectures(vllm: Path) -> str:
+    """Run all architectures, and render their section. `vllm` is the folder of the package vllm, for its source."""
+    results = {}
+    for family in ARCHITECTURES:
+        with tempfile.TemporaryDirectory() as folder:
+            path = build_family(family, Path(folder) / "model")
+            results[family.name] = reach.check_reach(path, Path(folder) / "checkpoints")
+    return reach.render_section(results, {family.name: reach.takes_lora(family, vllm) for family in ARCHITECTURES})
+
+
+def render_page(results: Results, section: str, rows: list[list[str]], versions: str) -> str:
+    """Render the page as Markdown. `section` is that of architectures, `rows` are those of real templates."""
     reasons: list[str] = []
     families = [_row(family, results[family.name], reasons) for family in FAMILIES]
     heading = ["family", "architecture", *STAGES]
     table = "".join(f"| {' | '.join(line)} |\n" for line in (heading, ["---"] * len(heading), *families))
     notes = "".join(f"{number}. {reason}\n" for number, reason in enumerate(reasons, 1))
     agrees = f"## What agrees\n\nWith {versions}.\n\n{table}"
-    return f"{_INTRODUCTION}\n{agrees}\n{render_section(rows)}\n{_REASONS}\n{notes}"
+    return f"{_INTRODUCTION}\n{agrees}\n{section}\n{render_section(rows)}\n{_REASONS}\n{notes}"
 
 
 def row_of(family: Family, outcomes: Mapping[str, Outcome]) -> list[str]:
@@ -118,17 +139,31 @@ def main() -> None:
     parser.add_argument(
         "--templates", action="store_true", help="renew the section on real templates in docs/models.md"
     )
+    parser.add_argument(
+        "--architectures", action="store_true", help="renew the section on what can be trained and sampled, likewise"
+    )
+    parser.add_argument(
+        "--vllm-source", metavar="FOLDER", type=Path, help="package folder of a vLLM, installed or unpacked"
+    )
     arguments = parser.parse_args()
-    python = arguments.vllm_python
+    python, source = arguments.vllm_python, arguments.vllm_source
+    if arguments.architectures and source is None:
+        parser.error("--architectures needs --vllm-source, the folder of the package vllm")
+    page = PAGE.read_text()
     if arguments.templates:
-        page = Path(__file__).parents[2] / "docs/models.md"
-        page.write_text(renew_templates(page.read_text(), run_templates()))
+        PAGE.write_text(renew_templates(page, run_templates()))
         return
     transformers.utils.logging.disable_progress_bar()
+    if arguments.architectures:
+        PAGE.write_text(renew_architectures(page, run_architectures(source)))
+        return
+    section = page[page.index(reach.SECTION) : page.index(_TEMPLATES)].removesuffix("\n")
+    if source is not None:
+        section = run_architectures(source)
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers", "peft")]
     if python is not None:
         versions.append(f"vllm {find_installation(python).vllm}")
-    sys.stdout.write(render_page(run_families(FAMILIES, python), run_templates(), ", ".join(versions)))
+    sys.stdout.write(render_page(run_families(FAMILIES, python), section, run_templates(), ", ".join(versions)))
 
 
 if __name__ == "__main__":

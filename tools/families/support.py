@@ -13,7 +13,7 @@ vLLM      sample and publish once more, with a vLLM server as the engine
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -98,8 +98,8 @@ async def check_model(path: Path, work: Path, vllm_python: str | None = None) ->
 
     async def sample() -> Outcome:
         loaded["engine"] = engine = InProcessEngine(str(path))
-        loaded["samples"] = await _sample_answers(engine, loaded["renderer"])
-        return _check_logprobs(path, loaded["samples"])
+        loaded["samples"] = await sample_answers(engine, loaded["renderer"])
+        return check_logprobs(path, loaded["samples"])
 
     async def parse() -> Outcome:
         return _check_parsing(loaded["renderer"])
@@ -112,10 +112,10 @@ async def check_model(path: Path, work: Path, vllm_python: str | None = None) ->
         return Outcome("yes") if check.status == "ok" else Outcome("no", check.found)
 
     async def train() -> Outcome:
-        return _check_gradient(path, work, loaded["renderer"])
+        return check_gradient(path, work, loaded["renderer"])
 
     async def hand_over() -> Outcome:
-        return await _check_publish(path, work / "embedded", loaded["engine"], loaded["samples"])
+        return await check_publish(path, work / "embedded", loaded["engine"], loaded["samples"])
 
     async def vllm() -> Outcome:
         assert vllm_python is not None
@@ -168,7 +168,7 @@ def _check_bridge(renderer: Renderer) -> Outcome:
     return Outcome("branch", "; ".join(_IN_WORDS.get(b, b) for b in branches)) if branches else Outcome("yes")
 
 
-async def _sample_answers(engine: Engine, renderer: Renderer) -> list[TrainingSample]:
+async def sample_answers(engine: Engine, renderer: Renderer) -> list[TrainingSample]:
     """Sample completions of one prompt as training samples; every second one has a positive advantage."""
     prompt = renderer.render(plain_conversations()[0].asked, None)
     samples = []
@@ -180,14 +180,14 @@ async def _sample_answers(engine: Engine, renderer: Renderer) -> list[TrainingSa
         chunks = [chunk async for chunk in engine.generate(request, stream=False)]
         token_ids, logprobs = chunks[-1].token_ids, chunks[-1].logprobs
         advantage = 1.0 if number % 2 else -1.0
-        sample = _sample(str(number), prompt, token_ids, "rl")
+        sample = make_sample(str(number), prompt, token_ids, "rl")
         padding = [0.0] * len(prompt)
         advantages = padding + [advantage] * len(token_ids)
         samples.append(replace(sample, sampling_logprobs=padding + logprobs, advantages=advantages))
     return samples
 
 
-def _sample(name: str, prompt: list[int], answer: list[int], component: Component) -> TrainingSample:
+def make_sample(name: str, prompt: list[int], answer: list[int], component: Component) -> TrainingSample:
     zeros = [0.0] * (len(prompt) + len(answer))
     return TrainingSample(
         sample_id=name,
@@ -200,14 +200,14 @@ def _sample(name: str, prompt: list[int], answer: list[int], component: Componen
     )
 
 
-def _check_logprobs(path: Path, samples: list[TrainingSample]) -> Outcome:
+def check_logprobs(path: Path, samples: list[TrainingSample]) -> Outcome:
     model = AutoModelForCausalLM.from_pretrained(
         path, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
     ).eval()
     worst = 0.0
     for sample in samples:
         with torch.no_grad():
-            theirs = _logprobs(model, sample.token_ids)
+            theirs = own_logprobs(model, sample.token_ids)
         mask = torch.tensor(sample.loss_mask[1:])
         ours = torch.tensor(sample.sampling_logprobs[1:])
         worst = max(worst, float((ours - theirs).abs()[mask].max()))
@@ -216,18 +216,18 @@ def _check_logprobs(path: Path, samples: list[TrainingSample]) -> Outcome:
     return Outcome("yes")
 
 
-def _logprobs(model: Any, token_ids: list[int]) -> torch.Tensor:
+def own_logprobs(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
     """Compute the log-probs of `token_ids[1:]` with the model's own forward pass."""
-    ids = torch.tensor([token_ids])
+    ids = torch.tensor([list(token_ids)])
     logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
     return logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
 
 
-def _check_gradient(path: Path, work: Path, renderer: Renderer) -> Outcome:
+def check_gradient(path: Path, work: Path, renderer: Renderer) -> Outcome:
     """Compare the cross-entropy gradient of the trainer's tree with that of peft, from the same fresh adapter."""
     prompt = renderer.render(plain_conversations()[0].asked, None)
     answers = [renderer.tokenizer.encode(text, add_special_tokens=False) for text in ("It is 2.", "It was 3", "No")]
-    taught = [_sample(str(i), prompt, answer, "sft") for i, answer in enumerate(answers)]
+    taught = [make_sample(str(i), prompt, answer, "sft") for i, answer in enumerate(answers)]
     base = load_base_model(str(path), TrainerConfig(device="cpu"))
     policy = LoraPolicy(base, LORA, may_fold=True)
     paths = [p for sample in taught if (p := check_sample(sample, vocab_size=base.vocab_size)) is not None]
@@ -260,7 +260,7 @@ def _peft_gradient(path: Path, adapter: Path, samples: list[TrainingSample]) -> 
     num_targets = sum(sum(sample.loss_mask) for sample in samples)
     for sample in samples:
         mask = torch.tensor(sample.loss_mask[1:])
-        (-_logprobs(adapted, sample.token_ids)[mask].sum() / num_targets).backward()
+        (-own_logprobs(adapted, sample.token_ids)[mask].sum() / num_targets).backward()
     return {
         name.replace(".default.", "."): torch.zeros_like(p) if p.grad is None else p.grad
         for name, p in adapted.named_parameters()
@@ -272,16 +272,16 @@ async def _check_vllm(path: Path, work: Path, renderer: Renderer, python: str) -
     config = VllmConfig(device="cpu", dtype="float32", num_threads=1)
     engine, server = await start_engine(str(path), config, lora_rank=LORA.rank, python=python)
     try:
-        samples = await _sample_answers(engine, renderer)
-        _check_logprobs(path, samples)
-        return await _check_publish(path, work, engine, samples)
+        samples = await sample_answers(engine, renderer)
+        check_logprobs(path, samples)
+        return await check_publish(path, work, engine, samples)
     finally:
         await engine.close()
         if server is not None:
             await server.close()
 
 
-async def _check_publish(path: Path, work: Path, engine: Engine, samples: list[TrainingSample]) -> Outcome:
+async def check_publish(path: Path, work: Path, engine: Engine, samples: list[TrainingSample]) -> Outcome:
     first, second = work / "0000", work / "0001"
     trainer = Trainer(str(path), TrainerConfig(device="cpu", num_threads=torch.get_num_threads()))
     trainer.init_checkpoint(first, LORA)

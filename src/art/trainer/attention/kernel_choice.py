@@ -5,6 +5,8 @@
     more, on CUDA        dense or flex: the faster one, measured when the first layout of such a size comes
     more, elsewhere      dense
 
+A model that runs one sequence at a time keeps its own attention.
+
 What is measured is the forward and backward pass of one layer's attention over a made-up group of rollouts. The result
 is kept in the process, by the shape of the model's heads and the size class of the layout (powers of 2).
 """
@@ -22,6 +24,7 @@ import numpy as np
 import torch
 
 from art.errors import TrainingError
+from art.kernels.layer_kinds import head_dims, layer_settings
 from art.trainer.attention.tree_attention import KERNELS, Formula, KernelName, TreeLayout
 from art.trainer.machine.memory import is_out_of_memory, release_memory
 from art.trainer.policy.base_model import BaseModel
@@ -61,12 +64,13 @@ class HeadShape:
         model: Any = base.model
         config = model.config.get_text_config()
         num_heads = config.num_attention_heads
-        size = value_size = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+        sizes = head_dims(model.config)
+        size = value_size = max(sizes)
         if getattr(config, "qk_nope_head_dim", None) is not None:
             size, value_size = config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
         return cls(
             num_heads=num_heads,
-            num_groups=getattr(config, "num_key_value_heads", None) or num_heads,
+            num_groups=layer_settings(model.config, "num_key_value_heads")[sizes.index(size)] or num_heads,
             size=size,
             value_size=value_size,
             dtype=base.head.weight.dtype,
@@ -94,6 +98,8 @@ def choose_kernel(base: BaseModel, num_tokens: int) -> KernelName:
 
     On CUDA the first call of a size class takes seconds, because kernels are measured.
     """
+    if base.one_by_one:
+        return "own"
     if num_tokens <= _DENSE_UP_TO:
         return "dense"
     if base.device.type == "cuda":

@@ -6,6 +6,7 @@ Every kernel computes the same rule, query q attends key k iff k <= q < subtree_
     chains   for the CPU: each chain of the layout is a causal sequence that follows its ancestors
              (`art.trainer.tree.chains`)
     flex     FlexAttention with a block mask, for CUDA
+    own      none of these: the model's own attention, for layouts in which every chain is a whole sequence
 
 A layer may add a sliding window to the rule, and sinks to the softmax (gpt-oss): see `Formula`.
 `art.trainer.attention.kernel_choice` chooses the kernel of a layout.
@@ -34,7 +35,7 @@ from art.trainer.tree.chains import ChainKeys, make_chain_keys, plan_chains
 from art.trainer.tree.tree import IntArray, PrefixTree
 
 ATTENTION_NAME = "art_prefix_tree"
-KernelName = Literal["dense", "chains", "flex"]
+KernelName = Literal["dense", "chains", "flex", "own"]
 
 _UNSUPPORTED = ("softcap", "position_bias")
 """Attention features that change the formula. No kernel here computes them."""
@@ -91,7 +92,7 @@ def make_layout(tree: PrefixTree, *, device: torch.device, kernel: KernelName) -
         token_ids=padded(tree.token_ids, zeros),
         positions=padded(tree.positions, zeros),
         subtree_end=padded(tree.subtree_end, np.arange(size, size + num_padding) + 1),
-        chains=[make_chain_keys(chain) for chain in tree.chains] if kernel == "chains" else [],
+        chains=[make_chain_keys(chain) for chain in tree.chains] if kernel in ("chains", "own") else [],
         kernel=kernel,
         num_padding=num_padding,
     )
@@ -139,6 +140,8 @@ def attend(
             f"{type(module).__name__} does not pass keyword arguments on to its attention function; this model family "
             "cannot be trained"
         )
+    if attention_mask is not None:
+        raise ConfigError(f"{type(module).__name__} makes an attention mask of its own, which is not that of the tree")
     for name in _UNSUPPORTED:
         if kwargs.get(name) is not None:
             raise ConfigError(

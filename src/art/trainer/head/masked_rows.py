@@ -94,6 +94,7 @@ def sum_over_few(
         z = multiply(operand(hidden[rows], dtype), weight.transpose(1, 2))  # [G, L, K]
         if head.bias is not None:
             z += head.bias[token_ids].float()[:, None, :]
+        slope = head.cap(z)
         z.mul_(inverse[rows][:, :, None])
         z.masked_fill_(torch.from_numpy(batch.is_padding()).to(z.device)[:, None, :], EXCLUDED)
         largest = z.amax(-1, keepdim=True)
@@ -106,6 +107,8 @@ def sum_over_few(
         normalisers[real] = (largest[:, :, 0] + log_total).flatten()[place]
         entropies[real] = (log_total - mean).flatten()[place]
         if directions is not None:
+            if slope is not None:
+                e, ez = e * slope, ez * slope
             expected = multiply(operand(e, dtype), weight) / total[:, :, None]  # [G, L, H]
             directions.expected[real] = expected.flatten(0, 1)[place]
             if directions.entropy is not None:

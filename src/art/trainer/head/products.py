@@ -27,6 +27,19 @@ class Head:
 
     weight: Tensor  # [V, H]
     bias: Tensor | None  # [V]
+    scale: float = 1.0
+    """Factor of the hidden states (Granite, Cohere)."""
+    softcap: float | None = None
+    """Logits z become `softcap * tanh(z / softcap)` (Gemma)."""
+
+    def cap(self, logits: Tensor) -> Tensor | None:
+        """Apply the softcap to `logits` in place. Return the derivative, in the same shape; `None` without softcap."""
+        if self.softcap is None:
+            return None
+        tanh = logits.div_(self.softcap).tanh_()
+        slope = 1 - tanh.square()
+        logits.mul_(self.softcap)
+        return slope
 
     def product_dtype(self, hidden: Tensor) -> torch.dtype:
         """Return the type of the numbers that are multiplied: bfloat16 if head and hidden states have it."""

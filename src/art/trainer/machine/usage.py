@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import re
 import time
+from typing import Any
 
 import torch
 
+from art.kernels.layer_kinds import head_dims
 from art.trainer.policy.base_model import BaseModel
 from art.trainer.policy.policy import Policy
 from art.trainer.step.step_metrics import StepRecord
@@ -53,9 +55,8 @@ def count_flops(base: BaseModel, record: StepRecord, *, trains_base_weights: boo
     not counted. Attention takes 12 per query, visible key and head feature, the frozen head 4 per row and weight.
     Recomputation, e.g. by gradient checkpointing, is not counted.
     """
-    config = getattr(base.model.config, "get_text_config", lambda: base.model.config)()
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    attention = 12 * record.num_visible_keys * config.num_hidden_layers * config.num_attention_heads * head_dim
+    num_heads = base.model.config.get_text_config(decoder=True).num_attention_heads
+    attention = 12 * record.num_visible_keys * num_heads * sum(head_dims(base.model.config))
     linear = (6 if trains_base_weights else 4) * record.num_tree_tokens * count_active_weights(base)
     return float(linear + attention + 4 * record.num_rows * base.head.weight.numel())
 
@@ -72,9 +73,15 @@ def count_active_weights(base: BaseModel) -> int:
         for name, weight in base.backbone.named_parameters()
         if ".experts." in name and "lora_" not in name and weight.dim() >= 2
     )
-    config = base.model.config
-    total = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
-    return int(linear + experts * (config.num_experts_per_tok / total if total else 1.0))
+    config = base.model.config.get_text_config(decoder=True)
+    total = _first(config, "num_experts", "num_local_experts", "n_routed_experts")
+    used = _first(config, "num_experts_per_tok", "top_k_experts", "num_experts_per_token")
+    return int(linear + experts * (used / total if used and total else 1.0))
+
+
+def _first(config: Any, *names: str) -> int | None:
+    """The first of these settings that the configuration has."""
+    return next((value for name in names if (value := getattr(config, name, None))), None)
 
 
 @functools.cache

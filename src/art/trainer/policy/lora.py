@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
     from art.trainer.policy.linear import AdaptedLinear
 
 _ADAPTER = "default"
-_EXPERT_LAYERS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
+_EXPERT_LAYERS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "shared_expert_gate"})
 """Names by which peft finds the experts and the router of a mixture."""
+_CHOOSERS = frozenset({"router", "indexer"})
+"""Modules that choose experts or keys. A choice has no gradient, and engines adapt none of their layers."""
 
 
 class LoraPolicy(Policy):
@@ -193,6 +196,7 @@ def _inject(base: BaseModel, config: LoraConfig) -> Any:
         lora_alpha=config.alpha,
         use_rslora=config.use_rslora,
         target_modules=_target_modules(base, config),
+        exclude_modules=_other_modules(base),
         lora_dropout=0.0,
         bias="none",
     )
@@ -218,13 +222,19 @@ def _target_modules(base: BaseModel, config: LoraConfig) -> str | list[str]:
     if config.target_modules is not None:
         return list(config.target_modules)
     stacked = any(".experts." in name and p.dim() > 2 for name, p in base.model.named_parameters())
-    if not stacked:
+    decoder = _decoder_name(base)
+    if not stacked and decoder is None:
         return "all-linear"
     linear = {
         name.rpartition(".")[2]
         for name, module in base.model.named_modules()
-        if isinstance(module, torch.nn.Linear) and module.weight is not base.head.weight
+        if isinstance(module, torch.nn.Linear)
+        and module.weight is not base.head.weight
+        and name.startswith(decoder or "")
+        and not _CHOOSERS & set(name.split("."))
     }
+    if not stacked:
+        return sorted(linear)
     return sorted(linear - _EXPERT_LAYERS)
 
 
@@ -235,6 +245,19 @@ def _suits_fast_layers(base: BaseModel, layers: list[Any]) -> bool:
 
 def _are_plain(layers: list[Any]) -> bool:
     return all(type(layer) is torch.nn.Linear and layer.weight.dtype == torch.float32 for layer in layers)
+
+
+def _decoder_name(base: BaseModel) -> str | None:
+    """Name of the text decoder in a model that also reads images or sound; `None` if the model is nothing else."""
+    model: Any = base.model
+    decoder = model.get_decoder()
+    return None if decoder is base.backbone else next(n for n, module in model.named_modules() if module is decoder)
+
+
+def _other_modules(base: BaseModel) -> str | None:
+    """A pattern of the modules outside of the text decoder. Training on text gives them no gradient."""
+    decoder = _decoder_name(base)
+    return None if decoder is None else rf"(?!{re.escape(decoder)}\.).*"
 
 
 def _find_layers(base: BaseModel, peft_model: Any) -> dict[str, Any]:

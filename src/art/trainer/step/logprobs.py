@@ -7,6 +7,9 @@ is known while the logits are at hand. With z = (W h + b) / temperature, p = sof
     log p(t) = z_t - logsumexp(z)              d/dh = (W_t - sum_v p_v W_v) / temperature
     entropy  = logsumexp(z) - p z              d/dh = -(sum_v p_v (z_v - p z) W_v) / temperature
 
+A head with a softcap c has z = c tanh((W h + b) / c) / temperature, and s_v W_v in place of W_v in all gradients, with
+the slope s_v = 1 - tanh^2 of the logit v.
+
 The forward pass keeps `sum_v p_v W_v`, one row of the hidden size per query, and the second sum only where a loss reads
 the gradient of the entropy. The backward pass does not need the head.
 
@@ -118,7 +121,10 @@ def target_logprobs(
     `hidden` [T, H] are the final hidden states of a layout. The entropy carries a gradient only with
     `entropy_gradient`, which takes a third product with the head, and as much memory again as the log-probs' gradient.
     """
-    logprobs, entropy = _TargetLogprobs.apply(hidden.index_select(0, rows.queries), head, rows, entropy_gradient)
+    hidden = hidden.index_select(0, rows.queries)
+    if head.scale != 1:
+        hidden = hidden * head.scale
+    logprobs, entropy = _TargetLogprobs.apply(hidden, head, rows, entropy_gradient)
     return logprobs, entropy
 
 
@@ -129,6 +135,7 @@ class _TargetLogprobs(torch.autograd.Function):  # type: ignore[misc]  # torch i
     ) -> tuple[Tensor, Tensor]:
         entropy = hidden.new_empty(len(hidden), dtype=torch.float32)
         logprobs = hidden.new_empty(len(rows.rows), dtype=torch.float32)
+        slopes = None if head.softcap is None else torch.empty_like(logprobs)
         # Without a gradient, half of the arithmetic is not needed.
         directions = _directions(hidden, entropy_gradient) if ctx.needs_input_grad[0] else None
         for start, end, is_few in _blocks(rows, _tile_size(hidden.device)[0]):
@@ -147,11 +154,13 @@ class _TargetLogprobs(torch.autograd.Function):  # type: ignore[misc]  # torch i
             logits = torch.linalg.vecdot(block[row].float(), head.weight[token_ids].float())
             if head.bias is not None:
                 logits += head.bias[token_ids]
+            if slopes is not None:
+                slopes[of_block] = head.cap(logits)
             # By rounding, the logit of a token with probability 1 may be slightly above the log-normaliser.
             logprobs[of_block] = (logits * inverse[row] - log_normaliser[row]).clamp_(max=0.0)
         if directions is not None:
-            saved = directions.expected, directions.entropy, head.weight, rows.rows, rows.token_ids, rows.temperatures
-            ctx.save_for_backward(*saved)
+            of_rows = rows.rows, rows.token_ids, rows.temperatures
+            ctx.save_for_backward(directions.expected, directions.entropy, head.weight, slopes, *of_rows)
         ctx.dtype = hidden.dtype
         ctx.set_materialize_grads(False)
         if not entropy_gradient:
@@ -160,14 +169,15 @@ class _TargetLogprobs(torch.autograd.Function):  # type: ignore[misc]  # torch i
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None, None, None]:
-        expected, of_entropy, weight, rows, token_ids, temperatures = ctx.saved_tensors
+        expected, of_entropy, weight, slopes, rows, token_ids, temperatures = ctx.saved_tensors
         grad, entropy_grad = grads
         if grad is None:  # the loss reads nothing but the entropy
             grad_hidden = torch.zeros_like(expected)
         else:
             total = grad.new_zeros(len(expected)).index_add_(0, rows, grad)
             grad_hidden = expected * -total[:, None]
-            grad_hidden.index_add_(0, rows, weight[token_ids].float() * grad[:, None])
+            of_targets = grad if slopes is None else grad * slopes
+            grad_hidden.index_add_(0, rows, weight[token_ids].float() * of_targets[:, None])
         if entropy_grad is not None:
             grad_hidden.addcmul_(of_entropy, entropy_grad[:, None])
         return (grad_hidden / temperatures[:, None]).to(ctx.dtype), None, None, None
@@ -213,6 +223,7 @@ def _sum_over_vocabulary(
         multiply(left, weight.T, out=z)
         if head.bias is not None:
             z += head.bias[first : first + width].float()
+        slope = head.cap(z)
         if mask is not None:
             mask.apply(z, first)
         before, largest = largest, torch.maximum(largest, z.amax(-1))
@@ -227,6 +238,9 @@ def _sum_over_vocabulary(
         total += e.sum(-1)
         dot += z.mul_(e).sum(-1)
         if directions is not None:
+            if slope is not None:
+                e.mul_(slope)
+                z.mul_(slope)
             directions.add_tile(operand(e, dtype), operand(z, dtype), weight, shift, shrink)
     mean, log_total = dot / total, total.log()
     if directions is not None:

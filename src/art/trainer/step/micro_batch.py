@@ -38,7 +38,7 @@ class MicroBatch:
 
 def make_micro_batch(paths: list[SamplePath], base: BaseModel) -> MicroBatch:
     """Lay out the prefix tree of `paths` on the device of `base`."""
-    tree = build_tree(paths)
+    tree = build_tree(paths, branches=not base.one_by_one)
     return MicroBatch(
         paths=paths,
         layout=make_layout(tree, device=base.device, kernel=choose_kernel(base, len(tree))),
@@ -51,7 +51,8 @@ def split_micro_batches(
     paths: list[SamplePath], base: BaseModel, *, max_tokens: int, team: Team = ALONE
 ) -> list[MicroBatch]:
     """Make the micro-batches of this process, of at most `max_tokens` tree tokens each. A longer path gets its own."""
-    shares = pack_shares(paths, max_tokens=max_tokens, num_shares=team.size)
+    branches = not base.one_by_one
+    shares = pack_shares(paths, max_tokens=max_tokens, num_shares=team.size, branches=branches)
     return [make_micro_batch([paths[index] for index in part], base) for part in shares[team.rank]]
 
 
@@ -127,7 +128,7 @@ def run_fitting(
         fitting = max(1, num_tokens // 2)
         _log.warning("%d tokens do not fit into memory: starting again with micro-batches of %d", num_tokens, fitting)
         paths = [path for micro_batch in micro_batches for path in micro_batch.paths]
-        parts = pack(paths, max_tokens=fitting)
+        parts = pack(paths, max_tokens=fitting, branches=not base.one_by_one)
         micro_batches = [make_micro_batch([paths[index] for index in part], base) for part in parts]
 
 

@@ -12,30 +12,32 @@ _PRECISION = 0.02
 """Relative precision of the search for the best token budget."""
 
 
-def pack_shares(paths: Sequence[SamplePath], *, max_tokens: int, num_shares: int) -> list[list[list[int]]]:
+def pack_shares(
+    paths: Sequence[SamplePath], *, max_tokens: int, num_shares: int, branches: bool = True
+) -> list[list[list[int]]]:
     """Split `paths` into micro-batches for `num_shares` processes. Return indices into `paths`, by process.
 
     Tries several token budgets up to `max_tokens` and takes the one with the smallest largest share. A smaller budget
     spreads the work more evenly, but cuts more trees, and each part of a tree repeats its prefix. The result is the
-    same in every process, because it depends only on tokens and ids.
+    same in every process, because it depends only on tokens and ids. `branches` is that of `build_tree`.
     """
-    packings = [pack(paths, max_tokens=max_tokens)]
+    packings = [pack(paths, max_tokens=max_tokens, branches=branches)]
     if num_shares == 1:
         return packings
     # Search for the smallest budget that needs no more rounds of micro-batches than `max_tokens` does.
     most = num_shares * math.ceil(len(packings[0]) / num_shares)
-    sizes = _sizes(paths, packings[0])
+    sizes = _sizes(paths, packings[0], branches)
     low, high = math.ceil(sum(sizes) / most), min(max_tokens, max(sizes))
     while high - low > 1 + low * _PRECISION:
         budget = (low + high) // 2
-        packings.append(pack(paths, max_tokens=budget))
+        packings.append(pack(paths, max_tokens=budget, branches=branches))
         if len(packings[-1]) <= most:
             high = budget
         else:
             low = budget
     dealt = []
     for packed in packings:
-        sizes = _sizes(paths, packed)
+        sizes = _sizes(paths, packed, branches)
         shares = deal(sizes, num_shares)
         largest = max(sum(sizes[number] for number in share) for share in shares)
         dealt.append((largest, len(packed), [[packed[number] for number in share] for share in shares]))
@@ -57,11 +59,11 @@ def deal(sizes: Sequence[int], num_shares: int) -> list[list[int]]:
     return [sorted(share) for share in shares]
 
 
-def _sizes(paths: Sequence[SamplePath], packed: Sequence[list[int]]) -> list[int]:
-    return [count_tree_tokens([paths[index] for index in indices]) for indices in packed]
+def _sizes(paths: Sequence[SamplePath], packed: Sequence[list[int]], branches: bool) -> list[int]:
+    return [count_tree_tokens([paths[index] for index in indices], branches=branches) for indices in packed]
 
 
-def count_tree_tokens(paths: Sequence[SamplePath]) -> int:
+def count_tree_tokens(paths: Sequence[SamplePath], *, branches: bool = True) -> int:
     """Count the tokens in the prefix tree of `paths` without building the tree."""
-    _, shared = sort_paths(paths)
+    _, shared = sort_paths(paths, branches=branches)
     return sum(path.num_tokens for path in paths) - sum(shared)

@@ -14,13 +14,13 @@ _CUT_WINDOW = 0.25
 """Share of a full part that may be given up to cut where neighbouring paths share least, e.g. between two groups."""
 
 
-def pack(paths: Sequence[SamplePath], *, max_tokens: int) -> list[list[int]]:
+def pack(paths: Sequence[SamplePath], *, max_tokens: int, branches: bool = True) -> list[list[int]]:
     """Split `paths` into micro-batches of at most `max_tokens` tree tokens; returns indices into `paths` for each.
 
     A path that is longer than `max_tokens` gets a micro-batch of its own. The result depends only on the tokens and ids
-    of the samples, not on their order.
+    of the samples, not on their order. `branches` is that of `build_tree`, which lays out the micro-batches.
     """
-    order, shared = sort_paths(paths)
+    order, shared = sort_paths(paths, branches=branches)
     lengths = [paths[index].num_tokens for index in order]
     pieces: list[tuple[int, list[int]]] = []  # tree tokens, ranks in `order`
     starts = [rank for rank, depth in enumerate(shared) if depth == 0]  # a path that shares nothing starts a tree

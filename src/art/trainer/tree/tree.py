@@ -207,21 +207,29 @@ def _check_constraints(sample: TrainingSample) -> None:
             )
 
 
-def sort_paths(paths: Sequence[SamplePath]) -> tuple[list[int], list[int]]:
+def sort_paths(paths: Sequence[SamplePath], *, branches: bool = True) -> tuple[list[int], list[int]]:
     """Sort paths by their tokens. Return their order, and how many tokens each shares with the path before it.
 
-    Equal paths are ordered by sample id, so the layout does not depend on the order of `paths`.
+    Equal paths are ordered by sample id, so the layout does not depend on the order of `paths`. With `branches=False`
+    a path shares tokens only with a path that it extends: one that leaves the path before it shares none.
     """
     known = sort_ranks([path.tokens for path in paths])
     if known is None:
         known = sort_ranks([path.tokens for path in _with_layout(paths)])
         assert known is not None, "paths that were laid out together have ranks of their own"
-    return known
+    if branches:
+        return known
+    order, shared = known
+    before = [0, *(paths[index].num_tokens for index in order[:-1])]
+    return order, [depth if depth == length else 0 for depth, length in zip(shared, before, strict=True)]
 
 
-def build_tree(paths: Sequence[SamplePath]) -> PrefixTree:
-    """Lay out `paths` (at least one) as a tree. Targets refer to samples by their index in `paths`."""
-    order, shared = sort_paths(paths)
+def build_tree(paths: Sequence[SamplePath], *, branches: bool = True) -> PrefixTree:
+    """Lay out `paths` (at least one) as a tree. Targets refer to samples by their index in `paths`.
+
+    With `branches=False` every chain is a whole sequence: a path that leaves another one repeats what they share.
+    """
+    order, shared = sort_paths(paths, branches=branches)
     tokens: list[IntArray] = []
     positions: list[IntArray] = []
     complete: list[tuple[IntArray, int]] = []  # layout indices, and where their subtrees end

@@ -102,7 +102,10 @@ def test_values_and_gradients_equal_float64(tile: tuple[int, int], monkeypatch: 
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("tile", TILES)
-def test_gradients_of_the_entropy_equal_float64(tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("softcap", [None, 4.0])
+def test_gradients_of_the_entropy_equal_float64(
+    tile: tuple[int, int], softcap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With log-probs in the same loss, temperatures, masks of all kinds, and rows that no loss reads."""
     monkeypatch.setitem(module._TILE, "cpu", tile)
     size, targets = masked_targets(1)
@@ -110,9 +113,12 @@ def test_gradients_of_the_entropy_equal_float64(tile: tuple[int, int], monkeypat
     hidden = torch.randn(size, HIDDEN_SIZE, generator=torch.Generator().manual_seed(3))
     one, other = hidden.clone().requires_grad_(), hidden.double().requires_grad_()
     rows = group_by_row(targets, CPU)
-    logprobs, entropy = target_logprobs(one, Head(weight, bias), rows, entropy_gradient=True)
+    logprobs, entropy = target_logprobs(one, Head(weight, bias, softcap=softcap), rows, entropy_gradient=True)
     logprobs, entropy = rows.spread(logprobs), rows.spread(entropy.index_select(0, rows.rows))
-    expected, expected_entropy = exact(other @ weight.double().T + bias.double(), targets)
+    logits = other @ weight.double().T + bias.double()
+    if softcap is not None:
+        logits = softcap * (logits / softcap).tanh()
+    expected, expected_entropy = exact(logits, targets)
     torch.testing.assert_close(entropy.double(), expected_entropy, rtol=1e-5, atol=1e-5)
     of_logprobs, of_entropy = torch.linspace(-1, 1, len(logprobs)), torch.linspace(2, -1, len(logprobs)).clamp(min=0)
     for reads_logprobs in (0.0, 1.0):

@@ -18,7 +18,9 @@ from art.trainer.attention import tree_attention as attention
 from art.trainer.attention.kernel_check import check_kernel
 from art.trainer.attention.tree_attention import Formula, attend, make_layout
 from art.trainer.head.products import Head
-from art.trainer.policy.base_model import check_architecture, load_base_model
+from art.trainer.policy.base_model import BaseModel, check_architecture, load_base_model, run_backbone
+from art.trainer.step.measure import target_logprobs_in_order
+from art.trainer.step.micro_batch import make_micro_batch
 from art.trainer.tree.tree import SamplePath, build_tree, check_sample
 from tests.support.trainer_samples import VOCAB_SIZE, random_samples
 
@@ -43,13 +45,40 @@ def test_families_pass_the_architecture_check(family: str, dtype: Any, model_pat
     assert base.vocab_size == VOCAB_SIZE
 
 
-def test_a_recurrent_model_is_refused(tmp_path: Path) -> None:
+def save_lfm2(path: Path) -> str:
+    """Short convolutions around one layer of attention."""
     import transformers
 
-    config = transformers.MambaConfig(vocab_size=VOCAB_SIZE, hidden_size=16, state_size=4, num_hidden_layers=1)
-    transformers.MambaForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError):
-        load_base_model(str(tmp_path), CPU)
+    config = transformers.Lfm2Config(
+        vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+        num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], initializer_range=0.15,
+        block_auto_adjust_ff_dim=False,
+    )  # fmt: skip
+    transformers.Lfm2ForCausalLM(config).save_pretrained(path)
+    return str(path)
+
+
+def own_logprobs(base: BaseModel, path: SamplePath) -> torch.Tensor:
+    ids = torch.tensor([[*path.token_ids.tolist(), 0]])
+    with torch.no_grad():
+        logprobs = base.model(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
+    return logprobs[torch.from_numpy(path.query_positions), torch.from_numpy(path.target_token_ids)]
+
+
+def test_a_recurrent_model_runs_one_sequence_at_a_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    base = load_base_model(save_lfm2(tmp_path), CPU)
+    assert base.one_by_one
+    assert "one sequence at a time, without sharing prefixes: layers 0 and 2 are conv" in caplog.text
+    with pytest.raises(ConfigError, match=r"with `shard_base`: layers 0 and 2 are conv"):
+        check_architecture(replace(base, is_sharded=True, one_by_one=False))
+    batch = make_micro_batch(paths(), base)
+    assert batch.layout.kernel == "own"
+    with torch.no_grad():
+        ours = target_logprobs_in_order(batch, base, lambda layout: run_backbone(base, layout))
+    expected = torch.cat([own_logprobs(base, path) for path in batch.paths])
+    plain = torch.from_numpy(batch.targets.temperatures) == 1
+    torch.testing.assert_close(torch.from_numpy(ours)[plain], expected[plain], rtol=0, atol=1e-4)
+    check_kernel(base, "own", paths())
 
 
 def test_a_head_with_more_than_a_linear_map_is_refused(model_path: Callable[[str], str]) -> None:
@@ -58,7 +87,7 @@ def test_a_head_with_more_than_a_linear_map_is_refused(model_path: Callable[[str
         check_architecture(replace(base, head=Head(base.head.weight * 0.5, None)))
 
 
-def test_softcap_attention_is_refused(tmp_path: Path) -> None:
+def test_softcap_attention_runs_one_sequence_at_a_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     import transformers
 
     config = transformers.Gemma2Config(
@@ -66,7 +95,22 @@ def test_softcap_attention_is_refused(tmp_path: Path) -> None:
         num_key_value_heads=2, head_dim=8,
     )  # fmt: skip
     transformers.Gemma2ForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="softcap"):
+    base = load_base_model(str(tmp_path), CPU)
+    assert base.one_by_one
+    assert base.head.softcap == 30
+    assert "uses `softcap` in its attention" in caplog.text
+
+
+def test_a_mask_of_the_model_is_not_ignored() -> None:
+    x = torch.zeros(1, 1, 2, 4)
+    layout = make_layout(build_tree(paths()), device=torch.device("cpu"), kernel="dense")
+    with pytest.raises(ConfigError, match="makes an attention mask of its own"):
+        attend(torch.nn.Linear(1, 1), x, x, x, torch.zeros(1, 1, 2, 2), tree_layout=layout)
+
+
+def test_a_model_without_a_text_class_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "kimi_k25"}')
+    with pytest.raises(ConfigError, match=r"cannot load base model .*Kimi"):
         load_base_model(str(tmp_path), CPU)
 
 

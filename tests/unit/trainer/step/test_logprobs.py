@@ -48,6 +48,26 @@ def test_values_and_gradients_equal_the_full_softmax(tile: tuple[int, int], monk
 
 
 @pytest.mark.parametrize("tile", [(3, 7), (512, 2**19)])
+def test_a_scale_and_a_softcap(tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values, and gradients of log-probs and entropy, are those of autograd in float64."""
+    monkeypatch.setitem(module._TILE, "cpu", tile)
+    hidden, weight, bias, targets = setup(2)
+    rows = group_by_row(targets, CPU)
+    one, other = hidden.clone().requires_grad_(), hidden.double().requires_grad_()
+    found, entropy = target_logprobs(one, Head(weight, bias, 0.5, 3.0), rows, entropy_gradient=True)
+    logits = 3.0 * ((0.5 * other[rows.queries] @ weight.double().T + bias.double()) / 3.0).tanh()
+    assert float(logits.detach().abs().max()) > 2.9  # the cap does something
+    every = (logits / rows.temperatures[:, None]).log_softmax(-1)
+    expected = every[rows.rows, rows.token_ids]
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(entropy.double(), -(every.exp() * every).sum(-1), rtol=1e-5, atol=1e-5)
+    coefficients = torch.linspace(-1, 1, len(found))
+    ((found * coefficients).sum() + entropy.square().sum()).backward()
+    ((expected * coefficients).sum() + (every.exp() * every).sum(-1).square().sum()).backward()
+    torch.testing.assert_close(one.grad.double(), other.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tile", [(3, 7), (512, 2**19)])
 def test_entropy(tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(module._TILE, "cpu", tile)
     hidden, weight, bias, targets = setup(1)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art.protocol.samples import plain_sample
+from art.trainer.tree.deal import count_tree_tokens
 from art.trainer.tree.pack import group_by_rollout, pack, split_batches, split_minibatches
 from art.trainer.tree.tree import SamplePath, build_tree, check_sample
 
@@ -43,6 +44,30 @@ def test_does_not_depend_on_the_order_of_samples(tokens: list[list[int]], max_to
         return [[of[index].sample.sample_id for index in indices] for indices in bins]
 
     assert names(pack(paths, max_tokens=max_tokens), paths) == names(pack(shuffled, max_tokens=max_tokens), shuffled)
+
+
+@settings(max_examples=300)
+@given(paths_of_few_tokens, st.integers(1, 40))
+def test_without_branches_every_chain_is_a_whole_sequence(tokens: list[list[int]], max_tokens: int) -> None:
+    """A path that extends another shares its chain. The budget counts what is laid out."""
+    paths = checked(tokens)
+    for indices in pack(paths, max_tokens=max_tokens, branches=False):
+        chosen = [paths[index] for index in indices]
+        tree = build_tree(chosen, branches=False)
+        assert len(tree) == count_tree_tokens(chosen, branches=False)
+        assert len(tree) <= max_tokens or len(tree.chains) == 1
+        sequences = [tuple(tree.token_ids[chain.start : chain.end].tolist()) for chain in tree.chains]
+        for chain in tree.chains:
+            assert chain.path.tolist() == list(range(chain.start, chain.end))
+            assert tree.positions[chain.start : chain.end].tolist() == list(range(chain.end - chain.start))
+        for number, path in enumerate(chosen):
+            wanted = tuple(path.token_ids.tolist())
+            assert any(sequence[: len(wanted)] == wanted for sequence in sequences)
+            of_path = tree.targets.samples == number
+            for query, target in zip(tree.targets.queries[of_path], path.query_positions, strict=True):
+                chain = next(chain for chain in tree.chains if chain.start <= query < chain.end)
+                assert tree.positions[query] == target
+                assert tree.token_ids[chain.start : query + 1].tolist() == list(wanted[: target + 1])
 
 
 def test_one_micro_batch_if_everything_fits() -> None:

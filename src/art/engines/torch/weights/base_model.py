@@ -25,6 +25,7 @@ from art.engines.torch.cache.kv_cache import LayerShape
 from art.engines.torch.weights import llama
 from art.engines.torch.weights.linear import AdaptedLinear, Linear, Part, RunContext
 from art.errors import ConfigError
+from art.kernels.layer_kinds import other_layers
 from art.kernels.quantization import loading_options
 
 logger = logging.getLogger(__name__)
@@ -153,6 +154,11 @@ def _load_hf(path: str, device: str, dtype: torch.dtype | str, quantization: Qua
         model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, use_safetensors=True, **options)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"cannot load base model {path!r}: {error}") from error
+    if layers := other_layers(model.config):
+        raise ConfigError(
+            f"base model {path!r} ({type(model).__name__}) cannot be served by the embedded engine, whose cache holds "
+            f"keys and values of attention and nothing else: {layers}; serve it with vLLM"
+        )
     if not getattr(model, "_supports_attention_backend", False):
         raise ConfigError(
             f"base model {path!r} ({type(model).__name__}) does not support transformers' attention interface, which "
