@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 _ATTENTION: Final = frozenset({"full_attention", "sliding_attention", "attention"})
+_WITHOUT_HEADS: Final = frozenset({"linear_attention", "conv", "mamba"})
+"""Kinds of layers whose work does not grow with the number of tokens before."""
 
 
 def other_layers(config: Any) -> str:
@@ -28,10 +30,16 @@ def other_layers(config: Any) -> str:
 
 
 def head_dims(config: Any) -> list[int]:
-    """Return the head size of each decoder layer. Most models have one size; Gemma 4 has a larger one in some."""
+    """Return the size of an attention head in each decoder layer, 0 where a layer has no attention over tokens.
+
+    Most models have one size; Gemma 4 has a larger one in some layers.
+    """
     text = config.get_text_config(decoder=True)
-    default = text.hidden_size // text.num_attention_heads
-    return [int(size or default) for size in layer_settings(config, "head_dim")]
+    if not (num_heads := getattr(text, "num_attention_heads", None)):
+        return [0] * text.num_hidden_layers
+    sizes = [int(size or text.hidden_size // num_heads) for size in layer_settings(config, "head_dim")]
+    kinds = getattr(text, "layer_types", None) or ["full_attention"] * len(sizes)
+    return [0 if kind in _WITHOUT_HEADS else size for kind, size in zip(kinds, sizes, strict=False)]
 
 
 def layer_settings(config: Any, name: str) -> list[Any]:

@@ -20,7 +20,8 @@ def test_the_text_model_of_a_larger_one_is_read() -> None:
     text = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "head_dim": 32}
     config = transformers.Qwen3_5Config(text_config=text)
     assert other_layers(config) == "layer 0 is linear_attention"
-    assert head_dims(config) == [32, 32]
+    assert head_dims(config) == [0, 32]
+    assert head_dims(transformers.MambaConfig(num_hidden_layers=2)) == [0, 0]
 
 
 def test_head_sizes_may_differ_by_layer() -> None:

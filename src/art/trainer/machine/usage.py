@@ -55,7 +55,7 @@ def count_flops(base: BaseModel, record: StepRecord, *, trains_base_weights: boo
     not counted. Attention takes 12 per query, visible key and head feature, the frozen head 4 per row and weight.
     Recomputation, e.g. by gradient checkpointing, is not counted.
     """
-    num_heads = base.model.config.get_text_config(decoder=True).num_attention_heads
+    num_heads = getattr(base.model.config.get_text_config(decoder=True), "num_attention_heads", None) or 0
     attention = 12 * record.num_visible_keys * num_heads * sum(head_dims(base.model.config))
     linear = (6 if trains_base_weights else 4) * record.num_tree_tokens * count_active_weights(base)
     return float(linear + attention + 4 * record.num_rows * base.head.weight.numel())

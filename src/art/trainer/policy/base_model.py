@@ -144,6 +144,7 @@ def check_architecture(base: BaseModel) -> BaseModel:
             param="shard_base",
         )
     model.set_attn_implementation(_own_attention(model))
+    _switch_dropout_off(model)
     base = replace(base, one_by_one=True)
     difference = _difference(base)
     if not difference <= _tolerance(base):
@@ -155,6 +156,13 @@ def check_architecture(base: BaseModel) -> BaseModel:
         )
     _log.warning("%s trains one sequence at a time, without sharing prefixes: %s", kind, reason)
     return base
+
+
+def _switch_dropout_off(model: Any) -> None:
+    """The attention of trees has no dropout. A model's own would have it while layers are checkpointed."""
+    for settings in (model.config.get_text_config(decoder=True), *model.modules()):
+        if getattr(settings, "attention_dropout", 0.0):
+            settings.attention_dropout = 0.0
 
 
 def _why_not_a_tree(base: BaseModel) -> str | None:

@@ -112,7 +112,10 @@ def test_other_architectures_run_through_the_general_path(
     ("config", "message"),
     [
         (transformers.Gemma2Config(**shape(), head_dim=16, sliding_window=64), "softcap"),
-        (transformers.MambaConfig(vocab_size=128, hidden_size=64, num_hidden_layers=2), "attention interface"),
+        (
+            transformers.MambaConfig(vocab_size=128, hidden_size=64, num_hidden_layers=2),
+            "layers 0 and 1 are linear_attention",
+        ),
     ],
     ids=lambda value: getattr(value, "model_type", ""),
 )

@@ -101,6 +101,21 @@ def test_softcap_attention_runs_one_sequence_at_a_time(tmp_path: Path, caplog: p
     assert "uses `softcap` in its attention" in caplog.text
 
 
+def test_a_models_own_attention_has_no_dropout(tmp_path: Path) -> None:
+    import transformers
+
+    config = transformers.Gemma2Config(
+        vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, attention_dropout=0.5,
+    )  # fmt: skip
+    transformers.Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    base = load_base_model(str(tmp_path), TrainerConfig(device="cpu", num_threads=1, gradient_checkpointing=True))
+    layout = make_micro_batch(paths(), base).layout
+    with torch.no_grad():
+        assert base.model.training
+        assert torch.equal(run_backbone(base, layout), run_backbone(base, layout))
+
+
 def test_a_mask_of_the_model_is_not_ignored() -> None:
     x = torch.zeros(1, 1, 2, 4)
     layout = make_layout(build_tree(paths()), device=torch.device("cpu"), kernel="dense")
