@@ -40,6 +40,8 @@ from tests.support.objective_rollouts import plan, random_rollouts
 from tests.support.trainer_samples import VOCAB_SIZE
 
 LORA = LoraConfig(rank=4, alpha=8)
+GROUP_ORDER = (1, 0)
+"""Groups of the updates of a step from checkpoint 2 with two mini-batches, as `random.Random(2)` shuffles them."""
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,8 @@ class TrainSettings(TypedDict, total=False):
     length_penalty: LengthPenaltyConfig | None
     normalize: Literal["token", "rollout", "group", "constant"]
     constant_tokens: int | None
+    normalize_over: Literal["submitted", "trained"]
+    mask_truncated: bool
     num_minibatches: int
     mismatch: MismatchConfig | None
     optimizer: OptimizerConfig

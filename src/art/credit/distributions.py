@@ -40,7 +40,7 @@ def describe_step(
 def describe_rollouts(trajectories: Sequence[ResolvedTrajectory]) -> dict[str, float]:
     """Describe all submitted rollouts (at least one): rewards, lengths, shares that were cut off or malformed."""
     exchanges = [[answer.exchange for answer in trajectory.answers()] for trajectory in trajectories]
-    truncated = sum(any(exchange.finish_reason == "length" for exchange in rollout) for rollout in exchanges)
+    truncated = sum(trajectory.is_truncated for trajectory in trajectories)
     malformed = sum(
         trajectory.policy_fault or any(exchange.tools and has_unread_call(exchange.message) for exchange in rollout)
         for trajectory, rollout in zip(trajectories, exchanges, strict=True)

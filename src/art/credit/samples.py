@@ -46,6 +46,8 @@ class PlannedSample:
     """What the sample adds to the divisor of the summed loss. `None` adds `weight` per token, which gives a mean."""
     policy_version: int
     """Step of the oldest weights that sampled one of the answers."""
+    group_id: str | None = None
+    """The group of the rollout."""
     teacher_logprobs: list[float] | None = None  # [T] for distillation
 
 
@@ -81,6 +83,7 @@ def _build(planned: PlannedSample, exchanges: list[Exchange]) -> TrainingSample:
         share=planned.share,
         temperature=exchanges[0].temperature,
         policy_version=planned.policy_version,
+        group_id=planned.group_id,
         teacher_logprobs=planned.teacher_logprobs,
         constraints=[
             span

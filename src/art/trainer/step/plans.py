@@ -38,7 +38,7 @@ def plan_rl(
     """
     paths, metrics = prepare_paths(paths, config, pairs, measurer)
     paths = with_sampled_base(paths, measurer, step=step)
-    parts = split_minibatches(paths, config.num_minibatches)
+    parts = split_minibatches(paths, config.num_minibatches, seed=step)
     # If the sampler is the anchor, later updates differ from it by design, so the gate cannot judge them.
     later = config.mismatch if config.anchor == "step_start" else None
     gates = [config.mismatch, *[later] * (len(parts) - 1)]

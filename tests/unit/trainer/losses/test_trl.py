@@ -30,7 +30,7 @@ from art.config import (
     TrainConfig,
 )
 from art.protocol.samples import TrainingSample
-from tests.support.objective_bench import LORA, Bench, relative_error
+from tests.support.objective_bench import GROUP_ORDER, LORA, Bench, relative_error
 from tests.support.objective_reference import Adapter, Branch, Rollout
 from tests.support.trainer_samples import VOCAB_SIZE
 
@@ -284,7 +284,7 @@ def test_truncated_importance_sampling(bench: Bench, trl: Trl, monkeypatch: pyte
     config = settings(PPO, anchor="step_start", num_minibatches=2, mismatch=gate, learning_rate=0.02)
     everything = rollouts(bench)
     _, (_, seen) = bench.train(everything, config, monkeypatch)
-    batch = [rollout for rollout in everything if rollout.group == 1]
+    batch = [rollout for rollout in everything if rollout.group == GROUP_ORDER[1]]
     start = trl.logprobs(batch, bench.adapters[2])
     sampler = trl.rows(batch, lambda branch: [branch.sampling_logprobs[i] for i in branch.learnt])
     ratio = (start - sampler).exp()
