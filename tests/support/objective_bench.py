@@ -158,6 +158,11 @@ class Bench:
         return total, record
 
     @property
+    def policy_adapter(self) -> dict[str, Tensor]:
+        """The adapter of checkpoint 2, in float64."""
+        return _double(self.adapters[2])
+
+    @property
     def policy(self) -> LoraPolicy:
         loaded = self.trainer._resident._loaded
         assert loaded is not None

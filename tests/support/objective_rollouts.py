@@ -138,7 +138,7 @@ def _exchange(branch: Branch, start: int, end: int, name: str) -> Exchange:
         temperature=branch.temperature,
         top_p=1.0,
         seed=0,
-        finish_reason="stop",
+        finish_reason="length" if branch.is_cut else "stop",
         message={"role": "assistant", "content": ""},
         request_messages=[],
         tools=None,
