@@ -22,6 +22,7 @@ from art.config.losses import (
     ReinforceConfig,
     SftConfig,
 )
+from art.config.schedules import ScheduleConfig
 from art.config.server import LimitsConfig, MemoryConfig, ModelSettings, RenderConfig, RestartConfig, ServerConfig
 from art.config.trainer import LoraConfig, TrainerConfig
 from art.config.training import LengthPenaltyConfig, OptimizerConfig, OverlongConfig, TrainConfig, TrainSFTConfig
@@ -56,6 +57,7 @@ __all__ = [
     "ReinforceConfig",
     "RenderConfig",
     "RestartConfig",
+    "ScheduleConfig",
     "ServerConfig",
     "SftConfig",
     "TrainConfig",

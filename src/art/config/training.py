@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from art.config.base import Config, LearningRate
+from art.config.base import Config
 from art.config.losses import (
     DpoConfig,
     DppoConfig,
@@ -20,6 +20,7 @@ from art.config.losses import (
     ReinforceConfig,
     SftConfig,
 )
+from art.config.schedules import AnyRate, AnyRates, ScheduleConfig
 
 
 class OptimizerConfig(Config):
@@ -85,8 +86,9 @@ def kl_penalties(
 class TrainConfig(Config):
     """Settings of one reinforcement-learning step. Older `beta` and `kl_penalty_coef` add a `KlConfig` to `loss`."""
 
-    learning_rate: LearningRate = 1e-5
-    """Learning rate of the adapter; full fine-tuning needs about a tenth of it ("LoRA without regret")."""
+    learning_rate: AnyRate = 1e-5
+    """Learning rate of the adapter; full fine-tuning needs about a tenth of it ("LoRA without regret"). A
+    `ScheduleConfig` gives each step its own, by the number of the checkpoint that the step starts from."""
     loss: LossConfig | tuple[LossConfig, ...] = DppoConfig()
     """One loss term, or several that are summed."""
     anchor: Literal["sampler", "step_start"] = "sampler"
@@ -136,6 +138,15 @@ class TrainConfig(Config):
         """Whether any term of the loss reads rewards; distillation alone does not."""
         return any(isinstance(term, (Objective, SftConfig)) for term in self.terms)
 
+    def rate_at(self, step: int) -> float:
+        """Return the learning rate of the step that starts from checkpoint `step`.
+
+        Raises:
+            ConfigError: the schedule has ended.
+        """
+        rate = self.learning_rate
+        return rate.rate_at(step) if isinstance(rate, ScheduleConfig) else rate
+
     @property
     def learns_without_spread(self) -> bool:
         """Whether a group whose rewards do not differ has a gradient: that of a KL term over all submitted rollouts."""
@@ -176,6 +187,9 @@ class TrainConfig(Config):
             raise ValueError(f"`constant_tokens` does nothing with normalize={self.normalize!r}; use 'constant'")
         if self.mismatch is not None and self.mismatch.truncate is not None and self.anchor == "sampler":
             raise ValueError("`mismatch.truncate` needs anchor='step_start': with 'sampler' the ratio is in the loss")
+        rate = self.learning_rate
+        if isinstance(rate, ScheduleConfig) and rate.type != "constant" and rate.total_steps is None:
+            raise ValueError(f'a "{rate.type}" schedule needs `total_steps`, the number of steps of the whole run')
         self._check_dpo()
         self._check_rewards(weighs_advantages=any(name != "dpo" for name in objectives))
         if self.anchor != "sampler" and all(isinstance(term, SftConfig) for term in self.terms):
@@ -251,8 +265,8 @@ class TrainConfig(Config):
 class TrainSFTConfig(Config):
     """Settings of supervised fine-tuning on the assistant messages of trajectories."""
 
-    learning_rate: LearningRate | list[LearningRate] = 5e-5
-    """Learning rate, or a list with one rate per batch."""
+    learning_rate: AnyRates = 5e-5
+    """Learning rate, a list with one rate per batch, or a schedule over the batches of the call."""
     batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Trajectories per optimiser update; `auto` is 2."""
     optimizer: OptimizerConfig = OptimizerConfig()

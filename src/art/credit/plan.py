@@ -43,9 +43,11 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) ->
     """Choose advantages, weights and samples of a reinforcement-learning step that starts from checkpoint `step`.
 
     Raises:
+        ConfigError: the schedule of the learning rate has ended.
         TrajectoryError: rewards are not finite, or `config` cannot use them.
         NothingTrainableError: there are answers, and none of them is a recorded one of this model.
     """
+    config.rate_at(step)
     dpo = next((term for term in config.terms if isinstance(term, DpoConfig)), None)
     selection = _select(groups, config) if dpo is None else _select_pairs(groups, config, dpo)
     idle_factor = _idle_factor(groups, selection, config)

@@ -61,6 +61,10 @@ class RecipeConfig(Config):
     """Seed of scenarios and sampling."""
     learning_rate: float | None = None
     """Peak learning rate; the default is the task's, or else 1e-5, and 3e-3 for a tiny model."""
+    schedule: Literal["constant", "linear", "cosine"] | None = None
+    """Shape of the learning rate over the run, by default the task's."""
+    warmup_steps: int | None = Field(default=None, ge=0)
+    """First steps in which the learning rate rises, by default the task's number."""
     groups: int | None = None
     """Scenarios per step, by default the task's number."""
     rollouts: int | None = None
@@ -139,7 +143,7 @@ class RecipeConfig(Config):
         """Return a task's defaults, with this config's settings in their place and the base model's learning rate."""
         changes: dict[str, Any] = {
             "learning_rate": self.learning_rate, "groups_per_step": self.groups, "rollouts_per_group": self.rollouts,
-            "num_steps": self.steps,
+            "num_steps": self.steps, "schedule": self.schedule, "warmup_steps": self.warmup_steps,
         }  # fmt: skip
         chosen = replace(defaults, **{key: value for key, value in changes.items() if value is not None})
         return chosen if self.base_model is None else chosen.for_base_model(self.base_model)

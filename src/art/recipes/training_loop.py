@@ -202,8 +202,9 @@ class _Step:
         rollout_s = time.perf_counter() - started
         trajectories = [trajectory for group in groups for trajectory in group]
         headline = _mean([headline_value(self.task, trajectory) for trajectory in trajectories])
-        learning_rate = self.defaults.learning_rate_at(index, num_steps)
-        config = TrainConfig(learning_rate=learning_rate, num_minibatches=self.defaults.num_minibatches)
+        config = TrainConfig(
+            learning_rate=self.defaults.rate_schedule(num_steps), num_minibatches=self.defaults.num_minibatches
+        )
         metrics = self.faults.metrics() | (self.score.metrics() if self.score is not None else {})
         result = await self.model.backend().train(self.model, groups, config=config) if groups else None
         if result is not None:

@@ -58,7 +58,8 @@ def add_recipe_options(
             "steps": defaults.num_steps, "groups": defaults.groups_per_step, "rollouts": defaults.rollouts_per_group
         }  # fmt: skip
     add_settings(parser, config, "name", "project", "data_dir")
-    loop = ("steps", "seed", "learning_rate", "groups", "rollouts", "rollout_timeout", "evaluate")
+    rate = ("learning_rate", "schedule", "warmup_steps")
+    loop = ("steps", "seed", *rate, "groups", "rollouts", "rollout_timeout", "evaluate")
     add_settings(parser, config, *loop, shown=shown)
     add_settings(parser.add_mutually_exclusive_group(), config, "lora_rank", "full_finetuning")
     add_settings(parser, config, "engine", "max_context")
@@ -96,9 +97,10 @@ def add_settings(
 
 def _options_of(annotation: Any) -> dict[str, Any]:
     """Arguments of `add_argument` for a type."""
-    if get_origin(annotation) is Literal:
-        return {"choices": get_args(annotation), "type": type(get_args(annotation)[0])}
-    kind = next((part for part in get_args(annotation) if part is not NoneType), annotation)
+    is_optional = NoneType in get_args(annotation)
+    kind = next(part for part in get_args(annotation) if part is not NoneType) if is_optional else annotation
+    if get_origin(kind) is Literal:
+        return {"choices": get_args(kind), "type": type(get_args(kind)[0])}
     if kind is bool:
         return {"action": "store_true", "default": None}
     return {"nargs": len(get_args(kind)), "type": get_args(kind)[0]} if get_origin(kind) is tuple else {"type": kind}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from art.config import KlConfig, TrainConfig, TrainSFTConfig
+from art.config import KlConfig, ScheduleConfig, TrainConfig, TrainSFTConfig
 from art.errors import ConfigError, TrajectoryError
 from art.trainer.step.base_kl import with_sampled_base
 from art.trainer.step.measure import Measurer
@@ -33,9 +33,11 @@ def plan_rl(
     """Plan one update per mini-batch of a reinforcement-learning step. First add the log-probs that the losses need.
 
     Raises:
+        ConfigError: the schedule of the learning rate has ended.
         NothingTrainableError: the loss is dpo and no pair can be compared.
         TrajectoryError: the loss is distillation and a sample lacks its teacher's log-probs.
     """
+    learning_rate = config.rate_at(step)
     paths, metrics = prepare_paths(paths, config, pairs, measurer)
     paths = with_sampled_base(paths, measurer, step=step)
     parts = split_minibatches(paths, config.num_minibatches, seed=step)
@@ -44,7 +46,7 @@ def plan_rl(
     gates = [config.mismatch, *[later] * (len(parts) - 1)]
     terms = tuple(term for term in config.terms if not (isinstance(term, KlConfig) and term.where == "reward"))
     updates = [
-        Update(paths=part, learning_rate=config.learning_rate, terms=terms, anchor=config.anchor, mismatch=gate)
+        Update(paths=part, learning_rate=learning_rate, terms=terms, anchor=config.anchor, mismatch=gate)
         for part, gate in zip(parts, gates, strict=True)
     ]
     return UpdatePlan(updates, metrics)
@@ -54,7 +56,7 @@ def plan_sft(paths: list[SamplePath], config: TrainSFTConfig) -> UpdatePlan:
     """Plan one update per batch of trajectories for a step of supervised fine-tuning.
 
     Raises:
-        ConfigError: the number of learning rates is not the number of batches.
+        ConfigError: the number of learning rates is not the number of batches, or their schedule ends before the last.
         TrajectoryError: a sample is not of component "sft".
     """
     if other := [path.sample.sample_id for path in paths if path.sample.component != "sft"]:
@@ -62,7 +64,9 @@ def plan_sft(paths: list[SamplePath], config: TrainSFTConfig) -> UpdatePlan:
     size = _SFT_AUTO_BATCH_SIZE if config.batch_size == "auto" else config.batch_size
     batches = split_batches(paths, size)
     rates = config.learning_rate
-    if not isinstance(rates, list):
+    if isinstance(rates, ScheduleConfig):
+        rates = [rates.rate_at(number, total_steps=len(batches)) for number in range(len(batches))]
+    elif not isinstance(rates, list):
         rates = [rates] * len(batches)
     elif len(rates) != len(batches):
         raise ConfigError(
