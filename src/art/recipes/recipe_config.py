@@ -14,13 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from art.config import EngineConfig, LoraConfig, ModelSettings, VllmConfig
 from art.config.base import Config
 from art.costs import Ledger, Prices, TokenPrice
 from art.errors import ConfigError
 from art.model import TrainableModel
+from art.recipes.reactions import Reactions, check_findings
 from art.rewards import DEFAULT_RUBRIC, JudgeSettings, Ruler, params_at
 from art.task import TaskDefaults
 
@@ -69,6 +70,10 @@ class RecipeConfig(Config):
     """Scenarios per step, by default the task's number."""
     rollouts: int | None = None
     """Rollouts per scenario, by default the task's number."""
+    stop_on: tuple[str, ...] = ()
+    """Findings that end the training after the step that has one; docs/metrics.md lists them, e.g. entropy_gone."""
+    rollback_on: tuple[str, ...] = ()
+    """Findings that end the training and make the checkpoint from before that step the model NAME-before-STEP."""
     rollout_timeout: float | None = None
     """Seconds after which a rollout is ended and left out."""
     evaluate: int = Field(default=0, ge=0)
@@ -81,6 +86,19 @@ class RecipeConfig(Config):
     """Engine that samples: the embedded one, or vLLM, whose environment ART_VLLM_PYTHON names."""
     max_context: int | None = None
     """Most tokens of prompt and completion together; the default is the model's own limit."""
+
+    @field_validator("stop_on", "rollback_on")
+    @classmethod
+    def _check_findings(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        try:
+            check_findings(names)
+        except ConfigError as error:
+            raise ValueError(f"`{info.field_name}`: {error.message}") from None
+        return names
+
+    def reactions(self) -> Reactions:
+        """The findings that end a training."""
+        return Reactions(stop_on=self.stop_on, rollback_on=self.rollback_on)
 
     @classmethod
     def complete(cls, config: Self | None, model: str | None, settings: Mapping[str, Any]) -> Self:

@@ -25,6 +25,7 @@ _PRICE = ("PROMPT", "COMPLETION")
 _METAVARS: dict[str, str | tuple[str, ...]] = {
     "judge": "MODEL", "generator": "MODEL", "judge_url": "URL", "generator_url": "URL", "rollout_timeout": "S",
     "budget": "USD", "price_per_hour": "USD", "policy_price": _PRICE, "judge_price": _PRICE, "instructions": "TEXT",
+    "stop_on": "FINDING", "rollback_on": "FINDING",
 }  # fmt: skip
 """Names of values in `--help`, where they are not `N` for a whole number or the name of the setting."""
 
@@ -59,7 +60,7 @@ def add_recipe_options(
         }  # fmt: skip
     add_settings(parser, config, "name", "project", "data_dir")
     rate = ("learning_rate", "schedule", "warmup_steps")
-    loop = ("steps", "seed", *rate, "groups", "rollouts", "rollout_timeout", "evaluate")
+    loop = ("steps", "seed", *rate, "groups", "rollouts", "stop_on", "rollback_on", "rollout_timeout", "evaluate")
     add_settings(parser, config, *loop, shown=shown)
     add_settings(parser.add_mutually_exclusive_group(), config, "lora_rank", "full_finetuning")
     add_settings(parser, config, "engine", "max_context")
@@ -88,7 +89,7 @@ def add_settings(
         field = config.model_fields[name]
         words = str(field.description).rstrip(".")
         default = (shown or {}).get(name, field.default)
-        suffix = "" if default is None or default is False else f" (default: {default})"
+        suffix = "" if default is None or default is False or default == () else f" (default: {default})"
         options = _options_of(field.annotation)
         if "action" not in options and "choices" not in options:
             options["metavar"] = _METAVARS.get(name, "N" if options["type"] is int else None)
@@ -103,7 +104,10 @@ def _options_of(annotation: Any) -> dict[str, Any]:
         return {"choices": get_args(kind), "type": type(get_args(kind)[0])}
     if kind is bool:
         return {"action": "store_true", "default": None}
-    return {"nargs": len(get_args(kind)), "type": get_args(kind)[0]} if get_origin(kind) is tuple else {"type": kind}
+    if get_origin(kind) is tuple:
+        first, *rest = get_args(kind)
+        return {"nargs": "+" if rest == [...] else 1 + len(rest), "type": first}
+    return {"type": kind}
 
 
 def _text_in(path: str) -> str:
