@@ -136,7 +136,9 @@ def _select(groups: list[ResolvedGroup], config: TrainConfig) -> _Selection:
             selection.left_out.note(group.label, group.trajectories)
         if advantages.has_spread or selection.learner is not None:
             has_signal = advantages.has_spread or selection.learner == "distillation"
-            selection.train(group, advantages.rollouts, config, has_signal=has_signal)
+            # Rewards that differ within the tolerance only must not become advantages of any size.
+            rollouts = advantages.rollouts if advantages.has_spread else [RolloutAdvantages()] * len(group.trajectories)
+            selection.train(group, rollouts, config, has_signal=has_signal)
         else:
             selection.drop(group.trajectories, "no_reward_spread")
     return selection

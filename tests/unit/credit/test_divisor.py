@@ -134,6 +134,8 @@ def test_a_kl_term_learns_from_groups_without_spread() -> None:
     assert found.ledger["ledger/trained_tokens"] == found.ledger["ledger/sampled_tokens"]
     for config in ({"normalize_over": "trained"}, {"loss": (DppoConfig(), KlConfig(where="reward"))}):
         assert len(plan(group(1.0, 0.0), group(0.5, 0.5), **{"loss": loss} | config).samples) == 2
+    close = plan(group(1.0, 0.0), group(0.5, 0.5 + 1e-7), loss=loss, scale_rewards="group")
+    assert [max(sample.advantages) for sample in samples_of(close)][2:] == [0, 0], "no advantage within the tolerance"
     assert plan(group(0.5, 0.5), loss=loss).samples == [], "a step in which no group has spread trains nothing"
 
 
