@@ -53,6 +53,7 @@ ONLY_NAMED = (
     "fairness",
     "gate",
     "transport",
+    "from_rewards",
 )
 
 ALL = (*DEFAULT, *ONLY_NAMED, *REAL_SHAPES)

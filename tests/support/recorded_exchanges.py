@@ -97,3 +97,13 @@ class Recorded:
 def samples_of(plan: StepPlan, *exchanges: Exchange) -> list[TrainingSample]:
     """What the trainer gets when the planned step runs."""
     return build_samples(plan.samples, Recorded(*(exchanges or (FIRST, SECOND, BRANCH, LONG))))  # type: ignore[arg-type]
+
+
+def token_scales(plan: StepPlan) -> dict[str, dict[str, float]]:
+    """What a token's loss is multiplied with in the sum that the trainer makes, by rollout and sample."""
+    total = sum(s.weight * sum(a.num_tokens for a in s.answers) if s.share is None else s.share for s in plan.samples)
+    scales: dict[str, dict[str, float]] = {}
+    for sample in plan.samples:
+        rollout = scales.setdefault(sample.rollout_id.removeprefix("groups"), {})
+        rollout[sample.sample_id.rsplit(".", 1)[1]] = sample.weight / total
+    return scales

@@ -80,6 +80,11 @@ class ResolvedTrajectory:
     def sampled_tokens(self) -> int:
         return sum(path.sampled_tokens for path in self.paths)
 
+    @property
+    def is_truncated(self) -> bool:
+        """Whether a token limit cut off an answer of the model."""
+        return any(answer.is_cut_off for answer in self.answers())
+
     def answers(self) -> Iterator[Answer]:
         return (answer for path in self.paths for answer in path.answers)
 

@@ -111,7 +111,7 @@ def _header(samples: Sequence[TrainingSample]) -> dict[str, Any]:
     constraints = [body(number, span) for number, sample in enumerate(samples) for span in sample.constraints]
     return {
         "format": FORMAT,
-        "names": [[sample.sample_id, sample.rollout_id, sample.component] for sample in samples],
+        "names": [[sample.sample_id, sample.rollout_id, sample.group_id, sample.component] for sample in samples],
         "grammars": list(grammars),
         "constraints": constraints,
     }
@@ -162,7 +162,7 @@ class _Reader:
         spans, constraints = self._spans(), self._constraints()
         counts = self._num_targets.tolist()
         samples = []
-        for number, (sample_id, rollout_id, component) in enumerate(self._names):
+        for number, (sample_id, rollout_id, group_id, component) in enumerate(self._names):
             rank, num_masked, weight, share, temperature, policy_version = (column[number] for column in columns)
             own = spans[number]
             logprobs, advantages, teacher = (stream(number, own) for stream in streams)
@@ -170,6 +170,7 @@ class _Reader:
                 TrainingSample(
                     sample_id=sample_id,
                     rollout_id=rollout_id,
+                    group_id=group_id,
                     token_ids=TokenPath(layout, rank),
                     loss_mask=SpanValues(num_masked, own, self._true[: counts[number]]),
                     sampling_logprobs=logprobs,
