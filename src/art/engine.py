@@ -107,9 +107,10 @@ class AdapterInfo:
     num_layers: int
     rank: int
     """Rank of the LoRA matrices; 0 for a full checkpoint."""
-    norm: float
-    """Frobenius norm of the change of the base weights, 0 for a fresh adapter. An adapter changes a layer by
-    `scale * B @ A`, a full checkpoint by the difference of the weights in the engine's dtype."""
+    norm: float | None
+    """Frobenius norm of the change of the base weights that the engine holds in memory, 0 for a fresh adapter. An
+    adapter changes a layer by `scale * B @ A`, a full checkpoint by the difference of the weights in the engine's
+    dtype. `None` for an engine that cannot tell; what it does with an adapter is then proved by log-probs alone."""
 
 
 class Engine(Protocol):

@@ -8,13 +8,14 @@ trainer    process and calls of the trainer            hosting/trainer_handle.py
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from art.config import EngineConfig, ModelSettings, ServerConfig, VllmConfig
+from art.config import EngineConfig, LoraConfig, ModelSettings, ServerConfig, VllmConfig
 from art.config.base_models import looks_like_path
 from art.engine import EngineInfo
 from art.errors import ProcessError
@@ -60,6 +61,9 @@ class BaseModelHost:
         self._data_dir = data_dir
         self._is_new = is_new
         self._renderer: Renderer | None = None
+        self._proving = asyncio.Lock()
+        self._proved: set[str] = set()
+        """LoRA settings whose layers the engine was proved to serve, without their seed."""
         self._devices = find_devices()
         self.placement = choose_placement(settings, self._devices)
         self._threads = split_threads(settings.engine.num_threads, settings.trainer.num_threads)
@@ -133,6 +137,31 @@ class BaseModelHost:
         with self.engine.closed.held():
             async with self.adapters.no_loads(what), self._engine.asleep():
                 yield
+
+    async def prove_layers(self, lora: LoraConfig | None) -> None:
+        """Prove once that the engine applies adapters to every kind of layer that `lora` trains.
+
+        Once in the life of this host is enough: a restarted engine has the same release, flags and base model. Nothing
+        is proved where the engine gets no adapters: whole weights, merged or of full fine-tuning, are compared by each
+        handshake.
+
+        Raises:
+            HandshakeError: it does not, or engine and trainer have different base models.
+            AdapterError, ProcessError: the engine refused a test adapter, or engine or trainer cannot start.
+        """
+        if lora is None or self.one_policy:
+            return
+        kind = lora.model_dump_json(exclude={"seed"})
+        async with self._proving:
+            if kind in self._proved:
+                return
+            folder = self._data_dir.test_adapters(self.name).absolute()
+            try:
+                await self.trainer.write_loud_adapters(folder, lora)
+                await self.adapters.prove_layers(folder)
+            finally:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            self._proved.add(kind)
 
     async def _start_engine(self, client: RpcClient) -> None:
         await client.call(self._start_call())

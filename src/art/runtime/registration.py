@@ -115,6 +115,7 @@ class Registration:
             newest = first
         else:
             newest = await asyncio.to_thread(self._models.published, model, model.step)
+        await host.prove_layers(model.settings.lora)
         identity = await asyncio.to_thread(checkpoints.identify, newest)
         await host.adapters.ensure_loaded(model.adapter_id(model.step), newest)
         await self._registry.save_model(model)

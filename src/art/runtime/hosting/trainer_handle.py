@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TypeVar
 
 from art.config import LoraConfig, ServerConfig
 from art.errors import JobCancelledError, TrainingError
-from art.protocol.calls import Call, InitCheckpoint, Progress, Train, TrainSft, Trial
+from art.protocol.calls import Call, InitCheckpoint, Progress, Train, TrainSft, Trial, WriteLoudAdapters
 from art.protocol.rpc import RpcClient, retry_on_process_death
 from art.protocol.samples import StepResult, TrainingSample
 from art.runtime.supervision.process import ChildProcess, ChildSpec
@@ -70,6 +71,17 @@ class TrainerHandle:
         """Measure time, memory and gradient of a step that is thrown away; see `Trainer.trial`. It is not repeated."""
         async with self._turn("a trial step"), self._engine_aside():
             return await (await self.process.connect()).call(Trial(samples=samples, lora=lora))
+
+    async def write_loud_adapters(self, folder: Path, lora: LoraConfig) -> None:
+        """Write the test adapters of `lora` into `folder`, a new one; see `Trainer.write_loud_adapters`."""
+
+        async def attempt(client: RpcClient) -> None:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)  # of an attempt that died
+            async with asyncio.timeout(self._job_timeout_s):
+                await client.call(WriteLoudAdapters(folder=folder, lora=lora))
+
+        async with self._turn("test adapters"):
+            await retry_on_process_death(self.process.connect, attempt, "writing test adapters", self._attempts)
 
     def _turn(self, what: str) -> AbstractAsyncContextManager[None]:
         return acquired(self._lock, f"its turn for {what} in the {self.process.spec.name}", self._job_timeout_s)

@@ -110,8 +110,7 @@ async def test_each_load_of_an_adapter_has_its_own_name(model: str, tmp_path: Pa
     path = write_adapter(tmp_path / "a")
     async with engine_of(model, fake := FakeVllm(), device="cuda") as engine:
         info = await engine.load_adapter("m@1", path)
-        # |B A| = sqrt(5 * 3) * 2 with all entries 2, times alpha / rank = 2
-        assert (info.num_layers, info.rank, info.norm) == (1, 2, pytest.approx(2 * 2 * 15**0.5))
+        assert (info.num_layers, info.rank, info.norm) == (1, 2, None)  # vLLM does not tell what it holds
         (first,) = fake.adapters
         fake.gate.clear()
         running = asyncio.ensure_future(run(engine, adapter="m@1"))
