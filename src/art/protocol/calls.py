@@ -178,6 +178,8 @@ class StartVllm(Call[EngineInfo]):
     python: str | None
     """Path of the Python interpreter that has vLLM."""
     sleeps: bool = False
+    memory_bytes: int | None = None
+    """Memory of the smallest of the engine's GPUs, if known."""
     work_dir: Path | None = None
     """Folder for merged weights, with `weights="merged"`."""
 

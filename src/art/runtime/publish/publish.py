@@ -37,11 +37,7 @@ async def publish(
     probe = checkpoints.read_probe(checkpoint).shortened(about.max_context)
     scores = await score_probe(engine, adapter_id, probe, one_policy=about.one_policy)
     problem = find_problem(scores, probe, dtype=about.dtype, tolerance=tolerance)
-    trained_norm = checkpoints.read_state(checkpoint).metrics.get("loss/adapter_norm")
-    if problem is None and info.norm is not None and trained_norm is not None:
-        # Catches weights whose effect on the probe is below the noise.
-        if norm_differs(info.norm, trained_norm, about.dtype):
-            problem = f"the engine loaded a change of norm {info.norm:.6g}, the trainer saved one of {trained_norm:.6g}"
+    problem = problem or _find_other_norm(info.norm, checkpoint, about.dtype)
     if problem is not None:
         await engine.unload_adapter(adapter_id)
         raise HandshakeError(
@@ -59,3 +55,11 @@ async def publish(
     gap, effect = metrics["publish/probe_gap"], metrics["publish/probe_effect"]
     logger.info("published %s: %d layers, probe gap %.2g nats, moved by %.2g", adapter_id, info.num_layers, gap, effect)
     return metrics | {"time/publish_s": time.perf_counter() - started}
+
+
+def _find_other_norm(loaded: float | None, checkpoint: Path, dtype: str) -> str | None:
+    """Explain why an engine that tells its norm holds other weights, e.g. some whose effect on the probe is noise."""
+    trained = checkpoints.read_state(checkpoint).metrics.get("loss/adapter_norm")
+    if loaded is None or trained is None or not norm_differs(loaded, trained, dtype):
+        return None
+    return f"the engine loaded a change of norm {loaded:.6g}, the trainer saved one of {trained:.6g}"
