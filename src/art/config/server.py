@@ -223,7 +223,7 @@ class ServerConfig(Config):
     that is sure to fail. `art doctor` checks more."""
     handshake_tolerance: float | None = None
     """Largest difference of a token's log-prob, in nats, between trainer and engine when a checkpoint is loaded. `None`
-    is 1e-3 in float32 and 0.15 in bfloat16, and a narrower bound on the root mean square."""
+    takes bounds by dtype and by how well the two agree on the base model (docs/architecture.md)."""
 
     @field_validator("cors_origins")
     @classmethod

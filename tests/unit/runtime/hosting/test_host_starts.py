@@ -78,10 +78,10 @@ class Proofs:
         monkeypatch.setattr(host.adapters, "prove_layers", self._prove)
 
     async def _write(self, folder: Path, lora: LoraConfig) -> None:
-        folder.mkdir(parents=True)
+        await asyncio.to_thread(folder.mkdir, parents=True)
 
     async def _prove(self, folder: Path) -> None:
-        assert folder.is_dir()
+        assert await asyncio.to_thread(folder.is_dir)
         self.folders.append(folder)
         await asyncio.sleep(0)
         if self.error is not None:
