@@ -20,7 +20,7 @@ from art.runtime.publish.handshake import BASE_NATS, rms_gap
 from art.runtime.publish.layers import prove_layers
 from art.runtime.publish.publish import publish
 from art.storage import checkpoints
-from art.trainer.step.probe import natural_probe_tokens
+from art.trainer.proof.probe import natural_probe_tokens
 from art.trainer.trainer import Trainer
 from benchmarks.in_process import InProcessEngine
 from tests.support.engine import make_model

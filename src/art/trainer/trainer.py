@@ -22,17 +22,17 @@ from art.errors import ConfigError, ConstraintMismatchError, NothingTrainableErr
 from art.kernels.threads import default_num_threads
 from art.protocol.calls import Train, TrainSft
 from art.protocol.samples import StepResult, TrainingSample
-from art.trainer.loud_adapters import write_loud_adapters
 from art.trainer.machine import memory, usage
 from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.compilation import compile_layers
 from art.trainer.policy.lora import LoraPolicy
+from art.trainer.proof.loud_adapters import write_loud_adapters
+from art.trainer.proof.probe import PROBE_TOKENS, natural_probe_tokens
 from art.trainer.resident import Loaded, Resident, recorded_result, recorded_state
 from art.trainer.step.measure import Measurer
 from art.trainer.step.micro_batch import MicroBatcher
 from art.trainer.step.plans import UpdatePlan, plan_rl, plan_sft
-from art.trainer.step.probe import PROBE_TOKENS, natural_probe_tokens
 from art.trainer.step.progress import OnProgress as OnProgress
 from art.trainer.step.progress import Progress
 from art.trainer.step.replay import Replayed, Replayer
@@ -93,7 +93,7 @@ class Trainer:
             return StepResult(step=0)
 
     def write_loud_adapters(self, folder: Path, lora: LoraConfig) -> dict[str, float]:
-        """Write test adapters that an engine must follow, one per kind of layer (`loud_adapters.py`).
+        """Write test adapters that an engine must follow, one per kind of layer (`proof/loud_adapters.py`).
 
         Returns:
             by kind of layer, the root mean square change of the probe's log-probs in nats.

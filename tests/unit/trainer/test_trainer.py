@@ -30,7 +30,7 @@ from art.metrics import catalogue
 from art.protocol.calls import Train, TrainSft
 from art.protocol.samples import StepResult, TrainingSample, samples_from_wire, samples_to_wire
 from art.storage import atomic, checkpoints
-from art.trainer.step.probe import measure_probe
+from art.trainer.proof.probe import measure_probe
 from art.trainer.trainer import OnProgress, Trainer
 from tests.support.trainer_reference import with_own_logprobs
 from tests.support.trainer_samples import VOCAB_SIZE, random_samples

@@ -21,7 +21,7 @@ from art.storage import checkpoints
 from art.storage.atomic import storage_errors
 from art.storage.checkpoints import Probe
 from art.trainer.policy.lora import LoraPolicy
-from art.trainer.step.probe import measure_probe
+from art.trainer.proof.probe import measure_probe
 from art.trainer.tensor_files import dump_named
 
 LOUD_NATS = 0.5
