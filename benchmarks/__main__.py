@@ -53,6 +53,7 @@ ONLY_NAMED = (
     "fairness",
     "gate",
     "transport",
+    "handshake",
     "from_rewards",
 )
 

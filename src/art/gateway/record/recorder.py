@@ -78,7 +78,7 @@ class Exchange:
     temperature: float
     top_p: float
     seed: int
-    """Sampling seed of this choice, an unsigned 64-bit number."""
+    """Sampling seed of this choice, an unsigned 64-bit number. vLLM draws with it only if the client chose it."""
     finish_reason: FinishReason
     message: Message
     """The answer as it was sent to the client."""

@@ -19,6 +19,7 @@ from art.runtime.checks.format_checks import check_template, check_tools
 from art.runtime.checks.machine_checks import DISK_SPACE, check_devices, check_disk, check_versions, check_vllm
 from art.runtime.host import BaseModelHost
 from art.runtime.hosts import host_key
+from art.runtime.placement.default_engine import FASTER, SLOW, is_slow
 from art.runtime.registry import RegisteredModel
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,8 @@ async def quick_checks(host: BaseModelHost, data_dir: Path, checkpoint: Path) ->
         await asyncio.to_thread(check_disk, data_dir, checkpoint),
     ]
     engine = host.settings.engine
+    if is_slow(host.settings, host.placement.engine.kind):
+        checks.append(CheckResult(name="engine", status="warning", found=SLOW, remedy=FASTER))
     if isinstance(engine, VllmConfig) and not engine.urls:
         checks.insert(1, await asyncio.to_thread(check_vllm, host.vllm_python))
     try:

@@ -72,6 +72,8 @@ def choose_placement(settings: ModelSettings, devices: Devices) -> Placement:
     placed = _place(trainer, trainer.num_processes, engine.device_indices, devices)
     if isinstance(engine, VllmConfig) and engine.urls:
         return Placement(engine=Place(ELSEWHERE), trainer=placed)
+    if isinstance(engine, VllmConfig) and engine.uses_ray:  # Ray chooses its GPUs, on this machine and others
+        return Placement(engine=Place("cuda"), trainer=placed)
     num_engine_gpus = engine.num_devices if isinstance(engine, VllmConfig) else 1
     placement = Placement(engine=_place(engine, num_engine_gpus, placed.indices, devices), trainer=placed)
     return replace(placement, sleeps=isinstance(engine, VllmConfig) and _sleeps(engine, placement))
@@ -94,6 +96,13 @@ def _sleeps(engine: VllmConfig, placement: Placement) -> bool:
     return may_sleep and placement.shared
 
 
+def smallest_memory(place: Place, devices: Devices) -> int | None:
+    """Memory in bytes of the smallest GPU of `place`, or of all where it has no indices; `None` if unknown."""
+    gpus = devices.gpus or ()
+    sizes = [gpus[index].memory_bytes for index in place.indices or range(len(gpus)) if index < len(gpus)]
+    return min((size for size in sizes if size is not None), default=None) if place.kind == "cuda" else None
+
+
 def check_placement(
     placement: Placement, settings: ModelSettings, devices: Devices, num_weights: int | None = None
 ) -> None:
@@ -108,7 +117,9 @@ def check_placement(
     _check_device("engine", placement.engine, settings.engine, devices)
     _check_device("trainer", placement.trainer, settings.trainer, devices)
     num_gpus = settings.engine.num_devices if isinstance(settings.engine, VllmConfig) else 1
-    if placement.engine.kind == "cuda" and devices.gpus is not None and len(placement.engine.indices) != num_gpus:
+    uses_ray = isinstance(settings.engine, VllmConfig) and settings.engine.uses_ray
+    is_local = placement.engine.kind == "cuda" and not uses_ray
+    if is_local and devices.gpus is not None and len(placement.engine.indices) != num_gpus:
         raise ConfigError(
             f"the flags of vLLM make {num_gpus} GPUs (data, pipeline and tensor parallel sizes together), but the "
             f"engine has {placement.engine}, of {_gpus(devices)}; make the two agree",

@@ -18,7 +18,7 @@ from art.runtime.host import BaseModelHost
 from art.runtime.placement import devices as devices_module
 from art.runtime.placement.devices import Devices, Gpu, find_devices, parse_gpus
 from art.runtime.placement.parameter_count import count_weights, weight_bytes
-from art.runtime.placement.placement import Place, check_placement, choose_placement
+from art.runtime.placement.placement import Place, check_placement, choose_placement, smallest_memory
 from art.runtime.runtime import Runtime
 from art.storage.layout import DataDir
 
@@ -93,6 +93,17 @@ def test_vllm_gets_as_many_as_its_flags_ask_for() -> None:
     for given in (vllm({"tensor_parallel_size": 8}), vllm(device_indices=(0, 1))):
         with pytest.raises(ConfigError, match=r"the flags of vLLM make . GPUs"):
             placed(machine(2), given)
+
+
+def test_ray_finds_gpus_on_other_machines() -> None:
+    given = vllm({"distributed_executor_backend": "ray", "tensor-parallel-size": 8, "pipeline_parallel_size": 2})
+    placement = choose_placement(given, machine(2))
+    check_placement(placement, given, machine(2))
+    assert str(placement.trainer) == "cuda:0"
+    assert placement.engine.environment(machine(2)) == {}  # Ray says which GPUs each of its processes sees
+    assert not placement.shared
+    assert not placement.sleeps
+    assert smallest_memory(placement.engine, machine(2)) == 80 * 2**30
 
 
 def test_vllm_leaves_room_for_a_trainer_on_the_same_gpu() -> None:
