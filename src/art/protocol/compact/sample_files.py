@@ -137,16 +137,12 @@ def read_samples(path: Path) -> list[TrainingSample]:
 class _Reader:
     def __init__(self, arrays: dict[str, NDArray[Any]], header: dict[str, Any]) -> None:
         self._arrays, self._header = arrays, header
-        self._names: list[list[str]] = header["names"]
+        self._names: list[Any] = header["names"]
+        spans, last = self._arrays["spans"], np.cumsum(arrays["num_spans"])
+        ends = np.cumsum(np.append(0, spans[:, 1] - spans[:, 0]))
+        self._num_targets: IntArray = np.diff(ends[last], prepend=0)
         self._ends = {name: np.cumsum(self._counts(name)).tolist() for name in STREAMS}
         self._true = np.ones(int(self._num_targets.max(initial=0)), dtype=np.bool_)
-
-    @property
-    def _num_targets(self) -> IntArray:
-        spans = self._arrays["spans"]
-        ends = np.cumsum(np.append(0, spans[:, 1] - spans[:, 0]))
-        last = np.cumsum(self._arrays["num_spans"])
-        return np.diff(ends[last], prepend=0)
 
     def _counts(self, name: str) -> IntArray:
         """How many values of a stream each sample has in the file."""
