@@ -20,7 +20,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from art.errors import InvalidRequestError
 from art.protocol.compact.layout import lay_out
@@ -55,7 +55,7 @@ def write_samples(path: Path, samples: Sequence[TrainingSample]) -> None:
     for name in STREAMS:
         _add_stream(arrays, name, [getattr(sample, name) for sample in samples], spans)
     arrays["header"] = np.frombuffer(orjson.dumps(_header(samples)), dtype=np.uint8)
-    save_file(arrays, path)
+    path.write_bytes(save(arrays))  # `save_file` reports a full disk as an error of its own
 
 
 def share_layout(samples: Sequence[TrainingSample], spans: Sequence[IntArray]) -> list[TokenPath]:

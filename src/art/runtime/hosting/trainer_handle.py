@@ -7,6 +7,7 @@ the call.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -96,7 +97,8 @@ class TrainerHandle:
         try:
             yield await asyncio.to_thread(write)
         finally:
-            await asyncio.to_thread(path.unlink, missing_ok=True)
+            with contextlib.suppress(OSError):  # the next server deletes what is left
+                await asyncio.to_thread(path.unlink)
 
     def _turn(self, what: str) -> AbstractAsyncContextManager[None]:
         return acquired(self._lock, f"its turn for {what} in the {self.process.spec.name}", self._job_timeout_s)
