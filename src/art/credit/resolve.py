@@ -254,7 +254,7 @@ class _Digests:
     def _of_message(self, message: Mapping[str, Any]) -> bytes:
         if message.get("tool_calls"):
             return message_digest(message)
-        key = (message["role"], message["content"], message.get("name"))
+        key = (message["role"], message.get("content"), message.get("name"))
         if (known := self._known.get(key)) is None:
             known = self._known[key] = message_digest(message)
         return known
