@@ -76,7 +76,7 @@ def load_policy(files: ModelFiles, device: str, dtype: str, *, gradient_checkpoi
         {"device": device, "dtype": dtype, "gradient_checkpointing": gradient_checkpointing, "num_threads": 1}
     )
     policy = LoraPolicy(load_base_model(str(files.base), config), LORA, may_fold=not config.gradient_checkpointing)
-    policy.load(Path(files.adapter, "adapter_model.safetensors").read_bytes())
+    policy.load(Path(files.adapter, "adapter_model.safetensors"))
     return policy
 
 
@@ -114,6 +114,7 @@ def _plain_loss(logprobs: Tensor, sampling: Tensor, advantages: Tensor) -> Tenso
         policy_logprobs=logprobs,
         anchor_logprobs=sampling,
         sampling_logprobs=sampling,
+        entropy=torch.zeros_like(sampling),
         advantages=advantages,
         samples=torch.zeros(len(logprobs), dtype=torch.int64, device=logprobs.device),
         num_samples=1,

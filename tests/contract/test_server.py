@@ -427,6 +427,19 @@ async def test_training_routes(local: Server) -> None:
     ]  # fmt: skip
 
 
+async def test_a_loss_that_is_code_needs_the_operator_s_consent(local: Server) -> None:
+    group = {"trajectories": [{"reward": 1.0, "histories": [{"items": [user("hi")]}]}]}
+    for loss in (
+        {"type": "custom", "function": "os:system"},
+        [{"type": "ppo"}, {"type": "custom", "function": "a.b:c"}],
+    ):
+        body = {"job_id": "job-12345", "groups": [group], "config": {"loss": loss}}
+        response = await local.http.post("/api/models/games/agent/train", json=body)
+        assert response.status_code == 403
+        assert "--custom-losses" in response.json()["error"]["message"]
+    assert local.runtime.calls == []
+
+
 async def test_training_routes_refuse_bad_bodies(local: Server) -> None:
     response = await local.http.post("/api/models", json={"project": "games", "name": "agent", "rank": 3})
     assert response.status_code == 400

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -18,10 +19,19 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def shared_backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[art.LocalBackend]:
+def own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of Python modules that this process finds, as it finds those beside a script."""
+    folder = tmp_path_factory.mktemp("modules")
+    sys.path.append(str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture(scope="session")
+def shared_backend(tmp_path_factory: pytest.TempPathFactory, own_modules: Path) -> Iterator[art.LocalBackend]:
     """One server for the files that only sample, train and ask, each with models in a project of its own.
 
-    A file that kills, fills, moves or attacks its server takes `backend`.
+    Its trainer finds `own_modules`. A file that kills, fills, moves or attacks its server takes `backend`.
     """
     backend = art.LocalBackend(path=tmp_path_factory.mktemp("shared"))
     yield backend

@@ -210,7 +210,14 @@ async def try_mcp_server(reader: Reader) -> None:
     assert "there are desk, lamp" in refused.text
 
 
+async def save_loss(reader: Reader) -> None:
+    """The page tells to save the function beside the script."""
+    (block,) = [block for block in RUNNABLE["docs/objectives.md"] if "def capped(" in block.text]
+    (reader.names["own_modules"] / "my_losses.py").write_text(block.text)
+
+
 AFTER = {
+    "def capped(": save_loss,
     "async def rollout(model: art.TrainableModel, question: str": try_rollout,
     "backend = art.RemoteBackend(": try_address,
     "@server.tool()": try_mcp_server,
@@ -221,7 +228,7 @@ AFTER = {
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stage(shared_backend: art.LocalBackend, tiny_model: Path) -> AsyncIterator[dict[str, Any]]:
+async def stage(shared_backend: art.LocalBackend, tiny_model: Path, own_modules: Path) -> AsyncIterator[dict[str, Any]]:
     """`docs/agent` at step 1, and a teacher that has learnt nothing."""
     model, teacher = (
         art.TrainableModel(name=name, project=project, base_model=str(tiny_model))
@@ -238,7 +245,7 @@ async def stage(shared_backend: art.LocalBackend, tiny_model: Path) -> AsyncIter
     yield {
         "art": art, "asyncio": asyncio, "backend": shared_backend, "model": model, "TOOLS": [TOOL], "run_tool": run_tool,
         "scorer": GroupScorer(combine({"own": lambda trajectory: trajectory.reward})),
-        "checkpoints": Path(result.checkpoint_path).parent,
+        "checkpoints": Path(result.checkpoint_path).parent, "own_modules": own_modules,
     }  # fmt: skip
     await model.close()
     await teacher.close()

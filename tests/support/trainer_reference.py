@@ -29,6 +29,15 @@ def _merged_weights(policy: Policy, values: dict[str, Tensor]) -> dict[str, Tens
 
 def sequence_logprobs(policy: Policy, values: dict[str, Tensor], sample: TrainingSample) -> Tensor:
     """Log-probs of `token_ids[1:]`, by the model's own code."""
+    return _of_tokens(_distributions(policy, values, sample), sample)
+
+
+def _of_tokens(distributions: Tensor, sample: TrainingSample) -> Tensor:
+    return distributions.gather(1, torch.tensor(sample.token_ids)[1:, None])[:, 0]
+
+
+def _distributions(policy: Policy, values: dict[str, Tensor], sample: TrainingSample) -> Tensor:
+    """Log-probs [T - 1, V] of all tokens at the places of `token_ids[1:]`."""
     model = policy.base.model
     model.set_attn_implementation("eager")
     enabled = isinstance(policy, LoraPolicy) and not policy._folds
@@ -45,7 +54,8 @@ def sequence_logprobs(policy: Policy, values: dict[str, Tensor], sample: Trainin
             policy._peft_model.base_model.enable_adapter_layers()
     logits = output.logits[0, :-1].float() / (sample.temperature or 1.0)
     logits = logits.masked_fill(~allowed_tokens(sample, logits.shape[1])[1:], float("-inf"))
-    return logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+    distributions: Tensor = logits.log_softmax(-1)
+    return distributions
 
 
 def allowed_tokens(sample: TrainingSample, vocab_size: int) -> Tensor:
@@ -59,12 +69,15 @@ def allowed_tokens(sample: TrainingSample, vocab_size: int) -> Tensor:
     return allowed
 
 
-def token_loss(logp: Tensor, sample: TrainingSample, place: int, config: LossConfig) -> Tensor:
+def token_loss(
+    logp: Tensor, sample: TrainingSample, place: int, config: LossConfig, entropy: Tensor | None = None
+) -> Tensor:
     """Of an objective that looks at each token alone."""
     sampler = sample.sampling_logprobs[place]
     token = Token(
-        policy=logp, sampler=sampler, start=sampler, teacher=0.0, references={}, advantage=sample.advantages[place]
-    )
+        policy=logp, sampler=sampler, start=sampler, teacher=0.0, references={}, advantage=sample.advantages[place],
+        entropy=entropy,
+    )  # fmt: skip
     (loss,) = LOSSES[config.type]([token], config, TrainConfig(), Clips())
     return loss
 
@@ -73,7 +86,9 @@ def _total_loss(policy: Policy, values: dict[str, Tensor], samples: list[Trainin
     sums = {"rl": torch.zeros(()), "sft": torch.zeros(())}
     weights = {"rl": 0.0, "sft": 0.0}
     for sample in samples:
-        logprobs = sequence_logprobs(policy, values, sample)
+        distributions = _distributions(policy, values, sample)
+        logprobs = _of_tokens(distributions, sample)
+        entropies = -(distributions.exp() * distributions.clamp(min=-1e30)).sum(-1)
         for place, wanted in enumerate(sample.loss_mask):
             if not wanted:
                 continue
@@ -81,7 +96,7 @@ def _total_loss(policy: Policy, values: dict[str, Tensor], samples: list[Trainin
             if sample.component == "sft":
                 loss = -logp
             else:
-                loss = token_loss(logp, sample, place, config)
+                loss = token_loss(logp, sample, place, config, entropies[place - 1])
             sums[sample.component] = sums[sample.component] + sample.weight * loss
             weights[sample.component] += sample.weight
     return sum((sums[name] / weights[name] for name in sums if weights[name]), torch.zeros(()))

@@ -8,11 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from art.config import MismatchConfig
 from art.protocol.calls import SampleFile
 from art.protocol.compact.sample_files import write_samples
 from art.protocol.samples import TrainingSample
+from art.trainer.gate.gate import Gate
+from art.trainer.gate.noise import Noise
+from art.trainer.tree.tree import SamplePath
 
 VOCAB_SIZE = 61
+
+
+def make_gate(paths: Sequence[SamplePath], config: MismatchConfig | None) -> Gate | None:
+    """The gate of an update of `paths`, in float32 and with no stale sample."""
+    return None if config is None else Gate.over(paths, config, Noise(), step=0)
 
 
 def make_sample(name: str, token_ids: list[int], rng: random.Random, **fields: Any) -> TrainingSample:

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 from art.backend import Backend
 from art.client import ArtClient
 from art.config import ServerConfig
+from art.config.losses import LOSS_PATH_VARIABLE
 from art.errors import ArtError, ConfigError, ProcessError
 from art.protocol.exits import describe_exit
 from art.protocol.keys import check_api_key
@@ -82,7 +83,9 @@ class LocalBackend(Backend):
         self.path = Path(path or ".art").resolve()
         _check_directory(self.path, argument=path)
         self.data_dir = self.path
-        self._config = config
+        # The server is the user's own, and so are its clients: they may run losses of their own in it.
+        trusts = {} if "custom_losses" in config.model_fields_set else {"custom_losses": ("*",)}
+        self._config = config.model_copy(update=trusts)
         self._api_key = check_api_key(os.environ.get("ART_API_KEY", "")) or f"art-{secrets.token_urlsafe(24)}"
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -172,7 +175,7 @@ class LocalBackend(Backend):
                 ],
                 # A new session, so that Ctrl-C in the terminal reaches only this process, which then closes the server.
                 pass_fds=[self._socket.fileno()], stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
-                env=os.environ | {"ART_API_KEY": self._api_key},
+                env=os.environ | {"ART_API_KEY": self._api_key, LOSS_PATH_VARIABLE: _loss_path()},
             )  # fmt: skip
 
     async def _until_healthy(self) -> None:
@@ -316,6 +319,15 @@ def _check_directory(path: Path, *, argument: str | Path | None) -> None:
             "folder, which is made if it does not exist",
             param="path",
         )
+
+
+def _loss_path() -> str:
+    """Folders where this process finds modules, for the trainer to find a custom loss in: also the script's folder."""
+    before = os.environ.get(LOSS_PATH_VARIABLE, "").split(os.pathsep)
+    folders = [folder for folder in before if folder] + [
+        str(Path(folder).resolve()) for folder in sys.path if Path(folder).is_dir()
+    ]
+    return os.pathsep.join(dict.fromkeys(folders))
 
 
 def _terminate(process: subprocess.Popen[bytes]) -> None:

@@ -9,9 +9,11 @@ from art.config.base import Config, Device, Dtype, LearningRate, Quantization
 from art.config.engines import AnyEngineConfig, EngineConfig, EngineSettings, VllmConfig
 from art.config.losses import (
     CispoConfig,
+    CustomLossConfig,
     DistillConfig,
     DpoConfig,
     DppoConfig,
+    EntropyConfig,
     GspoConfig,
     KlConfig,
     LossConfig,
@@ -22,6 +24,7 @@ from art.config.losses import (
     ReinforceConfig,
     SftConfig,
 )
+from art.config.nodes import NodeConfig, NodesConfig
 from art.config.server import LimitsConfig, MemoryConfig, ModelSettings, RenderConfig, RestartConfig, ServerConfig
 from art.config.trainer import LoraConfig, TrainerConfig
 from art.config.training import LengthPenaltyConfig, OptimizerConfig, OverlongConfig, TrainConfig, TrainSFTConfig
@@ -30,6 +33,7 @@ __all__ = [
     "AnyEngineConfig",
     "CispoConfig",
     "Config",
+    "CustomLossConfig",
     "Device",
     "DistillConfig",
     "DpoConfig",
@@ -37,6 +41,7 @@ __all__ = [
     "Dtype",
     "EngineConfig",
     "EngineSettings",
+    "EntropyConfig",
     "GspoConfig",
     "KlConfig",
     "LearningRate",
@@ -48,6 +53,8 @@ __all__ = [
     "MemoryConfig",
     "MismatchConfig",
     "ModelSettings",
+    "NodeConfig",
+    "NodesConfig",
     "Objective",
     "OptimizerConfig",
     "OverlongConfig",

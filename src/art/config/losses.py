@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+import re
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from art.config.base import Config
+
+LOSS_PATH_VARIABLE = "ART_LOSS_PATH"
+"""Environment variable with folders in which the trainer looks for the modules of custom losses, after its own path."""
+_FUNCTION = r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*"
 
 
 class LossTerm(Config):
@@ -126,44 +131,96 @@ class KlConfig(LossTerm):
     between tokens."""
 
 
+class EntropyConfig(LossTerm):
+    """A bonus for entropy, which keeps the policy exploring: `weight` times the entropy is subtracted from the loss."""
+
+    type: Literal["entropy"] = "entropy"
+    """Name of the loss."""
+    weight: float = Field(default=1e-3, ge=0)
+    """Factor of the entropy in nats, averaged over tokens as `normalize` says; other code calls it the entropy
+    coefficient. Too large a factor makes the policy random: watch `loss/entropy`."""
+
+
+class CustomLossConfig(LossTerm):
+    """A loss of your own: a Python function that the trainer's process imports and calls. See docs/objectives.md.
+
+    `LocalBackend` allows it. `art-server` refuses it unless `ServerConfig.custom_losses` names the module.
+    """
+
+    type: Literal["custom"] = "custom"
+    """Name of the loss."""
+    function: str
+    """The function as `module:name`, e.g. `my_package.losses:my_loss`, or the function itself. It takes an
+    `art.losses.LossInputs` and returns an `art.losses.LossOutput`."""
+    settings: dict[str, JsonValue] = {}
+    """Keyword arguments of the function."""
+    reference: int | Literal["base"] | None = None
+    """Frozen policy whose log-probs the function finds in `inputs.streams[str(reference)]`: the base model, or a
+    checkpoint by its step."""
+    entropy_gradient: bool = False
+    """Whether the function is differentiated with respect to `inputs.entropy`. It costs a third product with the
+    language-model head."""
+
+    @field_validator("function", mode="before")
+    @classmethod
+    def _name_function(cls, function: Any) -> Any:
+        """Turn a function into `module:name`, and reject one that another process cannot import."""
+        if callable(function):
+            module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<no name>")
+            if module in (None, "__main__") or "<" in name:
+                raise ValueError(
+                    f"the trainer's process cannot import {name!r} of {module!r}; define the function at the top level "
+                    "of a module, e.g. my_losses.py, and import it from there"
+                )
+            function = f"{module}:{name}"
+        if isinstance(function, str) and re.fullmatch(_FUNCTION, function) is None:
+            raise ValueError(f"`function` is `module:name`, e.g. 'my_package.losses:my_loss'; got {function!r}")
+        return function
+
+
 Objective = DppoConfig | PpoConfig | GspoConfig | CispoConfig | ReinforceConfig | DpoConfig
 """Losses that learn from rewards; a step has at most one."""
-LossConfig = Annotated[Objective | SftConfig | DistillConfig | KlConfig, Field(discriminator="type")]
+LossConfig = Annotated[
+    Objective | SftConfig | DistillConfig | KlConfig | EntropyConfig | CustomLossConfig, Field(discriminator="type")
+]
 
 
 class MismatchConfig(Config):
-    """The gate, which masks samples that another policy seems to have sampled.
+    """The gate, which masks rollouts that another policy seems to have sampled.
 
-    Per token, r is the probability under the policy at the step's start over that under the sampler.
+    Per token, r is the probability under the policy at the step's start over that under the sampler. A rollout is
+    judged as a whole, with all its branches.
     """
 
-    low: float = Field(default=0.99, gt=0, le=1)
-    """A sample is masked if the geometric mean of its r is below this."""
-    high: float = Field(default=1.01, ge=1)
-    """A sample is masked if the geometric mean of its r is above this."""
+    low: float | None = Field(default=None, gt=0, le=1)
+    """A rollout is masked if the geometric mean of its r is below this, whatever its length. `None` computes the bound
+    from the number of tokens, the number types of trainer and engine, and the noise of the step (`objectives.md`)."""
+    high: float | None = Field(default=None, ge=1)
+    """A rollout is masked if the geometric mean of its r is above this, whatever its length; `None` like `low`."""
     token_low: float = Field(default=1e-4, gt=0, le=1)
-    """A sample is masked if any of its tokens has r below this."""
+    """A rollout is masked if any of its tokens has r below this (SkyRL)."""
     token_high: float = Field(default=1e2, ge=1)
-    """A sample is masked if any of its tokens has r above this."""
+    """A rollout is masked if any of its tokens has r above this (SkyRL)."""
     mask_token_low: float | None = Field(default=None, gt=0, lt=1)
-    """A single token is masked if its r is below this, and the rest of its sample is kept; 0.5 is usual."""
+    """A single token is masked if its r is below this, and the rest of its rollout is kept; 0.5 is usual."""
     mask_token_high: float | None = Field(default=None, gt=1)
-    """A single token is masked if its r is above this, and the rest of its sample is kept; 2 is usual."""
+    """A single token is masked if its r is above this, and the rest of its rollout is kept; 2 is usual."""
     truncate: float | None = Field(default=None, ge=1)
     """Truncated importance sampling: each token's loss is multiplied by min(r, truncate); 2 is usual. It needs
     `anchor="step_start"`: with the sampler as the anchor the ratio is already in the loss."""
     alarm: float = Field(default=0.05, ge=0, le=1)
-    """Share of masked samples above which a warning is logged."""
+    """Share of masked rollouts above which a warning is logged."""
     abort: float = Field(default=0.5, ge=0, le=1)
-    """Share of masked samples above which the step fails and trains nothing."""
+    """Share of masked rollouts above which the step fails and trains nothing. It fails too, unless this is 1, if all
+    rollouts together are shifted further than noise explains; not with `low` or `high`."""
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
         """Reject bounds that a stricter bound makes unreachable."""
         if self.mask_token_low is not None and self.mask_token_low <= self.token_low:
-            raise ValueError("`mask_token_low` must be above `token_low`, below which the whole sample is masked")
+            raise ValueError("`mask_token_low` must be above `token_low`, below which the whole rollout is masked")
         if self.mask_token_high is not None and self.mask_token_high >= self.token_high:
-            raise ValueError("`mask_token_high` must be below `token_high`, above which the whole sample is masked")
+            raise ValueError("`mask_token_high` must be below `token_high`, above which the whole rollout is masked")
         if self.truncate is not None and self.truncate >= (self.mask_token_high or self.token_high):
             raise ValueError("`truncate` must be below `mask_token_high` and `token_high`, or it never truncates")
         return self

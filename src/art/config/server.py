@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from art.config.base import Config
 from art.config.engines import AnyEngineConfig, EngineConfig, VllmConfig
+from art.config.nodes import NodesConfig
 from art.config.trainer import LoraConfig, TrainerConfig
 
 
@@ -178,6 +179,9 @@ class ServerConfig(Config):
     """Refuse to start without a CUDA device."""
     only_models: bool = False
     """Whether keys without the scope `admin` may only register models that are based on `models`."""
+    custom_losses: tuple[str, ...] = ()
+    """Modules and packages whose functions any key with scope `train` may name as a loss (`CustomLossConfig`).
+    `*` means all modules. The functions run in the trainer's process. `LocalBackend` allows all unless this is set."""
     min_free_bytes: int = Field(default=2**30, ge=0)
     """Free space for the data directory, in bytes, below which `/ready` reports that the server is not ready."""
     drain_s: float = Field(default=0.0, ge=0, le=3600)
@@ -213,6 +217,8 @@ class ServerConfig(Config):
     record_retention_s: float | None = Field(default=30 * 24 * 3600.0, gt=0)
     """Age in seconds after which recorded exchanges (requests with answers) and rollouts are deleted, unless a younger
     one continues them. Trajectories made from deleted ones can no longer be trained. `None` keeps all."""
+    nodes: NodesConfig | None = None
+    """Other machines that may train, for models with `TrainerConfig.num_nodes` above 1."""
     llama_cpp: str | None = None
     """Folder of llama.cpp, whose converters make GGUF files; `None` takes the variable ART_LLAMA_CPP, or else the
     converters on the PATH."""

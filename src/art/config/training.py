@@ -9,8 +9,10 @@ from pydantic import Field, model_validator
 
 from art.config.base import Config, LearningRate
 from art.config.losses import (
+    CustomLossConfig,
     DpoConfig,
     DppoConfig,
+    EntropyConfig,
     GspoConfig,
     KlConfig,
     LossConfig,
@@ -124,7 +126,7 @@ class TrainConfig(Config):
     @property
     def learns_from_rewards(self) -> bool:
         """Whether any term of the loss reads rewards; distillation alone does not."""
-        return any(isinstance(term, (Objective, SftConfig)) for term in self.terms)
+        return any(isinstance(term, (Objective, SftConfig, CustomLossConfig)) for term in self.terms)
 
     @model_validator(mode="before")
     @classmethod
@@ -143,16 +145,16 @@ class TrainConfig(Config):
     def _check_combination(self) -> Self:
         """Reject settings that would do nothing together."""
         objectives = [term.type for term in self.terms if isinstance(term, Objective)]
-        if all(isinstance(term, KlConfig) or term.weight == 0 for term in self.terms):
+        if all(isinstance(term, (KlConfig, EntropyConfig)) or term.weight == 0 for term in self.terms):
             raise ValueError("`loss` has no term that learns anything; expected e.g. DppoConfig()")
         if len(objectives) > 1:
             raise ValueError(
                 f"`loss` has several objectives that learn from rewards: {', '.join(objectives)}; keep one"
             )
-        if len({term.type for term in self.terms}) < len(self.terms):
+        if len({(term.type, getattr(term, "function", None)) for term in self.terms}) < len(self.terms):
             raise ValueError(
-                "`loss` has two terms of the same type; keep one of them (`beta` and `kl_penalty_coef` are terms of "
-                'the type "kl")'
+                "`loss` has two terms of the same type or custom function; keep one of them (`beta` and "
+                '`kl_penalty_coef` are terms of the type "kl")'
             )
         if self.normalize == "constant" and self.constant_tokens is None:
             raise ValueError("normalize='constant' needs `constant_tokens`, e.g. the largest completion length")
@@ -161,8 +163,9 @@ class TrainConfig(Config):
         if self.mismatch is not None and self.mismatch.truncate is not None and self.anchor == "sampler":
             raise ValueError("`mismatch.truncate` needs anchor='step_start': with 'sampler' the ratio is in the loss")
         self._check_dpo()
-        self._check_rewards(weighs_advantages=any(name != "dpo" for name in objectives))
-        if self.anchor != "sampler" and all(isinstance(term, SftConfig) for term in self.terms):
+        is_custom = any(isinstance(term, CustomLossConfig) for term in self.terms)
+        self._check_rewards(weighs_advantages=is_custom or any(name != "dpo" for name in objectives))
+        if self.anchor != "sampler" and all(isinstance(term, (SftConfig, EntropyConfig)) for term in self.terms):
             raise ValueError("sft has no importance ratio: `anchor` does not apply")
         return self
 

@@ -18,6 +18,7 @@ NUM_BINS = 10
 ALWAYS = "every step"
 RL = "steps of reinforcement learning"
 DPO = "steps with the loss `dpo`"
+GATED = "steps in which the gate `mismatch` judged tokens that their own start policy sampled"
 CONSTRAINED = "steps with answers drawn under a grammar, `top_k`, `top_p` or `min_p`"
 BY_SIGN = "steps with such targets"
 BASE = "steps that measured the base model"
@@ -49,6 +50,7 @@ TRAINER_METRICS: dict[str, Metric] = {
     "loss/grad_norm_max": Metric("the largest norm of the gradient before clipping among the updates"),
     "loss/grad_clipped_share": Metric("share of the updates whose gradient was clipped to `max_grad_norm`"),
     "loss/learning_rate": Metric("learning rate of the step's last update"),
+    "loss/optimizer_updates": Metric("number of updates, with this step's, that the optimiser's moments are means of"),
     "loss/adapter_norm": Metric("Frobenius norm of what training has added to the base weights so far"),
     "loss/adapter_change": Metric("Frobenius norm of what this step changed, divided by `loss/adapter_norm`"),
     "loss/kl_to_sampler": Metric("mean of r - 1 - log r with r = policy / sampler (the k3 estimate), in nats", RL),
@@ -86,9 +88,18 @@ TRAINER_METRICS: dict[str, Metric] = {
     ),
     "offpolicy/first_update_outside_share": Metric("`offpolicy/ratio_outside_share` of the first update only", RL),
     "offpolicy/last_update_kl": Metric("`loss/kl_to_sampler` of the last update: effect of the updates before it", RL),
-    "offpolicy/mismatch_masked_share": Metric("share of samples that the setting `mismatch` left out", RL),
+    "offpolicy/mismatch_masked_share": Metric("share of rollouts that the setting `mismatch` left out", RL),
     "offpolicy/mismatch_masked_tokens": Metric(
         "number of targets that `mismatch` left out; with `dpo` also those of rollouts without their counterpart", RL
+    ),
+    "offpolicy/mismatch_noise": Metric(
+        "difference of engine and trainer in the first update, before anything was trained: root mean square of "
+        "log(policy / sampler) in nats per token, where one token counts with at most three times "
+        "`offpolicy/mismatch_noise_allowed`",
+        GATED,
+    ),
+    "offpolicy/mismatch_noise_allowed": Metric(
+        "largest such difference that the number types of engine and trainer explain", GATED
     ),
     "offpolicy/truncated_share": Metric("share of targets whose importance weight was cut by `mismatch.truncate`", RL),
     "offpolicy/constraint_refused_tokens": Metric(
@@ -121,6 +132,13 @@ TRAINER_METRICS: dict[str, Metric] = {
     ),
     "throughput/peak_memory_bytes": Metric(
         "on CUDA, most memory that tensors took in this step; else the most that the trainer process ever had resident"
+    ),
+    "throughput/checkpointing": Metric(
+        "what the backward pass computed again: 0 nothing, 1 layers without their attention, 2 whole layers"
+    ),
+    "throughput/activations_forecast_bytes": Metric(
+        "forecast of the activations of the largest micro-batch, from the sizes in the model's configuration; 0 if it "
+        "has other names for them"
     ),
     "time/step_trainer_s": Metric("seconds of the whole step in the trainer, including the checkpoint"),
     "time/step_updates_s": Metric("seconds of the step's updates: forward, backward, optimiser"),

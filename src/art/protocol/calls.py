@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar, Generic, Self, TypeAlias, TypeVar, 
 
 from pydantic import ConfigDict, PlainValidator, SkipValidation, TypeAdapter, ValidationError
 
-from art.config import EngineConfig, LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig, VllmConfig
+from art.config import EngineConfig, LoraConfig, NodesConfig, TrainConfig, TrainerConfig, TrainSFTConfig, VllmConfig
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
 from art.errors import ArtError, ConfigError, InvalidRequestError
 from art.protocol.checkpoint_calls import HubTarget, S3Target
@@ -31,6 +31,8 @@ from art.protocol.token_sets import pack_token_sets, unpack_token_sets
 
 Result = TypeVar("Result", covariant=True)
 _MAX_COMPLAINTS = 3
+QUANTIZED = "quantized"
+"""Name, among number types, of an engine that rounds weights, activations or KV cache to 8 bits or fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +263,10 @@ class StartTrainer(Call[None]):
     config: TrainerConfig
     shares_gpu: bool = False
     """Whether an engine sleeps on the same GPU, so that freed memory must go back to the device."""
+    nodes: NodesConfig | None = None
+    """The other machines, where `config.num_nodes` asks for some."""
+    shared: Path | None = None
+    """Folder that the trainer's processes on all machines must see."""
 
 
 class InitCheckpoint(Call[Step]):
@@ -308,6 +314,8 @@ class Train(SampleCall[StepOrProgress]):
     """Pairs of rollout ids, (chosen, rejected), for preference losses."""
     references: dict[int, Path] = field(default_factory=dict)
     """Folders of the checkpoints that the loss compares the policy with, by step."""
+    engine_dtype: str | None = None
+    """Number type in which the engine computed the sampling log-probs, or `QUANTIZED`; `None`: that of the trainer."""
 
 
 class TrainSft(SampleCall[StepOrProgress]):

@@ -1,11 +1,15 @@
-"""Only keys with scope `admin` may register models with settings that touch the machine: folders of the server as base
-models, devices, memory, addresses, and flags of programs. A key that may train must not run programs on the server."""
+"""What a key may ask for that touches the machine: settings of a model, and losses that are code.
+
+Only keys with scope `admin` may register models with settings that touch the machine: folders of the server as base
+models, devices, memory, addresses, and flags of programs. A key that may train must not run programs on the server.
+Losses that are code need the operator's consent, whatever the key.
+"""
 
 from __future__ import annotations
 
 from pydantic import BaseModel
 
-from art.config import ServerConfig, VllmConfig
+from art.config import CustomLossConfig, ServerConfig, VllmConfig
 from art.config.base_models import is_local, resolve_base_model
 from art.errors import PermissionDeniedError
 from art.protocol.training import RegisterRequest
@@ -49,6 +53,22 @@ def check_registration(request: RegisterRequest, caller: Caller, config: ServerC
                 f"`settings.{group}.{name}` touches the machine; it needs a key with scope `admin`, or leave it out",
                 param=f"settings.{group}.{name}",
             )
+
+
+def check_custom_loss(loss: CustomLossConfig, config: ServerConfig) -> None:
+    """Check that the operator allows a custom loss, which runs code in the trainer's process.
+
+    Raises:
+        PermissionDeniedError: its module is not among `config.custom_losses`.
+    """
+    module = loss.function.partition(":")[0]
+    if not any(name == "*" or module == name or module.startswith(f"{name}.") for name in config.custom_losses):
+        listed = ", ".join(config.custom_losses) or "none"
+        raise PermissionDeniedError(
+            f"the custom loss {loss.function!r} would run code on this server, which allows modules by name: {listed}. "
+            f"Its operator can start it with `--custom-losses {module}`; `LocalBackend` allows every custom loss",
+            param="config.loss",
+        )
 
 
 def _changed(settings: BaseModel, usual: BaseModel) -> set[str]:

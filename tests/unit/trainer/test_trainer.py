@@ -301,9 +301,32 @@ def test_the_gate_masks_reports_and_aborts(trainer: Trainer, tmp_path: Path) -> 
     ungated = config.model_copy(update={"mismatch": None})
     step(trainer, tmp_path, 1, ungated, samples=[silent, *own[1:]], to_checkpoint=tmp_path / "silent")
     assert weights(tmp_path / "gated") == weights(tmp_path / "silent")
-    with pytest.raises(TrainingError, match=r"8 of 8 samples .* nothing was trained"):
+    with pytest.raises(TrainingError, match=r"8 of 8 rollouts .* nothing was trained"):
         step(trainer, tmp_path, 1, config, samples=random_samples(3))
     assert not (tmp_path / "0001").exists()
+
+
+def test_the_gate_knows_the_number_type_of_the_engine(trainer: Trainer, tmp_path: Path) -> None:
+    own = with_own_logprobs(trainer._resident.load(tmp_path / "0000").policy, random_samples(3))
+    noisy = [
+        replace(
+            sample,
+            sampling_logprobs=[
+                p + 0.04 * (-1) ** i if m else 0.0
+                for p, m in zip(sample.sampling_logprobs, sample.loss_mask, strict=True)
+            ],
+        )
+        for i, sample in enumerate(own)
+    ]
+    for engine_dtype, is_masked in ((None, True), ("bfloat16", False)):
+        config = TrainConfig(learning_rate=1e-2, mismatch=MismatchConfig(abort=1.0))
+        target = tmp_path / f"as-{engine_dtype}"
+        metrics = step(
+            trainer, tmp_path, 1, config, samples=noisy, to_checkpoint=target, engine_dtype=engine_dtype
+        ).metrics
+        assert (metrics["offpolicy/mismatch_masked_share"] > 0) == is_masked
+        assert metrics["offpolicy/mismatch_noise"] == pytest.approx(0.04, rel=0.01)
+        assert metrics["offpolicy/mismatch_noise_allowed"] == (0.1 if engine_dtype else 0.02)
 
 
 def test_the_gate_looks_at_the_first_minibatch_only(trainer: Trainer, tmp_path: Path) -> None:

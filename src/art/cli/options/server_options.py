@@ -20,7 +20,7 @@ from art.errors import ConfigError
 
 DATA_DIR = "data_dir"
 """Key of the settings file for the data directory. The other keys are fields of `ServerConfig`."""
-_OVERRIDES = ("host", "port", "models", "gpu")
+_OVERRIDES = ("host", "port", "models", "gpu", "custom_losses")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -34,6 +34,11 @@ def build_parser() -> argparse.ArgumentParser:
         f"{next(iter(SHORT_NAMES))}; may be given several times",
     )  # fmt: skip
     parser.add_argument("--gpu", action="store_const", const=True, help="do not start without a CUDA device")
+    parser.add_argument(
+        "--custom-losses", action="append", metavar="MODULE",
+        help="module or package whose functions clients may use as losses; they run in the trainer's process; may be "
+        "given several times",
+    )  # fmt: skip
     parser.add_argument("--data-dir", type=Path, help="where everything is kept (default: .art)")
     parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (default: 5000)")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from art.config import DistillConfig
+from art.config import CustomLossConfig, DistillConfig
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.server.call import Call, Route
-from art.server.machine import check_registration
+from art.server.machine import check_custom_loss, check_registration
 
 
 async def register(call: Call) -> ModelStatus:
@@ -28,6 +28,8 @@ async def train(call: Call) -> JobStatus:
     for term in request.config.terms:
         if isinstance(term, DistillConfig):
             call.own_model(term.teacher)
+        if isinstance(term, CustomLossConfig):
+            check_custom_loss(term, call.server.config)
     return await call.runtime.training.train(call.path["project"], call.path["name"], request)
 
 

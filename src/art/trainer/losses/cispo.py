@@ -9,8 +9,8 @@ Source: "MiniMax-M1" (arXiv 2506.13585); `clip_high=4`, a cap of 5 on the ratio,
 from __future__ import annotations
 
 from art.config import CispoConfig
-from art.trainer.losses.base import LossInputs, TokenLoss, weighted_logprobs
+from art.trainer.losses.base import LossInputs, LossOutput, weighted_logprobs
 
 
-def cispo_loss(inputs: LossInputs, config: CispoConfig) -> TokenLoss:
+def cispo_loss(inputs: LossInputs, config: CispoConfig) -> LossOutput:
     return weighted_logprobs(inputs, inputs.advantages, low=1 - config.clip_low, high=1 + config.clip_high)

@@ -13,13 +13,13 @@ in place of the policy's, and "On-policy distillation of language models" (arXiv
 from __future__ import annotations
 
 from art.config import DistillConfig
-from art.trainer.losses.base import LossInputs, TokenLoss, weighted_logprobs
+from art.trainer.losses.base import LossInputs, LossOutput, weighted_logprobs
 from art.trainer.streams import TEACHER
 
 _MAX_RATIO = 5.0
 
 
-def distill_loss(inputs: LossInputs, config: DistillConfig) -> TokenLoss:
+def distill_loss(inputs: LossInputs, config: DistillConfig) -> LossOutput:
     advantages = inputs.streams[TEACHER] - inputs.policy_logprobs.detach()
     if config.max_advantage is not None:
         advantages = advantages.clamp(-config.max_advantage, config.max_advantage)

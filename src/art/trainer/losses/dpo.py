@@ -22,7 +22,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from art.config import DpoConfig
-from art.trainer.losses.base import LossInputs, TokenLoss, unclipped
+from art.trainer.losses.base import LossInputs, LossOutput, unclipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def judge_preferences(gains: Mapping[str, float], pairs: Sequence[tuple[str, str
     )
 
 
-def dpo_loss(inputs: LossInputs) -> TokenLoss:
+def dpo_loss(inputs: LossInputs) -> LossOutput:
     """Compute a loss that is linear in the log-probs and has the gradient of the DPO loss.
 
     The advantage of each target must be minus the coefficient of its rollout (see `judge_preferences`).

@@ -18,10 +18,10 @@ import math
 import torch
 
 from art.config import DppoConfig
-from art.trainer.losses.base import LossInputs, TokenLoss
+from art.trainer.losses.base import LossInputs, LossOutput
 
 
-def dppo_loss(inputs: LossInputs, config: DppoConfig) -> TokenLoss:
+def dppo_loss(inputs: LossInputs, config: DppoConfig) -> LossOutput:
     policy, anchor, advantages = inputs.policy_logprobs, inputs.anchor_logprobs, inputs.advantages
     log_ratio = policy - anchor
     limit = math.log(config.max_ratio)
@@ -33,4 +33,4 @@ def dppo_loss(inputs: LossInputs, config: DppoConfig) -> TokenLoss:
         capped = log_ratio > limit
     ratio = log_ratio.clamp(max=limit).exp()  # clamped before exp, which could overflow
     values = -advantages * ratio + config.log_ratio_penalty * log_ratio.square()
-    return TokenLoss(torch.where(trained, values, 0.0), low, high | (trained & capped))
+    return LossOutput(torch.where(trained, values, 0.0), low, high | (trained & capped))

@@ -17,19 +17,15 @@ from __future__ import annotations
 import torch
 
 from art.config import GspoConfig
-from art.trainer.losses.base import LossInputs, TokenLoss, log_ratio
+from art.trainer.losses.base import LossInputs, LossOutput, log_ratio, mean_per_sample
 
 
-def gspo_loss(inputs: LossInputs, config: GspoConfig) -> TokenLoss:
+def gspo_loss(inputs: LossInputs, config: GspoConfig) -> LossOutput:
     policy, advantages = inputs.policy_logprobs, inputs.advantages
     with torch.no_grad():
-        logs = log_ratio(inputs)
-        zeros = logs.new_zeros(inputs.num_samples)
-        counts = zeros.index_add(0, inputs.samples, torch.ones_like(logs))
-        mean = zeros.index_add(0, inputs.samples, logs) / counts.clamp(min=1)
-        of_sample = mean.exp()[inputs.samples]
+        of_sample = mean_per_sample(inputs, log_ratio(inputs)).exp()[inputs.samples]
     ratio = of_sample * (policy - policy.detach()).exp()
     plain = ratio * advantages
     clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantages
     is_clipped = (clipped < plain).detach()
-    return TokenLoss(-torch.minimum(plain, clipped), is_clipped & (advantages < 0), is_clipped & (advantages > 0))
+    return LossOutput(-torch.minimum(plain, clipped), is_clipped & (advantages < 0), is_clipped & (advantages > 0))

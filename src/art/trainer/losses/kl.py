@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from art.config import KlConfig
-from art.trainer.losses.base import LossInputs, TokenLoss, log_ratio
+from art.trainer.losses.base import LossInputs, LossOutput, log_ratio
 
 _MAX_RATIO = 5.0
 _LIMIT = 20.0
 """Largest |d| in nats that counts, so that the estimate stays finite."""
 
 
-def kl_loss(inputs: LossInputs, config: KlConfig) -> TokenLoss:
+def kl_loss(inputs: LossInputs, config: KlConfig) -> LossOutput:
     reference = inputs.streams[str(config.reference)]
     logs = log_ratio(inputs)
     ratio = logs.clamp(max=math.log(_MAX_RATIO)).exp()
@@ -33,7 +33,7 @@ def kl_loss(inputs: LossInputs, config: KlConfig) -> TokenLoss:
         ratio = ratio.detach()
     values = ratio * kl_estimate(inputs.policy_logprobs - reference, config.estimator)
     cut = (logs > math.log(_MAX_RATIO)).detach()
-    return TokenLoss(values, torch.zeros_like(cut), cut)
+    return LossOutput(values, torch.zeros_like(cut), cut)
 
 
 def kl_estimate(difference: Tensor, estimator: str) -> Tensor:

@@ -13,10 +13,10 @@ from __future__ import annotations
 import torch
 
 from art.config import PpoConfig
-from art.trainer.losses.base import LossInputs, TokenLoss, log_ratio
+from art.trainer.losses.base import LossInputs, LossOutput, log_ratio
 
 
-def ppo_loss(inputs: LossInputs, config: PpoConfig) -> TokenLoss:
+def ppo_loss(inputs: LossInputs, config: PpoConfig) -> LossOutput:
     ratio, advantages = log_ratio(inputs).exp(), inputs.advantages
     plain = ratio * advantages
     clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantages
@@ -27,4 +27,4 @@ def ppo_loss(inputs: LossInputs, config: PpoConfig) -> TokenLoss:
         floor = config.dual_clip * advantages
         cut = ((advantages < 0) & (gain < floor)).detach()
         gain, high = torch.where(cut, floor, gain), high | cut
-    return TokenLoss(-gain, low, high)
+    return LossOutput(-gain, low, high)

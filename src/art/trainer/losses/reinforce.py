@@ -10,8 +10,8 @@ sampling ("Truncated importance sampling", Ionides 2008, https://doi.org/10.1198
 from __future__ import annotations
 
 from art.config import ReinforceConfig
-from art.trainer.losses.base import LossInputs, TokenLoss, weighted_logprobs
+from art.trainer.losses.base import LossInputs, LossOutput, weighted_logprobs
 
 
-def reinforce_loss(inputs: LossInputs, config: ReinforceConfig) -> TokenLoss:
+def reinforce_loss(inputs: LossInputs, config: ReinforceConfig) -> LossOutput:
     return weighted_logprobs(inputs, inputs.advantages, high=config.max_ratio)

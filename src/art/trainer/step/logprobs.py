@@ -1,12 +1,14 @@
-"""Log-probs of targets from hidden states, without a `[tokens, vocabulary]` tensor.
+"""Log-probs and entropies of targets from hidden states, without a `[tokens, vocabulary]` tensor.
 
-Only hidden states that predict a target go through the language-model head, each once and in float32. The head is
-frozen, so the gradient of a log-prob with respect to its hidden state h is known while the logits are at hand:
+Only hidden states that predict a target go through the language-model head, each once. Logits, sums and results are
+float32 (`head.products` says what is multiplied). The head is frozen, so the gradient with respect to a hidden state h
+is known while the logits are at hand. With z = (W h + b) / temperature, p = softmax(z) and p z = sum_v p_v z_v:
 
-    log p(t | h) = z_t - logsumexp(z)     where z = W h / temperature
-    d/dh         = (W_t - sum_v p_v W_v) / temperature
+    log p(t) = z_t - logsumexp(z)              d/dh = (W_t - sum_v p_v W_v) / temperature
+    entropy  = logsumexp(z) - p z              d/dh = -(sum_v p_v (z_v - p z) W_v) / temperature
 
-The forward pass keeps `sum_v p_v W_v`, one row of the hidden size per query. The backward pass does not need the head.
+The forward pass keeps `sum_v p_v W_v`, one row of the hidden size per query, and the second sum only where a loss reads
+the gradient of the entropy. The backward pass does not need the head.
 
 Logits are computed in tiles, some queries by some of the vocabulary, and only one tile exists at a time. Sums over the
 vocabulary are computed as in online softmax: relative to the largest logit so far, and rescaled when a larger one
@@ -26,7 +28,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from art.trainer.step.masked_rows import NEGLIGIBLE, RowMasks, TileMask, gathers, sum_over_few
+from art.trainer.head.masked_rows import NEGLIGIBLE, RowMasks, TileMask, gathers, sum_over_few
+from art.trainer.head.products import Directions, multiply, operand
+from art.trainer.head.products import Head as Head
 from art.trainer.tree.masks import VocabularyMask
 from art.trainer.tree.tree import IntArray, Targets
 
@@ -36,17 +40,11 @@ V = 32,768 and H = 768: 256 to 1,024 queries take the same time; 64 take 1.4 tim
 from memory more often. With V = 151,936 and H = 1,024, on one and two threads: tiles of 2**20 logits take as much CPU
 time as 2**19; 2**21 take 5 % more, 2**22 10 % more. Fewer tiles gained no wall time."""
 
+_FORGOTTEN = -200.0
+"""Smallest change of the largest logit that is told apart from minus infinity: exp(-200) is 0 in float32."""
 
 _PLAIN, _MANY, _FEW, _FORCED = range(4)
 """Kinds of targets: drawn from the whole vocabulary, from many tokens, from few, and from one alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The frozen language-model head, which maps a hidden state to V logits."""
-
-    weight: Tensor  # [V, H]
-    bias: Tensor | None  # [V]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,57 +110,76 @@ def _row_masks(targets: Targets, of_rows: IntArray, kinds: IntArray) -> RowMasks
     return RowMasks(int(num_plain), int(num_plain + num_many), targets.masks[of_rows], targets.mask_table)
 
 
-def target_logprobs(hidden: Tensor, head: Head, rows: TargetRows) -> tuple[Tensor, Tensor]:
+def target_logprobs(
+    hidden: Tensor, head: Head, rows: TargetRows, *, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
     """Compute the log-probs [N] of the targets in the order of `rows`, and the entropy [R] of each row's distribution.
 
-    `hidden` [T, H] are the final hidden states of a layout. The entropy carries no gradient.
+    `hidden` [T, H] are the final hidden states of a layout. The entropy carries a gradient only with
+    `entropy_gradient`, which takes a third product with the head, and as much memory again as the log-probs' gradient.
     """
-    logprobs, entropy = _TargetLogprobs.apply(hidden.index_select(0, rows.queries), head, rows)
+    logprobs, entropy = _TargetLogprobs.apply(hidden.index_select(0, rows.queries), head, rows, entropy_gradient)
     return logprobs, entropy
 
 
 class _TargetLogprobs(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, head: Head, rows: TargetRows) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, hidden: Tensor, head: Head, rows: TargetRows, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
         entropy = hidden.new_empty(len(hidden), dtype=torch.float32)
         logprobs = hidden.new_empty(len(rows.rows), dtype=torch.float32)
         # Without a gradient, half of the arithmetic is not needed.
-        expected = torch.empty_like(hidden, dtype=torch.float32) if ctx.needs_input_grad[0] else None
-        size, tile_elements = _TILE.get(hidden.device.type, _TILE["cuda"])
-        for start, end, is_few in _blocks(rows, size):
+        directions = _directions(hidden, entropy_gradient) if ctx.needs_input_grad[0] else None
+        for start, end, is_few in _blocks(rows, _tile_size(hidden.device)[0]):
             inverse = rows.temperatures[start:end].reciprocal()  # [R]
-            scaled = hidden[start:end].float() * inverse[:, None]
-            part = expected[start:end] if expected is not None else None
+            block = hidden[start:end]
+            part = directions.between(start, end) if directions is not None else None
             if is_few:
                 assert rows.masks is not None
                 masks = rows.masks.between(start, end)
-                log_normaliser, entropy[start:end] = sum_over_few(scaled, inverse, head.weight, head.bias, masks, part)
+                log_normaliser, entropy[start:end] = sum_over_few(block, inverse, head, masks, part)
             else:
-                tile_mask = None if rows.masks is None else rows.masks.tiled(start, end, hidden.device)
-                log_normaliser, entropy[start:end] = _sum_over_vocabulary(
-                    scaled, inverse, head, tile_elements, part, tile_mask
-                )
+                mask = None if rows.masks is None else rows.masks.tiled(start, end, hidden.device)
+                log_normaliser, entropy[start:end] = _sum_over_vocabulary(block, inverse, head, part, mask)
             of_block = slice(rows.starts[start], rows.starts[end])
             row, token_ids = rows.rows[of_block] - start, rows.token_ids[of_block]
-            logits = torch.linalg.vecdot(scaled[row], head.weight[token_ids].float())
+            logits = torch.linalg.vecdot(block[row].float(), head.weight[token_ids].float())
             if head.bias is not None:
-                logits += head.bias[token_ids] * inverse[row]
+                logits += head.bias[token_ids]
             # By rounding, the logit of a token with probability 1 may be slightly above the log-normaliser.
-            logprobs[of_block] = (logits - log_normaliser[row]).clamp_(max=0.0)
-        if expected is not None:
-            ctx.save_for_backward(expected, head.weight, rows.rows, rows.token_ids, rows.temperatures)
+            logprobs[of_block] = (logits * inverse[row] - log_normaliser[row]).clamp_(max=0.0)
+        if directions is not None:
+            saved = directions.expected, directions.entropy, head.weight, rows.rows, rows.token_ids, rows.temperatures
+            ctx.save_for_backward(*saved)
         ctx.dtype = hidden.dtype
-        ctx.mark_non_differentiable(entropy)
+        ctx.set_materialize_grads(False)
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        expected, weight, rows, token_ids, temperatures = ctx.saved_tensors
-        grad = grads[0]
-        total = grad.new_zeros(len(expected)).index_add_(0, rows, grad)
-        grad_hidden = expected * -total[:, None]
-        grad_hidden.index_add_(0, rows, weight[token_ids].float() * grad[:, None])
-        return (grad_hidden / temperatures[:, None]).to(ctx.dtype), None, None
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None, None, None]:
+        expected, of_entropy, weight, rows, token_ids, temperatures = ctx.saved_tensors
+        grad, entropy_grad = grads
+        if grad is None:  # the loss reads nothing but the entropy
+            grad_hidden = torch.zeros_like(expected)
+        else:
+            total = grad.new_zeros(len(expected)).index_add_(0, rows, grad)
+            grad_hidden = expected * -total[:, None]
+            grad_hidden.index_add_(0, rows, weight[token_ids].float() * grad[:, None])
+        if entropy_grad is not None:
+            grad_hidden.addcmul_(of_entropy, entropy_grad[:, None])
+        return (grad_hidden / temperatures[:, None]).to(ctx.dtype), None, None, None
+
+
+def _directions(hidden: Tensor, entropy_gradient: bool) -> Directions:
+    expected = torch.empty_like(hidden, dtype=torch.float32)
+    return Directions(expected, torch.empty_like(expected) if entropy_gradient else None)
+
+
+def _tile_size(device: torch.device) -> tuple[int, int]:
+    return _TILE.get(device.type, _TILE["cuda"])
 
 
 def _blocks(rows: TargetRows, size: int) -> Iterator[tuple[int, int, bool]]:
@@ -175,47 +192,43 @@ def _blocks(rows: TargetRows, size: int) -> Iterator[tuple[int, int, bool]]:
 
 
 def _sum_over_vocabulary(
-    scaled: Tensor,
-    inverse: Tensor,
-    head: Head,
-    tile_elements: int,
-    expected: Tensor | None,
-    mask: TileMask | None = None,
+    hidden: Tensor, inverse: Tensor, head: Head, directions: Directions | None, mask: TileMask | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Log-normalisers [R] and entropies [R] of the softmax of W `scaled` + bias * `inverse`.
+    """Log-normalisers [R] and entropies [R] of the softmax of (W `hidden` + bias) * `inverse`.
 
-    `scaled` [R, H] are hidden states divided by their temperatures, `inverse` [R] is 1 / temperature. If `expected`
-    [R, H] is not `None`, it is overwritten with `sum_v p_v W_v`. `mask` leaves tokens out of the vocabulary.
+    `inverse` [R] is 1 / temperature. `directions` is overwritten. `mask` leaves tokens out of the vocabulary.
     """
-    width = max(1, tile_elements // len(scaled))
+    dtype = head.product_dtype(hidden)
+    left = operand(hidden, dtype)
+    width = max(1, _tile_size(hidden.device)[1] // len(left))
     width -= width % 64 if width > 64 else 0  # products of odd widths are slower
-    largest = scaled.new_full((len(scaled),), torch.finfo(torch.float32).min)
+    largest = inverse.new_full((len(left),), torch.finfo(torch.float32).min)
     total, dot = torch.zeros_like(largest), torch.zeros_like(largest)  # sums of e and of e * z, e = exp(z)
-    buffers = scaled.new_empty(2, len(scaled) * min(width, len(head.weight)))
-    if expected is not None:
-        expected.zero_()
+    if directions is not None:
+        directions.clear()
+    buffers = inverse.new_empty(2, len(left) * min(width, len(head.weight)))
     for first in range(0, len(head.weight), width):
-        weight = head.weight[first : first + width].float()
-        z, e = (buffer[: len(scaled) * len(weight)].view(len(scaled), -1) for buffer in buffers)
-        torch.mm(scaled, weight.T, out=z)
+        weight = operand(head.weight[first : first + width], dtype)
+        z, e = (buffer[: len(left) * len(weight)].view(len(left), -1) for buffer in buffers)
+        multiply(left, weight.T, out=z)
         if head.bias is not None:
-            z.addr_(inverse, head.bias[first : first + width].float())
+            z += head.bias[first : first + width].float()
         if mask is not None:
             mask.apply(z, first)
         before, largest = largest, torch.maximum(largest, z.amax(-1))
-        shift = before - largest
+        shift = ((before - largest) * inverse).clamp_(min=_FORGOTTEN)
         shrink = shift.exp()
         dot.addcmul_(total, shift).mul_(shrink)
         total.mul_(shrink)
-        z.sub_(largest[:, None])
+        z.sub_(largest[:, None]).mul_(inverse[:, None])
         if mask is not None:
             z.clamp_(min=NEGLIGIBLE)
         torch.exp(z, out=e)
         total += e.sum(-1)
         dot += z.mul_(e).sum(-1)
-        if expected is not None:
-            expected.mul_(shrink[:, None]).addmm_(e, weight)
-    if expected is not None:
-        expected.div_(total[:, None])
-    log_total = total.log()
-    return largest + log_total, log_total - dot / total
+        if directions is not None:
+            directions.add_tile(operand(e, dtype), operand(z, dtype), weight, shift, shrink)
+    mean, log_total = dot / total, total.log()
+    if directions is not None:
+        directions.finish(total, mean)
+    return largest * inverse + log_total, log_total - mean

@@ -121,7 +121,7 @@ def run_fitting(
                     "alone; set `gradient_checkpointing`, use dtype bfloat16 or a smaller base model, or leave out "
                     "trajectories of this length"
                 ) from error
-        num_tokens = len(current[0].layout.token_ids)
+        num_tokens = current[0].layout.num_tokens
         current[0].layout.derived.clear()
         release_memory()  # not in the `except` block, where the error still holds the tensors
         fitting = max(1, num_tokens // 2)

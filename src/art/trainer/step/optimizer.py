@@ -1,37 +1,54 @@
-"""AdamW on a policy's flat vector, and its state in a checkpoint."""
+"""AdamW on a policy's flat vector, and its state in a checkpoint.
+
+Where several processes train together, each holds the moments of its own part of the vector, updates that part, and
+sends it to the others (ZeRO stage 1, Rajbhandari et al., arXiv 1910.02054). Gradients are summed before, so all parts
+are updated as one process would update them.
+"""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from art.config import OptimizerConfig
 from art.errors import TrainingError
-from art.trainer.policy.policy import Policy, named_views
-from art.trainer.tensor_files import copy_named, dump_named
+from art.trainer.machine.distributed import ALONE, Team
+from art.trainer.policy.policy import Policy
+from art.trainer.step.moments import BLOCK, MOMENTS, BlockMoments, FloatMoments
+from art.trainer.tensor_files import PIECE_BYTES, file_order, make_header, read_named, stream_tensor
 
 
 class Optimizer:
     """AdamW, Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), on `policy.values`."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._grads = policy.grads
-        self._parameter = torch.nn.Parameter(policy.values)  # shares its memory
-        self._parameter.grad = policy.grads
-        self._adam = torch.optim.AdamW([self._parameter], foreach=False)
-        self._tensors = policy.tensors
-        self.reset()
+    def __init__(self, policy: Policy, team: Team = ALONE, *, bits: int = 32) -> None:
+        """`bits` is the size of a stored moment: 32 (float32) or 8."""
+        self._values, self._grads, self._team = policy.values, policy.grads, team
+        self._like = {f"{moment}.{name}": tensor for moment in MOMENTS for name, tensor in policy.tensors.items()}
+        """Names, shapes and number type of the moments in the file."""
+        ends = list(accumulate(tensor.numel() for tensor in policy.tensors.values()))
+        self._places = dict(zip(policy.tensors, pairwise([0, *ends]), strict=True))
+        """Where each trained tensor begins and ends in the vector."""
+        size = policy.values.numel()
+        self._borders = [min(size, -(-size // team.size // BLOCK) * BLOCK * rank) for rank in range(team.size)] + [size]
+        """Process r updates the numbers from `_borders[r]` up to `_borders[r + 1]`. No block of moments is cut."""
+        self._start, self._end = self._borders[team.rank], self._borders[team.rank + 1]
+        own = slice(self._start, self._end)
+        self._moments = (BlockMoments if bits == 8 else FloatMoments)(policy.values[own], policy.grads[own])
 
     def reset(self) -> None:
         """Forget all updates: set the moments to zero."""
-        first, second = (torch.zeros_like(self._parameter.data) for _ in range(2))
-        self._adam.state[self._parameter] = {"step": torch.tensor(0.0), "exp_avg": first, "exp_avg_sq": second}
+        self._moments.reset()
 
     @property
     def num_updates(self) -> int:
-        return int(self._state["step"].item())
+        return self._moments.num_updates
 
     def update(self, learning_rate: float, config: OptimizerConfig) -> float:
         """Update the weights from the accumulated gradient. Returns the norm of the gradient before clipping.
@@ -47,34 +64,54 @@ class Optimizer:
             )
         if norm > config.max_grad_norm:
             self._grads.mul_(config.max_grad_norm / norm)
-        group = self._adam.param_groups[0]
-        group.update(lr=learning_rate, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
-        self._adam.step()
+        self._moments.update(learning_rate, config)
+        for rank in range(self._team.size):
+            self._team.send(self._values[self._borders[rank] : self._borders[rank + 1]], rank)
         return norm
 
-    def dump(self) -> bytes:
-        """Return the content of `optimizer.safetensors`: both moments of every trained tensor."""
-        return dump_named(self._named_moments())
+    def stream(self) -> Iterator[bytes | memoryview]:
+        """Yield the content of `optimizer.safetensors`, piece by piece: both moments of every trained tensor.
 
-    def load(self, data: bytes, num_updates: int) -> None:
-        """Continue from the moments in `data`, which are those after `num_updates` updates.
+        Every process must run it to the end, because each sends its part to the others. All yield the same bytes.
+        """
+        yield make_header(self._like)
+        for span in self._spans():
+            yield from stream_tensor(self._fetch(*span))
+
+    def load(self, file: Path, num_updates: int) -> None:
+        """Continue from the moments in `file`, which are those after `num_updates` updates.
 
         Raises:
             AdapterError: the moments do not fit this policy.
         """
-        self.reset()
-        copy_named(data, self._named_moments(), "optimizer")
-        self._state["step"].fill_(num_updates)
+        self._moments.reset()
+        own = torch.empty(self._end - self._start, device=self._values.device)
+        for number, (name, tensor) in enumerate(read_named(file, self._like, "optimizer"), 1):
+            moment, _, trained = name.partition(".")
+            first, last = self._places[trained]
+            start, end = max(first, self._start), min(last, self._end)
+            if start < end:
+                own[start - self._start : end - self._start] = tensor.reshape(-1)[start - first : end - first]
+            if number % len(self._places) == 0:  # the file's tensors come moment by moment
+                self._moments.store(moment, own)
+        self._moments.num_updates = num_updates
 
-    @property
-    def _state(self) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = self._adam.state[self._parameter]
-        return state
+    def _spans(self) -> Iterator[tuple[str, int, int]]:
+        """Cut the moments into pieces that one process holds, in the order of the file: moment, start and end."""
+        size = PIECE_BYTES // self._values.element_size()
+        for name in file_order(self._like):
+            moment, _, trained = name.partition(".")
+            first, last = self._places[trained]
+            cuts = sorted({first, last, *range(first, last, size), *(b for b in self._borders if first < b < last)})
+            for start, end in pairwise(cuts):
+                yield moment, start, end
 
-    def _named_moments(self) -> dict[str, Tensor]:
-        """Views of the flat moments as `<moment>.<trained tensor>`."""
-        return {
-            f"{moment}.{name}": view
-            for moment in ("exp_avg", "exp_avg_sq")
-            for name, view in named_views(self._state[moment], self._tensors).items()
-        }
+    def _fetch(self, moment: str, start: int, end: int) -> Tensor:
+        """Return numbers of a moment on every process. The one that holds them sends them to the others."""
+        owner = bisect_right(self._borders, start) - 1
+        if owner == self._team.rank:
+            piece = self._moments.read(moment, start - self._start, end - self._start)
+        else:
+            piece = torch.empty(end - start, device=self._values.device)
+        self._team.send(piece, owner)
+        return piece

@@ -24,7 +24,7 @@ from art.config import (
     SftConfig,
     TrainConfig,
 )
-from art.trainer.losses import LossInputs, TokenLoss, sft_loss, term_loss
+from art.trainer.losses import LossInputs, LossOutput, sft_loss, term_loss
 from tests.support.objective_reference import LOSSES, Clips, Token
 
 POLICY_GRADIENTS: list[LossConfig] = [
@@ -56,6 +56,7 @@ def inputs(pi: Tensor, mu: Tensor, advantages: Tensor, other: Tensor | None = No
         policy_logprobs=pi,
         anchor_logprobs=mu,
         sampling_logprobs=mu,
+        entropy=torch.zeros_like(mu),
         advantages=advantages,
         samples=samples,
         num_samples=int(samples[-1]) + 1,
@@ -156,7 +157,7 @@ def distributions() -> list[Tensor]:
     return [policy.requires_grad_(), policy.detach() + 0.4 * sampler, other, advantages]
 
 
-def expectation(config: LossConfig) -> tuple[Tensor, Tensor, TokenLoss]:
+def expectation(config: LossConfig) -> tuple[Tensor, Tensor, LossOutput]:
     """The loss over the vocabulary weighted with the sampler's probabilities, and its gradient by the logits [V]."""
     policy, sampler, other, advantages = distributions()
     mu = sampler.log_softmax(-1)

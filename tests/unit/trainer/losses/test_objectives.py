@@ -18,6 +18,7 @@ from art.config import (
     DistillConfig,
     DpoConfig,
     DppoConfig,
+    EntropyConfig,
     GspoConfig,
     KlConfig,
     LossConfig,
@@ -118,6 +119,16 @@ def test_objectives_with_an_upper_bound(term: LossConfig, bench: Bench, monkeypa
     assert not result.clips.low
 
 
+@pytest.mark.parametrize("normalize", ["rollout", "constant"])
+def test_entropy_is_normalised_and_gated_like_other_terms(
+    normalize: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constant = {"constant_tokens": 20} if normalize == "constant" else {}
+    terms = (ReinforceConfig(weight=0.01), EntropyConfig(weight=1.0))
+    (result,) = check(bench, settings(*terms, normalize=normalize, mismatch=GATE, **constant), monkeypatch)
+    assert result.clips.masked_branches > 0
+
+
 def test_dual_clip_bites(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     (result,) = check(bench, settings(PpoConfig(dual_clip=1.2)), monkeypatch)
     assert 0 < result.clips.dual < len(result.clips.high)
@@ -177,6 +188,8 @@ def test_recipes(name: str, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> No
     [
         (PpoConfig(weight=0.5), SftConfig(weight=0.2), KlConfig(weight=0.1)),
         (DppoConfig(), DistillConfig(teacher="p/t", weight=0.3), KlConfig(weight=0.1, where="reward", reference=1)),
+        (PpoConfig(), EntropyConfig(weight=0.2)),
+        (DppoConfig(), EntropyConfig(weight=3.0), KlConfig(weight=0.1)),
         (GspoConfig(weight=2.0), DistillConfig(teacher="p/t", weight=0.3), SftConfig(weight=0.1)),
     ],
     ids=lambda terms: "+".join(term.type for term in terms),
@@ -192,7 +205,7 @@ GATE = MismatchConfig(low=0.85, high=1.2, token_low=0.2, token_high=5.0, abort=1
 def test_gate_masks_samples(term: LossConfig, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     (result,) = check(bench, settings(term, mismatch=GATE), monkeypatch)
     num_branches = sum(len(rollout.branches) for rollout in bench.rollouts(0))
-    assert 0 < result.clips.masked_branches < num_branches
+    assert 0 < result.clips.masked_rollouts < num_branches
 
 
 def test_gate_masks_tokens(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +214,7 @@ def test_gate_masks_tokens(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Non
     masked = []
     for gate in gates:
         (result,) = check(bench, settings(PpoConfig(), mismatch=MismatchConfig(**open_gate, **gate)), monkeypatch)
-        assert result.clips.masked_branches == 0
+        assert result.clips.masked_rollouts == 0
         masked.append(result.clips.masked_tokens)
     assert masked[0] > 0 < masked[1]
     assert masked[2] == masked[0] + masked[1]
@@ -217,7 +230,7 @@ def test_dpo_behind_the_gate(reference: str, bench: Bench, monkeypatch: pytest.M
     assert relative_error(seen.gradient, gradient) < TOLERANCE
     assert step.metrics["loss/train"] == pytest.approx(result.loss.item(), rel=1e-5)
     # One of the four rollouts in two pairs is masked, and the tokens of two are left out.
-    assert (result.clips.masked_branches, step.metrics["offpolicy/mismatch_masked_share"]) == (1, 1 / 4)
+    assert (result.clips.masked_rollouts, step.metrics["offpolicy/mismatch_masked_share"]) == (1, 1 / 4)
     assert step.metrics["offpolicy/mismatch_masked_tokens"] == result.clips.masked_tokens == 15
 
 
@@ -249,7 +262,7 @@ def test_two_updates_from_the_step_start(
 def test_two_updates_anchored_on_the_sampler(term: LossConfig, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     config = settings(term, num_minibatches=2, mismatch=GATE, learning_rate=0.01)
     first, _ = check(bench, config, monkeypatch, seed=1)
-    assert first.clips.masked_branches > 0
+    assert first.clips.masked_rollouts > 0
 
 
 def test_a_single_update_is_its_own_anchor(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

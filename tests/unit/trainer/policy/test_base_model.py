@@ -17,8 +17,8 @@ from art.trainer.attention import kernel_check
 from art.trainer.attention import tree_attention as attention
 from art.trainer.attention.kernel_check import check_kernel
 from art.trainer.attention.tree_attention import Formula, attend, make_layout
+from art.trainer.head.products import Head
 from art.trainer.policy.base_model import check_architecture, load_base_model
-from art.trainer.step.logprobs import Head
 from art.trainer.tree.tree import SamplePath, build_tree, check_sample
 from tests.support.trainer_samples import VOCAB_SIZE, random_samples
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from art.config import CispoConfig, DppoConfig, LoraConfig, LossConfig, PpoConfig, TrainerConfig
+from art.config import CispoConfig, DppoConfig, EntropyConfig, LoraConfig, LossConfig, PpoConfig, TrainerConfig
 from art.protocol.samples import TrainingSample
 from art.trainer.attention import chain_attention
 from art.trainer.attention import tree_attention as attention
@@ -109,7 +109,7 @@ def test_blocks_bundles_and_recomputation_change_nothing(
     assert relative_error(found, reference_gradient(policies(family), samples, DppoConfig())) < TOLERANCE
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.type)
+@pytest.mark.parametrize("loss", [*LOSSES, EntropyConfig(weight=1.0)], ids=lambda loss: loss.type)
 def test_every_loss(loss: LossConfig, policies: Callable[..., LoraPolicy]) -> None:
     samples = random_samples(7)
     found, _ = tree_gradient(policies("Qwen3"), samples, loss)

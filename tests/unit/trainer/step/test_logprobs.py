@@ -5,8 +5,9 @@ import itertools
 import pytest
 import torch
 
+from art.trainer.head.products import Head
 from art.trainer.step import logprobs as module
-from art.trainer.step.logprobs import Head, TargetRows, group_by_row, target_logprobs
+from art.trainer.step.logprobs import TargetRows, group_by_row, target_logprobs
 from art.trainer.tree.tree import build_tree, check_sample
 from tests.support.trainer_samples import VOCAB_SIZE, random_samples
 
@@ -58,6 +59,31 @@ def test_entropy(tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None
     assert not entropy.requires_grad
 
 
+def test_the_gradient_of_the_entropy_is_that_of_finite_differences() -> None:
+    hidden, weight, bias, targets = setup(6)
+    rows = group_by_row(targets, CPU)
+    direction = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(7))
+
+    def entropies(hidden: torch.Tensor) -> torch.Tensor:
+        return target_logprobs(hidden, Head(weight, bias), rows, entropy_gradient=True)[1]
+
+    leaf = hidden.clone().requires_grad_()
+    entropies(leaf).sum().backward()
+    step = 1e-2
+    difference = (entropies(hidden + step * direction) - entropies(hidden - step * direction)).double().sum()
+    assert float((leaf.grad * direction).sum()) == pytest.approx(float(difference) / (2 * step), rel=2e-3)
+
+
+def test_the_entropy_alone_has_a_gradient() -> None:
+    """A loss may read the entropy and no log-prob; without a gradient of either, nothing is kept."""
+    hidden, weight, bias, targets = setup(1)
+    rows = group_by_row(targets, CPU)
+    leaf = hidden.clone().requires_grad_()
+    target_logprobs(leaf, Head(weight, bias), rows, entropy_gradient=True)[1].sum().backward()
+    assert leaf.grad.abs().max() > 0
+    assert not target_logprobs(hidden, Head(weight, bias), rows, entropy_gradient=True)[1].requires_grad
+
+
 def test_large_logits_that_grow_along_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each tile's logits dwarf those before it: sums so far must shrink to nothing, and neither overflow nor give nan."""
     monkeypatch.setitem(module._TILE, "cpu", (4, 8))
@@ -83,19 +109,6 @@ def test_without_a_gradient_the_values_are_the_same() -> None:
         assert torch.equal(one, other)
 
 
-def test_a_bfloat16_head_is_read_in_float32() -> None:
-    """Logits keep float32: only the weights' own rounding is left."""
-    hidden, weight, bias, targets = setup(5)
-    rows = group_by_row(targets, CPU)
-    hidden, weight, bias = (x.bfloat16() for x in (hidden, weight, bias))
-    leaf = hidden.clone().requires_grad_()
-    found, _ = target_logprobs(leaf, Head(weight, bias), rows)
-    expected = plain(hidden.float(), weight.float(), bias.float(), targets)[rows.order]
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    found.sum().backward()
-    assert leaf.grad.dtype == torch.bfloat16
-
-
 def test_memory_grows_with_the_targets_and_not_with_the_vocabulary() -> None:
     """512 targets over 150,000 tokens would take 307 MB of logits; no allocation comes near it."""
     size, vocab_size = 512, 150_000
@@ -107,6 +120,8 @@ def test_memory_grows_with_the_targets_and_not_with_the_vocabulary() -> None:
     hidden = torch.randn(size, 4).requires_grad_()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         target_logprobs(hidden, Head(weight, None), rows)[0].sum().backward()
+        logprobs, entropy = target_logprobs(hidden, Head(weight, None), rows, entropy_gradient=True)
+        (logprobs.sum() + entropy.sum()).backward()
     largest = max(event.cpu_memory_usage for event in profiler.events())
     assert largest < 20e6
 

@@ -11,10 +11,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from art.config import LoraConfig, TrainerConfig
+from art.trainer.head.products import Head
 from art.trainer.machine import usage
 from art.trainer.policy.base_model import BaseModel, load_base_model
 from art.trainer.policy.lora import LoraPolicy
-from art.trainer.step.logprobs import Head
 from art.trainer.step.micro_batch import split_micro_batches
 from art.trainer.step.step_metrics import StepRecord
 from art.trainer.step.update import Update, compute_gradient

@@ -11,13 +11,14 @@ import torch
 
 from art.config import DppoConfig, KlConfig, LoraConfig, TrainerConfig
 from art.protocol.samples import ConstrainedSpan, Constraint
+from art.trainer.head import masked_rows
+from art.trainer.head.products import Head
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.full import FullPolicy
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.policy.policy import Policy
 from art.trainer.step import logprobs as module
-from art.trainer.step import masked_rows
-from art.trainer.step.logprobs import Head, TargetRows, group_by_row, target_logprobs
+from art.trainer.step.logprobs import TargetRows, group_by_row, target_logprobs
 from art.trainer.step.measure import add_stream, target_logprobs_in_order
 from art.trainer.step.micro_batch import MicroBatcher, make_micro_batch, split_micro_batches
 from art.trainer.step.step_metrics import StepRecord
@@ -97,6 +98,32 @@ def test_values_and_gradients_equal_float64(tile: tuple[int, int], monkeypatch: 
     (expected * coefficients.double()).sum().backward()
     error = (one.grad.double() - other.grad).abs().max() / other.grad.abs().max()
     assert error <= 5e-6
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("tile", TILES)
+def test_gradients_of_the_entropy_equal_float64(tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With log-probs in the same loss, temperatures, masks of all kinds, and rows that no loss reads."""
+    monkeypatch.setitem(module._TILE, "cpu", tile)
+    size, targets = masked_targets(1)
+    weight, bias = head(1)
+    hidden = torch.randn(size, HIDDEN_SIZE, generator=torch.Generator().manual_seed(3))
+    one, other = hidden.clone().requires_grad_(), hidden.double().requires_grad_()
+    rows = group_by_row(targets, CPU)
+    logprobs, entropy = target_logprobs(one, Head(weight, bias), rows, entropy_gradient=True)
+    logprobs, entropy = rows.spread(logprobs), rows.spread(entropy.index_select(0, rows.rows))
+    expected, expected_entropy = exact(other @ weight.double().T + bias.double(), targets)
+    torch.testing.assert_close(entropy.double(), expected_entropy, rtol=1e-5, atol=1e-5)
+    of_logprobs, of_entropy = torch.linspace(-1, 1, len(logprobs)), torch.linspace(2, -1, len(logprobs)).clamp(min=0)
+    for reads_logprobs in (0.0, 1.0):
+        parts = zip((logprobs, expected), (entropy, expected_entropy), (one, other), strict=True)
+        found, right = (
+            torch.autograd.grad(((reads_logprobs * of_logprobs * lp) + of_entropy * s).sum(), leaf, retain_graph=True)[
+                0
+            ]
+            for lp, s, leaf in parts
+        )
+        assert (found.double() - right).abs().max() / right.abs().max() <= 5e-6
 
 
 @pytest.mark.usefixtures("way")

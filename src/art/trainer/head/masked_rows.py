@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from art.trainer.head.products import Directions, Head, multiply, operand
 from art.trainer.tree.masks import VocabularyMask
 
 EXCLUDED = -1e30
@@ -77,37 +78,39 @@ def gathers(mask: VocabularyMask, num_rows: int) -> bool:
 
 
 def sum_over_few(
-    scaled: Tensor,
-    inverse: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    masks: Sequence[VocabularyMask],
-    expected: Tensor | None,
+    hidden: Tensor, inverse: Tensor, head: Head, masks: Sequence[VocabularyMask], directions: Directions | None
 ) -> tuple[Tensor, Tensor]:
     """Log-normalisers [R] and entropies [R] of rows whose masks list few tokens.
 
     The other arguments are those of `logprobs._sum_over_vocabulary`. Rows of equal masks are computed together, and
     masks of about the same size and number of rows in one batch.
     """
+    dtype = head.product_dtype(hidden)
     normalisers, entropies = torch.empty_like(inverse), torch.empty_like(inverse)
-    most = _BATCH_ELEMENTS.get(scaled.device.type, _BATCH_ELEMENTS["cuda"])
-    for batch in _batches(masks, max_padded=max(1, most // scaled.shape[1])):
-        rows, token_ids, place = (torch.from_numpy(one).to(scaled.device) for one in batch.arrays())
-        head = embedding(token_ids, weight).float()  # [G, K, H]
-        z = torch.bmm(scaled[rows], head.transpose(1, 2))  # [G, L, K]
-        if bias is not None:
-            z += inverse[rows][:, :, None] * bias[token_ids].float()[:, None, :]
+    most = _BATCH_ELEMENTS.get(hidden.device.type, _BATCH_ELEMENTS["cuda"])
+    for batch in _batches(masks, max_padded=max(1, most // hidden.shape[1])):
+        rows, token_ids, place = (torch.from_numpy(one).to(hidden.device) for one in batch.arrays())
+        weight = operand(embedding(token_ids, head.weight), dtype)  # [G, K, H]
+        z = multiply(operand(hidden[rows], dtype), weight.transpose(1, 2))  # [G, L, K]
+        if head.bias is not None:
+            z += head.bias[token_ids].float()[:, None, :]
+        z.mul_(inverse[rows][:, :, None])
         z.masked_fill_(torch.from_numpy(batch.is_padding()).to(z.device)[:, None, :], EXCLUDED)
         largest = z.amax(-1, keepdim=True)
         e = z.sub_(largest).clamp_(min=NEGLIGIBLE).exp()
         total = e.sum(-1)
         log_total = total.log()
-        entropy = log_total - z.mul_(e).sum(-1) / total
+        ez = z.mul_(e)
+        mean = ez.sum(-1) / total
         real = rows.flatten()[place]
         normalisers[real] = (largest[:, :, 0] + log_total).flatten()[place]
-        entropies[real] = entropy.flatten()[place]
-        if expected is not None:
-            expected[real] = (torch.bmm(e, head) / total[:, :, None]).flatten(0, 1)[place]
+        entropies[real] = (log_total - mean).flatten()[place]
+        if directions is not None:
+            expected = multiply(operand(e, dtype), weight) / total[:, :, None]  # [G, L, H]
+            directions.expected[real] = expected.flatten(0, 1)[place]
+            if directions.entropy is not None:
+                weighted = multiply(operand(ez, dtype), weight) / total[:, :, None]
+                directions.entropy[real] = (mean[:, :, None] * expected - weighted).flatten(0, 1)[place]
     return normalisers, entropies
 
 
