@@ -31,8 +31,9 @@ def main() -> None:
     assert torch.__version__
     child = child_from_argv("transport-child")
     before_mb = peak_rss_mb()
-    frame = child.inbox.get()
-    cpu, started = [time.process_time()], time.perf_counter()
+    cpu = [time.process_time()]
+    frame = child.inbox.get()  # a thread reads and parses it
+    started = time.perf_counter()
     call = decode_call(TRAINER_CALLS, frame["method"], frame["params"])
     assert isinstance(call, Train)
     samples = list(call.read())
@@ -45,7 +46,6 @@ def main() -> None:
         num_tokens += len(build_tree([paths[index] for index in part]))
     cpu.append(time.process_time())
     metrics = {
-        "before_cpu_s": cpu[0],
         "decode_cpu_s": cpu[1] - cpu[0],
         "check_cpu_s": cpu[2] - cpu[1],
         "tree_cpu_s": cpu[3] - cpu[2],

@@ -207,7 +207,7 @@ def _check_logprobs(path: Path, samples: list[TrainingSample]) -> Outcome:
     worst = 0.0
     for sample in samples:
         with torch.no_grad():
-            theirs = _logprobs(model, sample.token_ids)
+            theirs = _logprobs(model, list(sample.token_ids))
         mask = torch.tensor(sample.loss_mask[1:])
         ours = torch.tensor(sample.sampling_logprobs[1:])
         worst = max(worst, float((ours - theirs).abs()[mask].max()))
@@ -260,7 +260,7 @@ def _peft_gradient(path: Path, adapter: Path, samples: list[TrainingSample]) -> 
     num_targets = sum(sum(sample.loss_mask) for sample in samples)
     for sample in samples:
         mask = torch.tensor(sample.loss_mask[1:])
-        (-_logprobs(adapted, sample.token_ids)[mask].sum() / num_targets).backward()
+        (-_logprobs(adapted, list(sample.token_ids))[mask].sum() / num_targets).backward()
     return {
         name.replace(".default.", "."): torch.zeros_like(p) if p.grad is None else p.grad
         for name, p in adapted.named_parameters()

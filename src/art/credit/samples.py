@@ -96,7 +96,7 @@ def _build(planned: PlannedSample, exchanges: list[RecordedAnswer]) -> TrainingS
     spans = np.asarray([starts, ends], dtype=np.int64).T
 
     def values(parts: list[NDArray[Any]]) -> SpanValues:
-        return SpanValues(size, spans, np.concatenate([np.zeros(0, dtype=parts[0].dtype), *parts] if parts else [[]]))
+        return SpanValues(size, spans, np.concatenate(parts) if parts else np.zeros(0))
 
     return TrainingSample(
         sample_id=planned.sample_id,

@@ -33,7 +33,7 @@ from art.trainer.step.plans import plan_sft
 from art.trainer.trainer import OnProgress, Trainer
 from art.trainer.tree.tree import check_sample
 from tests.support.trainer_reference import with_own_logprobs
-from tests.support.trainer_samples import VOCAB_SIZE, random_samples
+from tests.support.trainer_samples import VOCAB_SIZE, random_samples, sample_file
 
 LORA = LoraConfig(rank=8, alpha=16)
 RL = TrainConfig(learning_rate=1e-2, mismatch=None)
@@ -95,6 +95,17 @@ def test_a_step_changes_the_policy_and_reports(trainer: Trainer, tmp_path: Path)
     assert result.metrics["data/step_tokens_unshared"] == sum(len(s.token_ids) for s in samples)
     assert result.metrics["data/step_trainable_tokens"] == sum(map(sum, (s.loss_mask for s in samples)))
     assert result.metrics["data/step_trainer_tokens"] < result.metrics["data/step_tokens_unshared"]
+
+
+def test_samples_from_a_file_give_the_same_bits(trainer: Trainer, tmp_path: Path) -> None:
+    from_lists = step(trainer, tmp_path, 1)
+    paths = {"to_checkpoint": tmp_path / "0001-file", "job_id": "job-from-file"}
+    from_file = step(trainer, tmp_path, 1, samples=sample_file(tmp_path, random_samples(1)), **paths)
+    assert weights(tmp_path / "0001-file") == weights(tmp_path / "0001")
+    for result in (from_lists, from_file):
+        for name in [name for name in result.metrics if name.startswith(("time/", "throughput/"))]:
+            del result.metrics[name]
+    assert from_file == from_lists
 
 
 def test_the_probe_is_that_of_the_trained_policy(trainer: Trainer, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from art.errors import InvalidRequestError
 from art.protocol.compact.layout import lay_out
@@ -55,7 +55,7 @@ def write_samples(path: Path, samples: Sequence[TrainingSample]) -> None:
     for name in STREAMS:
         _add_stream(arrays, name, [getattr(sample, name) for sample in samples], spans)
     arrays["header"] = np.frombuffer(orjson.dumps(_header(samples)), dtype=np.uint8)
-    save_file(arrays, path)
+    path.write_bytes(save(arrays))  # `save_file` reports a full disk as an error of its own
 
 
 def share_layout(samples: Sequence[TrainingSample], spans: Sequence[IntArray]) -> list[TokenPath]:
@@ -137,16 +137,12 @@ def read_samples(path: Path) -> list[TrainingSample]:
 class _Reader:
     def __init__(self, arrays: dict[str, NDArray[Any]], header: dict[str, Any]) -> None:
         self._arrays, self._header = arrays, header
-        self._names: list[list[str]] = header["names"]
+        self._names: list[Any] = header["names"]
+        spans, last = self._arrays["spans"], np.cumsum(arrays["num_spans"])
+        ends = np.cumsum(np.append(0, spans[:, 1] - spans[:, 0]))
+        self._num_targets: IntArray = np.diff(ends[last], prepend=0)
         self._ends = {name: np.cumsum(self._counts(name)).tolist() for name in STREAMS}
         self._true = np.ones(int(self._num_targets.max(initial=0)), dtype=np.bool_)
-
-    @property
-    def _num_targets(self) -> IntArray:
-        spans = self._arrays["spans"]
-        ends = np.cumsum(np.append(0, spans[:, 1] - spans[:, 0]))
-        last = np.cumsum(self._arrays["num_spans"])
-        return np.diff(ends[last], prepend=0)
 
     def _counts(self, name: str) -> IntArray:
         """How many values of a stream each sample has in the file."""
