@@ -114,8 +114,8 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
     """
     text = {**config, **(config.get("text_config") or {})}
     for name, older in _OLDER_NAMES.items():
-        if text.get(name) is None and (found := next((text[key] for key in older if text.get(key)), None)):
-            text[name] = found
+        if text.get(name) is None and (size := next((text[key] for key in older if text.get(key)), None)):
+            text[name] = size
     if text.get("intermediate_size") is None:
         text["intermediate_size"] = 4 * text["hidden_size"]
     text.pop("text_config", None)
@@ -152,10 +152,10 @@ def _cached_config(hub_id: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(hub_id, "config.json")
+        config = try_to_load_from_cache(hub_id, "config.json")
     except HFValidationError:
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(config) if isinstance(config, str) else None
 
 
 def count_weights(folder: Path) -> int | None:

@@ -25,7 +25,7 @@ def check_forecast(plan: MemoryPlan | None) -> CheckResult:
         return CheckResult(name=NAME, status="ok", found=unknown)
     devices = forecast_devices(plan)
     batch = f"micro-batches of {plan.batch.num_tokens:,} tokens"
-    found = f"with {batch}, {'; '.join(map(str, devices))}"
+    needs = f"with {batch}, {'; '.join(map(str, devices))}"
     status: CheckStatus = "ok"
     remedies = []
     for device in devices:
@@ -38,7 +38,7 @@ def check_forecast(plan: MemoryPlan | None) -> CheckResult:
     return CheckResult(
         name=NAME,
         status=status,
-        found=found,
+        found=needs,
         remedy="; ".join(remedies) or None,
         measured={
             f"{kind} bytes of {device.where}": float(value) for device in devices for kind, value in _sums(device)
