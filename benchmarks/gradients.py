@@ -76,7 +76,7 @@ def load_policy(files: ModelFiles, device: str, dtype: str, *, gradient_checkpoi
         {"device": device, "dtype": dtype, "gradient_checkpointing": gradient_checkpointing, "num_threads": 1}
     )
     policy = LoraPolicy(load_base_model(str(files.base), config), LORA, may_fold=not config.gradient_checkpointing)
-    policy.load(Path(files.adapter, "adapter_model.safetensors").read_bytes())
+    policy.load(Path(files.adapter, "adapter_model.safetensors"))
     return policy
 
 

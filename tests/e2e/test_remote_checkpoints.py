@@ -210,6 +210,30 @@ async def test_forks_before_and_after_registration(
     assert [info.step for info in await backend.list_checkpoints(other)] == [0]
 
 
+@in_module_loop
+async def test_old_steps_lose_their_moments_and_training_from_one_says_so(
+    backend: InProcess, tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = art.ModelSettings(trainer=art.config.TrainerConfig(keep_moments=2))
+    thrifty, branch = named("thrifty", tiny_model, settings=settings), named("branch", tiny_model)
+    await thrifty.register(backend)
+    answer = art.Trajectory(messages_and_choices=[*PROMPT, {"role": "assistant", "content": "maybe"}])
+    results = [await backend.train_sft(thrifty, [answer]) for _ in range(4)]
+    assert [result.metrics["loss/optimizer_updates"] for result in results] == [1, 2, 3, 4]
+    paths = [backend.runtime.data_dir.model("p", "thrifty").checkpoint(step) for step in range(5)]
+    assert [checkpoints.has_moments(path) for path in paths] == [False, False, False, True, True]
+    fetched = await backend.download_checkpoint(thrifty, tmp_path / "here", step=2)
+    checkpoints.verify(fetched)
+    assert checkpoints.identify(fetched) == checkpoints.identify(paths[2])
+    assert await backend.fork(branch, thrifty, step=2) == 2
+    await branch.register(backend)
+    result = await backend.train_sft(branch, [answer])
+    assert (result.step, result.metrics["loss/optimizer_updates"]) == (3, 1)
+    assert any("the optimiser started without moments" in finding for finding in result.findings)
+    await backend.train_sft(thrifty, [answer])
+    assert [checkpoints.has_moments(path) for path in paths] == [False, False, False, False, True]
+
+
 def logprobs_of(folder: Path, adapter: Path | None = None) -> torch.Tensor:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM

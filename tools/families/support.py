@@ -241,7 +241,7 @@ def _check_gradient(path: Path, work: Path, renderer: Renderer) -> Outcome:
     folder = work / "fresh"
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in policy.files().items():
-        (folder / name).write_bytes(data)
+        checkpoints.write_content(folder / name, data)
     theirs = _peft_gradient(path, folder, taught)
     if ours.keys() != theirs.keys():
         raise DisagreementError(f"peft adapts other layers: {sorted(ours.keys() ^ theirs.keys())[:3]}")

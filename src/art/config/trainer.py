@@ -43,6 +43,9 @@ class TrainerConfig(Config):
     quantization: Quantization = "none"
     """`nf4` keeps the frozen linear layers in 4 bits (QLoRA), an eighth of float32; it needs the extra `qlora`. The
     rounded weights are then the base model, for the embedded engine too."""
+    keep_moments: int | None = Field(default=3, ge=2)
+    """Newest steps whose optimiser moments stay on disk; `None` keeps all. Moments are twice as large as what is
+    trained. Weights of older steps stay, and training from one starts with an optimiser that has seen no updates."""
     num_threads: int | None = Field(default=None, ge=1)
     """CPU threads of all processes together; `None` gives engine and trainer disjoint halves of the cores."""
     num_processes: int = Field(default=1, ge=1, le=64)

@@ -49,6 +49,7 @@ TRAINER_METRICS: dict[str, Metric] = {
     "loss/grad_norm_max": Metric("the largest norm of the gradient before clipping among the updates"),
     "loss/grad_clipped_share": Metric("share of the updates whose gradient was clipped to `max_grad_norm`"),
     "loss/learning_rate": Metric("learning rate of the step's last update"),
+    "loss/optimizer_updates": Metric("number of updates, with this step's, that the optimiser's moments are means of"),
     "loss/adapter_norm": Metric("Frobenius norm of what training has added to the base weights so far"),
     "loss/adapter_change": Metric("Frobenius norm of what this step changed, divided by `loss/adapter_norm`"),
     "loss/kl_to_sampler": Metric("mean of r - 1 - log r with r = policy / sampler (the k3 estimate), in nats", RL),

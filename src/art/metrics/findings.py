@@ -195,6 +195,13 @@ RULES: dict[str, Rule] = {
         advice="Check for rewards of very different sizes, use `scale_rewards`, or raise `optimizer.max_grad_norm`",
         source="ten times the default of `optimizer.max_grad_norm`; healthy runs of `art demo` stay below 1",
     ),
+    "optimizer_restarted": Rule(
+        limits=(Limit("loss/optimizer_updates", low=1.0, over=BEFORE),),
+        meaning="the optimiser started without moments, because those of the step before were removed",
+        advice="The first updates are larger than usual. Train from one of the newest steps, or set "
+        "`TrainerConfig(keep_moments=None)` to keep the moments of all steps",
+        source="the number of updates grows with every step",
+    ),
     "nothing_changed": Rule(
         limits=(Limit("loss/adapter_change", low=1e-6), Limit("loss/grad_norm", low=1e-12)),
         meaning="the step did not change the policy",

@@ -8,13 +8,14 @@
       probe.json                                         `Probe`: log-probs that the engine must reproduce
       manifest.json                                      size and sha256 of each file above
 
-Nothing is pickled. The hash of the manifest identifies a checkpoint.
+Nothing is pickled. The hash of the manifest identifies a checkpoint. Moments take the most space and only training
+needs them, so older steps lose theirs: `optimizer.removed` then takes the place of the file (`remove_moments`).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,12 +29,20 @@ ADAPTER_CONFIG = "adapter_config.json"
 MODEL_WEIGHTS = "model.safetensors"
 MODEL_CONFIG = "config.json"
 OPTIMIZER = "optimizer.safetensors"
+MOMENTS_REMOVED = "optimizer.removed"
 STATE = "state.json"
 PROBE = "probe.json"
 MANIFEST = "manifest.json"
 ADAPTER_FILES = (ADAPTER_WEIGHTS, ADAPTER_CONFIG)
 MODEL_FILES = (MODEL_WEIGHTS, MODEL_CONFIG)
 COMMON_FILES = (OPTIMIZER, STATE, PROBE)
+
+Content = bytes | Iterable[bytes | memoryview]
+"""What a file holds: its bytes, or pieces of them in order, so that a large file is never whole in memory."""
+
+_REMOVED_TEXT = b"""The optimiser's moments of this step were deleted to save space (`TrainerConfig.keep_moments`).
+The weights are complete. A step that is trained from here starts with an optimiser that has seen no updates.
+"""
 
 
 class _Record(BaseModel):
@@ -78,7 +87,7 @@ class _Manifest(_Record):
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-def write_checkpoint(path: Path, files: Mapping[str, bytes]) -> str:
+def write_checkpoint(path: Path, files: Mapping[str, Content]) -> str:
     """Write `files` and their manifest as the checkpoint `path`. Returns the checkpoint's identity.
 
     Args:
@@ -93,18 +102,57 @@ def write_checkpoint(path: Path, files: Mapping[str, bytes]) -> str:
         wrong |= files.keys() - {*ADAPTER_FILES, *COMMON_FILES}
     if wrong:
         raise ValueError(f"these files are missing in a checkpoint, or do not belong there: {sorted(wrong)}")
-    entries = {name: FileEntry(size=len(data), sha256=hashlib.sha256(data).hexdigest()) for name, data in files.items()}
-    manifest = _Manifest(files=entries).model_dump_json(indent=1).encode()
     with new_directory(path) as directory:
-        for name, data in {**files, MANIFEST: manifest}.items():
-            (directory / name).write_bytes(data)
+        entries = {name: write_content(directory / name, content) for name, content in files.items()}
+        manifest = _Manifest(files=entries).model_dump_json(indent=1).encode()
+        (directory / MANIFEST).write_bytes(manifest)
     return hashlib.sha256(manifest).hexdigest()
+
+
+def write_content(file: Path, content: Content) -> FileEntry:
+    """Write the new file `file` piece by piece. Returns its size and sha256."""
+    digest = hashlib.sha256()
+    with file.open("wb") as target:
+        for piece in (content,) if isinstance(content, bytes) else content:
+            target.write(piece)
+            digest.update(piece)
+        return FileEntry(size=target.tell(), sha256=digest.hexdigest())
 
 
 def _missing(names: Collection[str]) -> set[str]:
     """The required files of a checkpoint that are not among `names`."""
     weights = MODEL_FILES if MODEL_WEIGHTS in names else ADAPTER_FILES
-    return {*weights, *COMMON_FILES} - set(names)
+    removed = {OPTIMIZER} if MOMENTS_REMOVED in names else set()
+    return {*weights, *COMMON_FILES} - removed - set(names)
+
+
+def has_moments(path: Path) -> bool:
+    """Whether the checkpoint `path` has its optimiser's moments, or should have them."""
+    return (path / OPTIMIZER).is_file() or not (path / MOMENTS_REMOVED).is_file()
+
+
+def remove_moments(path: Path) -> None:
+    """Delete the optimiser's moments of the checkpoint `path`, which stays valid and keeps its identity.
+
+    Raises:
+        StorageError: the file cannot be deleted.
+    """
+    write_file(path / MOMENTS_REMOVED, _REMOVED_TEXT)
+    with storage_errors(path / OPTIMIZER, "deleting"):
+        (path / OPTIMIZER).unlink(missing_ok=True)
+
+
+def remove_old_moments(directory: Path, *, newest: int, keep: int, needed: Collection[Path] = ()) -> list[int]:
+    """Delete the moments of the checkpoints under `directory`, except those of the last `keep` steps up to `newest`.
+
+    Checkpoints in `needed` and steps above `newest` are left as they are. Returns the steps that lost their moments.
+    """
+    steps = [step for step in list_steps(directory) if step <= newest]
+    paths = {step: directory / f"{step:04d}" for step in steps[:-keep]}
+    removed = [step for step, path in paths.items() if (path / OPTIMIZER).is_file() and path not in needed]
+    for step in removed:
+        remove_moments(paths[step])
+    return removed
 
 
 def is_full(path: Path) -> bool:
@@ -132,11 +180,17 @@ def verify(path: Path) -> None:
 def list_files(path: Path) -> dict[str, FileEntry]:
     """Return size and hash of every file in the manifest of the checkpoint or export `path`, by name.
 
+    Where the moments were removed, the file that says so is listed instead of them.
+
     Raises:
         NotFoundError: there is no such directory.
         CorruptCheckpointError: there is no valid manifest.
     """
-    return _parse(_Manifest, path, MANIFEST).files
+    files = _parse(_Manifest, path, MANIFEST).files
+    if has_moments(path):
+        return files
+    files = {name: entry for name, entry in files.items() if name != OPTIMIZER}
+    return files | {MOMENTS_REMOVED: _measure(path, MOMENTS_REMOVED)}
 
 
 def created_at(path: Path) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ class Resident:
         else:
             may_fold = not (self._config.gradient_checkpointing or self._base.is_sharded)
             policy = LoraPolicy(self._base, lora, may_fold=may_fold)
-        self._loaded = Loaded(policy, Optimizer(policy), step=0, identity=None)
+        self._loaded = Loaded(policy, Optimizer(policy, self._team), step=0, identity=None)
         return self._loaded
 
     def load(self, path: Path) -> Loaded:
@@ -91,8 +91,11 @@ class Resident:
         if state.base_model != self._base.name:
             raise ConflictError(f"checkpoint {path} is of base model {state.base_model!r}, not {self._base.name!r}")
         loaded = self.start_fresh(None if state.lora is None else LoraConfig.model_validate(state.lora))
-        loaded.policy.load(checkpoints.read_file(path, loaded.policy.weights_file))
-        loaded.optimizer.load(checkpoints.read_file(path, checkpoints.OPTIMIZER), state.num_updates)
+        loaded.policy.load(path / loaded.policy.weights_file)
+        if checkpoints.has_moments(path):
+            loaded.optimizer.load(path / checkpoints.OPTIMIZER, state.num_updates)
+        else:
+            _log.warning("the optimiser's moments of step %d were removed: it starts again without them", state.step)
         torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state.rng)), dtype=torch.uint8))
         loaded.step, loaded.identity = state.step, checkpoints.identify(path)
         self._team.gather(None)  # nobody trains before all processes have read it
@@ -131,15 +134,26 @@ class Resident:
         )
         probe = measure_probe(loaded.policy, probe_tokens)
 
+        moments = loaded.optimizer.stream()
+
         def write() -> str:
-            files = {
-                checkpoints.OPTIMIZER: loaded.optimizer.dump(),
+            files: dict[str, checkpoints.Content] = {
+                checkpoints.OPTIMIZER: moments,
                 checkpoints.STATE: state.model_dump_json().encode(),
                 checkpoints.PROBE: probe.model_dump_json().encode(),
             }
-            return checkpoints.write_checkpoint(path, loaded.policy.files() | files)
+            try:
+                return checkpoints.write_checkpoint(path, loaded.policy.files() | files)
+            finally:
+                exhaust(moments)  # the other processes take part in every piece, even where writing fails
 
-        loaded.identity = self._team.from_first(write)
+        loaded.identity = self._team.from_first(write, meanwhile=lambda: exhaust(moments))
+
+
+def exhaust(pieces: Iterator[object]) -> None:
+    """Run a generator to its end, for what it does."""
+    for _ in pieces:
+        pass
 
 
 def recorded_state(path: Path) -> CheckpointState | None:

@@ -178,6 +178,7 @@ class Trainer:
         metrics |= usage.measure_usage(loaded.policy, record, updates_s, peak_flops=self._peak_flops)
         metrics["throughput/peak_memory_bytes"] = float(max(self._team.gather(memory.peak_bytes(self._base.device))))
         metrics |= summarise_weights(loaded.policy, before, learning_rate=plan.updates[-1].learning_rate)
+        metrics["loss/optimizer_updates"] = float(loaded.optimizer.num_updates)
         trained = time.perf_counter()
         metrics["throughput/train_tokens_per_s"] = metrics["data/step_tokens_unshared"] / (trained - started)
         loaded.step += 1

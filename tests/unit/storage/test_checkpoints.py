@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -202,3 +203,57 @@ checkpoints.write_checkpoint(Path({str(directory / "0001")!r}), dict.fromkeys({F
 def test_checkpoints_are_read_without_torch() -> None:
     code = "import sys, art.storage.checkpoints, art.protocol.samples, art.credit.advantages; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout.strip() == b"False"
+
+
+def test_a_file_is_written_in_pieces(directory: Path, checkpoint: Path) -> None:
+    pieces = (memoryview(b"moments" * 500) for _ in range(4))
+    files: dict[str, checkpoints.Content] = {**contents(), checkpoints.OPTIMIZER: pieces}
+    assert checkpoints.write_checkpoint(directory / "0004", files) == checkpoints.identify(checkpoint)
+    checkpoints.verify(directory / "0004")
+
+
+def test_what_fails_between_two_pieces_leaves_nothing(directory: Path) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"moments"
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with pytest.raises(DiskFullError):
+        checkpoints.write_checkpoint(directory / "0004", {**contents(), checkpoints.OPTIMIZER: pieces()})
+    assert list(directory.iterdir()) == []
+
+
+def test_a_checkpoint_without_its_moments_is_valid_and_the_same(checkpoint: Path) -> None:
+    identity = checkpoints.identify(checkpoint)
+    checkpoints.remove_moments(checkpoint)
+    checkpoints.verify(checkpoint)
+    assert not checkpoints.has_moments(checkpoint)
+    assert checkpoints.identify(checkpoint) == identity
+    listed = checkpoints.list_files(checkpoint)
+    assert checkpoints.OPTIMIZER not in listed
+    assert {*listed, checkpoints.MANIFEST} == {entry.name for entry in checkpoint.iterdir()}
+    checkpoints.remove_moments(checkpoint)  # again changes nothing
+    (checkpoint / checkpoints.MOMENTS_REMOVED).unlink()
+    with pytest.raises(CorruptCheckpointError, match=checkpoints.OPTIMIZER):
+        checkpoints.verify(checkpoint)
+
+
+def test_a_removal_that_was_cut_off_leaves_the_moments_valid(checkpoint: Path) -> None:
+    moments = (checkpoint / checkpoints.OPTIMIZER).read_bytes()
+    checkpoints.remove_moments(checkpoint)
+    (checkpoint / checkpoints.OPTIMIZER).write_bytes(moments)
+    assert checkpoints.has_moments(checkpoint)
+    checkpoints.verify(checkpoint)
+    (checkpoint / checkpoints.OPTIMIZER).write_bytes(moments[:-1])
+    with pytest.raises(CorruptCheckpointError, match=checkpoints.OPTIMIZER):
+        checkpoints.verify(checkpoint)
+
+
+def test_old_moments_are_removed_but_not_what_a_job_needs(directory: Path) -> None:
+    for step in range(7):
+        checkpoints.write_checkpoint(directory / f"{step:04d}", contents())
+    needed = [directory / "0001"]
+    assert checkpoints.remove_old_moments(directory, newest=5, keep=3, needed=needed) == [0, 2]
+    kept = [step for step in range(7) if checkpoints.has_moments(directory / f"{step:04d}")]
+    assert kept == [1, 3, 4, 5, 6]
+    assert checkpoints.remove_old_moments(directory, newest=5, keep=3) == [1]
+    assert checkpoints.remove_old_moments(directory, newest=5, keep=3) == []

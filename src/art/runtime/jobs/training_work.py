@@ -19,7 +19,13 @@ from art.config import TrainConfig, TrainSFTConfig
 from art.credit.ledger import CONSTRAINT_MISMATCH, SAMPLER_MISMATCH, close_ledger, close_unused_ledger
 from art.credit.samples import build_samples
 from art.credit.sft import sft_samples
-from art.errors import ConstraintMismatchError, CorruptCheckpointError, NothingTrainableError, TrainingError
+from art.errors import (
+    ConstraintMismatchError,
+    CorruptCheckpointError,
+    NothingTrainableError,
+    StorageError,
+    TrainingError,
+)
 from art.gateway.record.recorder import Recorder
 from art.metrics.findings import Finding, find_findings
 from art.metrics.trends import WINDOW, measure_trends
@@ -28,6 +34,7 @@ from art.runtime.jobs.job import Entry, Job, SftPayload, TrainPayload
 from art.runtime.jobs.store import JobStore
 from art.runtime.jobs.work import Done, JobControl
 from art.runtime.models import Models
+from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
 
 logger = logging.getLogger(__name__)
@@ -101,7 +108,20 @@ class TrainingWork:
         for text in findings:
             logger.info("%s step %d: %s", model.key, step, text)
         changes = {"trained": True, "metrics": metrics, "findings": findings, "checkpoint_path": str(target)}
+        await self._remove_old_moments(model, step)
         return Done(changes | {"step": step}, published_step=step, identity=identity, learnt_from=plan.exchange_ids)
+
+    async def _remove_old_moments(self, model: RegisteredModel, step: int) -> None:
+        """Delete optimiser moments that the model's settings do not keep. Training goes on if that fails."""
+        keep = model.settings.trainer.keep_moments
+        if keep is None:
+            return
+        needed = set(map(Path, await self._store.needed_checkpoints()))
+        directory = self._models.paths(model).checkpoints
+        try:
+            await asyncio.to_thread(checkpoints.remove_old_moments, directory, newest=step, keep=keep, needed=needed)
+        except StorageError as error:
+            logger.warning("cannot remove old optimiser moments: %s", error)
 
     def _build_call(
         self, payload: TrainPayload | SftPayload, source: Path, target: Path, job_id: str

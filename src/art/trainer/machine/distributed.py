@@ -7,11 +7,12 @@ micro-batches they run. They exchange
     the record      gathered once per update, so that every process judges and reports the whole step
     streams         log-probs without a gradient (references, anchor), gathered too
     errors          sent with the next gather, so that a failure in one process fails the call in all of them
+    weights         after an update each sends the part that it updated, and its moments when a checkpoint is written
     files           the first process writes them, and tells the others the outcome
     base weights    only with `shard_base`: layer by layer, by `fully_shard`
 
-After the sum every process makes the same optimiser update on the same bytes (both libraries give all processes the
-same sum), so trained weights and moments are never sent. A single process does not use torch.distributed.
+After the sum every process has the same gradient (both libraries give all of them the same bytes). A single process
+does not use torch.distributed.
 """
 
 from __future__ import annotations
@@ -131,10 +132,15 @@ class Team:
                 raise _ElsewhereError(failure)
         return [value for _, value in answers]
 
-    def from_first(self, make: Callable[[], T]) -> T:
-        """Call `make` on the first process only; return its result on all. For use within `call`."""
+    def from_first(self, make: Callable[[], T], meanwhile: Callable[[], None] | None = None) -> T:
+        """Call `make` on the first process, `meanwhile` on the others; return its result on all. Use it within `call`.
+
+        Both must exchange the same tensors, even where `make` fails.
+        """
         self.gather(None)  # do not start while another process fails
         value = make() if self.rank == 0 else None
+        if self.rank > 0 and meanwhile is not None:
+            meanwhile()
         self.gather(None)  # if `make` failed, the call ends here in all processes
         return self.broadcast(value)  # type: ignore[return-value]  # what `make` made
 
@@ -145,6 +151,12 @@ class Team:
             with _reporting_lost_processes():
                 dist.broadcast_object_list(values, src=0, group=self.objects)
         return values[0]
+
+    def send(self, tensor: Tensor, source: int) -> None:
+        """Give `tensor` on every process the content that it has on process `source`, in place."""
+        if self.size > 1:
+            with _reporting_lost_processes():
+                dist.broadcast(tensor, src=source)
 
     def sum_gradients(self, grads: Tensor) -> None:
         """Replace `grads` by the sum over all processes, in place."""

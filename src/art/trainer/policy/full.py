@@ -28,7 +28,7 @@ from art.trainer.attention.tree_attention import TreeLayout
 from art.trainer.policy.base_model import BaseModel, run_backbone
 from art.trainer.policy.compilation import compile_layers
 from art.trainer.policy.policy import Policy
-from art.trainer.tensor_files import dump_named, read_named
+from art.trainer.tensor_files import read_named, stream_named
 
 _COPIED_FILES = (
     *("config.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -93,26 +93,26 @@ class FullPolicy(Policy):
         for name, tensor in self.tensors.items():
             tensor.copy_(self._start[name])
 
-    def files(self) -> dict[str, bytes]:
+    def files(self) -> dict[str, checkpoints.Content]:
         """Return the files of a whole model for transformers, by name: all weights, configuration and tokenizer."""
-        return {**self._files, checkpoints.MODEL_WEIGHTS: dump_named(self._all_weights())}
+        return {**self._files, checkpoints.MODEL_WEIGHTS: stream_named(self._all_weights())}
 
-    def load(self, data: bytes) -> None:
+    def load(self, file: Path) -> None:
         """Load the weights of a whole model. Its frozen weights must equal those of the base model.
 
         Raises:
             AdapterError: the tensors do not fit this model, or a frozen one differs.
         """
-        expected = self._all_weights()
-        weights = read_named(data, expected, checkpoints.MODEL_WEIGHTS)
-        for name in expected.keys() - self.tensors.keys():
-            if not torch.equal(weights[name].to(expected[name].device), expected[name]):
+        weights = self._all_weights()
+        frozen_first = {name: weights[name] for name in sorted(weights, key=lambda name: name in self.tensors)}
+        for name, weight in read_named(file, frozen_first, checkpoints.MODEL_WEIGHTS):
+            if name in self.tensors:
+                self.tensors[name].copy_(weight)
+            elif not torch.equal(weight.to(weights[name].device), weights[name]):
                 raise AdapterError(
                     f"{checkpoints.MODEL_WEIGHTS} differs from the base model {self.base.name!r} in {name!r}, which "
                     "is never trained. The checkpoint belongs to another base model"
                 )
-        for name, tensor in self.tensors.items():
-            tensor.copy_(weights[name])
 
     def norm(self) -> float:
         """Return the norm of the change of all weights since step 0, rounded to the dtype that an engine serves."""

@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,7 +80,7 @@ class LoraPolicy(Policy):
             else:
                 tensor.zero_()
 
-    def files(self) -> dict[str, bytes]:
+    def files(self) -> dict[str, checkpoints.Content]:
         """Return the files of the adapter by name, in the format of peft."""
         return {checkpoints.ADAPTER_WEIGHTS: self.dump(), checkpoints.ADAPTER_CONFIG: self.adapter_config()}
 
@@ -87,8 +88,8 @@ class LoraPolicy(Policy):
         """Return the content of `adapter_model.safetensors`."""
         return dump_named(self.tensors)
 
-    def load(self, data: bytes) -> None:
-        copy_named(data, self.tensors, "adapter")
+    def load(self, file: Path) -> None:
+        copy_named(file, self.tensors, "adapter")
 
     def adapter_config(self) -> bytes:
         """Return the content of `adapter_config.json`."""

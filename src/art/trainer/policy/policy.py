@@ -6,12 +6,14 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from art.config import LoraConfig
+from art.storage.checkpoints import Content
 from art.trainer.attention.tree_attention import TreeLayout
 from art.trainer.policy.base_model import BaseModel
 
@@ -48,19 +50,19 @@ class Policy(ABC):
         """Go back to step 0, where the policy equals the base model."""
 
     @abstractmethod
-    def files(self) -> dict[str, bytes]:
+    def files(self) -> dict[str, Content]:
         """Return the files of a checkpoint by name: `weights_file`, and what other programs need to load it."""
 
     @abstractmethod
-    def load(self, data: bytes) -> None:
-        """Load the content of a `weights_file`. It must hold every tensor, in the right shape, and no other.
+    def load(self, file: Path) -> None:
+        """Load a `weights_file`. It must hold every tensor, in the right shape, and no other.
 
         Raises:
             AdapterError: the tensors do not fit this model and configuration.
         """
 
     @contextlib.contextmanager
-    def using(self, data: bytes) -> Iterator[None]:
+    def using(self, file: Path) -> Iterator[None]:
         """Use the weights of another checkpoint's `weights_file` inside the block.
 
         Raises:
@@ -68,7 +70,7 @@ class Policy(ABC):
         """
         own = self.values.clone()
         try:
-            self.load(data)
+            self.load(file)
             yield
         finally:
             self.values.copy_(own)

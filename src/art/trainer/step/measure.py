@@ -59,8 +59,7 @@ class Measurer:
                         f"the loss compares with checkpoint {source}, which was not given to the trainer", param="loss"
                     )
                 checkpoints.verify(self._references[source])
-                weights = checkpoints.read_file(self._references[source], self._policy.weights_file)
-                stack.enter_context(self._policy.using(weights))
+                stack.enter_context(self._policy.using(self._references[source] / self._policy.weights_file))
             self._batcher.team.gather(None)  # nobody begins before all processes have read the weights
             return add_stream(paths, name, hidden_states, self._batcher, self._progress)
 

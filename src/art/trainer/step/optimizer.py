@@ -1,27 +1,47 @@
-"""AdamW on a policy's flat vector, and its state in a checkpoint."""
+"""AdamW on a policy's flat vector, and its state in a checkpoint.
+
+Where several processes train together, each holds the moments of its own part of the vector, updates that part, and
+sends it to the others (ZeRO stage 1, Rajbhandari et al., arXiv 1910.02054). Gradients are summed before, so all parts
+are updated as one process would update them.
+"""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from art.config import OptimizerConfig
 from art.errors import TrainingError
-from art.trainer.policy.policy import Policy, named_views
-from art.trainer.tensor_files import copy_named, dump_named
+from art.trainer.machine.distributed import ALONE, Team
+from art.trainer.policy.policy import Policy
+from art.trainer.tensor_files import PIECE_BYTES, file_order, make_header, read_named, stream_tensor
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Optimizer:
     """AdamW, Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), on `policy.values`."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._grads = policy.grads
-        self._parameter = torch.nn.Parameter(policy.values)  # shares its memory
-        self._parameter.grad = policy.grads
+    def __init__(self, policy: Policy, team: Team = ALONE) -> None:
+        self._values, self._grads, self._team = policy.values, policy.grads, team
+        self._like = {f"{moment}.{name}": tensor for moment in _MOMENTS for name, tensor in policy.tensors.items()}
+        """Names, shapes and number type of the moments in the file."""
+        ends = list(accumulate(tensor.numel() for tensor in policy.tensors.values()))
+        self._places = dict(zip(policy.tensors, pairwise([0, *ends]), strict=True))
+        """Where each trained tensor begins and ends in the vector."""
+        size = policy.values.numel()
+        self._borders = [size * rank // team.size for rank in range(team.size + 1)]
+        """Process r updates the numbers from `_borders[r]` up to `_borders[r + 1]`."""
+        self._start, self._end = self._borders[team.rank], self._borders[team.rank + 1]
+        self._parameter = torch.nn.Parameter(policy.values[self._start : self._end])  # shares its memory
+        self._parameter.grad = policy.grads[self._start : self._end]
         self._adam = torch.optim.AdamW([self._parameter], foreach=False)
-        self._tensors = policy.tensors
         self.reset()
 
     def reset(self) -> None:
@@ -50,20 +70,33 @@ class Optimizer:
         group = self._adam.param_groups[0]
         group.update(lr=learning_rate, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
         self._adam.step()
+        for rank in range(self._team.size):
+            self._team.send(self._values[self._borders[rank] : self._borders[rank + 1]], rank)
         return norm
 
-    def dump(self) -> bytes:
-        """Return the content of `optimizer.safetensors`: both moments of every trained tensor."""
-        return dump_named(self._named_moments())
+    def stream(self) -> Iterator[bytes | memoryview]:
+        """Yield the content of `optimizer.safetensors`, piece by piece: both moments of every trained tensor.
 
-    def load(self, data: bytes, num_updates: int) -> None:
-        """Continue from the moments in `data`, which are those after `num_updates` updates.
+        Every process must run it to the end, because each sends its part to the others. All yield the same bytes.
+        """
+        yield make_header(self._like)
+        for span in self._spans():
+            yield from stream_tensor(self._fetch(*span))
+
+    def load(self, file: Path, num_updates: int) -> None:
+        """Continue from the moments in `file`, which are those after `num_updates` updates.
 
         Raises:
             AdapterError: the moments do not fit this policy.
         """
         self.reset()
-        copy_named(data, self._named_moments(), "optimizer")
+        for name, tensor in read_named(file, self._like, "optimizer"):
+            moment, _, trained = name.partition(".")
+            first, last = self._places[trained]
+            start, end = max(first, self._start), min(last, self._end)
+            if start < end:
+                own = self._state[moment][start - self._start : end - self._start]
+                own.copy_(tensor.reshape(-1)[start - first : end - first])
         self._state["step"].fill_(num_updates)
 
     @property
@@ -71,10 +104,22 @@ class Optimizer:
         state: dict[str, Tensor] = self._adam.state[self._parameter]
         return state
 
-    def _named_moments(self) -> dict[str, Tensor]:
-        """Views of the flat moments as `<moment>.<trained tensor>`."""
-        return {
-            f"{moment}.{name}": view
-            for moment in ("exp_avg", "exp_avg_sq")
-            for name, view in named_views(self._state[moment], self._tensors).items()
-        }
+    def _spans(self) -> Iterator[tuple[str, int, int]]:
+        """Cut the moments into pieces that one process holds, in the order of the file: moment, start and end."""
+        size = PIECE_BYTES // self._values.element_size()
+        for name in file_order(self._like):
+            moment, _, trained = name.partition(".")
+            first, last = self._places[trained]
+            cuts = sorted({first, last, *range(first, last, size), *(b for b in self._borders if first < b < last)})
+            for start, end in pairwise(cuts):
+                yield moment, start, end
+
+    def _fetch(self, moment: str, start: int, end: int) -> Tensor:
+        """Return numbers of a moment on every process. The one that holds them sends them to the others."""
+        owner = bisect_right(self._borders, start) - 1
+        if owner == self._team.rank:
+            piece = self._state[moment][start - self._start : end - self._start]
+        else:
+            piece = torch.empty(end - start, device=self._values.device)
+        self._team.send(piece, owner)
+        return piece

@@ -36,6 +36,7 @@ from art.trainer.step.step_metrics import StepRecord
 from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer
 from art.trainer.tree.tree import check_sample
+from tests.support.trainer_files import save_content, whole
 from tests.support.trainer_reference import reference_gradient
 from tests.support.trainer_samples import VOCAB_SIZE, random_samples
 
@@ -132,7 +133,7 @@ def test_transformers_loads_the_files(family: str, make_policy: Callable[..., Fu
     policy = make_policy(family)
     disturb(policy)
     for name, data in policy.files().items():
-        (tmp_path / name).write_bytes(data)
+        save_content(tmp_path / name, data)
     model, report = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
     assert not any(report.values())
     probe = measure_probe(policy, fresh_probe_tokens(VOCAB_SIZE))
@@ -155,22 +156,23 @@ def test_files_beside_the_weights_are_those_of_the_base(
     assert files["config.json"] == (folder / "config.json").read_bytes()
 
 
-def test_dump_and_load(make_policy: Callable[..., FullPolicy]) -> None:
+def test_dump_and_load(make_policy: Callable[..., FullPolicy], tmp_path: Path) -> None:
     policy = make_policy()
     disturb(policy)
-    data, before = policy.files()[policy.weights_file], measure_probe(policy, fresh_probe_tokens(VOCAB_SIZE))
+    data, before = whole(policy.files()[policy.weights_file]), measure_probe(policy, fresh_probe_tokens(VOCAB_SIZE))
     policy.reset()
     assert policy.norm() == 0
-    with policy.using(data):
+    file = save_content(tmp_path / "weights", data)
+    with policy.using(file):
         assert measure_probe(policy, fresh_probe_tokens(VOCAB_SIZE)) == before
     assert policy.norm() == 0
-    policy.load(data)
-    assert policy.files()[policy.weights_file] == data
+    policy.load(file)
+    assert whole(policy.files()[policy.weights_file]) == data
 
 
-def test_files_that_do_not_fit_are_refused(make_policy: Callable[..., FullPolicy]) -> None:
+def test_files_that_do_not_fit_are_refused(make_policy: Callable[..., FullPolicy], tmp_path: Path) -> None:
     policy = make_policy()
-    data = policy.files()[policy.weights_file]
+    data = whole(policy.files()[policy.weights_file])
     tensors = load(data)
     first, embedding = "model.layers.0.self_attn.q_proj.weight", "model.embed_tokens.weight"
     cases: list[tuple[dict[str, torch.Tensor], str]] = [
@@ -185,8 +187,8 @@ def test_files_that_do_not_fit_are_refused(make_policy: Callable[..., FullPolicy
     ]
     for broken, message in cases:
         with pytest.raises(AdapterError, match=message):
-            policy.load(save(broken))
-    assert policy.files()[policy.weights_file] == data
+            policy.load(save_content(tmp_path / "weights", save(broken)))
+    assert whole(policy.files()[policy.weights_file]) == data
 
 
 # -- the trainer --

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +16,13 @@ from art.trainer.machine.shard import idle_layout
 from art.trainer.policy import linear
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.linear import AdaptedLinear, pack_where_faster
-from art.trainer.policy.lora import LoraPolicy, dump_named
+from art.trainer.policy.lora import LoraPolicy
 from art.trainer.step.micro_batch import split_micro_batches
 from art.trainer.step.step_metrics import StepRecord
 from art.trainer.step.update import Update, compute_gradient
+from art.trainer.tensor_files import stream_named
 from art.trainer.tree.tree import check_sample
+from tests.support.trainer_files import save_content
 from tests.support.trainer_reference import reference_gradient
 from tests.support.trainer_samples import VOCAB_SIZE, random_samples
 
@@ -110,13 +113,13 @@ def test_the_base_model_is_its_own_with_the_adapter_off(model_path: Callable[[st
     assert not torch.allclose(layer(x), layer.base_layer(x))
 
 
-def test_merged_weights_follow_every_change_of_the_values(model_path: Callable[[str], str]) -> None:
+def test_merged_weights_follow_every_change_of_the_values(model_path: Callable[[str], str], tmp_path: Path) -> None:
     policy = make_policy(model_path)
     layout = idle_layout(policy.base.device)
     assert policy._merging
     before = policy.hidden_states(layout)
     other = {name: tensor * 2 for name, tensor in policy.tensors.items()}
-    with policy.using(dump_named(other)):
+    with policy.using(save_content(tmp_path / "weights", stream_named(other))):
         assert not torch.allclose(policy.hidden_states(layout), before)
     assert torch.equal(policy.hidden_states(layout), before)
     base = policy.base_hidden_states(layout)

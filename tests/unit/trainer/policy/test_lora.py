@@ -17,6 +17,7 @@ from art.trainer.policy.base_model import BaseModel, load_base_model
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.step.optimizer import Optimizer
 from art.trainer.step.probe import fresh_probe_tokens, measure_probe
+from tests.support.trainer_files import save_content, whole
 from tests.support.trainer_reference import sequence_logprobs
 from tests.support.trainer_samples import VOCAB_SIZE, random_samples
 
@@ -94,17 +95,17 @@ def test_a_plain_reader_can_apply_the_files(base: BaseModel, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("fold", [True, False])
-def test_dump_and_load(base: BaseModel, fold: bool) -> None:
+def test_dump_and_load(base: BaseModel, fold: bool, tmp_path: Path) -> None:
     policy = LoraPolicy(base, CONFIG, may_fold=fold)
     randomise(policy)
     data, before = policy.dump(), measure_probe(policy, fresh_probe_tokens(VOCAB_SIZE))
     policy.reset()
-    policy.load(data)
+    policy.load(save_content(tmp_path / "weights", data))
     assert policy.dump() == data
     assert measure_probe(policy, fresh_probe_tokens(VOCAB_SIZE)) == before
 
 
-def test_files_that_do_not_fit_are_refused(base: BaseModel) -> None:
+def test_files_that_do_not_fit_are_refused(base: BaseModel, tmp_path: Path) -> None:
     policy = LoraPolicy(base, CONFIG, may_fold=True)
     before = policy.dump()
     tensors = {name: tensor.clone() for name, tensor in policy.tensors.items()}
@@ -117,9 +118,9 @@ def test_files_that_do_not_fit_are_refused(base: BaseModel) -> None:
     ]
     for broken, message in cases:
         with pytest.raises(AdapterError, match=message):
-            policy.load(save(broken))
+            policy.load(save_content(tmp_path / "weights", save(broken)))
     with pytest.raises(AdapterError, match="not readable as safetensors"):
-        policy.load(b"junk")
+        policy.load(save_content(tmp_path / "weights", b"junk"))
     assert policy.dump() == before
 
 
@@ -169,12 +170,13 @@ def test_adamw_equals_its_formula(base: BaseModel) -> None:
         torch.testing.assert_close(policy.values.double(), value, rtol=1e-4, atol=1e-7)
 
 
-def test_optimiser_continues_from_its_file(base: BaseModel) -> None:
+def test_optimiser_continues_from_its_file(base: BaseModel, tmp_path: Path) -> None:
     policy = LoraPolicy(base, CONFIG, may_fold=True)
     optimizer = Optimizer(policy)
     policy.grads.fill_(0.01)
     optimizer.update(0.1, OptimizerConfig())
-    weights, moments = policy.dump(), optimizer.dump()
+    weights = save_content(tmp_path / "weights", policy.dump())
+    moments = save_content(tmp_path / "moments", optimizer.stream())
     policy.grads.fill_(-0.02)
     optimizer.update(0.1, OptimizerConfig())
     expected = policy.dump()
@@ -193,8 +195,8 @@ def test_optimiser_continues_from_its_file(base: BaseModel) -> None:
 def test_gradient_that_is_not_finite_changes_nothing(base: BaseModel, bad: float) -> None:
     policy = LoraPolicy(base, CONFIG, may_fold=True)
     optimizer = Optimizer(policy)
-    before = policy.dump(), optimizer.dump()
+    before = policy.dump(), whole(optimizer.stream())
     policy.grads[7] = bad
     with pytest.raises(TrainingError, match="gradient is not finite"):
         optimizer.update(0.1, OptimizerConfig())
-    assert (policy.dump(), optimizer.dump()) == before
+    assert (policy.dump(), whole(optimizer.stream())) == before
