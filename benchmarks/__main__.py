@@ -38,7 +38,7 @@ DEFAULT = (
     "grammar",
     "constraints",
 )
-ONLY_NAMED = ("learning", "mcp_rl", "kill_storm", "remote_storm", "serve_load", "greedy", "fairness")
+ONLY_NAMED = ("learning", "mcp_rl", "kill_storm", "remote_storm", "serve_load", "greedy", "fairness", "memory_forecast")
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",

@@ -84,7 +84,9 @@ class TrainerSetup:
 
     @property
     def checkpointing(self) -> Checkpointing:
-        return "full" if self.config.gradient_checkpointing else "none"
+        """What the backward pass computes again."""
+        setting: object = self.config.gradient_checkpointing
+        return "full" if setting is True else "selective" if setting == "selective" else "none"
 
     @property
     def pass_settings(self) -> PassSettings:
@@ -102,7 +104,7 @@ class TrainerSetup:
 def forecast_trainer(shape: ModelShape, setup: TrainerSetup, batch: Batch) -> TrainerForecast:
     """Forecast the peak memory of one trainer process that trains micro-batches such as `batch`."""
     settings = setup.pass_settings
-    num_trained = shape.decoder_weights
+    num_trained, num_processes = shape.decoder_weights, setup.config.num_processes
     if setup.lora is not None:
         num_trained = shape.adapter_weights(setup.lora.rank, setup.lora.target_modules)
     fixed = [
@@ -112,7 +114,7 @@ def forecast_trainer(shape: ModelShape, setup: TrainerSetup, batch: Batch) -> Tr
         _part("trained weights", 4 * num_trained, remedy=_trained_remedy(setup)),
         _part("trained weights before the step", 4 * num_trained, remedy=_trained_remedy(setup)),
         _part("gradients", 4 * num_trained, remedy=_trained_remedy(setup)),
-        _part("optimiser moments", 8 * num_trained, remedy=_trained_remedy(setup)),
+        _part("optimiser moments", 8 * num_trained / num_processes, remedy=_trained_remedy(setup)),
     ]
     passing = [
         _pass_part("activations", kept_bytes(shape, batch, settings), _ACTIVATIONS_REMEDY),
@@ -121,7 +123,7 @@ def forecast_trainer(shape: ModelShape, setup: TrainerSetup, batch: Batch) -> Tr
         _pass_part("workspace of the head", head_workspace(shape, batch, settings)),
     ]
     passing.append(_pass_part("unused by the allocator", _slack(shape, setup, batch, total(passing))))
-    updating = [_part("workspace of the optimiser", 8 * num_trained, remedy=_trained_remedy(setup))]
+    updating = [_part("workspace of the optimiser", 8 * num_trained / num_processes, remedy=_trained_remedy(setup))]
     return TrainerForecast(fixed=_non_zero(fixed), passing=_non_zero(passing), updating=_non_zero(updating))
 
 
@@ -175,7 +177,7 @@ def _fast_copies(shape: ModelShape, setup: TrainerSetup, lora: LoraConfig) -> in
         return 0
     sizes = list(shape.adapted_layers(lora.target_modules).values())
     weights = shape.num_layers * sum(map(math.prod, sizes))
-    if not config.gradient_checkpointing and folds(sizes, lora.rank):
+    if setup.checkpointing == "none" and folds(sizes, lora.rank):
         return 8 * weights  # W + scale * B A, and its gradient
     packed = shape.num_layers * sum(math.prod(size) for size in sizes if math.prod(size) >= _SMALLEST_PACKED)
     if 8 * packed > setup.packed_limit_bytes:
