@@ -82,12 +82,11 @@ POINTS = (
     Point(layers=6, hidden=512, mlp=1536, heads=8, checkpointing=True),
     Point(layers=6, hidden=512, mlp=1536, heads=8, full=True),
     Point(layers=6, hidden=512, mlp=1536, heads=8, dtype="bfloat16"),
-    Point(layers=12, hidden=768, mlp=2048, heads=12, vocab=32_768, num_sequences=8, length=512),
-    Point(layers=4, hidden=1024, mlp=4096, heads=16, vocab=151_936, num_sequences=4, length=512, dtype="bfloat16"),
-    Point(layers=4, hidden=512, mlp=1024, heads=8, num_sequences=1, length=8192),
-    Point(layers=4, hidden=512, mlp=1024, heads=8, num_sequences=1, length=8192, dtype="bfloat16", checkpointing=True),
-    Point(layers=2, hidden=2560, mlp=9728, heads=32, vocab=4096, num_sequences=2, length=1024),
-    Point(layers=4, hidden=1024, mlp=3072, heads=16, vocab=32_768, num_sequences=4, length=512, full=True, dtype="bfloat16"),
+    Point(layers=4, hidden=512, mlp=1024, heads=8, vocab=2048, length=8192),
+    Point(layers=4, hidden=512, mlp=1024, heads=8, vocab=2048, length=8192, dtype="bfloat16", checkpointing=True),
+    Point(layers=12, hidden=768, mlp=2048, heads=12, vocab=32_768, num_sequences=4, length=512),
+    Point(layers=4, hidden=1024, mlp=3072, heads=16, vocab=32_768, length=512, full=True, dtype="bfloat16"),
+    Point(layers=2, hidden=2560, mlp=9728, heads=32, vocab=4096, length=1024),
 )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ names them."""
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("init_args.load_in_4bit", "init_args.max_seq_length", "peft_args.loftq_config"), (None,)),
-    **dict.fromkeys(("init_args.full_finetuning", "peft_args.use_dora", "peft_args.use_rslora"), (False,)),
+    **dict.fromkeys(("init_args.full_finetuning", "peft_args.use_dora"), (False,)),
     **dict.fromkeys(("init_args.trust_remote_code", "engine_args.trust_remote_code"), (False,)),
     **dict.fromkeys(("engine_args.pipeline_parallel_size", "trainer_args.gradient_accumulation_steps"), (1,)),
     "init_args.load_in_8bit": (False, None),
@@ -65,6 +65,7 @@ _HONOURED: dict[str, _Target] = {
     "engine_args.max_num_seqs": (("engine",), "max_running", int),
     "peft_args.r": (("lora",), "rank", int),
     "peft_args.lora_alpha": (("lora",), "alpha", float),
+    "peft_args.use_rslora": (("lora",), "use_rslora", bool),
     "peft_args.target_modules": (("lora",), "target_modules", list),
     "peft_args.random_state": (("lora",), "seed", int),
     "peft_args.use_gradient_checkpointing": (("trainer",), "gradient_checkpointing", bool),

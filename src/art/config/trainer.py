@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Self
+import math
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -16,10 +17,18 @@ class LoraConfig(Config):
     """Rank of the adapter, the inner dimension of B @ A. "LoRA without regret" finds low ranks enough for RL."""
     alpha: float = Field(default=32.0, gt=0)
     """Scale of the adapter: the product B @ A is multiplied by `alpha / rank`."""
+    use_rslora: bool = False
+    """Multiply B @ A by `alpha / sqrt(rank)` instead of `alpha / rank`, so that the adapter's effect does not shrink at
+    large ranks (rsLoRA, arXiv 2312.03732). At rank 16 that is 4 times the scale: lower `alpha` or the learning rate."""
     target_modules: list[str] | None = None
     """Endings of the names of modules to adapt; `None` adapts every linear layer except the language-model head."""
     seed: int = Field(default=0, ge=0)
     """Seed of the initial A matrices. B starts at zero."""
+
+    @property
+    def scale(self) -> float:
+        """The factor of the product B @ A."""
+        return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
 
 
 class TrainerConfig(Config):
@@ -35,8 +44,11 @@ class TrainerConfig(Config):
     max_tokens: int = Field(default=16_384, ge=64)
     """Most tokens in one forward and backward pass; a prefix that samples share counts once. A larger batch is split.
     On CPU at most 4,096 are used, and the trainer's log says so."""
-    gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of storing them: slower, with less memory."""
+    gradient_checkpointing: bool | Literal["auto", "selective"] = "auto"
+    """Compute activations again in the backward pass instead of storing them: slower, with less memory. `true` does so
+    for whole layers, `selective` for all but the attention, which costs most at long contexts. `auto` takes on CUDA the
+    fastest of the three that fits into the free memory, by a forecast that the trainer's log shows, and is `false`
+    elsewhere."""
     compile_layers: bool = False
     """Run the decoder layers through torch.compile. The first step takes minutes longer; on CPU later steps are up to a
     tenth faster."""

@@ -8,6 +8,8 @@ gguf-lora  the adapter for llama.cpp (`--lora`), made by llama.cpp's converter
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shutil
 import subprocess
@@ -61,7 +63,10 @@ def export(
         elif form == "gguf-lora":
             converter = find_converter("convert_lora_to_gguf.py", llama_cpp)
             options = ["--base", str(base), "--outfile", str(folder / "adapter.gguf")]
-            _convert(converter, [str(checkpoint), *options])
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".adapter-") as plain:
+                copy_files(checkpoint, Path(plain), list(checkpoints.ADAPTER_FILES), on_bytes)
+                _write_plain_scale(Path(plain) / checkpoints.ADAPTER_CONFIG)
+                _convert(converter, [plain, *options])
         else:
             raise ConfigError(f"there is no export format {form!r}; there are peft, merged, gguf and gguf-lora")
 
@@ -115,6 +120,14 @@ def find_converter(name: str, llama_cpp: str | None) -> Path:
         "https://github.com/ggml-org/llama.cpp, install its requirements, and set `llama_cpp` in the server's "
         f"configuration, or the variable {LLAMA_CPP}, to the folder"
     )
+
+
+def _write_plain_scale(file: Path) -> None:
+    """Write the scale of a rsLoRA as an alpha that is divided by the rank: llama.cpp knows no other scale."""
+    config = json.loads(file.read_bytes())
+    if config.get("use_rslora"):
+        config |= {"lora_alpha": config["lora_alpha"] * math.sqrt(config["r"]), "use_rslora": False}
+        file.write_text(json.dumps(config, indent=1, sort_keys=True))
 
 
 def _convert(converter: Path, arguments: Sequence[str]) -> None:

@@ -123,6 +123,13 @@ TRAINER_METRICS: dict[str, Metric] = {
     "throughput/peak_memory_bytes": Metric(
         "on CUDA, most memory that tensors took in this step; else the most that the trainer process ever had resident"
     ),
+    "throughput/checkpointing": Metric(
+        "what the backward pass computed again: 0 nothing, 1 layers without their attention, 2 whole layers"
+    ),
+    "throughput/activations_forecast_bytes": Metric(
+        "forecast of the activations of the largest micro-batch, from the sizes in the model's configuration; 0 if it "
+        "has other names for them"
+    ),
     "time/step_trainer_s": Metric("seconds of the whole step in the trainer, including the checkpoint"),
     "time/step_updates_s": Metric("seconds of the step's updates: forward, backward, optimiser"),
     "time/step_replay_s": Metric("seconds for the replay of grammars and kept tokens", CONSTRAINED),

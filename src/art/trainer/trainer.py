@@ -24,6 +24,7 @@ from art.protocol.samples import StepResult, TrainingSample
 from art.trainer.machine import memory, usage
 from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.policy.base_model import load_base_model
+from art.trainer.policy.checkpoint_choice import prepare_checkpointing
 from art.trainer.policy.compilation import compile_layers
 from art.trainer.resident import Loaded, Resident, recorded_result, recorded_state
 from art.trainer.step.measure import Measurer
@@ -63,6 +64,7 @@ class Trainer:
             )
         torch.set_num_threads(max(1, (config.num_threads or default_num_threads()) // team.size))
         self._team = team
+        self._config = config
         with team.call(in_lockstep=config.shard_base):
             self._base = load_base_model(base_model, config)
             if config.compile_layers:
@@ -116,8 +118,8 @@ class Trainer:
 
         Returns:
             `seconds` of the update, `num_tokens` of the samples, `num_tree_tokens` with shared tokens counted once,
-            `grad_norm`, `peak_memory_bytes` of the process that took most and `headroom_bytes` of the one that had
-            least left.
+            `grad_norm`, `peak_memory_bytes` of the process that took most, `headroom_bytes` of the one that had least
+            left, and what `prepare_checkpointing` returns.
 
         Raises:
             ConfigError: `lora` does not fit the model.
@@ -127,6 +129,7 @@ class Trainer:
         with self._team.call(in_lockstep=self._base.is_sharded):
             updates = [Update(paths=self._check(samples).paths, learning_rate=1e-5)]
             loaded = self._resident.start_fresh(lora)
+            checkpointing = self._prepare_checkpointing(loaded, updates)
             memory.reset_peak(self._base.device)
             started = time.perf_counter()
             record = run_updates(loaded, updates, OptimizerConfig(), self._batcher, Progress())
@@ -137,7 +140,7 @@ class Trainer:
                 "grad_norm": record.grad_norms[-1],
                 "peak_memory_bytes": float(max(self._team.gather(memory.peak_bytes(self._base.device)))),
                 "headroom_bytes": float(min(self._team.gather(memory.headroom_bytes(self._base.device)))),
-            }
+            } | {name.removeprefix("throughput/"): value for name, value in checkpointing.items()}
 
     def _check(self, samples: Sequence[TrainingSample]) -> Replayed:
         checked = [check_sample(sample, vocab_size=self._base.vocab_size) for sample in samples]
@@ -161,6 +164,11 @@ class Trainer:
         pairs = [pair for pair in call.pairs if replayed.refused_rollouts.isdisjoint(pair)]
         return plan_rl(replayed.paths, call.config, pairs, measurer, step=loaded.step)
 
+    def _prepare_checkpointing(self, loaded: Loaded, updates: Sequence[Update]) -> dict[str, float]:
+        paths = [path for update in updates for path in update.paths]
+        max_tokens = self._batcher.max_tokens
+        return prepare_checkpointing(loaded.policy, self._config, paths, max_tokens=max_tokens, team=self._team)
+
     def _make_step(self, call: Train | TrainSft, progress: Progress) -> StepResult:
         """Plan the updates, run and report them, and write the checkpoint."""
         started = time.perf_counter()
@@ -169,12 +177,13 @@ class Trainer:
         loaded = self._resident.load(call.from_checkpoint)
         plan = self._plan(call, replayed, loaded, progress)
         before = loaded.policy.values.clone()
+        checkpointing = self._prepare_checkpointing(loaded, plan.updates)
         memory.reset_peak(self._base.device)
         planned = time.perf_counter()
         record = run_updates(loaded, plan.updates, call.config.optimizer, self._batcher, progress)
         updates_s = time.perf_counter() - planned
         metrics = summarise(record, paths, step=loaded.step, max_grad_norm=call.config.optimizer.max_grad_norm)
-        metrics |= replayed.metrics | plan.metrics
+        metrics |= replayed.metrics | plan.metrics | checkpointing
         metrics |= usage.measure_usage(loaded.policy, record, updates_s, peak_flops=self._peak_flops)
         metrics["throughput/peak_memory_bytes"] = float(max(self._team.gather(memory.peak_bytes(self._base.device))))
         metrics |= summarise_weights(loaded.policy, before, learning_rate=plan.updates[-1].learning_rate)

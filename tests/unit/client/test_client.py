@@ -676,7 +676,13 @@ def test_internal_config_becomes_settings(caplog: pytest.LogCaptureFixture) -> N
             {
                 "init_args": {"max_seq_length": 4096, "gpu_memory_utilization": 0.7, "load_in_4bit": True},
                 "engine_args": {"enforce_eager": True, "max_num_seqs": 8, "max_model_len": 4096},
-                "peft_args": {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj"], "lora_dropout": 0.0},
+                "peft_args": {
+                    "r": 8,
+                    "lora_alpha": 16,
+                    "use_rslora": True,
+                    "target_modules": ["q_proj"],
+                    "lora_dropout": 0.0,
+                },
                 "chat_template_kwargs": {"enable_thinking": False},
                 "rollout_weights_mode": "lora",
             }
@@ -684,6 +690,7 @@ def test_internal_config_becomes_settings(caplog: pytest.LogCaptureFixture) -> N
     assert settings.engine.max_context == 4096
     assert settings.engine.max_running == 8
     assert (settings.lora.rank, settings.lora.alpha, settings.lora.target_modules) == (8, 16.0, ["q_proj"])
+    assert settings.lora.use_rslora
     assert settings.render.chat_template_kwargs == {"enable_thinking": False}
     assert (settings.trainer.quantization, settings.engine.quantization) == ("nf4", "nf4")
     assert len(caplog.records) == 1

@@ -190,6 +190,21 @@ def test_gguf_is_made_by_the_converter(
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize(("config", "alpha"), [({}, ALPHA), ({"use_rslora": True}, ALPHA * RANK**0.5)])
+def test_llama_cpp_gets_the_scale_as_alpha_by_rank(
+    base: Path, tmp_path: Path, config: dict[str, Any], alpha: float
+) -> None:
+    """Its converter reads `lora_alpha` and does not look at `use_rslora`."""
+    checkpoint = write_adapter(tmp_path / "checkpoints" / "0007", **config)
+    (tmp_path / "convert_lora_to_gguf.py").write_text(
+        "import pathlib, sys\nfrom shutil import copyfile\nargs = sys.argv\n"
+        "copyfile(pathlib.Path(args[1]) / 'adapter_config.json', args[args.index('--outfile') + 1])\n"
+    )
+    formats.export(checkpoint, str(base), "gguf-lora", tmp_path / "out", str(tmp_path), nothing)
+    seen = json.loads((tmp_path / "out" / "adapter.gguf").read_text())
+    assert (seen["lora_alpha"], seen["r"], seen.get("use_rslora", False)) == (pytest.approx(alpha), RANK, False)
+
+
 def test_a_copy_is_verified(checkpoint: Path, tmp_path: Path) -> None:
     copy_checkpoint(checkpoint, tmp_path / "copy", nothing)
     assert checkpoints.identify(tmp_path / "copy") == checkpoints.identify(checkpoint)

@@ -27,6 +27,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from art.errors import ConfigError
 from art.trainer.attention.chain_attention import attend_chains
+from art.trainer.attention.kept_attention import attend_once
 from art.trainer.tree.chains import ChainKeys, make_chain_keys, plan_chains
 from art.trainer.tree.tree import PrefixTree
 
@@ -114,7 +115,7 @@ def attend(
             )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     formula = Formula(scale, sliding_window, kwargs.get("s_aux"))
-    return KERNELS[tree_layout.kernel](query, key, value, tree_layout, formula), None
+    return attend_once(lambda: KERNELS[tree_layout.kernel](query, key, value, tree_layout, formula)), None
 
 
 def attend_dense(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formula: Formula) -> Tensor:

@@ -48,6 +48,14 @@ def headroom_bytes(device: torch.device) -> int:
     return _free_main_memory() - max(0, peak_bytes(device) - _resident_bytes())
 
 
+def allocatable_bytes(device: torch.device) -> int:
+    """Return how many bytes new tensors can take now."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    return _free_main_memory()
+
+
 def available_bytes() -> int | None:
     """Return the main memory that can be used without swapping; `None` if the system does not tell."""
     try:

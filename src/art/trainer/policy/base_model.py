@@ -16,6 +16,8 @@ from art.kernels.quantization import loading_options
 from art.protocol.samples import plain_sample
 from art.trainer.attention.tree_attention import ATTENTION_NAME, TreeLayout, make_layout, register_attention
 from art.trainer.machine.shard import shard_layers
+from art.trainer.policy.checkpointing import configured_mode, set_checkpointing
+from art.trainer.policy.lean import keep_less
 from art.trainer.step.logprobs import Head, group_by_row, target_logprobs
 from art.trainer.tree.tree import build_tree, check_sample
 
@@ -71,11 +73,13 @@ def load_base_model(name: str, config: TrainerConfig) -> BaseModel:
             param="base_model",
         ) from error
     model.requires_grad_(False)
+    if (device.type, dtype) != ("cpu", torch.float32) and not config.compile_layers:
+        keep_less(model)  # small models in float32 on a CPU need speed, not memory; torch.compile does the same itself
     if config.shard_base:
         shard_layers(model, device)
     if config.quantization == "none":  # quantised weights are loaded onto the device
         model = model.to(device)
-    _set_mode(model, gradient_checkpointing=config.gradient_checkpointing)
+    set_checkpointing(model, configured_mode(config) or "none")
     head = model.get_output_embeddings()
     base = BaseModel(
         name=name,
@@ -153,13 +157,3 @@ def choose_device(config: TrainerConfig) -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-
-
-def _set_mode(model: Any, *, gradient_checkpointing: bool) -> None:
-    """Switch dropout off, since the engine has none. Checkpointing needs the model in training mode."""
-    model.train(gradient_checkpointing)
-    if gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.eval()

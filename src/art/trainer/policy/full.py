@@ -74,6 +74,10 @@ class FullPolicy(Policy):
         self._files = _read_model_files(base.name)
         self.reset()
 
+    @property
+    def trained_model(self) -> Any:
+        return self._twin.model
+
     def _attach(self, parameter: Any, value: Tensor, grad: Tensor) -> None:
         """Make `parameter` a view of `value`, or a rounded copy of it, and collect its gradient in `grad`."""
         if parameter.dtype == torch.float32:

@@ -1,40 +1,44 @@
-"""Adapted linear layers in float32 on CPU: y = x W^T + bias + scale * (x A^T) B^T as one autograd function.
+"""Adapted linear layers: y = x W^T + bias + scale * (x A^T) B^T as one autograd function.
 
-peft's own layer adds the adapter with four more passes over the output and three over its gradient. Here a layer is
+peft's own layer keeps a float32 copy of x for each adapted layer, and adds the adapter with four more passes over the
+output and three over its gradient. Here A and B are float32 and are rounded to the dtype of x for the products, as an
+engine rounds them. Their gradients are sums over tokens in float32. What is kept for the backward pass is x A^T and x
+itself, which layers with the same input share. The input of an MLP's last layer is not kept (`AdaptedLinear.gated`).
+
+A layer of any kind is used as it is, e.g. one with 4-bit weights; then the low-rank products are a function of their
+own. In float32 on the CPU there are two faster ways:
 - *merged*: W + scale * B A is computed once per update and used in place of W. The forward pass and the gradient of x
   cost no more than without an adapter, and only the gradients of A and B take low-rank products;
 - or *packed*: the two products with the frozen W (x W^T forward, g W backward) run on copies of W in oneDNN's order, if
-  that measures faster (`art.kernels.packed_linear`), and low-rank products add the adapter.
+  that measures faster (`art.trainer.policy.fast_layers`), and low-rank products add the adapter.
 
-Other devices, dtypes and quantised layers keep peft's layer. Import this module late: it imports peft.
+Import this module late: it imports peft.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
-from itertools import compress
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from peft.tuners.lora import Linear as PeftLinear
 from torch import Tensor
 from torch.nn.functional import linear
 
-from art.kernels.packed_linear import MIN_ELEMENTS, pack, packed_linear, packing_pays
-from art.trainer.machine.memory import available_bytes
+from art.kernels.packed_linear import pack, packed_linear
+from art.trainer.policy.lean import gated_input
 
-_log = logging.getLogger(__name__)
+Activation: TypeAlias = Callable[[Tensor], Tensor]
 
-_ROWS = 256
+PACKED_ROWS = 256
 """Rows that packed weights are laid out for: tokens of a typical micro-batch."""
 
-_MAX_MERGED_BYTES = 2**29
-"""Most memory for merged copies. They are as large as the layers and are recomputed in each update."""
+_CHUNK = 1024
+"""Tokens whose numbers are converted to float32 at a time, where a product cannot return float32."""
 
 
 class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed by the type checker
-    """A linear layer with a LoRA adapter, used like peft's layer but with faster forward and backward passes."""
+    """A linear layer with a LoRA adapter, used like peft's layer but with less memory and faster passes."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -46,9 +50,23 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
         if self.disable_adapters:  # also while folded weights replace those of the base layer
             return super().forward(x, *args, **kwargs)
         base, (a, b, scale) = self.base_layer, self._factors()
+        if not self.is_plain:
+            return _LowRankSum.apply(base(x), x, a, b, scale)
         if self._merged is None:
             return _AdaptedProduct.apply(x, a, b, base.weight, base.bias, scale, self.packed)
         return _MergedProduct.apply(x, a, b, self._merged, base.bias, scale)
+
+    def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+        """Apply the layer to `activation(gate) * up`, and compute that product again for the backward pass."""
+        if self.disable_adapters or self._merged is not None or self.packed is not None or not self.is_plain:
+            return self(gated_input(gate, up, activation))
+        base, (a, b, scale) = self.base_layer, self._factors()
+        return _GatedProduct.apply(gate, up, a, b, base.weight, base.bias, scale, activation)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the adapted layer is a product with a weight, not a quantised or otherwise special layer."""
+        return type(self.base_layer) is torch.nn.Linear
 
     def merge(self) -> None:
         """Compute the weight W + scale * B A from the adapter's current A and B, and use it until the next call."""
@@ -63,7 +81,7 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
     def pack(self) -> None:
         """Use copies of the weight in oneDNN's order in all products from now on."""
         weight = self.base_layer.weight.detach()
-        self.packed = pack(weight, _ROWS), pack(weight.T.contiguous(), _ROWS)
+        self.packed = pack(weight, PACKED_ROWS), pack(weight.T.contiguous(), PACKED_ROWS)
 
 
 class _AdaptedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
@@ -82,8 +100,8 @@ class _AdaptedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch i
     ) -> Tensor:
         rows = x.flatten(0, -2)
         out = linear(rows, weight, bias) if packed is None else packed_linear(rows.contiguous(), packed[0], bias)
-        inner = rows @ a.T  # [N, r]
-        out.addmm_(inner, b.T, alpha=scale)
+        inner = rows @ a.T.to(x.dtype)  # [N, r]
+        out.addmm_(inner, b.T.to(x.dtype), alpha=scale)
         ctx.save_for_backward(x, inner, a, b, weight)
         ctx.scale, ctx.packed = scale, packed
         return out.view(*x.shape[:-1], -1)
@@ -93,12 +111,69 @@ class _AdaptedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch i
         x, inner, a, b, weight = ctx.saved_tensors
         rows, grad = x.flatten(0, -2), grads[0].flatten(0, -2)
         grad_inner = _grad_inner(grad, b, ctx.scale)
-        grad_a, grad_b = grad_inner @ rows, _grad_b(grad, inner.T, ctx.scale)
+        grad_a, grad_b = _sum_over_tokens(grad_inner, rows), _grad_b(grad, inner.T, ctx.scale)
         grad_x = None
         if ctx.needs_input_grad[0]:
             grad_x = grad @ weight if ctx.packed is None else packed_linear(grad.contiguous(), ctx.packed[1], None)
-            grad_x = grad_x.addmm_(grad_inner.T, a).view(x.shape)
+            grad_x = grad_x.addmm_(grad_inner.T, a.to(x.dtype)).view(x.shape)
         return grad_x, grad_a, grad_b, None, None, None, None
+
+
+class _GatedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
+    """`_AdaptedProduct` of x = activation(gate) * up. It keeps gate and up, both [..., in], and not x."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        gate: Tensor,
+        up: Tensor,
+        a: Tensor,
+        b: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        scale: float,
+        activation: Activation,
+    ) -> Tensor:
+        x = activation(gate) * up
+        rows = x.flatten(0, -2)
+        inner = rows @ a.T.to(x.dtype)
+        out = linear(rows, weight, bias).addmm_(inner, b.T.to(x.dtype), alpha=scale)
+        ctx.save_for_backward(gate, up, inner, a, b, weight)
+        ctx.scale, ctx.activation = scale, activation
+        return out.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        gate, up, inner, a, b, weight = ctx.saved_tensors
+        grad = grads[0].flatten(0, -2)
+        grad_inner, grad_b = _grad_inner(grad, b, ctx.scale), _grad_b(grad, inner.T, ctx.scale)
+        with torch.enable_grad():
+            leaves = gate.detach().requires_grad_(), up.detach().requires_grad_()
+            x = ctx.activation(leaves[0]) * leaves[1]
+        grad_a = _sum_over_tokens(grad_inner, x.detach().flatten(0, -2))
+        grad_x = (grad @ weight).addmm_(grad_inner.T, a.to(x.dtype)).view(x.shape)
+        grad_gate, grad_up = torch.autograd.grad(x, leaves, grad_x)
+        return grad_gate, grad_up, grad_a, grad_b, None, None, None, None
+
+
+class _LowRankSum(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
+    """Compute out + scale * (x A^T) B^T from out [..., out], x [..., in], A [r, in] and B [out, r]."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+        inner = x.flatten(0, -2) @ a.T.to(x.dtype)
+        ctx.save_for_backward(x, inner, a, b)
+        ctx.scale = scale
+        return torch.addmm(out.flatten(0, -2), inner, b.T.to(x.dtype), alpha=scale).view(out.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, inner, a, b = ctx.saved_tensors
+        grad = grads[0].flatten(0, -2)
+        grad_inner = _grad_inner(grad, b, ctx.scale)
+        grad_a, grad_b = _sum_over_tokens(grad_inner, x.flatten(0, -2)), _grad_b(grad, inner.T, ctx.scale)
+        grad_x = (grad_inner.T @ a.to(x.dtype)).view(x.shape) if ctx.needs_input_grad[1] else None
+        return grads[0], grad_x, grad_a, grad_b, None
 
 
 class _MergedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
@@ -124,44 +199,22 @@ class _MergedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch is
 
 
 def _grad_inner(grad: Tensor, b: Tensor, scale: float) -> Tensor:
-    """Gradient [r, N] of (x A^T)^T from the gradient [N, out] of the output."""
-    return (b.T.contiguous() @ grad.T).mul_(scale)
+    """Gradient [r, N] of (x A^T)^T from the gradient [N, out] of the output, in its dtype."""
+    return (b.T.to(grad.dtype).contiguous() @ grad.T).mul_(scale)
 
 
 def _grad_b(grad: Tensor, inner: Tensor, scale: float) -> Tensor:
-    """Gradient [out, r] of B. `inner` [r, N] is (x A^T)^T."""
-    return (inner.contiguous() @ grad).mul_(scale).T
+    """Float32 gradient [out, r] of B. `inner` [r, N] is (x A^T)^T."""
+    return _sum_over_tokens(inner.contiguous(), grad).mul_(scale).T
 
 
-# -- which layers are merged, which are packed --
-
-
-def layers_to_merge(layers: Sequence[AdaptedLinear]) -> list[AdaptedLinear]:
-    """Choose the layers that run on merged weights: those not packed, or none if the copies would be too large."""
-    plain = [layer for layer in layers if layer.packed is None]
-    return plain if sum(layer.base_layer.weight.nbytes for layer in plain) <= _MAX_MERGED_BYTES else []
-
-
-def pack_where_faster(layers: Sequence[AdaptedLinear]) -> None:
-    """Pack (reorder for oneDNN) the weights of layers that measure faster that way, if the copies fit into memory."""
-    large = [layer for layer in layers if layer.base_layer.weight.numel() >= MIN_ELEMENTS]
-    weights = [layer.base_layer.weight for layer in large]
-    pays = [packing_pays(*w.shape, num_rows=_ROWS, dtype=w.dtype, backward=True) for w in weights]
-    chosen = list(compress(large, pays))
-    if not chosen:
-        return
-    size_bytes = 2 * sum(layer.base_layer.weight.nbytes for layer in chosen)
-    available = available_bytes()
-    if available is not None and size_bytes > available / 2:
-        _log.warning(
-            "packed copies of %d layers would make training faster, but they take %.1f GB, more than half of the "
-            "memory that is available; not packed",
-            len(chosen),
-            size_bytes / 1e9,
-        )
-        return
-    for layer in chosen:
-        layer.pack()
-    _log.info(
-        "%d of %d layers run on packed copies of their weights, %.1f GB", len(chosen), len(layers), size_bytes / 1e9
-    )
+def _sum_over_tokens(left: Tensor, right: Tensor) -> Tensor:
+    """Multiply [r, N] by [N, k] of the same dtype. The sums over N tokens are computed and returned in float32."""
+    if left.dtype == torch.float32:
+        return left @ right
+    if left.device.type == "cuda":
+        return torch.mm(left, right, out_dtype=torch.float32)
+    total = left.new_zeros(len(left), right.shape[1], dtype=torch.float32)
+    for part, rows in zip(left.split(_CHUNK, dim=1), right.split(_CHUNK), strict=True):
+        total.addmm_(part.float(), rows.float())
+    return total

@@ -45,7 +45,7 @@ class LoraPolicy(Policy):
         self.config = config
         self._peft_model = _inject(base, config)
         self._layers = _find_layers(base, self._peft_model)
-        self._scale = config.alpha / config.rank
+        self._scale = config.scale
         parameters = {
             name.replace(f".{_ADAPTER}.", "."): parameter
             for name, parameter in self._peft_model.named_parameters()
@@ -55,15 +55,15 @@ class LoraPolicy(Policy):
         for name, parameter in parameters.items():
             parameter.data, parameter.grad = self.tensors[name], self._grad_views[name]
         self._folds = may_fold and _pays_to_fold([layer.base_layer for layer in self._layers.values()], config.rank)
+        self._merging: list[AdaptedLinear] = []
         if self._folds:  # adapters stay off in the layers; folded weights replace the base weights
+            self.can_checkpoint = False  # layers that run again would do so with the base weights
             self._peft_model.base_model.disable_adapter_layers()
-            self._merging: list[AdaptedLinear] = []
-        else:
-            from art.trainer.policy.linear import AdaptedLinear, layers_to_merge, pack_where_faster
+        elif _suits_fast_layers(base, layers := list(self._layers.values())):
+            from art.trainer.policy.fast_layers import layers_to_merge, pack_where_faster
 
-            adapted = [layer for layer in self._layers.values() if isinstance(layer, AdaptedLinear)]
-            pack_where_faster(adapted)
-            self._merging = layers_to_merge(adapted)
+            pack_where_faster(layers)
+            self._merging = layers_to_merge(layers)
         self._merged_version: int | None = None
         self._folded: dict[str, Tensor] | None = None
         self.reset()
@@ -185,18 +185,18 @@ class LoraPolicy(Policy):
 def _inject(base: BaseModel, config: LoraConfig) -> Any:
     import peft
 
+    from art.trainer.policy.linear import AdaptedLinear  # imports peft
+
     settings = peft.LoraConfig(
         task_type=peft.TaskType.CAUSAL_LM,
         r=config.rank,
         lora_alpha=config.alpha,
+        use_rslora=config.use_rslora,
         target_modules=_target_modules(base, config),
         lora_dropout=0.0,
         bias="none",
     )
-    if _suits_adapted_linear(base):
-        from art.trainer.policy.linear import AdaptedLinear
-
-        settings._register_custom_module({torch.nn.Linear: AdaptedLinear})  # peft's documented way to add a layer class
+    settings._register_custom_module({torch.nn.Linear: AdaptedLinear})  # peft's documented way to add a layer class
     try:
         return peft.get_peft_model(base.model, settings)
     except ValueError as error:
@@ -228,10 +228,9 @@ def _target_modules(base: BaseModel, config: LoraConfig) -> str | list[str]:
     return sorted(linear - _EXPERT_LAYERS)
 
 
-def _suits_adapted_linear(base: BaseModel) -> bool:
-    """Whether `art.trainer.policy.linear` can compute the linear layers: plain, whole, float32 and on the CPU."""
-    layers = [module for module in base.model.modules() if isinstance(module, torch.nn.Linear)]
-    return _are_plain(layers) and base.device.type == "cpu" and not base.is_sharded
+def _suits_fast_layers(base: BaseModel, layers: list[Any]) -> bool:
+    """Whether the adapted layers can run on merged or packed weights: plain, whole, float32 and on the CPU."""
+    return _are_plain([layer.base_layer for layer in layers]) and base.device.type == "cpu" and not base.is_sharded
 
 
 def _are_plain(layers: list[Any]) -> bool:

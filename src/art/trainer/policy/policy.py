@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,10 +33,18 @@ class Policy(ABC):
     tensors: dict[str, Tensor]
     """Trained tensors as views of `values`, named as in the weights file of a checkpoint."""
 
+    can_checkpoint: bool = True
+    """Whether layers may be computed again in the backward pass."""
+
     weights_file: ClassVar[str]
     """Name of the file with the weights in a checkpoint."""
     trains_base_weights: ClassVar[bool]
     """Whether a backward pass computes gradients of whole weight matrices."""
+
+    @property
+    def trained_model(self) -> Any:
+        """The Hugging Face model whose layers run the policy."""
+        return self.base.model
 
     def _allocate(self, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Create `values`, `grads` and `tensors` like these trained tensors; return views of `grads` by name."""

@@ -13,9 +13,10 @@ from art.config import DppoConfig, LoraConfig, TrainerConfig
 from art.kernels import packed_linear
 from art.kernels.packed_linear import packing_pays
 from art.trainer.machine.shard import idle_layout
-from art.trainer.policy import linear
+from art.trainer.policy import fast_layers
 from art.trainer.policy.base_model import load_base_model
-from art.trainer.policy.linear import AdaptedLinear, pack_where_faster
+from art.trainer.policy.fast_layers import pack_where_faster
+from art.trainer.policy.linear import AdaptedLinear
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.step.micro_batch import split_micro_batches
 from art.trainer.step.step_metrics import StepRecord
@@ -95,7 +96,7 @@ def test_a_whole_update_has_the_reference_gradient(
     way: str, model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way != "merged":
-        monkeypatch.setattr(linear, "_MAX_MERGED_BYTES", 0)
+        monkeypatch.setattr(fast_layers, "_MAX_MERGED_BYTES", 0)
     policy = make_policy(model_path)
     if way == "packed":
         for layer in adapted_layers(policy):
@@ -132,7 +133,7 @@ def test_merged_weights_follow_every_change_of_the_values(model_path: Callable[[
 
 
 def test_large_layers_are_not_merged(model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "_MAX_MERGED_BYTES", 1000)
+    monkeypatch.setattr(fast_layers, "_MAX_MERGED_BYTES", 1000)
     assert not make_policy(model_path)._merging
 
 
@@ -142,19 +143,105 @@ def test_frozen_weights_get_no_gradient(model_path: Callable[[str], str]) -> Non
     assert all(layer.base_layer.weight.grad is None for layer in adapted_layers(policy))
 
 
-def test_other_dtypes_keep_the_layer_of_peft(model_path: Callable[[str], str]) -> None:
-    assert not adapted_layers(make_policy(model_path, dtype="bfloat16"))
+# -- any dtype, any layer --
 
 
-def test_subclasses_of_linear_layers_keep_the_layer_of_peft(model_path: Callable[[str], str]) -> None:
-    """As quantised layers are: their weights are not what a plain product takes."""
+class Special(torch.nn.Linear):  # type: ignore[misc]  # torch is not followed by the type checker
+    """A layer whose product is its own, like a quantised one."""
 
-    class Special(torch.nn.Linear):
-        pass
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 0.5
 
+
+def reference(layer: AdaptedLinear, inputs: list[torch.Tensor], factor: float) -> list[torch.Tensor]:
+    """Output, gradients of the inputs, of A and of B, in float64."""
+    a, b, scale = layer._factors()
+    leaves = [x.detach().double().requires_grad_() for x in (*inputs, a, b)]
+    x = torch.nn.functional.silu(leaves[0]) * leaves[1] if len(inputs) == 2 else leaves[0]
+    base = layer.base_layer
+    bias = None if base.bias is None else base.bias.double()
+    out = torch.nn.functional.linear(x, base.weight.double(), bias) * factor + (x @ leaves[-2].T) @ leaves[-1].T * scale
+    grad = gradient_of(out)
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+
+def gradient_of(out: torch.Tensor) -> torch.Tensor:
+    return torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).bfloat16().to(out.dtype)
+
+
+def relative_errors(found: list[torch.Tensor], expected: list[torch.Tensor]) -> list[float]:
+    return [float((x.double() - y).norm() / y.norm()) for x, y in zip(found, expected, strict=True)]
+
+
+@pytest.mark.parametrize("way", ["plain", "gated", "special", "special and gated"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_values_and_gradients_are_as_near_to_float64_as_those_of_peft(
+    dtype: Any, way: str, model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast_layers, "_MAX_MERGED_BYTES", 0)
+    tolerance = {"float32": 1e-6, "bfloat16": 1e-2}[dtype]
+    layers = adapted_layers(make_policy(model_path, dtype=dtype))
+    assert len(layers) == 14
+    for number, layer in enumerate(layers):
+        factor = 1.0
+        if "special" in way:
+            layer.base_layer.__class__, factor = Special, 0.5
+        generator = torch.Generator().manual_seed(number)
+        shape = (2, 1100, layer.in_features)  # more rows than one chunk of the sums
+        count = 2 if "gated" in way else 1
+        inputs = [torch.randn(shape, generator=generator).to(layer.base_layer.weight.dtype) for _ in range(count)]
+
+        def call(*leaves: torch.Tensor, forward: Any, layer: AdaptedLinear = layer) -> torch.Tensor:
+            return forward(torch.nn.functional.silu(leaves[0]) * leaves[1] if len(leaves) == 2 else leaves[0])
+
+        def gradients(forward: Any, layer: AdaptedLinear = layer, inputs: Any = inputs) -> list[torch.Tensor]:
+            leaves = [x.clone().requires_grad_() for x in inputs]
+            out = forward(*leaves)
+            a, b, _ = layer._factors()
+            found = torch.autograd.grad(out, [*leaves, a, b], gradient_of(out))
+            assert [g.dtype for g in found] == [x.dtype for x in leaves] + [torch.float32] * 2
+            return [out.detach(), *found]
+
+        def own(*leaves: torch.Tensor, layer: AdaptedLinear = layer) -> torch.Tensor:
+            return layer.gated(*leaves, torch.nn.functional.silu) if len(leaves) == 2 else layer(*leaves)
+
+        def theirs(*leaves: torch.Tensor, layer: AdaptedLinear = layer) -> torch.Tensor:
+            return call(*leaves, forward=super(AdaptedLinear, layer).forward)
+
+        expected = reference(layer, inputs, factor)
+        ours, pefts = (relative_errors(gradients(way), expected) for way in (own, theirs))
+        assert max(ours) < tolerance
+        for one, other in zip(ours, pefts, strict=True):
+            assert one < 2 * other + tolerance / 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layers_of_another_kind_give_the_same_update(
+    dtype: str, model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A subclass of a linear layer is used by its own `forward`, and nothing of it is merged or packed."""
+    monkeypatch.setattr(fast_layers, "_MAX_MERGED_BYTES", 0)
+    expected = gradient(make_policy(model_path, dtype=dtype))
+    policy = make_policy(model_path, dtype=dtype)
+    for layer in adapted_layers(policy):
+        layer.base_layer.__class__ = type("Other", (torch.nn.Linear,), {})
+        assert not layer.is_plain
+    found = gradient(policy)
+    assert float((found - expected).norm() / expected.norm()) < {"float32": 1e-5, "bfloat16": 0.05}[dtype]
+
+
+def test_only_float32_on_a_cpu_is_merged(model_path: Callable[[str], str]) -> None:
+    assert make_policy(model_path)._merging
+    assert not make_policy(model_path, dtype="bfloat16")._merging
     base = load_base_model(model_path("Qwen2"), TrainerConfig(device="cpu", num_threads=1))
     base.backbone.layers[0].mlp.up_proj.__class__ = Special
-    assert not adapted_layers(LoraPolicy(base, LORA, may_fold=False))
+    assert not LoraPolicy(base, LORA, may_fold=False)._merging
+
+
+def test_a_bfloat16_update_has_the_direction_of_the_float32_one(model_path: Callable[[str], str]) -> None:
+    expected = reference_gradient(make_policy(model_path), random_samples(3), DppoConfig())
+    found = gradient(make_policy(model_path, dtype="bfloat16"))
+    assert float(torch.cosine_similarity(found, expected, dim=0)) > 0.99
 
 
 # -- what is packed --
@@ -166,7 +253,7 @@ def test_packing_follows_the_measurement(
     plain_s: float, packed_s: float, pays: bool, model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed_linear, "best_times", lambda *calls: [plain_s, packed_s])
-    monkeypatch.setattr(linear, "MIN_ELEMENTS", 1)
+    monkeypatch.setattr(fast_layers, "MIN_ELEMENTS", 1)
     packing_pays.cache_clear()
     layers = adapted_layers(make_policy(model_path))  # an injected policy has decided already
     packing_pays.cache_clear()
@@ -179,7 +266,7 @@ def test_small_layers_are_neither_measured_nor_packed(
     def never(*shape: int, **settings: Any) -> bool:
         raise AssertionError(shape)
 
-    monkeypatch.setattr(linear, "packing_pays", never)
+    monkeypatch.setattr(fast_layers, "packing_pays", never)
     assert not any(layer.packed for layer in adapted_layers(make_policy(model_path)))
 
 
@@ -187,9 +274,9 @@ def test_copies_that_do_not_fit_into_memory_are_not_made(
     model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     layers = adapted_layers(make_policy(model_path))
-    monkeypatch.setattr(linear, "packing_pays", lambda *shape, **settings: True)
-    monkeypatch.setattr(linear, "MIN_ELEMENTS", 1)
-    monkeypatch.setattr(linear, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(fast_layers, "packing_pays", lambda *shape, **settings: True)
+    monkeypatch.setattr(fast_layers, "MIN_ELEMENTS", 1)
+    monkeypatch.setattr(fast_layers, "available_bytes", lambda: 1000)
     pack_where_faster(layers)
     assert "more than half of the memory" in caplog.text
     assert not any(layer.packed for layer in layers)

@@ -54,12 +54,15 @@ def test_every_linear_layer_but_the_head(base: BaseModel) -> None:
     assert all(not parameter.requires_grad for name, parameter in base.model.named_parameters() if "lora_" not in name)
 
 
+@pytest.mark.parametrize("rslora", [False, True])
 @pytest.mark.parametrize("fold", [True, False])
-def test_peft_loads_the_files(base: BaseModel, fold: bool, tmp_path: Path, model_path: Callable[[str], str]) -> None:
+def test_peft_loads_the_files(
+    base: BaseModel, fold: bool, rslora: bool, tmp_path: Path, model_path: Callable[[str], str]
+) -> None:
     import peft
     from transformers import AutoModelForCausalLM
 
-    policy = LoraPolicy(base, CONFIG, may_fold=fold)
+    policy = LoraPolicy(base, CONFIG.model_copy(update={"use_rslora": rslora}), may_fold=fold)
     randomise(policy)
     (tmp_path / "adapter_model.safetensors").write_bytes(policy.dump())
     (tmp_path / "adapter_config.json").write_bytes(policy.adapter_config())
@@ -92,6 +95,19 @@ def test_a_plain_reader_can_apply_the_files(base: BaseModel, tmp_path: Path) -> 
     sample = replace(random_samples(0)[0], temperature=1.0)
     expected = sequence_logprobs(policy, dict(policy.tensors), sample).tolist()
     assert measure_probe(policy, sample.token_ids).logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_rslora_scales_by_the_root_of_the_rank(base: BaseModel) -> None:
+    norms = []
+    for use_rslora, scale in ((False, 2.0), (True, 16 / 8**0.5)):
+        config = LoraConfig(rank=8, alpha=16, use_rslora=use_rslora)
+        assert config.scale == pytest.approx(scale)
+        policy = LoraPolicy(base, config, may_fold=True)
+        randomise(policy)
+        norms.append(policy.norm())
+        assert json.loads(policy.adapter_config())["use_rslora"] == use_rslora
+        policy.remove()
+    assert norms[1] / norms[0] == pytest.approx(8**0.5)
 
 
 @pytest.mark.parametrize("fold", [True, False])
