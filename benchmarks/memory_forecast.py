@@ -115,8 +115,7 @@ def compare(point: Point) -> tuple[TrainerForecast, int]:
     """Make the model of a point; return the forecast and the measured peak in bytes."""
     with TemporaryDirectory() as directory:
         folder = Path(directory) / "model"
-        with _fresh_process() as pool:
-            pool.submit(_make_model, point, folder).result()
+        _make_model(point, folder)
         shape = read_shape(str(folder))
         assert shape is not None
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -124,13 +123,9 @@ def compare(point: Point) -> tuple[TrainerForecast, int]:
             config=point.trainer, lora=point.lora, device="cpu", packed_limit_bytes=packed_limit(memory_bytes)
         )
         batch = Batch(point.num_tokens, longest=point.length, num_sequences=point.num_sequences)
-        with _fresh_process() as pool:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             peak_bytes = pool.submit(_train, point, folder).result()
         return forecast_trainer(shape, setup, batch), peak_bytes
-
-
-def _fresh_process() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
 
 def _make_model(point: Point, folder: Path) -> None:

@@ -73,6 +73,8 @@ def _layer_bytes(shape: ModelShape, batch: Batch, settings: PassSettings, checkp
     layer = shape.layer
     rows = 2 * (layer.queries + layer.keys)
     per_token += 4 * rows - settings.size * rows  # attention on a CPU is in float32
+    if checkpointing == "none":
+        per_token += settings.size * layer.queries  # its result in the model's dtype, for the next linear layer
     if checkpointing == "none" and settings.rank is not None and settings.dtype == "float32":
         per_token += settings.size * layer.mlp
     return batch.num_tokens * per_token + _kept_probabilities(shape, batch)

@@ -34,7 +34,7 @@ _MERGED_LIMIT = 2**29
 """Most memory for merged copies of weights, as in the trainer's LoRA layers."""
 _SMALLEST_PACKED = 2**16
 """Weights with fewer numbers are not packed, as in `art.kernels.packed_linear`."""
-_SLACK = {"cpu": 0.2, "cuda": 0.1}
+_SLACK = {"cpu": 0.3, "cuda": 0.1}
 """Memory that the allocator holds but cannot reuse, as a share of a pass's tensors. On a CPU it is measured
 (`benchmarks/memory_forecast.py`), on CUDA it is an assumption."""
 _HEAP_TENSOR = 32 * 2**20
@@ -82,10 +82,15 @@ class TrainerSetup:
     def dtype(self) -> str:
         return resolve_dtype(self.config.dtype, self.device)
 
+    mode: Checkpointing | None = None
+    """What the backward pass computes again; `None` follows the settings, where "auto" counts as "none"."""
+
     @property
     def checkpointing(self) -> Checkpointing:
         """What the backward pass computes again."""
-        setting: object = self.config.gradient_checkpointing
+        if self.mode is not None:
+            return self.mode
+        setting = self.config.gradient_checkpointing
         return "full" if setting is True else "selective" if setting == "selective" else "none"
 
     @property
@@ -217,5 +222,12 @@ def largest_batch(shape: ModelShape, setup: TrainerSetup, limit_bytes: int) -> i
 
 
 def with_checkpointing(setup: TrainerSetup) -> TrainerSetup:
-    """Return `setup` with gradient checkpointing."""
-    return replace(setup, config=setup.config.model_copy(update={"gradient_checkpointing": True}))
+    """Return `setup` with gradient checkpointing of whole layers."""
+    return replace(setup, mode="full")
+
+
+def choose_mode(shape: ModelShape, setup: TrainerSetup, batch: Batch, room_bytes: int) -> TrainerSetup:
+    """Return `setup` with the least recomputation whose forecast fits into `room_bytes`, else with the most."""
+    modes: tuple[Checkpointing, ...] = ("none", "selective", "full")
+    setups = [replace(setup, mode=mode) for mode in modes]
+    return next((one for one in setups if forecast_trainer(shape, one, batch).peak_bytes <= room_bytes), setups[-1])

@@ -17,7 +17,7 @@ from art.memory.engine import EngineForecast, forecast_engine, sleeping_weights
 from art.memory.machine import packed_limit
 from art.memory.parts import GIB, Part, total
 from art.memory.shape import ModelShape
-from art.memory.trainer import PROCESS_BYTES, TrainerForecast, TrainerSetup, forecast_trainer
+from art.memory.trainer import PROCESS_BYTES, TrainerForecast, TrainerSetup, choose_mode, forecast_trainer
 from art.runtime.placement.devices import Devices
 from art.runtime.placement.placement import ELSEWHERE, Placement
 
@@ -63,9 +63,20 @@ class MemoryPlan:
 
     @property
     def setup(self) -> TrainerSetup:
+        """The trainer's settings, with the checkpointing that "auto" is expected to choose on a GPU."""
         kind, settings = self.placement.trainer.kind, self.settings
         limit = packed_limit(self.devices.memory_bytes) if kind == "cpu" else 0
-        return TrainerSetup(config=settings.trainer, lora=settings.lora, device=kind, packed_limit_bytes=limit)
+        setup = TrainerSetup(config=settings.trainer, lora=settings.lora, device=kind, packed_limit_bytes=limit)
+        rooms = [room for index in self.placement.trainer.indices if (room := self._room_of_trainer(index)) is not None]
+        is_auto = kind == "cuda" and settings.trainer.gradient_checkpointing == "auto"
+        return choose_mode(self.shape, setup, self.batch, min(rooms)) if is_auto and rooms else setup
+
+    def _room_of_trainer(self, index: int) -> int | None:
+        """What the engine leaves of a GPU while the trainer works; `None` if the GPU's memory is unknown."""
+        if (limit := self.gpu_bytes(index)) is None or index not in self.placement.engine.indices:
+            return limit
+        engine = self.engine(limit)
+        return limit - total(engine.asleep if self.placement.sleeps else engine.awake)
 
     @property
     def context(self) -> int:

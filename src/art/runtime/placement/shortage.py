@@ -38,14 +38,10 @@ def check_memory(plan: MemoryPlan) -> None:
 
 
 def _remedy(device: DeviceForecast) -> str:
-    owners = {part.owner for part in device.unavoidable}
-    split = "Give engine and trainer different GPUs by `device_indices`. " if _is_shared_gpu(device, owners) else ""
+    is_shared = device.gpu_index is not None and len({part.owner for part in device.unavoidable}) > 1
+    split = "Give engine and trainer different GPUs by `device_indices`. " if is_shared else ""
     largest = max((part for part in device.unavoidable if part.remedy), key=lambda part: part.size_bytes)
     return f"{split}For the {largest.name} of the {largest.owner}: {largest.remedy}"
-
-
-def _is_shared_gpu(device: DeviceForecast, owners: set[str]) -> bool:
-    return device.gpu_index is not None and len(owners) > 1
 
 
 def _listed(parts: tuple[Part, ...]) -> str:

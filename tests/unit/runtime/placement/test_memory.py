@@ -20,6 +20,8 @@ from art.runtime.placement.placement import choose_placement
 from art.runtime.placement.shortage import check_memory
 from tests.support.model_shapes import QWEN3
 
+KEEPS_ALL = TrainerConfig(gradient_checkpointing=False)
+
 
 def plan(
     model: str = "8B",
@@ -29,7 +31,7 @@ def plan(
     num_gpus: int = 1,
     host_gib: int = 256,
 ) -> MemoryPlan:
-    chosen = given or ModelSettings(engine=VllmConfig())
+    chosen = given or ModelSettings(engine=VllmConfig(), trainer=KEEPS_ALL)
     gpus = tuple(Gpu(name="GPU", memory_bytes=int(gpu_gib * GIB), selector=str(i)) for i in range(num_gpus))
     devices = Devices(gpus=gpus, has_mps=False, memory_bytes=host_gib * GIB)
     return MemoryPlan(choose_placement(chosen, devices), chosen, devices, shape_of(QWEN3[model]))
@@ -174,7 +176,9 @@ def tokens_of(remedy: str | None) -> int:
 
 @pytest.mark.parametrize(("model", "gpu_gib"), [("0.6B", 16), ("1.7B", 24), ("4B", 24), ("4B", 48), ("8B", 80)])
 def test_the_advised_micro_batch_fits(model: str, gpu_gib: int) -> None:
-    chosen = ModelSettings(engine=VllmConfig(flags={"gpu_memory_utilization": 0.1}, max_context=8192))
+    chosen = ModelSettings(
+        engine=VllmConfig(flags={"gpu_memory_utilization": 0.1}, max_context=8192), trainer=KEEPS_ALL
+    )
     check = check_forecast(plan(model, chosen, gpu_gib=gpu_gib))
     assert check.status == "warning"
     assert "activations of the trainer take" in (check.remedy or "")
@@ -182,7 +186,9 @@ def test_the_advised_micro_batch_fits(model: str, gpu_gib: int) -> None:
     trainer = TrainerConfig(max_tokens=fits, gradient_checkpointing=False)
     smaller = plan(model, chosen.model_copy(update={"trainer": trainer}), gpu_gib=gpu_gib)
     assert not any(device.is_short for device in forecast_devices(smaller))
-    larger = chosen.model_copy(update={"trainer": TrainerConfig(max_tokens=fits * 11 // 10)})
+    larger = chosen.model_copy(
+        update={"trainer": TrainerConfig(max_tokens=fits * 11 // 10, gradient_checkpointing=False)}
+    )
     assert any(device.is_short for device in forecast_devices(plan(model, larger, gpu_gib=gpu_gib)))
 
 
@@ -198,7 +204,8 @@ def test_main_memory_that_does_not_suffice_is_a_failure() -> None:
 
 def test_a_sample_as_long_as_the_context_is_forecast_too() -> None:
     chosen = ModelSettings(
-        engine=VllmConfig(flags={"gpu_memory_utilization": 0.5}), trainer=TrainerConfig(max_tokens=2048)
+        engine=VllmConfig(flags={"gpu_memory_utilization": 0.5}),
+        trainer=TrainerConfig(max_tokens=2048, gradient_checkpointing=False),
     )
     check = check_forecast(plan("8B", chosen, gpu_gib=80))
     assert check.status == "warning"
@@ -206,6 +213,14 @@ def test_a_sample_as_long_as_the_context_is_forecast_too() -> None:
     match = re.search(r"samples up to ([0-9,]+) tokens fit", check.remedy or "")
     assert match
     assert 2048 < int(match[1].replace(",", "")) < 32_768
+
+
+@pytest.mark.parametrize(("gpu_gib", "mode"), [(141, "none"), (80, "selective"), (28, "full")])
+def test_auto_is_forecast_to_choose_the_checkpointing_that_fits(gpu_gib: int, mode: str) -> None:
+    chosen = ModelSettings(engine=VllmConfig(flags={"gpu_memory_utilization": 0.3}))
+    auto = plan("8B", chosen, gpu_gib=gpu_gib)
+    assert auto.setup.checkpointing == mode
+    assert not any(device.is_short for device in forecast_devices(auto)) or mode == "full"
 
 
 def test_the_forecast_is_listed_by_part() -> None:
