@@ -82,10 +82,10 @@ POINTS = (
     Point(layers=6, hidden=512, mlp=1536, heads=8, checkpointing=True),
     Point(layers=6, hidden=512, mlp=1536, heads=8, full=True),
     Point(layers=6, hidden=512, mlp=1536, heads=8, dtype="bfloat16"),
-    Point(layers=4, hidden=512, mlp=1024, heads=8, vocab=2048, length=8192),
-    Point(layers=4, hidden=512, mlp=1024, heads=8, vocab=2048, length=8192, dtype="bfloat16", checkpointing=True),
+    Point(layers=4, hidden=256, mlp=768, heads=4, vocab=2048, length=8192),
+    Point(layers=4, hidden=256, mlp=768, heads=4, vocab=2048, length=8192, dtype="bfloat16", checkpointing=True),
     Point(layers=12, hidden=768, mlp=2048, heads=12, vocab=32_768, num_sequences=4, length=512),
-    Point(layers=4, hidden=1024, mlp=3072, heads=16, vocab=32_768, length=512, full=True, dtype="bfloat16"),
+    Point(layers=4, hidden=1024, mlp=3072, heads=16, vocab=8192, length=256, full=True, dtype="bfloat16"),
     Point(layers=2, hidden=2560, mlp=9728, heads=32, vocab=4096, length=1024),
 )  # fmt: skip
 
