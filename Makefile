@@ -124,9 +124,10 @@ bench: $(INSTALLED) ## train_step, grpo_step, logprobs, growth and others, side 
 	@echo "== Running the benchmarks"
 	$(BIN)/python -m benchmarks $(ARGS)
 
-bench-gpu: $(INSTALLED) ## generate, train_step, logprobs and growth on a CUDA device
+bench-gpu: $(INSTALLED) ## steps at real shapes, a profile, the head, generate and others on a CUDA device; writes bench-gpu/results.json (ARGS="--repeats 9")
 	@echo "== Running the benchmarks on the GPU"
-	$(BIN)/python -m benchmarks generate train_step logprobs growth --device cuda $(ARGS)
+	$(BIN)/python -m benchmarks real_shapes step_profile head_dtypes generate train_step logprobs growth --device cuda \
+		--json bench-gpu/results.json $(ARGS)
 
 $(BIN)/mkdocs: $(INSTALLED)
 	@echo "== Installing the extra docs"

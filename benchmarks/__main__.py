@@ -19,6 +19,7 @@ import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -27,6 +28,9 @@ import torch
 from benchmarks import models
 from benchmarks.report import Result, environment, environment_markdown, markdown, to_json
 from benchmarks.worker import end_with_parent
+
+REAL_SHAPES = ("real_shapes", "step_profile", "head_dtypes")
+"""For a GPU: `make bench-gpu` runs them. Elsewhere they run only when named."""
 
 DEFAULT = (
     "gateway_overhead",
@@ -38,7 +42,20 @@ DEFAULT = (
     "grammar",
     "constraints",
 )
-ONLY_NAMED = ("learning", "mcp_rl", "kill_storm", "remote_storm", "serve_load", "greedy", "fairness", "memory_forecast")
+ONLY_NAMED = (
+    "learning",
+    "mcp_rl",
+    "kill_storm",
+    "remote_storm",
+    "serve_load",
+    "greedy",
+    "fairness",
+    "memory_forecast",
+    "gate",
+    "transport",
+)
+
+ALL = (*DEFAULT, *ONLY_NAMED, *REAL_SHAPES)
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -54,12 +71,12 @@ of what peft calls."""
 def main(argv: Sequence[str]) -> None:
     """Run what `argv` (without the program's name) says."""
     os.environ.update(ENVIRONMENT)
-    named = [word for word in argv if word in (*DEFAULT, *ONLY_NAMED)]
-    modules = {name: importlib.import_module(f"benchmarks.{name}") for name in named or (*DEFAULT, *ONLY_NAMED)}
+    named = [word for word in argv if word in ALL]
+    modules = {name: importlib.import_module(f"benchmarks.{name}") for name in named or ALL}
     parser = make_parser(modules)
     args = parser.parse_args(argv)
-    if unknown := sorted(set(args.names) - {*DEFAULT, *ONLY_NAMED}):
-        parser.error(f"unknown benchmark {', '.join(unknown)}; there are {', '.join((*DEFAULT, *ONLY_NAMED))}")
+    if unknown := sorted(set(args.names) - set(ALL)):
+        parser.error(f"unknown benchmark {', '.join(unknown)}; there are {', '.join(ALL)}")
     if args.plot and len(args.names) != 1:
         parser.error("--plot takes the plot of one benchmark: name it")
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -100,6 +117,9 @@ def draw(module: ModuleType, result: Result, path: Path) -> str:
     """Write the plot of `result`, if the benchmark draws one; the line of Markdown that shows it."""
     if not hasattr(module, "draw"):
         return ""
+    if not find_spec("matplotlib"):
+        print(f"matplotlib is not installed: {path} was not drawn", file=sys.stderr, flush=True)
+        return ""
     path.parent.mkdir(parents=True, exist_ok=True)
     module.draw(result).savefig(path, dpi=110)
     return f"\n![{path.stem}]({path.name})\n"
@@ -107,7 +127,7 @@ def draw(module: ModuleType, result: Result, path: Path) -> str:
 
 def make_parser(modules: dict[str, ModuleType]) -> argparse.ArgumentParser:
     listing = [
-        f"  {name:<18}{(module.__doc__ or '').splitlines()[0]}{' (only when named)' if name in ONLY_NAMED else ''}"
+        f"  {name:<18}{(module.__doc__ or '').splitlines()[0]}{' (only when named)' if name not in DEFAULT else ''}"
         for name, module in modules.items()
     ]
     parser = argparse.ArgumentParser(

@@ -34,16 +34,27 @@ def _shape(vocab: int, hidden: int, intermediate: int, layers: int, heads: tuple
     }
 
 
+def _with_window(shape: dict[str, int], window: int) -> dict[str, int]:
+    """The same with a sliding window in all layers but the first."""
+    return shape | {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 1}
+
+
+_TINY = _shape(512, 64, 128, 2, (2, 1, 32))
+_TWO_LAYERS_OF_4_B = _shape(151936, 2560, 9728, 2, (32, 8, 128))
+
 SHAPES = {
-    "0.1 M": _shape(512, 64, 128, 2, (2, 1, 32)),
+    "0.1 M": _TINY,
+    "0.1 M window": _with_window(_TINY, 100),
     "1.2 M": _shape(3072, 128, 384, 4, (4, 2, 32)),
     "5 M": _shape(4096, 256, 768, 5, (4, 2, 64)),
     "30 M": _shape(8192, 512, 1536, 8, (8, 4, 64)),
     "100 M": _shape(32768, 768, 2048, 12, (12, 4, 64)),
     "0.6 B": _shape(151936, 1024, 3072, 28, (16, 8, 128)),
-    "4 B": _shape(151936, 2560, 9728, 36, (32, 8, 128)),
+    "4 B 2 layers": _TWO_LAYERS_OF_4_B,
+    "4 B 2 layers window": _with_window(_TWO_LAYERS_OF_4_B, 4096),
+    "4 B": _TWO_LAYERS_OF_4_B | {"num_hidden_layers": 36},
 }
-"""By number of parameters. The two largest have the shapes of Qwen3-0.6B and Qwen3-4B."""
+"""By number of parameters. The shapes of 0.6 B and 4 B are those of Qwen3-0.6B and Qwen3-4B."""
 
 QUICK_MODELS = ["0.1 M"]
 

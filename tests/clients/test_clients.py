@@ -35,7 +35,7 @@ async def check_trainable(served: ServedApp, rollout_id: str) -> list[Any]:
     (group,) = await served.policy.collect_trajectory_groups(1, 2, timeout_s=20, pbar_desc=None)
     wired = wire_groups([group])
     exchanges = bench.recorder.find(exchange_ids(wired))
-    plan = plan_step(resolve(wired, exchanges, project="games", name="agent"), TrainConfig(), step=3)
+    plan = plan_step(resolve(wired, bench.recorder.find_answers, project="games", name="agent"), TrainConfig(), step=3)
     made = bench.recorder.by_rollout(rollout_id, "games")
     assert {exchange.id for exchange in made} <= set(plan.exchange_ids)
     sampled = sum(len(exchange.completion_token_ids) for exchange in exchanges.values())

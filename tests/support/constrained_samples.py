@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ import torch
 from art.engines.torch.sampler import sample as draw_tokens
 from art.engines.torch.truncation import Cut
 from art.kernels.grammar import Vocabulary, allowed_bits
-from art.protocol.samples import ConstrainedSpan, Constraint, TrainingSample, samples_from_wire
+from art.protocol.compact.sample_files import read_samples
+from art.protocol.samples import ConstrainedSpan, Constraint, TrainingSample
 from art.trainer.step.replay import Replayer
 from art.trainer.tree.tree import SamplePath, check_sample
 from tests.support.trainer_samples import VOCAB_SIZE
@@ -63,9 +65,9 @@ def mask_digests(paths: Sequence[SamplePath]) -> list[str]:
 
 
 def print_masks(wire: str) -> None:
-    """Replay samples in a process of its own: `wire` is the JSON of their frame, the base model and its vocabulary."""
-    frame, base_model, vocab_size = json.loads(wire)
-    print(*mask_digests(replayed(samples_from_wire(frame), base_model, vocab_size)))
+    """Replay samples in a process of its own: `wire` is the JSON of their file, the base model and its vocabulary."""
+    path, base_model, vocab_size = json.loads(wire)
+    print(*mask_digests(replayed(read_samples(Path(path)), base_model, vocab_size)))
 
 
 @dataclass(frozen=True)

@@ -70,16 +70,16 @@ def flash_attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         yield calls
 
 
-def one_path(num_tokens: int) -> TreeLayout:
+def one_path(num_tokens: int, device: torch.device) -> TreeLayout:
     """The layout of a single sequence of `num_tokens`."""
     path = check_sample(plain_sample([i % VOCAB for i in range(num_tokens + 1)], "one"), vocab_size=VOCAB)
     assert path is not None
-    return make_layout(build_tree([path]), device=torch.device("cpu"), kernel="flex")
+    return make_layout(build_tree([path]), device=device, kernel="flex")
 
 
 def saved_bytes(base: BaseModel, num_tokens: int) -> int:
     """Bytes of the different storages that the graph of a forward pass holds, without parameters and inputs."""
-    layout = one_path(num_tokens)
+    layout = one_path(num_tokens, base.device)
     own = {tensor.untyped_storage().data_ptr() for tensor in (*base.model.parameters(), layout.token_ids)}
     seen: dict[int, Tensor] = {}
 
@@ -94,8 +94,11 @@ def saved_bytes(base: BaseModel, num_tokens: int) -> int:
 
 def held_bytes(base: BaseModel, num_tokens: int) -> int:
     """Bytes that are allocated in a forward pass and not freed before the backward pass, whoever holds them."""
-    layout = one_path(num_tokens)
+    layout = one_path(num_tokens, base.device)
+    before = torch.cuda.memory_allocated() if base.device.type == "cuda" else 0
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         out = run_backbone(base, layout)
     assert out.requires_grad
+    if base.device.type == "cuda":
+        return torch.cuda.memory_allocated() - before
     return int(sum(event.self_cpu_memory_usage for event in profile.key_averages()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from art.trainer.trainer import Trainer
 from art.trainer.tree.tree import check_sample
 from tests.support.objective_reference import Adapter, PlainModel, Policies, Result, Rollout, objective
 from tests.support.objective_rollouts import plan, random_rollouts
-from tests.support.trainer_samples import VOCAB_SIZE
+from tests.support.trainer_samples import VOCAB_SIZE, make_gate
 
 LORA = LoraConfig(rank=4, alpha=8)
 
@@ -143,9 +143,15 @@ class Bench:
         references = {step: self.root / str(step) for step in (0, 1)}
         measurer = Measurer(loaded.policy, self.trainer._batcher, Progress(), references)
         paths = [path for sample in samples if (path := check_sample(sample, vocab_size=VOCAB_SIZE))]
-        paths, _ = prepare_paths(paths, config, pairs, measurer)
+        gate = make_gate(paths, config.mismatch)
+        paths, _ = prepare_paths(paths, config, pairs, measurer, gate)
         terms = tuple(term for term in config.terms if not (isinstance(term, KlConfig) and term.where == "reward"))
-        update = Update(paths=paths, learning_rate=1.0, terms=terms, anchor=config.anchor, mismatch=config.mismatch)
+        update = Update(paths=paths, learning_rate=1.0, terms=terms, anchor=config.anchor, mismatch=gate)
+        if gate is not None and num_shares > 1:  # each share alone has not seen all branches of a rollout
+            everything = split_micro_batches(paths, loaded.policy.base, max_tokens=max_tokens)
+            whole = StepRecord()
+            compute_gradient(loaded.policy, update, everything, whole)
+            update = replace(update, masked=gate.judge(whole.gate_views[0].evidence).masked)
         total, record = torch.zeros_like(loaded.policy.grads), StepRecord()
         for rank in range(num_shares):
             batches = split_micro_batches(

@@ -100,7 +100,7 @@ class Clips:
     low: set[int] = field(default_factory=set)  # ids of tokens
     high: set[int] = field(default_factory=set)
     dual: int = 0  # of `high`, by the dual clip
-    masked_branches: int = 0
+    masked_rollouts: int = 0
     masked_tokens: int = 0
     truncated: int = 0
 
@@ -138,8 +138,10 @@ def objective(rollouts: Sequence[Rollout], config: TrainConfig, policies: Polici
     total = torch.zeros((), dtype=torch.float64)
     for number, rollout in enumerate(rollouts):
         scale = _scale(rollout, rollouts, config)
+        is_masked = config.mismatch is not None and _is_mismatched(tokens[number], config.mismatch)
+        clips.masked_rollouts += is_masked
         for branch in tokens[number]:
-            factors = _gate(branch, config.mismatch, clips)
+            factors = _gate(branch, config.mismatch, is_masked, clips)
             for term in config.terms:
                 if term not in kl_reward:
                     losses = LOSSES[term.type](branch, term, config, clips)
@@ -230,12 +232,11 @@ def _take_kl_off(
         token.advantage -= term.weight * (kl - mean)
 
 
-def _gate(branch: list[Token], gate: MismatchConfig | None, clips: Clips) -> list[float]:
+def _gate(branch: list[Token], gate: MismatchConfig | None, is_masked: bool, clips: Clips) -> list[float]:
     """Factors of the branch's tokens: 0 for what the policy did not produce, else the truncated ratio or 1."""
     if gate is None:
         return [1.0] * len(branch)
-    if _is_mismatched(branch, gate):
-        clips.masked_branches += 1
+    if is_masked:
         clips.masked_tokens += len(branch)
         return [0.0] * len(branch)
     factors = []
@@ -252,8 +253,11 @@ def _gate(branch: list[Token], gate: MismatchConfig | None, clips: Clips) -> lis
     return factors
 
 
-def _is_mismatched(branch: list[Token], gate: MismatchConfig) -> bool:
-    ratios = [math.exp(token.start - token.sampler) for token in branch]
+def _is_mismatched(branches: list[list[Token]], gate: MismatchConfig) -> bool:
+    """Whether a rollout, all its branches together, is outside of bounds that the test has set."""
+    assert gate.low is not None
+    assert gate.high is not None
+    ratios = [math.exp(token.start - token.sampler) for branch in branches for token in branch]
     mean = math.prod(ratios) ** (1 / len(ratios))
     outlier = any(not gate.token_low <= ratio <= gate.token_high for ratio in ratios)
     return outlier or not gate.low <= mean <= gate.high
@@ -411,7 +415,7 @@ def _dpo(
                 reference = token.sampler if term.reference == "sampler" else token.references[str(term.reference)]
                 gain = gain + token.policy - reference
         gains.append(gain)
-    usable = [gate is None or not any(_is_mismatched(branch, gate) for branch in branches) for branches in tokens]
+    usable = [gate is None or not _is_mismatched(branches, gate) for branches in tokens]
     pairs = _pairs(rollouts, term)
     kept = [pair for pair in pairs if usable[pair[0]] and usable[pair[1]]]
     losses = []
@@ -421,9 +425,7 @@ def _dpo(
         right, wrong = (1 + (-margin).exp()).log(), (1 + margin.exp()).log()
         losses.append((1 - term.label_smoothing) * right + term.label_smoothing * wrong)
     paired, learnt = ({rollout for pair in found for rollout in pair} for found in (pairs, kept))
-    clips.masked_branches = sum(
-        gate is not None and _is_mismatched(branch, gate) for rollout in paired for branch in tokens[rollout]
-    )
+    clips.masked_rollouts = sum(not usable[rollout] for rollout in paired)
     clips.masked_tokens = sum(rollouts[rollout].num_tokens for rollout in paired - learnt)
     return term.weight * sum(losses) / len(losses)
 

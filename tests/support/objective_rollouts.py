@@ -15,6 +15,7 @@ from art.credit.samples import build_samples
 from art.gateway.record.recorder import Exchange
 from art.protocol.samples import TrainingSample
 from tests.support.objective_reference import Branch, Rollout
+from tests.support.recorded_exchanges import Recorded
 from tests.support.trainer_samples import VOCAB_SIZE
 
 
@@ -80,7 +81,7 @@ def plan(rollouts: Sequence[Rollout], config: TrainConfig) -> tuple[list[Trainin
     """Samples and preference pairs as a server makes them of recorded rollouts."""
     groups = [_group(rollouts, number) for number in sorted({r.group for r in rollouts})]
     planned = plan_step(groups, config, step=2)
-    samples = build_samples(planned.samples, Recorded(groups))  # type: ignore[arg-type]
+    samples = build_samples(planned.samples, Recorded(*_exchanges(rollouts)))  # type: ignore[arg-type]
     if not any(isinstance(term, DistillConfig) for term in config.terms):
         return samples, planned.pairs
     branches = {
@@ -89,16 +90,13 @@ def plan(rollouts: Sequence[Rollout], config: TrainConfig) -> tuple[list[Trainin
     return [replace(s, teacher_logprobs=branches[s.sample_id].teacher_logprobs) for s in samples], planned.pairs
 
 
-class Recorded:
-    """A recorder of the exchanges of these groups."""
-
-    def __init__(self, groups: list[ResolvedGroup]) -> None:
-        answers = [answer for group in groups for trajectory in group.trajectories for answer in trajectory.answers()]
-        self._by_id = {answer.exchange.id: answer.exchange for answer in answers}
-        assert len(self._by_id) == len(answers)
-
-    def get(self, ids: list[str]) -> list[Exchange]:
-        return [self._by_id[id] for id in ids]
+def _exchanges(rollouts: Sequence[Rollout]) -> list[Exchange]:
+    return [
+        _exchange(branch, start, end, f"{rollout.name}.paths[{b}]")
+        for rollout in rollouts
+        for b, branch in enumerate(rollout.branches)
+        for start, end in branch.spans
+    ]
 
 
 def _group(rollouts: Sequence[Rollout], number: int) -> ResolvedGroup:
@@ -116,10 +114,17 @@ def _group(rollouts: Sequence[Rollout], number: int) -> ResolvedGroup:
 
 def _path(branch: Branch, name: str) -> TokenPath:
     answers = [
-        Answer(exchange=_exchange(branch, start, end, name), choice=turn)
+        Answer(
+            exchange_id=f"{name}@{start}",
+            choice=turn,
+            start=start,
+            num_tokens=end - start,
+            policy_version=0,
+            temperature=branch.temperature,
+        )
         for turn, (start, end) in enumerate(branch.spans)
     ]
-    return TokenPath(token_ids=branch.token_ids, answers=answers)
+    return TokenPath(num_tokens=len(branch.token_ids), answers=answers)
 
 
 def _exchange(branch: Branch, start: int, end: int, name: str) -> Exchange:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from art.credit.plan import StepPlan
 from art.credit.resolve import ResolvedGroup, resolve
 from art.credit.samples import build_samples
+from art.gateway.record.recorded_answers import RecordedAnswer
 from art.gateway.record.recorder import Exchange
 from art.protocol.samples import TrainingSample
 from art.protocol.training import WireGroup, WireHistory, WireTrajectory
@@ -60,7 +64,22 @@ def resolved(
     *groups: WireGroup | list[WireTrajectory], exchanges: tuple[Exchange, ...] = (FIRST, SECOND, BRANCH, LONG)
 ) -> list[ResolvedGroup]:
     wired = [g if isinstance(g, WireGroup) else WireGroup(trajectories=g) for g in groups]
-    return resolve(wired, {e.id: e for e in exchanges}, project="p", name="m")
+    return resolve(wired, Recorded(*exchanges).find_answers, project="p", name="m")
+
+
+def recorded_answer(exchange: Exchange) -> RecordedAnswer:
+    """The exchange as training reads it from a record."""
+    same = (
+        "id", "project", "name", "policy_version", "temperature", "top_p", "finish_reason", "message",
+        "request_messages", "constraint",
+    )  # fmt: skip
+    return RecordedAnswer(
+        **{name: getattr(exchange, name) for name in same},
+        prompt_token_ids=np.asarray(exchange.prompt_token_ids, dtype=np.uint32),
+        completion_token_ids=np.asarray(exchange.completion_token_ids, dtype=np.uint32),
+        sampling_logprobs=np.asarray(exchange.sampling_logprobs),
+        has_tools=bool(exchange.tools),
+    )
 
 
 class Recorded:
@@ -69,8 +88,10 @@ class Recorded:
     def __init__(self, *exchanges: Exchange) -> None:
         self._by_id = {exchange.id: exchange for exchange in exchanges}
 
-    def get(self, ids: list[str]) -> list[Exchange]:
-        return [self._by_id[id] for id in ids]
+    def find_answers(self, ids: Iterable[str]) -> dict[str, RecordedAnswer]:
+        return {id: recorded_answer(self._by_id[id]) for id in ids if id in self._by_id}
+
+    get_answers = find_answers
 
 
 def samples_of(plan: StepPlan, *exchanges: Exchange) -> list[TrainingSample]:

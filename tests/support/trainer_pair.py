@@ -33,6 +33,7 @@ from art.trainer.step.step_metrics import StepRecord
 from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer
 from art.trainer.tree.tree import check_sample
+from tests.support.trainer_samples import make_gate
 
 LORA = LoraConfig(rank=8, alpha=16)
 _MODULES = {"trainer": trainer, "resident": resident, "update": update, "checkpoints": checkpoints}
@@ -136,7 +137,7 @@ def gradient(
         micro_batches = split_micro_batches(paths, policy.base, max_tokens=max_tokens, team=member.team)
         compute_gradient(
             policy,
-            Update(paths=paths, learning_rate=1.0, **loss),
+            Update(paths=paths, learning_rate=1.0, **loss | {"mismatch": make_gate(paths, loss.get("mismatch"))}),
             micro_batches,
             record,
             team=member.team,

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import random
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from art.config import MismatchConfig
+from art.protocol.calls import SampleFile
+from art.protocol.compact.sample_files import write_samples
 from art.protocol.samples import TrainingSample
+from art.trainer.gate.gate import Gate
+from art.trainer.gate.noise import Noise
+from art.trainer.tree.tree import SamplePath
 
 VOCAB_SIZE = 61
+
+
+def make_gate(paths: Sequence[SamplePath], config: MismatchConfig | None) -> Gate | None:
+    """The gate of an update of `paths`, in float32 and with no stale sample."""
+    return None if config is None else Gate.over(paths, config, Noise(), step=0)
 
 
 def make_sample(name: str, token_ids: list[int], rng: random.Random, **fields: Any) -> TrainingSample:
@@ -49,3 +63,10 @@ def random_samples(seed: int, count: int = 8) -> list[TrainingSample]:
         make_sample(f"s{i}", path, rng, temperature=rng.choice([1.0, 1.0, 0.7]), weight=rng.choice([1.0, 0.5]))
         for i, path in enumerate(paths)
     ]
+
+
+def sample_file(directory: Path, samples: Sequence[TrainingSample]) -> SampleFile:
+    """The samples in a new file, as a call to a trainer process brings them."""
+    path = directory / f"{uuid.uuid4().hex}.safetensors"
+    write_samples(path, samples)
+    return SampleFile(path)

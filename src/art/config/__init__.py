@@ -22,6 +22,7 @@ from art.config.losses import (
     ReinforceConfig,
     SftConfig,
 )
+from art.config.nodes import NodeConfig, NodesConfig
 from art.config.server import LimitsConfig, MemoryConfig, ModelSettings, RenderConfig, RestartConfig, ServerConfig
 from art.config.trainer import LoraConfig, TrainerConfig
 from art.config.training import LengthPenaltyConfig, OptimizerConfig, OverlongConfig, TrainConfig, TrainSFTConfig
@@ -48,6 +49,8 @@ __all__ = [
     "MemoryConfig",
     "MismatchConfig",
     "ModelSettings",
+    "NodeConfig",
+    "NodesConfig",
     "Objective",
     "OptimizerConfig",
     "OverlongConfig",

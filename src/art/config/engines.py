@@ -120,6 +120,13 @@ class VllmConfig(EngineSettings):
         return self
 
     @property
+    def is_quantized(self) -> bool:
+        """Whether the flags make vLLM round weights, activations or KV cache more than its number type does."""
+        flags = {name.replace("-", "_").lstrip("_"): value for name, value in self.flags.items()}
+        cache = str(flags.get("kv_cache_dtype", "auto"))
+        return "quantization" in flags or cache.startswith(("fp8", "int8", "nvfp4", "turboquant"))
+
+    @property
     def num_devices(self) -> int:
         """Number of GPUs that the flags ask for: replicas times stages times shards."""
         return self._size("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")

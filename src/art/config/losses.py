@@ -132,38 +132,41 @@ LossConfig = Annotated[Objective | SftConfig | DistillConfig | KlConfig, Field(d
 
 
 class MismatchConfig(Config):
-    """The gate, which masks samples that another policy seems to have sampled.
+    """The gate, which masks rollouts that another policy seems to have sampled.
 
-    Per token, r is the probability under the policy at the step's start over that under the sampler.
+    Per token, r is the probability under the policy at the step's start over that under the sampler. A rollout is
+    judged as a whole, with all its branches.
     """
 
-    low: float = Field(default=0.99, gt=0, le=1)
-    """A sample is masked if the geometric mean of its r is below this."""
-    high: float = Field(default=1.01, ge=1)
-    """A sample is masked if the geometric mean of its r is above this."""
+    low: float | None = Field(default=None, gt=0, le=1)
+    """A rollout is masked if the geometric mean of its r is below this, whatever its length. `None` computes the bound
+    from the number of tokens, the number types of trainer and engine, and the noise of the step (`objectives.md`)."""
+    high: float | None = Field(default=None, ge=1)
+    """A rollout is masked if the geometric mean of its r is above this, whatever its length; `None` like `low`."""
     token_low: float = Field(default=1e-4, gt=0, le=1)
-    """A sample is masked if any of its tokens has r below this."""
+    """A rollout is masked if any of its tokens has r below this (SkyRL)."""
     token_high: float = Field(default=1e2, ge=1)
-    """A sample is masked if any of its tokens has r above this."""
+    """A rollout is masked if any of its tokens has r above this (SkyRL)."""
     mask_token_low: float | None = Field(default=None, gt=0, lt=1)
-    """A single token is masked if its r is below this, and the rest of its sample is kept; 0.5 is usual."""
+    """A single token is masked if its r is below this, and the rest of its rollout is kept; 0.5 is usual."""
     mask_token_high: float | None = Field(default=None, gt=1)
-    """A single token is masked if its r is above this, and the rest of its sample is kept; 2 is usual."""
+    """A single token is masked if its r is above this, and the rest of its rollout is kept; 2 is usual."""
     truncate: float | None = Field(default=None, ge=1)
     """Truncated importance sampling: each token's loss is multiplied by min(r, truncate); 2 is usual. It needs
     `anchor="step_start"`: with the sampler as the anchor the ratio is already in the loss."""
     alarm: float = Field(default=0.05, ge=0, le=1)
-    """Share of masked samples above which a warning is logged."""
+    """Share of masked rollouts above which a warning is logged."""
     abort: float = Field(default=0.5, ge=0, le=1)
-    """Share of masked samples above which the step fails and trains nothing."""
+    """Share of masked rollouts above which the step fails and trains nothing. It fails too, unless this is 1, if all
+    rollouts together are shifted further than noise explains; not with `low` or `high`."""
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
         """Reject bounds that a stricter bound makes unreachable."""
         if self.mask_token_low is not None and self.mask_token_low <= self.token_low:
-            raise ValueError("`mask_token_low` must be above `token_low`, below which the whole sample is masked")
+            raise ValueError("`mask_token_low` must be above `token_low`, below which the whole rollout is masked")
         if self.mask_token_high is not None and self.mask_token_high >= self.token_high:
-            raise ValueError("`mask_token_high` must be below `token_high`, above which the whole sample is masked")
+            raise ValueError("`mask_token_high` must be below `token_high`, above which the whole rollout is masked")
         if self.truncate is not None and self.truncate >= (self.mask_token_high or self.token_high):
             raise ValueError("`truncate` must be below `mask_token_high` and `token_high`, or it never truncates")
         return self

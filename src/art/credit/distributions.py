@@ -10,7 +10,6 @@ from art.config import TrainConfig
 from art.credit.advantages import overlong_punishment
 from art.credit.resolve import ResolvedTrajectory
 from art.credit.samples import PlannedSample
-from art.gateway.parsing.tool_calls import has_unread_call
 from art.metrics.catalogue import describe
 
 
@@ -39,16 +38,16 @@ def describe_step(
 
 def describe_rollouts(trajectories: Sequence[ResolvedTrajectory]) -> dict[str, float]:
     """Describe all submitted rollouts (at least one): rewards, lengths, shares that were cut off or malformed."""
-    exchanges = [[answer.exchange for answer in trajectory.answers()] for trajectory in trajectories]
-    truncated = sum(any(exchange.finish_reason == "length" for exchange in rollout) for rollout in exchanges)
+    rollouts = [list(trajectory.answers()) for trajectory in trajectories]
+    truncated = sum(any(answer.is_cut_off for answer in answers) for answers in rollouts)
     malformed = sum(
-        trajectory.policy_fault or any(exchange.tools and has_unread_call(exchange.message) for exchange in rollout)
-        for trajectory, rollout in zip(trajectories, exchanges, strict=True)
+        trajectory.policy_fault or any(answer.is_malformed for answer in answers)
+        for trajectory, answers in zip(trajectories, rollouts, strict=True)
     )
     return {
         "data/step_truncated_share": truncated / len(trajectories),
         "data/step_malformed_share": malformed / len(trajectories),
-        "data/step_answers_per_rollout": sum(map(len, exchanges)) / len(trajectories),
+        "data/step_answers_per_rollout": sum(map(len, rollouts)) / len(trajectories),
         "data/step_tokens_per_rollout": sum(t.sampled_tokens for t in trajectories) / len(trajectories),
         **describe("data/reward", [trajectory.reward for trajectory in trajectories]),
     }
@@ -59,5 +58,5 @@ def _describe_advantages(samples: Sequence[PlannedSample]) -> dict[str, float]:
     by_rollout: dict[str, list[float]] = defaultdict(list)
     for sample in samples:
         for answer in sample.answers:
-            by_rollout[sample.rollout_id] += answer.token_advantages()
+            by_rollout[sample.rollout_id] += answer.token_advantages().tolist()
     return describe("data/advantage", [math.fsum(values) / len(values) for values in by_rollout.values()])

@@ -66,7 +66,7 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) ->
         findings=findings,
         pairs=selection.pairs,
         exchange_ids=sorted(
-            {answer.exchange.id for group in selection.trained for t, _ in group for answer in t.answers()}
+            {answer.exchange_id for group in selection.trained for t, _ in group for answer in t.answers()}
         ),
     )
 
@@ -145,7 +145,7 @@ def _group_samples(
                     rollout_id=trajectory.label,
                     answers=[
                         PlannedAnswer(
-                            exchange_id=answer.exchange.id,
+                            exchange_id=answer.exchange_id,
                             num_tokens=answer.num_tokens,
                             advantages=advantages.of_choice(answer.choice),
                         )
@@ -153,7 +153,7 @@ def _group_samples(
                     ],
                     weight=weight,
                     share=share,
-                    policy_version=min(answer.exchange.policy_version for answer in path.answers),
+                    policy_version=min(answer.policy_version for answer in path.answers),
                 )
             )
     return samples

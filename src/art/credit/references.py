@@ -40,7 +40,7 @@ def teacher_name(config: TrainConfig) -> str | None:
 
 
 async def ask_teacher(teacher: PolicyRef, own: Engine, samples: list[TrainingSample]) -> list[list[float]]:
-    """Ask the teacher for the log-prob of every token of each sample. Each list is [T], with 0 for the first token.
+    """Ask the teacher for the log-prob of every learnt token of each sample. Each list has one per such token.
 
     Args:
         own: the engine that sampled the samples.
@@ -70,6 +70,7 @@ async def ask_teacher(teacher: PolicyRef, own: Engine, samples: list[TrainingSam
         )
 
     async def ask(sample: TrainingSample) -> list[float]:
-        return [0.0, *await teacher.engine.score(sample.token_ids, teacher.adapter)]
+        scores = [0.0, *await teacher.engine.score(list(sample.token_ids), teacher.adapter)]
+        return [score for score, is_learnt in zip(scores, sample.loss_mask, strict=True) if is_learnt]
 
     return list(await asyncio.gather(*map(ask, samples)))

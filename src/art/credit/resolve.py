@@ -6,40 +6,46 @@ WireGroup[] --resolve--> ResolvedGroup[] --plan_step (art.credit.plan)--> StepPl
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from art.credit.advantages import RolloutRewards
 from art.errors import TrajectoryError, TrajectoryMismatchError
+from art.gateway.parsing.tool_calls import has_unread_call
 from art.gateway.record.conversations import canonical_message
-from art.gateway.record.recorder import Exchange
+from art.gateway.record.recorded_answers import RecordedAnswer, TokenArray
 from art.protocol.training import WireGroup, WireHistory, WireTrajectory
 
+FindAnswers = Callable[[Iterable[str]], Mapping[str, RecordedAnswer]]
+"""Function that reads exchanges from the record, by id: `Recorder.find_answers`."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The sampled tokens of one exchange (recorded request and answer) on a token path."""
+    """The sampled tokens of one exchange (recorded request and answer) on a token path. It holds no tokens itself."""
 
-    exchange: Exchange
+    exchange_id: str
     choice: int | None
     """Index of the choice in the trajectory's first history; `None` in a further history."""
-
-    @property
-    def start(self) -> int:
-        """Index of the first sampled token on the path: the prompt of an exchange holds everything before it."""
-        return len(self.exchange.prompt_token_ids)
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.exchange.completion_token_ids)
+    start: int
+    """Index of the first sampled token on the path: the prompt of an exchange holds everything before it."""
+    num_tokens: int
+    policy_version: int
+    temperature: float = 1.0
+    is_cut_off: bool = False
+    """Whether the answer reached its largest number of tokens."""
+    is_malformed: bool = False
+    """Whether it has a tool call that could not be read."""
 
 
 @dataclass(slots=True)
 class TokenPath:
     """Exchanges of a trajectory that extend one another: each prompt begins with all tokens of the exchange before."""
 
-    token_ids: list[int]
+    num_tokens: int
     answers: list[Answer]  # in order
 
     @property
@@ -86,7 +92,7 @@ class ResolvedTrajectory:
             token_rewards=self.token_rewards,
             choices=self.num_choices,
             sampled_tokens=self.sampled_tokens,
-            prompt_tokens=sum(len(path.token_ids) for path in self.paths) - self.sampled_tokens,
+            prompt_tokens=sum(path.num_tokens for path in self.paths) - self.sampled_tokens,
             turns=sum(len(path.answers) for path in self.paths),
         )
 
@@ -117,35 +123,38 @@ def groups_at_fault(groups: list[WireGroup], error: TrajectoryError) -> list[Wir
     return groups if label is None else groups[int(label[1]) :][:1]
 
 
-def resolve(
-    groups: list[WireGroup], exchanges: Mapping[str, Exchange], *, project: str, name: str
-) -> list[ResolvedGroup]:
+def resolve(groups: list[WireGroup], find: FindAnswers, *, project: str, name: str) -> list[ResolvedGroup]:
     """Find the exact token paths of every trajectory. Groups without trajectories are left out.
 
+    The record is read group by group, so that the tokens of one group at a time are in memory.
+
     Args:
-        exchanges: recorded exchanges by id. Those of other projects are taken for unknown, so that no error shows them.
+        find: reads the record. Exchanges of other projects are taken for unknown, so that no error shows them.
 
     Raises:
         TrajectoryMismatchError: an exchange id is unknown, a text differs from what was sampled or sent, or an answer
             was sampled at temperature 0 or with `top_p` below 1.
         TrajectoryError: turn or token rewards do not fit the choices.
     """
-    exchanges = {id: exchange for id, exchange in exchanges.items() if exchange.project == project}
     return [
-        ResolvedGroup(
-            label=f"groups[{g}]",
-            trajectories=[
-                _resolve_trajectory(trajectory, exchanges, f"groups[{g}].trajectories[{t}]", (project, name))
-                for t, trajectory in enumerate(group.trajectories)
-            ],
-        )
+        _resolve_group(group, f"groups[{g}]", find, (project, name))
         for g, group in enumerate(groups)
         if group.trajectories
     ]
 
 
+def _resolve_group(group: WireGroup, label: str, find: FindAnswers, model: tuple[str, str]) -> ResolvedGroup:
+    recorded = find(exchange_ids([group]))
+    own = {exchange_id: exchange for exchange_id, exchange in recorded.items() if exchange.project == model[0]}
+    trajectories = [
+        _resolve_trajectory(trajectory, own, f"{label}.trajectories[{t}]", model)
+        for t, trajectory in enumerate(group.trajectories)
+    ]
+    return ResolvedGroup(label=label, trajectories=trajectories)
+
+
 def _resolve_trajectory(
-    trajectory: WireTrajectory, exchanges: Mapping[str, Exchange], label: str, model: tuple[str, str]
+    trajectory: WireTrajectory, exchanges: Mapping[str, RecordedAnswer], label: str, model: tuple[str, str]
 ) -> ResolvedTrajectory:
     resolved = ResolvedTrajectory(
         label=label,
@@ -155,6 +164,7 @@ def _resolve_trajectory(
         token_rewards=trajectory.token_rewards,
         policy_fault=trajectory.policy_fault,
     )
+    tokens: list[TokenArray] = []  # of each path
     seen: set[str] = set()  # a history that repeats another's turns must not train them twice
     for h, history in enumerate(trajectory.histories):
         where = label if len(trajectory.histories) == 1 else f"{label}.histories[{h}]"
@@ -172,16 +182,16 @@ def _resolve_trajectory(
                 resolved.context_tokens += len(exchange.completion_token_ids)
                 continue
             _check_trainable(exchange, where)
-            _extend(resolved.paths, exchange, choice=c if h == 0 else None)
+            _extend(resolved.paths, tokens, exchange, choice=c if h == 0 else None)
     return resolved
 
 
 def _checked_exchanges(
-    history: WireHistory, exchanges: Mapping[str, Exchange], where: str, project: str
-) -> list[Exchange | None]:
+    history: WireHistory, exchanges: Mapping[str, RecordedAnswer], where: str, project: str
+) -> list[RecordedAnswer | None]:
     """Find the exchange of each choice of a history, and compare it with the messages around the choice. `None` for a
     choice that was made elsewhere."""
-    choices: list[Exchange | None] = []
+    choices: list[RecordedAnswer | None] = []
     messages: list[dict[str, Any]] = []
     for i, item in enumerate(history.items):
         choice = item.get("choice")
@@ -204,7 +214,7 @@ def _checked_exchanges(
     return choices
 
 
-def _check_lengths(trajectory: WireTrajectory, choices: list[Exchange | None], label: str) -> None:
+def _check_lengths(trajectory: WireTrajectory, choices: list[RecordedAnswer | None], label: str) -> None:
     """Refuse turn and token rewards that do not fit the choices of the first history."""
     lengths = {"turn_rewards": len(trajectory.turn_rewards), "token_rewards": len(trajectory.token_rewards)}
     for name, length in lengths.items():
@@ -222,7 +232,9 @@ def _check_lengths(trajectory: WireTrajectory, choices: list[Exchange | None], l
             )
 
 
-def _check_unchanged(exchange: Exchange, answer: dict[str, Any], before: list[dict[str, Any]], where: str) -> None:
+def _check_unchanged(
+    exchange: RecordedAnswer, answer: dict[str, Any], before: list[dict[str, Any]], where: str
+) -> None:
     recorded = canonical_message(exchange.message)
     if canonical_message(answer) != recorded:
         raise TrajectoryMismatchError(
@@ -244,7 +256,7 @@ def _check_unchanged(exchange: Exchange, answer: dict[str, Any], before: list[di
         )
 
 
-def _check_trainable(exchange: Exchange, where: str) -> None:
+def _check_trainable(exchange: RecordedAnswer, where: str) -> None:
     if exchange.temperature <= 0:
         raise TrajectoryMismatchError(
             f"{where}: exchange {exchange.id} was sampled greedily (temperature 0), which has no policy gradient; "
@@ -258,18 +270,36 @@ def _check_trainable(exchange: Exchange, where: str) -> None:
         )
 
 
-def _extend(paths: list[TokenPath], exchange: Exchange, *, choice: int | None) -> None:
-    """Add the exchange to the path that it continues, or begin a new path."""
+def _extend(paths: list[TokenPath], tokens: list[TokenArray], exchange: RecordedAnswer, *, choice: int | None) -> None:
+    """Add the exchange to the path that it continues, or begin a new path. `tokens` are those of the paths."""
     prompt = exchange.prompt_token_ids
-    answer = Answer(exchange=exchange, choice=choice)
-    for path in reversed(paths):
-        length = len(path.token_ids)
-        same_temperature = path.answers[0].exchange.temperature == exchange.temperature
-        if same_temperature and len(prompt) >= length and prompt[:length] == path.token_ids:
+    whole = np.concatenate([prompt, exchange.completion_token_ids])
+    answer = Answer(
+        exchange_id=exchange.id,
+        choice=choice,
+        start=len(prompt),
+        num_tokens=len(exchange.completion_token_ids),
+        policy_version=exchange.policy_version,
+        temperature=exchange.temperature,
+        is_cut_off=exchange.finish_reason == "length",
+        is_malformed=exchange.has_tools and has_unread_call(exchange.message),
+    )
+    for number in reversed(range(len(paths))):
+        path, known = paths[number], tokens[number]
+        if path.answers[0].temperature == exchange.temperature and _begins_with(prompt, known):
             path.answers.append(answer)
-            path.token_ids = prompt + exchange.completion_token_ids
+            path.num_tokens, tokens[number] = len(whole), whole
             return
-    paths.append(TokenPath(token_ids=prompt + exchange.completion_token_ids, answers=[answer]))
+    paths.append(TokenPath(num_tokens=len(whole), answers=[answer]))
+    tokens.append(whole)
+
+
+def _begins_with(prompt: TokenArray, known: TokenArray) -> bool:
+    size = len(known)
+    if size == 0 or len(prompt) < size:
+        return size == 0
+    # The last token first: branches of a conversation mostly differ there, and the rest need not be read.
+    return bool(prompt[size - 1] == known[-1]) and np.array_equal(prompt[:size], known)
 
 
 def _exchange_id(item: dict[str, Any]) -> str | None:

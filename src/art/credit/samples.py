@@ -8,9 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from art.gateway.record.recorder import Exchange, Recorder
+import numpy as np
+from numpy.typing import NDArray
+
+from art.errors import TrajectoryError
+from art.gateway.record.recorded_answers import RecordedAnswer
+from art.gateway.record.recorder import Recorder
+from art.protocol.compact.layout import LayoutBuilder
+from art.protocol.compact.sequences import IntArray, SpanValues, spans_of
 from art.protocol.samples import ConstrainedSpan, TrainingSample
+
+_AT_ONCE = 256
+"""Samples whose exchanges are read from the record at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +33,9 @@ class PlannedAnswer:
     advantages: list[float]
     """One per sampled token, or a single one that all of them share."""
 
-    def token_advantages(self) -> list[float]:  # [num_tokens]
-        return self.advantages * self.num_tokens if len(self.advantages) == 1 else self.advantages
+    def token_advantages(self) -> NDArray[np.float64]:  # [num_tokens]
+        advantages = np.asarray(self.advantages, dtype=np.float64)
+        return np.repeat(advantages, self.num_tokens) if len(advantages) == 1 else advantages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,53 +58,84 @@ class PlannedSample:
     """What the sample adds to the divisor of the summed loss. `None` adds `weight` per token, which gives a mean."""
     policy_version: int
     """Step of the oldest weights that sampled one of the answers."""
-    teacher_logprobs: list[float] | None = None  # [T] for distillation
+    teacher_logprobs: list[float] | None = None  # for distillation: one per sampled token of the answers
 
 
 def build_samples(planned: Sequence[PlannedSample], recorder: Recorder) -> list[TrainingSample]:
-    """Look up the exchanges of the samples, and lay out their tokens.
+    """Look up the exchanges of the samples, and lay out their tokens, shared ones once.
+
+    The record is read in parts: of all token paths, only what they do not share is ever in memory.
 
     Raises:
         NotFoundError: an exchange is not recorded any more.
+        TrajectoryError: an exchange has fewer log-probs than trained tokens.
     """
-    ids = sorted({answer.exchange_id for sample in planned for answer in sample.answers})
-    exchanges = dict(zip(ids, recorder.get(ids), strict=True))
-    return [_build(sample, [exchanges[answer.exchange_id] for answer in sample.answers]) for sample in planned]
+    builder, samples = LayoutBuilder(), list[TrainingSample]()
+    for first in range(0, len(planned), _AT_ONCE):
+        part = planned[first : first + _AT_ONCE]
+        ids = sorted({answer.exchange_id for sample in part for answer in sample.answers})
+        recorded = recorder.get_answers(ids)
+        for sample in part:
+            exchanges = [recorded[answer.exchange_id] for answer in sample.answers]
+            made = _build(sample, exchanges)
+            tokens = np.concatenate([exchanges[-1].prompt_token_ids, exchanges[-1].completion_token_ids])
+            spans = spans_of(made.loss_mask)
+            builder.add(tokens, int(spans[-1, 1]) - 1 if len(spans) else len(tokens), made.sample_id)
+            samples.append(made)
+    return [replace(made, token_ids=path) for made, path in zip(samples, builder.build(), strict=True)]
 
 
-def _build(planned: PlannedSample, exchanges: list[Exchange]) -> TrainingSample:
-    token_ids = exchanges[-1].prompt_token_ids + exchanges[-1].completion_token_ids
-    size = len(token_ids)
-    loss_mask, logprobs, advantages = [False] * size, [0.0] * size, [0.0] * size
-    for answer, exchange in zip(planned.answers, exchanges, strict=True):
-        start = len(exchange.prompt_token_ids)
-        end = start + answer.num_tokens
-        loss_mask[start:end] = [True] * answer.num_tokens
-        logprobs[start:end] = exchange.sampling_logprobs
-        advantages[start:end] = answer.token_advantages()
+def _build(planned: PlannedSample, exchanges: list[RecordedAnswer]) -> TrainingSample:
+    """Make a sample without its tokens."""
+    answers = [pair for pair in zip(planned.answers, exchanges, strict=True) if pair[0].num_tokens > 0]
+    size = len(exchanges[-1].prompt_token_ids) + len(exchanges[-1].completion_token_ids)
+    starts = [len(exchange.prompt_token_ids) for _, exchange in answers]
+    ends = [start + answer.num_tokens for start, (answer, _) in zip(starts, answers, strict=True)]
+    spans = np.asarray([starts, ends], dtype=np.int64).T
+
+    def values(parts: list[NDArray[Any]]) -> SpanValues:
+        return SpanValues(size, spans, np.concatenate([np.zeros(0, dtype=parts[0].dtype), *parts] if parts else [[]]))
+
     return TrainingSample(
         sample_id=planned.sample_id,
         rollout_id=planned.rollout_id,
-        token_ids=token_ids,
-        loss_mask=loss_mask,
-        sampling_logprobs=logprobs,
-        advantages=advantages,
+        token_ids=(),
+        loss_mask=values([np.ones(answer.num_tokens, dtype=np.bool_) for answer, _ in answers]),
+        sampling_logprobs=values([_logprobs(planned, answer, exchange) for answer, exchange in answers]),
+        advantages=values([answer.token_advantages() for answer, _ in answers]),
         weight=planned.weight,
         share=planned.share,
         temperature=exchanges[0].temperature,
         policy_version=planned.policy_version,
-        teacher_logprobs=planned.teacher_logprobs,
-        constraints=[
-            span
-            for answer, exchange in zip(planned.answers, exchanges, strict=True)
-            if (span := _constrained_span(answer, exchange)) is not None
-        ],
+        teacher_logprobs=_teacher_logprobs(planned, spans, size),
+        constraints=[span for answer, exchange in answers if (span := _constrained_span(answer, exchange)) is not None],
     )
 
 
-def _constrained_span(answer: PlannedAnswer, exchange: Exchange) -> ConstrainedSpan | None:
+def _logprobs(planned: PlannedSample, answer: PlannedAnswer, exchange: RecordedAnswer) -> NDArray[np.float64]:
+    logprobs = exchange.sampling_logprobs[: answer.num_tokens]
+    if len(logprobs) != answer.num_tokens:
+        raise TrajectoryError(
+            f"sample {planned.sample_id!r} trains {answer.num_tokens} tokens of exchange {exchange.id}, which has "
+            f"{len(logprobs)} sampling log-probs; its record is damaged"
+        )
+    return logprobs
+
+
+def _teacher_logprobs(planned: PlannedSample, spans: IntArray, size: int) -> SpanValues | None:
+    if planned.teacher_logprobs is None:
+        return None
+    values = np.asarray(planned.teacher_logprobs, dtype=np.float64)
+    if len(values) == size:  # queued by an older version: one per token of the path
+        values = values[
+            SpanValues(size, spans, np.ones(int((spans[:, 1] - spans[:, 0]).sum()), dtype=np.bool_)).array()
+        ]
+    return SpanValues(size, spans, values)
+
+
+def _constrained_span(answer: PlannedAnswer, exchange: RecordedAnswer) -> ConstrainedSpan | None:
     constraint = exchange.constraint
-    if constraint is None or answer.num_tokens == 0:
+    if constraint is None:
         return None
     if constraint.kept is not None:
         constraint = replace(constraint, kept=constraint.kept[: answer.num_tokens])

@@ -18,9 +18,13 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from art.errors import NothingTrainableError
 from art.gateway.format.renderer import Renderer
 from art.protocol.chat import normalize_messages
+from art.protocol.compact.layout import lay_out
+from art.protocol.compact.sequences import SpanValues
 from art.protocol.samples import TrainingSample
 from art.protocol.training import WireHistory, WireTrajectory
 
@@ -78,8 +82,7 @@ def sft_paths(trajectories: list[WireTrajectory], renderer: Renderer) -> tuple[l
 
 def sft_samples(paths: Iterable[SftPath]) -> list[TrainingSample]:
     """Unpack paths to what the trainer takes."""
-    known: dict[int, int] = {}  # one number object per token: millions of equal ones take memory
-    return [_unpack(path, known) for path in paths]
+    return [_unpack(path) for path in paths]
 
 
 def _messages_of(history: WireHistory, renderer: Renderer) -> Iterator[tuple[int, list[int], list[int]] | None]:
@@ -113,16 +116,17 @@ def _pack(path: _Path, rollout_id: str, history: int) -> SftPath:
     )
 
 
-def _unpack(path: SftPath, known: dict[int, int]) -> TrainingSample:
-    token_ids = [known.setdefault(token, token) for token in array("I", base64.b64decode(path.token_ids))]
-    loss_mask, zeros = [False] * len(token_ids), [0.0] * len(token_ids)
-    for start, end in path.learnt:
-        loss_mask[start:end] = [True] * (end - start)
+def _unpack(path: SftPath) -> TrainingSample:
+    tokens = np.frombuffer(base64.b64decode(path.token_ids), dtype=np.uint32)
+    spans = np.asarray(path.learnt, dtype=np.int64).reshape(-1, 2)
+    learnt = np.ones(int((spans[:, 1] - spans[:, 0]).sum()), dtype=np.bool_)
+    zeros = SpanValues(len(tokens), spans, np.zeros(len(learnt)))
+    (token_ids,) = lay_out([(tokens, int(spans[-1, 1]) - 1, path.sample_id)])
     return TrainingSample(
         sample_id=path.sample_id,
         rollout_id=path.rollout_id,
         token_ids=token_ids,
-        loss_mask=loss_mask,
+        loss_mask=SpanValues(len(tokens), spans, learnt),
         sampling_logprobs=zeros,
         advantages=zeros,
         component="sft",

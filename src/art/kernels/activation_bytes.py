@@ -62,7 +62,7 @@ class LayerShape:
             mlp=0 if per_token else int(config["intermediate_size"]),
             experts=per_token * inner,
             experts_per_token=per_token,
-            has_query_norm=str(config.get("model_type", "")).startswith(("qwen3", "gemma3", "olmo2", "smollm3")),
+            has_query_norm=str(config.get("model_type", "")).startswith(("qwen3", "gemma3", "olmo2", "olmo3")),
         )
 
 

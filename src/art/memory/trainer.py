@@ -109,7 +109,7 @@ class TrainerSetup:
 def forecast_trainer(shape: ModelShape, setup: TrainerSetup, batch: Batch) -> TrainerForecast:
     """Forecast the peak memory of one trainer process that trains micro-batches such as `batch`."""
     settings = setup.pass_settings
-    num_trained, num_processes = shape.decoder_weights, setup.config.num_processes
+    num_trained, num_processes = shape.decoder_weights, setup.config.world_size
     if setup.lora is not None:
         num_trained = shape.adapter_weights(setup.lora.rank, setup.lora.target_modules)
     fixed = [
@@ -157,7 +157,7 @@ def _weight_bytes(shape: ModelShape, setup: TrainerSetup) -> float:
     size = setup.pass_settings.size
     if setup.config.quantization == "nf4":
         return shape.embedding_weights * size + shape.decoder_weights * NF4_BYTES
-    shards = setup.config.num_processes if setup.config.shard_base else 1
+    shards = setup.config.world_size if setup.config.shard_base else 1
     # A layer's whole weights are gathered while it runs.
     gathered = 2 * shape.decoder_weights / shape.num_layers if shards > 1 else 0
     return size * (shape.embedding_weights + shape.decoder_weights / shards + gathered)

@@ -18,6 +18,7 @@ NUM_BINS = 10
 ALWAYS = "every step"
 RL = "steps of reinforcement learning"
 DPO = "steps with the loss `dpo`"
+GATED = "steps in which the gate `mismatch` judged tokens that their own start policy sampled"
 CONSTRAINED = "steps with answers drawn under a grammar, `top_k`, `top_p` or `min_p`"
 BY_SIGN = "steps with such targets"
 BASE = "steps that measured the base model"
@@ -87,9 +88,18 @@ TRAINER_METRICS: dict[str, Metric] = {
     ),
     "offpolicy/first_update_outside_share": Metric("`offpolicy/ratio_outside_share` of the first update only", RL),
     "offpolicy/last_update_kl": Metric("`loss/kl_to_sampler` of the last update: effect of the updates before it", RL),
-    "offpolicy/mismatch_masked_share": Metric("share of samples that the setting `mismatch` left out", RL),
+    "offpolicy/mismatch_masked_share": Metric("share of rollouts that the setting `mismatch` left out", RL),
     "offpolicy/mismatch_masked_tokens": Metric(
         "number of targets that `mismatch` left out; with `dpo` also those of rollouts without their counterpart", RL
+    ),
+    "offpolicy/mismatch_noise": Metric(
+        "difference of engine and trainer in the first update, before anything was trained: root mean square of "
+        "log(policy / sampler) in nats per token, where one token counts with at most three times "
+        "`offpolicy/mismatch_noise_allowed`",
+        GATED,
+    ),
+    "offpolicy/mismatch_noise_allowed": Metric(
+        "largest such difference that the number types of engine and trainer explain", GATED
     ),
     "offpolicy/truncated_share": Metric("share of targets whose importance weight was cut by `mismatch.truncate`", RL),
     "offpolicy/constraint_refused_tokens": Metric(

@@ -98,21 +98,32 @@ RULES: dict[str, Rule] = {
     ),
     "mismatch_masked": Rule(
         limits=(Limit("offpolicy/mismatch_masked_share", high=MismatchConfig().alarm),),
-        meaning="this share of the samples does not come from the policy that is trained, so they were left out",
-        advice="The usual causes are samples of an older policy, another sampling temperature, or changed tokens; the "
-        "setting `mismatch` has the bounds",
+        meaning="this share of the rollouts does not come from the policy that is trained, so they were left out",
+        advice="The trainer's log names the bounds and what was observed. The usual causes are samples of an older "
+        "policy, another sampling temperature, top_p below 1, an adapter that the engine does not apply, or changed "
+        "tokens; with a mixture of experts also experts that engine and trainer choose differently",
         source="`mismatch.alarm`, 5 % by default",
+    ),
+    "sampler_noise": Rule(
+        limits=(Limit("offpolicy/mismatch_noise", high=1.0, over="offpolicy/mismatch_noise_allowed"),),
+        meaning="tokens of this very policy have log-probs that differ between engine and trainer by more than "
+        "rounding explains, even if few rollouts were left out",
+        advice="Check that engine and trainer use the same base model, temperature and chat template, that sampling "
+        "has top_p=1, and that the engine is not quantised. A mixture of experts needs router replay, which ART does "
+        'not have; dtype "float32" on both sides makes the difference smaller',
+        source="the largest noise of the number types: 0.02 nats in float32, 0.1 in bfloat16, 0.2 in a quantised "
+        "engine, and twice as much in a mixture of experts (`docs/objectives.md`)",
     ),
     "tokens_masked": Rule(
         limits=(
             Limit("offpolicy/mismatch_masked_tokens", high=MismatchConfig().alarm, over="data/step_trainable_tokens"),
         ),
         only_if=(Limit("offpolicy/mismatch_masked_share", high=MismatchConfig().alarm),),
-        meaning="few whole samples were left out, but many single tokens: the trainer gives them a very different "
+        meaning="few whole rollouts were left out, but many single tokens: the trainer gives them a very different "
         "probability than the engine did",
         advice="Find out what changes tokens or their probabilities between engine and trainer, or widen the bounds "
         "`mismatch.mask_token_low` and `mismatch.mask_token_high`",
-        source="the same share as for whole samples",
+        source="the same share as for whole rollouts",
     ),
     "constraint_refused": Rule(
         limits=(Limit("offpolicy/constraint_refused_tokens", high=0.0),),

@@ -14,22 +14,25 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar, dataclass_transform, get_args
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeAlias, TypeVar, dataclass_transform, get_args
 
 from pydantic import ConfigDict, PlainValidator, SkipValidation, TypeAdapter, ValidationError
 
-from art.config import EngineConfig, LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig, VllmConfig
+from art.config import EngineConfig, LoraConfig, NodesConfig, TrainConfig, TrainerConfig, TrainSFTConfig, VllmConfig
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
 from art.errors import ArtError, ConfigError, InvalidRequestError
 from art.protocol.checkpoint_calls import HubTarget, S3Target
-from art.protocol.samples import StepResult, TrainingSample, samples_from_wire, samples_to_wire
+from art.protocol.compact.sample_files import read_samples, write_samples
+from art.protocol.samples import StepResult, TrainingSample
 from art.protocol.token_sets import pack_token_sets, unpack_token_sets
 
 Result = TypeVar("Result", covariant=True)
 _MAX_COMPLAINTS = 3
+QUANTIZED = "quantized"
+"""Name, among number types, of an engine that rounds weights, activations or KV cache to 8 bits or fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,10 +152,21 @@ def _build_step(body: dict[str, Any]) -> Progress | StepResult:
     return Progress(**body) if "done" in body else StepResult(**body)
 
 
+@dataclass(frozen=True, slots=True)
+class SampleFile:
+    """The samples of a call, in a file that both processes can read (see `art.protocol.compact.sample_files`)."""
+
+    path: Path
+
+
+def _build_sample_file(body: dict[str, Any]) -> SampleFile:
+    return SampleFile(Path(body["path"]))
+
+
 Tokens = Annotated[list[int], SkipValidation]
 Logprobs = Annotated[list[float], SkipValidation]
 Request = Annotated[GenerateRequest, _built_by(_build_request)]
-Samples = Annotated[list[TrainingSample], _built_by(samples_from_wire)]
+Samples = Annotated[Sequence[TrainingSample] | SampleFile, _built_by(_build_sample_file)]
 Numbers = Annotated[dict[str, float], SkipValidation]
 Step = Annotated[StepResult, _built_by(_build_step)]
 StepOrProgress = Annotated[Progress | StepResult, _built_by(_build_step)]
@@ -249,6 +263,10 @@ class StartTrainer(Call[None]):
     config: TrainerConfig
     shares_gpu: bool = False
     """Whether an engine sleeps on the same GPU, so that freed memory must go back to the device."""
+    nodes: NodesConfig | None = None
+    """The other machines, where `config.num_nodes` asks for some."""
+    shared: Path | None = None
+    """Folder that the trainer's processes on all machines must see."""
 
 
 class InitCheckpoint(Call[Step]):
@@ -260,13 +278,29 @@ class InitCheckpoint(Call[Step]):
 
 
 class SampleCall(Call[Result]):
-    """Base of the calls that bring samples."""
+    """Base of the calls that bring samples. To cross processes, a call must be `written`."""
 
     samples: Samples
 
-    @property
-    def params(self) -> dict[str, Any]:
-        return vars(self) | {"samples": samples_to_wire(self.samples)}
+    def written(self, path: Path) -> Self:
+        """Write the samples to a file, and return this call with the file in their place.
+
+        Raises:
+            InvalidRequestError: the samples cannot be written as they are.
+            OSError: the file cannot be written.
+        """
+        if isinstance(self.samples, SampleFile):
+            return self
+        write_samples(path, self.samples)
+        return replace(self, samples=SampleFile(path))
+
+    def read(self) -> Sequence[TrainingSample]:
+        """Return the samples, from their file if they are in one.
+
+        Raises:
+            InvalidRequestError: the file cannot be read.
+        """
+        return read_samples(self.samples.path) if isinstance(self.samples, SampleFile) else self.samples
 
 
 class Train(SampleCall[StepOrProgress]):
@@ -280,6 +314,8 @@ class Train(SampleCall[StepOrProgress]):
     """Pairs of rollout ids, (chosen, rejected), for preference losses."""
     references: dict[int, Path] = field(default_factory=dict)
     """Folders of the checkpoints that the loss compares the policy with, by step."""
+    engine_dtype: str | None = None
+    """Number type in which the engine computed the sampling log-probs, or `QUANTIZED`; `None`: that of the trainer."""
 
 
 class TrainSft(SampleCall[StepOrProgress]):

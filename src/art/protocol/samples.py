@@ -1,13 +1,13 @@
-"""Input and output of the trainer, in the form that crosses processes. The server uses them without torch."""
+"""Input and output of the trainer. The server uses them without torch.
+
+Between processes samples are a file (`art.protocol.compact.sample_files`), in which shared tokens are there once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
-
-from art.errors import InvalidRequestError
-from art.protocol.token_sets import pack_token_sets, unpack_token_sets
+from dataclasses import dataclass, field
+from typing import Literal
 
 Component = Literal["rl", "sft"]
 
@@ -44,16 +44,19 @@ class TrainingSample:
         loss_mask          0 0 0 1 1 0 1 1
         sampling_logprobs  0 0 0 a a 0 b b
         advantages         0 0 0 v v 0 v v
+
+    The four sequences are lists, or forms of `art.protocol.compact` that look like them: `TokenPath` shares its tokens
+    with other samples, and `SpanValues` holds only what is not 0.
     """
 
     sample_id: str
     """Name of the sample in errors and reports, unique within a training step."""
     rollout_id: str
     """The rollout that the sample comes from. Branches of a rollout are samples with the same id."""
-    token_ids: list[int]  # [T]
-    loss_mask: list[bool]  # [T] True where the policy sampled the token (for SFT: where it is to be learnt)
-    sampling_logprobs: list[float]  # [T] 0.0 where loss_mask is False
-    advantages: list[float]  # [T] 0.0 where loss_mask is False; ignored by component "sft"
+    token_ids: Sequence[int]  # [T]
+    loss_mask: Sequence[bool]  # [T] True where the policy sampled the token (for SFT: where it is to be learnt)
+    sampling_logprobs: Sequence[float]  # [T] 0.0 where loss_mask is False
+    advantages: Sequence[float]  # [T] 0.0 where loss_mask is False; ignored by component "sft"
     weight: float = 1.0
     """Factor of every target's loss."""
     share: float | None = None
@@ -63,7 +66,7 @@ class TrainingSample:
     policy_version: int = 0
     """Step of the oldest weights that sampled a token of this sample."""
     component: Component = "rl"
-    teacher_logprobs: list[float] | None = None  # [T] for distillation; read where loss_mask is True
+    teacher_logprobs: Sequence[float] | None = None  # [T] for distillation; read where loss_mask is True
     constraints: list[ConstrainedSpan] = field(default_factory=list)
     """Answers whose tokens were drawn from a part of the vocabulary. The trainer normalises over the same part."""
 
@@ -86,55 +89,3 @@ class StepResult:
     step: int
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the step, with names in sections: `loss/...`, `offpolicy/...`, `data/...`, `time/...`."""
-
-
-def samples_to_wire(samples: Sequence[TrainingSample]) -> dict[str, Any]:
-    """Samples as a frame holds them. Each distinct grammar is there once, and kept tokens are packed.
-
-    Example: two answers under one grammar
-        {"grammars": ["start: ..."], "samples": [{..., "constraints": [{"grammar": 0, ...}]}, {...}]}
-    """
-    grammars: dict[str, int] = {}
-
-    def span_body(span: ConstrainedSpan) -> dict[str, Any]:
-        constraint = span.constraint
-        text = constraint.grammar
-        return {
-            "start": span.start,
-            "num_tokens": span.num_tokens,
-            "grammar": None if text is None else grammars.setdefault(text, len(grammars)),
-            "stop_token_ids": constraint.stop_token_ids,
-            "kept": None if constraint.kept is None else pack_token_sets(constraint.kept),
-        }
-
-    bodies = [
-        {each.name: getattr(sample, each.name) for each in fields(TrainingSample)}
-        | {"constraints": [span_body(span) for span in sample.constraints]}
-        for sample in samples
-    ]
-    return {"grammars": list(grammars), "samples": bodies}
-
-
-def samples_from_wire(wire: dict[str, Any]) -> list[TrainingSample]:
-    """Build samples from the result of `samples_to_wire`.
-
-    Raises:
-        InvalidRequestError: a field is missing or unknown, or packed tokens are damaged.
-    """
-
-    def span(start: int, num_tokens: int, grammar: int | None, stop_token_ids: list[int], kept: str | None) -> Any:
-        constraint = Constraint(
-            grammar=None if grammar is None else grammars[grammar],
-            stop_token_ids=stop_token_ids,
-            kept=None if kept is None else unpack_token_sets(kept),
-        )
-        return ConstrainedSpan(start=start, num_tokens=num_tokens, constraint=constraint)
-
-    try:
-        grammars = wire["grammars"]
-        return [
-            TrainingSample(**item | {"constraints": [span(**body) for body in item["constraints"]]})
-            for item in wire["samples"]
-        ]
-    except (TypeError, KeyError, IndexError, ValueError) as error:
-        raise InvalidRequestError(f"a training sample has missing, unknown or damaged fields: {error}") from error

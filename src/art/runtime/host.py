@@ -21,7 +21,7 @@ from art.errors import ProcessError
 from art.gateway.format.load import load_renderer
 from art.gateway.format.renderer import Renderer
 from art.memory.shape import read_shape
-from art.protocol.calls import StartEngine, StartTrainer, StartVllm
+from art.protocol.calls import QUANTIZED, StartEngine, StartTrainer, StartVllm
 from art.protocol.rpc import RpcClient
 from art.runtime.hosting.adapter_table import AdapterTable
 from art.runtime.hosting.engine_handle import EngineHandle
@@ -71,7 +71,9 @@ class BaseModelHost:
         self._engine = EngineHandle(engine_spec, self._start_engine, config, seats)
         self.adapters = AdapterTable(self._engine, config, one_policy=self.one_policy, sleeps=self.placement.sleeps)
         trainer_spec = self._spec("trainer", "trainer_child", self._threads[1], self.placement.trainer)
-        self.trainer = TrainerHandle(trainer_spec, self._start_trainer, config, self._engine_aside)
+        self.trainer = TrainerHandle(
+            trainer_spec, self._start_trainer, config, self._engine_aside, data_dir.samples.absolute()
+        )
         self.engine_process, self.trainer_process = self._engine.process, self.trainer.process
         self.engine = self._engine.engine
 
@@ -130,6 +132,16 @@ class BaseModelHost:
     async def engine_info(self) -> EngineInfo:
         return await self._engine.info()
 
+    @property
+    def engine_dtype(self) -> str:
+        """Number type in which the engine computes log-probs, e.g. "bfloat16", or `QUANTIZED`."""
+        engine, info = self.settings.engine, self._engine.known_info
+        if isinstance(engine, VllmConfig) and engine.is_quantized:
+            return QUANTIZED
+        if engine.dtype != "auto":
+            return engine.dtype
+        return info.dtype if info is not None else "float32" if self.placement.engine.kind == "cpu" else "bfloat16"
+
     @asynccontextmanager
     async def _engine_aside(self) -> AsyncIterator[None]:
         """During the body the engine sleeps and requests wait, where engine and trainer share a device."""
@@ -165,7 +177,15 @@ class BaseModelHost:
     async def _start_trainer(self, client: RpcClient) -> None:
         config = self.settings.trainer.model_copy(update={"num_threads": self._threads[1]})
         shares_gpu = self.placement.shared and self.placement.trainer.kind == "cuda"
-        await client.call(StartTrainer(model=self.base_model, config=config, shares_gpu=shares_gpu))
+        await client.call(
+            StartTrainer(
+                model=self.base_model,
+                config=config,
+                shares_gpu=shares_gpu,
+                nodes=self._config.nodes,
+                shared=self._data_dir.samples.absolute(),
+            )
+        )
 
     def status(self) -> dict[str, Any]:
         info = self._engine.known_info

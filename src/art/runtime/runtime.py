@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,7 @@ class Runtime:
                 "without --gpu to use the CPU"
             )
         await asyncio.to_thread(self._lock.acquire, LOCK_WAIT_S)
+        await asyncio.to_thread(shutil.rmtree, self.data_dir.samples, ignore_errors=True)
         await self._registry.start()
         await self.jobs.store.start()
         await self._metrics.start()

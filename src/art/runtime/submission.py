@@ -17,6 +17,7 @@ from art.credit.samples import build_samples
 from art.credit.sft import sft_paths
 from art.errors import TrajectoryError
 from art.gateway.chat import Gateway
+from art.gateway.record.recorder import Exchange
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.training import JobStatus, TrainRequest, TrainSFTRequest, WireGroup
 from art.runtime.checks.observation_check import check_observations
@@ -121,8 +122,10 @@ class Submission:
             checks.append(await check_trial("longest sequence", model, host, [sample]))
         if request.groups:
             groups = await asyncio.to_thread(self._resolve, model, request.groups)
-            checks.append(await check_observations(await self._resolver.resolve(model.key), groups))
-            checks.append(await check_trial("step of the rollouts", model, host, rollout_samples(groups)))
+            exchanges = await asyncio.to_thread(self._answers_of, groups)
+            checks.append(await check_observations(await self._resolver.resolve(model.key), exchanges))
+            samples = await asyncio.to_thread(rollout_samples, groups, self._recorder)
+            checks.append(await check_trial("step of the rollouts", model, host, samples))
         return PreflightReport(checks=checks)
 
     async def _ensure_ready(self, model: RegisteredModel, host: BaseModelHost) -> list[str]:
@@ -133,8 +136,13 @@ class Submission:
         return await self._preflight.ensure(model, host, self._models.data_dir.root, checkpoint)
 
     def _resolve(self, model: RegisteredModel, groups: list[WireGroup]) -> list[ResolvedGroup]:
-        exchanges = self._recorder.find(exchange_ids(groups))
-        return resolve(groups, exchanges, project=model.project, name=model.name)
+        return resolve(groups, self._recorder.find_answers, project=model.project, name=model.name)
+
+    def _answers_of(self, groups: list[ResolvedGroup]) -> list[Exchange]:
+        trajectories = (trajectory for group in groups for trajectory in group.trajectories)
+        return self._recorder.get(
+            {answer.exchange_id for trajectory in trajectories for answer in trajectory.answers()}
+        )
 
     async def _ask_teacher(self, teacher: str, host: BaseModelHost, plan: StepPlan) -> None:
         """Add the teacher's log-probs to the planned samples: only now is the teacher known to be at this step."""

@@ -56,6 +56,8 @@ class DataDir:
         self.keys = root / "keys.db"
         self.lock = root / "server.lock"
         """The lock file, locked by the server that uses the directory."""
+        self.samples = root / ".samples"
+        """Folder of the samples that training calls are working on. What an earlier server left there is deleted."""
         self.logs = root / "logs"
         self.report = self.logs / "report.txt"
         """The newest status report of the server."""

@@ -74,7 +74,8 @@ class Resident:
         else:
             may_fold = configured_mode(self._config) in (None, "none") and not self._base.is_sharded
             policy = LoraPolicy(self._base, lora, may_fold=may_fold)
-        self._loaded = Loaded(policy, Optimizer(policy, self._team), step=0, identity=None)
+        optimizer = Optimizer(policy, self._team, bits=self._config.moment_bits)
+        self._loaded = Loaded(policy, optimizer, step=0, identity=None)
         return self._loaded
 
     def load(self, path: Path) -> Loaded:

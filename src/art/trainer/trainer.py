@@ -21,6 +21,7 @@ from art.errors import ConfigError, ConstraintMismatchError, NothingTrainableErr
 from art.kernels.threads import default_num_threads
 from art.protocol.calls import Train, TrainSft
 from art.protocol.samples import StepResult, TrainingSample
+from art.trainer.gate.noise import expected_noise
 from art.trainer.machine import memory, usage
 from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.policy.base_model import load_base_model
@@ -36,7 +37,7 @@ from art.trainer.step.progress import Progress
 from art.trainer.step.replay import Replayed, Replayer
 from art.trainer.step.step_metrics import summarise, summarise_weights
 from art.trainer.step.update import Update, run_updates
-from art.trainer.tree.tree import check_sample
+from art.trainer.tree.tree import check_samples
 
 _log = logging.getLogger(__name__)
 
@@ -54,15 +55,15 @@ class Trainer:
         or raises in all of them. More calls may follow an error, except after a `ProcessError`.
 
         Raises:
-            ConfigError: the model cannot be loaded or trained, or `team` does not have `config.num_processes`.
+            ConfigError: the model cannot be loaded or trained, or `team` does not have `config.world_size` processes.
         """
-        if config.num_processes != team.size:
+        if config.world_size != team.size:
             raise ConfigError(
-                f"the trainer is configured for {config.num_processes} processes, but {team.size} run; start "
-                f"{config.num_processes} with `torchrun`, and pass `Team.from_environment(config)`",
+                f"the trainer is configured for {config.world_size} processes, but {team.size} run; start "
+                f"{config.world_size} with `torchrun`, and pass `Team.from_environment(config)`",
                 param="num_processes",
             )
-        torch.set_num_threads(max(1, (config.num_threads or default_num_threads()) // team.size))
+        torch.set_num_threads(max(1, (config.num_threads or default_num_threads()) // config.num_processes))
         self._team = team
         self._config = config
         with team.call(in_lockstep=config.shard_base):
@@ -143,8 +144,7 @@ class Trainer:
             } | {name.removeprefix("throughput/"): value for name, value in checkpointing.items()}
 
     def _check(self, samples: Sequence[TrainingSample]) -> Replayed:
-        checked = [check_sample(sample, vocab_size=self._base.vocab_size) for sample in samples]
-        paths = [path for path in checked if path is not None]
+        paths = check_samples(samples, vocab_size=self._base.vocab_size)
         if not paths:
             raise NothingTrainableError(
                 f"none of the {len(samples)} samples has a token to learn: each has an empty loss mask or weight 0"
@@ -162,7 +162,9 @@ class Trainer:
             return plan_sft(replayed.paths, call.config)
         measurer = Measurer(loaded.policy, self._batcher, progress, call.references)
         pairs = [pair for pair in call.pairs if replayed.refused_rollouts.isdisjoint(pair)]
-        return plan_rl(replayed.paths, call.config, pairs, measurer, step=loaded.step)
+        dtype = str(self._base.head.weight.dtype).removeprefix("torch.")
+        noise = expected_noise(self._base.model, dtype, call.engine_dtype)
+        return plan_rl(replayed.paths, call.config, pairs, measurer, step=loaded.step, noise=noise)
 
     def _prepare_checkpointing(self, loaded: Loaded, updates: Sequence[Update]) -> dict[str, float]:
         paths = [path for update in updates for path in update.paths]
@@ -172,7 +174,7 @@ class Trainer:
     def _make_step(self, call: Train | TrainSft, progress: Progress) -> StepResult:
         """Plan the updates, run and report them, and write the checkpoint."""
         started = time.perf_counter()
-        replayed = self._check(call.samples)
+        replayed = self._check(call.read())
         paths = replayed.paths
         loaded = self._resident.load(call.from_checkpoint)
         plan = self._plan(call, replayed, loaded, progress)
@@ -191,7 +193,7 @@ class Trainer:
         trained = time.perf_counter()
         metrics["throughput/train_tokens_per_s"] = metrics["data/step_tokens_unshared"] / (trained - started)
         loaded.step += 1
-        probe_tokens = paths[0].sample.token_ids[:PROBE_TOKENS]
+        probe_tokens = list(paths[0].sample.token_ids[:PROBE_TOKENS])
         config = call.config.model_dump(mode="json")
         self._resident.write(
             call.to_checkpoint, loaded, probe_tokens, job_id=call.job_id, config=config, metrics=metrics

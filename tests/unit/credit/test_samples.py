@@ -32,23 +32,23 @@ from tests.support.recorded_exchanges import (
 def test_turns_that_extend_one_another_become_one_path() -> None:
     (found,) = resolved([trajectory(1.0)])[0].trajectories
     (path,) = found.paths
-    assert path.token_ids == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert [(a.start, a.num_tokens, a.choice, a.exchange) for a in path.answers] == [
-        (3, 2, 0, FIRST),
-        (6, 2, 1, SECOND),
+    assert path.num_tokens == 8
+    assert [(a.start, a.num_tokens, a.choice, a.exchange_id) for a in path.answers] == [
+        (3, 2, 0, "e1"),
+        (6, 2, 1, "e2"),
     ]
     assert (found.label, found.num_choices, found.sampled_tokens) == ("groups[0].trajectories[0]", 2, 4)
 
 
 def test_a_branch_becomes_a_path_of_its_own() -> None:
     (found,) = resolved([trajectory(1.0, BRANCHING)])[0].trajectories
-    assert [path.token_ids for path in found.paths] == [[1, 2, 3, 4, 5], [1, 9, 6, 7]]
+    assert [path.num_tokens for path in found.paths] == [5, 4]
     assert [path.answers[0].choice for path in found.paths] == [0, 1]
 
 
 def test_answers_of_another_model_are_context() -> None:
     (found,) = resolved([trajectory(1.0)], exchanges=(FIRST, replace(SECOND, name="opponent")))[0].trajectories
-    assert [path.token_ids for path in found.paths] == [[1, 2, 3, 4, 5]]
+    assert [path.num_tokens for path in found.paths] == [5]
     assert (found.context_tokens, found.num_choices) == (2, 2)
 
 
@@ -65,7 +65,7 @@ def test_answers_of_further_histories_are_no_choices_of_the_first() -> None:
 
 def test_other_temperatures_do_not_share_a_path() -> None:
     (found,) = resolved([trajectory(1.0)], exchanges=(FIRST, replace(SECOND, temperature=0.7)))[0].trajectories
-    assert [path.answers[0].exchange.temperature for path in found.paths] == [1.0, 0.7]
+    assert [path.answers[0].temperature for path in found.paths] == [1.0, 0.7]
 
 
 def test_groups_without_trajectories_keep_the_numbers_of_the_others() -> None:

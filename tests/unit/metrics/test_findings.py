@@ -32,6 +32,8 @@ HEALTHY = {
     "offpolicy/last_update_kl": 0.1,
     "offpolicy/mean_staleness": 0.0,
     "offpolicy/max_staleness": 0.0,
+    "offpolicy/mismatch_noise": 0.03,
+    "offpolicy/mismatch_noise_allowed": 0.1,
     "offpolicy/mismatch_masked_share": 0.0,
     "offpolicy/mismatch_masked_tokens": 0.0,
     "offpolicy/truncated_share": 0.0,

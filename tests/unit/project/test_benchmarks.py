@@ -13,18 +13,25 @@ import pytest
 
 pytest.importorskip("torch")
 
+from art.trainer.machine.usage import count_flops
+from art.trainer.step.step_metrics import StepRecord
 from benchmarks import __main__ as command
 from benchmarks import (
     constraints,
+    gate,
     gateway_overhead,
     generate,
     grammar,
     growth,
     grpo_loops,
     grpo_step,
+    head_dtypes,
     logprobs,
+    real_shapes,
+    step_profile,
     train_step,
 )
+from benchmarks.gradients import load_policy
 from benchmarks.grpo_loops import COMPLETIONS, GENERATE, PUBLISH, TOTAL, TRAIN, Work, run_ours, write_tokenizer
 from benchmarks.memory import extra_peak_bytes
 from benchmarks.models import model_files
@@ -36,9 +43,64 @@ from tests.support.gateway import make_tokenizer
 def options(name: str) -> argparse.Namespace:
     module = {
         m.__name__.rpartition(".")[2]: m
-        for m in (constraints, gateway_overhead, generate, grammar, growth, grpo_step, logprobs, train_step)
+        for m in (
+            constraints,
+            gate,
+            gateway_overhead,
+            generate,
+            grammar,
+            growth,
+            grpo_step,
+            head_dtypes,
+            logprobs,
+            real_shapes,
+            step_profile,
+            train_step,
+        )
     }[name]
     return command.make_parser({name: module}).parse_args([name, "--quick", "--repeats", "1"])
+
+
+def test_real_shapes_measures_steps() -> None:
+    args = options("real_shapes")
+    args.models = ["0.1 M window"]
+    group, row = real_shapes.run(args).rows
+    assert group["tree tokens"] == row["tree tokens"] == 600
+    assert 2.5 < float(str(group["effective tokens/s"])) / float(str(group["tokens/s"])) < 3
+    for cells in (group, row):
+        assert 0 < float(str(cells["share of limit"])) < 1.5
+        assert float(str(cells["peak GB"])) > 0
+
+
+def test_operations_from_shapes_are_those_that_the_trainer_counts() -> None:
+    with model_files("0.1 M") as files:
+        base = load_policy(files, "cpu", "float32").base
+    for samples in real_shapes.make_workloads(300, base.vocab_size).values():
+        tree = real_shapes.tree_of(samples, base.vocab_size)
+        record = StepRecord(
+            num_tree_tokens=len(tree),
+            num_visible_keys=int(tree.positions.sum()) + len(tree),
+            num_rows=len(set(tree.targets.queries.tolist())),
+        )
+        needed = real_shapes.needed_operations("0.1 M", tree)
+        assert needed == count_flops(base, record)
+        assert real_shapes.needed_operations("0.1 M window", tree) < needed
+
+
+def test_a_profile_lists_operators() -> None:
+    args = options("step_profile")
+    args.models = ["0.1 M"]
+    rows = step_profile.run(args).rows
+    assert any("mm" in str(row["operator"]) for row in rows)
+    shares = [float(str(row["share"])) for row in rows]
+    assert shares == sorted(shares, reverse=True)
+    assert 0.5 < sum(shares) <= 1
+
+
+def test_both_dtypes_of_the_head_are_exact() -> None:
+    rows = head_dtypes.run(options("head_dtypes")).rows
+    assert [row["head"] for row in rows] == ["bfloat16", "float32"]
+    assert all(float(str(row["log-prob error"])) < 1e-3 for row in rows)
 
 
 def test_train_step_compares_the_same_gradient(tmp_path: Path) -> None:
@@ -210,3 +272,14 @@ def test_the_command_writes_table_json_and_plot(tmp_path: Path) -> None:
     assert command.plot_path("growth", tmp_path / "x.png", None) == tmp_path / "x.png"
     assert command.plot_path("growth", None, None) is None
     assert json.dumps(command.to_json({}, {}))
+
+
+def test_the_gate_is_simulated_and_measured() -> None:
+    args = options("gate")
+    args.gate_tokens = 2000
+    result = gate.run(args)
+    cells = {(row["sampler"], row["number type"], row["rollouts"]): row for row in result.rows}
+    right = [row for row in result.rows if str(row["sampler"]).startswith(("right", "real"))]
+    assert all(float(str(row["1 token"]).split(" / ")[0]) < 1.0 for row in right)
+    assert cells["wrong: adapter not applied, KL 0.3", "bfloat16", 128]["500 tokens"] == "100 / 100"
+    assert float(cells["real: engine and trainer, 2 layers", "float32", 8]["rms"]) < 1e-3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import math
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from art.errors import (
     ConflictError,
     CorruptCheckpointError,
     DiskFullError,
-    InvalidRequestError,
     NotFoundError,
     NothingTrainableError,
     TrainingError,
@@ -28,7 +26,7 @@ from art.errors import (
 )
 from art.metrics import catalogue
 from art.protocol.calls import Train, TrainSft
-from art.protocol.samples import StepResult, TrainingSample, samples_from_wire, samples_to_wire
+from art.protocol.samples import StepResult, TrainingSample
 from art.storage import atomic, checkpoints
 from art.trainer.step.probe import measure_probe
 from art.trainer.trainer import OnProgress, Trainer
@@ -292,9 +290,32 @@ def test_the_gate_masks_reports_and_aborts(trainer: Trainer, tmp_path: Path) -> 
     ungated = config.model_copy(update={"mismatch": None})
     step(trainer, tmp_path, 1, ungated, samples=[silent, *own[1:]], to_checkpoint=tmp_path / "silent")
     assert weights(tmp_path / "gated") == weights(tmp_path / "silent")
-    with pytest.raises(TrainingError, match=r"8 of 8 samples .* nothing was trained"):
+    with pytest.raises(TrainingError, match=r"8 of 8 rollouts .* nothing was trained"):
         step(trainer, tmp_path, 1, config, samples=random_samples(3))
     assert not (tmp_path / "0001").exists()
+
+
+def test_the_gate_knows_the_number_type_of_the_engine(trainer: Trainer, tmp_path: Path) -> None:
+    own = with_own_logprobs(trainer._resident.load(tmp_path / "0000").policy, random_samples(3))
+    noisy = [
+        replace(
+            sample,
+            sampling_logprobs=[
+                p + 0.04 * (-1) ** i if m else 0.0
+                for p, m in zip(sample.sampling_logprobs, sample.loss_mask, strict=True)
+            ],
+        )
+        for i, sample in enumerate(own)
+    ]
+    for engine_dtype, is_masked in ((None, True), ("bfloat16", False)):
+        config = TrainConfig(learning_rate=1e-2, mismatch=MismatchConfig(abort=1.0))
+        target = tmp_path / f"as-{engine_dtype}"
+        metrics = step(
+            trainer, tmp_path, 1, config, samples=noisy, to_checkpoint=target, engine_dtype=engine_dtype
+        ).metrics
+        assert (metrics["offpolicy/mismatch_masked_share"] > 0) == is_masked
+        assert metrics["offpolicy/mismatch_noise"] == pytest.approx(0.04, rel=0.01)
+        assert metrics["offpolicy/mismatch_noise_allowed"] == (0.1 if engine_dtype else 0.02)
 
 
 def test_the_gate_looks_at_the_first_minibatch_only(trainer: Trainer, tmp_path: Path) -> None:
@@ -359,18 +380,6 @@ def test_sft_refuses_samples_of_reinforcement_learning(trainer: Trainer, tmp_pat
     paths = {"from_checkpoint": tmp_path / "0000", "to_checkpoint": tmp_path / "0001", "job_id": "job-1"}
     with pytest.raises(TrajectoryError, match="'s0' has component 'rl'"):
         trainer.train(TrainSft(samples=random_samples(0), config=TrainSFTConfig(), **paths))
-
-
-# -- wire --
-
-
-def test_samples_cross_the_wire() -> None:
-    import orjson
-
-    samples = random_samples(0)
-    assert samples_from_wire(orjson.loads(orjson.dumps(samples_to_wire(samples)))) == samples
-    with pytest.raises(InvalidRequestError, match="unexpected keyword"):
-        samples_from_wire({"grammars": [], "samples": [json.loads(orjson.dumps(samples[0])) | {"more": 1}]})
 
 
 def test_threads_default_to_half_of_the_cores(model_path: Callable[[str], str]) -> None:

@@ -20,10 +20,10 @@ from art.config import LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig
 from art.errors import ConfigError, InvalidRequestError, NothingTrainableError, ProcessError
 from art.protocol.calls import InitCheckpoint, Progress, Sleep, StartTrainer, Train, TrainSft
 from art.protocol.rpc import RpcClient
-from art.protocol.samples import StepResult, TrainingSample, samples_to_wire
+from art.protocol.samples import StepResult, TrainingSample
 from art.storage import checkpoints
 from tests.support.calls import raw
-from tests.support.trainer_samples import random_samples
+from tests.support.trainer_samples import random_samples, sample_file
 
 TRAINER = TrainerConfig(device="cpu", num_threads=1)
 LORA = LoraConfig(rank=8, alpha=16)
@@ -66,7 +66,7 @@ async def trainer_process() -> AsyncIterator[TrainerProcess]:
 
 def job(directory: Path, step: int, **changes: Any) -> dict[str, Any]:
     return {
-        "samples": random_samples(step),
+        "samples": sample_file(directory, changes.pop("samples", random_samples(step))),
         "config": RL,
         "from_checkpoint": directory / f"{step - 1:04d}",
         "to_checkpoint": directory / f"{step:04d}",
@@ -99,15 +99,12 @@ async def test_trains_reports_survives_errors_and_is_killed(model_path: Callable
 
         with pytest.raises(NothingTrainableError):
             await client.call(Train(**job(tmp_path, 2, samples=[])))
-        frame = samples_to_wire(random_samples(2))
         with pytest.raises(ConfigError, match="learning_rate"):
-            await client.call(
-                raw("train", **job(tmp_path, 2, samples=frame, config=RL.model_dump() | {"learning_rate": -1}))
-            )
+            await client.call(raw("train", **job(tmp_path, 2, config=RL.model_dump() | {"learning_rate": -1})))
         with pytest.raises(InvalidRequestError, match="unknown method 'sleep'; this process has start_trainer, "):
             await client.call(Sleep())
         with pytest.raises(InvalidRequestError, match="`train` has invalid parameters: job_id: "):
-            await client.call(raw("train", **job(tmp_path, 2, samples=frame, job_id=None)))
+            await client.call(raw("train", **job(tmp_path, 2, job_id=None)))
         sft_job = job(tmp_path, 2, config=TrainSFTConfig(), samples=sft_samples(2))
         sft = [result async for result in client.stream(TrainSft(**sft_job))]
         assert sft[-1].step == 2

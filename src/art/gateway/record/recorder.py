@@ -14,7 +14,7 @@ import os
 import sqlite3
 import time
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -24,6 +24,8 @@ from art.errors import NotFoundError
 from art.gateway.format.bridge import BranchReason
 from art.gateway.record import constraints
 from art.gateway.record.deleted_responses import SCHEMA as _DELETED_SCHEMA
+from art.gateway.record.recorded_answers import COLUMNS as ANSWER_COLUMNS
+from art.gateway.record.recorded_answers import RecordedAnswer, assemble_answers
 from art.gateway.record.rollout_table import create_table, note_exchanges
 from art.protocol.answers import FinishReason
 from art.protocol.chat import Message, Tool
@@ -125,13 +127,15 @@ _COUNT = """
 INSERT INTO token_counts VALUES (?, ?, ?, ?, ?) ON CONFLICT (project, name) DO UPDATE SET
 prompt = prompt + excluded.prompt, cached = cached + excluded.cached, completion = completion + excluded.completion
 """
-_SELECT_WITH_ANCESTORS = f"""
+_WITH_ANCESTORS = """
 WITH RECURSIVE chain(id) AS (
     SELECT value FROM json_each(?)
     UNION SELECT parent_id FROM exchanges JOIN chain USING (id) WHERE parent_id IS NOT NULL
 )
-SELECT {_COLUMNS} FROM exchanges JOIN chain USING (id)
+SELECT {columns} FROM exchanges JOIN chain USING (id)
 """
+_SELECT_WITH_ANCESTORS = _WITH_ANCESTORS.format(columns=_COLUMNS)
+_SELECT_ANSWERS = _WITH_ANCESTORS.format(columns=", ".join(ANSWER_COLUMNS))
 
 
 class Recorder:
@@ -201,10 +205,7 @@ class Recorder:
         """
         ids = list(ids)
         exchanges = self.find(ids)
-        if missing := [i for i in ids if i not in exchanges]:
-            raise NotFoundError(
-                f"{len(missing)} of {len(ids)} exchanges are not recorded on this server, e.g. {missing[0]!r}"
-            )
+        _check_complete(ids, exchanges)
         return [exchanges[i] for i in ids]
 
     def find(self, ids: Iterable[str]) -> dict[str, Exchange]:
@@ -221,6 +222,29 @@ class Recorder:
         for exchange_id, value in self._constraints(drawn_from).items():
             exchanges[exchange_id] = replace(exchanges[exchange_id], constraint=value)
         return {i: exchanges[i] for i in unique_ids & exchanges.keys()}
+
+    def get_answers(self, ids: Iterable[str]) -> dict[str, RecordedAnswer]:
+        """Return exchanges by id, in the form that training reads.
+
+        Raises:
+            NotFoundError: an id is not recorded.
+        """
+        ids = list(ids)
+        answers = self.find_answers(ids)
+        _check_complete(ids, answers)
+        return answers
+
+    def find_answers(self, ids: Iterable[str]) -> dict[str, RecordedAnswer]:
+        """Return the recorded exchanges among `ids`, by id, in the form that training reads."""
+        unique_ids = set(ids)
+        if not unique_ids:
+            return {}
+        rows = self.database.read(_SELECT_ANSWERS, (orjson.dumps(sorted(unique_ids)).decode(),))
+        answers = assemble_answers(rows)
+        drawn_from = {row[0]: row[-1] for row in rows if row[-1] and row[0] in unique_ids}
+        for exchange_id, value in self._constraints(drawn_from).items():
+            answers[exchange_id] = replace(answers[exchange_id], constraint=value)
+        return {i: answers[i] for i in unique_ids & answers.keys()}
 
     def _constraints(self, values: dict[str, str]) -> dict[str, Constraint]:
         """Decode values of the column `constrained`, by exchange id."""
@@ -268,6 +292,13 @@ class Recorder:
         counts, self._pending_counts = self._pending_counts, []
         self._commit, self._next_commit = self._next_commit, None
         await self.database.run(lambda db: _insert(db, rows, counts))
+
+
+def _check_complete(ids: list[str], recorded: Mapping[str, object]) -> None:
+    if missing := [i for i in ids if i not in recorded]:
+        raise NotFoundError(
+            f"{len(missing)} of {len(ids)} exchanges are not recorded on this server, e.g. {missing[0]!r}"
+        )
 
 
 def _create_tables(db: sqlite3.Connection) -> None:

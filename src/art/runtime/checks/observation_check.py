@@ -14,7 +14,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from art.credit.resolve import ResolvedGroup
 from art.gateway.policies import PolicyRef
 from art.gateway.record.recorder import Exchange
 from art.metrics.observations import MIN_READS, swap_observations
@@ -40,16 +39,9 @@ class _Pair:
     num_answer_tokens: int
 
 
-async def check_observations(policy: PolicyRef, groups: Sequence[ResolvedGroup]) -> CheckResult:
-    """Check that answers are less likely after another rollout's observation than after their own."""
-    exchanges = {
-        answer.exchange.id: answer.exchange
-        for group in groups
-        for trajectory in group.trajectories
-        for answer in trajectory.answers()
-        if answer.exchange.completion_token_ids
-    }
-    pairs = await asyncio.to_thread(_pairs, policy, list(exchanges.values()))
+async def check_observations(policy: PolicyRef, exchanges: Sequence[Exchange]) -> CheckResult:
+    """Check that answers, the `exchanges` of some rollouts, are less likely after another rollout's observation."""
+    pairs = await asyncio.to_thread(_pairs, policy, [one for one in exchanges if one.completion_token_ids])
     if len(pairs) < 2:
         problem = "not measured: no two rollouts were shown something different at the same turn"
         return CheckResult(name=NAME, status="warning", found=problem, remedy=_MORE)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
-from art.credit.resolve import ResolvedGroup, TokenPath
+from art.credit.resolve import ResolvedGroup
+from art.credit.samples import PlannedAnswer, PlannedSample, build_samples
 from art.errors import ArtError
+from art.gateway.record.recorder import Recorder
 from art.protocol.preflight import CheckResult
-from art.protocol.samples import TrainingSample
+from art.protocol.samples import TrainingSample, plain_sample
 from art.runtime.host import BaseModelHost
 from art.runtime.registry import RegisteredModel
 
@@ -23,17 +26,29 @@ def random_sample(*, length: int, vocab_size: int) -> TrainingSample:
     """Make a sequence of random tokens that are all learnt, except the first: the worst case for memory."""
     generator = random.Random(0)
     token_ids = [generator.randrange(vocab_size) for _ in range(length)]
-    return _sample("trial", token_ids, [i > 0 for i in range(length)])
+    return replace(plain_sample(token_ids, "trial"), component="sft")
 
 
-def rollout_samples(groups: list[ResolvedGroup]) -> list[TrainingSample]:
+def rollout_samples(groups: list[ResolvedGroup], recorder: Recorder) -> list[TrainingSample]:
     """Make a training sample of every token path of every rollout. Its sampled tokens are learnt."""
-    return [
-        _sample(f"{trajectory.label}.paths[{number}]", path.token_ids, _sampled(path))
+    planned = [
+        PlannedSample(
+            sample_id=f"{trajectory.label}.paths[{number}]",
+            rollout_id=trajectory.label,
+            answers=[
+                PlannedAnswer(exchange_id=answer.exchange_id, num_tokens=answer.num_tokens, advantages=[0.0])
+                for answer in path.answers
+            ],
+            weight=1.0,
+            share=None,
+            policy_version=0,
+        )
         for group in groups
         for trajectory in group.trajectories
         for number, path in enumerate(trajectory.paths)
     ]
+    samples = build_samples(planned, recorder)
+    return [replace(sample, component="sft", temperature=1.0, constraints=[]) for sample in samples]
 
 
 async def check_trial(
@@ -61,23 +76,3 @@ async def check_trial(
         remedy = "for batches of another shape set `trainer.gradient_checkpointing`, or lower `trainer.max_tokens`"
         return CheckResult(name=name, status="warning", found=summary, remedy=remedy, measured=took)
     return CheckResult(name=name, status="ok", found=summary, measured=took)
-
-
-def _sampled(path: TokenPath) -> list[bool]:
-    mask = [False] * len(path.token_ids)
-    for answer in path.answers:
-        mask[answer.start : answer.start + answer.num_tokens] = [True] * answer.num_tokens
-    return mask
-
-
-def _sample(name: str, token_ids: list[int], loss_mask: list[bool]) -> TrainingSample:
-    zeros = [0.0] * len(token_ids)
-    return TrainingSample(
-        sample_id=name,
-        rollout_id=name,
-        token_ids=token_ids,
-        loss_mask=loss_mask,
-        sampling_logprobs=zeros,
-        advantages=zeros,
-        component="sft",
-    )

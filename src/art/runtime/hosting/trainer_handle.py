@@ -1,22 +1,29 @@
-"""The trainer of one base model, seen from the server: one call at a time, repeated if the process dies."""
+"""The trainer of one base model, seen from the server: one call at a time, repeated if the process dies.
+
+The samples of a call go to the trainer as a file, which is written once, read again by each attempt, and deleted after
+the call.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from art.config import LoraConfig, ServerConfig
 from art.errors import JobCancelledError, TrainingError
-from art.protocol.calls import Call, InitCheckpoint, Progress, Train, TrainSft, Trial
+from art.protocol.calls import Call, InitCheckpoint, Progress, SampleCall, Train, TrainSft, Trial
 from art.protocol.rpc import RpcClient, retry_on_process_death
 from art.protocol.samples import StepResult, TrainingSample
 from art.runtime.supervision.process import ChildProcess, ChildSpec
 from art.runtime.supervision.waits import acquired
+from art.storage.atomic import storage_errors
 
 T = TypeVar("T")
+C = TypeVar("C", bound=SampleCall[Any])
 OnProgress = Callable[[int, int], Awaitable[None]]
 """Awaited with the number of micro-batches that are done, and of all."""
 
@@ -33,14 +40,17 @@ class TrainerHandle:
         initialise: Callable[[RpcClient], Awaitable[None]],
         config: ServerConfig,
         engine_aside: Callable[[], AbstractAsyncContextManager[None]],
+        samples: Path,
     ) -> None:
         """
         Args:
             initialise: loads the base model into a new process.
             engine_aside: frees the device for a training call, where engine and trainer share it.
+            samples: folder for the samples of the calls under way.
         """
         self.process = ChildProcess(spec, initialise)
         self._engine_aside = engine_aside
+        self._samples = samples
         self._attempts = config.restarts.call_attempts
         self._job_timeout_s = config.job_timeout_s
         self._lock = asyncio.Lock()
@@ -62,14 +72,31 @@ class TrainerHandle:
             JobCancelledError: `stop` ended the call. A call that was about to end returns instead.
             ProcessError: the trainer died during every attempt.
             TrainingError: the step took longer than `job_timeout_s`.
+            DiskFullError, StorageError: the samples cannot be written.
         """
-        async with self._turn(f"`{call.method}`"), self._engine_aside():
-            return await self._run(call, stop, on_progress)
+        async with self._written(call) as written, self._turn(f"`{call.method}`"), self._engine_aside():
+            return await self._run(written, stop, on_progress)
 
     async def trial(self, samples: list[TrainingSample], lora: LoraConfig | None) -> dict[str, float]:
         """Measure time, memory and gradient of a step that is thrown away; see `Trainer.trial`. It is not repeated."""
-        async with self._turn("a trial step"), self._engine_aside():
-            return await (await self.process.connect()).call(Trial(samples=samples, lora=lora))
+        call = Trial(samples=samples, lora=lora)
+        async with self._written(call) as written, self._turn("a trial step"), self._engine_aside():
+            return await (await self.process.connect()).call(written)
+
+    @asynccontextmanager
+    async def _written(self, call: C) -> AsyncIterator[C]:
+        """Within the body the samples of a call are a file. Writing it takes a thread, so that requests go on."""
+        path = self._samples / f"{uuid.uuid4().hex}.safetensors"
+
+        def write() -> C:
+            with storage_errors(path, "writing"):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                return call.written(path)
+
+        try:
+            yield await asyncio.to_thread(write)
+        finally:
+            await asyncio.to_thread(path.unlink, missing_ok=True)
 
     def _turn(self, what: str) -> AbstractAsyncContextManager[None]:
         return acquired(self._lock, f"its turn for {what} in the {self.process.spec.name}", self._job_timeout_s)

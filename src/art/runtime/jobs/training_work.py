@@ -79,7 +79,7 @@ class TrainingWork:
             host.engine_process.start()  # publishing needs it: after a restart both processes start at the same time
         await asyncio.to_thread(self._models.published, model, from_step)
         await asyncio.to_thread(_remove_unpublished, target, job.job_id)
-        call = await asyncio.to_thread(self._build_call, payload, source, target, job.job_id)
+        call = await asyncio.to_thread(self._build_call, payload, source, target, job.job_id, host.engine_dtype)
         try:
             result = await host.trainer.train(
                 call, stop=control.stop, on_progress=lambda done, total: control.progress("train", done, total)
@@ -124,7 +124,7 @@ class TrainingWork:
             logger.warning("cannot remove old optimiser moments: %s", error)
 
     def _build_call(
-        self, payload: TrainPayload | SftPayload, source: Path, target: Path, job_id: str
+        self, payload: TrainPayload | SftPayload, source: Path, target: Path, job_id: str, engine_dtype: str
     ) -> Train | TrainSft:
         if isinstance(payload, SftPayload):
             return TrainSft(
@@ -142,6 +142,7 @@ class TrainingWork:
             job_id=job_id,
             pairs=payload.plan.pairs,
             references=payload.references,
+            engine_dtype=engine_dtype,
         )
 
 

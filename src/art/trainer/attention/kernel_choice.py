@@ -21,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from art.errors import TrainingError
 from art.trainer.attention.tree_attention import KERNELS, Formula, KernelName, TreeLayout
 from art.trainer.machine.memory import is_out_of_memory, release_memory
 from art.trainer.policy.base_model import BaseModel
@@ -74,13 +75,18 @@ class HeadShape:
         )
 
     def random_inputs(self, num_tokens: int) -> list[torch.Tensor]:
-        """Make query [1, H, T, D], key [1, G, T, D], value [1, G, T, E] and maybe sinks [H] from one fixed seed."""
+        """Make query [1, H, T, D], key [1, G, T, D], value [1, G, T, E] and maybe sinks [H] from one fixed seed.
+
+        Heads of a token lie side by side in memory, as models have them, so that flex is not compiled once more.
+        """
         generator = torch.Generator().manual_seed(0)
+
+        def make(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator).to(self.device, self.dtype)
+
         rows = [(self.num_heads, self.size), (self.num_groups, self.size), (self.num_groups, self.value_size)]
-        shapes: list[tuple[int, ...]] = [(1, count, num_tokens, size) for count, size in rows]
-        if self.has_sinks:
-            shapes.append((self.num_heads,))
-        return [torch.randn(shape, generator=generator).to(self.device, self.dtype) for shape in shapes]
+        inputs = [make(1, num_tokens, count, size).transpose(1, 2) for count, size in rows]
+        return [*inputs, make(self.num_heads)] if self.has_sinks else inputs
 
 
 def choose_kernel(base: BaseModel, num_tokens: int) -> KernelName:
@@ -116,9 +122,15 @@ def fastest_kernel(heads: HeadShape, num_tokens: int) -> KernelName:
 
 
 def time_kernel(kernel: KernelName, heads: HeadShape, num_tokens: int) -> float:
-    """Measure the seconds of a forward and backward pass: infinite if memory runs out, or if flex does not compile."""
+    """Measure the seconds of a forward and backward pass: infinite if memory runs out, or if flex does not compile.
+
+    Raises:
+        TrainingError: torch.compile is turned off, or compiled flex too often.
+    """
     try:
         return _time_passes(kernel, heads, num_tokens)
+    except TrainingError:  # flex is compiled too often, or not at all
+        raise
     except Exception as error:  # from a compiler: Triton, a C compiler or support for this head size is missing
         is_memory = isinstance(error, RuntimeError) and is_out_of_memory(error)
         if kernel != "flex" and not is_memory:

@@ -18,24 +18,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from art.errors import ConfigError
+from art.trainer.attention.block_mask import BLOCK_SIZE, make_block_mask
 from art.trainer.attention.chain_attention import attend_chains
+from art.trainer.attention.flex_kernel import FlexKind, run_flex
 from art.trainer.attention.kept_attention import attend_once
 from art.trainer.tree.chains import ChainKeys, make_chain_keys, plan_chains
-from art.trainer.tree.tree import PrefixTree
+from art.trainer.tree.tree import IntArray, PrefixTree
 
 ATTENTION_NAME = "art_prefix_tree"
 KernelName = Literal["dense", "chains", "flex"]
 
 _UNSUPPORTED = ("softcap", "position_bias")
 """Attention features that change the formula. No kernel here computes them."""
+
+_LENGTHS_PER_OCTAVE: Final = 32
+_MIN_LENGTH: Final = 512
+"""Shortest layout for flex."""
 
 _SINK_WIDTH = 8
 """Columns that `_with_sink_key` adds to each head: fast kernels need a head size that is a multiple of 8."""
@@ -61,19 +67,44 @@ class TreeLayout:
     subtree_end: Tensor  # [T]
     chains: list[ChainKeys]
     kernel: KernelName
+    num_padding: int = 0
+    """Number of tokens at the end that belong to no sequence. They see only themselves, and nothing sees them."""
     derived: dict[Any, Any] = field(default_factory=dict)
     """Masks and plans by (kernel, window), cached by the first layer that needs them."""
 
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of the tree, without padding."""
+        return len(self.token_ids) - self.num_padding
+
 
 def make_layout(tree: PrefixTree, *, device: torch.device, kernel: KernelName) -> TreeLayout:
-    """Copy `tree` to `device`, with what the attention kernel needs."""
+    """Copy `tree` to `device`, with what the attention kernel needs. For flex it is padded to `padded_length`."""
+    size = len(tree)
+    num_padding = padded_length(size) - size if kernel == "flex" else 0
+
+    def padded(values: IntArray, padding: IntArray) -> Tensor:
+        return torch.from_numpy(np.concatenate([values, padding]) if num_padding else values).to(device)
+
+    zeros = np.zeros(num_padding, dtype=np.int64)
     return TreeLayout(
-        token_ids=torch.from_numpy(tree.token_ids).to(device),
-        positions=torch.from_numpy(tree.positions).to(device),
-        subtree_end=torch.from_numpy(tree.subtree_end).to(device),
+        token_ids=padded(tree.token_ids, zeros),
+        positions=padded(tree.positions, zeros),
+        subtree_end=padded(tree.subtree_end, np.arange(size, size + num_padding) + 1),
         chains=[make_chain_keys(chain) for chain in tree.chains] if kernel == "chains" else [],
         kernel=kernel,
+        num_padding=num_padding,
     )
+
+
+def padded_length(num_tokens: int) -> int:
+    """Round `num_tokens` up to a length for flex: a multiple of 128 up to 8,192, then of 1/64 to 1/32 of the length.
+
+    So whole blocks are computed, lengths recur, and padding is at most 127 tokens or 1/32 of the layout, the larger of
+    the two. Shorter layouts than 512 become 512: torch compiles small numbers of blocks separately.
+    """
+    step = max(BLOCK_SIZE, (1 << num_tokens.bit_length() - 1) // _LENGTHS_PER_OCTAVE)
+    return max(_MIN_LENGTH, -(-num_tokens // step) * step)
 
 
 def register_attention() -> None:
@@ -161,45 +192,25 @@ def _attend_chains(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout
     return attend_chains(query, key, value, work, formula.scale, formula.sinks)
 
 
-def attend_flex(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formula: Formula) -> Tensor:
-    """Compute attention over a prefix tree by torch's FlexAttention with a block mask."""
-    from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
+def attend_flex(
+    query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formula: Formula, *, compiles: bool | None = None
+) -> Tensor:
+    """Compute attention over a prefix tree by torch's FlexAttention with a block mask.
 
+    It is compiled on CUDA. Elsewhere it is not, unless `compiles` says so: see `run_flex`.
+    """
     window, sinks = formula.window, formula.sinks
     if (mask := layout.derived.get(("flex", window))) is None:
-        size, device = len(layout.subtree_end), layout.subtree_end.device
-        rule = flex_rule(layout.positions, layout.subtree_end, window)
-        mask = create_block_mask(rule, B=None, H=None, Q_LEN=size, KV_LEN=size, device=device)
+        mask = make_block_mask(layout.positions, layout.subtree_end, window)
         layout.derived["flex", window] = mask
-    options = {"block_mask": mask, "scale": formula.scale, "enable_gqa": query.shape[1] != key.shape[1]}
-    function = _flex_function(query.device.type)
-    if sinks is None:
-        out = function(query, key, value, **options)
-    else:  # attention without a sink, scaled down by the sink's share of the softmax
-        out, aux = function(query, key, value, return_aux=AuxRequest(lse=True), **options)
-        out = out * torch.sigmoid(aux.lse - sinks.float()[:, None])[..., None].to(out.dtype)
+    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+    kind = FlexKind(window, formula.scale, needs_grad, returns_lse=sinks is not None)
+    is_compiled = query.device.type == "cuda" if compiles is None else compiles
+    out, lse = run_flex(query, key, value, mask, kind, compiles=is_compiled)
+    if sinks is not None:  # attention without a sink, scaled down by the sink's share of the softmax
+        assert lse is not None
+        out = out * torch.sigmoid(lse - sinks.float()[:, None])[..., None].to(out.dtype)
     return out.transpose(1, 2)
-
-
-def flex_rule(positions: Tensor, subtree_end: Tensor, window: int | None) -> Callable[..., Tensor]:
-    """Return the prefix tree's attention rule as a function of single indices, the form that FlexAttention expects."""
-
-    def rule(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        allowed = (k <= q) & (q < subtree_end[k])
-        if window is not None:
-            allowed = allowed & (positions[q] - positions[k] < window)
-        return allowed
-
-    return rule
-
-
-@lru_cache(maxsize=1)
-def _flex_function(device_type: str) -> Callable[..., Any]:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    # Without compilation it materialises all scores, which is only acceptable for small layouts on a CPU.
-    function: Callable[..., Any] = torch.compile(flex_attention) if device_type == "cuda" else flex_attention
-    return function
 
 
 KERNELS: dict[KernelName, Callable[[Tensor, Tensor, Tensor, TreeLayout, Formula], Tensor]] = {

@@ -103,10 +103,11 @@ def _apply_gated_mlp(mlp: Any, x: Tensor) -> Tensor:
 
 def _is_gated_mlp(mlp: Any) -> bool:
     """Whether the module computes what `_apply_gated_mlp` does, by its output for usual and large numbers."""
-    weight = next(mlp.down_proj.parameters())
-    width = mlp.gate_proj.in_features
+    if not all(isinstance(layer, torch.nn.Linear) for layer in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)):
+        return False
+    weight = mlp.down_proj.weight
     dtype = weight.dtype if weight.dtype.is_floating_point else torch.get_default_dtype()
-    x = torch.randn(4, width, generator=torch.Generator().manual_seed(0)).to(weight.device, dtype)
+    x = torch.randn(4, mlp.gate_proj.in_features, generator=torch.Generator().manual_seed(0)).to(weight.device, dtype)
     try:
         with torch.no_grad():
             return all(torch.equal(mlp(x * factor), _apply_gated_mlp(mlp, x * factor)) for factor in (1.0, 10.0))

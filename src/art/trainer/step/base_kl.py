@@ -45,7 +45,7 @@ def choose_paths(paths: Sequence[SamplePath], *, step: int) -> list[int]:
     ranks = [rank for rank, index in enumerate(order) if paths[index].sample.component == "rl"]
     if not ranks:
         return []
-    lengths = [len(paths[index].token_ids) for index in order]
+    lengths = [paths[index].num_tokens for index in order]
     budget = _BUDGET * (sum(lengths) - sum(shared))
     every = math.ceil(min(lengths[rank] for rank in ranks) / budget)
     if (step + 1) % every:

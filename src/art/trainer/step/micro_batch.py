@@ -145,11 +145,11 @@ def run_fitting(
             if len(current[0].paths) == 1:
                 path = current[0].paths[0]
                 raise TrainingError(
-                    f"sample {path.sample.sample_id!r}, of {len(path.token_ids)} tokens, does not fit into memory even "
+                    f"sample {path.sample.sample_id!r}, of {path.num_tokens} tokens, does not fit into memory even "
                     "alone; set `gradient_checkpointing`, use dtype bfloat16 or a smaller base model, or leave out "
                     "trajectories of this length"
                 ) from error
-        num_tokens = len(current[0].layout.token_ids)
+        num_tokens = current[0].layout.num_tokens
         current[0].layout.derived.clear()
         release_memory()  # not in the `except` block, where the error still holds the tensors
         fitting = max(1, num_tokens // 2)

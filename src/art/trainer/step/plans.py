@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from art.config import KlConfig, TrainConfig, TrainSFTConfig
+from art.config import KlConfig, MismatchConfig, TrainConfig, TrainSFTConfig
 from art.errors import ConfigError, TrajectoryError
+from art.trainer.gate.gate import Gate
+from art.trainer.gate.noise import Noise
 from art.trainer.step.base_kl import with_sampled_base
 from art.trainer.step.measure import Measurer
 from art.trainer.step.prepare import prepare_paths
@@ -28,26 +31,38 @@ class UpdatePlan:
 
 
 def plan_rl(
-    paths: list[SamplePath], config: TrainConfig, pairs: Sequence[tuple[str, str]], measurer: Measurer, *, step: int
+    paths: list[SamplePath],
+    config: TrainConfig,
+    pairs: Sequence[tuple[str, str]],
+    measurer: Measurer,
+    *,
+    step: int,
+    noise: Noise,
 ) -> UpdatePlan:
     """Plan one update per mini-batch of a reinforcement-learning step. First add the log-probs that the losses need.
+
+    `noise` describes how far engine and trainer may differ, for the gate `mismatch`.
 
     Raises:
         NothingTrainableError: the loss is dpo and no pair can be compared.
         TrajectoryError: the loss is distillation and a sample lacks its teacher's log-probs.
     """
-    paths, metrics = prepare_paths(paths, config, pairs, measurer)
+    make_gate = partial(_make_gate, config.mismatch, noise=noise, step=step)
+    paths, metrics = prepare_paths(paths, config, pairs, measurer, make_gate(paths))
     paths = with_sampled_base(paths, measurer, step=step)
     parts = split_minibatches(paths, config.num_minibatches)
     # If the sampler is the anchor, later updates differ from it by design, so the gate cannot judge them.
-    later = config.mismatch if config.anchor == "step_start" else None
-    gates = [config.mismatch, *[later] * (len(parts) - 1)]
+    gates = [make_gate(part) if n == 0 or config.anchor == "step_start" else None for n, part in enumerate(parts)]
     terms = tuple(term for term in config.terms if not (isinstance(term, KlConfig) and term.where == "reward"))
     updates = [
         Update(paths=part, learning_rate=config.learning_rate, terms=terms, anchor=config.anchor, mismatch=gate)
         for part, gate in zip(parts, gates, strict=True)
     ]
     return UpdatePlan(updates, metrics)
+
+
+def _make_gate(config: MismatchConfig | None, paths: list[SamplePath], *, noise: Noise, step: int) -> Gate | None:
+    return None if config is None else Gate.over(paths, config, noise, step=step)
 
 
 def plan_sft(paths: list[SamplePath], config: TrainSFTConfig) -> UpdatePlan:

@@ -15,20 +15,26 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from art.config import DistillConfig, DpoConfig, KlConfig, MismatchConfig, TrainConfig
+from art.config import DistillConfig, DpoConfig, KlConfig, TrainConfig
 from art.errors import NothingTrainableError, TrajectoryError
+from art.trainer.gate.gate import Gate
 from art.trainer.losses.dpo import judge_preferences
 from art.trainer.losses.kl import kl_estimate
 from art.trainer.step.measure import Measurer
-from art.trainer.step.mismatch import find_mismatched
 from art.trainer.streams import ANCHOR, POLICY, TEACHER
 from art.trainer.tree.tree import SamplePath
 
 
 def prepare_paths(
-    paths: list[SamplePath], config: TrainConfig, pairs: Sequence[tuple[str, str]], measurer: Measurer
+    paths: list[SamplePath],
+    config: TrainConfig,
+    pairs: Sequence[tuple[str, str]],
+    measurer: Measurer,
+    gate: Gate | None,
 ) -> tuple[list[SamplePath], dict[str, float]]:
     """Add to the samples `paths` all that the updates read. Return them, and metrics that are known already.
+
+    `gate` is the gate over all of `paths`. Only `dpo` asks it.
 
     Raises:
         NothingTrainableError: the loss is dpo and no pair can be compared.
@@ -51,7 +57,7 @@ def prepare_paths(
         if isinstance(term, DpoConfig):
             # The anchor's stream: the gate will judge by these same numbers during the update.
             paths = measurer.add_stream(paths, POLICY, ANCHOR)
-            return _with_preferences(paths, term, pairs, config.mismatch)
+            return _with_preferences(paths, term, pairs, gate)
     return paths, {}
 
 
@@ -75,7 +81,7 @@ def _with_kl_reward(paths: list[SamplePath], term: KlConfig) -> list[SamplePath]
 
 
 def _with_preferences(
-    paths: list[SamplePath], term: DpoConfig, pairs: Sequence[tuple[str, str]], gate: MismatchConfig | None
+    paths: list[SamplePath], term: DpoConfig, pairs: Sequence[tuple[str, str]], gate: Gate | None
 ) -> tuple[list[SamplePath], dict[str, float]]:
     """Paths whose advantages are minus the derivative of the pairs' loss (0 without a pair), and metrics."""
     rl = [path for path in paths if path.sample.component == "rl"]
@@ -115,9 +121,8 @@ def _with_preferences(
     }
 
 
-def _mismatched_rollouts(paths: list[SamplePath], gate: MismatchConfig) -> set[str]:
-    """Ids of rollouts with a sample that `gate` masks."""
-    gaps = [torch.from_numpy(path.streams[ANCHOR] - path.sampling_logprobs) for path in paths]
-    samples = torch.repeat_interleave(torch.tensor([len(gap) for gap in gaps]))
-    masked = find_mismatched(torch.cat(gaps), samples, len(paths), gate).tolist()
-    return {path.sample.rollout_id for path, is_masked in zip(paths, masked, strict=True) if is_masked}
+def _mismatched_rollouts(paths: list[SamplePath], gate: Gate) -> set[str]:
+    """Ids of the rollouts that `gate` masks."""
+    log_ratio = np.concatenate([path.streams[ANCHOR] - path.sampling_logprobs for path in paths])
+    masked = gate.judge(gate.collect(paths, log_ratio)).masked
+    return {rollout_id for rollout_id, index in gate.rollouts.items() if masked[index]}

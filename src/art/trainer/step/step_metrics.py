@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from art.trainer.gate.evidence import Evidence
 from art.trainer.policy.policy import Policy
 from art.trainer.tree.tree import SamplePath
 
@@ -38,6 +39,20 @@ class MicroBatchRecord:
         return MicroBatchRecord(**{each.name: getattr(self, each.name)[chosen] for each in fields(self)})
 
 
+@dataclass(frozen=True, slots=True)
+class GateView:
+    """What micro-batches saw of the R rollouts of an update, and what the gate decided by it."""
+
+    evidence: Evidence
+    masked: NDArray[np.bool_]  # [R]
+    """Rollouts of which a micro-batch masked targets."""
+    kept: NDArray[np.bool_]  # [R]
+    """Rollouts of which a micro-batch kept targets."""
+
+    def __add__(self, other: GateView) -> GateView:
+        return GateView(self.evidence + other.evidence, self.masked | other.masked, self.kept | other.kept)
+
+
 @dataclass(slots=True)
 class StepRecord:
     """Measurements of a training step, from which its metrics are computed. They are added while it runs."""
@@ -53,8 +68,13 @@ class StepRecord:
     num_rows: int = 0
     """Number of hidden states that went through the language-model head."""
     num_gated: int = 0
-    """Number of reinforcement-learning samples that the mismatch gate judged."""
+    """Number of reinforcement-learning rollouts that the mismatch gate judged."""
     num_mismatched: int = 0
+    """Number of rollouts that it masked."""
+    gate_noise: list[tuple[float, float]] = field(default_factory=list)  # per update that was gated
+    """Noise that the gate measured, and the largest that it explains by rounding."""
+    gate_views: list[GateView] = field(default_factory=list)
+    """One per update and process."""
     num_mismatched_targets: int = 0
     num_truncated_targets: int = 0
 
@@ -93,6 +113,7 @@ def summarise(record: StepRecord, paths: list[SamplePath], *, step: int, max_gra
         }
         | _against_sampler(rl)
         | _against_base(rl)
+        | _gate_noise(record)
         | {
             "offpolicy/mismatch_masked_share": record.num_mismatched / max(record.num_gated, 1),
             "offpolicy/mismatch_masked_tokens": float(record.num_mismatched_targets),
@@ -134,6 +155,13 @@ def _entropy_where_it_varies(entropy: NDArray[np.float32]) -> dict[str, float]:
 def _entropy_by_sign(rl: MicroBatchRecord) -> dict[str, float]:
     signs = {"loss/entropy_rewarded": rl.advantages > 0, "loss/entropy_punished": rl.advantages < 0}
     return {name: _mean(rl.entropy[sign]) for name, sign in signs.items() if sign.any()}
+
+
+def _gate_noise(record: StepRecord) -> dict[str, float]:
+    if not record.gate_noise:
+        return {}
+    measured, most = record.gate_noise[0]  # of the first update: nothing was trained before it
+    return {"offpolicy/mismatch_noise": measured, "offpolicy/mismatch_noise_allowed": most}
 
 
 def _against_sampler(rl: MicroBatchRecord) -> dict[str, float]:

@@ -10,10 +10,11 @@ loss or the gate masks still count in N: masking tokens must not increase the we
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import partial, reduce
 from itertools import chain
 from typing import Literal
 
@@ -21,8 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from art.config import LossConfig, MismatchConfig, OptimizerConfig
+from art.config import LossConfig, OptimizerConfig
 from art.errors import TrainingError
+from art.trainer.gate.evidence import BoolArray
+from art.trainer.gate.gate import Gate, correct
+from art.trainer.gate.report import check_verdict
 from art.trainer.losses import LossInputs, TokenLoss, sft_loss, term_loss
 from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.machine.shard import idle_layout
@@ -30,11 +34,12 @@ from art.trainer.policy.policy import Policy
 from art.trainer.resident import Loaded
 from art.trainer.step.logprobs import target_logprobs
 from art.trainer.step.micro_batch import MicroBatch, MicroBatcher, count_idle_passes, run_fitting
-from art.trainer.step.mismatch import correct_mismatch, judge_mismatch
 from art.trainer.step.progress import Progress
-from art.trainer.step.step_metrics import MicroBatchRecord, StepRecord
+from art.trainer.step.step_metrics import GateView, MicroBatchRecord, StepRecord
 from art.trainer.streams import ANCHOR, BASE, SAMPLED_BASE
 from art.trainer.tree.tree import FloatArray, SamplePath, Targets
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +53,10 @@ class Update:
     anchor: Literal["sampler", "step_start"] = "sampler"
     """Denominator of importance ratios: the sampler's probability, or the policy's at the start of the step. The latter
     is the stream `ANCHOR`, or without it (a single update) the current policy's."""
-    mismatch: MismatchConfig | None = None
+    mismatch: Gate | None = None
+    masked: BoolArray | None = None  # [R]
+    """Rollouts that the gate masks, by its index of them. `None`: each micro-batch judges by the tokens that its
+    process has seen so far, and the update is computed again if a rollout is judged otherwise once all are known."""
 
 
 def run_updates(
@@ -88,7 +96,7 @@ def compute_gradient(
 
     `micro_batches` are those of this process. Gradient, record and errors are those of all processes, on every process.
     Where memory runs out, a process starts again on smaller micro-batches of the same samples, which have the same
-    gradient.
+    gradient. All start again if the gate judges a rollout otherwise than a micro-batch did that held a part of it.
 
     Returns:
         The token limit of the micro-batches that fitted, the same on every process; `None` if memory did not run out.
@@ -98,22 +106,62 @@ def compute_gradient(
             not fit into memory.
     """
     num_idle = count_idle_passes(micro_batches, policy.base, team)
-    run = partial(_accumulate, policy, update, progress=progress, num_idle=num_idle, number=len(record.losses))
+    run = partial(_accumulate, policy, progress=progress, num_idle=num_idle, number=len(record.losses))
+    gathered = _gather_finite(micro_batches, partial(run, update), policy, team)
+    if update.mismatch is not None:
+        masked, was_known = _judge(update, update.mismatch, [part for (_, part), _ in gathered], record)
+        if not was_known:
+            _log.info("the gate judges rollouts otherwise now that it has seen all their branches: computing again")
+            gathered += _gather_finite(micro_batches, partial(run, replace(update, masked=masked)), policy, team)
+    for (_, part), _ in gathered[-team.size :]:  # counts are added, lists are joined
+        for each in fields(StepRecord):
+            setattr(record, each.name, getattr(record, each.name) + getattr(part, each.name))
+    record.losses.append(sum(loss for (loss, _), _ in gathered[-team.size :]))
+    team.sum_gradients(policy.grads)
+    return min((fitting for _, fitting in gathered if fitting is not None), default=None)
+
+
+def _gather_finite(
+    micro_batches: list[MicroBatch],
+    run: Callable[[Iterator[MicroBatch]], tuple[float, StepRecord]],
+    policy: Policy,
+    team: Team,
+) -> list[tuple[tuple[float, StepRecord], int | None]]:
+    """Run the micro-batches of all processes. Return loss, record and the token limit that fitted, of each process.
+
+    Raises:
+        TrainingError: the loss is not finite.
+    """
     gathered = team.gather(run_fitting(micro_batches, run, policy.base))
-    loss = sum(loss for (loss, _), _ in gathered)
-    if not math.isfinite(loss):
+    if not math.isfinite(sum(loss for (loss, _), _ in gathered)):
         raise TrainingError(
             "the loss is not finite, so nothing was trained; look at the learning rate, the rewards and the sampling "
             "log-probs of this step"
         )
-    for (_, part), _ in gathered:  # counts are added, lists are joined
-        for each in fields(StepRecord):
-            setattr(record, each.name, getattr(record, each.name) + getattr(part, each.name))
-    if update.mismatch is not None:
-        judge_mismatch(record.num_mismatched, record.num_gated, update.mismatch)
-    record.losses.append(loss)
-    team.sum_gradients(policy.grads)
-    return min((fitting for _, fitting in gathered if fitting is not None), default=None)
+    return gathered
+
+
+def _judge(update: Update, gate: Gate, parts: list[StepRecord], record: StepRecord) -> tuple[BoolArray, bool]:
+    """Judge the rollouts by all that the micro-batches saw of them, and count them in `record`.
+
+    Returns:
+        The rollouts to mask [R], and whether every micro-batch has masked exactly those.
+
+    Raises:
+        TrainingError: too many rollouts do not come from this policy.
+    """
+    views = [view for part in parts for view in part.gate_views]
+    if not views:
+        return np.zeros(len(gate.rollouts), dtype=np.bool_), True
+    seen = reduce(GateView.__add__, views)
+    verdict = gate.judge(seen.evidence)
+    masked = verdict.masked if update.masked is None else update.masked
+    record.num_gated += verdict.num_judged
+    record.num_mismatched += int((masked & verdict.seen).sum())
+    if verdict.measured is not None:
+        record.gate_noise.append((verdict.measured, gate.noise.most))
+    check_verdict(gate, verdict, num_masked=record.num_mismatched, num_judged=record.num_gated)
+    return masked, not (seen.kept & masked).any() and not (seen.masked & ~masked).any()
 
 
 def _accumulate(
@@ -146,7 +194,7 @@ def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: S
     inputs = _loss_inputs(logprobs, update, micro_batch)
     scales = torch.from_numpy(_target_scales(targets, update.paths))
     if update.mismatch is not None:
-        scales = scales * _correct(inputs, micro_batch, update.mismatch, record)
+        scales = scales * _correct(inputs, micro_batch, update, record)
     losses = _target_losses(inputs, update.terms, torch.from_numpy(targets.is_sft))
     total = torch.dot(losses.values, scales)
     total.backward()
@@ -165,7 +213,7 @@ def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: S
             base_logprobs=targets.streams.get(BASE, targets.streams.get(SAMPLED_BASE, unknown)),
         )
     )
-    num_tokens = len(layout.token_ids)
+    num_tokens = layout.num_tokens
     record.num_tree_tokens += num_tokens
     record.num_dense_tokens += num_tokens if layout.kernel == "dense" else 0
     record.num_visible_keys += int(layout.positions.sum()) + num_tokens
@@ -210,14 +258,22 @@ def _target_losses(inputs: LossInputs, terms: tuple[LossConfig, ...], is_sft: Te
     return TokenLoss(torch.where(is_sft, plain.values, values), ~is_sft & low, ~is_sft & high)
 
 
-def _correct(inputs: LossInputs, micro_batch: MicroBatch, config: MismatchConfig, record: StepRecord) -> Tensor:
+def _correct(inputs: LossInputs, micro_batch: MicroBatch, update: Update, record: StepRecord) -> Tensor:
     """[N] factors: 0 for targets that this policy did not produce, else the truncated ratio if configured, else 1."""
-    is_sft = torch.from_numpy(micro_batch.targets.is_sft)
+    gate, is_sft = update.mismatch, torch.from_numpy(micro_batch.targets.is_sft)
+    assert gate is not None
     start = inputs.streams.get(ANCHOR, inputs.policy_logprobs.detach())
     log_ratio = torch.where(is_sft, 0.0, start - inputs.sampling_logprobs)
-    correction = correct_mismatch(log_ratio, inputs.samples, len(micro_batch.paths), config)
-    record.num_gated += len(np.unique(micro_batch.targets.samples[~micro_batch.targets.is_sft]))
-    record.num_mismatched += int(correction.masked_samples.sum())
+    rollouts = gate.rollouts_of(micro_batch.paths)  # [N], -1 for SFT
+    evidence = gate.collect(micro_batch.paths, log_ratio.numpy())
+    if update.masked is None:
+        masked = gate.judge(sum((view.evidence for view in record.gate_views), evidence)).masked
+    else:
+        masked = update.masked
+    is_here = np.isin(np.arange(len(masked)), rollouts)
+    record.gate_views = [sum(record.gate_views, GateView(evidence, is_here & masked, is_here & ~masked))]
+    is_masked = torch.from_numpy(np.append(masked, False)[rollouts])  # index -1 is the last
+    correction = correct(log_ratio, is_masked, gate.config)
     record.num_mismatched_targets += int((correction.factors == 0).sum())
     record.num_truncated_targets += correction.num_truncated
     return correction.factors

@@ -64,4 +64,4 @@ def _sizes(paths: Sequence[SamplePath], packed: Sequence[list[int]]) -> list[int
 def count_tree_tokens(paths: Sequence[SamplePath]) -> int:
     """Count the tokens in the prefix tree of `paths` without building the tree."""
     _, shared = sort_paths(paths)
-    return sum(len(path.token_ids) for path in paths) - sum(shared)
+    return sum(path.num_tokens for path in paths) - sum(shared)

@@ -21,7 +21,7 @@ def pack(paths: Sequence[SamplePath], *, max_tokens: int) -> list[list[int]]:
     of the samples, not on their order.
     """
     order, shared = sort_paths(paths)
-    lengths = [len(paths[index].token_ids) for index in order]
+    lengths = [paths[index].num_tokens for index in order]
     pieces: list[tuple[int, list[int]]] = []  # tree tokens, ranks in `order`
     starts = [rank for rank, depth in enumerate(shared) if depth == 0]  # a path that shares nothing starts a tree
     for first, last in zip(starts, [*starts[1:], len(shared)], strict=True):
@@ -66,7 +66,7 @@ def split_minibatches(paths: Sequence[SamplePath], num_minibatches: int) -> list
     Samples come group by group, so a part mostly holds whole groups. Fewer rollouts than parts give fewer parts.
     """
     rollouts = group_by_rollout(paths)
-    total = sum(len(path.token_ids) for path in paths)
+    total = sum(path.num_tokens for path in paths)
     parts: list[list[SamplePath]] = [[]]
     done = 0
     for number, rollout in enumerate(rollouts):
@@ -75,7 +75,7 @@ def split_minibatches(paths: Sequence[SamplePath], num_minibatches: int) -> list
         if parts[-1] and parts_left > 0 and (is_full or num_left <= parts_left):
             parts.append([])
         parts[-1].extend(rollout)
-        done += sum(len(path.token_ids) for path in rollout)
+        done += sum(path.num_tokens for path in rollout)
     return parts
 
 

@@ -26,6 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from art.errors import TrajectoryError
+from art.protocol.compact.layout import lay_out
+from art.protocol.compact.token_paths import TokenPath, sort_ranks
 from art.protocol.samples import TrainingSample
 from art.trainer.tree.masks import VocabularyMask
 
@@ -38,18 +40,27 @@ class SamplePath:
     """A checked training sample as arrays: a sequence of tokens with at least one target (a token to train on)."""
 
     sample: TrainingSample
-    token_ids: IntArray  # [T] tokens up to the last query
+    tokens: TokenPath
+    """The sample's tokens. Its inputs end with the last query."""
     query_positions: IntArray  # [N] index into `token_ids` at which each target is read
     target_token_ids: IntArray  # [N]
     sampling_logprobs: FloatArray  # [N]
     advantages: FloatArray  # [N]
-    key: bytes
-    """`token_ids` as bytes that sort in the same order."""
     streams: dict[str, FloatArray] = field(default_factory=dict)
     """More log-probs [N] of the targets, by name: a teacher's, or those that `art.trainer.step.measure` added."""
     masks: IntArray | None = None  # [N] index into `mask_table`, -1 for the whole vocabulary; `None`: all are -1
     mask_table: Sequence[VocabularyMask] = ()
     """Masks of all samples of a step. They share one table."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens up to the last query, which are laid out."""
+        return self.tokens.num_inputs
+
+    @property
+    def token_ids(self) -> IntArray:  # [T]
+        """Tokens up to the last query. The array is made at each call: all of them together may not fit into memory."""
+        return self.tokens.layout.inputs(self.tokens.rank).astype(np.int64)
 
     @property
     def share(self) -> float:
@@ -105,6 +116,16 @@ class PrefixTree:
         return len(self.token_ids)
 
 
+def check_samples(samples: Sequence[TrainingSample], *, vocab_size: int) -> list[SamplePath]:
+    """Validate samples and convert those with a target to arrays. Their tokens are laid out once for all of them.
+
+    Raises:
+        TrajectoryError: what `check_sample` raises.
+    """
+    paths = [path for sample in samples if (path := check_sample(sample, vocab_size=vocab_size)) is not None]
+    return paths if not paths or sort_ranks([path.tokens for path in paths]) is not None else _with_layout(paths)
+
+
 def check_sample(sample: TrainingSample, *, vocab_size: int) -> SamplePath | None:
     """Validate `sample` and convert it to arrays. Returns `None` if it has no target.
 
@@ -146,17 +167,27 @@ def check_sample(sample: TrainingSample, *, vocab_size: int) -> SamplePath | Non
                 f"{name} has {teacher.size} teacher log-probs for {length} tokens; expected one finite number per token"
             )
         streams["teacher"] = teacher[positions]
-    inputs = token_ids[: positions[-1]]
     return SamplePath(
         sample=sample,
-        token_ids=inputs,
+        tokens=_token_path(sample, token_ids, int(positions[-1])),
         query_positions=positions - 1,
         target_token_ids=token_ids[positions],
         sampling_logprobs=logprobs,
         advantages=advantages,
-        key=inputs.astype(">u4").tobytes(),
         streams=streams,
     )
+
+
+def _token_path(sample: TrainingSample, token_ids: IntArray, num_inputs: int) -> TokenPath:
+    known = sample.token_ids
+    if isinstance(known, TokenPath) and known.num_inputs == num_inputs:
+        return known
+    return lay_out([(token_ids.astype(np.uint32), num_inputs, sample.sample_id)])[0]
+
+
+def _with_layout(paths: Sequence[SamplePath]) -> list[SamplePath]:
+    laid_out = lay_out((path.tokens.array(), path.num_tokens, path.sample.sample_id) for path in paths)
+    return [replace(path, tokens=tokens) for path, tokens in zip(paths, laid_out, strict=True)]
 
 
 def _check_constraints(sample: TrainingSample) -> None:
@@ -181,15 +212,11 @@ def sort_paths(paths: Sequence[SamplePath]) -> tuple[list[int], list[int]]:
 
     Equal paths are ordered by sample id, so the layout does not depend on the order of `paths`.
     """
-    order = sorted(range(len(paths)), key=lambda i: (paths[i].key, paths[i].sample.sample_id))
-    shared = [0] * len(order)
-    for rank in range(1, len(order)):
-        before, here = paths[order[rank - 1]].token_ids, paths[order[rank]].token_ids
-        length = min(len(before), len(here))
-        differs = before[:length] != here[:length]
-        first = int(differs.argmax()) if length else 0
-        shared[rank] = first if length and differs[first] else length
-    return order, shared
+    known = sort_ranks([path.tokens for path in paths])
+    if known is None:
+        known = sort_ranks([path.tokens for path in _with_layout(paths)])
+        assert known is not None, "paths that were laid out together have ranks of their own"
+    return known
 
 
 def build_tree(paths: Sequence[SamplePath]) -> PrefixTree:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from art.credit.resolve import Answer, ResolvedGroup, ResolvedTrajectory, TokenPath
 from art.gateway.format.load import load_renderer
 from art.gateway.format.renderer import Renderer
 from art.gateway.policies import PolicyRef
@@ -66,14 +65,6 @@ def exchange(renderer: Renderer, name: str, shown: str, *, tool: bool = False) -
     )  # fmt: skip
 
 
-def group(exchanges: list[Exchange]) -> ResolvedGroup:
-    trajectories = []
-    for one in exchanges:
-        path = TokenPath(token_ids=[], answers=[Answer(exchange=one, choice=0)])
-        trajectories.append(ResolvedTrajectory(label="t", reward=0.0, paths=[path]))
-    return ResolvedGroup(label="groups[0]", trajectories=trajectories)
-
-
 @pytest.mark.parametrize("tool", [False, True])
 @pytest.mark.parametrize(("loss", "status"), [(2.0, "ok"), (0.11, "ok"), (0.09, "warning"), (0.0, "warning")])
 async def test_what_answers_lose_by_another_observation_is_measured(
@@ -81,7 +72,7 @@ async def test_what_answers_lose_by_another_observation_is_measured(
 ) -> None:
     ref, engine = policy(renderer, loss)
     rollouts = [exchange(renderer, f"e{i}", letter, tool=tool) for i, letter in enumerate("ABCD")]
-    check = await check_observations(ref, [group(rollouts)])
+    check = await check_observations(ref, rollouts)
     assert check.status == status
     assert check.measured["reads"] == pytest.approx(loss)
     assert check.measured["num_answers"] == 4
@@ -95,20 +86,20 @@ async def test_what_answers_lose_by_another_observation_is_measured(
 async def test_what_cannot_be_measured_is_not_called_ok(renderer: Renderer) -> None:
     ref, engine = policy(renderer, 2.0)
     same = [exchange(renderer, f"e{i}", "A") for i in range(4)]
-    for groups in ([group(same)], [group([])], []):
-        check = await check_observations(ref, groups)
+    for exchanges in (same, []):
+        check = await check_observations(ref, exchanges)
         assert (check.status, check.measured) == ("warning", {})
         assert "not measured" in check.found
         assert check.remedy is not None
     short, _ = policy(renderer, 2.0, max_context=3)
     different = [exchange(renderer, f"e{i}", letter) for i, letter in enumerate("ABCD")]
-    assert "not measured" in (await check_observations(short, [group(different)])).found
+    assert "not measured" in (await check_observations(short, different)).found
     assert engine.scored == []
 
 
 async def test_so_many_answers_are_scored_at_most(renderer: Renderer) -> None:
     ref, engine = policy(renderer, 2.0)
     many = [exchange(renderer, f"e{i}", "ABCDEFGH"[i % 8]) for i in range(MAX_ANSWERS + 20)]
-    check = await check_observations(ref, [group(many)])
+    check = await check_observations(ref, many)
     assert check.measured["num_answers"] == MAX_ANSWERS
     assert len(engine.scored) == 2 * MAX_ANSWERS

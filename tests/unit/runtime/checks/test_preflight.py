@@ -31,7 +31,16 @@ from art.runtime.placement.placement import Place, Placement
 from art.runtime.registry import RegisteredModel
 from art.runtime.runtime import Runtime
 from tests.support.gateway import make_tokenizer
-from tests.support.recorded_exchanges import BRANCHING, TWO_TURNS, resolved, trajectory
+from tests.support.recorded_exchanges import (
+    BRANCH,
+    BRANCHING,
+    FIRST,
+    SECOND,
+    TWO_TURNS,
+    Recorded,
+    resolved,
+    trajectory,
+)
 
 GIB = 2**30
 ON_CPU = Placement(engine=Place("cpu"), trainer=Place("cpu"))
@@ -230,7 +239,10 @@ def test_the_sample_is_as_long_as_it_should_be() -> None:
 
 
 def test_rollouts_become_samples_with_their_answers_to_be_learnt() -> None:
-    samples = rollout_samples(resolved([trajectory(1.0, TWO_TURNS), trajectory(1.0, BRANCHING)]))
+    samples = rollout_samples(
+        resolved([trajectory(1.0, TWO_TURNS), trajectory(1.0, BRANCHING)]),
+        Recorded(FIRST, SECOND, BRANCH),  # type: ignore[arg-type]
+    )
     whole = [False, False, False, True, True, False, True, True]
     assert [sample.loss_mask for sample in samples] == [whole, whole[:5], [False, False, False, True]]
     assert all(sample.component == "sft" for sample in samples)

@@ -381,3 +381,21 @@ async def test_a_trainer_that_first_starts_after_the_registration_is_no_fault_of
     assert isinstance(error, ProcessError)
     assert not is_refused
     await runtime.close()
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        (EngineConfig(device="cpu"), "float32"),
+        (EngineConfig(device="cpu", dtype="bfloat16"), "bfloat16"),
+        (VllmConfig(urls=("http://gpu:8000",)), "bfloat16"),
+        (VllmConfig(device="cpu", flags={"quantization": "fp8"}), "quantized"),
+        (VllmConfig(device="cpu", dtype="bfloat16", flags={"kv-cache-dtype": "fp8_e4m3"}), "quantized"),
+        (VllmConfig(device="cpu", flags={"kv_cache_dtype": "auto"}), "float32"),
+    ],
+)
+def test_a_host_knows_the_number_type_of_its_engine_before_it_runs(
+    engine: EngineConfig | VllmConfig, expected: str, tmp_path: Path
+) -> None:
+    host = BaseModelHost("base", ModelSettings(engine=engine), DataDir(tmp_path), ServerConfig())
+    assert host.engine_dtype == expected

@@ -14,15 +14,16 @@ import pytest_asyncio
 
 from art.config import LoraConfig, ServerConfig, TrainConfig, TrainerConfig, TrainSFTConfig
 from art.errors import ArtError, ConfigError, InvalidRequestError, NothingTrainableError, ProcessError
-from art.protocol.calls import Call, InitCheckpoint, StartTrainer, Train, TrainSft
+from art.protocol.calls import Call, InitCheckpoint, SampleFile, StartTrainer, Train, TrainSft
 from art.protocol.rpc import RpcClient
-from art.protocol.samples import StepResult, TrainingSample, samples_to_wire
+from art.protocol.samples import StepResult, TrainingSample
 from art.runtime.supervision.process import ChildProcess, ChildSpec
 from art.runtime.supervision.stacks import dump_stacks
 from art.storage import checkpoints
 from art.testing.tiny.build import build_tiny_model
 from tests.support.calls import raw
 from tests.support.processes import children_of, wait_until_gone
+from tests.support.trainer_samples import sample_file
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -79,7 +80,7 @@ def samples(count: int, *, component: str = "rl") -> list[TrainingSample]:
 
 def job(directory: Path, step: int, **changes: Any) -> dict[str, Any]:
     return {
-        "samples": samples(12),
+        "samples": sample_file(directory, changes.pop("samples", samples(12))),
         "config": RL,
         "from_checkpoint": directory / f"{step - 1:04d}",
         "to_checkpoint": directory / f"{step:04d}",
@@ -122,11 +123,9 @@ async def test_calls_failed_calls_and_steps(trainer: ChildProcess, tmp_path: Pat
         (NothingTrainableError, Train(**job(tmp_path, 2, samples=[]))),
         (
             ConfigError,
-            raw(
-                "train", **job(tmp_path, 2, samples=samples_to_wire([]), config=RL.model_dump() | {"learning_rate": -1})
-            ),
+            raw("train", **job(tmp_path, 2, samples=[], config=RL.model_dump() | {"learning_rate": -1})),
         ),
-        (InvalidRequestError, raw("train", **job(tmp_path, 2, samples={"grammars": [], "samples": [{"tokens": []}]}))),
+        (InvalidRequestError, Train(**job(tmp_path, 2) | {"samples": SampleFile(tmp_path / "gone")})),
         (InvalidRequestError, raw("sleep")),
     ]
     for kind, call in refusals:

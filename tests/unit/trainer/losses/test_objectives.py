@@ -192,7 +192,7 @@ GATE = MismatchConfig(low=0.85, high=1.2, token_low=0.2, token_high=5.0, abort=1
 def test_gate_masks_samples(term: LossConfig, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     (result,) = check(bench, settings(term, mismatch=GATE), monkeypatch)
     num_branches = sum(len(rollout.branches) for rollout in bench.rollouts(0))
-    assert 0 < result.clips.masked_branches < num_branches
+    assert 0 < result.clips.masked_rollouts < num_branches
 
 
 def test_gate_masks_tokens(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def test_gate_masks_tokens(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Non
     masked = []
     for gate in gates:
         (result,) = check(bench, settings(PpoConfig(), mismatch=MismatchConfig(**open_gate, **gate)), monkeypatch)
-        assert result.clips.masked_branches == 0
+        assert result.clips.masked_rollouts == 0
         masked.append(result.clips.masked_tokens)
     assert masked[0] > 0 < masked[1]
     assert masked[2] == masked[0] + masked[1]
@@ -217,7 +217,7 @@ def test_dpo_behind_the_gate(reference: str, bench: Bench, monkeypatch: pytest.M
     assert relative_error(seen.gradient, gradient) < TOLERANCE
     assert step.metrics["loss/train"] == pytest.approx(result.loss.item(), rel=1e-5)
     # One of the four rollouts in two pairs is masked, and the tokens of two are left out.
-    assert (result.clips.masked_branches, step.metrics["offpolicy/mismatch_masked_share"]) == (1, 1 / 4)
+    assert (result.clips.masked_rollouts, step.metrics["offpolicy/mismatch_masked_share"]) == (1, 1 / 4)
     assert step.metrics["offpolicy/mismatch_masked_tokens"] == result.clips.masked_tokens == 15
 
 
@@ -249,7 +249,7 @@ def test_two_updates_from_the_step_start(
 def test_two_updates_anchored_on_the_sampler(term: LossConfig, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     config = settings(term, num_minibatches=2, mismatch=GATE, learning_rate=0.01)
     first, _ = check(bench, config, monkeypatch, seed=1)
-    assert first.clips.masked_branches > 0
+    assert first.clips.masked_rollouts > 0
 
 
 def test_a_single_update_is_its_own_anchor(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,8 @@ def test_gradients_are_those_of_one_process(
 ) -> None:
     samples = random_samples(seed, count)
     samples[::3] = [replace(sample, component="sft") for sample in samples[::3]] if count > 1 else samples
+    # Pairs are branches of one rollout, which the gate judges as a whole wherever they are computed.
+    samples = [replace(sample, rollout_id=f"r{number // 2}") for number, sample in enumerate(samples)]
     update = {"terms": (GspoConfig(),), "mismatch": MismatchConfig(low=0.5, high=1.5, abort=1.0)}
     expected = gradient(alone, model, samples, update, max_tokens)
     found: list[Gradient] = succeeded(pair.run(gradient, model, samples, update, max_tokens, **settings))
@@ -137,12 +139,24 @@ def test_constraints_are_replayed_by_both_and_give_the_same_gradient(
         np.testing.assert_allclose(*map(np.sort, logprobs), atol=1e-5)
 
 
-def test_sharded_weights_with_gradient_checkpointing(pair: Pair, alone: Member, model: str) -> None:
+@pytest.mark.parametrize("mode", [True, "selective"])
+def test_sharded_weights_with_gradient_checkpointing(mode: Any, pair: Pair, alone: Member, model: str) -> None:
     """What is computed again on the way back needs the layer gathered again."""
     samples, loss = random_samples(1), {"terms": (DppoConfig(),)}
     expected = gradient(alone, model, samples, loss, 20)
-    for part in succeeded(pair.run(gradient, model, samples, loss, 20, gradient_checkpointing=True, **SHARDED)):
+    for part in succeeded(pair.run(gradient, model, samples, loss, 20, gradient_checkpointing=mode, **SHARDED)):
         assert close(expected.grads, part.grads)
+
+
+@pytest.mark.parametrize("mode", [False, "selective"])
+def test_sharded_weights_in_bfloat16(mode: Any, pair: Pair, alone: Member, model: str) -> None:
+    """Norms and gates are computed again when the layer's weights are gathered."""
+    samples, loss = random_samples(1), {"terms": (DppoConfig(),)}
+    expected = gradient(alone, model, samples, loss, 20, dtype="bfloat16")
+    config = {"dtype": "bfloat16", "gradient_checkpointing": mode, **SHARDED}
+    for part in succeeded(pair.run(gradient, model, samples, loss, 20, **config)):
+        similarity = np.dot(part.grads, expected.grads) / np.linalg.norm(part.grads) / np.linalg.norm(expected.grads)
+        assert similarity > 0.999
 
 
 def test_full_finetuning_is_shared_out_and_refuses_sharded_weights(pair: Pair, alone: Member, model: str) -> None:

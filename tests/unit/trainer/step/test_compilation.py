@@ -21,8 +21,8 @@ from art.trainer.tree.tree import SamplePath, check_sample
 from tests.support.trainer_samples import VOCAB_SIZE, random_samples
 
 
-def load(path: str) -> BaseModel:
-    return load_base_model(path, TrainerConfig(device="cpu", num_threads=1))
+def load(path: str, **config: Any) -> BaseModel:
+    return load_base_model(path, TrainerConfig(device="cpu", num_threads=1, **config))
 
 
 def make_policy(base: BaseModel, *, fold: bool) -> LoraPolicy:
@@ -63,6 +63,17 @@ def test_compiled_layers_have_the_same_gradient(fold: bool, model_path: Callable
         assert float((found - expected).norm() / expected.norm()) < 1e-5
     assert counters["frames"]["ok"] == counters["frames"]["total"] > 0
     torch.testing.assert_close(base_logprobs(compiled), base_logprobs(plain), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_compiled_layers_in_bfloat16_that_are_checkpointed(model_path: Callable[[str], str]) -> None:
+    torch._dynamo.reset()
+    settings = {"dtype": "bfloat16", "gradient_checkpointing": "selective"}
+    plain = make_policy(load(model_path("Qwen3"), dtype="bfloat16"), fold=False)
+    compiled = make_policy(load(model_path("Qwen3"), compile_layers=True, **settings), fold=False)
+    compile_layers(compiled.base)
+    assert float(torch.cosine_similarity(gradient(compiled, 1), gradient(plain, 1), dim=0)) > 0.99
 
 
 def test_without_a_compiler_it_is_an_error(model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from art.trainer.trainer import Trainer
 from art.trainer.tree.pack import pack
 from art.trainer.tree.tree import SamplePath, build_tree
 from tests.support.constrained_samples import replayed, with_kept
-from tests.support.trainer_samples import random_samples
+from tests.support.trainer_samples import make_gate, random_samples
 
 LORA = LoraConfig(rank=8, alpha=16)
 ON_CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -83,7 +83,8 @@ def run(
     **options: Any,
 ) -> tuple[torch.Tensor, StepRecord, int | None]:
     paths = make_paths()
-    update, record = Update(paths=paths, learning_rate=1.0, terms=(loss or DppoConfig(),), mismatch=gate), StepRecord()
+    update = Update(paths=paths, learning_rate=1.0, terms=(loss or DppoConfig(),), mismatch=make_gate(paths, gate))
+    record = StepRecord()
     micro_batches = split_micro_batches(paths, policy.base, max_tokens=max_tokens)
     fitting = compute_gradient(policy, update, micro_batches, record, **options)
     return policy.grads.clone(), record, fitting

@@ -28,8 +28,6 @@ from art.protocol.samples import (
     Constraint,
     StepResult,
     TrainingSample,
-    samples_from_wire,
-    samples_to_wire,
 )
 from art.protocol.training import WireGroup, WireHistory, WireTrajectory
 from art.testing.tiny.build import build_tiny_model
@@ -41,6 +39,7 @@ from art.trainer.trainer import Trainer
 from art.trainer.tree.tree import SamplePath, check_sample
 from tests.support.constrained_samples import Drawn, Sampler, mask_digests, replayed, training_sample, with_kept
 from tests.support.recorded_exchanges import USER, choice, exchange, resolved, samples_of
+from tests.support.trainer_samples import sample_file
 
 LORA = LoraConfig(rank=8, alpha=16)
 JSON = 'start: %json {"type":"object","properties":{"move":{"type":"string"},"n":{"type":"integer"}},"required":["move","n"]}'
@@ -85,7 +84,7 @@ def new_trainer(model: str, tmp_path: Path) -> Callable[..., Trainer]:
 
 def train(trainer: Trainer, directory: Path, samples: list[TrainingSample], **changes: Any) -> StepResult:
     arguments: dict[str, Any] = {
-        "samples": samples_from_wire(json.loads(json.dumps(samples_to_wire(samples)))),
+        "samples": sample_file(directory, samples),
         "config": TrainConfig(learning_rate=1e-3),
         "from_checkpoint": directory / "0000",
         "to_checkpoint": directory / "0001",
@@ -125,10 +124,10 @@ def test_few_distinct_masks_are_kept(drawn: list[TrainingSample], sampler: Sampl
 
 
 def test_a_replay_gives_the_same_bits_in_another_process(
-    drawn: list[TrainingSample], sampler: Sampler, model: str
+    drawn: list[TrainingSample], sampler: Sampler, model: str, tmp_path: Path
 ) -> None:
     vocab_size = sampler.vocabulary.vocab_size
-    wire = json.dumps([samples_to_wire(drawn), model, vocab_size])
+    wire = json.dumps([str(sample_file(tmp_path, drawn).path), model, vocab_size])
     program = "import sys; from tests.support.constrained_samples import print_masks; print_masks(sys.stdin.read())"
     run = subprocess.run([sys.executable, "-c", program], input=wire, capture_output=True, text=True, check=True)
     assert run.stdout.split() == mask_digests(replayed(drawn, model, vocab_size))

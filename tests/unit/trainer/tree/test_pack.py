@@ -29,7 +29,7 @@ def test_every_sample_once_and_within_the_budget(tokens: list[list[int]], max_to
     assert sorted(index for indices in bins for index in indices) == list(range(len(paths)))
     for indices in bins:
         tree = build_tree([paths[index] for index in indices])
-        distinct = {paths[index].key for index in indices}
+        distinct = {paths[index].token_ids.tobytes() for index in indices}
         assert len(tree) <= max_tokens or len(distinct) == 1
 
 

@@ -1,0 +1,79 @@
+"""Recorded answers as training reads them: tokens and log-probs as arrays, which are read and compared fast.
+
+A step may learn from thousands of exchanges of thousands of tokens each. As lists of Python's numbers they would take
+ten times the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from art.protocol.answers import FinishReason
+from art.protocol.chat import Message
+from art.protocol.samples import Constraint
+
+TokenArray = NDArray[np.uint32]
+
+COLUMNS = (
+    "id", "project", "name", "policy_version", "parent_id", "prompt_tail", "completion", "logprobs", "temperature",
+    "top_p", "finish_reason", "new_messages", "tools", "message", "constrained",
+)  # fmt: skip
+_PLAIN = ("id", "project", "name", "policy_version", "temperature", "top_p", "finish_reason")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedAnswer:
+    """An exchange (recorded request and answer) as training reads it; `Exchange` explains the fields."""
+
+    id: str
+    project: str
+    name: str
+    policy_version: int
+    prompt_token_ids: TokenArray  # [P]
+    completion_token_ids: TokenArray  # [C]
+    sampling_logprobs: NDArray[np.float64]  # [C]
+    temperature: float
+    top_p: float
+    finish_reason: FinishReason
+    message: Message
+    request_messages: list[Message]
+    has_tools: bool
+    constraint: Constraint | None = None
+
+
+def assemble_answers(rows: Iterable[tuple[Any, ...]]) -> dict[str, RecordedAnswer]:
+    """Build answers, without constraints, from rows of `COLUMNS`, which must include all their ancestors."""
+    by_id = {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in rows}
+    built: dict[str, RecordedAnswer] = {}
+    for row in by_id.values():
+        chain = []
+        missing: dict[str, Any] | None = row
+        while missing is not None and missing["id"] not in built:
+            chain.append(missing)
+            missing = by_id[missing["parent_id"]] if missing["parent_id"] is not None else None
+        for link in reversed(chain):
+            built[link["id"]] = _build(link, None if link["parent_id"] is None else built[link["parent_id"]])
+    return built
+
+
+def _build(row: dict[str, Any], parent: RecordedAnswer | None) -> RecordedAnswer:
+    prompt = np.frombuffer(row["prompt_tail"], dtype=np.uint32)
+    messages, has_tools = orjson.loads(row["new_messages"]), row["tools"] not in (None, b"[]")
+    if parent is not None:
+        prompt = np.concatenate([parent.prompt_token_ids, parent.completion_token_ids, prompt])
+        messages, has_tools = [*parent.request_messages, parent.message, *messages], parent.has_tools
+    return RecordedAnswer(
+        **{name: row[name] for name in _PLAIN},
+        prompt_token_ids=prompt,
+        completion_token_ids=np.frombuffer(row["completion"], dtype=np.uint32),
+        sampling_logprobs=np.frombuffer(row["logprobs"], dtype=np.float64),
+        message=orjson.loads(row["message"]),
+        request_messages=messages,
+        has_tools=has_tools,
+    )

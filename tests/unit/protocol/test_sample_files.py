@@ -1,0 +1,185 @@
+"""Samples in a file: nothing is lost or rounded, shared tokens are there once, and the tree is that of the lists."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+from art.errors import InvalidRequestError
+from art.protocol.compact.layout import lay_out
+from art.protocol.compact.sample_files import read_samples, write_samples
+from art.protocol.compact.sequences import SpanValues, spans_of
+from art.protocol.compact.token_paths import TokenPath, sort_ranks
+from art.protocol.samples import ConstrainedSpan, Constraint, TrainingSample
+from art.trainer.tree.tree import build_tree, check_sample, check_samples
+from tests.support.trainer_samples import VOCAB_SIZE, make_sample, random_samples
+
+ANSWER = Constraint(grammar='start: "yes"', stop_token_ids=[2, 7], kept=[[2, 900]])
+paths_of_few_tokens = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=8)
+
+
+def sent(samples: list[TrainingSample], directory: Path) -> list[TrainingSample]:
+    write_samples(directory / "samples", samples)
+    return read_samples(directory / "samples")
+
+
+def varied(seed: int) -> list[TrainingSample]:
+    """Samples with every field set in some of them."""
+    rng = random.Random(seed)
+    changes: list[dict[str, Any]] = [
+        {},
+        {"share": 0.3, "policy_version": 7},
+        {"component": "sft", "weight": 1 / 3},
+        {"temperature": 0.1 + 0.2, "rollout_id": "other"},
+    ]
+    samples = [replace(sample, **rng.choice(changes)) for sample in random_samples(seed)]
+    for number in range(0, len(samples), 3):
+        size = len(samples[number].token_ids)
+        span = ConstrainedSpan(start=1, num_tokens=1, constraint=rng.choice([ANSWER, Constraint(stop_token_ids=[1])]))
+        teacher = [rng.gauss(0, 1) for _ in range(size)]
+        samples[number] = replace(samples[number], teacher_logprobs=teacher, constraints=[span])
+    return samples
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_samples_cross_without_a_change(seed: int, tmp_path: Path) -> None:
+    samples = varied(seed)
+    read = sent(samples, tmp_path)
+    assert read == samples
+    assert sent(read, tmp_path) == samples  # from what was read, as from lists
+
+
+def test_no_samples_and_samples_without_a_target(tmp_path: Path) -> None:
+    assert sent([], tmp_path) == []
+    empty = replace(random_samples(1)[0], loss_mask=[False] * len(random_samples(1)[0].token_ids))
+    assert sent([empty], tmp_path) == [empty]
+
+
+def test_numbers_that_json_does_not_know_cross_too(tmp_path: Path) -> None:
+    [sample] = random_samples(0, count=1)
+    strange = replace(sample, sampling_logprobs=[math.inf] * len(sample.token_ids), weight=math.inf)
+    assert sent([strange], tmp_path) == [strange]
+    [read] = sent([replace(sample, advantages=[math.nan] * len(sample.token_ids))], tmp_path)
+    assert all(map(math.isnan, read.advantages))
+
+
+def test_streams_that_do_not_fit_their_sample_cross_as_they_are(tmp_path: Path) -> None:
+    """The trainer refuses them by name."""
+    [sample] = random_samples(0, count=1)
+    odd = replace(sample, sampling_logprobs=[-1.0], advantages=[*sample.advantages, 1.0])
+    assert sent([odd], tmp_path) == [odd]
+
+
+def test_each_grammar_and_each_shared_token_is_there_once(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    text = "start: " + " | ".join(f'"{number}"' for number in range(500))
+    span = ConstrainedSpan(start=1, num_tokens=1, constraint=Constraint(grammar=text, kept=[list(range(0, 50_000, 5))]))
+    shared = [rng.randrange(VOCAB_SIZE) for _ in range(1000)]
+    samples = [
+        replace(make_sample(f"s{i}", [*shared, i, 5], rng), constraints=[span], loss_mask=[False] * 1001 + [True])
+        for i in range(20)
+    ]
+    samples = [replace(s, sampling_logprobs=[0.0] * 1001 + [-1.0], advantages=[0.0] * 1001 + [1.0]) for s in samples]
+    assert sent(samples, tmp_path) == samples
+    arrays = load_file(tmp_path / "samples")
+    assert len(arrays["tokens"]) == 1000 + 20
+    assert arrays["header"].tobytes().count(b'\\"499\\"') == 1
+    assert (tmp_path / "samples").stat().st_size < 20 * 2_500
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 10**6))
+def test_the_tree_is_that_of_the_lists(tmp_path: Path, seed: int) -> None:
+    samples = varied(seed)
+    one_by_one = [path for sample in samples if (path := check_sample(sample, vocab_size=VOCAB_SIZE)) is not None]
+    read = check_samples(sent(samples, tmp_path), vocab_size=VOCAB_SIZE)
+    picked = random.Random(seed).sample(range(len(read)), random.Random(seed).randrange(1, len(read) + 1))
+    first, second = build_tree([one_by_one[i] for i in picked]), build_tree([read[i] for i in picked])
+    for name in ("token_ids", "positions", "subtree_end"):
+        assert np.array_equal(getattr(first, name), getattr(second, name))
+    assert [(c.start, c.end, c.path.tolist()) for c in first.chains] == [
+        (c.start, c.end, c.path.tolist()) for c in second.chains
+    ]
+    for name in ("queries", "token_ids", "sampling_logprobs", "advantages", "weights", "temperatures", "samples"):
+        assert np.array_equal(getattr(first.targets, name), getattr(second.targets, name))
+
+
+@settings(max_examples=300)
+@given(paths_of_few_tokens, st.randoms(use_true_random=False))
+def test_paths_are_sorted_and_shared_as_plain_lists_are(paths: list[list[int]], rng: random.Random) -> None:
+    sizes = [rng.randrange(len(path) + 1) for path in paths]
+    made = lay_out(
+        (np.asarray(p, dtype=np.uint32), n, str(i)) for i, (p, n) in enumerate(zip(paths, sizes, strict=True))
+    )
+    assert made == paths
+    inputs = [path[:size] for path, size in zip(paths, sizes, strict=True)]
+    chosen = sorted(rng.sample(range(len(paths)), rng.randrange(1, len(paths) + 1)))
+    expected = sorted(chosen, key=lambda i: (inputs[i], str(i)))
+    shared = [0] + [num_shared(inputs[a], inputs[b]) for a, b in itertools.pairwise(expected)]
+    found = sort_ranks([made[i] for i in chosen])
+    assert found is not None
+    assert ([chosen[i] for i in found[0]], found[1]) == (expected, shared)
+    prefixes = {tuple(one[: k + 1]) for one in inputs for k in range(len(one))}
+    assert len(made[0].layout.tokens) == len(prefixes)
+
+
+def num_shared(first: list[int], second: list[int]) -> int:
+    return next(
+        (k for k, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
+
+
+def test_paths_of_several_layouts_have_no_common_order() -> None:
+    one, other = (lay_out([(np.asarray([1, 2], dtype=np.uint32), 1, "a")])[0] for _ in range(2))
+    assert sort_ranks([one, other]) is None
+    assert sort_ranks([one, TokenPath(one.layout, 0)]) is None
+
+
+def test_sequences_behave_like_lists() -> None:
+    mask = SpanValues(5, np.asarray([[1, 2], [3, 5]]), np.ones(3, dtype=np.bool_))
+    assert mask == [False, True, False, True, True]
+    assert mask == [False, True, False, True, True]
+    assert mask != [False] * 5
+    assert (mask[1], mask[2:4], list(mask), sum(mask), len(mask)) == (True, [False, True], list(mask), 3, 5)
+    assert spans_of([False, True, False, True, True]).tolist() == spans_of(mask).tolist() == [[1, 2], [3, 5]]
+    assert spans_of([]).tolist() == []
+    [path] = lay_out([(np.asarray([4, 5, 6], dtype=np.uint32), 2, "a")])
+    assert (path == [4, 5, 6], path[-1], path[:2], len(path)) == (True, 6, [4, 5], 3)
+    assert (path == 3) is False
+
+
+@pytest.mark.parametrize("token", [-1, 2**32, 1.5, "a"])
+def test_a_token_that_is_none_is_refused(token: Any, tmp_path: Path) -> None:
+    sample = replace(random_samples(0)[0], token_ids=[1, token])
+    with pytest.raises(InvalidRequestError, match="sample 's0' has a token that is no token id"):
+        write_samples(tmp_path / "samples", [sample])
+
+
+def test_a_missing_damaged_or_newer_file_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "samples"
+    with pytest.raises(InvalidRequestError, match=r"the file of training samples .* cannot be read"):
+        read_samples(path)
+    write_samples(path, random_samples(0))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+    with pytest.raises(InvalidRequestError, match="cannot be read: SafetensorError"):
+        read_samples(path)
+    path.write_bytes(whole)
+    arrays = load_file(path)
+    save_file({name: array for name, array in arrays.items() if name != "spans"}, path)
+    with pytest.raises(InvalidRequestError, match="KeyError: 'spans'"):
+        read_samples(path)
+    newer = np.frombuffer(arrays["header"].tobytes().replace(b'"format":1', b'"format":9'), dtype=np.uint8)
+    save_file(arrays | {"header": newer}, path)
+    with pytest.raises(InvalidRequestError, match="its format is 9, this version reads 1"):
+        read_samples(path)

@@ -1,0 +1,277 @@
+"""The verdict of the gate on rollouts of any length, in every number type."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from art.config import MismatchConfig
+from art.errors import ConfigError, TrainingError
+from art.trainer.gate.evidence import Evidence
+from art.trainer.gate.gate import Gate, Verdict
+from art.trainer.gate.noise import Noise, expected_noise, is_mixture
+from art.trainer.gate.report import check_verdict
+from art.trainer.tree.tree import SamplePath, check_sample
+from tests.support.trainer_samples import random_samples
+
+BFLOAT16 = Noise(trainer="bfloat16", engine="bfloat16")
+
+
+def make_gate(num_rollouts: int, noise: Noise = BFLOAT16, *, stale: bool = False, **config: Any) -> Gate:
+    rollouts = {str(index): index for index in range(num_rollouts)}
+    return Gate(MismatchConfig(**config), noise, rollouts, np.full(num_rollouts, stale))
+
+
+def judge(log_ratios: list[list[float]], noise: Noise = BFLOAT16, *, stale: bool = False, **config: Any) -> Verdict:
+    gate = make_gate(len(log_ratios), noise, stale=stale, **config)
+    flat = np.concatenate([np.asarray(values, dtype=np.float64) for values in log_ratios])
+    rollouts = np.repeat(np.arange(len(log_ratios)), [len(values) for values in log_ratios])
+    return gate.judge(Evidence.collect(flat, rollouts, len(log_ratios), limit=gate.limit))
+
+
+def masked(log_ratios: list[list[float]], noise: Noise = BFLOAT16, **settings: Any) -> list[bool]:
+    return judge(log_ratios, noise, **settings).masked.tolist()
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 5, 10, 50, 100, 1000, 10_000])
+@pytest.mark.parametrize("heavy", [False, True])
+@pytest.mark.parametrize("rms", [0.032, 0.045])
+def test_a_correct_pair_in_bfloat16_passes_at_any_length(tokens: int, heavy: bool, rms: float) -> None:
+    rng = np.random.default_rng(tokens)
+    shape = (max(16, 200_000 // tokens), tokens)
+    noise = rng.standard_t(3, shape) / math.sqrt(3) if heavy else rng.standard_normal(shape)
+    log_ratios = (noise * rms - rms**2 / 2).tolist()
+    verdict = judge(log_ratios)
+    assert verdict.num_masked / len(log_ratios) < 0.005
+    assert not verdict.is_shifted
+
+
+def test_fixed_bounds_would_mask_half_of_the_short_answers_of_that_pair() -> None:
+    """The bounds of SkyRL at 5 tokens, as the gate had them for every length and number type."""
+    log_ratios = np.random.default_rng(0).normal(-0.0005, 0.032, (10_000, 5)).tolist()
+    assert 0.45 < judge(log_ratios, low=0.99, high=1.01).num_masked / 10_000 < 0.65
+
+
+@pytest.mark.parametrize("noise", [Noise(), BFLOAT16], ids=str)
+def test_samples_that_are_all_wrong_do_not_excuse_themselves(noise: Noise) -> None:
+    wrong = np.random.default_rng(0).normal(-0.08, 0.4, (64, 400))
+    verdict = judge(wrong.tolist(), noise)
+    assert verdict.noise == noise.most
+    assert verdict.num_masked > 32
+
+
+def test_a_shift_of_all_is_seen_where_no_single_rollout_shows_it() -> None:
+    wrong = np.random.default_rng(0).normal(-0.03, 0.05, (2000, 5))
+    verdict = judge(wrong.tolist())
+    assert verdict.num_masked < 20
+    assert verdict.is_shifted
+    assert not judge((wrong + 0.03).tolist()).is_shifted
+
+
+def test_one_long_wrong_rollout_does_not_shift_the_others() -> None:
+    rng = np.random.default_rng(0)
+    right = rng.normal(0, 0.03, (63, 20)).tolist()
+    verdict = judge([*right, [-0.5] * 10_000])
+    assert verdict.masked.tolist() == [False] * 63 + [True]
+    assert not verdict.is_shifted
+
+
+def test_bounds_follow_length_noise_and_number_types() -> None:
+    def bound(tokens: int, noise: Noise) -> float:
+        return float(judge([[0.0] * tokens], noise).high[0])
+
+    assert bound(1, Noise()) == pytest.approx(0.001 + 5 * 0.005)
+    assert bound(100, Noise()) == pytest.approx(0.001 + 5 * 0.005 / 10)
+    assert bound(100, BFLOAT16) == pytest.approx(0.05**2 + 5 * 0.05 / 10)
+    for other in (Noise(engine="bfloat16"), Noise(trainer="bfloat16"), Noise(engine="float16")):
+        assert bound(100, other) == bound(100, BFLOAT16)  # the coarser of the two counts
+    assert (
+        bound(100, Noise(engine="quantized")) == bound(100, replace(BFLOAT16, is_mixture=True)) > bound(100, BFLOAT16)
+    )
+
+
+def test_noise_of_the_step_widens_the_bounds_up_to_what_the_number_type_explains() -> None:
+    def noise(rms: float) -> float:
+        return judge(np.random.default_rng(0).normal(0, rms, (64, 100)).tolist()).noise
+
+    assert noise(0.03) == 0.05
+    assert noise(0.08) == pytest.approx(0.08, rel=0.05)
+    assert noise(0.3) == 0.1
+
+
+def test_errors_that_neighbouring_tokens_share_widen_the_bounds() -> None:
+    noise = np.repeat(np.random.default_rng(0).normal(0, 0.04, (256, 100)), 4, axis=1)  # runs of 4 equal errors
+    verdict = judge(noise.tolist())
+    assert verdict.noise == pytest.approx(0.08, rel=0.2)
+    assert verdict.num_masked == 0
+
+
+def test_older_rollouts_may_differ_by_the_policys_own_steps() -> None:
+    moved = np.random.default_rng(0).normal(-0.008, math.sqrt(2 * 0.008), (32, 500)).tolist()
+    assert judge(moved, Noise()).num_masked > 16
+    verdict = judge(moved, Noise(), stale=True)
+    assert (verdict.num_masked, verdict.is_shifted, verdict.measured) == (0, False, None)
+
+
+def test_bounds_that_the_user_sets_hold_at_every_length() -> None:
+    limit = math.log(1.01)
+    log_ratios = [[0.99 * limit], [1.01 * limit], [0.99 * limit] * 500, [1.01 * limit] * 500]
+    assert masked(log_ratios, high=1.01) == [False, True, False, True]
+    verdict = judge([[-0.1] * 1000] * 8, low=0.9)
+    assert (verdict.num_masked, verdict.is_shifted) == (0, False)
+    assert masked([[0.2] * 100], low=0.9) == [True]  # the other bound stays automatic
+
+
+def test_a_single_outlier_masks_its_rollout() -> None:
+    far, low = math.log(101), math.log(1.01e4)
+    assert masked([[far, -far], [-low, low / 2, low / 2], [0.0, 0.0]]) == [True, True, False]
+
+
+def test_a_rollout_without_tokens_is_no_mismatch() -> None:
+    gate = make_gate(2)
+    verdict = gate.judge(Evidence.collect(np.zeros(1), np.zeros(1, dtype=np.int64), 2, limit=gate.limit))
+    assert (verdict.masked.tolist(), verdict.num_judged) == ([False, False], 1)
+
+
+# -- evidence --
+
+
+def make_paths(*branches: tuple[str, list[int], list[int]]) -> list[SamplePath]:
+    """Samples of (rollout, tokens, indices of targets)."""
+    sample = random_samples(0, 1)[0]
+    samples = [
+        replace(
+            sample,
+            sample_id=str(number),
+            rollout_id=rollout,
+            token_ids=tokens,
+            loss_mask=[i in targets for i in range(len(tokens))],
+            sampling_logprobs=[0.0] * len(tokens),
+            advantages=[0.0] * len(tokens),
+            weight=1.0,
+        )
+        for number, (rollout, tokens, targets) in enumerate(branches)
+    ]
+    return [path for each in samples if (path := check_sample(each, vocab_size=99))]
+
+
+def test_branches_of_a_rollout_are_judged_together() -> None:
+    paths = make_paths(("a", [1, 2, 3], [1, 2]), ("b", [1, 2, 3], [1, 2]), ("a", [1, 9, 9, 9], [2, 3]))
+    gate = Gate.over(paths, MismatchConfig(low=0.9, high=1.1), Noise(), step=0)
+    log_ratio = np.asarray([0.3, 0.3, 0.0, 0.0, -0.3, -0.3], dtype=np.float32)
+    assert gate.judge(gate.collect(paths, log_ratio)).masked.tolist() == [False, False]
+    assert gate.judge(gate.collect(paths[:2], log_ratio[:4])).masked.tolist() == [True, False]
+
+
+def test_a_token_that_branches_share_counts_once() -> None:
+    paths = make_paths(("a", [1, 2, 3, 4], [1, 2, 3]), ("a", [1, 2, 3, 5], [1, 2, 3]), ("b", [1, 2, 3, 5], [1, 2, 3]))
+    gate = Gate.over(paths, MismatchConfig(), Noise(), step=0)
+    evidence = gate.collect(paths, np.asarray([1, 2, 4, 1, 2, 8, 1, 2, 8], dtype=np.float32))
+    assert evidence.counts.tolist() == [4, 3]
+    assert evidence.totals.tolist() == [15, 11]
+
+
+def test_a_token_that_one_branch_learns_and_another_has_as_context_counts_once() -> None:
+    paths = make_paths(("a", [1, 2, 3, 4], [1]), ("a", [1, 2, 3, 5], [3]), ("a", [1, 2, 3, 6], [1, 3]))
+    gate = Gate.over(paths, MismatchConfig(), Noise(), step=0)
+    evidence = gate.collect(paths, np.asarray([1, 2, 1, 4], dtype=np.float32))
+    assert (evidence.counts.tolist(), evidence.totals.tolist()) == ([3], [7])
+
+
+def test_evidence_adds_up_however_it_is_cut() -> None:
+    paths = make_paths(*[(str(n % 3), [1, 2 + n, 3, 4], [1, 2, 3]) for n in range(9)])
+    gate = Gate.over(paths, MismatchConfig(), Noise(), step=0)
+    log_ratio = np.random.default_rng(0).normal(0, 1, 27).astype(np.float32)
+    whole = gate.collect(paths, log_ratio)
+    parts = gate.collect(paths[:4], log_ratio[:12]) + gate.collect(paths[4:], log_ratio[12:])
+    for name in ("counts", "totals", "squares", "lowest", "highest"):
+        assert getattr(parts, name) == pytest.approx(getattr(whole, name))
+
+
+def test_a_rollout_is_stale_if_any_of_its_branches_is() -> None:
+    paths = make_paths(("a", [1, 2], [1]), ("a", [1, 3], [1]), ("b", [1, 4], [1]))
+    paths = [
+        replace(path, sample=replace(path.sample, policy_version=v)) for path, v in zip(paths, (3, 2, 3), strict=True)
+    ]
+    assert Gate.over(paths, MismatchConfig(), Noise(), step=3).is_stale.tolist() == [True, False]
+
+
+# -- what it says --
+
+
+def test_it_says_what_was_observed_at_which_bound_and_what_to_check(caplog: pytest.LogCaptureFixture) -> None:
+    rng = np.random.default_rng(0)
+    right, wrong = rng.normal(0, 0.03, (12, 100)).tolist(), [[-0.2] * 100]
+    config = {"alarm": 0.1, "abort": 0.5}
+    gate, verdict = make_gate(13, **config), judge(right + wrong * 1, **config)
+    with caplog.at_level(logging.WARNING):
+        check_verdict(gate, verdict, num_masked=1, num_judged=13)
+        assert not caplog.records  # 8 % are below the alarm
+        gate, verdict = make_gate(14, **config), judge(right + wrong * 2, **config)
+        check_verdict(gate, verdict, num_masked=2, num_judged=14)
+    for text in (
+        "2 of 14 rollouts have sampling log-probs that the trainer does not reproduce; they were left out",
+        "In 2 the mean of log(policy / sampler) is outside of its bounds: at the worst -0.2 nats per token over 100 tok",
+        "nats per token; the bounds allow for 0.0",
+        "at most 0.1 (trainer in bfloat16, engine in bfloat16)",
+        "Check whether the samples come from another or an older policy",
+    ):
+        assert text in caplog.text
+    assert "mixture" not in caplog.text
+
+
+def test_it_stops_a_step_that_is_mostly_wrong_or_shifted_as_a_whole(caplog: pytest.LogCaptureFixture) -> None:
+    wrong = judge([[-0.3] * 50] * 4)
+    with pytest.raises(TrainingError, match=r"4 of 4 rollouts .* share of 0.5, so nothing was trained\. In 4 the mean"):
+        check_verdict(make_gate(4), wrong, num_masked=4, num_judged=4)
+    shifted = judge(np.random.default_rng(0).normal(-0.03, 0.05, (2000, 5)).tolist())
+    with pytest.raises(
+        TrainingError, match=r"over all 2000 rollouts \(10000 tokens\) .* is -0\.0.*nothing was trained"
+    ):
+        check_verdict(make_gate(2000), shifted, num_masked=0, num_judged=2000)
+    check_verdict(make_gate(2000, abort=1.0), shifted, num_masked=0, num_judged=2000)
+    assert "over all 2000 rollouts" in caplog.text
+
+
+def test_it_says_why_a_mixture_of_experts_is_masked() -> None:
+    noise = replace(BFLOAT16, is_mixture=True)
+    verdict = judge([[-0.9] * 50] * 4, noise)
+    with pytest.raises(
+        TrainingError, match=r"mixture of experts: engine and trainer each choose .*router replay.*dtype"
+    ):
+        check_verdict(make_gate(4, noise), verdict, num_masked=4, num_judged=4)
+
+
+def test_which_models_are_mixtures() -> None:
+    transformers = pytest.importorskip("transformers")
+    assert not is_mixture(transformers.Qwen3Config())
+    for name in ("Qwen3MoeConfig", "GptOssConfig", "DeepseekV3Config", "MixtralConfig"):
+        assert is_mixture(getattr(transformers, name)()), name
+
+
+def test_an_engine_of_unknown_type_has_the_trainers() -> None:
+    model = pytest.importorskip("transformers").Qwen3Config()
+    holder = type("Model", (), {"config": model})
+    assert expected_noise(holder, "bfloat16", None) == BFLOAT16
+    assert str(expected_noise(holder, "float32", "quantized")) == "trainer in float32, engine in quantized"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"mask_token_low": 1e-5}, "`mask_token_low` must be above `token_low`"),
+        ({"mask_token_high": 5.0, "token_high": 4.0}, "`mask_token_high` must be below `token_high`"),
+        ({"truncate": 2.0, "mask_token_high": 2.0}, "never truncates"),
+        ({"truncate": 200.0}, "never truncates"),
+        ({"token_low": 2.0}, "less than or equal to 1"),
+        ({"token_high": 0.5}, "greater than or equal to 1"),
+    ],
+)
+def test_bounds_that_would_do_nothing_are_refused(config: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        MismatchConfig(**config)
