@@ -51,6 +51,7 @@ ONLY_NAMED = (
     "serve_load",
     "greedy",
     "fairness",
+    "memory_forecast",
     "gate",
     "transport",
     "handshake",

@@ -23,6 +23,7 @@ from art.engines.vllm.command import ALLOCATOR_VARIABLES
 from art.errors import ProcessError
 from art.gateway.format.load import load_renderer
 from art.gateway.format.renderer import Renderer
+from art.memory.shape import read_shape
 from art.protocol.calls import QUANTIZED, StartEngine, StartTrainer, StartVllm
 from art.protocol.rpc import RpcClient
 from art.runtime.hosting.adapter_table import AdapterTable
@@ -30,6 +31,7 @@ from art.runtime.hosting.engine_handle import EngineHandle
 from art.runtime.hosting.seats import Seats, with_spare, without_spare
 from art.runtime.hosting.trainer_handle import TrainerHandle
 from art.runtime.placement.devices import find_devices
+from art.runtime.placement.memory import MemoryPlan
 from art.runtime.placement.placement import Place, choose_placement, smallest_memory, split_threads
 from art.runtime.supervision.process import ChildSpec
 from art.storage.layout import DataDir
@@ -128,6 +130,11 @@ class BaseModelHost:
                 f"the folder of base model {self.name!r} is not there now; bring it back, and requests go on"
             )
         return load_renderer(self.base_model, self.settings.render)
+
+    def memory_plan(self) -> MemoryPlan | None:
+        """What the memory of engine and trainer is forecast from; `None` if the base model's shape is unknown."""
+        shape = read_shape(self.base_model)
+        return None if shape is None else MemoryPlan(self.placement, self.settings, self._devices, shape)
 
     async def engine_info(self) -> EngineInfo:
         return await self._engine.info()

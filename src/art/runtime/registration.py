@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from art.errors import ConfigError
+from art.memory.shape import read_shape
 from art.protocol.training import ModelStatus, RegisterRequest
 from art.runtime.base_models import prepare_base_model
 from art.runtime.hosts import Hosts, host_key
@@ -15,8 +16,9 @@ from art.runtime.jobs.runner import JobRunner
 from art.runtime.models import Models, status_of
 from art.runtime.placement.default_engine import FASTER, SLOW, is_slow, with_engine
 from art.runtime.placement.devices import find_devices
-from art.runtime.placement.parameter_count import count_weights
+from art.runtime.placement.memory import MemoryPlan
 from art.runtime.placement.placement import check_placement, choose_placement
+from art.runtime.placement.shortage import check_memory
 from art.runtime.registry import RegisteredModel, Registry
 from art.storage import checkpoints
 from art.storage.layout import validate_name
@@ -107,9 +109,12 @@ class Registration:
         await self._hosts.close_unused(self._models.by_key.values())
 
     async def _make_ready(self, model: RegisteredModel) -> None:
-        num_weights = await asyncio.to_thread(count_weights, model.base_model)
+        shape = await asyncio.to_thread(read_shape, model.base_model)
         devices = await asyncio.to_thread(find_devices)
-        check_placement(choose_placement(model.settings, devices), model.settings, devices, num_weights)
+        placement = choose_placement(model.settings, devices)
+        check_placement(placement, model.settings, devices)
+        if shape is not None:
+            check_memory(MemoryPlan(placement, model.settings, devices, shape))
         host = self._hosts.of(model, is_new=True)
         host.retry()
         if is_slow(model.settings, host.placement.engine.kind):

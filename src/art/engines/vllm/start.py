@@ -16,13 +16,14 @@ from art.config import VllmConfig
 from art.config.engines import DEFAULT_RUNNING
 from art.engine import EngineInfo, GenerateRequest
 from art.engines.vllm import grammars
-from art.engines.vllm.capacity import MEMORY_SHARE, choose_max_running
 from art.engines.vllm.command import MODEL_NAME, find_installation, replicas_share_seed, server_command, vllm_python
 from art.engines.vllm.merged import MergedVllmEngine
 from art.engines.vllm.replica import Replica
 from art.engines.vllm.server import VllmServer
 from art.engines.vllm.vllm_engine import VllmEngine
 from art.errors import ArtError, ConfigError
+from art.memory.engine import max_running_of
+from art.memory.shape import shape_of
 
 logger = logging.getLogger(__name__)
 
@@ -138,20 +139,12 @@ async def _check_logprobs(replica: Replica, model: str) -> None:
 
 
 def _max_running(config: VllmConfig, model: dict[str, Any], info: EngineInfo, memory_bytes: int | None) -> int:
-    if info.device != "cuda" or memory_bytes is None:
-        return DEFAULT_RUNNING
-    flags = {name.replace("-", "_").lstrip("_"): value for name, value in config.flags.items()}
     try:
-        running = choose_max_running(
-            model,
-            memory_bytes=memory_bytes,
-            num_gpus=config.num_devices // config.num_replicas,
-            share=float(str(flags.get("gpu_memory_utilization", MEMORY_SHARE))),
-            context=info.max_context,
-        )
-    except KeyError as error:
-        logger.info("config.json has no %s: vLLM computes %d requests at once", error, DEFAULT_RUNNING)
+        shape = shape_of(model)
+    except (KeyError, TypeError, ValueError) as error:
+        logger.info("the shape of the model is unknown (%s): vLLM computes %d requests at once", error, DEFAULT_RUNNING)
         return DEFAULT_RUNNING
+    running = max_running_of(config, shape, device=info.device, memory_bytes=memory_bytes, context=info.max_context)
     logger.info("vLLM computes up to %d requests at once; `max_running` sets another number", running)
     return running
 

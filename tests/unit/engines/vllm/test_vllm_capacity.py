@@ -11,10 +11,12 @@ import pytest
 from art.config import VllmConfig
 from art.engine import EngineInfo, GenerateRequest
 from art.engines.vllm import capacity
-from art.engines.vllm.capacity import ScoreLimit, choose_max_running, choose_prefill_piece, count_weights
+from art.engines.vllm.capacity import ScoreLimit, choose_prefill_piece
 from art.engines.vllm.command import Installation, replicas_share_seed, server_command, server_environment
 from art.engines.vllm.replica import Replica
 from art.engines.vllm.vllm_engine import VllmEngine
+from art.memory.engine import choose_max_running
+from art.memory.shape import shape_of
 from tests.support.fake_vllm import FakeVllm
 
 GIB = 2**30
@@ -25,9 +27,9 @@ QWEN3_8B = {
 QWEN3_4B = QWEN3_8B | {"hidden_size": 2560, "intermediate_size": 9728, "tie_word_embeddings": True}
 QWEN3_30B = {
     "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
-    "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128, "vocab_size": 151_936,
+    "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "vocab_size": 151_936,
 }  # fmt: skip
-DEEPSEEK = {"num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+DEEPSEEK = QWEN3_8B | {"num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 INFO = EngineInfo(vocab_size=151_936, max_context=32_768, dtype="bfloat16", device="cuda", draws_by_index=False)
 GPU = Installation("python", "0.32.0", "2.13.0", "cuda")
 
@@ -35,12 +37,12 @@ GPU = Installation("python", "0.32.0", "2.13.0", "cuda")
 @pytest.mark.parametrize(("model", "billions"), [(QWEN3_8B, 8.19), (QWEN3_4B, 4.02), (QWEN3_30B, 30.5)])
 def test_weights_are_counted_from_the_config(model: dict[str, Any], billions: float) -> None:
     """The published sizes of Qwen3-8B, Qwen3-4B and Qwen3-30B-A3B."""
-    assert count_weights(model) / 1e9 == pytest.approx(billions, rel=0.01)
+    assert shape_of(model).num_weights / 1e9 == pytest.approx(billions, rel=0.01)
 
 
 def test_keys_and_values_of_a_token() -> None:
-    assert capacity.kv_bytes_per_token(QWEN3_8B) == 2 * 36 * 8 * 128 * 2
-    assert capacity.kv_bytes_per_token(DEEPSEEK) == 61 * 576 * 2
+    assert shape_of(QWEN3_8B).kv_bytes_per_token(2) == 2 * 36 * 8 * 128 * 2
+    assert shape_of(DEEPSEEK).kv_bytes_per_token(2) == 61 * 576 * 2
 
 
 @pytest.mark.parametrize(
@@ -48,13 +50,15 @@ def test_keys_and_values_of_a_token() -> None:
     [(139, 32_768, 320), (80, 32_768, 160), (24, 32_768, 16), (139, 512, 512), (8, 32_768, 16)],
 )
 def test_as_many_requests_as_the_memory_holds(memory_gib: int, context: int, expected: int) -> None:
-    found = choose_max_running(QWEN3_8B, memory_bytes=memory_gib * GIB, num_gpus=1, share=0.9, context=context)
+    found = choose_max_running(
+        shape_of(QWEN3_8B), memory_bytes=memory_gib * GIB, num_gpus=1, share=0.9, context=context
+    )
     assert found == expected
 
 
 def test_more_gpus_hold_more_requests() -> None:
     sizes = [
-        choose_max_running(QWEN3_30B, memory_bytes=80 * GIB, num_gpus=n, share=share, context=8192)
+        choose_max_running(shape_of(QWEN3_30B), memory_bytes=80 * GIB, num_gpus=n, share=share, context=8192)
         for n, share in ((1, 0.7), (1, 0.9), (2, 0.9))
     ]
     assert sizes == sorted({*sizes})
