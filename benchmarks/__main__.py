@@ -51,8 +51,11 @@ ONLY_NAMED = (
     "serve_load",
     "greedy",
     "fairness",
+    "memory_forecast",
     "gate",
     "transport",
+    "handshake",
+    "from_rewards",
 )
 
 ALL = (*DEFAULT, *ONLY_NAMED, *REAL_SHAPES)

@@ -12,6 +12,9 @@ async def main(base_model: str, task_name: str = "tic_tac_toe", num_steps: int =
     async with art.RemoteBackend() as backend:  # the server of ART_SERVER_URL, with the key in ART_API_KEY
         model = art.TrainableModel(name="agent-001", project="remote", base_model=base_model)
         await model.register(backend)
+        config = art.TrainConfig(
+            learning_rate=art.config.ScheduleConfig(peak=3e-3, total_steps=num_steps), num_minibatches=4
+        )
         for step in range(await model.get_step(), num_steps):
             scenarios = task.scenarios("train", seed=step, count=8)
             groups = await art.gather_trajectory_groups(
@@ -21,8 +24,7 @@ async def main(base_model: str, task_name: str = "tic_tac_toe", num_steps: int =
                 ),
                 pbar_desc=f"step {step}",
             )
-            rate = 3e-3 * (num_steps - step) / num_steps  # falls, so that the policy settles
-            result = await backend.train(model, groups, learning_rate=rate, num_minibatches=4, verbose=True)
+            result = await backend.train(model, groups, config=config, verbose=True)
             await model.log(groups, split="train", metrics=result.metrics, step=result.step)
             shares = [trajectory.metrics[task.headline_metric] for group in groups for trajectory in group]
             print(f"step {result.step}: {task.headline_metric} {sum(shares) / len(shares):.0%}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, Unpack, cast, get_args
 
 from art.client import ArtClient
-from art.client.arguments import check_trajectories
+from art.client.arguments import check_groups, check_trajectories
 from art.client.checkpoint_client import CheckpointMethod, Checkpoints, NamedModel
 from art.client.steps import ModelSteps
 from art.config import ModelSettings, OptimizerConfig, TrainConfig, TrainSFTConfig
@@ -215,12 +215,17 @@ class Backend:
         if on_nothing not in get_args(OnNothing):
             raise ConfigError(f'`on_nothing` is "skip" or "raise", got {on_nothing!r}', param="on_nothing")
         config, only_recorded = _read_settings(config, settings)
-        request = TrainRequest(
-            job_id=uuid.uuid4().hex, groups=wire_groups(trajectory_groups), config=_with_optimizer(config, model)
-        )
+        groups, config = check_groups(trajectory_groups), _with_optimizer(config, model)
+        request = TrainRequest(job_id=uuid.uuid4().hex, groups=wire_groups(groups, with_texts=False), config=config)
         if only_recorded:
             check_recorded(request.groups)
-        result = await self._make_step("train", model, request, verbose)
+        result = await self._make_step(
+            "train",
+            model,
+            request,
+            verbose,
+            instead=lambda: request.model_copy(update={"groups": wire_groups(groups)}),
+        )
         if not result.trained and on_nothing == "raise":
             raise NothingTrainableError(result.findings[0])
         return result
@@ -260,10 +265,15 @@ class Backend:
         return await self._make_step("train_sft", model, request, verbose)
 
     async def _make_step(
-        self, kind: JobKind, model: BackendModel, request: TrainRequest | TrainSFTRequest, show: bool
+        self,
+        kind: JobKind,
+        model: BackendModel,
+        request: TrainRequest | TrainSFTRequest,
+        show: bool,
+        instead: Callable[[], TrainRequest] | None = None,
     ) -> TrainResult:
         client = await self._connection()
-        status = await client.run_job(kind, model.project, model.name, request, show=show)
+        status = await client.run_job(kind, model.project, model.name, request, instead=instead, show=show)
         if status.step is None:
             raise TrainingError(f"job {status.job_id} ended without a checkpoint; see the server's log")
         trained = status.trained is not False  # `None`: a server of an older version, which always trained

@@ -7,9 +7,9 @@ and unloaded like an adapter. `engines/` has the implementations, and `tests/con
 Two promises matter for training:
 - `logprobs[i]` is the log-probability under the distribution from which token i was *really* drawn: over what the
   grammar allows, after temperature, top_k, top_p and min_p, in this order. Nothing is recomputed later.
-- The random number that draws token i depends only on `(seed, i)`, never on the rest of the batch. A request that is
-  resumed after `first_index` tokens, because an engine died, therefore draws the same tokens. An engine that cannot do
-  this says so in `EngineInfo.draws_by_index`. It then draws another sample from the right distribution.
+- The random number that draws token i of a `repeatable` request depends only on `(seed, i)`, never on the rest of the
+  batch. Resumed after `first_index` tokens, because an engine died, it therefore draws the same tokens. An engine that
+  cannot do this says so in `EngineInfo.draws_by_index`. It then draws another sample from the right distribution.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ class GenerateRequest:
     """Each of these tokens ends the completion and is part of the result."""
     seed: int
     """Seed of the random numbers that draw the tokens, an unsigned 64-bit number."""
+    repeatable: bool = True
+    """Whether somebody expects the same completion for the same seed. If not, an engine may use other random numbers
+    where they are faster."""
     temperature: float = 1.0
     """0 means greedy sampling, with log-probs of the unscaled distribution."""
     top_p: float = 1.0
@@ -91,6 +94,8 @@ class EngineInfo:
     """Whether the engine honours `GenerateRequest.grammar`."""
     reports_kept: bool = False
     """Whether the engine honours `top_k` and `min_p`, and reports `TokenChunk.kept`."""
+    max_running: int | None = None
+    """Requests that the engine has chosen to compute at once; `None` where its settings say how many."""
     one_policy: bool = False
     """Whether the engine holds one policy at a time, which replaces the base model. `load_adapter` then waits until no
     request runs, and unloads the previous policy."""
@@ -107,9 +112,10 @@ class AdapterInfo:
     num_layers: int
     rank: int
     """Rank of the LoRA matrices; 0 for a full checkpoint."""
-    norm: float
-    """Frobenius norm of the change of the base weights, 0 for a fresh adapter. An adapter changes a layer by
-    `scale * B @ A`, a full checkpoint by the difference of the weights in the engine's dtype."""
+    norm: float | None
+    """Frobenius norm of the change of the base weights that the engine holds in memory, 0 for a fresh adapter. An
+    adapter changes a layer by `scale * B @ A`, a full checkpoint by the difference of the weights in the engine's
+    dtype. `None` for an engine that cannot tell; what it does with an adapter is then proved by log-probs alone."""
 
 
 class Engine(Protocol):

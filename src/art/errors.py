@@ -117,7 +117,7 @@ class AdapterError(PublishError, code="invalid_adapter"):
 
 
 class HandshakeError(PublishError, code="handshake_failed"):
-    """The engine loaded a checkpoint, but its weights or its log-probs of a test text differ from the trainer's."""
+    """The engine's weights or log-probs of a test text differ from the trainer's, or it does not apply adapters."""
 
 
 class JudgeError(ArtError, code="judge_failed"):

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from art.config import ScheduleConfig
 from art.errors import ConfigError, ContextLengthError, InvalidRequestError
 from art.storage.layout import validate_name
 from art.trajectory import Trajectory
@@ -97,8 +98,10 @@ class TaskDefaults:
     """Number of rollouts of each scenario."""
     num_minibatches: int = 4
     """Number of optimiser updates per training step."""
-    schedule: Literal["constant", "linear"] = "linear"
-    """Learning-rate schedule. `linear` falls from `learning_rate` to nearly 0 over the run."""
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """Learning-rate schedule. `linear` and `cosine` fall from `learning_rate` to nearly 0 over the run."""
+    warmup_steps: int = 0
+    """Number of first steps in which the learning rate rises."""
     play_skill: float = 0.5
     """Mean skill, from 0 to 1, of the scripted play for a tiny model's warm start; see `Task.play`."""
     warm_start_steps: int = 600
@@ -116,10 +119,13 @@ class TaskDefaults:
         is_tiny = (Path(base_model).expanduser() / TINY_MODEL_FILE).is_file()
         return replace(self, learning_rate=TINY_LEARNING_RATE if is_tiny else LEARNING_RATE)
 
-    def learning_rate_at(self, index: int, num_steps: int) -> float:
-        """The learning rate of step `index`, counted from 0, in a run of `num_steps`."""
-        learning_rate = LEARNING_RATE if self.learning_rate is None else self.learning_rate
-        return learning_rate if self.schedule == "constant" else learning_rate * (num_steps - index) / num_steps
+    def rate_schedule(self, num_steps: int) -> float | ScheduleConfig:
+        """Return the learning rate, by step if it changes, in a run of `num_steps`."""
+        peak = LEARNING_RATE if self.learning_rate is None else self.learning_rate
+        if self.schedule == "constant" and not self.warmup_steps:
+            return peak
+        total_steps = None if self.schedule == "constant" else num_steps
+        return ScheduleConfig(type=self.schedule, peak=peak, warmup_steps=self.warmup_steps, total_steps=total_steps)
 
 
 class Task(ABC):

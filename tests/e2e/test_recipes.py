@@ -90,3 +90,20 @@ async def test_train(tiny_model: Path, tmp_path: Path) -> None:
     assert result.change is not None
     assert result.change.mean == pytest.approx(result.after.mean - result.before.mean)
     assert (tmp_path / ".art" / "yes_no_maybe" / "models" / "yes_no_maybe-seed0" / "checkpoints" / "0001").exists()
+
+
+@pytest.mark.slow
+async def test_a_rollback_can_be_trained_further(tiny_model: Path) -> None:
+    """A learning rate that is far too high; the model from before the step goes on with a lower one."""
+    settings: dict[str, Any] = {"groups": 4, "rollouts": 4, "project": "p", "rollback_on": ("moved_too_far",)}
+    broken = await art.recipes.train("yes_no_maybe", str(tiny_model), name="a", steps=4, learning_rate=0.2, **settings)
+    assert broken.ending is not None
+    assert "'moved_too_far'" in broken.ending
+    name = f"a-before-{broken.step}"
+    assert name in broken.ending
+    steps = broken.step
+    result = await art.recipes.train(
+        "yes_no_maybe", str(tiny_model), name=name, steps=steps, learning_rate=1e-4, **settings
+    )
+    assert [report.step for report in result.reports] == [steps], "it starts at the checkpoint from before"
+    assert (result.step, result.ending) == (steps, None)

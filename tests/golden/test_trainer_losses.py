@@ -108,6 +108,7 @@ def make_samples(step: int) -> list[TrainingSample]:
                 TrainingSample(
                     sample_id=f"{group}-{member}",
                     rollout_id=f"{group}-{member}",
+                    group_id=str(group),
                     token_ids=prompt + answer + result + final,
                     loss_mask=mask,
                     sampling_logprobs=[-4.0 - math.sin(i + member) if m else 0.0 for i, m in enumerate(mask)],

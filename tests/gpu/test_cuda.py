@@ -20,7 +20,7 @@ from art.engine import GenerateRequest
 from art.errors import HandshakeError
 from art.protocol.calls import Train
 from art.protocol.samples import TrainingSample
-from art.runtime.publish.handshake import TOLERANCE_NATS
+from art.runtime.publish.handshake import BASE_NATS
 from art.runtime.publish.publish import publish
 from art.trainer.attention.kernel_choice import HeadShape, time_kernel
 from art.trainer.attention.tree_attention import KernelName
@@ -217,7 +217,7 @@ async def test_a_trained_step_is_published_and_a_stale_one_is_refused(
     assert result.step == 1
     engine = load_engine(files("Qwen3"), device, dtype)
     metrics = await publish(as_engine(engine), "m@1", second)
-    assert metrics["publish/probe_gap"] < TOLERANCE_NATS[dtype] < metrics["publish/probe_effect"]
+    assert metrics["publish/probe_gap"] < 4 * BASE_NATS[dtype] < metrics["publish/probe_effect"]
     with pytest.raises(HandshakeError, match="m@2 was not published"):
         await publish(as_engine(engine, stale=first), "m@2", second)
 
@@ -232,7 +232,7 @@ async def test_a_quantised_base_is_served_as_it_is_trained(
     trainer = Trainer(str(files("Qwen3").base), TrainerConfig.model_validate(settings))
     trainer.init_checkpoint(path, LORA)
     metrics = await publish(as_engine(load_engine(files("Qwen3"), device, "float32", quantization="nf4")), "m@0", path)
-    assert metrics["publish/probe_gap"] < TOLERANCE_NATS["float32"]
+    assert metrics["publish/probe_gap"] < BASE_NATS["float32"]
     with pytest.raises(HandshakeError):
         await publish(as_engine(load_engine(files("Qwen3"), device, "float32")), "m@0", path)
 

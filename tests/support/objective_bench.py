@@ -40,6 +40,8 @@ from tests.support.objective_rollouts import plan, random_rollouts
 from tests.support.trainer_samples import VOCAB_SIZE, make_gate
 
 LORA = LoraConfig(rank=4, alpha=8)
+GROUP_ORDER = (1, 0)
+"""Groups of the updates of a step from checkpoint 2 with two mini-batches, as `random.Random(2)` shuffles them."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,11 @@ class Bench:
             compute_gradient(loaded.policy, update, batches, record)
             total += loaded.policy.grads
         return total, record
+
+    @property
+    def policy_adapter(self) -> dict[str, Tensor]:
+        """The adapter of checkpoint 2, in float64."""
+        return _double(self.adapters[2])
 
     @property
     def policy(self) -> LoraPolicy:

@@ -30,6 +30,7 @@ class Branch:
     sampling_logprobs: list[float] = field(default_factory=list)  # [T]
     teacher_logprobs: list[float] = field(default_factory=list)  # [T]
     temperature: float = 1.0
+    is_cut: bool = False  # by the token limit
 
     @property
     def learnt(self) -> list[int]:

@@ -25,8 +25,9 @@ def random_rollouts(
     *,
     temperatures: Sequence[float] = (1.0, 1.0, 1.0, 0.7),
     has_branches: bool = True,
+    num_groups: int = 2,
 ) -> list[Rollout]:
-    """Two groups, each of as many rollouts as `temperatures`: two turns with a tool's result between them, behind a
+    """Groups, each of as many rollouts as `temperatures`: two turns with a tool's result between them, behind a
     prompt that the group shares.
 
     Member 1 says the same as member 0 at first; member 2 has a second branch, in which its first answer stands
@@ -38,7 +39,7 @@ def random_rollouts(
         return [rng.randrange(VOCAB_SIZE) for _ in range(count)]
 
     rollouts = []
-    for group in range(2):
+    for group in range(num_groups):
         prompt, opening = draw(5), draw(4)
         for member, temperature in enumerate(temperatures):
             first = opening if member < 2 else draw(3 + member)
@@ -142,7 +143,7 @@ def _exchange(branch: Branch, start: int, end: int, name: str) -> Exchange:
         temperature=branch.temperature,
         top_p=1.0,
         seed=0,
-        finish_reason="stop",
+        finish_reason="length" if branch.is_cut else "stop",
         message={"role": "assistant", "content": ""},
         request_messages=[],
         tools=None,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import orjson
 
 from art.credit.plan import StepPlan
 from art.credit.resolve import ResolvedGroup, resolve
@@ -70,8 +71,7 @@ def resolved(
 def recorded_answer(exchange: Exchange) -> RecordedAnswer:
     """The exchange as training reads it from a record."""
     same = (
-        "id", "project", "name", "policy_version", "temperature", "top_p", "finish_reason", "message",
-        "request_messages", "constraint",
+        "id", "project", "name", "policy_version", "temperature", "top_p", "finish_reason", "constraint",
     )  # fmt: skip
     return RecordedAnswer(
         **{name: getattr(exchange, name) for name in same},
@@ -79,6 +79,7 @@ def recorded_answer(exchange: Exchange) -> RecordedAnswer:
         completion_token_ids=np.asarray(exchange.completion_token_ids, dtype=np.uint32),
         sampling_logprobs=np.asarray(exchange.sampling_logprobs),
         has_tools=bool(exchange.tools),
+        texts=(orjson.dumps(exchange.request_messages), orjson.dumps(exchange.message)),
     )
 
 
@@ -97,3 +98,13 @@ class Recorded:
 def samples_of(plan: StepPlan, *exchanges: Exchange) -> list[TrainingSample]:
     """What the trainer gets when the planned step runs."""
     return build_samples(plan.samples, Recorded(*(exchanges or (FIRST, SECOND, BRANCH, LONG))))  # type: ignore[arg-type]
+
+
+def token_scales(plan: StepPlan) -> dict[str, dict[str, float]]:
+    """What a token's loss is multiplied with in the sum that the trainer makes, by rollout and sample."""
+    total = sum(s.weight * sum(a.num_tokens for a in s.answers) if s.share is None else s.share for s in plan.samples)
+    scales: dict[str, dict[str, float]] = {}
+    for sample in plan.samples:
+        rollout = scales.setdefault(sample.rollout_id.removeprefix("groups"), {})
+        rollout[sample.sample_id.rsplit(".", 1)[1]] = sample.weight / total
+    return scales

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from art.config import LoraConfig, TrainConfig, TrainerConfig, VllmConfig
 from art.engine import Engine, GenerateRequest
-from art.engines.vllm.start import start_engine
+from art.engines.vllm.start import Launch, start_engine
 from art.errors import ArtError
 from art.gateway.format.fidelity import examine, plain_conversations
 from art.gateway.format.load import load_renderer
@@ -270,7 +270,7 @@ def _peft_gradient(path: Path, adapter: Path, samples: list[TrainingSample]) -> 
 
 async def _check_vllm(path: Path, work: Path, renderer: Renderer, python: str) -> Outcome:
     config = VllmConfig(device="cpu", dtype="float32", num_threads=1)
-    engine, server = await start_engine(str(path), config, lora_rank=LORA.rank, python=python)
+    engine, server = await start_engine(str(path), config, Launch(LORA.rank, python))
     try:
         samples = await sample_answers(engine, renderer)
         check_logprobs(path, samples)

@@ -31,7 +31,7 @@ from art.config import ModelSettings, TrainConfig
 from art.errors import ArtError, ConfigError
 from art.gather import gather_trajectory_groups
 from art.model import TrainableModel
-from art.protocol.preflight import CheckResult, CheckStatus, PreflightRequest
+from art.protocol.preflight import CheckResult, CheckStatus, MemoryPart, PreflightRequest
 from art.task import Task, draw_scenarios, get_task
 from art.trajectory import TrajectoryGroup
 
@@ -221,12 +221,26 @@ async def examine_task(
     return checks
 
 
+def _show_memory(console: Console, parts: Sequence[MemoryPart]) -> None:
+    """Print a forecast as one table per device, by part."""
+    for where in dict.fromkeys(part.where for part in parts):
+        table = Table("process", "part", Column("GiB", justify="right"), title=f"Memory forecast of {where}")
+        here = [part for part in parts if part.where == where]
+        for part in here:
+            table.add_row(part.owner, part.name, f"{part.size_bytes / 2**30:.2f}")
+        table.add_section()
+        table.add_row("", "total", f"{sum(part.size_bytes for part in here) / 2**30:.2f}")
+        console.print(table)
+
+
 def _show(console: Console, checks: Sequence[CheckResult]) -> None:
     table = Table(*(Column(name, overflow="fold") for name in ("check", "", "found", "what to do")), show_lines=True)
     for check in checks:
         status = Text(check.status, style=COLOURS[check.status])
         table.add_row(check.name, status, check.found, check.remedy or "")
     console.print(table)
+    for check in checks:
+        _show_memory(console, check.memory)
     count = {status: sum(check.status == status for check in checks) for status in COLOURS}
     verdict = "not ready to be trained" if count["failure"] else "ready to be trained"
     console.print(f"{verdict}: {count['failure']} failures, {count['warning']} warnings, {count['ok']} ok")

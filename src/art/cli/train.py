@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _summary(result: TaskTrainingResult) -> dict[str, object]:
-    summary: dict[str, object] = {"stopped": "budget" if result.is_over_budget else None}
+    summary: dict[str, object] = {"stopped": "budget" if result.is_over_budget else result.ending}
     if result.after is not None:
         summary |= {"evaluation": result.after.mean, "interval": list(result.after.interval)}
         if result.before is not None:

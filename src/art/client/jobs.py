@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import Any, Self, cast
 from urllib.parse import quote
@@ -15,7 +15,15 @@ from pydantic import BaseModel, ValidationError
 
 from art.client.http import READ_TIMEOUT_S, HttpClient, LostAnswerError
 from art.client.waiting import announce_wait
-from art.errors import ArtError, JobCancelledError, NotFoundError, ProcessError, error_from_code
+from art.errors import (
+    ArtError,
+    InvalidRequestError,
+    JobCancelledError,
+    NotFoundError,
+    ProcessError,
+    TrajectoryMismatchError,
+    error_from_code,
+)
 from art.protocol.job_states import ENDED, JobKind
 from art.protocol.jobs import JobEvent, JobList
 from art.protocol.training import JobProgress, JobStatus
@@ -36,9 +44,19 @@ class JobClient(HttpClient):
     """A client of one server that submits, follows and stops jobs."""
 
     async def run_job(
-        self, kind: JobKind, project: str, name: str, request: BaseModel, *, show: bool = False
+        self,
+        kind: JobKind,
+        project: str,
+        name: str,
+        request: BaseModel,
+        *,
+        instead: Callable[[], BaseModel] | None = None,
+        show: bool = False,
     ) -> JobStatus:
         """Submit a job, again if the server has lost it, and wait for its end, with a progress bar if `show`.
+
+        Args:
+            instead: makes the request in a longer form, for a server that refuses `request`.
 
         Raises:
             ArtError: the error that the job ended with.
@@ -46,17 +64,17 @@ class JobClient(HttpClient):
             ProcessError: the job took longer than `JOB_DEADLINE_S`.
         """
         what = f"{_NAMES.get(kind, f'the {kind}')} of {project}/{name}"
-        submit = partial(self.typed, JobStatus, "POST", model_path(project, name, kind), body=request)
+        submit = _Submission(partial(self.typed, JobStatus, "POST", model_path(project, name, kind)), request, instead)
         deadline = time.monotonic() + JOB_DEADLINE_S
         with JobView(what, show=show) as view, announce_wait(view.describe):
-            status = await submit()
+            status = await submit.send()
             while status.state not in ENDED:
                 try:
                     status = await self._follow(status.job_id, view, deadline)
                 except NotFoundError:
                     # The server went down before it stored the job. With the same id it cannot run twice.
                     logger.warning("the server does not know job %s (%s): submitting it again", status.job_id, what)
-                    status = await submit()
+                    status = await submit.send()
         if status.state == "cancelled":
             raise JobCancelledError(f"{what} was cancelled (job {status.job_id})")
         if status.state == "failed":
@@ -137,6 +155,27 @@ class JobClient(HttpClient):
     async def cancel_job(self, job_id: str) -> JobStatus:
         """Stop a job; a job that has ended stays as it is. A training stops after its current micro-batch."""
         return await self.typed(JobStatus, "POST", f"{_job_path(job_id)}/cancel")
+
+
+class _Submission:
+    """Sends the request for a job, in its longer form once the server has refused the short one."""
+
+    def __init__(
+        self, send: Callable[..., Awaitable[JobStatus]], request: BaseModel, instead: Callable[[], BaseModel] | None
+    ) -> None:
+        self._send = send
+        self._request = request
+        self._instead = instead
+
+    async def send(self) -> JobStatus:
+        try:
+            return await self._send(body=self._request)
+        except (InvalidRequestError, TrajectoryMismatchError) as refusal:
+            if self._instead is None:
+                raise
+            logger.debug("the server refused a request in its short form: %s", refusal)
+        self._request, self._instead = self._instead(), None
+        return await self._send(body=self._request)
 
 
 class JobView:

@@ -1,4 +1,9 @@
-"""Converts trajectories to the wire types that are sent for training."""
+"""Converts trajectories to the wire types that are sent for training.
+
+The server has recorded every answer with the messages before it. So reinforcement learning sends only the ids of the
+answers, each with a digest of its conversation, by which the server notices an edited one. It sends the texts if the
+server asks for them: an older one, or one that has to say which message differs.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +12,23 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from art.client.arguments import check_groups
-from art.errors import NothingTrainableError, TrajectoryError
+from art.errors import ArtError, NothingTrainableError, TrajectoryError
 from art.messages import is_choice, parse_item
-from art.protocol.training import WireGroup, WireHistory, WireTrajectory
+from art.protocol.chat import conversation_digest, message_digest
+from art.protocol.training import WireAnswer, WireGroup, WireHistory, WireTrajectory
 from art.trajectory import History, Trajectory, TrajectoryGroup, finite_number, infra_fault, is_policy_fault, to_plain
 
 logger = logging.getLogger(__name__)
 
+_SAID = {"role", "content", "name", "tool_calls"}
+"""What the digest of an answer is made of."""
 
-def wire_groups(groups: Iterable[TrajectoryGroup]) -> list[WireGroup]:
+
+def wire_groups(groups: Iterable[TrajectoryGroup], *, with_texts: bool = True) -> list[WireGroup]:
     """Convert groups to wire types.
+
+    Args:
+        with_texts: send the messages. Without them conversations are named by their answers, as far as possible.
 
     Raises:
         NothingTrainableError: there is no trajectory at all.
@@ -26,7 +38,7 @@ def wire_groups(groups: Iterable[TrajectoryGroup]) -> list[WireGroup]:
     wired = [
         WireGroup(
             trajectories=[
-                wire_trajectory(trajectory, f"trajectory {j} of group {i}")
+                wire_trajectory(trajectory, f"trajectory {j} of group {i}", with_texts=with_texts)
                 for j, trajectory in enumerate(group)
                 if infra_fault(trajectory) is None  # may be set after the group was made
             ]
@@ -55,9 +67,8 @@ def check_recorded(groups: Iterable[WireGroup]) -> None:
     """
     for i, group in enumerate(groups):
         for j, trajectory in enumerate(group.trajectories):
-            for item in (item for history in trajectory.histories for item in history.items):
-                choice = item.get("choice")
-                if (item.get("role") == "assistant") if choice is None else choice.get("exchange_id") is None:
+            for history in trajectory.histories:
+                if _has_unrecorded(history):
                     raise TrajectoryError(
                         f"allow_training_without_logprobs=True: trajectory {j} of group {i} has an answer that "
                         "ART has not recorded, so its tokens are not known. Append the `Choice` objects that "
@@ -66,14 +77,23 @@ def check_recorded(groups: Iterable[WireGroup]) -> None:
                     )
 
 
+def _has_unrecorded(history: WireHistory) -> bool:
+    """Whether a conversation has an answer that the server has not recorded."""
+    if history.answers is not None:
+        return history.num_copied_answers > 0 or any(answer.exchange_id is None for answer in history.answers)
+    choices = [item["choice"] for item in history.items if "choice" in item]
+    has_copies = any(item.get("role") == "assistant" for item in history.items)
+    return has_copies or any(choice.get("exchange_id") is None for choice in choices)
+
+
 def _describe_failures(groups: list[TrajectoryGroup]) -> str:
     failures = [f"{error.type}: {error.message}" for group in groups for error in group.exceptions]
     failures += [str(fault) for group in groups for item in group if (fault := infra_fault(item)) is not None]
     return f"{len(failures)} failed rollouts" + (f"; the last of them: {failures[-1]}" if failures else "")
 
 
-def wire_trajectory(trajectory: Trajectory, what: str) -> WireTrajectory:
-    """Convert a trajectory to its wire type; `what` names it in errors.
+def wire_trajectory(trajectory: Trajectory, what: str, *, with_texts: bool = True) -> WireTrajectory:
+    """Convert a trajectory to its wire type; `what` names it in errors. `with_texts` is that of `wire_groups`.
 
     Raises:
         TrajectoryError: a reward is not a number, or there are no messages.
@@ -90,7 +110,7 @@ def wire_trajectory(trajectory: Trajectory, what: str) -> WireTrajectory:
         token_rewards=[
             [_number(value, what) for value in _list(values, what)] for values in _list(trajectory.token_rewards, what)
         ],
-        histories=[_wire_history(history, what) for history in histories],
+        histories=[_wire_history(history, what, with_texts=with_texts) for history in histories],
         policy_fault=is_policy_fault(trajectory),
     )
 
@@ -112,19 +132,39 @@ def _list(value: Any, what: str) -> list[Any]:
     return plain
 
 
-def _wire_history(history: History, what: str) -> WireHistory:
-    items = []
+def _wire_history(history: History, what: str, *, with_texts: bool) -> WireHistory:
+    parsed = []
     for i, item in enumerate(history.messages_and_choices):
         try:
-            items.append(_wire_item(item))
+            parsed.append(parse_item(item))
         except ValueError as error:
             raise TrajectoryError(f"{what}, messages_and_choices[{i}]: {error}") from error
-    return WireHistory(items=items, tools=cast(list[dict[str, Any]] | None, history.tools))
+    if not with_texts and (named := _name_answers(parsed)) is not None:
+        return named
+    tools = cast(list[dict[str, Any]] | None, history.tools)
+    return WireHistory(items=[_wire_item(item) for item in parsed], tools=tools)
+
+
+def _name_answers(items: list[Any]) -> WireHistory | None:
+    """A conversation without its texts; `None` if it has a message that only the server can judge, e.g. with images."""
+    digests, answers, num_copied = list[bytes](), list[WireAnswer](), 0
+    for item in items:
+        message = item.message.model_dump(mode="json", include=_SAID, warnings=False) if is_choice(item) else item
+        try:
+            digests.append(message_digest(message))
+        except ArtError:
+            return None
+        if is_choice(item):
+            exchange_id = getattr(item, "exchange_id", None)
+            digest = "" if exchange_id is None else conversation_digest(digests)
+            answers.append(WireAnswer(exchange_id=exchange_id, digest=digest))
+        else:
+            num_copied += message.get("role") == "assistant"
+    return WireHistory(answers=answers, num_copied_answers=num_copied)
 
 
 def _wire_item(item: Any) -> dict[str, Any]:
     """A message unchanged, or a choice. Log-probs of a recorded choice are not sent, because the server has them."""
-    item = parse_item(item)
     if not is_choice(item):
         return cast(dict[str, Any], item)
     recorded = getattr(item, "exchange_id", None) is not None

@@ -9,7 +9,6 @@ A chunk is one call of `train_sft`, which makes one checkpoint, and holds `chunk
 from __future__ import annotations
 
 import json
-import math
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from art.config import TrainSFTConfig
+from art.config.schedules import share_at
 from art.errors import ConfigError, TrajectoryError
 from art.trajectory import Trajectory
 
@@ -49,13 +49,9 @@ def create_lr_schedule(
     """
     if method not in ("cosine", "linear", "constant"):
         raise ConfigError(f"a schedule is 'cosine', 'linear' or 'constant', got {method!r}")
-    rates = [peak_lr * (step + 1) / (warmup_steps + 1) for step in range(min(warmup_steps, total_steps))]
-    falling = total_steps - len(rates)
-    for step in range(falling):
-        done = step / falling
-        left = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[method]
-        rates.append(min_lr + (peak_lr - min_lr) * left)
-    return rates
+    shares = [share_at(method, step, warmup_steps=warmup_steps, total_steps=total_steps) for step in range(total_steps)]
+    lowest = [0.0 if step < warmup_steps else min_lr for step in range(total_steps)]
+    return [low + (peak_lr - low) * share for low, share in zip(lowest, shares, strict=True)]
 
 
 def create_sft_dataset_iterator(

@@ -25,6 +25,7 @@ from art.config.losses import (
     SftConfig,
 )
 from art.config.nodes import NodeConfig, NodesConfig
+from art.config.schedules import ScheduleConfig
 from art.config.server import LimitsConfig, MemoryConfig, ModelSettings, RenderConfig, RestartConfig, ServerConfig
 from art.config.trainer import LoraConfig, TrainerConfig
 from art.config.training import LengthPenaltyConfig, OptimizerConfig, OverlongConfig, TrainConfig, TrainSFTConfig
@@ -63,6 +64,7 @@ __all__ = [
     "ReinforceConfig",
     "RenderConfig",
     "RestartConfig",
+    "ScheduleConfig",
     "ServerConfig",
     "SftConfig",
     "TrainConfig",

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 
 from pydantic import ValidationError
 
-from art.config.base import LearningRate, describe_invalid
+from art.config.base import describe_invalid
 from art.config.losses import (
     CispoConfig,
     DpoConfig,
@@ -20,6 +20,7 @@ from art.config.losses import (
     ReinforceConfig,
     SftConfig,
 )
+from art.config.schedules import ScheduleConfig
 from art.config.training import LengthPenaltyConfig, OptimizerConfig, OverlongConfig, TrainConfig, TrainSFTConfig
 from art.errors import ConfigError
 
@@ -46,7 +47,7 @@ _ALGORITHMS: dict[str, Callable[..., TrainConfig]] = {
 class TrainSettings(TypedDict, total=False):
     """Keyword settings of `train`: every field of `TrainConfig`, and the loss by its name."""
 
-    learning_rate: LearningRate
+    learning_rate: float | ScheduleConfig
     loss: LossConfig | tuple[LossConfig, ...]
     anchor: Literal["sampler", "step_start"]
     baseline: Literal["mean", "leave_one_out"]
@@ -56,6 +57,8 @@ class TrainSettings(TypedDict, total=False):
     length_penalty: LengthPenaltyConfig | None
     normalize: Literal["token", "rollout", "group", "constant"]
     constant_tokens: int | None
+    normalize_over: Literal["submitted", "trained"]
+    mask_truncated: bool
     num_minibatches: int
     mismatch: MismatchConfig | None
     optimizer: OptimizerConfig

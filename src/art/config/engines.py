@@ -10,6 +10,9 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from art.config.addresses import check_no_userinfo
 from art.config.base import Config, Device, Dtype, Quantization, check_indices
 
+DEFAULT_RUNNING = 64
+"""Requests of one key that are decoded together, unless settings or the engine say otherwise."""
+
 
 class EngineSettings(Config):
     """Settings that every kind of engine has. An engine is the process that samples from a model."""
@@ -22,10 +25,9 @@ class EngineSettings(Config):
     """Type of the weights; `auto` is float32 on CPU, bfloat16 on CUDA, and the checkpoint's type on MPS."""
     max_context: int | None = Field(default=None, ge=16)
     """Limit of tokens in prompt plus completion; `None` takes the model's own limit, at most 32,768."""
-    max_running: int = Field(default=64, ge=1)
+    max_running: int | None = Field(default=None, ge=1)
     """Requests of one key that are decoded together; a request with `n` choices counts as n. An eighth more, rounded
-    up, is for other keys, so that none waits until a long answer of another ends. The KV cache has this number of slots
-    in use at once; each loaded full checkpoint has a KV cache of its own."""
+    up, is for other keys, so that none waits until a long answer of another ends."""
     max_waiting: int = Field(default=4096, ge=0)
     """Requests of one project that may wait for their turn; further ones are refused with the HTTP status 429."""
     num_threads: int | None = Field(default=None, ge=1)
@@ -33,8 +35,8 @@ class EngineSettings(Config):
 
     @property
     def num_at_once(self) -> int:
-        """Requests of one key that are decoded together, by all copies of the engine."""
-        return self.max_running
+        """Requests of one key that are decoded together, by all copies of the engine, as far as it is known."""
+        return self.max_running or DEFAULT_RUNNING
 
 
 class EngineConfig(EngineSettings):
@@ -42,6 +44,10 @@ class EngineConfig(EngineSettings):
 
     kind: Literal["torch"] = "torch"
     """Tells this engine from the others in settings that are stored."""
+    max_running: int = Field(default=DEFAULT_RUNNING, ge=1)
+    """Requests of one key that are decoded together; a request with `n` choices counts as n. An eighth more, rounded
+    up, is for other keys, so that none waits until a long answer of another ends. The KV cache has this number of slots
+    in use at once; each loaded full checkpoint has a KV cache of its own."""
     kv_cache_tokens: int | None = Field(default=None, ge=16)
     """Size of the KV cache in tokens; `None` fits `max_running` average requests, within the memory that is free."""
     prefill_tokens: int = Field(default=4096, ge=16)
@@ -80,6 +86,10 @@ class VllmConfig(EngineSettings):
 
     kind: Literal["vllm"] = "vllm"
     """Tells this engine from the others in settings that are stored."""
+    max_running: int | None = Field(default=None, ge=1)
+    """Requests of one key that each server decodes together; a request with `n` choices counts as n. An eighth more,
+    rounded up, is for other keys. `None` takes what the GPU's memory holds for this model, at most 512 in all; it is 64
+    on CPU and for servers in `urls`."""
     urls: tuple[str, ...] = ()
     """Addresses of vLLM servers that already run, e.g. `("http://gpu1:8000",)`; none is started then. Their API key is
     read from VLLM_API_KEY, and they must see checkpoints under the same path. Set `max_running` to what one of them
@@ -134,7 +144,18 @@ class VllmConfig(EngineSettings):
     @property
     def num_at_once(self) -> int:
         """Requests of one key that are decoded together, by all servers and replicas."""
-        return self.max_running * max(1, len(self.urls)) * self._size("data_parallel_size")
+        return (self.max_running or DEFAULT_RUNNING) * max(1, len(self.urls)) * self.num_replicas
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of copies of the model in one server."""
+        return self._size("data_parallel_size")
+
+    @property
+    def uses_ray(self) -> bool:
+        """Whether Ray spreads the server over machines, so that its GPUs are not only those of this one."""
+        names = {name.replace("-", "_").lstrip("_"): value for name, value in self.flags.items()}
+        return names.get("distributed_executor_backend") == "ray" or names.get("data_parallel_backend") == "ray"
 
     def _size(self, *kinds: str) -> int:
         """The product of these flags; a flag that is not set counts as 1."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from art.config.base import Config
 from art.config.engines import AnyEngineConfig, EngineConfig, VllmConfig
@@ -36,7 +36,8 @@ class ModelSettings(Config):
     """Settings of the adapter. `None` is full fine-tuning: all weights of the decoder layers and the final norm are
     trained instead of an adapter; embedding and language-model head stay frozen."""
     engine: AnyEngineConfig = EngineConfig()
-    """Settings of the engine that samples: `EngineConfig` or `VllmConfig`."""
+    """Settings of the engine that samples: `EngineConfig` or `VllmConfig`. If you name none, the server takes vLLM
+    where it is installed on a machine with NVIDIA GPUs, and otherwise the embedded engine."""
     trainer: TrainerConfig = TrainerConfig()
     """Settings of the trainer."""
     render: RenderConfig = RenderConfig()
@@ -51,11 +52,19 @@ class ModelSettings(Config):
         trainer, engine = data["trainer"], data.get("engine", EngineConfig())
         kind = _get(engine, "kind") or "torch"
         shared = [*(["quantization"] if kind == "torch" else []), *(["dtype"] if data.get("lora", 0) is None else [])]
-        changes = {name: value for name in shared if (value := _get(trainer, name)) is not None}
+        changes = {name: value for name in shared if (value := _get(trainer, name)) not in (None, "none", "auto")}
         if isinstance(engine, dict):
             return data | {"engine": changes | engine}
         changes = {name: value for name, value in changes.items() if name not in engine.model_fields_set}
         return data | {"engine": engine.model_copy(update=changes)} if changes else data
+
+    @model_serializer(mode="wrap")
+    def _leave_open(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out an engine that was not named, so that the server chooses it."""
+        data: dict[str, Any] = dump(self)
+        if "engine" not in self.model_fields_set:
+            data.pop("engine", None)
+        return data
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -229,7 +238,7 @@ class ServerConfig(Config):
     that is sure to fail. `art doctor` checks more."""
     handshake_tolerance: float | None = None
     """Largest difference of a token's log-prob, in nats, between trainer and engine when a checkpoint is loaded. `None`
-    is 1e-3 in float32 and 0.15 in bfloat16, and a narrower bound on the root mean square."""
+    takes bounds by dtype and by how well the two agree on the base model (docs/architecture.md)."""
 
     @field_validator("cors_origins")
     @classmethod

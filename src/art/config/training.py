@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from art.config.base import Config, LearningRate
+from art.config.base import Config
 from art.config.losses import (
     CustomLossConfig,
     DpoConfig,
@@ -22,6 +22,7 @@ from art.config.losses import (
     ReinforceConfig,
     SftConfig,
 )
+from art.config.schedules import AnyRate, AnyRates, ScheduleConfig
 
 
 class OptimizerConfig(Config):
@@ -87,8 +88,9 @@ def kl_penalties(
 class TrainConfig(Config):
     """Settings of one reinforcement-learning step. Older `beta` and `kl_penalty_coef` add a `KlConfig` to `loss`."""
 
-    learning_rate: LearningRate = 1e-5
-    """Learning rate of the adapter; full fine-tuning needs about a tenth of it ("LoRA without regret")."""
+    learning_rate: AnyRate = 1e-5
+    """Learning rate of the adapter; full fine-tuning needs about a tenth of it ("LoRA without regret"). A
+    `ScheduleConfig` gives each step its own, by the number of the checkpoint that the step starts from."""
     loss: LossConfig | tuple[LossConfig, ...] = DppoConfig()
     """One loss term, or several that are summed."""
     anchor: Literal["sampler", "step_start"] = "sampler"
@@ -100,7 +102,9 @@ class TrainConfig(Config):
     """Divisor of advantages: 1 (Dr.GRPO), the standard deviation of the group or of the batch (plus 1e-6), or the mean
     reward of the group, which is maximum-likelihood weighting and only for rewards of 0 and 1."""
     spread_tolerance: float = Field(default=1e-6, ge=0)
-    """A group whose rewards are all within this distance of their mean teaches nothing; it is left out and counted."""
+    """A group whose rewards are all within this distance of their mean has no spread: it teaches nothing, and is left
+    out and counted. Only a KL term in the loss learns from it, with `normalize_over="submitted"`, if another group has
+    spread."""
     overlong: OverlongConfig | None = None
     """Punishment of overlong answers; `None` for none."""
     length_penalty: LengthPenaltyConfig | None = None
@@ -110,8 +114,16 @@ class TrainConfig(Config):
     over tokens by `constant_tokens` per rollout, so that length has no influence (Dr.GRPO)."""
     constant_tokens: int | None = Field(default=None, ge=1)
     """Divisor per rollout with normalize="constant", e.g. the largest completion length in tokens."""
+    normalize_over: Literal["submitted", "trained"] = "submitted"
+    """Rollouts that the divisor of the loss counts. "submitted": all of the step's groups, as in the papers of GRPO and
+    Dr.GRPO and in TRL; a group without spread adds 0 to the sum. "trained": only those of groups with spread, so that
+    the size of an update does not depend on how many groups had spread."""
+    mask_truncated: bool = False
+    """Learn nothing from a rollout in which the token limit cut off an answer (DAPO's overlong filtering). Its reward
+    still counts in the baseline of its group."""
     num_minibatches: int = Field(default=1, ge=1)
-    """Optimiser updates from one batch of groups; more than 1 is slightly off-policy."""
+    """Optimiser updates from one batch of groups; more than 1 is slightly off-policy. A mini-batch holds whole groups,
+    which are shuffled with the step's number as seed."""
     mismatch: MismatchConfig | None = MismatchConfig()
     """Gate against samples from another policy; `None` switches it off. It compares the sampler with the policy at the
     start of the step. With anchor="sampler" that policy is known in the first mini-batch only, and later ones pass."""
@@ -127,6 +139,21 @@ class TrainConfig(Config):
     def learns_from_rewards(self) -> bool:
         """Whether any term of the loss reads rewards; distillation alone does not."""
         return any(isinstance(term, (Objective, SftConfig, CustomLossConfig)) for term in self.terms)
+
+    def rate_at(self, step: int) -> float:
+        """Return the learning rate of the step that starts from checkpoint `step`.
+
+        Raises:
+            ConfigError: the schedule has ended.
+        """
+        rate = self.learning_rate
+        return rate.rate_at(step) if isinstance(rate, ScheduleConfig) else rate
+
+    @property
+    def learns_without_spread(self) -> bool:
+        """Whether a group whose rewards do not differ has a gradient: that of a KL term over all submitted rollouts."""
+        in_loss = any(isinstance(term, KlConfig) and term.where == "loss" and term.weight for term in self.terms)
+        return in_loss and self.normalize_over == "submitted"
 
     @model_validator(mode="before")
     @classmethod
@@ -162,6 +189,9 @@ class TrainConfig(Config):
             raise ValueError(f"`constant_tokens` does nothing with normalize={self.normalize!r}; use 'constant'")
         if self.mismatch is not None and self.mismatch.truncate is not None and self.anchor == "sampler":
             raise ValueError("`mismatch.truncate` needs anchor='step_start': with 'sampler' the ratio is in the loss")
+        rate = self.learning_rate
+        if isinstance(rate, ScheduleConfig) and rate.type != "constant" and rate.total_steps is None:
+            raise ValueError(f'a "{rate.type}" schedule needs `total_steps`, the number of steps of the whole run')
         self._check_dpo()
         is_custom = any(isinstance(term, CustomLossConfig) for term in self.terms)
         self._check_rewards(weighs_advantages=is_custom or any(name != "dpo" for name in objectives))
@@ -193,8 +223,8 @@ class TrainConfig(Config):
     def _check_dpo(self) -> None:
         if not any(isinstance(term, DpoConfig) for term in self.terms):
             return
-        if self.normalize != "token":
-            raise ValueError("dpo is a mean over pairs: `normalize` does not apply")
+        if self.normalize != "token" or self.normalize_over != "submitted":
+            raise ValueError("dpo is a mean over pairs: `normalize` and `normalize_over` do not apply")
         if len(self.terms) > 1 or self.num_minibatches > 1:
             raise ValueError("dpo takes no other terms and makes one update: `num_minibatches` above 1 does not apply")
         if self.anchor != "sampler":
@@ -238,8 +268,8 @@ class TrainConfig(Config):
 class TrainSFTConfig(Config):
     """Settings of supervised fine-tuning on the assistant messages of trajectories."""
 
-    learning_rate: LearningRate | list[LearningRate] = 5e-5
-    """Learning rate, or a list with one rate per batch."""
+    learning_rate: AnyRates = 5e-5
+    """Learning rate, a list with one rate per batch, or a schedule over the batches of the call."""
     batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Trajectories per optimiser update; `auto` is 2."""
     optimizer: OptimizerConfig = OptimizerConfig()

@@ -39,7 +39,7 @@ def describe_step(
 def describe_rollouts(trajectories: Sequence[ResolvedTrajectory]) -> dict[str, float]:
     """Describe all submitted rollouts (at least one): rewards, lengths, shares that were cut off or malformed."""
     rollouts = [list(trajectory.answers()) for trajectory in trajectories]
-    truncated = sum(any(answer.is_cut_off for answer in answers) for answers in rollouts)
+    truncated = sum(trajectory.is_truncated for trajectory in trajectories)
     malformed = sum(
         trajectory.policy_fault or any(answer.is_malformed for answer in answers)
         for trajectory, answers in zip(trajectories, rollouts, strict=True)

@@ -9,6 +9,7 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from art.config import DpoConfig, TrainConfig
 from art.credit.advantages import RolloutAdvantages, compute_advantages, preference_pairs
@@ -42,17 +43,20 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) ->
     """Choose advantages, weights and samples of a reinforcement-learning step that starts from checkpoint `step`.
 
     Raises:
+        ConfigError: the schedule of the learning rate has ended.
         TrajectoryError: rewards are not finite, or `config` cannot use them.
         NothingTrainableError: there are answers, and none of them is a recorded one of this model.
     """
+    config.rate_at(step)
     dpo = next((term for term in config.terms if isinstance(term, DpoConfig)), None)
     selection = _select(groups, config) if dpo is None else _select_pairs(groups, config, dpo)
-    by_group = [_group_samples(group, config) for group in selection.trained]
+    idle_factor = _idle_factor(groups, selection, config)
+    by_group = [_group_samples(group, config, idle_factor) for group in selection.trained]
     samples = list(itertools.chain(*by_group))
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     if (untracked := describe_untracked(trajectories)) is not None:
         raise NothingTrainableError(untracked)
-    findings = describe_left_out(selection.left_out, trajectories, only_distilled=teacher_name(config) is not None)
+    findings = describe_left_out(selection.left_out, trajectories, selection.learner)
     if not samples:
         findings.insert(0, describe_nothing(selection.left_out, trajectories, len(groups)))
     return StepPlan(
@@ -60,13 +64,15 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) ->
         ledger=open_ledger(trajectories, samples, selection.dropped),
         metrics={
             "data/step_num_groups_submitted": len(groups),
-            "data/step_num_groups_trainable": sum(len(group) > 0 for group in by_group),
+            "data/step_num_groups_trainable": sum(
+                len(made) > 0 and group.has_signal for group, made in zip(selection.trained, by_group, strict=True)
+            ),
             **describe_step(trajectories, samples, config, step=step, num_pairs=len(selection.pairs)),
         },
         findings=findings,
         pairs=selection.pairs,
         exchange_ids=sorted(
-            {answer.exchange_id for group in selection.trained for t, _ in group for answer in t.answers()}
+            {answer.exchange_id for group in selection.trained for t, _ in group.rollouts for answer in t.answers()}
         ),
     )
 
@@ -75,13 +81,34 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) ->
 
 
 @dataclass(slots=True)
+class _TrainedGroup:
+    label: str
+    rollouts: list[tuple[ResolvedTrajectory, RolloutAdvantages]]
+    """The rollouts that the step learns from."""
+    has_signal: bool = True
+    """False if only a KL term learns from the group."""
+
+
+@dataclass(slots=True)
 class _Selection:
-    trained: list[list[tuple[ResolvedTrajectory, RolloutAdvantages]]] = field(default_factory=list)
-    """Each group's rollouts that the step learns from."""
+    trained: list[_TrainedGroup] = field(default_factory=list)
     pairs: list[tuple[str, str]] = field(default_factory=list)
     left_out: LeftOut = field(default_factory=LeftOut)
     dropped: Counter[str] = field(default_factory=Counter)
     """Number of dropped tokens for each reason."""
+    learner: Literal["distillation", "the KL term"] | None = None
+    """What learns from a group without spread."""
+
+    def train(
+        self, group: ResolvedGroup, advantages: Sequence[RolloutAdvantages], config: TrainConfig, **fields: bool
+    ) -> None:
+        """Add a group to the trained ones, without its truncated rollouts if they are masked."""
+        rollouts = list(zip(group.trajectories, advantages, strict=True))
+        masked = [trajectory for trajectory, _ in rollouts if _is_masked(trajectory, config)]
+        self.drop(masked, "truncated")
+        self.left_out.truncated += [trajectory.label for trajectory in masked]
+        kept = [(trajectory, own) for trajectory, own in rollouts if not _is_masked(trajectory, config)]
+        self.trained.append(_TrainedGroup(group.label, kept, **fields))
 
     def drop(self, trajectories: Sequence[ResolvedTrajectory], reason: str) -> None:
         tokens = sum(trajectory.sampled_tokens for trajectory in trajectories)
@@ -90,19 +117,28 @@ class _Selection:
 
 
 def _select(groups: list[ResolvedGroup], config: TrainConfig) -> _Selection:
-    """Choose groups whose rewards differ. Distillation learns from all rollouts; alone it ignores rewards."""
+    """Choose groups whose rewards differ. Distillation learns from all rollouts; alone it ignores rewards.
+
+    A KL term in the loss learns from groups without spread too, in a step in which another group has spread.
+    """
     selection = _Selection()
     if not config.learns_from_rewards:
-        selection.trained = [
-            [(trajectory, RolloutAdvantages()) for trajectory in group.trajectories] for group in groups
-        ]
+        for group in groups:
+            selection.train(group, [RolloutAdvantages()] * len(group.trajectories), config)
         return selection
     by_group = compute_advantages([[t.rewards() for t in group.trajectories] for group in groups], config)
+    if teacher_name(config) is not None:
+        selection.learner = "distillation"
+    elif config.learns_without_spread and any(advantages.has_spread for advantages in by_group):
+        selection.learner = "the KL term"
     for group, advantages in zip(groups, by_group, strict=True):
         if not advantages.has_spread:
             selection.left_out.note(group.label, group.trajectories)
-        if advantages.has_spread or teacher_name(config) is not None:
-            selection.trained.append(list(zip(group.trajectories, advantages.rollouts, strict=True)))
+        if advantages.has_spread or selection.learner is not None:
+            has_signal = advantages.has_spread or selection.learner == "distillation"
+            # Rewards that differ within the tolerance only must not become advantages of any size.
+            rollouts = advantages.rollouts if advantages.has_spread else [RolloutAdvantages()] * len(group.trajectories)
+            selection.train(group, rollouts, config, has_signal=has_signal)
         else:
             selection.drop(group.trajectories, "no_reward_spread")
     return selection
@@ -112,7 +148,10 @@ def _select_pairs(groups: list[ResolvedGroup], config: TrainConfig, dpo: DpoConf
     """Choose rollouts that are better or worse than another of their group."""
     selection = _Selection()
     for group in groups:
-        able = [trajectory for trajectory in group.trajectories if trajectory.sampled_tokens > 0]
+        masked = [trajectory for trajectory in group.trajectories if _is_masked(trajectory, config)]
+        selection.drop(masked, "truncated")
+        selection.left_out.truncated += [trajectory.label for trajectory in masked]
+        able = [t for t in group.trajectories if t.sampled_tokens > 0 and not _is_masked(t, config)]
         pairs = preference_pairs([trajectory.rewards() for trajectory in able], config, kind=dpo.pairs)
         selection.pairs += [(able[chosen].label, able[rejected].label) for chosen, rejected in pairs]
         if not pairs:
@@ -121,24 +160,54 @@ def _select_pairs(groups: list[ResolvedGroup], config: TrainConfig, dpo: DpoConf
             continue
         paired = {index for pair in pairs for index in pair}
         # What each rollout is worth depends on the policy's log-probs, so the trainer computes it.
-        selection.trained.append([(able[index], RolloutAdvantages()) for index in sorted(paired)])
+        rollouts = [(able[index], RolloutAdvantages()) for index in sorted(paired)]
+        selection.trained.append(_TrainedGroup(group.label, rollouts))
         selection.drop([t for i, t in enumerate(able) if i not in paired], "no_preference_pair")
     return selection
+
+
+def _is_masked(trajectory: ResolvedTrajectory, config: TrainConfig) -> bool:
+    return config.mask_truncated and trajectory.is_truncated
 
 
 # -- samples --
 
 
-def _group_samples(
-    group: list[tuple[ResolvedTrajectory, RolloutAdvantages]], config: TrainConfig
-) -> list[PlannedSample]:
-    group_tokens = sum(trajectory.sampled_tokens for trajectory, _ in group)
+def _idle_factor(groups: list[ResolvedGroup], selection: _Selection, config: TrainConfig) -> float:
+    """Return by how much rollouts that add nothing to the loss increase its divisor: at least 1.
+
+    The factor goes to every sample's share, so each mini-batch counts its part of those rollouts.
+    """
+    trained = [[trajectory for trajectory, _ in group.rollouts] for group in selection.trained]
+    if config.normalize_over == "trained" or selection.pairs or not _count(trained, config):
+        return 1.0
+    return _count([group.trajectories for group in groups], config) / _count(trained, config)
+
+
+def _count(groups: list[list[ResolvedTrajectory]], config: TrainConfig) -> int:
+    """Count what `normalize` makes equal: tokens, rollouts or groups. What the model did not sample does not count.
+
+    Masked truncated rollouts count as rollouts, and their tokens do not count, as in TRL.
+    """
+    sampled = [[trajectory for trajectory in group if trajectory.sampled_tokens > 0] for group in groups]
+    if config.normalize == "group":
+        return sum(len(group) > 0 for group in sampled)
+    rollouts = list(itertools.chain(*sampled))
+    if config.normalize == "token":
+        return sum(trajectory.sampled_tokens for trajectory in rollouts if not _is_masked(trajectory, config))
+    return len(rollouts)
+
+
+def _group_samples(group: _TrainedGroup, config: TrainConfig, idle_factor: float) -> list[PlannedSample]:
+    group_tokens = sum(trajectory.sampled_tokens for trajectory, _ in group.rollouts)
     samples = []
-    for trajectory, advantages in group:
+    for trajectory, advantages in group.rollouts:
         for p, path in enumerate(trajectory.paths):
             if path.sampled_tokens == 0:
                 continue  # the model answered with nothing at all
             weight, share = _weigh(path, trajectory, group_tokens, config)
+            if idle_factor > 1:
+                share = idle_factor * (weight * path.sampled_tokens if share is None else share)
             samples.append(
                 PlannedSample(
                     sample_id=f"{trajectory.label}.paths[{p}]",
@@ -154,6 +223,7 @@ def _group_samples(
                     weight=weight,
                     share=share,
                     policy_version=min(answer.policy_version for answer in path.answers),
+                    group_id=group.label,
                 )
             )
     return samples

@@ -26,6 +26,8 @@ class LeftOut:
     """Groups in which no trajectory was given a reward."""
     single: list[str] = field(default_factory=list)
     """Groups of one trajectory."""
+    truncated: list[str] = field(default_factory=list)
+    """Trajectories that `mask_truncated` leaves out of groups that are trained."""
 
     def note(self, label: str, compared: Sequence[ResolvedTrajectory]) -> None:
         """Add a group whose trajectories `compared` have no spread of rewards."""
@@ -37,16 +39,19 @@ class LeftOut:
             self.unrewarded.append(label)
 
 
-def describe_left_out(
-    left_out: LeftOut, trajectories: Sequence[ResolvedTrajectory], *, only_distilled: bool
-) -> list[str]:
-    """Make one finding for each reason for which groups or trajectories teach nothing, with their names."""
-    consequence = "only distillation learns from it" if only_distilled else "nothing to learn"
+def describe_left_out(left_out: LeftOut, trajectories: Sequence[ResolvedTrajectory], learner: str | None) -> list[str]:
+    """Make one finding for each reason for which groups or trajectories teach nothing, with their names.
+
+    Args:
+        learner: what still learns from a group without spread, e.g. "distillation".
+    """
+    consequence = "nothing to learn" if learner is None else f"only {learner} learns from it"
     silent = [trajectory.label for trajectory in trajectories if trajectory.sampled_tokens == 0]
     reasons = (
         (left_out.equal, f"all rewards are equal, {consequence}"),
         (left_out.unrewarded, f"no trajectory was ever given a reward, {consequence}"),
         (left_out.single, f"a single trajectory has no other to be compared with, {consequence}"),
+        (left_out.truncated, "the token limit cut off an answer, and `mask_truncated` leaves such rollouts out"),
         (silent, "no tokens that this model sampled, so there is nothing of it to train"),
     )
     return [f"{_names(labels)}: {text}" for labels, text in reasons if labels]
@@ -58,6 +63,11 @@ def describe_nothing(left_out: LeftOut, trajectories: Sequence[ResolvedTrajector
         return (
             f"none of the {len(trajectories)} trajectories holds an answer of this model: the rollouts ended before "
             f"it said anything, {_NO_STEP}. Read one of them"
+        )
+    if len(left_out.truncated) == sum(trajectory.sampled_tokens > 0 for trajectory in trajectories):
+        return (
+            f"the token limit cut off an answer in each of the {len(trajectories)} trajectories, and `mask_truncated` "
+            f"leaves such rollouts out, {_NO_STEP}. Raise `max_completion_tokens`, or set `mask_truncated=False`"
         )
     if len(left_out.unrewarded) == num_groups:
         return (
@@ -78,8 +88,8 @@ def describe_nothing(left_out: LeftOut, trajectories: Sequence[ResolvedTrajector
             "scenarios"
         )
     return (
-        f"none of the {num_groups} groups can be learnt from: their rewards do not differ or have nothing to be "
-        f"compared with, {_NO_STEP}. The other findings name the groups"
+        f"none of the {num_groups} groups can be learnt from: their rewards do not differ, have nothing to be "
+        f"compared with or were cut off, {_NO_STEP}. The other findings name the groups"
     )
 
 

@@ -17,7 +17,8 @@ from art.errors import TrajectoryError, TrajectoryMismatchError
 from art.gateway.parsing.tool_calls import has_unread_call
 from art.gateway.record.conversations import canonical_message
 from art.gateway.record.recorded_answers import RecordedAnswer, TokenArray
-from art.protocol.training import WireGroup, WireHistory, WireTrajectory
+from art.protocol.chat import conversation_digest, message_digest
+from art.protocol.training import WireAnswer, WireGroup, WireHistory, WireTrajectory
 
 FindAnswers = Callable[[Iterable[str]], Mapping[str, RecordedAnswer]]
 """Function that reads exchanges from the record, by id: `Recorder.find_answers`."""
@@ -80,6 +81,11 @@ class ResolvedTrajectory:
     def sampled_tokens(self) -> int:
         return sum(path.sampled_tokens for path in self.paths)
 
+    @property
+    def is_truncated(self) -> bool:
+        """Whether a token limit cut off an answer of the model."""
+        return any(answer.is_cut_off for answer in self.answers())
+
     def answers(self) -> Iterator[Answer]:
         return (answer for path in self.paths for answer in path.answers)
 
@@ -111,10 +117,15 @@ def exchange_ids(groups: Iterable[WireGroup]) -> list[str]:
         for group in groups
         for trajectory in group.trajectories
         for history in trajectory.histories
-        for item in history.items
-        if (exchange_id := _exchange_id(item)) is not None
+        for exchange_id in _named_exchanges(history)
     }
     return sorted(ids)
+
+
+def _named_exchanges(history: WireHistory) -> Iterator[str]:
+    if history.answers is not None:
+        return (answer.exchange_id for answer in history.answers if answer.exchange_id is not None)
+    return (exchange_id for item in history.items if (exchange_id := _exchange_id(item)) is not None)
 
 
 def groups_at_fault(groups: list[WireGroup], error: TrajectoryError) -> list[WireGroup]:
@@ -146,15 +157,20 @@ def resolve(groups: list[WireGroup], find: FindAnswers, *, project: str, name: s
 def _resolve_group(group: WireGroup, label: str, find: FindAnswers, model: tuple[str, str]) -> ResolvedGroup:
     recorded = find(exchange_ids([group]))
     own = {exchange_id: exchange for exchange_id, exchange in recorded.items() if exchange.project == model[0]}
+    digests = _Digests()
     trajectories = [
-        _resolve_trajectory(trajectory, own, f"{label}.trajectories[{t}]", model)
+        _resolve_trajectory(trajectory, own, f"{label}.trajectories[{t}]", model, digests)
         for t, trajectory in enumerate(group.trajectories)
     ]
     return ResolvedGroup(label=label, trajectories=trajectories)
 
 
 def _resolve_trajectory(
-    trajectory: WireTrajectory, exchanges: Mapping[str, RecordedAnswer], label: str, model: tuple[str, str]
+    trajectory: WireTrajectory,
+    exchanges: Mapping[str, RecordedAnswer],
+    label: str,
+    model: tuple[str, str],
+    digests: _Digests,
 ) -> ResolvedTrajectory:
     resolved = ResolvedTrajectory(
         label=label,
@@ -168,8 +184,12 @@ def _resolve_trajectory(
     seen: set[str] = set()  # a history that repeats another's turns must not train them twice
     for h, history in enumerate(trajectory.histories):
         where = label if len(trajectory.histories) == 1 else f"{label}.histories[{h}]"
-        choices = _checked_exchanges(history, exchanges, where, model[0])
+        if history.answers is None:
+            choices = _checked_exchanges(history, exchanges, where, model[0])
+        else:
+            choices = [_checked_answer(one, exchanges, where, model[0], digests) for one in history.answers]
         resolved.untracked_choices += choices.count(None)
+        resolved.copied_answers += history.num_copied_answers
         resolved.copied_answers += sum(item.get("role") == "assistant" for item in history.items)
         if h == 0:
             resolved.num_choices = len(choices)
@@ -202,16 +222,55 @@ def _checked_exchanges(
         if exchange_id is None:
             choices.append(None)
         elif (exchange := exchanges.get(exchange_id)) is None:
-            raise TrajectoryMismatchError(
-                f"{where}.messages_and_choices[{i}]: exchange {exchange_id!r} of project {project} is not recorded on "
-                "this server. Train a trajectory on the server and in the project that sampled it, and before its "
-                "record is deleted (`ServerConfig.record_retention_s`)"
-            )
+            raise _not_recorded(f"{where}.messages_and_choices[{i}]", exchange_id, project)
         else:
             _check_unchanged(exchange, choice["message"], messages, f"{where}.messages_and_choices[{i}]")
             choices.append(exchange)
         messages.append(choice["message"])
     return choices
+
+
+def _checked_answer(
+    answer: WireAnswer, exchanges: Mapping[str, RecordedAnswer], where: str, project: str, digests: _Digests
+) -> RecordedAnswer | None:
+    """Find the exchange of an answer that was sent without texts, and compare its digest. `None` as above."""
+    if answer.exchange_id is None:
+        return None
+    exchange = exchanges.get(answer.exchange_id)
+    if exchange is None:
+        raise _not_recorded(where, answer.exchange_id, project)
+    if answer.digest != digests.of_conversation([*exchange.request_messages(), exchange.message()]):
+        raise TrajectoryMismatchError(
+            f"{where}: the answer of exchange {exchange.id}, or a message before it, was changed after sampling. Keep "
+            "choices and messages as they were; to train on other text use `train_sft`"
+        )
+    return exchange
+
+
+class _Digests:
+    """Digests of messages. Turns of a rollout repeat the same messages, each of which is hashed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], bytes] = {}
+
+    def of_conversation(self, messages: Iterable[Mapping[str, Any]]) -> str:
+        return conversation_digest(self._of_message(message) for message in messages)
+
+    def _of_message(self, message: Mapping[str, Any]) -> bytes:
+        if message.get("tool_calls"):
+            return message_digest(message)
+        key = (message["role"], message.get("content"), message.get("name"))
+        if (known := self._known.get(key)) is None:
+            known = self._known[key] = message_digest(message)
+        return known
+
+
+def _not_recorded(where: str, exchange_id: str, project: str) -> TrajectoryMismatchError:
+    return TrajectoryMismatchError(
+        f"{where}: exchange {exchange_id!r} of project {project} is not recorded on this server. Train a trajectory on "
+        "the server and in the project that sampled it, and before its record is deleted "
+        "(`ServerConfig.record_retention_s`)"
+    )
 
 
 def _check_lengths(trajectory: WireTrajectory, choices: list[RecordedAnswer | None], label: str) -> None:
@@ -235,13 +294,13 @@ def _check_lengths(trajectory: WireTrajectory, choices: list[RecordedAnswer | No
 def _check_unchanged(
     exchange: RecordedAnswer, answer: dict[str, Any], before: list[dict[str, Any]], where: str
 ) -> None:
-    recorded = canonical_message(exchange.message)
-    if canonical_message(answer) != recorded:
+    recorded = exchange.message()
+    if canonical_message(answer) != canonical_message(recorded):
         raise TrajectoryMismatchError(
-            f"{where}: the answer was changed after sampling: recorded {_short(exchange.message)}, got "
+            f"{where}: the answer was changed after sampling: recorded {_short(recorded)}, got "
             f"{_short(answer)}. Keep choices as they came; to train on other text use `train_sft`"
         )
-    sent = exchange.request_messages
+    sent = exchange.request_messages()
     for j, (message, original) in enumerate(zip(before, sent, strict=False)):
         if canonical_message(message) != canonical_message(original):
             raise TrajectoryMismatchError(
@@ -282,7 +341,7 @@ def _extend(paths: list[TokenPath], tokens: list[TokenArray], exchange: Recorded
         policy_version=exchange.policy_version,
         temperature=exchange.temperature,
         is_cut_off=exchange.finish_reason == "length",
-        is_malformed=exchange.has_tools and has_unread_call(exchange.message),
+        is_malformed=exchange.has_tools and has_unread_call(exchange.message()),
     )
     for number in reversed(range(len(paths))):
         path, known = paths[number], tokens[number]

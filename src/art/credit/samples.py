@@ -58,6 +58,8 @@ class PlannedSample:
     """What the sample adds to the divisor of the summed loss. `None` adds `weight` per token, which gives a mean."""
     policy_version: int
     """Step of the oldest weights that sampled one of the answers."""
+    group_id: str | None = None
+    """The group of the rollout."""
     teacher_logprobs: list[float] | None = None  # for distillation: one per sampled token of the answers
 
 
@@ -94,7 +96,7 @@ def _build(planned: PlannedSample, exchanges: list[RecordedAnswer]) -> TrainingS
     spans = np.asarray([starts, ends], dtype=np.int64).T
 
     def values(parts: list[NDArray[Any]]) -> SpanValues:
-        return SpanValues(size, spans, np.concatenate([np.zeros(0, dtype=parts[0].dtype), *parts] if parts else [[]]))
+        return SpanValues(size, spans, np.concatenate(parts) if parts else np.zeros(0))
 
     return TrainingSample(
         sample_id=planned.sample_id,
@@ -107,6 +109,7 @@ def _build(planned: PlannedSample, exchanges: list[RecordedAnswer]) -> TrainingS
         share=planned.share,
         temperature=exchanges[0].temperature,
         policy_version=planned.policy_version,
+        group_id=planned.group_id,
         teacher_logprobs=_teacher_logprobs(planned, spans, size),
         constraints=[span for answer, exchange in answers if (span := _constrained_span(answer, exchange)) is not None],
     )

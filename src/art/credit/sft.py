@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from art.errors import NothingTrainableError
+from art.errors import NothingTrainableError, TrajectoryError
 from art.gateway.format.renderer import Renderer
 from art.protocol.chat import normalize_messages
 from art.protocol.compact.layout import lay_out
@@ -54,11 +54,17 @@ def sft_paths(trajectories: list[WireTrajectory], renderer: Renderer) -> tuple[l
 
     Raises:
         NothingTrainableError: there is no assistant message that can be learnt.
+        TrajectoryError: a conversation was sent without its texts.
     """
     paths: list[SftPath] = []
     num_learnt = num_dropped = 0
     for t, trajectory in enumerate(trajectories):
         for h, history in enumerate(trajectory.histories):
+            if history.answers is not None:
+                raise TrajectoryError(
+                    f"trajectories[{t}].histories[{h}] names its answers instead of holding `items`; supervised "
+                    "fine-tuning learns the texts themselves, so send them as `items`"
+                )
             made = list[_Path]()
             for message in _messages_of(history, renderer):
                 if message is None:

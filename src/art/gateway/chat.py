@@ -150,6 +150,7 @@ class Gateway:
             stop_token_ids=renderer.stop_token_ids if turn.grammar is None else turn.grammar.stop_token_ids,
             grammar=None if turn.grammar is None else turn.grammar.text,
             seed=(turn.seed + index) % SEEDS,
+            repeatable=request.seed is not None,
             temperature=1.0 if request.temperature is None else request.temperature,
             top_p=1.0 if request.top_p is None else request.top_p,
             top_k=max(0, request.top_k or 0),

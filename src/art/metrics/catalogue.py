@@ -224,7 +224,10 @@ JOB_METRICS: dict[str, Metric] = {
     "publish/probe_gap": Metric("largest difference between log-probs of engine and trainer on the probe, in nats"),
     "publish/base_gap": Metric("`publish/probe_gap` for the base model: effect of number types and kernels"),
     "publish/probe_effect": Metric("largest difference that training has made to a log-prob of the probe, in nats"),
-    "publish/adapter_norm": Metric("`loss/adapter_norm`, computed by the engine from the weights that it loaded"),
+    "publish/adapter_norm": Metric(
+        "`loss/adapter_norm`, computed by the engine from the weights that it holds",
+        "with the embedded engine",
+    ),
     "time/publish_s": Metric("seconds for loading the checkpoint into the engine and checking it"),
     "time/step_job_s": Metric("seconds of the whole job on the server: training and publishing"),
     "findings/*": Metric("1 for each finding of the step, by its name", "steps with findings"),

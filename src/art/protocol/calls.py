@@ -192,6 +192,8 @@ class StartVllm(Call[EngineInfo]):
     python: str | None
     """Path of the Python interpreter that has vLLM."""
     sleeps: bool = False
+    memory_bytes: int | None = None
+    """Memory of the smallest of the engine's GPUs, if known."""
     work_dir: Path | None = None
     """Folder for merged weights, with `weights="merged"`."""
 
@@ -333,6 +335,17 @@ class Trial(SampleCall[Numbers]):
     lora: LoraConfig | None
 
 
+class WriteLoudAdapters(Call[Numbers]):
+    """Write one test adapter per kind of layer, with its probe. The result is the effect of each in nats, by kind.
+
+    The checkpoint in memory is dropped. The next call loads the one that it names.
+    """
+
+    folder: Path
+    """Folder to make; it must not exist."""
+    lora: LoraConfig
+
+
 # -- file jobs --
 
 
@@ -389,5 +402,5 @@ def _by_method(*kinds: type[Call[Any]]) -> Calls:
 _OF_EVERY_ENGINE = (Info, Generate, Score, LoadAdapter, UnloadAdapter, Stats)
 ENGINE_CALLS = _by_method(StartEngine, *_OF_EVERY_ENGINE)
 VLLM_CALLS = _by_method(StartVllm, *_OF_EVERY_ENGINE, PrepareWeights, Sleep, Wake)
-TRAINER_CALLS = _by_method(StartTrainer, InitCheckpoint, Train, TrainSft, Trial)
+TRAINER_CALLS = _by_method(StartTrainer, InitCheckpoint, Train, TrainSft, Trial, WriteLoudAdapters)
 FILE_CALLS = _by_method(Copy, Export, MergeAdapter, Push, Pull)

@@ -6,7 +6,10 @@ models would be slow.
 
 from __future__ import annotations
 
+import json
 import reprlib
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
 from typing import Any, TypeAlias
 
 from art.errors import InvalidRequestError
@@ -126,6 +129,44 @@ def _check_arguments(arguments: str, where: str) -> None:
         max_values=MAX_ARGUMENT_VALUES, max_depth=MAX_ARGUMENT_DEPTH, what=f"the JSON text `{where}`", param=where
     )
     bounds.feed_text(arguments)
+
+
+_TOLD_FIELDS = ("role", "content", "name", "tool_calls")
+
+
+def essence(message: Mapping[str, Any]) -> list[Any]:
+    """Return what a message says, in a form that is equal for equal messages, however a client writes them.
+
+    Tool-call ids, the spacing of tool-call arguments and reasoning are left out, since clients change or drop them.
+
+    Raises:
+        InvalidRequestError: this is no message.
+    """
+    return essence_of_normal(normalize_message({key: message[key] for key in _TOLD_FIELDS if key in message}))
+
+
+def essence_of_normal(message: Message) -> list[Any]:
+    """Return what a message says that `normalize_message` returned; see `essence`."""
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    calls = [(function["name"], _canonical_json(function["arguments"])) for function in functions]
+    return [message["role"], message["content"] or "", message.get("name"), calls]
+
+
+def _canonical_json(text: str) -> str:
+    try:
+        return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    except (ValueError, RecursionError):
+        return text
+
+
+def message_digest(message: Mapping[str, Any]) -> bytes:
+    """Hash what a message says. Raises what `essence` raises."""
+    return blake2b(json.dumps(essence(message)).encode(), digest_size=16).digest()
+
+
+def conversation_digest(messages: Iterable[bytes]) -> str:
+    """Hash a conversation, given the digest of each message. A client sends it in place of the texts."""
+    return blake2b(b"".join(messages), digest_size=16).hexdigest()
 
 
 def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:

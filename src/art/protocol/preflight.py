@@ -11,6 +11,16 @@ from art.protocol.training import Wire, WireGroup
 CheckStatus = Literal["ok", "warning", "failure"]
 
 
+class MemoryPart(Wire):
+    """Memory that engine or trainer needs of one device for one thing, such as the optimiser's moments."""
+
+    where: str
+    """The device, e.g. `cuda:0 (NVIDIA H100)`, or `this machine` for main memory."""
+    owner: Literal["engine", "trainer"]
+    name: str
+    size_bytes: int
+
+
 class CheckResult(Wire):
     """Result of one check of what training a model needs."""
 
@@ -21,6 +31,8 @@ class CheckResult(Wire):
     remedy: str | None = None
     """What the user can do about a problem; `None` if there is none."""
     measured: dict[str, float] = {}
+    memory: list[MemoryPart] = []
+    """The parts of a memory forecast; empty for other checks."""
 
 
 class PreflightRequest(Wire):

@@ -65,6 +65,8 @@ class TrainingSample:
     """Sampling temperature. The trainer divides its logits by it too."""
     policy_version: int = 0
     """Step of the oldest weights that sampled a token of this sample."""
+    group_id: str | None = None
+    """The group of the rollout. A mini-batch holds whole groups. With `None` the rollout is a group of its own."""
     component: Component = "rl"
     teacher_logprobs: Sequence[float] | None = None  # [T] for distillation; read where loss_mask is True
     constraints: list[ConstrainedSpan] = field(default_factory=list)

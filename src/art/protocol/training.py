@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, Self, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from art.config import ModelSettings, TrainConfig, TrainSFTConfig
 from art.protocol.job_states import JobKind, JobState
@@ -60,11 +69,42 @@ class ModelStatus(Wire):
     """Tokens that the model has read and sampled on this server. Only in the status of a single model."""
 
 
-class WireHistory(Wire):
-    """One conversation of a rollout. An item is a plain message, or `{"choice": <OpenAI choice>}` for an answer."""
+class WireAnswer(Wire):
+    """An answer in a conversation that is sent without its texts."""
 
-    items: Objects
+    exchange_id: str | None
+    """The recorded answer; `None` for one that was made elsewhere."""
+    digest: str = ""
+    """`conversation_digest` of all messages up to and including a recorded answer, by which an edit is noticed."""
+
+
+class WireHistory(Wire):
+    """One conversation of a rollout, with its texts or only with the names of its answers.
+
+    With `items`, each item is a plain message, or `{"choice": <OpenAI choice>}` for an answer. With `answers` the
+    server has the texts in its record. Only reinforcement learning takes these.
+    """
+
+    items: Objects = []
     tools: Objects | None = None
+    answers: Annotated[list[WireAnswer], _FirstFault()] | None = None
+    """The choices of the conversation, in order."""
+    num_copied_answers: int = Field(default=0, ge=0)
+    """Number of plain assistant messages in the conversation. Used with `answers` only."""
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if self.answers is not None and self.items:
+            raise ValueError("give a conversation either as `items` or as `answers`, not as both")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_the_other_form(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """An older server refuses fields that it does not know, so texts are sent without them."""
+        body: dict[str, Any] = serialize(self)
+        for name in ("answers", "num_copied_answers") if self.answers is None else ("items", "tools"):
+            del body[name]
+        return body
 
 
 class WireTrajectory(Wire):

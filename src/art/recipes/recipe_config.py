@@ -14,13 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from art.config import EngineConfig, LoraConfig, ModelSettings, VllmConfig
 from art.config.base import Config
 from art.costs import Ledger, Prices, TokenPrice
 from art.errors import ConfigError
 from art.model import TrainableModel
+from art.recipes.reactions import Reactions, check_findings
 from art.rewards import DEFAULT_RUBRIC, JudgeSettings, Ruler, params_at
 from art.task import TaskDefaults
 
@@ -61,10 +62,18 @@ class RecipeConfig(Config):
     """Seed of scenarios and sampling."""
     learning_rate: float | None = None
     """Peak learning rate; the default is the task's, or else 1e-5, and 3e-3 for a tiny model."""
+    schedule: Literal["constant", "linear", "cosine"] | None = None
+    """Shape of the learning rate over the run, by default the task's."""
+    warmup_steps: int | None = Field(default=None, ge=0)
+    """First steps in which the learning rate rises, by default the task's number."""
     groups: int | None = None
     """Scenarios per step, by default the task's number."""
     rollouts: int | None = None
     """Rollouts per scenario, by default the task's number."""
+    stop_on: tuple[str, ...] = ()
+    """Findings that end the training after the step that has one; docs/metrics.md lists them, e.g. entropy_gone."""
+    rollback_on: tuple[str, ...] = ()
+    """Findings that end the training and make the checkpoint from before that step the model NAME-before-STEP."""
     rollout_timeout: float | None = None
     """Seconds after which a rollout is ended and left out."""
     evaluate: int = Field(default=0, ge=0)
@@ -77,6 +86,19 @@ class RecipeConfig(Config):
     """Engine that samples: the embedded one, or vLLM, whose environment ART_VLLM_PYTHON names."""
     max_context: int | None = None
     """Most tokens of prompt and completion together; the default is the model's own limit."""
+
+    @field_validator("stop_on", "rollback_on")
+    @classmethod
+    def _check_findings(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        try:
+            check_findings(names)
+        except ConfigError as error:
+            raise ValueError(f"`{info.field_name}`: {error.message}") from None
+        return names
+
+    def reactions(self) -> Reactions:
+        """The findings that end a training."""
+        return Reactions(stop_on=self.stop_on, rollback_on=self.rollback_on)
 
     @classmethod
     def complete(cls, config: Self | None, model: str | None, settings: Mapping[str, Any]) -> Self:
@@ -139,7 +161,7 @@ class RecipeConfig(Config):
         """Return a task's defaults, with this config's settings in their place and the base model's learning rate."""
         changes: dict[str, Any] = {
             "learning_rate": self.learning_rate, "groups_per_step": self.groups, "rollouts_per_group": self.rollouts,
-            "num_steps": self.steps,
+            "num_steps": self.steps, "schedule": self.schedule, "warmup_steps": self.warmup_steps,
         }  # fmt: skip
         chosen = replace(defaults, **{key: value for key, value in changes.items() if value is not None})
         return chosen if self.base_model is None else chosen.for_base_model(self.base_model)

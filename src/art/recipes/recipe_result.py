@@ -34,9 +34,19 @@ class RecipeResult:
     """Whether the run ended early because its budget was spent."""
 
     @property
+    def ending(self) -> str | None:
+        """Why a finding of `stop_on` or `rollback_on` ended the training; `None` if none did."""
+        return ending_of(self.reports)
+
+    @property
     def is_untrained(self) -> bool:
         """Whether steps were tried and none of them could be trained."""
         return bool(self.reports) and not any(report.trained for report in self.reports)
+
+
+def ending_of(reports: Sequence[StepReport]) -> str | None:
+    """Return why a finding of the last step ended the training; `None` if none did."""
+    return reports[-1].ending if reports else None
 
 
 async def book_last(model: TrainableModel[Any, Any]) -> None:

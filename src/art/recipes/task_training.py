@@ -10,7 +10,7 @@ from art.errors import BudgetError
 from art.model import TrainableModel
 from art.recipes.progress import OnProgress, Progress, log_progress, report_verdict
 from art.recipes.recipe_config import RecipeConfig
-from art.recipes.recipe_result import RecipeResult, book_last, report_costs
+from art.recipes.recipe_result import RecipeResult, book_last, ending_of, report_costs
 from art.recipes.training_loop import Evaluation, StepReport, evaluate, train_task
 from art.recipes.verdict import Course, Remedies, change_of, reach_verdict
 from art.report import Estimate
@@ -90,6 +90,7 @@ class _Run:
             await train_task(
                 self.model, self.task, self.defaults, num_steps=num_steps, seed=self.config.seed,
                 on_step=self._on_step, score=scorer, rollout_timeout_s=self.config.rollout_timeout,
+                reactions=self.config.reactions(),
             )  # fmt: skip
             after = await self._evaluate("after") if self.config.evaluate else None
         except BudgetError as error:
@@ -111,11 +112,13 @@ class _Run:
     def _on_step(self, report: StepReport) -> None:
         self.reports.append(report)
         self.on_progress(Progress(f"step {report.step:>4}  {report.line(self.task.headline_metric)}"))
+        if report.ending is not None:
+            self.on_progress(Progress(f"Stopped at step {report.step}: {report.ending}", "warning"))
 
     def _course(self, first: int, change: Estimate | None) -> Course:
         return Course(
             step=first + sum(report.trained for report in self.reports), num_steps=self.defaults.num_steps,
-            reports=self.reports, change=change,
+            reports=self.reports, change=change, stopped=ending_of(self.reports) or "",
             measure="" if change is None else f"{self.task.headline_metric} on held-out rollouts",
         )  # fmt: skip
 

@@ -10,13 +10,14 @@ import math
 import statistics
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from art.config import TrainConfig
 from art.errors import BudgetError, ConfigError, TrainingError
 from art.gather import gather_trajectories, gather_trajectory_groups
 from art.gather.faults import FaultWatch
 from art.model import TrainableModel
+from art.recipes.reactions import Reactions
 from art.rewards import GroupScorer
 from art.task import Split, Task, TaskDefaults, draw_scenarios
 from art.trajectory import Trajectory, TrajectoryGroup
@@ -63,6 +64,8 @@ class StepReport:
     """Number of groups that got rewards."""
     checkpoint: int | None = None
     """Step of the newest checkpoint afterwards: lower than `step` by the number of steps that were not trained."""
+    ending: str | None = None
+    """Why a finding of this step ended the training, in a sentence; `None` if it did not."""
 
     def line(self, headline_metric: str) -> str:
         """The step as a line of text, without its number.
@@ -137,6 +140,7 @@ async def train_task(
     rollout_timeout_s: float | None = None,
     after_step: Callable[[], Awaitable[None]] | None = None,
     rewarded: list[TrajectoryGroup] | None = None,
+    reactions: Reactions | None = None,
 ) -> list[StepReport]:
     """Train a model on a task, from its newest checkpoint up to step `num_steps`.
 
@@ -147,6 +151,7 @@ async def train_task(
         rollout_timeout_s: seconds after which a rollout is ended and left out.
         after_step: awaited after each step that made a checkpoint. An exception from it ends the training.
         rewarded: groups that have rewards already; the first step trains on them instead of new ones.
+        reactions: findings that end the training. The last report then has the reason as `ending`.
 
     Raises:
         BudgetError: the model's budget is spent. Groups that were sampled and judged before are trained on first.
@@ -161,10 +166,16 @@ async def train_task(
     for index in range(first, num_steps):
         model.costs.check()
         report = await step.run(index, num_steps, seed, rewarded if index == first else None)
+        if reactions is not None and report.trained and report.checkpoint is not None:
+            ending = await reactions.end(model, report.metrics, report.checkpoint)
+            report = replace(report, ending=ending)
         reports.append(report)
         on_step(report)
         if after_step is not None and report.trained:
             await after_step()
+        if report.ending is not None:
+            logger.info("training ends after %d of %d steps: %s", report.step, num_steps, report.ending)
+            break
         # A step without groups says nothing about the policy; `faults` and `score` end a run that has too many.
         barren = 0 if report.trained else barren + bool(report.num_groups)
         if barren == MAX_BARREN_STEPS:
@@ -202,8 +213,9 @@ class _Step:
         rollout_s = time.perf_counter() - started
         trajectories = [trajectory for group in groups for trajectory in group]
         headline = _mean([headline_value(self.task, trajectory) for trajectory in trajectories])
-        learning_rate = self.defaults.learning_rate_at(index, num_steps)
-        config = TrainConfig(learning_rate=learning_rate, num_minibatches=self.defaults.num_minibatches)
+        config = TrainConfig(
+            learning_rate=self.defaults.rate_schedule(num_steps), num_minibatches=self.defaults.num_minibatches
+        )
         metrics = self.faults.metrics() | (self.score.metrics() if self.score is not None else {})
         result = await self.model.backend().train(self.model, groups, config=config) if groups else None
         if result is not None:

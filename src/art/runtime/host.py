@@ -8,26 +8,31 @@ trainer    process and calls of the trainer            hosting/trainer_handle.py
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from art.config import EngineConfig, ModelSettings, ServerConfig, VllmConfig
+from art.config import EngineConfig, LoraConfig, ModelSettings, ServerConfig, VllmConfig
 from art.config.base_models import looks_like_path
 from art.engine import EngineInfo
+from art.engines.vllm.command import ALLOCATOR_VARIABLES
 from art.errors import ProcessError
 from art.gateway.format.load import load_renderer
 from art.gateway.format.renderer import Renderer
+from art.memory.shape import read_shape
 from art.protocol.calls import QUANTIZED, StartEngine, StartTrainer, StartVllm
 from art.protocol.rpc import RpcClient
 from art.runtime.hosting.adapter_table import AdapterTable
 from art.runtime.hosting.engine_handle import EngineHandle
-from art.runtime.hosting.seats import Seats, with_spare
+from art.runtime.hosting.seats import Seats, with_spare, without_spare
 from art.runtime.hosting.trainer_handle import TrainerHandle
 from art.runtime.placement.devices import find_devices
-from art.runtime.placement.placement import Place, choose_placement, split_threads
+from art.runtime.placement.memory import MemoryPlan
+from art.runtime.placement.placement import Place, choose_placement, smallest_memory, split_threads
 from art.runtime.supervision.process import ChildSpec
 from art.storage.layout import DataDir
 
@@ -60,13 +65,17 @@ class BaseModelHost:
         self._data_dir = data_dir
         self._is_new = is_new
         self._renderer: Renderer | None = None
+        self._loading = asyncio.Lock()
+        self._proving = asyncio.Lock()
+        self._proved: set[str] = set()
+        """LoRA settings whose layers the engine was proved to serve, without their seed."""
         self._devices = find_devices()
         self.placement = choose_placement(settings, self._devices)
         self._threads = split_threads(settings.engine.num_threads, settings.trainer.num_threads)
         engine_module = "vllm_child" if isinstance(settings.engine, VllmConfig) else "engine_child"
         engine_spec = self._spec("engine", engine_module, self._threads[0], self.placement.engine)
-        seats = Seats(settings.engine.num_at_once, settings.engine.max_waiting)
-        self._engine = EngineHandle(engine_spec, self._start_engine, config, seats)
+        self._seats = Seats(settings.engine.num_at_once, settings.engine.max_waiting)
+        self._engine = EngineHandle(engine_spec, self._start_engine, config, self._seats)
         self.adapters = AdapterTable(self._engine, config, one_policy=self.one_policy, sleeps=self.placement.sleeps)
         trainer_spec = self._spec("trainer", "trainer_child", self._threads[1], self.placement.trainer)
         self.trainer = TrainerHandle(
@@ -84,7 +93,7 @@ class BaseModelHost:
             config=self._config,
             interruptible=kind == "engine",
             is_new=self._is_new,
-            variables=place.environment(self._devices),
+            variables=place.environment(self._devices) | (_allocator(place) if kind == "trainer" else {}),
         )
 
     def start(self) -> None:
@@ -122,6 +131,11 @@ class BaseModelHost:
             )
         return load_renderer(self.base_model, self.settings.render)
 
+    def memory_plan(self) -> MemoryPlan | None:
+        """What the memory of engine and trainer is forecast from; `None` if the base model's shape is unknown."""
+        shape = read_shape(self.base_model)
+        return None if shape is None else MemoryPlan(self.placement, self.settings, self._devices, shape)
+
     async def engine_info(self) -> EngineInfo:
         return await self._engine.info()
 
@@ -146,14 +160,50 @@ class BaseModelHost:
             async with self.adapters.no_loads(what), self._engine.asleep():
                 yield
 
+    async def prove_layers(self, lora: LoraConfig | None) -> None:
+        """Prove once that the engine applies adapters to every kind of layer that `lora` trains.
+
+        Once in the life of this host is enough: a restarted engine has the same release, flags and base model. Nothing
+        is proved where the engine gets no adapters: whole weights, merged or of full fine-tuning, are compared by each
+        handshake.
+
+        Raises:
+            HandshakeError: it does not, or engine and trainer have different base models.
+            AdapterError, ProcessError: the engine refused a test adapter, or engine or trainer cannot start.
+        """
+        if lora is None or self.one_policy:
+            return
+        kind = lora.model_dump_json(exclude={"seed"})
+        async with self._proving:
+            if kind in self._proved:
+                return
+            folder = self._data_dir.test_adapters(self.name).absolute()
+            try:
+                await self.trainer.write_loud_adapters(folder, lora)
+                await self.adapters.prove_layers(folder)
+            finally:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            self._proved.add(kind)
+
     async def _start_engine(self, client: RpcClient) -> None:
-        await client.call(self._start_call())
+        async with self._profiling():
+            info = await client.call(self._start_call())
+        if info.max_running is not None:
+            self._seats.resize(without_spare(info.max_running))
         await self.adapters.restore(client)
+
+    def _profiling(self) -> AbstractAsyncContextManager[Any]:
+        """Let engine and trainer load one after the other where they share a GPU.
+
+        Both measure its free memory while they load, and vLLM refuses to start if another process changes it.
+        """
+        shares_gpu = self.placement.shared and self.placement.trainer.kind == "cuda"
+        return self._loading if shares_gpu else nullcontext()
 
     def _start_call(self) -> StartEngine | StartVllm:
         engine = self.settings.engine
-        changes = {"num_threads": self._threads[0], "max_running": with_spare(engine.max_running)}
-        config = engine.model_copy(update=changes)
+        running = None if engine.max_running is None else with_spare(engine.max_running)
+        config = engine.model_copy(update={"num_threads": self._threads[0], "max_running": running})
         if isinstance(config, EngineConfig):
             return StartEngine(model=self.base_model, config=config)
         # An engine with adapters has a rank: the settings refuse full fine-tuning for it.
@@ -164,21 +214,23 @@ class BaseModelHost:
             lora_rank=None if lora is None else lora.rank,
             python=self.vllm_python,
             sleeps=self.placement.sleeps,
+            memory_bytes=smallest_memory(self.placement.engine, self._devices),
             work_dir=self._data_dir.merged(self.name).absolute() if self.one_policy else None,
         )
 
     async def _start_trainer(self, client: RpcClient) -> None:
         config = self.settings.trainer.model_copy(update={"num_threads": self._threads[1]})
         shares_gpu = self.placement.shared and self.placement.trainer.kind == "cuda"
-        await client.call(
-            StartTrainer(
-                model=self.base_model,
-                config=config,
-                shares_gpu=shares_gpu,
-                nodes=self._config.nodes,
-                shared=self._data_dir.samples.absolute(),
+        async with self._profiling():
+            await client.call(
+                StartTrainer(
+                    model=self.base_model,
+                    config=config,
+                    shares_gpu=shares_gpu,
+                    nodes=self._config.nodes,
+                    shared=self._data_dir.samples.absolute(),
+                )
             )
-        )
 
     def status(self) -> dict[str, Any]:
         info = self._engine.known_info
@@ -194,3 +246,10 @@ class BaseModelHost:
 def short_name(base_model: str) -> str:
     """Return the last part of a hub id or path: `org/model` and `/some/where/model` are both `model`."""
     return base_model.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _allocator(place: Place) -> dict[str, str]:
+    """Options of torch's allocator for a trainer: its micro-batches differ in size, which fragments fixed segments."""
+    if place.kind != "cuda" or any(os.environ.get(name) for name in ALLOCATOR_VARIABLES):
+        return {}
+    return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}

@@ -22,6 +22,7 @@ class Hosts:
     def __init__(self, data_dir: DataDir, config: ServerConfig) -> None:
         self._data_dir = data_dir
         self._config = config
+        self.vllm_python = config.vllm_python
         self._hosts: dict[str, BaseModelHost] = {}
         self._by_model: dict[str, tuple[str, ModelSettings, BaseModelHost]] = {}
         """A cache for requests, which saves comparing settings."""

@@ -8,14 +8,17 @@ import time
 from collections.abc import Callable
 
 from art.errors import ConfigError
+from art.memory.shape import read_shape
 from art.protocol.training import ModelStatus, RegisterRequest
 from art.runtime.base_models import prepare_base_model
 from art.runtime.hosts import Hosts, host_key
 from art.runtime.jobs.runner import JobRunner
 from art.runtime.models import Models, status_of
+from art.runtime.placement.default_engine import FASTER, SLOW, is_slow, with_engine
 from art.runtime.placement.devices import find_devices
-from art.runtime.placement.parameter_count import count_weights
+from art.runtime.placement.memory import MemoryPlan
 from art.runtime.placement.placement import check_placement, choose_placement
+from art.runtime.placement.shortage import check_memory
 from art.runtime.registry import RegisteredModel, Registry
 from art.storage import checkpoints
 from art.storage.layout import validate_name
@@ -35,6 +38,7 @@ class Registration:
         self._hosts = hosts
         self._jobs = jobs
         self._check_directory = check_directory
+        self._vllm_python = hosts.vllm_python
         self._lock = asyncio.Lock()
 
     async def register(self, request: RegisterRequest) -> ModelStatus:
@@ -53,7 +57,9 @@ class Registration:
         await self._jobs.idle(request.project, request.name, recovered_only=True)
         async with self._lock:
             base_model = await prepare_base_model(request.base_model, self._models.data_dir)
-            request = request.model_copy(update={"base_model": base_model})
+            devices = await asyncio.to_thread(find_devices)
+            settings = await asyncio.to_thread(with_engine, request.settings, devices, self._vllm_python)
+            request = request.model_copy(update={"base_model": base_model, "settings": settings})
             known = self._models.by_key.get(f"{request.project}/{request.name}")
             if known is not None:
                 _check_same(known, request)
@@ -103,11 +109,16 @@ class Registration:
         await self._hosts.close_unused(self._models.by_key.values())
 
     async def _make_ready(self, model: RegisteredModel) -> None:
-        num_weights = await asyncio.to_thread(count_weights, model.base_model)
+        shape = await asyncio.to_thread(read_shape, model.base_model)
         devices = await asyncio.to_thread(find_devices)
-        check_placement(choose_placement(model.settings, devices), model.settings, devices, num_weights)
+        placement = choose_placement(model.settings, devices)
+        check_placement(placement, model.settings, devices)
+        if shape is not None:
+            check_memory(MemoryPlan(placement, model.settings, devices, shape))
         host = self._hosts.of(model, is_new=True)
         host.retry()
+        if is_slow(model.settings, host.placement.engine.kind):
+            logger.warning("%s: %s; %s", model.key, SLOW, FASTER)
         is_first = model.step == 0 and not (first := self._models.checkpoint(model, 0)).exists()
         if is_first:
             host.start()
@@ -115,6 +126,7 @@ class Registration:
             newest = first
         else:
             newest = await asyncio.to_thread(self._models.published, model, model.step)
+        await host.prove_layers(model.settings.lora)
         identity = await asyncio.to_thread(checkpoints.identify, newest)
         await host.adapters.ensure_loaded(model.adapter_id(model.step), newest)
         await self._registry.save_model(model)

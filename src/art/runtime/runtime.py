@@ -36,6 +36,7 @@ from art.runtime.measurements import measure_disk, measure_engines, measure_jobs
 from art.runtime.metric_store import MetricStore
 from art.runtime.model_checkpoints import ModelCheckpoints
 from art.runtime.models import Models
+from art.runtime.placement.default_engine import with_engine
 from art.runtime.placement.devices import find_devices
 from art.runtime.registration import Registration
 from art.runtime.registry import Registry
@@ -125,8 +126,10 @@ class Runtime:
         for model in await self._registry.models():
             self.models.by_key[model.key] = model
         await self.jobs.recover()
+        devices = await asyncio.to_thread(find_devices)
+        settings = await asyncio.to_thread(with_engine, self._config.settings, devices, self._config.vllm_python)
         for name in base_models:
-            self._hosts.pin(await prepare_base_model(name, self.data_dir), self._config.settings)
+            self._hosts.pin(await prepare_base_model(name, self.data_dir), settings)
         self._background.append(asyncio.create_task(self._watchdog.run(), name="watchdog"))
         watching = watch_directory(self._check_directory, self.jobs.stop_running)
         self._background.append(asyncio.create_task(watching, name="watch the data directory"))

@@ -74,6 +74,15 @@ class Probe(_Record):
     logprobs: list[float]  # [T - 1] of token_ids[1:] under the policy
     base_logprobs: list[float]  # [T - 1] under the base model
 
+    def shortened(self, num_tokens: int) -> Probe:
+        """Return the probe's first `num_tokens` tokens, at least 2, for an engine with a short context."""
+        n = max(2, num_tokens)
+        return Probe(
+            token_ids=self.token_ids[:n],
+            logprobs=self.logprobs[: n - 1],
+            base_logprobs=self.base_logprobs[: n - 1],
+        )
+
 
 class FileEntry(_Record):
     size: int

@@ -76,6 +76,10 @@ class DataDir:
         """Folder of the whole model that is merged from a checkpoint for an engine process that takes no adapters."""
         return self.root / ".merged" / process
 
+    def test_adapters(self, process: str) -> Path:
+        """Folder of the test adapters by which the engine of a base model is proved. It is there only meanwhile."""
+        return self.root / ".test-adapters" / process
+
     def model(self, project: str, name: str) -> ModelPaths:
         project = validate_name(project, param="project")
         return ModelPaths(self.root / project / "models" / validate_name(name, param="name"))

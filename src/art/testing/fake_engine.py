@@ -10,19 +10,22 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import json
 import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from safetensors.numpy import load_file
 
 from art.config import EngineConfig
 from art.engine import AdapterInfo, EngineInfo, FinishReason, GenerateRequest, TokenChunk
 from art.engines.requests import check_request, check_score
 from art.engines.torch.random import uniforms
-from art.engines.vllm.adapters import WEIGHTS_FILE, read_adapter
+from art.engines.vllm.adapters import CONFIG_FILE, WEIGHTS_FILE, read_adapter
 from art.errors import InvalidRequestError, NotFoundError, OverloadedError
 from art.kernels.grammar import Matcher, Vocabulary, allowed_bits
 
@@ -102,7 +105,7 @@ class FakeEngine:
 
     async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
         await self._awake.wait()
-        info = read_adapter(name, path)
+        info = replace(read_adapter(name, path), norm=_norm(path))
         self._adapters[name] = hashlib.sha256((path / WEIGHTS_FILE).read_bytes()).digest()
         return info
 
@@ -237,3 +240,11 @@ def _truncate(probs: Probs, request: GenerateRequest) -> tuple[Probs, list[int]]
     left[order[keep]] = ordered[keep]
     cut = np.count_nonzero(left) < np.count_nonzero(probs)
     return left / left.sum(), np.flatnonzero(left).tolist() if cut else []
+
+
+def _norm(path: Path) -> float:
+    """Frobenius norm of all `alpha / rank * B @ A` of the adapter in folder `path`."""
+    config, weights = json.loads((path / CONFIG_FILE).read_bytes()), load_file(path / WEIGHTS_FILE)
+    pairs = [(weights[key.replace("lora_A", "lora_B")], a) for key, a in weights.items() if "lora_A" in key]
+    total = sum(float(np.square(b.astype(np.float64) @ a).sum()) for b, a in pairs)
+    return float(config["lora_alpha"] / config["r"]) * math.sqrt(total)

@@ -27,8 +27,8 @@ from art.trainer.policy.checkpointing import configured_mode
 from art.trainer.policy.full import FullPolicy
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.policy.policy import Policy
+from art.trainer.proof.probe import measure_probe
 from art.trainer.step.optimizer import Optimizer
-from art.trainer.step.probe import measure_probe
 
 _log = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -27,11 +28,13 @@ from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.checkpoint_choice import prepare_checkpointing
 from art.trainer.policy.compilation import compile_layers
+from art.trainer.policy.lora import LoraPolicy
+from art.trainer.proof.loud_adapters import write_loud_adapters
+from art.trainer.proof.probe import PROBE_TOKENS, natural_probe_tokens
 from art.trainer.resident import Loaded, Resident, recorded_result, recorded_state
 from art.trainer.step.measure import Measurer
 from art.trainer.step.micro_batch import MicroBatcher
 from art.trainer.step.plans import UpdatePlan, plan_rl, plan_sft
-from art.trainer.step.probe import PROBE_TOKENS, fresh_probe_tokens
 from art.trainer.step.progress import OnProgress as OnProgress
 from art.trainer.step.progress import Progress
 from art.trainer.step.replay import Replayed, Replayer
@@ -89,8 +92,23 @@ class Trainer:
             if (state := self._team.from_first(lambda: recorded_state(path))) is not None:
                 return StepResult(step=state.step)
             loaded = self._resident.start_fresh(lora)
-            self._resident.write(path, loaded, fresh_probe_tokens(self._base.vocab_size))
+            self._resident.write(path, loaded, self._natural_probe)
             return StepResult(step=0)
+
+    def write_loud_adapters(self, folder: Path, lora: LoraConfig) -> dict[str, float]:
+        """Write test adapters that an engine must follow, one per kind of layer (`proof/loud_adapters.py`).
+
+        Returns:
+            by kind of layer, the root mean square change of the probe's log-probs in nats.
+
+        Raises:
+            ConfigError: `lora` does not fit the model.
+            DiskFullError, StorageError: the files cannot be written.
+        """
+        with self._team.call(in_lockstep=self._base.is_sharded):
+            policy = self._resident.start_fresh(lora).policy
+            assert isinstance(policy, LoraPolicy)
+            return write_loud_adapters(policy, self._natural_probe, folder if self._team.rank == 0 else None)
 
     def train(self, call: Train | TrainSft, on_progress: OnProgress | None = None) -> StepResult:
         """Make one step, then write its checkpoint.
@@ -143,6 +161,11 @@ class Trainer:
                 "headroom_bytes": float(min(self._team.gather(memory.headroom_bytes(self._base.device)))),
             } | {name.removeprefix("throughput/"): value for name, value in checkpointing.items()}
 
+    @cached_property
+    def _natural_probe(self) -> list[int]:
+        """Tokens of a probe when nothing was sampled. All processes ask for them in the same call."""
+        return self._team.from_first(lambda: natural_probe_tokens(self._base.name, self._base.vocab_size))
+
     def _check(self, samples: Sequence[TrainingSample]) -> Replayed:
         paths = check_samples(samples, vocab_size=self._base.vocab_size)
         if not paths:
@@ -194,6 +217,8 @@ class Trainer:
         metrics["throughput/train_tokens_per_s"] = metrics["data/step_tokens_unshared"] / (trained - started)
         loaded.step += 1
         probe_tokens = list(paths[0].sample.token_ids[:PROBE_TOKENS])
+        if len(probe_tokens) < PROBE_TOKENS:  # too few to tell noise from a fault
+            probe_tokens = (probe_tokens + self._natural_probe)[:PROBE_TOKENS]
         config = call.config.model_dump(mode="json")
         self._resident.write(
             call.to_checkpoint, loaded, probe_tokens, job_id=call.job_id, config=config, metrics=metrics

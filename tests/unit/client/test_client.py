@@ -43,6 +43,7 @@ from art.errors import (
     ProcessError,
     TrainingError,
     TrajectoryError,
+    TrajectoryMismatchError,
 )
 from art.model import TrainableModel
 from art.protocol.training import RegisterRequest, TrainRequest, WireError
@@ -385,13 +386,53 @@ async def test_train_sends_groups_and_config(server: FakeArtServer, backend: Bac
     sent = body["groups"][0]["trajectories"][0]
     assert sent["reward"] == 2
     main, other = sent["histories"]
-    assert main["tools"] == tools
-    assert main["items"][0] == {"role": "user", "content": "a"}
-    assert main["items"][1]["choice"]["exchange_id"] == "e1"
-    assert "logprobs" not in main["items"][1]["choice"], "the server has them"
-    assert main["items"][3]["choice"]["logprobs"]["content"][0]["logprob"] == -1, "nobody else has them"
-    assert other["items"][1]["choice"]["exchange_id"] == "e2"
+    assert [answer["exchange_id"] for answer in main["answers"]] == ["e1", None]
+    assert [answer["exchange_id"] for answer in other["answers"]] == ["e2"]
+    assert "yes" not in str(sent), "the server has the texts"
     assert TrainConfig.model_validate(body["config"]) == TrainConfig()
+
+
+@pytest.mark.parametrize("code", ["invalid_request_error", "trajectory_mismatch"])
+async def test_texts_are_sent_where_the_server_refuses_their_names(
+    server: FakeArtServer, backend: Backend, code: str
+) -> None:
+    """An older server does not know `answers`; a newer one asks by refusing, if a conversation was changed."""
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    logprobs = {"content": [{"token": "t", "logprob": -1, "top_logprobs": []}]}
+    items = [
+        {"role": "user", "content": "a"}, choice(exchange_id="e1", logprobs=logprobs), {"role": "user", "content": "b"},
+        choice(logprobs=logprobs),
+    ]  # fmt: skip
+    await backend.register(Named())
+    server.trouble = [lambda request: refusal(400, code)]
+    await backend.train(Named(), [TrajectoryGroup([Trajectory(messages_and_choices=items, reward=2, tools=tools)])])
+    short, long = (body for _, path, body in server.requests if path.endswith("/train"))
+    assert short["job_id"] == long["job_id"]
+    [history] = long["groups"][0]["trajectories"][0]["histories"]
+    assert history.keys() == {"items", "tools"}, "an older server refuses other fields"
+    assert history["tools"] == tools
+    assert history["items"][0] == {"role": "user", "content": "a"}
+    assert history["items"][1]["choice"]["exchange_id"] == "e1"
+    assert "logprobs" not in history["items"][1]["choice"], "the server has them"
+    assert history["items"][3]["choice"]["logprobs"]["content"][0]["logprob"] == -1, "nobody else has them"
+
+
+async def test_texts_are_sent_once_only(server: FakeArtServer, backend: Backend) -> None:
+    await backend.register(Named())
+    server.trouble = [lambda request: refusal(400, "trajectory_mismatch")] * 2
+    with pytest.raises(TrajectoryMismatchError):
+        await backend.train(Named(), [a_group(0, 1)])
+    assert len([1 for _, path, _ in server.requests if path.endswith("/train")]) == 2
+
+
+async def test_a_conversation_with_a_message_that_has_no_digest_is_sent_with_its_texts(
+    server: FakeArtServer, backend: Backend
+) -> None:
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
+    trajectory = Trajectory(messages_and_choices=[image, choice(exchange_id="e1")], reward=2)
+    await backend.train(Named(), [TrajectoryGroup([trajectory])])
+    body = next(body for _, path, body in server.requests if path.endswith("/train"))
+    assert body["groups"][0]["trajectories"][0]["histories"][0]["items"][0] == image
 
 
 async def test_a_finding_is_logged_when_it_is_new_and_then_rarely(
@@ -444,7 +485,7 @@ async def test_turn_and_token_rewards_are_about_the_first_history(server: FakeAr
     spoken = Trajectory(messages_and_choices=side.messages_and_choices, turn_rewards=[1], token_rewards=[(0, 0.5)])
     await backend.train(Named(), [TrajectoryGroup([silent, spoken])])
     sent = next(body for _, path, body in server.requests if path.endswith("/train"))["groups"][0]["trajectories"]
-    assert [len(history["items"]) for history in sent[0]["histories"]] == [0, 2]
+    assert [len(history["answers"]) for history in sent[0]["histories"]] == [0, 1]
     assert (sent[1]["turn_rewards"], sent[1]["token_rewards"]) == ([1.0], [[0.0, 0.5]])
 
 

@@ -39,16 +39,6 @@ def plan(*groups: WireGroup | list[WireTrajectory], step: int = 3, **config: Any
     return plan_step(resolved(*groups), TrainConfig(**config), step=step)
 
 
-def token_scales(found: StepPlan) -> dict[str, dict[str, float]]:
-    """What a token's loss is multiplied with in the sum that the trainer makes, by rollout and sample."""
-    total = sum(s.weight * sum(a.num_tokens for a in s.answers) if s.share is None else s.share for s in found.samples)
-    scales: dict[str, dict[str, float]] = {}
-    for sample in found.samples:
-        rollout = scales.setdefault(sample.rollout_id.removeprefix("groups"), {})
-        rollout[sample.sample_id.rsplit(".", 1)[1]] = sample.weight / total
-    return scales
-
-
 # -- samples --
 
 
@@ -90,61 +80,6 @@ def test_samples_keep_their_temperature() -> None:
     exchanges = FIRST, replace(SECOND, temperature=0.7)
     planned = plan_step(resolved(group(1.0, 0.0), exchanges=exchanges), TrainConfig(), step=3)
     assert [s.temperature for s in samples_of(planned, *exchanges)] == [1.0, 0.7, 1.0, 0.7]
-
-
-# -- weights: rollouts of 2 + 1 tokens in two branches, of 6 tokens, and a group of 2 + 2 tokens --
-
-UNEVEN = (
-    [trajectory(1.0, BRANCHING), trajectory(0.0, LONG_TURN)],
-    [trajectory(1.0, ONE_TURN), trajectory(0.0, ONE_TURN)],
-)
-
-
-def test_every_token_counts_the_same() -> None:
-    scales = [scale for rollout in token_scales(plan(*UNEVEN)).values() for scale in rollout.values()]
-    assert scales == pytest.approx([1 / 13] * 5)
-
-
-def test_every_rollout_counts_the_same_with_all_its_branches() -> None:
-    assert token_scales(plan(*UNEVEN, normalize="rollout")) == {
-        "[0].trajectories[0]": pytest.approx({"paths[0]": 1 / 4 / 3, "paths[1]": 1 / 4 / 3}),
-        "[0].trajectories[1]": pytest.approx({"paths[0]": 1 / 4 / 6}),
-        "[1].trajectories[0]": pytest.approx({"paths[0]": 1 / 4 / 2}),
-        "[1].trajectories[1]": pytest.approx({"paths[0]": 1 / 4 / 2}),
-    }
-
-
-@pytest.mark.parametrize("normalize", ["rollout", "constant"])
-def test_branches_do_not_make_a_rollout_louder(normalize: Any) -> None:
-    """One rollout asks eight sub-agents, another none; the influence of a third stays as it is."""
-    answers = [exchange(f"s{i}", [9, i], [4, 5], messages=[], text="") for i in range(8)]
-    subs = [WireHistory(items=[choice(e.id, "")]) for e in answers]
-    config = TrainConfig(normalize=normalize, constant_tokens=10 if normalize == "constant" else None)
-
-    def third(further: list[Any]) -> float:
-        members = [trajectory(1.0, ONE_TURN, *further), trajectory(0.0, ONE_TURN), trajectory(0.0, LONG_TURN)]
-        groups = resolved(members, exchanges=(*answers, FIRST, LONG))
-        scales = token_scales(plan_step(groups, config, step=3))
-        assert len(scales["[0].trajectories[0]"]) == 1 + len(further)
-        return scales["[0].trajectories[2]"]["paths[0]"]
-
-    assert third(subs) == pytest.approx(third([]))
-
-
-def test_every_group_counts_the_same() -> None:
-    scales = token_scales(plan(*UNEVEN, normalize="group"))
-    first, second = [
-        [scale for key, rollout in scales.items() if key[1] == g for scale in rollout.values()] for g in "01"
-    ]
-    assert first == pytest.approx([1 / 2 / 9] * 3)
-    assert second == pytest.approx([1 / 2 / 4] * 2)
-
-
-def test_length_has_no_influence_with_a_constant() -> None:
-    """Sums over tokens by 100 per rollout, of which there are four."""
-    scales = token_scales(plan(*UNEVEN, normalize="constant", constant_tokens=100))
-    found = [scale for rollout in scales.values() for scale in rollout.values()]
-    assert found == pytest.approx([1 / 4 / 100] * 5)
 
 
 # -- the ledger --

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from art.config import TrainConfig
 from art.credit.plan import plan_step
 from art.credit.resolve import exchange_ids
 from art.credit.samples import PlannedAnswer, build_samples
 from art.errors import TrajectoryError, TrajectoryMismatchError
+from art.protocol.chat import conversation_digest, message_digest
 from art.protocol.samples import ConstrainedSpan, Constraint
-from art.protocol.training import WireGroup, WireHistory
+from art.protocol.training import WireAnswer, WireGroup, WireHistory
 from tests.support.recorded_exchanges import (
     AGAIN,
     BRANCHING,
@@ -111,6 +114,61 @@ def test_a_choice_made_elsewhere_has_no_token_rewards() -> None:
 def test_changed_trajectories_are_refused(items: list[dict], message: str) -> None:
     with pytest.raises(TrajectoryMismatchError, match=message):
         resolved(group(1.0, 0.0, history=WireHistory(items=items)))
+
+
+def named(*items: dict, **changes: Any) -> WireHistory:
+    """The conversation as a client sends it without its texts."""
+    digests, answers = [], []
+    for item in items:
+        digests.append(message_digest(item["choice"]["message"] if "choice" in item else item))
+        if "choice" in item:
+            exchange_id = item["choice"].get("exchange_id")
+            answers.append(WireAnswer(exchange_id=exchange_id, digest=conversation_digest(digests)))
+    return WireHistory(answers=answers, **changes)
+
+
+@pytest.mark.parametrize("history", [ONE_TURN, TWO_TURNS, BRANCHING, UNTRACKED])
+def test_a_conversation_without_its_texts_is_the_same(history: WireHistory) -> None:
+    assert resolved(group(1.0, 0.0, history=named(*history.items))) == resolved(group(1.0, 0.0, history=history))
+    assert exchange_ids([group(1.0, history=named(*history.items))]) == exchange_ids([group(1.0, history=history)])
+
+
+def test_copies_of_answers_are_counted_without_their_texts() -> None:
+    (found,) = resolved([trajectory(1.0, named(USER, choice("e1", "a"), num_copied_answers=2))])[0].trajectories
+    assert found.copied_answers == 2
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([USER, choice("e1", "changed")], "the answer of exchange e1, or a message before it, was changed"),
+        ([{"role": "user", "content": "other"}, choice("e1", "a")], "was changed after sampling"),
+        ([USER, AGAIN, choice("e1", "a")], "was changed after sampling"),
+        ([choice("e1", "a")], "was changed after sampling"),
+        ([USER, choice("gone", "a")], "is not recorded on this server"),
+    ],
+)
+def test_changes_are_noticed_without_the_texts(items: list[dict], message: str) -> None:
+    with pytest.raises(TrajectoryMismatchError, match=message):
+        resolved(group(1.0, 0.0, history=named(*items)))
+
+
+def test_what_a_client_changes_without_harm_does_not_change_a_digest() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1, "b": 2}'}}
+    other = {"id": "c2", "type": "function", "function": {"name": "f", "arguments": '{"b":2,"a":1}'}}
+    sent = {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm", "refusal": None}
+    kept = {"role": "assistant", "content": "", "tool_calls": [other]}
+    assert message_digest(sent) == message_digest(kept)
+    assert message_digest(kept) != message_digest(kept | {"content": "x"})
+    assert conversation_digest([b"a" * 16, b"b" * 16]) != conversation_digest([b"b" * 16, b"a" * 16])
+
+
+def test_a_conversation_has_one_form() -> None:
+    with pytest.raises(ValidationError, match="either as `items` or as `answers`"):
+        WireHistory(items=[USER], answers=[])
+    assert WireHistory(items=[USER]).model_dump() == {"items": [USER], "tools": None}
+    history = named(USER, choice("e1", "a"))
+    assert WireHistory.model_validate_json(history.model_dump_json()) == history
 
 
 @pytest.mark.parametrize(("changes", "message"), [({"temperature": 0.0}, "greedily"), ({"top_p": 0.9}, "top_p=0.9")])

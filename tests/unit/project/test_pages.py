@@ -32,8 +32,9 @@ def test_every_setting_has_a_row_with_its_default() -> None:
     page = (DOCS / "settings.md").read_text()
     rows = {name: (kind, default) for name, kind, default, _ in settings_of(TrainConfig)}
     assert rows.keys() == TrainConfig.model_fields.keys()
-    assert rows["learning_rate"] == ("float, above 0, at most 1", "`1e-05`")
-    assert "| `learning_rate` | `float, above 0, at most 1` | `1e-05` |" in page
+    assert rows["learning_rate"] == ("float or ScheduleConfig", "`1e-05`")
+    assert rows["num_minibatches"] == ("int, at least 1", "`1`")
+    assert "| `learning_rate` | `float or ScheduleConfig` | `1e-05` |" in page
     assert all(f"\n## {cls.__name__}\n" in page for cls in settings_classes())
 
 

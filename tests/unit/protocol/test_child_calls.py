@@ -81,6 +81,7 @@ EXAMPLES: list[tuple[Call[Any], list[Any]]] = [
         [Progress(done=0, total=1), STEP],
     ),
     (calls.Trial(samples=[SAMPLE], lora=None), [{"seconds": 0.5}]),
+    (calls.WriteLoudAdapters(folder=Path("a"), lora=LoraConfig(rank=2)), [{"self_attn.q_proj": 0.5}]),
     (calls.Copy(source=Path("a"), target=Path("b")), [{}]),
     (
         calls.Export(source=Path("a"), target=Path("b"), base_model="base", format="peft", llama_cpp=None),

@@ -165,6 +165,12 @@ def test_a_token_that_is_none_is_refused(token: Any, tmp_path: Path) -> None:
         write_samples(tmp_path / "samples", [sample])
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")
+def test_a_full_disk_is_reported_as_the_operating_system_does() -> None:
+    with pytest.raises(OSError, match="No space left"):
+        write_samples(Path("/dev/full"), random_samples(0))
+
+
 def test_a_missing_damaged_or_newer_file_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "samples"
     with pytest.raises(InvalidRequestError, match=r"the file of training samples .* cannot be read"):

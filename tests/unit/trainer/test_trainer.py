@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from art.config import LoraConfig, MismatchConfig, TrainConfig, TrainerConfig, TrainSFTConfig
+from art.config import LoraConfig, MismatchConfig, ScheduleConfig, TrainConfig, TrainerConfig, TrainSFTConfig
 from art.errors import (
     ConfigError,
     ConflictError,
@@ -28,10 +28,12 @@ from art.metrics import catalogue
 from art.protocol.calls import Train, TrainSft
 from art.protocol.samples import StepResult, TrainingSample
 from art.storage import atomic, checkpoints
-from art.trainer.step.probe import measure_probe
+from art.trainer.proof.probe import measure_probe
+from art.trainer.step.plans import plan_sft
 from art.trainer.trainer import OnProgress, Trainer
+from art.trainer.tree.tree import check_sample
 from tests.support.trainer_reference import with_own_logprobs
-from tests.support.trainer_samples import VOCAB_SIZE, random_samples
+from tests.support.trainer_samples import VOCAB_SIZE, random_samples, sample_file
 
 LORA = LoraConfig(rank=8, alpha=16)
 RL = TrainConfig(learning_rate=1e-2, mismatch=None)
@@ -95,13 +97,25 @@ def test_a_step_changes_the_policy_and_reports(trainer: Trainer, tmp_path: Path)
     assert result.metrics["data/step_trainer_tokens"] < result.metrics["data/step_tokens_unshared"]
 
 
+def test_samples_from_a_file_give_the_same_bits(trainer: Trainer, tmp_path: Path) -> None:
+    from_lists = step(trainer, tmp_path, 1)
+    paths = {"to_checkpoint": tmp_path / "0001-file", "job_id": "job-from-file"}
+    from_file = step(trainer, tmp_path, 1, samples=sample_file(tmp_path, random_samples(1)), **paths)
+    assert weights(tmp_path / "0001-file") == weights(tmp_path / "0001")
+    for result in (from_lists, from_file):
+        for name in [name for name in result.metrics if name.startswith(("time/", "throughput/"))]:
+            del result.metrics[name]
+    assert from_file == from_lists
+
+
 def test_the_probe_is_that_of_the_trained_policy(trainer: Trainer, tmp_path: Path) -> None:
     fresh = checkpoints.read_probe(tmp_path / "0000")
     assert fresh.logprobs == fresh.base_logprobs
-    assert len(fresh.token_ids) >= 16
+    assert len(fresh.token_ids) == 64
     step(trainer, tmp_path, 1)
     probe = checkpoints.read_probe(tmp_path / "0001")
-    assert probe.token_ids == random_samples(1)[0].token_ids[:64]
+    sampled = random_samples(1)[0].token_ids
+    assert probe.token_ids == (sampled + fresh.token_ids)[:64]  # a few sampled tokens would not tell noise from a fault
     assert len(probe.logprobs) == len(probe.base_logprobs) == len(probe.token_ids) - 1
     assert max(abs(a - b) for a, b in zip(probe.logprobs, probe.base_logprobs, strict=True)) > 1e-3
     again = measure_probe(trainer._resident._loaded.policy, probe.token_ids)  # type: ignore[union-attr]
@@ -264,6 +278,26 @@ def test_advantages_move_probabilities_their_way(trainer: Trainer, tmp_path: Pat
     after = [sum(measure_probe(policy, s.token_ids).logprobs) for s in batch]
     assert after[0] > before[0] + 0.01
     assert after[1] < before[1] - 0.01
+
+
+def test_the_learning_rate_follows_its_schedule(trainer: Trainer, tmp_path: Path) -> None:
+    """The rate depends on the step's number only: also for a trainer that has just loaded the checkpoint."""
+    schedule = ScheduleConfig(type="cosine", peak=1e-2, warmup_steps=1, total_steps=3)
+    config = RL.model_copy(update={"learning_rate": schedule, "num_minibatches": 2})
+    found = [step(trainer, tmp_path, number, config).metrics["loss/learning_rate"] for number in (1, 2, 3)]
+    assert found == [0.005, 0.01, 0.005]
+    with pytest.raises(ConfigError, match="its schedule ended at `total_steps`=3"):
+        step(trainer, tmp_path, 4, config)
+
+
+def test_a_schedule_over_the_batches_of_supervised_fine_tuning() -> None:
+    samples = [replace(sample, component="sft") for sample in random_samples(0, 4)]
+    paths = [path for sample in samples if (path := check_sample(sample, vocab_size=VOCAB_SIZE))]
+    config = TrainSFTConfig(learning_rate=ScheduleConfig(peak=1e-2), batch_size=1)
+    assert [update.learning_rate for update in plan_sft(paths, config).updates] == [0.01, 0.0075, 0.005, 0.0025]
+    short = TrainSFTConfig(learning_rate=ScheduleConfig(peak=1e-2, total_steps=3), batch_size=1)
+    with pytest.raises(ConfigError, match="the learning rate is 0 at step 3"):
+        plan_sft(paths, short)
 
 
 def test_minibatches_are_updates(trainer: Trainer, tmp_path: Path) -> None:

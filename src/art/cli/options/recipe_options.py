@@ -25,6 +25,7 @@ _PRICE = ("PROMPT", "COMPLETION")
 _METAVARS: dict[str, str | tuple[str, ...]] = {
     "judge": "MODEL", "generator": "MODEL", "judge_url": "URL", "generator_url": "URL", "rollout_timeout": "S",
     "budget": "USD", "price_per_hour": "USD", "policy_price": _PRICE, "judge_price": _PRICE, "instructions": "TEXT",
+    "stop_on": "FINDING", "rollback_on": "FINDING",
 }  # fmt: skip
 """Names of values in `--help`, where they are not `N` for a whole number or the name of the setting."""
 
@@ -58,7 +59,8 @@ def add_recipe_options(
             "steps": defaults.num_steps, "groups": defaults.groups_per_step, "rollouts": defaults.rollouts_per_group
         }  # fmt: skip
     add_settings(parser, config, "name", "project", "data_dir")
-    loop = ("steps", "seed", "learning_rate", "groups", "rollouts", "rollout_timeout", "evaluate")
+    rate = ("learning_rate", "schedule", "warmup_steps")
+    loop = ("steps", "seed", *rate, "groups", "rollouts", "stop_on", "rollback_on", "rollout_timeout", "evaluate")
     add_settings(parser, config, *loop, shown=shown)
     add_settings(parser.add_mutually_exclusive_group(), config, "lora_rank", "full_finetuning")
     add_settings(parser, config, "engine", "max_context")
@@ -87,7 +89,7 @@ def add_settings(
         field = config.model_fields[name]
         words = str(field.description).rstrip(".")
         default = (shown or {}).get(name, field.default)
-        suffix = "" if default is None or default is False else f" (default: {default})"
+        suffix = "" if default is None or default is False or default == () else f" (default: {default})"
         options = _options_of(field.annotation)
         if "action" not in options and "choices" not in options:
             options["metavar"] = _METAVARS.get(name, "N" if options["type"] is int else None)
@@ -96,12 +98,16 @@ def add_settings(
 
 def _options_of(annotation: Any) -> dict[str, Any]:
     """Arguments of `add_argument` for a type."""
-    if get_origin(annotation) is Literal:
-        return {"choices": get_args(annotation), "type": type(get_args(annotation)[0])}
-    kind = next((part for part in get_args(annotation) if part is not NoneType), annotation)
+    is_optional = NoneType in get_args(annotation)
+    kind = next(part for part in get_args(annotation) if part is not NoneType) if is_optional else annotation
+    if get_origin(kind) is Literal:
+        return {"choices": get_args(kind), "type": type(get_args(kind)[0])}
     if kind is bool:
         return {"action": "store_true", "default": None}
-    return {"nargs": len(get_args(kind)), "type": get_args(kind)[0]} if get_origin(kind) is tuple else {"type": kind}
+    if get_origin(kind) is tuple:
+        first, *rest = get_args(kind)
+        return {"nargs": "+" if rest == [...] else 1 + len(rest), "type": first}
+    return {"type": kind}
 
 
 def _text_in(path: str) -> str:

@@ -7,7 +7,6 @@ the files too. What vLLM really computes is checked later, when its log-probs ar
 from __future__ import annotations
 
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,9 @@ Weights = dict[str, npt.NDArray[Any]]
 
 
 def read_adapter(name: str, path: Path) -> AdapterInfo:
-    """Check the adapter in folder `path` and describe it. `norm` is computed from the files.
+    """Check the adapter in folder `path` and describe it.
+
+    `norm` is `None`: vLLM cannot report what it holds, and a norm of the file would only repeat the manifest's hash.
 
     Raises:
         AdapterError: the adapter cannot be used. The message names the file at fault.
@@ -40,8 +41,6 @@ def read_adapter(name: str, path: Path) -> AdapterInfo:
             f"adapter {name!r}: {path / CONFIG_FILE}: `r` must be a positive integer and `lora_alpha` a number, got "
             f"{rank!r} and {alpha!r}"
         )
-    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    squared = 0.0
     pairs = _pairs(name, path / WEIGHTS_FILE, weights)
     for module, (a, b) in pairs.items():
         if a.ndim != 2 or b.ndim != 2 or a.shape[0] != rank or b.shape[1] != rank:
@@ -51,9 +50,7 @@ def read_adapter(name: str, path: Path) -> AdapterInfo:
             )
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             raise AdapterError(f"adapter {name!r}: {path / WEIGHTS_FILE}: {module} contains NaN or infinite values")
-        # |B A|^2 = sum(B^T B * A A^T), without forming the product.
-        squared += float(((b.T @ b) * (a @ a.T)).sum(dtype=np.float64))
-    return AdapterInfo(name=name, num_layers=len(pairs), rank=rank, norm=abs(scale) * math.sqrt(max(squared, 0.0)))
+    return AdapterInfo(name=name, num_layers=len(pairs), rank=rank, norm=None)
 
 
 def write_zeros(source: Path, target: Path) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
+import secrets
 import subprocess
 import sys
 from dataclasses import dataclass
 from typing import Literal
 
 from art.config import VllmConfig
+from art.config.engines import DEFAULT_RUNNING
 from art.engine import EngineInfo
+from art.engines.vllm.capacity import choose_prefill_piece
 from art.errors import ConfigError
 
 MODEL_NAME = "base"
@@ -35,6 +39,9 @@ GRAMMAR_BACKEND = "guidance"
 """vLLM's name for llguidance. It needs the tokenizer, which ART otherwise leaves out."""
 PREFILL_TOKENS = 4096
 """Least value of vLLM's `max_num_batched_tokens` on CPU. The embedded engine's `prefill_tokens` has this default."""
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Options of torch's allocator. vLLM refuses `expandable_segments` with some KV connectors, and its sleep has memory
+pools of its own; the option is for the trainer."""
 _PROBE = """
 import importlib.metadata as metadata, json
 def version(name):
@@ -129,7 +136,9 @@ def server_command(
         "dtype": info.dtype,
         # To score a path as long as the context, vLLM has to sample one token more.
         "max_model_len": info.max_context + 1,
-        "max_num_seqs": config.max_running,
+        "max_num_seqs": config.max_running or DEFAULT_RUNNING,
+        # Requests without a seed share one generator. By default each start of a server would draw the same numbers.
+        "seed": secrets.randbelow(2**31),
         "logprobs_mode": "processed_logprobs",
         "max_logprobs": -1,
         # Do not let a model's generation_config.json change the sampling, e.g. by a top_k.
@@ -153,12 +162,19 @@ def server_command(
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(PREFILL_TOKENS, info.max_context + 1),
         }
-    elif sleeps:
-        flags["enable_sleep_mode"] = True  # not supported on CPU, where sleep only pauses requests
+    else:
+        flags["long_prefill_token_threshold"] = choose_prefill_piece(info.vocab_size, info.max_context)
+        if sleeps:
+            flags["enable_sleep_mode"] = True  # not supported on CPU, where sleep only pauses requests
     flags |= {name.replace("-", "_").lstrip("_"): value for name, value in config.flags.items()}
     # Run the module, because the `vllm` program of the CPU package does not start. With data parallelism it would
     # also run several API servers, of which only one would get an adapter.
     return [installation.python, "-m", "vllm.entrypoints.openai.api_server", *_arguments(flags)]
+
+
+def _without_expandable_segments(options: str) -> str:
+    kept = [option for option in options.split(",") if not option.strip().startswith("expandable_segments")]
+    return ",".join(kept)
 
 
 def _lora_flags(installation: Installation, config: VllmConfig, lora_rank: int) -> Flags:
@@ -191,6 +207,12 @@ def _arguments(flags: Flags) -> list[str]:
     return arguments
 
 
+def replicas_share_seed(installation: Installation, config: VllmConfig) -> bool:
+    """Whether the copies of the model in one server draw with equal random numbers: before vLLM 0.32 they do."""
+    version = tuple(map(int, re.findall(r"\d+", installation.vllm)[:2]))
+    return config.num_replicas > 1 and version < (0, 32)
+
+
 def server_environment(
     installation: Installation, key: str, num_threads: int | None, *, with_control: bool = False
 ) -> dict[str, str]:
@@ -201,6 +223,9 @@ def server_environment(
     """
     # The module paths of ART's own process must not hide the modules of the other environment.
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    for name in ALLOCATOR_VARIABLES:
+        if name in inherited:
+            inherited[name] = _without_expandable_segments(inherited[name])
     settings = {
         "VLLM_API_KEY": key,
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",

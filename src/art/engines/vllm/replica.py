@@ -227,7 +227,6 @@ def _completion_body(request: GenerateRequest, model: str) -> dict[str, Any]:
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
-        "seed": seed_of(request),
         "logprobs": request.num_top_logprobs,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
@@ -235,6 +234,8 @@ def _completion_body(request: GenerateRequest, model: str) -> dict[str, Any]:
         "ignore_eos": True,
         "stop_token_ids": request.stop_token_ids,
     }
+    if request.repeatable:  # vLLM draws each such request by itself, which takes long in large batches
+        body["seed"] = seed_of(request)
     if request.grammar is not None:
         # vLLM ends an answer at the tokenizer's EOS token only, so the grammar itself says where the stop tokens come.
         body["structured_outputs"] = {"grammar": with_end(request.grammar, request.stop_token_ids)}

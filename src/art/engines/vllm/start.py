@@ -4,36 +4,52 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import os
 from contextlib import aclosing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from art.config import VllmConfig
+from art.config.engines import DEFAULT_RUNNING
 from art.engine import EngineInfo, GenerateRequest
 from art.engines.vllm import grammars
-from art.engines.vllm.command import MODEL_NAME, find_installation, server_command, vllm_python
+from art.engines.vllm.command import MODEL_NAME, find_installation, replicas_share_seed, server_command, vllm_python
 from art.engines.vllm.merged import MergedVllmEngine
 from art.engines.vllm.replica import Replica
 from art.engines.vllm.server import VllmServer
 from art.engines.vllm.vllm_engine import VllmEngine
 from art.errors import ArtError, ConfigError
+from art.memory.engine import max_running_of
+from art.memory.shape import shape_of
+
+logger = logging.getLogger(__name__)
 
 MAX_CONTEXT = 32_768
 """Longest context, in tokens, if `engine.max_context` is not set."""
 
 
-async def start_engine(
-    model: str, config: VllmConfig, *, lora_rank: int | None, python: str | None = None, sleeps: bool = False
-) -> tuple[VllmEngine, VllmServer | None]:
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a server is started for, beside its settings."""
+
+    lora_rank: int | None
+    """Rank of the adapters that will be loaded; `None` with `weights="merged"`."""
+    python: str | None = None
+    """Interpreter of the environment with vLLM; by default that of ART_VLLM_PYTHON, else this one."""
+    sleeps: bool = False
+    """Whether the engine will be put to sleep."""
+    memory_bytes: int | None = None
+    """Memory of the smallest of its GPUs, if known."""
+
+
+async def start_engine(model: str, config: VllmConfig, launch: Launch) -> tuple[VllmEngine, VllmServer | None]:
     """Start a vLLM server, or connect to those in `engine.urls`. Return the engine and the started server, if any.
 
     Args:
         model: folder or hub id of the base model.
-        lora_rank: rank of the adapters that will be loaded; `None` with `weights="merged"`.
-        python: interpreter of the environment with vLLM; by default that of ART_VLLM_PYTHON, else this one.
-        sleeps: whether the engine will be put to sleep.
 
     Raises:
         ConfigError: vLLM is not installed, or it cannot serve the model with these settings.
@@ -42,7 +58,7 @@ async def start_engine(
     model_config = await asyncio.to_thread(_read_model_config, model)
     if config.urls:
         return await _connect(model, config, model_config), None
-    installation = await asyncio.to_thread(find_installation, vllm_python(python))
+    installation = await asyncio.to_thread(find_installation, vllm_python(launch.python))
     if config.device not in ("auto", installation.device):
         raise ConfigError(
             f"`engine.device` is {config.device!r}, but vLLM {installation.vllm} in the environment of "
@@ -61,11 +77,15 @@ async def start_engine(
         grammars=vocabulary is not None,
         one_policy=is_merged,
     )
-    command = server_command(installation, model, config, info, lora_rank=lora_rank, sleeps=sleeps)
+    if config.max_running is None:
+        running = _max_running(config, model_config, info, launch.memory_bytes)
+        config = config.model_copy(update={"max_running": running})
+        info = replace(info, max_running=running * config.num_replicas)
+    command = server_command(installation, model, config, info, lora_rank=launch.lora_rank, sleeps=launch.sleeps)
     num_threads = config.num_threads if installation.device == "cpu" else None
-    server = await VllmServer.start(installation, command, num_threads, with_control=sleeps or is_merged)
+    server = await VllmServer.start(installation, command, num_threads, with_control=launch.sleeps or is_merged)
     kind = MergedVllmEngine if is_merged else VllmEngine
-    engine = kind([server.replica], MODEL_NAME, info, config)
+    engine = kind([server.replica], MODEL_NAME, info, config, shares_seed=replicas_share_seed(installation, config))
     await engine.serve_grammars(vocabulary)
     return engine, server
 
@@ -96,7 +116,7 @@ async def _connect(model: str, config: VllmConfig, model_config: dict[str, Any])
         device=device,
         draws_by_index=False,
     )
-    engine = VllmEngine(replicas, served[0][0], info, config)
+    engine = VllmEngine(replicas, served[0][0], info, config, shares_seed=len(replicas) > 1)
     await engine.serve_grammars(await asyncio.to_thread(grammars.load_vocabulary, model, info.vocab_size, None))
     return engine
 
@@ -116,6 +136,17 @@ async def _check_logprobs(replica: Replica, model: str) -> None:
             f"the vLLM server at {replica.url} reports log-probs before temperature and top_p; start it with "
             "--logprobs-mode processed_logprobs"
         )
+
+
+def _max_running(config: VllmConfig, model: dict[str, Any], info: EngineInfo, memory_bytes: int | None) -> int:
+    try:
+        shape = shape_of(model)
+    except (KeyError, TypeError, ValueError) as error:
+        logger.info("the shape of the model is unknown (%s): vLLM computes %d requests at once", error, DEFAULT_RUNNING)
+        return DEFAULT_RUNNING
+    running = max_running_of(config, shape, device=info.device, memory_bytes=memory_bytes, context=info.max_context)
+    logger.info("vLLM computes up to %d requests at once; `max_running` sets another number", running)
+    return running
 
 
 def _dtype(config: VllmConfig, device: str) -> str:

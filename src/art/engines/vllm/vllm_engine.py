@@ -26,10 +26,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from art.config import VllmConfig
+from art.config.engines import DEFAULT_RUNNING
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
 from art.engines.requests import check_request, check_score
 from art.engines.vllm import grammars
 from art.engines.vllm.adapters import read_adapter, write_zeros
+from art.engines.vllm.capacity import ScoreLimit
 from art.engines.vllm.replica import ConnectionLostError, Replica
 from art.engines.vllm.routing import Router
 from art.errors import AdapterError, NotFoundError, OverloadedError, ProcessError
@@ -59,11 +61,26 @@ class Policy:
 class VllmEngine:
     """An engine that samples with vLLM servers. `close()` closes the connections, not the servers."""
 
-    def __init__(self, replicas: list[Replica], base_name: str, info: EngineInfo, config: VllmConfig) -> None:
+    def __init__(
+        self,
+        replicas: list[Replica],
+        base_name: str,
+        info: EngineInfo,
+        config: VllmConfig,
+        *,
+        shares_seed: bool = False,
+    ) -> None:
+        """
+        Args:
+            shares_seed: several copies of the model may draw with the same random numbers, so every request gets a
+                seed of its own. Otherwise equal prompts of a group could get equal answers.
+        """
         self._replicas = replicas
+        self._shares_seed = shares_seed
+        self._score_limits = [ScoreLimit() for _ in replicas]
         self._info = replace(info, grammars=False)
         self._vocabulary: Vocabulary | None = None
-        self._max_requests = (config.max_running + config.max_waiting) * len(replicas)
+        self._max_requests = ((config.max_running or DEFAULT_RUNNING) + config.max_waiting) * len(replicas)
         self._router = Router(len(replicas))
         self._base = Policy(base_name, None)
         self._zeros: Policy | None = None
@@ -102,6 +119,8 @@ class VllmEngine:
 
     async def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncGenerator[TokenChunk, None]:
         check_request(request, self._info)
+        if self._shares_seed:
+            request = replace(request, repeatable=True)
         policy = self._policy(request.adapter)
         if self._num_requests >= self._max_requests:
             raise OverloadedError(f"{self._num_requests} requests are running or waiting; try again later")
@@ -176,13 +195,17 @@ class VllmEngine:
         check_score(token_ids, self._info)
         policy = self._policy(adapter)
         with self._use(policy, token_ids) as replica:
-            try:
-                return await replica.score(token_ids, policy.served_name)
-            except NotFoundError:
-                if policy.path is None:
-                    raise
-                await self._restore(replica, policy)
-                return await replica.score(token_ids, policy.served_name)
+            async with self._score_limits[self._replicas.index(replica)].taken(len(token_ids)):
+                return await self._score(replica, token_ids, policy)
+
+    async def _score(self, replica: Replica, token_ids: list[int], policy: Policy) -> list[float]:
+        try:
+            return await replica.score(token_ids, policy.served_name)
+        except NotFoundError:
+            if policy.path is None:
+                raise
+            await self._restore(replica, policy)
+            return await replica.score(token_ids, policy.served_name)
 
     async def stats(self) -> dict[str, float]:
         totals: defaultdict[str, float] = defaultdict(float)

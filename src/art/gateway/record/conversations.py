@@ -6,13 +6,12 @@ under the hash of its request and answer. A request that continues it computes t
     h0 = H(model, tools, settings)   h1 = H(h0, user "hi")   h2 = H(h1, assistant "hello")   h3 = H(h2, user "bye")
                                                              ^ stored under h2, found by the request [hi, hello, bye]
 
-Tool-call ids, the spacing of tool-call arguments and reasoning are not hashed, since clients change or drop them. The
+What is hashed of a message is its `essence`. The
 latest conversations are kept in memory. Older ones, and those before a restart, are looked up in the database.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -24,14 +23,13 @@ import orjson
 
 from art.gateway.format.bridge import Branch
 from art.gateway.record.recorder import Exchange, Recorder
-from art.protocol.chat import Message, Tool, normalize_message
+from art.protocol.chat import Message, Tool, essence, essence_of_normal
 from art.protocol.samples import Constraint
 
 MAX_BYTES_IN_MEMORY = 64 * 2**20
 """Memory for recent exchanges (recorded answers): some 45,000 short ones, or the last turns of 200 rollouts of 30,000
 tokens."""
 
-_HASHED_FIELDS = ("role", "content", "name", "tool_calls")
 _MAX_PER_CONVERSATION = 256
 """Exchanges kept per conversation. One conversation has many when the rollouts of a group begin with equal turns."""
 _BYTES_PER_ENTRY = 650
@@ -40,20 +38,11 @@ _BYTES_PER_ENTRY = 650
 
 def canonical_message(message: Mapping[str, Any]) -> bytes:
     """Normalise a message to bytes that are equal for equal messages, however a client writes them."""
-    return _canonical(normalize_message({key: message[key] for key in _HASHED_FIELDS if key in message}))
+    return orjson.dumps(essence(message))
 
 
 def _canonical(message: Message) -> bytes:
-    functions = [call["function"] for call in message.get("tool_calls", ())]
-    calls = [(function["name"], _canonical_json(function["arguments"])) for function in functions]
-    return orjson.dumps([message["role"], message["content"] or "", message.get("name"), calls])
-
-
-def _canonical_json(text: str) -> str:
-    try:
-        return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    except (ValueError, RecursionError):
-        return text
+    return orjson.dumps(essence_of_normal(message))
 
 
 def conversation_hashes(

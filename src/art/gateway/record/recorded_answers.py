@@ -20,6 +20,7 @@ from art.protocol.samples import Constraint
 
 TokenArray = NDArray[np.uint32]
 
+TEXTS = ("new_messages", "message")
 COLUMNS = (
     "id", "project", "name", "policy_version", "parent_id", "prompt_tail", "completion", "logprobs", "temperature",
     "top_p", "finish_reason", "new_messages", "tools", "message", "constrained",
@@ -41,10 +42,22 @@ class RecordedAnswer:
     temperature: float
     top_p: float
     finish_reason: FinishReason
-    message: Message
-    request_messages: list[Message]
     has_tools: bool
     constraint: Constraint | None = None
+    texts: tuple[bytes, ...] = ()
+    """The messages as JSON: a list of messages, an answer, a list of messages, ..., and last this answer."""
+
+    def message(self) -> Message:
+        message: Message = orjson.loads(self.texts[-1])
+        return message
+
+    def request_messages(self) -> list[Message]:
+        """Read the messages before the answer. This takes long beside the rest, so it is done only on demand."""
+        messages: list[Message] = []
+        for number, text in enumerate(self.texts[:-1]):
+            part = orjson.loads(text)
+            messages += [part] if number % 2 else part
+        return messages
 
 
 def assemble_answers(rows: Iterable[tuple[Any, ...]]) -> dict[str, RecordedAnswer]:
@@ -64,16 +77,15 @@ def assemble_answers(rows: Iterable[tuple[Any, ...]]) -> dict[str, RecordedAnswe
 
 def _build(row: dict[str, Any], parent: RecordedAnswer | None) -> RecordedAnswer:
     prompt = np.frombuffer(row["prompt_tail"], dtype=np.uint32)
-    messages, has_tools = orjson.loads(row["new_messages"]), row["tools"] not in (None, b"[]")
+    texts, has_tools = (row["new_messages"], row["message"]), row["tools"] not in (None, b"[]")
     if parent is not None:
         prompt = np.concatenate([parent.prompt_token_ids, parent.completion_token_ids, prompt])
-        messages, has_tools = [*parent.request_messages, parent.message, *messages], parent.has_tools
+        texts, has_tools = (*parent.texts, *texts), parent.has_tools
     return RecordedAnswer(
         **{name: row[name] for name in _PLAIN},
         prompt_token_ids=prompt,
         completion_token_ids=np.frombuffer(row["completion"], dtype=np.uint32),
         sampling_logprobs=np.frombuffer(row["logprobs"], dtype=np.float64),
-        message=orjson.loads(row["message"]),
-        request_messages=messages,
         has_tools=has_tools,
+        texts=texts,
     )

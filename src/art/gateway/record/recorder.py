@@ -25,6 +25,7 @@ from art.gateway.format.bridge import BranchReason
 from art.gateway.record import constraints
 from art.gateway.record.deleted_responses import SCHEMA as _DELETED_SCHEMA
 from art.gateway.record.recorded_answers import COLUMNS as ANSWER_COLUMNS
+from art.gateway.record.recorded_answers import TEXTS as ANSWER_TEXTS
 from art.gateway.record.recorded_answers import RecordedAnswer, assemble_answers
 from art.gateway.record.rollout_table import create_table, note_exchanges
 from art.protocol.answers import FinishReason
@@ -78,7 +79,7 @@ class Exchange:
     temperature: float
     top_p: float
     seed: int
-    """Sampling seed of this choice, an unsigned 64-bit number."""
+    """Sampling seed of this choice, an unsigned 64-bit number. vLLM draws with it only if the client chose it."""
     finish_reason: FinishReason
     message: Message
     """The answer as it was sent to the client."""
@@ -136,6 +137,9 @@ SELECT {columns} FROM exchanges JOIN chain USING (id)
 """
 _SELECT_WITH_ANCESTORS = _WITH_ANCESTORS.format(columns=_COLUMNS)
 _SELECT_ANSWERS = _WITH_ANCESTORS.format(columns=", ".join(ANSWER_COLUMNS))
+_SELECT_ANSWERS_ONLY = _WITH_ANCESTORS.format(
+    columns=", ".join("NULL" if name in ANSWER_TEXTS else name for name in ANSWER_COLUMNS)
+)
 
 
 class Recorder:
@@ -224,22 +228,25 @@ class Recorder:
         return {i: exchanges[i] for i in unique_ids & exchanges.keys()}
 
     def get_answers(self, ids: Iterable[str]) -> dict[str, RecordedAnswer]:
-        """Return exchanges by id, in the form that training reads.
+        """Return exchanges by id, in the form that training reads, without their messages.
 
         Raises:
             NotFoundError: an id is not recorded.
         """
         ids = list(ids)
-        answers = self.find_answers(ids)
+        answers = self._find_answers(ids, _SELECT_ANSWERS_ONLY)
         _check_complete(ids, answers)
         return answers
 
     def find_answers(self, ids: Iterable[str]) -> dict[str, RecordedAnswer]:
         """Return the recorded exchanges among `ids`, by id, in the form that training reads."""
+        return self._find_answers(ids, _SELECT_ANSWERS)
+
+    def _find_answers(self, ids: Iterable[str], select: str) -> dict[str, RecordedAnswer]:
         unique_ids = set(ids)
         if not unique_ids:
             return {}
-        rows = self.database.read(_SELECT_ANSWERS, (orjson.dumps(sorted(unique_ids)).decode(),))
+        rows = self.database.read(select, (orjson.dumps(sorted(unique_ids)).decode(),))
         answers = assemble_answers(rows)
         drawn_from = {row[0]: row[-1] for row in rows if row[-1] and row[0] in unique_ids}
         for exchange_id, value in self._constraints(drawn_from).items():

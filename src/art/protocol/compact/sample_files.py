@@ -20,7 +20,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from art.errors import InvalidRequestError
 from art.protocol.compact.layout import lay_out
@@ -55,7 +55,7 @@ def write_samples(path: Path, samples: Sequence[TrainingSample]) -> None:
     for name in STREAMS:
         _add_stream(arrays, name, [getattr(sample, name) for sample in samples], spans)
     arrays["header"] = np.frombuffer(orjson.dumps(_header(samples)), dtype=np.uint8)
-    save_file(arrays, path)
+    path.write_bytes(save(arrays))  # `save_file` reports a full disk as an error of its own
 
 
 def share_layout(samples: Sequence[TrainingSample], spans: Sequence[IntArray]) -> list[TokenPath]:
@@ -111,7 +111,7 @@ def _header(samples: Sequence[TrainingSample]) -> dict[str, Any]:
     constraints = [body(number, span) for number, sample in enumerate(samples) for span in sample.constraints]
     return {
         "format": FORMAT,
-        "names": [[sample.sample_id, sample.rollout_id, sample.component] for sample in samples],
+        "names": [[sample.sample_id, sample.rollout_id, sample.group_id, sample.component] for sample in samples],
         "grammars": list(grammars),
         "constraints": constraints,
     }
@@ -137,16 +137,12 @@ def read_samples(path: Path) -> list[TrainingSample]:
 class _Reader:
     def __init__(self, arrays: dict[str, NDArray[Any]], header: dict[str, Any]) -> None:
         self._arrays, self._header = arrays, header
-        self._names: list[list[str]] = header["names"]
+        self._names: list[Any] = header["names"]
+        spans, last = self._arrays["spans"], np.cumsum(arrays["num_spans"])
+        ends = np.cumsum(np.append(0, spans[:, 1] - spans[:, 0]))
+        self._num_targets: IntArray = np.diff(ends[last], prepend=0)
         self._ends = {name: np.cumsum(self._counts(name)).tolist() for name in STREAMS}
         self._true = np.ones(int(self._num_targets.max(initial=0)), dtype=np.bool_)
-
-    @property
-    def _num_targets(self) -> IntArray:
-        spans = self._arrays["spans"]
-        ends = np.cumsum(np.append(0, spans[:, 1] - spans[:, 0]))
-        last = np.cumsum(self._arrays["num_spans"])
-        return np.diff(ends[last], prepend=0)
 
     def _counts(self, name: str) -> IntArray:
         """How many values of a stream each sample has in the file."""
@@ -162,7 +158,7 @@ class _Reader:
         spans, constraints = self._spans(), self._constraints()
         counts = self._num_targets.tolist()
         samples = []
-        for number, (sample_id, rollout_id, component) in enumerate(self._names):
+        for number, (sample_id, rollout_id, group_id, component) in enumerate(self._names):
             rank, num_masked, weight, share, temperature, policy_version = (column[number] for column in columns)
             own = spans[number]
             logprobs, advantages, teacher = (stream(number, own) for stream in streams)
@@ -170,6 +166,7 @@ class _Reader:
                 TrainingSample(
                     sample_id=sample_id,
                     rollout_id=rollout_id,
+                    group_id=group_id,
                     token_ids=TokenPath(layout, rank),
                     loss_mask=SpanValues(num_masked, own, self._true[: counts[number]]),
                     sampling_logprobs=logprobs,

@@ -24,7 +24,7 @@ from art.recipes.judged.clock import Clock
 from art.recipes.judged.evaluation import load_comparison, save_comparison
 from art.recipes.judged.judged_config import JudgedConfig
 from art.recipes.progress import OnProgress, Progress, ProgressKind, log_progress, report_verdict
-from art.recipes.recipe_result import RecipeResult, book_last, report_costs
+from art.recipes.recipe_result import RecipeResult, book_last, ending_of, report_costs
 from art.recipes.training_loop import StepReport, train_task
 from art.report import Headline, Report, write_report
 from art.rewards import GroupScorer, Ruler
@@ -140,6 +140,8 @@ async def train(run: JudgedRun, validation: Sequence[Scenario]) -> None:
         run.step += report.trained
         run.reports.append(report)
         run.say(f"step {report.step:>4}  {report.line(run.task.headline_metric)}")
+        if report.ending is not None:
+            run.say(f"Stopped at step {report.step}: {report.ending}", "warning")
 
     every = run.config.validate_every
     every = max(1, defaults.num_steps // VALIDATIONS) if every is None else every
@@ -152,7 +154,9 @@ async def train(run: JudgedRun, validation: Sequence[Scenario]) -> None:
         await train_task(
             run.model, run.task, defaults, num_steps=defaults.num_steps, seed=run.config.seed, on_step=on_step,
             score=scorer, rollout_timeout_s=run.config.rollout_timeout, after_step=after_step,
+            reactions=run.config.reactions(),
         )  # fmt: skip
+        run.stopped = ending_of(run.reports) or run.stopped
         run.step = await run.model.get_step()
     finally:
         run.groups_without_scores += scorer.num_faults

@@ -1,6 +1,6 @@
 """The checks that run before a model is trained.
 
-    versions, devices, disk space, chat template, tool parser     take a second; also run before a model's first step
+    versions, devices, disk space, memory forecast, chat format   take a second; also run before a model's first step
     memory and time, by a trial step (`trial.py`)                 take as long as a step; run when `art doctor` asks
 
 A check fails if the training would fail, or would train something else than it claims.
@@ -17,8 +17,10 @@ from art.errors import ConfigError, DiskFullError
 from art.protocol.preflight import CheckResult
 from art.runtime.checks.format_checks import check_template, check_tools
 from art.runtime.checks.machine_checks import DISK_SPACE, check_devices, check_disk, check_versions, check_vllm
+from art.runtime.checks.memory_check import check_forecast
 from art.runtime.host import BaseModelHost
 from art.runtime.hosts import host_key
+from art.runtime.placement.default_engine import FASTER, SLOW, is_slow
 from art.runtime.registry import RegisteredModel
 
 logger = logging.getLogger(__name__)
@@ -56,13 +58,16 @@ class Preflight:
 
 
 async def quick_checks(host: BaseModelHost, data_dir: Path, checkpoint: Path) -> list[CheckResult]:
-    """Check versions, devices, disk space, chat template and tool parser."""
+    """Check versions, devices, disk space, the memory forecast, chat template and tool parser."""
     checks = [
         await asyncio.to_thread(check_versions),
         check_devices(host.placement, await host.engine_info()),
         await asyncio.to_thread(check_disk, data_dir, checkpoint),
+        check_forecast(await asyncio.to_thread(host.memory_plan)),
     ]
     engine = host.settings.engine
+    if is_slow(host.settings, host.placement.engine.kind):
+        checks.append(CheckResult(name="engine", status="warning", found=SLOW, remedy=FASTER))
     if isinstance(engine, VllmConfig) and not engine.urls:
         checks.insert(1, await asyncio.to_thread(check_vllm, host.vllm_python))
     try:

@@ -6,7 +6,6 @@ A full checkpoint is already a whole model, but its folder also has the optimise
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import threading
 from collections.abc import Iterator
@@ -31,8 +30,7 @@ class WholeModel:
     """Identity of the checkpoint that the model was made from."""
     folder: Path
     info: AdapterInfo
-    """What the handshake compares. Its `norm` is that of the adapter's change. For a full checkpoint it is that of the
-    differences from the base, in the engine's dtype."""
+    """Its `norm` is `None`, since vLLM cannot report what it holds."""
 
 
 class MergedWeights:
@@ -81,7 +79,7 @@ class MergedWeights:
             for file in checkpoint.iterdir():
                 if file.name not in (*checkpoints.COMMON_FILES, checkpoints.MANIFEST):
                     (self._folder / file.name).symlink_to(file.resolve())
-            return _full_info(name, checkpoint, base, self._dtype)
+            return _full_info(name, checkpoint, base)
         info = read_adapter(name, checkpoint)
         if self._dtype == "float32" and (narrow := {kind for _, kind in _tensor_kinds(base)} & {*NARROW}):
             raise ConfigError(
@@ -92,39 +90,31 @@ class MergedWeights:
         return info
 
 
-def _full_info(name: str, checkpoint: Path, base: Path, dtype: str) -> AdapterInfo:
-    import torch
-    from safetensors import safe_open
-
-    files = dict(_tensor_files(base))
-    squared, count = 0.0, 0
-    with safe_open(checkpoint / checkpoints.MODEL_WEIGHTS, "pt") as model:
-        for key in model.keys():  # noqa: SIM118 - not a mapping
-            if key not in files:
-                raise AdapterError(f"{name!r} has weights {key!r}, which the base model in {base} does not have")
-            with safe_open(files[key], "pt") as start:
-                pair: list[Any] = [file.get_tensor(key).to(getattr(torch, dtype)).double() for file in (model, start)]
-            if pair[0].shape != pair[1].shape:
-                raise AdapterError(
-                    f"{name!r}: {key!r} has shape {[*pair[0].shape]}, and {[*pair[1].shape]} in the base model {base}"
-                )
-            squared += float(torch.sum((pair[0] - pair[1]) ** 2))
-            count += 1
-    return AdapterInfo(name=name, num_layers=count, rank=0, norm=math.sqrt(squared))
+def _full_info(name: str, checkpoint: Path, base: Path) -> AdapterInfo:
+    """Describe a full checkpoint, whose tensors must be some of the base model's, with their shapes."""
+    shapes = {key: entry["shape"] for file in _files(base) for key, entry in _head(file).items()}
+    held = _head(checkpoint / checkpoints.MODEL_WEIGHTS)
+    for key, entry in held.items():
+        if key not in shapes:
+            raise AdapterError(f"{name!r} has weights {key!r}, which the base model in {base} does not have")
+        if entry["shape"] != shapes[key]:
+            raise AdapterError(
+                f"{name!r}: {key!r} has shape {entry['shape']}, and {shapes[key]} in the base model {base}"
+            )
+    return AdapterInfo(name=name, num_layers=len(held), rank=0, norm=None)
 
 
-def _tensor_files(base: Path) -> Iterator[tuple[str, Path]]:
-    """Yield each tensor of the model in `base` with its file."""
+def _files(base: Path) -> set[Path]:
+    """The safetensors files of the model in `base`."""
     if (base / INDEX).is_file():
-        for key, file in json.loads((base / INDEX).read_text())["weight_map"].items():
-            yield key, base / file
-    elif (file := base / checkpoints.MODEL_WEIGHTS).is_file():
-        yield from ((key, file) for key in _head(file))
+        return {base / file for file in json.loads((base / INDEX).read_text())["weight_map"].values()}
+    file = base / checkpoints.MODEL_WEIGHTS
+    return {file} if file.is_file() else set()
 
 
 def _tensor_kinds(base: Path) -> Iterator[tuple[str, str]]:
     """Yield each tensor of the model in `base` with its dtype as safetensors names it."""
-    for file in {file for _, file in _tensor_files(base)}:
+    for file in _files(base):
         yield from ((key, entry["dtype"]) for key, entry in _head(file).items())
 
 

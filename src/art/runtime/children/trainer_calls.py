@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from art.errors import InvalidRequestError
-from art.protocol.calls import Call, InitCheckpoint, StartTrainer, Train, TrainSft, Trial
+from art.protocol.calls import Call, InitCheckpoint, StartTrainer, Train, TrainSft, Trial, WriteLoudAdapters
 from art.runtime.children.child import import_transformers
 from art.runtime.children.nodes import check_nodes
 
@@ -29,6 +29,7 @@ class TrainerCalls:
             Train: lambda call, on_progress: self._started.train(call, on_progress),
             TrainSft: lambda call, on_progress: self._started.train(call, on_progress),
             Trial: lambda call, _: self._started.trial(call.read(), call.lora),
+            WriteLoudAdapters: lambda call, _: self._started.write_loud_adapters(call.folder, call.lora),
         }
 
     def make(self, call: Call[Any], on_progress: OnProgress | None = None) -> Any:

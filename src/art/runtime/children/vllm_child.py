@@ -18,7 +18,7 @@ from typing import Any
 
 from art.engines.vllm.merged import MergedVllmEngine
 from art.engines.vllm.server import VllmServer
-from art.engines.vllm.start import start_engine
+from art.engines.vllm.start import Launch, start_engine
 from art.engines.vllm.vllm_engine import VllmEngine
 from art.errors import ArtError, InvalidRequestError, ProcessError
 from art.protocol import calls
@@ -101,7 +101,9 @@ class VllmChild:
 
     async def _start(self, call_id: int, call: calls.StartVllm) -> None:
         self._engine, self._server = await start_engine(
-            call.model, call.config, lora_rank=call.lora_rank, python=call.python, sleeps=call.sleeps
+            call.model,
+            call.config,
+            Launch(call.lora_rank, call.python, sleeps=call.sleeps, memory_bytes=call.memory_bytes),
         )
         if self._server is not None:
             task = asyncio.get_running_loop().create_task(self._end_with(self._server))

@@ -15,6 +15,7 @@ from art.errors import ArtError, CorruptCheckpointError, ProcessError
 from art.protocol.calls import UnloadAdapter
 from art.protocol.rpc import RpcClient, retry_on_process_death
 from art.runtime.hosting.engine_handle import EngineHandle
+from art.runtime.publish.layers import prove_layers
 from art.runtime.publish.publish import publish
 from art.runtime.supervision.waits import acquired
 from art.storage import checkpoints
@@ -106,6 +107,19 @@ class AdapterTable:
             if not weights.is_full:
                 self._make_room(MAX_LOADED_ADAPTERS, adapter_id, is_full=False)
             return metrics
+
+    async def prove_layers(self, folder: Path) -> None:
+        """Prove by the test adapters in `folder` that the engine applies adapters (`publish/layers.py`).
+
+        Raises: as `publish.layers.prove_layers`.
+        """
+        async with self._turn("test adapters"):
+            await retry_on_process_death(
+                self._process.connect,
+                lambda client: prove_layers(_engine_on(client), folder, self._tolerance),
+                "proving that adapters are applied",
+                self._attempts,
+            )
 
     async def forget(self, adapter_id: str) -> None:
         """Unload an adapter. New requests cannot use it; the call returns when the last running one has ended."""

@@ -107,10 +107,21 @@ class Seats:
                 self._give_back(project, line)
             raise
 
+    def resize(self, num_seats: int) -> None:
+        """Change the number of seats that requests of one key can fill. Taken seats stay taken."""
+        self._num_free += with_spare(num_seats) - with_spare(self._num_seats)
+        self._num_spare = with_spare(num_seats) - num_seats
+        self._num_seats = num_seats
+        self._fill()
+
     def _give_back(self, project: _Project, line: _Line) -> None:
         self._num_free += 1
         project.num_seats -= 1
         line.num_seats -= 1
+        self._fill()
+
+    def _fill(self) -> None:
+        """Give free seats to waiting requests."""
         while self.num_waiting and (place := self._next()) is not None:
             project, line = place
             self._count_waiting(project, line, -1)
@@ -151,6 +162,11 @@ class Seats:
 def with_spare(num_seats: int) -> int:
     """The seats that an engine needs if the requests of one key may fill `num_seats`."""
     return num_seats + -(-num_seats // SEATS_PER_SPARE)
+
+
+def without_spare(num_seats: int) -> int:
+    """The seats that requests of one key may fill in an engine that has `num_seats`, at least 1."""
+    return max(1, num_seats * SEATS_PER_SPARE // (SEATS_PER_SPARE + 1))
 
 
 def _has_waiting(line: _Line) -> bool:

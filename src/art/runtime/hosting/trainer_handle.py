@@ -7,6 +7,8 @@ the call.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shutil
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -15,7 +17,7 @@ from typing import Any, TypeVar
 
 from art.config import LoraConfig, ServerConfig
 from art.errors import JobCancelledError, TrainingError
-from art.protocol.calls import Call, InitCheckpoint, Progress, SampleCall, Train, TrainSft, Trial
+from art.protocol.calls import Call, InitCheckpoint, Progress, SampleCall, Train, TrainSft, Trial, WriteLoudAdapters
 from art.protocol.rpc import RpcClient, retry_on_process_death
 from art.protocol.samples import StepResult, TrainingSample
 from art.runtime.supervision.process import ChildProcess, ChildSpec
@@ -96,7 +98,19 @@ class TrainerHandle:
         try:
             yield await asyncio.to_thread(write)
         finally:
-            await asyncio.to_thread(path.unlink, missing_ok=True)
+            with contextlib.suppress(OSError):  # the next server deletes what is left
+                await asyncio.to_thread(path.unlink)
+
+    async def write_loud_adapters(self, folder: Path, lora: LoraConfig) -> None:
+        """Write the test adapters of `lora` into `folder`, a new one; see `Trainer.write_loud_adapters`."""
+
+        async def attempt(client: RpcClient) -> None:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)  # of an attempt that died
+            async with asyncio.timeout(self._job_timeout_s):
+                await client.call(WriteLoudAdapters(folder=folder, lora=lora))
+
+        async with self._turn("test adapters"):
+            await retry_on_process_death(self.process.connect, attempt, "writing test adapters", self._attempts)
 
     def _turn(self, what: str) -> AbstractAsyncContextManager[None]:
         return acquired(self._lock, f"its turn for {what} in the {self.process.spec.name}", self._job_timeout_s)

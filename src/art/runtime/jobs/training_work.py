@@ -98,6 +98,7 @@ class TrainingWork:
         await control.progress("publish", 0, 1)
         ledger = close_ledger(plan.ledger, result.metrics) if plan.ledger else {}
         identity = await asyncio.to_thread(checkpoints.identify, target)
+        await host.prove_layers(model.settings.lora)  # was done at registration, unless the server was started again
         published = await host.adapters.load(model.adapter_id(step), target)
         metrics = result.metrics | plan.metrics | ledger | published
         metrics["time/step_job_s"] = time.perf_counter() - started

@@ -15,15 +15,10 @@ from typing import Literal
 from art.config import EngineSettings, ModelSettings, TrainerConfig, VllmConfig
 from art.errors import ConfigError
 from art.runtime.placement.devices import VISIBLE, Devices
-from art.runtime.placement.parameter_count import weight_bytes
 
 Part = Literal["engine", "trainer"]
 
 ELSEWHERE = "elsewhere"
-VLLM_MEMORY_SHARE = 0.9
-"""Share of a GPU's memory that `vllm serve` takes by default (its flag `gpu_memory_utilization`)."""
-CONTEXT_BYTES = 2**29
-"""Memory that each process on a GPU takes for CUDA's context and torch's kernels, approximately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +67,8 @@ def choose_placement(settings: ModelSettings, devices: Devices) -> Placement:
     placed = _place(trainer, trainer.num_processes, engine.device_indices, devices)
     if isinstance(engine, VllmConfig) and engine.urls:
         return Placement(engine=Place(ELSEWHERE), trainer=placed)
+    if isinstance(engine, VllmConfig) and engine.uses_ray:  # Ray chooses its GPUs, on this machine and others
+        return Placement(engine=Place("cuda"), trainer=placed)
     num_engine_gpus = engine.num_devices if isinstance(engine, VllmConfig) else 1
     placement = Placement(engine=_place(engine, num_engine_gpus, placed.indices, devices), trainer=placed)
     return replace(placement, sleeps=isinstance(engine, VllmConfig) and _sleeps(engine, placement))
@@ -94,21 +91,25 @@ def _sleeps(engine: VllmConfig, placement: Placement) -> bool:
     return may_sleep and placement.shared
 
 
-def check_placement(
-    placement: Placement, settings: ModelSettings, devices: Devices, num_weights: int | None = None
-) -> None:
-    """Refuse a placement that cannot work.
+def smallest_memory(place: Place, devices: Devices) -> int | None:
+    """Memory in bytes of the smallest GPU of `place`, or of all where it has no indices; `None` if unknown."""
+    gpus = devices.gpus or ()
+    sizes = [gpus[index].memory_bytes for index in place.indices or range(len(gpus)) if index < len(gpus)]
+    return min((size for size in sizes if size is not None), default=None) if place.kind == "cuda" else None
 
-    Args:
-        num_weights: number of weights of the base model, if known.
+
+def check_placement(placement: Placement, settings: ModelSettings, devices: Devices) -> None:
+    """Refuse a placement that cannot work. `art.runtime.placement.memory` checks its memory.
 
     Raises:
-        ConfigError: a device is missing, there are fewer devices than processes, or the weights alone do not fit.
+        ConfigError: a device is missing, or there are fewer devices than processes.
     """
     _check_device("engine", placement.engine, settings.engine, devices)
     _check_device("trainer", placement.trainer, settings.trainer, devices)
     num_gpus = settings.engine.num_devices if isinstance(settings.engine, VllmConfig) else 1
-    if placement.engine.kind == "cuda" and devices.gpus is not None and len(placement.engine.indices) != num_gpus:
+    uses_ray = isinstance(settings.engine, VllmConfig) and settings.engine.uses_ray
+    is_local = placement.engine.kind == "cuda" and not uses_ray
+    if is_local and devices.gpus is not None and len(placement.engine.indices) != num_gpus:
         raise ConfigError(
             f"the flags of vLLM make {num_gpus} GPUs (data, pipeline and tensor parallel sizes together), but the "
             f"engine has {placement.engine}, of {_gpus(devices)}; make the two agree",
@@ -132,8 +133,6 @@ def check_placement(
             f'`trainer.num_processes` is {num_processes}, but the device is "mps", a single one; set it to 1',
             param="num_processes",
         )
-    if num_weights is not None:
-        _check_memory(placement, settings, devices, num_weights)
 
 
 def _check_device(part: Part, place: Place, config: EngineSettings | TrainerConfig, devices: Devices) -> None:
@@ -156,65 +155,6 @@ def _check_device(part: Part, place: Place, config: EngineSettings | TrainerConf
             f"{len(devices.gpus) - 1}",
             param="device_indices",
         )
-
-
-def _check_memory(placement: Placement, settings: ModelSettings, devices: Devices, num_weights: int) -> None:
-    """Refuse weights that cannot fit, whatever the batches. The trial step of the preflight measures the rest."""
-    engine, trainer = settings.engine, settings.trainer
-    kinds = placement.engine.kind, placement.trainer.kind
-    engine_bytes = weight_bytes(num_weights, kinds[0], engine.dtype)  # a quantized engine keeps unquantized weights too
-    trainer_bytes = weight_bytes(num_weights, kinds[1], trainer.dtype, trainer.quantization)
-    num_engine_devices = max(1, len(placement.engine.indices))
-    needs: dict[tuple[str, int], dict[str, float]] = {}
-    for index in () if kinds[0] == ELSEWHERE else placement.engine.indices or (-1,):
-        needs.setdefault((kinds[0], index), {})["engine"] = engine_bytes / num_engine_devices
-    shards = trainer.num_processes if trainer.shard_base else 1
-    for index in placement.trainer.indices or (-1,):
-        # On CPU each process has its own copy; `shard_base` splits all but embedding and head.
-        copies = trainer.num_processes if kinds[1] == "cpu" else 1
-        needs.setdefault((kinds[1], index), {})["trainer"] = trainer_bytes * copies / shards
-    for (kind, index), parts in needs.items():
-        limit, where = _memory(devices, kind, index)
-        if limit is not None and kind == "cuda" and isinstance(engine, VllmConfig) and len(parts) > 1:
-            _check_vllm_share(engine, limit, parts["trainer"] + CONTEXT_BYTES, where, sleeps=placement.sleeps)
-        overhead = CONTEXT_BYTES * len(parts) if kind == "cuda" else 0
-        if limit is not None and sum(parts.values()) + overhead > limit:
-            named = " and ".join(f"{size / 2**30:.1f} GiB for the {part}" for part, size in parts.items())
-            raise ConfigError(
-                f"the base model's weights need {named} on {where}, which has {limit / 2**30:.1f} GiB. "
-                f"{_remedy(kind, len(parts) > 1)}",
-                param="device",
-            )
-
-
-def _check_vllm_share(engine: VllmConfig, limit: int, trainer_bytes: float, where: str, *, sleeps: bool) -> None:
-    """Check that vLLM's share of a GPU leaves room for the trainer's weights.
-
-    vLLM takes its share at once, whatever the model's size. While it sleeps, the trainer can use that memory for
-    activations, but the trainer's weights always stay on the GPU.
-    """
-    share = float(str(engine.flags.get("gpu_memory_utilization", VLLM_MEMORY_SHARE)))
-    if share * limit + trainer_bytes > limit:
-        most = f"{'at most' if sleeps else 'well below'} {max(0.0, 1 - trainer_bytes / limit):.2f}"
-        raise ConfigError(
-            f"vLLM takes {share:.0%} of {where}, and the trainer's weights need {trainer_bytes / 2**30:.1f} GiB of its "
-            f"{limit / 2**30:.1f} GiB. Set `flags` to {{'gpu_memory_utilization': x}} with x {most}, or give them "
-            "different GPUs by `device_indices`",
-            param="flags",
-        )
-
-
-def _memory(devices: Devices, kind: str, index: int) -> tuple[int | None, str]:
-    if kind == "cuda":
-        if devices.gpus is None or not 0 <= index < len(devices.gpus):
-            return None, ""
-        return devices.gpus[index].memory_bytes, f"cuda:{index} ({devices.gpus[index].name})"
-    return devices.memory_bytes, "this machine"
-
-
-def _remedy(kind: str, both: bool) -> str:
-    split = "Give them different GPUs by `device_indices`, or use" if both and kind == "cuda" else "Use"
-    return f'{split} dtype "bfloat16", `trainer.quantization="nf4"` or a smaller base model'
 
 
 def _gpus(devices: Devices) -> str:

@@ -33,30 +33,33 @@ async def publish(
     started = time.perf_counter()
     await asyncio.to_thread(checkpoints.verify, checkpoint)
     info = await engine.load_adapter(adapter_id, checkpoint)
-    probe = checkpoints.read_probe(checkpoint)
     about = await engine.info()
+    probe = checkpoints.read_probe(checkpoint).shortened(about.max_context)
     scores = await score_probe(engine, adapter_id, probe, one_policy=about.one_policy)
-    gap = worst_gap(scores.policy, probe.logprobs)
-    effect = largest_gap(probe.base_logprobs, probe.logprobs)
-    trained_norm = checkpoints.read_state(checkpoint).metrics.get("loss/adapter_norm", info.norm)
     problem = find_problem(scores, probe, dtype=about.dtype, tolerance=tolerance)
-    if problem is None and norm_differs(info.norm, trained_norm, about.dtype):
-        # Catches weights whose effect on the probe is below the noise.
-        problem = f"the engine loaded a change of norm {info.norm:.6g}, the trainer saved one of {trained_norm:.6g}"
+    problem = problem or _find_other_norm(info.norm, checkpoint, about.dtype)
     if problem is not None:
         await engine.unload_adapter(adapter_id)
         raise HandshakeError(
             f"{adapter_id} was not published: {problem}. The engine does not serve what was trained; the previous step "
             "stays in place"
         )
-    logger.info("published %s: %d layers, probe gap %.2g nats, moved by %.2g", adapter_id, info.num_layers, gap, effect)
-    base_gap = {}
-    if scores.base_alone is not None:
-        base_gap["publish/base_gap"] = largest_gap(scores.base_alone, probe.base_logprobs)
-    return {
-        "publish/probe_gap": gap,
-        **base_gap,
-        "publish/probe_effect": effect,
-        "publish/adapter_norm": info.norm,
-        "time/publish_s": time.perf_counter() - started,
+    metrics = {
+        "publish/probe_gap": worst_gap(scores.policy, probe.logprobs),
+        "publish/probe_effect": largest_gap(probe.base_logprobs, probe.logprobs),
     }
+    if scores.base_alone is not None:
+        metrics["publish/base_gap"] = largest_gap(scores.base_alone, probe.base_logprobs)
+    if info.norm is not None:
+        metrics["publish/adapter_norm"] = info.norm
+    gap, effect = metrics["publish/probe_gap"], metrics["publish/probe_effect"]
+    logger.info("published %s: %d layers, probe gap %.2g nats, moved by %.2g", adapter_id, info.num_layers, gap, effect)
+    return metrics | {"time/publish_s": time.perf_counter() - started}
+
+
+def _find_other_norm(loaded: float | None, checkpoint: Path, dtype: str) -> str | None:
+    """Explain why an engine that tells its norm holds other weights, e.g. some whose effect on the probe is noise."""
+    trained = checkpoints.read_state(checkpoint).metrics.get("loss/adapter_norm")
+    if loaded is None or trained is None or not norm_differs(loaded, trained, dtype):
+        return None
+    return f"the engine loaded a change of norm {loaded:.6g}, the trainer saved one of {trained:.6g}"

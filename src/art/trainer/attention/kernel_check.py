@@ -46,10 +46,10 @@ def check_kernel(base: BaseModel, kernel: KernelName, paths: Sequence[SamplePath
 
 def _first(paths: Sequence[SamplePath], base: BaseModel) -> list[SamplePath]:
     """The first of `paths` that fit the reference together, or the beginning of the first one."""
-    ends = accumulate(len(path.token_ids) for path in paths)
+    ends = accumulate(path.num_tokens for path in paths)
     if chosen := [path for path, end in zip(paths, ends, strict=True) if end <= _MAX_TOKENS]:
         return chosen
-    tokens = paths[0].sample.token_ids[:_MAX_TOKENS]
+    tokens = list(paths[0].sample.token_ids[:_MAX_TOKENS])
     beginning = check_sample(plain_sample(tokens, "kernel-check"), vocab_size=base.vocab_size)
     assert beginning is not None
     return [beginning]

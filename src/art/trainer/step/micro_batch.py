@@ -7,6 +7,7 @@ the micro-batches and cuts them until they fit into memory.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -26,6 +27,13 @@ from art.trainer.tree.tree import SamplePath, Targets, build_tree
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+GROW_AFTER = 8
+"""Updates that must fit into memory before larger micro-batches are tried again. Each time that memory runs out, twice
+as many, up to `GROW_AFTER_AT_MOST`: where the limit is real, finding it again costs less than 1 % of the passes."""
+GROW_AFTER_AT_MOST = 256
+GROWTH = 1.25
+"""Factor by which the limit of tokens grows at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,9 @@ def split_micro_batches(
 class MicroBatcher:
     """Makes the micro-batches of this process. It lives as long as the trainer.
 
-    It remembers how many tokens fit into memory, and which attention kernels have been checked on this device.
+    It remembers how many tokens fit into memory, and which attention kernels have been checked on this device. When
+    memory runs out the limit of tokens falls to what fits; it rises again step by step while updates fit, since what
+    took the memory may be gone: an engine that was still falling asleep, or one batch of an unusual shape.
     """
 
     def __init__(self, base: BaseModel, *, max_tokens: int, team: Team = ALONE) -> None:
@@ -67,15 +77,33 @@ class MicroBatcher:
         self.team = team
         self.max_tokens = max_tokens
         """Largest number of tokens in a micro-batch. It shrinks to what fits when memory runs out."""
+        self._configured_tokens = max_tokens
+        self._num_fitting = 0
+        self._grow_after = GROW_AFTER // 2  # `shrink` doubles it
         self._checked_kernels: set[KernelName] = set()
 
     def split(self, paths: list[SamplePath]) -> list[MicroBatch]:
         return split_micro_batches(paths, self.base, max_tokens=self.max_tokens, team=self.team)
 
     def shrink(self, fitting: int | None) -> None:
-        """Make no micro-batches above `fitting` tokens from now on; `None` changes nothing."""
+        """Make no micro-batches above `fitting` tokens for some time; `None` changes nothing."""
         if fitting is not None:
             self.max_tokens = min(self.max_tokens, fitting)
+            self._num_fitting = 0
+            self._grow_after = min(2 * self._grow_after, GROW_AFTER_AT_MOST)
+
+    def note_fitting(self) -> None:
+        """Count an update that fitted into memory. After enough of them, allow larger micro-batches again.
+
+        Every process of the team must call it equally often, so that all have the same limit.
+        """
+        if self.max_tokens >= self._configured_tokens:
+            return
+        self._num_fitting += 1
+        if self._num_fitting >= self._grow_after:
+            self._num_fitting = 0
+            self.max_tokens = min(self._configured_tokens, math.ceil(GROWTH * self.max_tokens))
+            _log.info("%d updates fitted into memory: trying %d tokens again", self._grow_after, self.max_tokens)
 
     def check_kernels(self, micro_batches: Sequence[MicroBatch], paths: Sequence[SamplePath]) -> None:
         """Compare each attention kernel that is used for the first time with the reference, on some of `paths`.

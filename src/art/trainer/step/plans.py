@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from art.config import KlConfig, MismatchConfig, TrainConfig, TrainSFTConfig
+from art.config import KlConfig, MismatchConfig, ScheduleConfig, TrainConfig, TrainSFTConfig
 from art.errors import ConfigError, TrajectoryError
 from art.trainer.gate.gate import Gate
 from art.trainer.gate.noise import Noise
@@ -44,19 +44,20 @@ def plan_rl(
     `noise` describes how far engine and trainer may differ, for the gate `mismatch`.
 
     Raises:
-        ConfigError: a custom loss cannot be imported.
+        ConfigError: a custom loss cannot be imported, or the schedule of the learning rate has ended.
         NothingTrainableError: the loss is dpo and no pair can be compared.
         TrajectoryError: the loss is distillation and a sample lacks its teacher's log-probs.
     """
+    learning_rate = config.rate_at(step)
     make_gate = partial(_make_gate, config.mismatch, noise=noise, step=step)
     paths, metrics = prepare_paths(paths, config, pairs, measurer, make_gate(paths))
     paths = with_sampled_base(paths, measurer, step=step)
-    parts = split_minibatches(paths, config.num_minibatches)
+    parts = split_minibatches(paths, config.num_minibatches, seed=step)
     # If the sampler is the anchor, later updates differ from it by design, so the gate cannot judge them.
     gates = [make_gate(part) if n == 0 or config.anchor == "step_start" else None for n, part in enumerate(parts)]
     terms = tuple(term for term in config.terms if not (isinstance(term, KlConfig) and term.where == "reward"))
     updates = [
-        Update(paths=part, learning_rate=config.learning_rate, terms=terms, anchor=config.anchor, mismatch=gate)
+        Update(paths=part, learning_rate=learning_rate, terms=terms, anchor=config.anchor, mismatch=gate)
         for part, gate in zip(parts, gates, strict=True)
     ]
     return UpdatePlan(updates, metrics)
@@ -70,7 +71,7 @@ def plan_sft(paths: list[SamplePath], config: TrainSFTConfig) -> UpdatePlan:
     """Plan one update per batch of trajectories for a step of supervised fine-tuning.
 
     Raises:
-        ConfigError: the number of learning rates is not the number of batches.
+        ConfigError: the number of learning rates is not the number of batches, or their schedule ends before the last.
         TrajectoryError: a sample is not of component "sft".
     """
     if other := [path.sample.sample_id for path in paths if path.sample.component != "sft"]:
@@ -78,7 +79,9 @@ def plan_sft(paths: list[SamplePath], config: TrainSFTConfig) -> UpdatePlan:
     size = _SFT_AUTO_BATCH_SIZE if config.batch_size == "auto" else config.batch_size
     batches = split_batches(paths, size)
     rates = config.learning_rate
-    if not isinstance(rates, list):
+    if isinstance(rates, ScheduleConfig):
+        rates = [rates.rate_at(number, total_steps=len(batches)) for number in range(len(batches))]
+    elif not isinstance(rates, list):
         rates = [rates] * len(batches)
     elif len(rates) != len(batches):
         raise ConfigError(

@@ -94,7 +94,7 @@ class Replayer:
 
     def _replay_span(self, path: SamplePath, span: ConstrainedSpan) -> _Places | str:
         """The masks of a span, or why its sample is refused."""
-        tokens = path.sample.token_ids[span.start : span.start + _num_needed(path, span)]
+        tokens = list(path.sample.token_ids[span.start : span.start + _num_needed(path, span)])
         try:
             masks, index = self._grammar_masks(span.constraint, tokens)
         except InvalidRequestError as error:

@@ -77,6 +77,8 @@ def run_updates(
         if fitting is not None:  # memory ran out: cut the remaining updates again, into smaller micro-batches
             batcher.shrink(fitting)
             batches[number + 1 :] = [batcher.split(later.paths) for later in updates[number + 1 :]]
+        else:
+            batcher.note_fitting()
         loaded.identity = None  # what is in memory is not a checkpoint until the next one is written
         record.grad_norms.append(loaded.optimizer.update(update.learning_rate, optimizer))
     return record

@@ -6,7 +6,8 @@ micro-batch is simply a set of samples that `build_tree` lays out. Small trees a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Hashable, Sequence
 
 from art.trainer.tree.tree import SamplePath, sort_paths
 
@@ -60,23 +61,23 @@ def _cut(
     return parts
 
 
-def split_minibatches(paths: Sequence[SamplePath], num_minibatches: int) -> list[list[SamplePath]]:
-    """Split `paths` into consecutive parts with about equal numbers of tokens. Samples of a rollout stay together.
+def split_minibatches(paths: Sequence[SamplePath], num_minibatches: int, *, seed: int) -> list[list[SamplePath]]:
+    """Split `paths` into mini-batches of whole groups. Fewer groups than mini-batches give fewer mini-batches.
 
-    Samples come group by group, so a part mostly holds whole groups. Fewer rollouts than parts give fewer parts.
+    Groups are taken in an order that only `seed` and their number decide, and each goes to the mini-batch with the
+    fewest targets (trained tokens) so far. So any two mini-batches differ by at most the targets of the largest group.
     """
-    rollouts = group_by_rollout(paths)
-    total = sum(path.num_tokens for path in paths)
-    parts: list[list[SamplePath]] = [[]]
-    done = 0
-    for number, rollout in enumerate(rollouts):
-        num_left, parts_left = len(rollouts) - number, num_minibatches - len(parts)
-        is_full = done * num_minibatches >= total * len(parts)
-        if parts[-1] and parts_left > 0 and (is_full or num_left <= parts_left):
-            parts.append([])
-        parts[-1].extend(rollout)
-        done += sum(path.num_tokens for path in rollout)
-    return parts
+    groups = group_samples(paths)
+    order = list(range(len(groups)))
+    if num_minibatches > 1:
+        random.Random(seed).shuffle(order)
+    parts: list[list[int]] = [[] for _ in range(min(num_minibatches, len(groups)))]
+    loads = [0] * len(parts)
+    for index in order:
+        least = loads.index(min(loads))
+        parts[least].append(index)
+        loads[least] += sum(len(path.query_positions) for path in groups[index])
+    return [[path for index in sorted(part) for path in groups[index]] for part in parts]
 
 
 def split_batches(paths: Sequence[SamplePath], batch_size: int) -> list[list[SamplePath]]:
@@ -87,8 +88,21 @@ def split_batches(paths: Sequence[SamplePath], batch_size: int) -> list[list[Sam
 
 
 def group_by_rollout(paths: Sequence[SamplePath]) -> list[list[SamplePath]]:
-    """Group samples by rollout, in the order in which rollouts first appear."""
-    rollouts: dict[str, list[SamplePath]] = {}
-    for path in paths:
-        rollouts.setdefault(path.sample.rollout_id, []).append(path)
-    return list(rollouts.values())
+    """Collect the samples of each rollout, in the order in which rollouts first appear."""
+    return _collect(paths, [path.sample.rollout_id for path in paths])
+
+
+def group_samples(paths: Sequence[SamplePath]) -> list[list[SamplePath]]:
+    """Collect the samples of each group, in the order in which groups first appear.
+
+    A rollout without a `group_id` is a group of its own.
+    """
+    samples = [path.sample for path in paths]
+    return _collect(paths, [(sample.group_id, sample.group_id or sample.rollout_id) for sample in samples])
+
+
+def _collect(paths: Sequence[SamplePath], keys: Sequence[Hashable]) -> list[list[SamplePath]]:
+    collected: dict[Hashable, list[SamplePath]] = {}
+    for path, key in zip(paths, keys, strict=True):
+        collected.setdefault(key, []).append(path)
+    return list(collected.values())

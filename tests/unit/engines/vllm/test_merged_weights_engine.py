@@ -146,7 +146,7 @@ def test_an_adapter_becomes_a_folder_of_whole_weights(tmp_path: Path) -> None:
         expected = base["model.layers.0.mlp.down_proj.weight"] + 2 * 2 * value  # alpha / rank * B A
         np.testing.assert_allclose(tensors["model.layers.0.mlp.down_proj.weight"], expected, rtol=1e-6)
         np.testing.assert_array_equal(tensors["model.embed_tokens.weight"], base["model.embed_tokens.weight"])
-        assert model.info.norm == pytest.approx(4 * value * 15**0.5)
+        assert (model.info.num_layers, model.info.norm) == (1, None)
     merged.clear()
     assert not folder.exists()
     assert merged.prepare("m@1", checkpoint).folder.is_dir()
@@ -162,8 +162,7 @@ def test_a_full_checkpoint_is_served_without_its_optimiser(tmp_path: Path) -> No
     assert sorted(file.name for file in model.folder.iterdir()) == ["config.json", "model.safetensors"]
     with safe_open(model.folder / "model.safetensors", "np") as file:
         np.testing.assert_array_equal(file.get_tensor(name), base[name] + np.float32(0.5))
-    assert (model.info.rank, model.info.num_layers) == (0, 2)
-    assert model.info.norm == pytest.approx(0.5 * 15**0.5, rel=1e-6)
+    assert (model.info.rank, model.info.num_layers, model.info.norm) == (0, 2, None)
 
 
 def test_a_checkpoint_that_cannot_be_merged_is_refused_by_name(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from art.config import VllmConfig
 from art.engine import GenerateRequest, TokenChunk
 from art.engines.vllm.replica import seed_of
-from art.engines.vllm.start import start_engine
+from art.engines.vllm.start import Launch, start_engine
 from art.engines.vllm.vllm_engine import VllmEngine
 from art.errors import (
     AdapterError,
@@ -44,7 +44,7 @@ async def engine_of(model: str, *servers: FakeVllm, **settings: Any) -> AsyncIte
     async with AsyncExitStack() as stack:
         urls = [await stack.enter_async_context(server.serve()) for server in servers]
         config = VllmConfig.model_validate({"urls": urls, "device": "cpu"} | settings)
-        engine, server = await start_engine(model, config, lora_rank=4)
+        engine, server = await start_engine(model, config, Launch(lora_rank=4))
         assert server is None
         stack.push_async_callback(engine.close)
         for fake in servers:
@@ -110,8 +110,7 @@ async def test_each_load_of_an_adapter_has_its_own_name(model: str, tmp_path: Pa
     path = write_adapter(tmp_path / "a")
     async with engine_of(model, fake := FakeVllm(), device="cuda") as engine:
         info = await engine.load_adapter("m@1", path)
-        # |B A| = sqrt(5 * 3) * 2 with all entries 2, times alpha / rank = 2
-        assert (info.num_layers, info.rank, info.norm) == (1, 2, pytest.approx(2 * 2 * 15**0.5))
+        assert (info.num_layers, info.rank, info.norm) == (1, 2, None)  # vLLM does not tell what it holds
         (first,) = fake.adapters
         fake.gate.clear()
         running = asyncio.ensure_future(run(engine, adapter="m@1"))
@@ -197,7 +196,7 @@ async def test_a_replica_that_does_not_answer_is_avoided(model: str, tmp_path: P
     path = write_adapter(tmp_path / "a")
     async with FakeVllm().serve() as first, AsyncExitStack() as second:
         urls = (first, await second.enter_async_context(FakeVllm().serve()))
-        engine, _ = await start_engine(model, VllmConfig(urls=urls, device="cuda"), lora_rank=4)
+        engine, _ = await start_engine(model, VllmConfig(urls=urls, device="cuda"), Launch(lora_rank=4))
         await engine.load_adapter("m@1", path)
         await second.aclose()
         lost = 0
@@ -265,7 +264,7 @@ async def test_errors_of_vllm_are_translated(model: str, status: int, message: s
 async def test_an_unreachable_server_is_reported(model: str) -> None:
     config = VllmConfig(urls=("http://127.0.0.1:9",))
     with pytest.raises(ProcessError, match=r"127\.0\.0\.1:9"):
-        await start_engine(model, config, lora_rank=4)
+        await start_engine(model, config, Launch(lora_rank=4))
 
 
 async def test_a_server_with_log_probs_before_temperature_is_refused(model: str) -> None:

@@ -15,7 +15,7 @@ from art.config import VllmConfig
 from art.engine import EngineInfo, GenerateRequest, TokenChunk
 from art.engines.vllm.command import Installation, server_command
 from art.engines.vllm.grammars import load_vocabulary
-from art.engines.vllm.start import start_engine
+from art.engines.vllm.start import Launch, start_engine
 from art.engines.vllm.vllm_engine import VllmEngine
 from art.errors import ConfigError, InvalidRequestError, OverloadedError
 from art.kernels.grammar import Vocabulary, with_end
@@ -43,7 +43,7 @@ def server() -> FakeVllm:
 async def connected(model: Path, fake: FakeVllm) -> AsyncIterator[VllmEngine]:
     async with fake.serve() as url:
         config = VllmConfig.model_validate({"urls": [url], "device": "cpu", "dtype": "float32"})
-        engine, _ = await start_engine(str(model), config, lora_rank=4)
+        engine, _ = await start_engine(str(model), config, Launch(lora_rank=4))
         fake.requests.clear()
         try:
             yield engine

@@ -70,6 +70,9 @@ class Host:
         self.asked += 1
         return INFO
 
+    def memory_plan(self) -> None:
+        return None  # there is no base model
+
     async def renderer(self) -> Any:
         if self.tokenizer is None:
             raise ConfigError("base has no chat template")
@@ -175,7 +178,8 @@ def test_too_little_disk_space_is_found(tmp_path: Path, free: int, status: str) 
 
 async def test_quick_checks_look_at_everything(tmp_path: Path, tokenizer: Path) -> None:
     checks = await quick_checks(Host(tokenizer), tmp_path, tmp_path)
-    assert [check.name for check in checks] == ["versions", "devices", "disk space", "chat template", "tool parser"]
+    names = ["versions", "devices", "disk space", "memory forecast", "chat template", "tool parser"]
+    assert [check.name for check in checks] == names
 
 
 async def test_a_model_without_a_chat_template_is_not_trained(tmp_path: Path) -> None:

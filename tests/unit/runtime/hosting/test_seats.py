@@ -10,7 +10,7 @@ import pytest
 
 from art.engine import Sender
 from art.errors import OverloadedError
-from art.runtime.hosting.seats import Seats, with_spare
+from art.runtime.hosting.seats import Seats, with_spare, without_spare
 
 A, B, C = ("a", "key"), ("b", "key"), ("c", "key")
 
@@ -182,3 +182,26 @@ async def test_nothing_is_kept_of_requests_that_have_ended() -> None:
 @pytest.mark.parametrize(("seats", "total"), [(1, 2), (8, 9), (64, 72), (65, 74)])
 def test_the_engine_has_an_eighth_more_seats(seats: int, total: int) -> None:
     assert with_spare(seats) == total
+
+
+async def test_an_engine_that_has_started_says_how_many_seats_it_has() -> None:
+    seats = Seats(1, 10)
+    inside: list[int] = []
+    end = asyncio.Event()
+
+    async def sit(number: int) -> None:
+        async with seats.taken(("p", "key")):
+            inside.append(number)
+            await end.wait()
+
+    tasks = [asyncio.create_task(sit(number)) for number in range(6)]
+    await asyncio.sleep(0)
+    assert inside == [0]
+    seats.resize(4)
+    await asyncio.sleep(0.01)
+    assert inside == [0, 1, 2, 3]
+    seats.resize(2)
+    end.set()
+    await asyncio.gather(*tasks)
+    assert inside == [0, 1, 2, 3, 4, 5]
+    assert all(with_spare(without_spare(count)) <= count for count in range(2, 600))

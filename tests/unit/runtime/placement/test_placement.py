@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,7 @@ from art.protocol.training import RegisterRequest
 from art.runtime.host import BaseModelHost
 from art.runtime.placement import devices as devices_module
 from art.runtime.placement.devices import Devices, Gpu, find_devices, parse_gpus
-from art.runtime.placement.parameter_count import count_weights, weight_bytes
-from art.runtime.placement.placement import Place, check_placement, choose_placement
+from art.runtime.placement.placement import Place, check_placement, choose_placement, smallest_memory
 from art.runtime.runtime import Runtime
 from art.storage.layout import DataDir
 
@@ -95,15 +92,15 @@ def test_vllm_gets_as_many_as_its_flags_ask_for() -> None:
             placed(machine(2), given)
 
 
-def test_vllm_leaves_room_for_a_trainer_on_the_same_gpu() -> None:
-    for flags, fits in (({}, False), ({"gpu_memory_utilization": 0.5}, True), ({"gpu_memory_utilization": 0.8}, False)):
-        given, devices = vllm(flags), machine(1)
-        if fits:
-            check_placement(choose_placement(given, devices), given, devices, 10 * BILLION)
-        else:
-            with pytest.raises(ConfigError, match=r"vLLM takes .0% of cuda:0 .* with x at most 0.76"):
-                check_placement(choose_placement(given, devices), given, devices, 10 * BILLION)
-    check_placement(choose_placement(vllm(), machine(2)), vllm(), machine(2), 10 * BILLION)
+def test_ray_finds_gpus_on_other_machines() -> None:
+    given = vllm({"distributed_executor_backend": "ray", "tensor-parallel-size": 8, "pipeline_parallel_size": 2})
+    placement = choose_placement(given, machine(2))
+    check_placement(placement, given, machine(2))
+    assert str(placement.trainer) == "cuda:0"
+    assert placement.engine.environment(machine(2)) == {}  # Ray says which GPUs each of its processes sees
+    assert not placement.shared
+    assert not placement.sleeps
+    assert smallest_memory(placement.engine, machine(2)) == 80 * 2**30
 
 
 @pytest.mark.parametrize(
@@ -154,58 +151,6 @@ def test_what_cannot_be_listed_is_left_to_torch() -> None:
 def test_settings_that_contradict_themselves(wrong: Any) -> None:
     with pytest.raises(ConfigError, match="device_indices"):
         wrong()
-
-
-# -- memory --
-
-BILLION = 10**9
-
-
-@pytest.mark.parametrize(
-    ("devices", "given", "message"),
-    [
-        # 30 billion numbers are 56 GiB in bfloat16: alone they fit an H100, twice they do not.
-        (machine(1), settings(), r"55.9 GiB for the engine and 55.9 GiB for the trainer on cuda:0 \(H100\), which has 80.0 GiB"),
-        (machine(2, gpu_gib=40), settings(), r"55.9 GiB for the engine on cuda:1"),
-        (machine(0), settings(), r"on this machine, which has 64.0 GiB.*bfloat16"),
-    ],
-)  # fmt: skip
-def test_weights_that_cannot_fit_are_refused(devices: Devices, given: ModelSettings, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        check_placement(choose_placement(given, devices), given, devices, 30 * BILLION)
-
-
-@pytest.mark.parametrize(
-    ("devices", "given"),
-    [
-        (machine(2), settings()),
-        (machine(1), settings({"device": "cpu", "dtype": "bfloat16"})),
-        (machine(0, memory_gib=120), settings({"dtype": "bfloat16"}, dtype="bfloat16")),
-    ],
-)
-def test_weights_that_fit_pass(devices: Devices, given: ModelSettings) -> None:
-    check_placement(choose_placement(given, devices), given, devices, 30 * BILLION)
-
-
-def test_rounded_weights_of_the_trainer_are_smaller() -> None:
-    assert weight_bytes(BILLION, "cuda", "auto", "nf4") < weight_bytes(BILLION, "cuda", "auto") / 3
-    assert weight_bytes(BILLION, "cpu", "auto") == 2 * weight_bytes(BILLION, "cuda", "auto")
-
-
-def write_safetensors(path: Path, shapes: dict[str, list[int]]) -> None:
-    entries = {name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()}
-    header = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
-    path.write_bytes(struct.pack("<Q", len(header)) + header)
-
-
-def test_weights_are_counted_without_loading_them(tmp_path: Path) -> None:
-    assert count_weights("organisation/on-the-hub") is None
-    assert count_weights(str(tmp_path)) is None
-    write_safetensors(tmp_path / "model-1.safetensors", {"a": [3, 5], "b": [7]})
-    write_safetensors(tmp_path / "model-2.safetensors", {"scalar": []})
-    assert count_weights(str(tmp_path)) == 23
-    (tmp_path / "model-3.safetensors").write_bytes(b"not one")
-    assert count_weights(str(tmp_path)) is None
 
 
 # -- what is there --

@@ -10,12 +10,13 @@ import pytest
 import art.runtime.hosting.adapter_table
 from art.config import ModelSettings, RestartConfig, ServerConfig, TrainConfig
 from art.engine import EngineInfo
-from art.errors import ProcessError
+from art.errors import ProcessError, StorageError
 from art.protocol import calls
 from art.protocol.rpc import retry_on_process_death
 from art.runtime.host import BaseModelHost
 from art.runtime.supervision.process import ChildProcess
 from art.storage.layout import DataDir
+from tests.support.trainer_samples import random_samples
 
 ATTEMPTS = 3
 INFO = EngineInfo(vocab_size=3, max_context=8, dtype="float32", device="cpu")
@@ -27,9 +28,13 @@ class Mortal:
     def __init__(self, *deadly: str) -> None:
         self.deadly = deadly
         self.made: list[str] = []
+        self.files: list[tuple[Path, bytes]] = []
+        """The samples that came with each call."""
 
     async def call(self, call: calls.Call[Any]) -> Any:
         self.made.append(call.method)
+        if isinstance(call, calls.SampleCall) and isinstance(call.samples, calls.SampleFile):
+            self.files.append((call.samples.path, call.samples.path.read_bytes()))
         if call.method in self.deadly:
             raise ProcessError(f"died during {call.method}")
         return INFO
@@ -81,6 +86,29 @@ async def test_a_step_is_tried_as_often_as_the_policy_says_and_a_trial_once(
     with pytest.raises(ProcessError, match="died during trial"):
         await host.trainer.trial([], None)
     assert client.made == ["train"] * ATTEMPTS + ["init_checkpoint"] * ATTEMPTS + ["trial"]
+
+
+async def test_each_attempt_gets_the_same_samples_and_their_file_is_deleted_after_the_call(
+    host: BaseModelHost, client: Mortal, tmp_path: Path
+) -> None:
+    step = calls.Train(
+        samples=random_samples(0), config=TrainConfig(), from_checkpoint=tmp_path, to_checkpoint=tmp_path, job_id="job"
+    )
+    with pytest.raises(ProcessError):
+        await host.trainer.train(step)
+    with pytest.raises(ProcessError):
+        await host.trainer.trial(random_samples(0), None)
+    [path, *others], contents = zip(*client.files, strict=True)
+    assert others[: ATTEMPTS - 1] == [path] * (ATTEMPTS - 1)
+    assert len(set(contents)) == 1
+    assert path.parent == DataDir(tmp_path).samples
+    assert list(DataDir(tmp_path).samples.iterdir()) == []
+
+
+async def test_samples_that_cannot_be_written_are_an_error_of_the_disk(host: BaseModelHost, tmp_path: Path) -> None:
+    DataDir(tmp_path).samples.write_text("a file in the way")
+    with pytest.raises(StorageError, match=r"writing .*\.samples.* failed"):
+        await host.trainer.trial(random_samples(0), None)
 
 
 async def test_a_process_that_cannot_start_is_final() -> None:

@@ -7,6 +7,7 @@ tree, the loss. It computes in float32, the reference in float64. The largest re
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import hypothesis
@@ -23,6 +24,7 @@ from art.config import (
     KlConfig,
     LossConfig,
     MismatchConfig,
+    OptimizerConfig,
     OverlongConfig,
     PpoConfig,
     ReinforceConfig,
@@ -30,7 +32,7 @@ from art.config import (
     TrainConfig,
 )
 from art.errors import TrajectoryError
-from tests.support.objective_bench import Bench, relative_error
+from tests.support.objective_bench import GROUP_ORDER, Bench, relative_error
 from tests.support.objective_reference import Result, Rollout
 from tests.support.objective_rollouts import plan
 
@@ -45,10 +47,10 @@ def check(
     seed: int = 0,
     rollouts: list[Rollout] | None = None,
 ) -> list[Result]:
-    """Every update of a step against the reference; a step of two updates has a group in each."""
+    """Every update of a step against the reference; a step of two updates has a group in each, in shuffled order."""
     rollouts = rollouts or bench.rollouts(seed)
     step, seen = bench.train(rollouts, config, monkeypatch)
-    parts = [rollouts] if len(seen) == 1 else [[r for r in rollouts if r.group == group] for group in (0, 1)]
+    parts = [rollouts] if len(seen) == 1 else [[r for r in rollouts if r.group == group] for group in GROUP_ORDER]
     results = []
     for number, (update, part) in enumerate(zip(seen, parts, strict=True)):
         # The gate looks at later updates only with the anchor at the step's start.
@@ -126,7 +128,7 @@ def test_entropy_is_normalised_and_gated_like_other_terms(
     constant = {"constant_tokens": 20} if normalize == "constant" else {}
     terms = (ReinforceConfig(weight=0.01), EntropyConfig(weight=1.0))
     (result,) = check(bench, settings(*terms, normalize=normalize, mismatch=GATE, **constant), monkeypatch)
-    assert result.clips.masked_branches > 0
+    assert result.clips.masked_rollouts > 0
 
 
 def test_dual_clip_bites(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,6 +272,69 @@ def test_a_single_update_is_its_own_anchor(bench: Bench, monkeypatch: pytest.Mon
     (result,) = check(bench, config, monkeypatch)
     assert result.clips.truncated > 0
     assert not result.clips.low | result.clips.high
+
+
+# -- groups without spread --
+
+PRESETS = {
+    "grpo": TrainConfig.grpo(mismatch=None),
+    "dr_grpo": TrainConfig.dr_grpo(constant_tokens=20, mismatch=None),
+    "dapo": TrainConfig.dapo(mismatch=None),
+    "gspo": TrainConfig.gspo(mismatch=None),
+    "rloo": TrainConfig.rloo(mismatch=None),
+    "dppo by group, gated": TrainConfig(normalize="group", mismatch=GATE),
+    "kl": settings(PpoConfig(), KlConfig(weight=0.2, reference=1), normalize="rollout"),
+}
+
+
+def some_alive(bench: Bench, num_alive: int) -> list[Rollout]:
+    """Six groups of different lengths. All but `num_alive` of them have equal rewards."""
+    rollouts = bench.rollouts(0, num_groups=6)
+    rollouts = [r for i, r in enumerate(rollouts) if i % 4 <= r.group % 3 + 1]
+    return [r if r.group < num_alive else replace(r, reward=0.25) for r in rollouts]
+
+
+@pytest.mark.parametrize("num_alive", [6, 2, 1])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_groups_without_spread_count_in_the_denominator(
+    preset: str, num_alive: int, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference gives each rollout its advantage, 0 without spread, and divides by what all rollouts count."""
+    rollouts = some_alive(bench, num_alive)
+    step, (seen,) = bench.train(rollouts, PRESETS[preset], monkeypatch)
+    result, gradient = bench.expect(rollouts, PRESETS[preset], seen.adapter)
+    assert relative_error(seen.gradient, gradient) < TOLERANCE
+    assert step.metrics["loss/train"] == pytest.approx(result.loss.item(), rel=1e-5, abs=1e-6)
+    assert step.metrics["data/step_num_rollouts_trained"] == (
+        len(rollouts) if preset == "kl" else sum(rollout.group < num_alive for rollout in rollouts)
+    )
+
+
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "kl"])
+def test_the_denominator_of_trained_rollouts_only(preset: str, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `normalize_over="trained"` a step is the same as if groups without spread had not been submitted."""
+    config = PRESETS[preset].model_copy(update={"normalize_over": "trained"})
+    rollouts = some_alive(bench, 2)
+    _, (seen,) = bench.train(rollouts, config, monkeypatch)
+    alive = [rollout for rollout in rollouts if rollout.group < 2]
+    _, gradient = bench.expect(alive, config, seen.adapter)
+    assert relative_error(seen.gradient, gradient) < TOLERANCE
+
+
+def test_mini_batches_share_the_groups_without_spread(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of two updates counts three groups: its own of four with spread, and its part of the others."""
+    config = PRESETS["dr_grpo"].model_copy(update={"num_minibatches": 2, "optimizer": OptimizerConfig(eps=1.0)})
+    rollouts = [replace(r, reward=0.25) if r.group > 3 else r for r in bench.rollouts(0, num_groups=6)]
+    _, seen = bench.train(rollouts, config, monkeypatch)
+    order = list(range(4))
+    random.Random(2).shuffle(order)  # groups of equal sizes go to the updates in turn
+    for part, update in zip((order[0::2], order[1::2]), seen, strict=True):
+        own = [rollout for rollout in rollouts if rollout.group in part]
+        _, gradient = bench.expect(own, config, update.adapter)
+        assert relative_error(update.gradient, gradient * 2 / 3) < TOLERANCE
+
+
+# -- refusals --
 
 
 def test_distillation_without_a_teacher_is_refused(bench: Bench) -> None:

@@ -7,14 +7,11 @@ whole step (`objective_bench`). Both compute in float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from art.config import (
@@ -30,175 +27,12 @@ from art.config import (
     TrainConfig,
 )
 from art.protocol.samples import TrainingSample
-from tests.support.objective_bench import LORA, Bench, relative_error
-from tests.support.objective_reference import Adapter, Branch, Rollout
+from tests.support.objective_bench import GROUP_ORDER, Bench, relative_error
+from tests.support.objective_reference import Rollout
 from tests.support.trainer_samples import VOCAB_SIZE
+from tests.support.trl_trainers import MAX_COMPLETION_LENGTH, TEMPERATURE, Trl, gradient, mask_of, without_results
 
 TOLERANCE = 1e-5
-TEMPERATURE = 0.7
-MAX_COMPLETION_LENGTH = 20
-
-
-@dataclass(frozen=True)
-class Trl:
-    """Makes TRL's trainers for the base model of `bench`."""
-
-    bench: Bench
-    model_path: str
-    root: Path
-
-    def model(self, adapter: Adapter) -> Any:
-        """A peft model with `adapter`."""
-        import peft
-        from transformers import AutoModelForCausalLM
-
-        base = AutoModelForCausalLM.from_pretrained(self.model_path, dtype=torch.float32)
-        settings = peft.LoraConfig(
-            task_type="CAUSAL_LM", r=LORA.rank, lora_alpha=LORA.alpha, target_modules="all-linear"
-        )
-        model = peft.get_peft_model(base, settings)
-        put(model, adapter)
-        return model
-
-    def options(self) -> dict[str, Any]:
-        return {
-            "output_dir": str(self.root),
-            "use_cpu": True,
-            "bf16": False,
-            "report_to": "none",
-            "gradient_checkpointing": False,
-            "disable_tqdm": True,
-        }
-
-    def tokenizer(self) -> Any:
-        """Words t0, t1 and so on; TRL wants one, though the batches hold token ids."""
-        from tokenizers import Tokenizer, models
-        from transformers import PreTrainedTokenizerFast
-
-        words = models.WordLevel({f"t{i}": i for i in range(VOCAB_SIZE)}, unk_token="t0")
-        return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), pad_token="t0", eos_token="t1")
-
-    def grpo(self, adapter: Adapter, **settings: Any) -> Any:
-        from datasets import Dataset
-        from trl import GRPOConfig, GRPOTrainer
-
-        trainer = GRPOTrainer(
-            model=self.model(adapter),
-            reward_funcs=lambda completions, **_: [0.0] * len(completions),
-            processing_class=self.tokenizer(),
-            train_dataset=Dataset.from_dict({"prompt": ["t2"]}),
-            args=GRPOConfig(
-                **self.options(),
-                per_device_train_batch_size=8,
-                num_generations=8,
-                temperature=TEMPERATURE,
-                max_completion_length=MAX_COMPLETION_LENGTH,
-                **settings,
-            ),
-        )
-        trainer.current_gradient_accumulation_steps = 1  # which its training loop would set
-        return trainer
-
-    def dpo(self, adapter: Adapter, reference: Adapter, **settings: Any) -> Any:
-        """TRL keeps a copy of the adapter that it is given as the reference, so the policy's is put in afterwards."""
-        from datasets import Dataset
-        from trl import DPOConfig, DPOTrainer
-
-        trainer = DPOTrainer(
-            model=self.model(reference),
-            processing_class=self.tokenizer(),
-            train_dataset=Dataset.from_dict({"prompt": ["t2"], "chosen": ["t3"], "rejected": ["t4"]}),
-            args=DPOConfig(**self.options(), **settings),
-        )
-        put(trainer.model, adapter)
-        return trainer
-
-    def sft(self, adapter: Adapter) -> Any:
-        from datasets import Dataset
-        from trl import SFTConfig, SFTTrainer
-
-        return SFTTrainer(
-            model=self.model(adapter),
-            processing_class=self.tokenizer(),
-            train_dataset=Dataset.from_dict({"input_ids": [[2, 3]], "labels": [[2, 3]]}),
-            args=SFTConfig(**self.options()),
-        )
-
-    def rloo(self, adapter: Adapter) -> Any:
-        from datasets import Dataset
-        from trl import RLOOConfig, RLOOTrainer
-
-        return RLOOTrainer(
-            model=self.model(adapter),
-            reward_funcs=lambda completions, **_: [0.0] * len(completions),
-            processing_class=self.tokenizer(),
-            train_dataset=Dataset.from_dict({"prompt": ["t2"]}),
-            args=RLOOConfig(
-                **self.options(), per_device_train_batch_size=8, num_generations=8, temperature=TEMPERATURE
-            ),
-        )
-
-    def distillation(self, adapter: Adapter, teacher: Adapter) -> Any:
-        from datasets import Dataset
-        from trl import DistillationConfig, DistillationTrainer
-
-        return DistillationTrainer(
-            model=self.model(adapter),
-            teacher_model=self.model(teacher).merge_and_unload(),
-            processing_class=self.tokenizer(),
-            train_dataset=Dataset.from_dict({"prompt": ["t2"]}),
-            args=DistillationConfig(**self.options(), beta=1.0, temperature=1.0),
-        )
-
-    def rows(self, rollouts: Sequence[Rollout], values: Callable[[Branch], list[float]]) -> Tensor:
-        """[B, C] of the learnt tokens, behind the prompts."""
-        rows = []
-        for rollout in rollouts:
-            (branch,) = rollout.branches
-            row = torch.zeros(len(branch.token_ids))
-            row[branch.learnt] = torch.tensor(values(branch), dtype=torch.float32)
-            rows.append(row[branch.spans[0][0] :])
-        return pad_sequence(rows, batch_first=True)
-
-    def logprobs(self, rollouts: Sequence[Rollout], adapter: Adapter) -> Tensor:
-        doubles = {name: tensor.double() for name, tensor in adapter.items()}
-        return self.rows(rollouts, lambda branch: [v.item() for v in self.bench.model.logprobs(branch, doubles)])
-
-    def batch(self, rollouts: Sequence[Rollout]) -> dict[str, Tensor]:
-        """What TRL's rollouts would hand to its loss."""
-        branches = [rollout.branches[0] for rollout in rollouts]
-        prompts = [torch.tensor(branch.token_ids[: branch.spans[0][0]]) for branch in branches]
-        completions = [torch.tensor(branch.token_ids[branch.spans[0][0] :]) for branch in branches]
-        advantages = []
-        for rollout in rollouts:
-            rewards = [other.reward for other in rollouts if other.group == rollout.group]
-            advantages.append(rollout.reward - sum(rewards) / len(rewards))
-        learnt = self.rows(rollouts, lambda branch: [1.0] * len(branch.learnt))
-        return {
-            "prompt_ids": pad_sequence(prompts, batch_first=True, padding_side="left"),
-            "prompt_mask": _mask(prompts, padding_side="left"),
-            "completion_ids": pad_sequence(completions, batch_first=True),
-            "completion_mask": _mask(completions, padding_side="right"),
-            "tool_mask": learnt.long(),
-            "advantages": torch.tensor(advantages),
-            "num_items_in_batch": learnt.sum(),
-        }
-
-
-def _mask(rows: list[Tensor], *, padding_side: str) -> Tensor:
-    return pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side=padding_side)
-
-
-def put(model: Any, adapter: Adapter) -> None:
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if ".default." in name:
-                parameter.copy_(adapter[name.replace(".default.", ".")])
-
-
-def gradient(model: Any, adapter: Adapter) -> Tensor:
-    grads = {name.replace(".default.", "."): p.grad for name, p in model.named_parameters() if ".default." in name}
-    return torch.cat([grads[name].flatten() for name in adapter])
 
 
 @pytest.fixture(scope="module")
@@ -284,7 +118,7 @@ def test_truncated_importance_sampling(bench: Bench, trl: Trl, monkeypatch: pyte
     config = settings(PPO, anchor="step_start", num_minibatches=2, mismatch=gate, learning_rate=0.02)
     everything = rollouts(bench)
     _, (_, seen) = bench.train(everything, config, monkeypatch)
-    batch = [rollout for rollout in everything if rollout.group == 1]
+    batch = [rollout for rollout in everything if rollout.group == GROUP_ORDER[1]]
     start = trl.logprobs(batch, bench.adapters[2])
     sampler = trl.rows(batch, lambda branch: [branch.sampling_logprobs[i] for i in branch.learnt])
     ratio = (start - sampler).exp()
@@ -308,7 +142,7 @@ def test_rloo_trainer(bench: Bench, trl: Trl, monkeypatch: pytest.MonkeyPatch) -
         normalize="constant",
         constant_tokens=MAX_COMPLETION_LENGTH,
     )
-    batch = [_without_results(rollout) for rollout in rollouts(bench)]  # TRL's loss learns them too
+    batch = [without_results(rollout) for rollout in rollouts(bench)]  # TRL's loss learns them too
     _, (seen,) = bench.train(batch, config, monkeypatch)
     trainer = trl.rloo(seen.adapter)
     inputs = trl.batch(batch)
@@ -318,13 +152,6 @@ def test_rloo_trainer(bench: Bench, trl: Trl, monkeypatch: pytest.MonkeyPatch) -
     trainer._compute_loss(trainer.model, inputs).backward()
     expected = gradient(trainer.model, seen.adapter).double() / MAX_COMPLETION_LENGTH
     assert relative_error(seen.gradient, expected) < TOLERANCE
-
-
-def _without_results(rollout: Rollout) -> Rollout:
-    """The rollout up to the end of its first answer."""
-    (branch,) = rollout.branches
-    span = branch.spans[0]
-    return replace(rollout, branches=[replace(branch, token_ids=branch.token_ids[: span[1]], spans=[span])])
 
 
 def test_distillation_trainer(bench: Bench, trl: Trl) -> None:
@@ -396,7 +223,7 @@ def test_dpo_trainer(
         mask[branch.learnt] = 1
     inputs = {
         "input_ids": pad_sequence(ids, batch_first=True),
-        "attention_mask": _mask(ids, padding_side="right"),
+        "attention_mask": mask_of(ids, padding_side="right"),
         "completion_mask": pad_sequence(masks, batch_first=True),
     }
     loss = trainer.compute_loss(trainer.model, inputs)
@@ -427,7 +254,7 @@ def test_sft_trainer(bench: Bench, trl: Trl, monkeypatch: pytest.MonkeyPatch) ->
         label[branch.learnt] = row[branch.learnt]
     inputs = {
         "input_ids": pad_sequence(ids, batch_first=True),
-        "attention_mask": _mask(ids, padding_side="right"),
+        "attention_mask": mask_of(ids, padding_side="right"),
         "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
     }
     loss = trainer.compute_loss(trainer.model, inputs)

@@ -18,6 +18,7 @@ from art.config import (
     GspoConfig,
     KlConfig,
     MismatchConfig,
+    OptimizerConfig,
     TrainConfig,
     TrainerConfig,
     TrainSFTConfig,
@@ -214,6 +215,8 @@ STEPS = {
             anchor="step_start",
             num_minibatches=2,
             mismatch=None,
+            # Where a gradient is nearly 0, rounding would decide the direction of Adam's step.
+            optimizer=OptimizerConfig(eps=1e-4),
         ),
         {},
     ),

@@ -30,9 +30,9 @@ from art.storage import checkpoints
 from art.trainer.machine import usage
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.full import FullPolicy
+from art.trainer.proof.probe import fresh_probe_tokens, measure_probe
 from art.trainer.step.micro_batch import split_micro_batches
 from art.trainer.step.optimizer import Optimizer
-from art.trainer.step.probe import fresh_probe_tokens, measure_probe
 from art.trainer.step.step_metrics import StepRecord
 from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer

@@ -15,8 +15,8 @@ from art.config import LoraConfig, OptimizerConfig, TrainerConfig
 from art.errors import AdapterError, ConfigError, TrainingError
 from art.trainer.policy.base_model import BaseModel, load_base_model
 from art.trainer.policy.lora import LoraPolicy
+from art.trainer.proof.probe import fresh_probe_tokens, measure_probe
 from art.trainer.step.optimizer import Optimizer
-from art.trainer.step.probe import fresh_probe_tokens, measure_probe
 from tests.support.trainer_files import save_content, whole
 from tests.support.trainer_reference import sequence_logprobs
 from tests.support.trainer_samples import VOCAB_SIZE, random_samples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from art.trainer.machine.distributed import Team
 from art.trainer.machine.memory import is_out_of_memory
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.lora import LoraPolicy
+from art.trainer.proof.probe import PROBE_TOKENS
 from art.trainer.step import update as module
 from art.trainer.step.measure import HiddenStates, add_stream
-from art.trainer.step.micro_batch import MicroBatcher, split_micro_batches
+from art.trainer.step.micro_batch import GROW_AFTER, GROWTH, MicroBatcher, split_micro_batches
 from art.trainer.step.step_metrics import StepRecord
 from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer
@@ -212,6 +214,42 @@ def test_the_trainer_remembers_what_fits(
     torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-5)
 
 
+def test_the_budget_recovers_from_a_memory_that_ran_out_once(
+    model_path: Callable[[str], str], tmp_path: Path, limit: Callable[..., list[int]]
+) -> None:
+    """A device that has too little memory in the first step only: later steps use larger micro-batches again."""
+    trainer = Trainer(model_path("Qwen3"), TrainerConfig(device="cpu", num_threads=1, max_tokens=256))
+    batcher = trainer._batcher
+    samples, longest = random_samples(11, count=14), max(len(path.token_ids) for path in make_paths())
+    limit(longest)
+    trainer.trial(samples, LORA)
+    assert batcher.max_tokens <= longest
+    smallest, tried = batcher.max_tokens, limit(4096)
+    budgets = []
+    while batcher.max_tokens <= longest:
+        trainer.trial(samples, LORA)
+        budgets.append(batcher.max_tokens)
+        assert len(budgets) < 500
+    assert budgets[: GROW_AFTER - 1] == [smallest] * (GROW_AFTER - 1)
+    assert budgets[GROW_AFTER - 1] == math.ceil(GROWTH * smallest)
+    tried.clear()
+    trainer.trial(samples, LORA)
+    assert smallest < max(tried) <= batcher.max_tokens
+
+
+def test_a_memory_that_stays_small_is_tried_ever_less_often(policy: LoraPolicy) -> None:
+    """A fake device that holds 1,000 tokens: of 2,000 updates fewer than 1 % run out of memory."""
+    batcher, num_failures = MicroBatcher(policy.base, max_tokens=4096), 0
+    for _ in range(2000):
+        if batcher.max_tokens > 1000:
+            batcher.shrink(batcher.max_tokens // 2)
+            num_failures += 1
+        else:
+            batcher.note_fitting()
+    assert 2 < num_failures < 20
+    assert batcher.max_tokens >= 500
+
+
 # -- passes that only measure --
 
 
@@ -264,7 +302,7 @@ def test_what_does_not_fit_without_a_gradient_is_not_tried_with_one(
 ) -> None:
     """The references of a step are measured first, over all of its samples."""
     config = TrainConfig(learning_rate=1e-2, mismatch=None, loss=[DppoConfig(), KlConfig(weight=0.1)])
-    longest = max(len(path.token_ids) for path in make_paths())
+    longest = PROBE_TOKENS  # the checkpoint's probe, longer than each sample
     values = []
     for memory in (4096, longest):
         trainer = Trainer(model_path("Qwen3"), TrainerConfig(device="cpu", num_threads=1))
@@ -276,7 +314,7 @@ def test_what_does_not_fit_without_a_gradient_is_not_tried_with_one(
         trained = limit(4096)
         trainer.train(
             Train(
-                samples=random_samples(11, count=14),
+                samples=random_samples(11, count=40),
                 config=config,
                 from_checkpoint=steps[0],
                 to_checkpoint=steps[1],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -7,17 +8,19 @@ from hypothesis import strategies as st
 
 from art.protocol.samples import plain_sample
 from art.trainer.tree.deal import count_tree_tokens
-from art.trainer.tree.pack import group_by_rollout, pack, split_batches, split_minibatches
+from art.trainer.tree.pack import group_by_rollout, group_samples, pack, split_batches, split_minibatches
 from art.trainer.tree.tree import SamplePath, build_tree, check_sample
 
 paths_of_few_tokens = st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=12), min_size=1, max_size=12)
 
 
-def checked(paths: list[list[int]], rollouts: list[int] | None = None) -> list[SamplePath]:
+def checked(
+    paths: list[list[int]], rollouts: list[int] | None = None, groups: list[int] | None = None
+) -> list[SamplePath]:
     result = []
     for i, path in enumerate(paths):
-        rollout = str(rollouts[i] if rollouts else i)
-        sample = replace(plain_sample(path, "probe"), sample_id=f"{i:02}", rollout_id=rollout)
+        rollout, group = str(rollouts[i] if rollouts else i), str(groups[i]) if groups else None
+        sample = replace(plain_sample(path, "probe"), sample_id=f"{i:02}", rollout_id=rollout, group_id=group)
         result.append(check_sample(sample, vocab_size=10))
     return [path for path in result if path is not None]
 
@@ -94,16 +97,52 @@ def test_a_path_longer_than_the_budget_stands_alone() -> None:
     assert sorted(map(sorted, pack(paths, max_tokens=10))) == [[0], [1, 2]]
 
 
-@given(st.lists(st.integers(2, 30), min_size=1, max_size=20), st.integers(1, 6))
-def test_minibatches_are_consecutive_balanced_and_not_empty(lengths: list[int], num_minibatches: int) -> None:
-    paths = checked([[i % 10] * length for i, length in enumerate(lengths)])
-    parts = split_minibatches(paths, num_minibatches)
-    assert [path for part in parts for path in part] == paths
-    assert len(parts) == min(num_minibatches, len(paths))
-    assert all(parts)
-    longest = max(len(path.token_ids) for path in paths)
-    fair = sum(len(path.token_ids) for path in paths) / len(parts)
-    assert all(sum(len(path.token_ids) for path in part) <= fair + longest * len(parts) for part in parts)
+def num_targets(paths: Sequence[SamplePath]) -> int:
+    return sum(len(path.query_positions) for path in paths)
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.integers(2, 30)), min_size=1, max_size=24),
+    st.integers(1, 6),
+    st.integers(0, 100),
+)
+def test_minibatches_are_whole_groups_and_balanced(
+    members: list[tuple[int, int]], num_minibatches: int, seed: int
+) -> None:
+    """Every sample is in one mini-batch, with its whole group; sizes differ by at most the largest group."""
+    paths = checked([[i % 10] * length for i, (_, length) in enumerate(members)], groups=[g for g, _ in members])
+    parts = split_minibatches(paths, num_minibatches, seed=seed)
+    assert sorted(path.sample.sample_id for part in parts for path in part) == [p.sample.sample_id for p in paths]
+    groups = group_samples(paths)
+    assert len(parts) == min(num_minibatches, len(groups))
+    for group in groups:
+        assert sum(any(path in part for path in group) for part in parts) == 1
+    sizes = [num_targets(part) for part in parts]
+    assert max(sizes) - min(sizes) <= max(num_targets(group) for group in groups)
+    assert split_minibatches(paths, num_minibatches, seed=seed) == parts
+
+
+def test_twenty_equal_samples_of_five_groups_make_equal_minibatches() -> None:
+    """Prompts of very different lengths do not count: what is balanced is what is learnt."""
+    members = [(group, member) for group in range(5) for member in range(4)]
+    paths = [
+        replace(path, query_positions=path.query_positions[-3:])
+        for path in checked([[g] * (200 if g == 0 else 10) + [m] for g, m in members], groups=[g for g, _ in members])
+    ]
+    assert sorted(len(part) for part in split_minibatches(paths, 3, seed=1)) == [4, 8, 8]
+
+
+def test_the_seed_shuffles_groups_and_nothing_else_does() -> None:
+    groups = [i // 2 for i in range(24)]
+    paths = checked([[i % 10] * 5 for i in range(24)], groups=groups)
+
+    def names(seed: int) -> list[list[str]]:
+        return [[path.sample.sample_id for path in part] for part in split_minibatches(paths, 3, seed=seed)]
+
+    assert names(7)[0] == ["12", "13", "14", "15", "18", "19", "20", "21"], "the same on every machine"
+    assert len({str(names(seed)) for seed in range(10)}) == 10
+    assert split_minibatches(paths, 1, seed=7) == [paths]
 
 
 def test_branches_of_a_rollout_stay_together() -> None:
@@ -114,7 +153,7 @@ def test_branches_of_a_rollout_stay_together() -> None:
         ["03"],
         ["05"],
     ]
-    for part in split_minibatches(paths, 2):
+    for part in split_minibatches(paths, 2, seed=0):
         ids = {path.sample.rollout_id for path in part}
         assert sum(path.sample.rollout_id in ids for path in paths) == len(part)
     assert [len(batch) for batch in split_batches(paths, 3)] == [5, 1]

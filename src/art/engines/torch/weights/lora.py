@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ def read_adapter(name: str, path: Path, model: LoadedModel) -> tuple[list[Factor
     for index, modules in by_linear.items():
         fused = _fuse([(parts[module], *pairs[module]) for module in modules], scale)
         factors[index] = Factors(*(x.to(device=model.info.device, dtype=model.dtype).contiguous() for x in fused))
-    return factors, AdapterInfo(name=name, num_layers=len(pairs), rank=rank, norm=_norm(pairs, scale))
+    return factors, AdapterInfo(name=name, num_layers=len(pairs), rank=rank, norm=_norm(factors))
 
 
 def _read_settings(file: Path) -> tuple[int, float]:
@@ -148,7 +148,11 @@ def _fuse(items: list[tuple[Part, Tensor, Tensor]], scale: float) -> tuple[Tenso
     return torch.cat([a for _, a, _ in items]).t(), b
 
 
-def _norm(pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float) -> float:
-    """Frobenius norm of all `scale * B A` together. |BA|^2 = sum(B^T B * A A^T), so no product is formed."""
-    squared = sum(float(((b.t() @ b) * (a @ a.t())).sum(dtype=torch.float64)) for a, b in pairs.values())
-    return scale * math.sqrt(max(squared, 0.0))
+def _norm(factors: Sequence[Factors | None]) -> float:
+    """Frobenius norm of all `a @ b` together, as they are held in memory: rounded, fused and scaled.
+
+    |a b|^2 = sum(a^T a * b b^T), so no product is formed.
+    """
+    held = [(pair.a.float(), pair.b.float()) for pair in factors if pair is not None]
+    squared = sum(float(((a.t() @ a) * (b @ b.t())).sum(dtype=torch.float64)) for a, b in held)
+    return math.sqrt(max(squared, 0.0))

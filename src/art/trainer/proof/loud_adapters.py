@@ -1,0 +1,110 @@
+"""Loud test adapters: for each kind of adapted layer, an adapter with random weights in these layers and no others.
+
+    self_attn.q_proj/  adapter_model.safetensors  adapter_config.json  probe.json
+    mlp.down_proj/     ...
+
+A trained adapter begins by changing almost nothing, so its first steps do not tell whether an engine applies it. A loud
+one moves the log-probs of the probe by far more than the noise between trainer and engine. An engine that ignores one
+kind of layer does not follow (`art.runtime.publish.layers`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from art.storage import checkpoints
+from art.storage.atomic import storage_errors
+from art.storage.checkpoints import Probe
+from art.trainer.policy.lora import LoraPolicy
+from art.trainer.proof.probe import measure_probe
+from art.trainer.tensor_files import dump_named
+
+LOUD_NATS = 0.5
+"""Root mean square change of the probe's log-probs from which an adapter is loud: ten times the noise of bfloat16."""
+_GAINS = (1.0, 4.0, 16.0, 64.0, 256.0)
+"""Sizes of the change of a layer's output to try, in units of its input. The first loud one is taken."""
+_SEED = 20_011
+
+
+def write_loud_adapters(policy: LoraPolicy, token_ids: list[int], folder: Path | None) -> dict[str, float]:
+    """Write one adapter per kind of layer into `folder`, with its probe. `None` only computes, for other processes.
+
+    Afterwards `policy` is at step 0 again. The weights are exact in bfloat16, so no engine has to round them.
+
+    Returns:
+        by kind of layer, the root mean square change of the probe's log-probs in nats.
+
+    Raises:
+        DiskFullError, StorageError: the files cannot be written.
+    """
+    effects = {}
+    for kind, names in _layers_by_kind(policy).items():
+        probe = _make_loud(policy, names, token_ids)
+        effects[kind] = _effect(probe)
+        if folder is not None:
+            weights = {name: policy.tensors[name] for key in names for name in _factors(key)}
+            files = {
+                checkpoints.ADAPTER_WEIGHTS: dump_named(weights),
+                checkpoints.ADAPTER_CONFIG: policy.adapter_config(),
+                checkpoints.PROBE: probe.model_dump_json().encode(),
+            }
+            with storage_errors(folder / kind, "writing"):
+                (folder / kind).mkdir(parents=True, exist_ok=True)
+                for name, data in files.items():
+                    (folder / kind / name).write_bytes(data)
+    policy.reset()
+    return effects
+
+
+def layer_kind(name: str) -> str:
+    """Return what layers of all blocks have in common: `model.layers.3.self_attn.q_proj` is a `self_attn.q_proj`."""
+    return re.sub(r"^.*\.\d+\.", "", name)
+
+
+def _layers_by_kind(policy: LoraPolicy) -> dict[str, list[str]]:
+    kinds: dict[str, list[str]] = {}
+    for name in policy.tensors:
+        if name.endswith(".lora_A.weight"):
+            layer = name.removesuffix(".lora_A.weight")
+            kinds.setdefault(layer_kind(layer), []).append(layer)
+    return kinds
+
+
+def _factors(layer: str) -> tuple[str, str]:
+    return f"{layer}.lora_A.weight", f"{layer}.lora_B.weight"
+
+
+def _make_loud(policy: LoraPolicy, layers: list[str], token_ids: list[int]) -> Probe:
+    """Give these layers random weights, large enough to be loud if that is possible, and measure the probe."""
+    probe = None
+    for gain in _GAINS:
+        _randomise(policy, layers, gain)
+        probe = measure_probe(policy, token_ids)
+        if _effect(probe) >= LOUD_NATS:
+            break
+    assert probe is not None
+    return probe
+
+
+def _randomise(policy: LoraPolicy, layers: list[str], gain: float) -> None:
+    policy.reset()
+    generator = torch.Generator().manual_seed(_SEED)
+    for layer in layers:
+        a, b = (policy.tensors[name] for name in _factors(layer))
+        a.copy_(_exact(a))
+        noise = torch.randn(b.shape, generator=generator) * (gain / math.sqrt(b.shape[1]))
+        b.copy_(_exact(noise))
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    return tensor.bfloat16().float()
+
+
+def _effect(probe: Probe) -> float:
+    pairs = zip(probe.logprobs, probe.base_logprobs, strict=True)
+    return math.sqrt(math.fsum((ours - base) ** 2 for ours, base in pairs) / len(probe.logprobs))
