@@ -149,7 +149,7 @@ async def test_full_fine_tuning(runtime: Runtime, base: Path) -> None:
     status = await train(runtime, "full", "merged-full-1", learning_rate=1e-4)
     assert (status.state, status.step) == ("succeeded", 1), status.error
     assert status.metrics["publish/probe_gap"] < 1e-4
-    assert status.metrics["publish/adapter_norm"] == pytest.approx(status.metrics["loss/adapter_norm"], rel=1e-4)
+    assert "publish/adapter_norm" not in status.metrics  # vLLM cannot say what it holds
     assert (await complete(runtime, "p/full"))["policy_version"] == 1
     others_step = (await runtime.models.status("p", "agent")).step
     assert (await complete(runtime, "p/agent"))["policy_version"] == others_step

@@ -215,7 +215,8 @@ and it refuses them by name.
 Kimi K2.5 is refused at the start: transformers has no class for its text model alone. Its text model is DeepSeek-V3's.
 In models that also read images or sound, ART adapts the text decoder and nothing else. transformers loads the text
 model of Qwen3.5 without its wrapper, so an adapter's names lack the `language_model` that vLLM's
-`ForConditionalGeneration` class has in its own; the handshake refuses an adapter that vLLM does not apply.
+`ForConditionalGeneration` class has in its own. That pair has not been run: vLLM would probably not apply the
+adapter, and the handshake then refuses it before anything is trained.
 
 ### Experts
 
