@@ -219,7 +219,7 @@ class Backend:
             raise ConfigError(f'`on_nothing` is "skip" or "raise", got {on_nothing!r}', param="on_nothing")
         config, only_recorded = _read_settings(config, settings)
         groups, config = check_groups(trajectory_groups), _with_optimizer(config, model)
-        if sft is None and "sft_weight" in config.model_fields_set:
+        if sft is None and config.sft_weight != TrainConfig.model_fields["sft_weight"].default:
             raise ConfigError("`sft_weight` does nothing without `sft`, trajectories to learn from", param="sft_weight")
         request = TrainRequest(
             job_id=uuid.uuid4().hex,

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Rollouts = Callable[[], Awaitable[list[art.TrajectoryGroup]]]
 QUESTION = {"role": "user", "content": "say yes, no or maybe"}
-GREETING = {"role": "user", "content": "yes or no"}
-EXAMPLES = [art.Trajectory(messages_and_choices=[GREETING, {"role": "assistant", "content": "no no"}])] * 2
+GREETING = {"role": "user", "content": "good morning, what is your name?"}
+EXAMPLES = [art.Trajectory(messages_and_choices=[GREETING, {"role": "assistant", "content": "good morning"}])] * 2
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -51,14 +51,13 @@ async def groups_of(model: art.TrainableModel) -> list[art.TrajectoryGroup]:
 
 
 async def test_one_step_learns_from_rewards_examples_and_the_environment(model: art.TrainableModel) -> None:
-    config = TrainConfig(learning_rate=3e-3, sft_weight=0.5, observation_weight=0.05)
+    config = TrainConfig(learning_rate=3e-3, sft_weight=0.1, observation_weight=0.05)
     rewards, results = [], []
-    for _ in range(8):
+    for _ in range(10):
         groups = await groups_of(model)
         rewards.append(fmean(trajectory.reward for group in groups for trajectory in group))
         results.append(await model.train(groups, config, sft=EXAMPLES))
     first, last = results[0].metrics, results[-1].metrics
-    print(rewards, [(r.metrics['loss/sft'], r.metrics['loss/observation']) for r in results])
     assert fmean(rewards[-2:]) > fmean(rewards[:2]) + 0.1
     assert last["loss/sft"] < 0.7 * first["loss/sft"]
     assert last["loss/observation"] < 0.9 * first["loss/observation"]
@@ -70,7 +69,7 @@ async def test_one_step_learns_from_rewards_examples_and_the_environment(model: 
     )
     supervised = first["data/step_sft_tokens"] + first["data/step_observation_tokens"]
     assert first["data/step_trainable_tokens"] == supervised + first["ledger/trained_tokens"]
-    assert "train/loss/sft" in (model._paths().history).read_text()
+    assert '"loss/sft"' in (model._paths().history).read_text()
 
 
 async def test_groups_without_spread_leave_the_step_to_the_examples(model: art.TrainableModel) -> None:

@@ -68,14 +68,14 @@ def split_minibatches(paths: Sequence[SamplePath], num_minibatches: int, *, seed
     fewest targets (trained tokens) so far. So any two mini-batches differ by at most the targets of the largest group.
     Samples of component "sft" are split on their own, by rollout, so that each mini-batch has its part of both.
     """
-    given = [path for path in paths if path.sample.component == "sft"]
+    supervised = [path for path in paths if path.sample.component == "sft"]
     sampled = [path for path in paths if path.sample.component != "sft"]
-    if not given or not sampled:
+    if not supervised or not sampled:
         groups = group_samples(paths)
         return _split_groups(groups, min(num_minibatches, len(groups)), seed)
     groups = group_samples(sampled)
     parts = _split_groups(groups, min(num_minibatches, len(groups)), seed)
-    shares = _split_groups(group_samples(given), len(parts), seed)
+    shares = _split_groups(group_samples(supervised), len(parts), seed)
     return [[*part, *share] for part, share in zip(parts, shares, strict=True)]
 
 
