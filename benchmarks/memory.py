@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+
+from art.kernels.peak_memory import peak_rss_bytes
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -34,9 +35,9 @@ def extra_peak_bytes(function: Callable[[], object], device: str) -> int:
         before = _status_bytes("VmRSS")
         function()
         return _status_bytes("VmHWM") - before
-    before = _max_rss_bytes()
+    before = peak_rss_bytes()
     function()
-    return _max_rss_bytes() - before
+    return peak_rss_bytes() - before
 
 
 def _restart_peak() -> bool:
@@ -58,8 +59,3 @@ def _release_freed_memory() -> None:
 def _status_bytes(name: str) -> int:
     line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024
-
-
-def _max_rss_bytes() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

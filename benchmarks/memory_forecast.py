@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import resource
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from art.config import LoraConfig, TrainerConfig
+from art.kernels.peak_memory import peak_rss_bytes
 from art.memory.activations import Batch
 from art.memory.machine import packed_limit
 from art.memory.shape import read_shape
@@ -179,8 +179,7 @@ def _train(point: Point, folder: Path) -> int:
     for step in range(_NUM_STEPS):
         arguments: dict[str, Any] = {"from_checkpoint": checkpoints[step], "to_checkpoint": checkpoints[step + 1]}
         trainer.train(TrainSft(samples=samples, config=config, job_id=str(step), **arguments))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return peak_rss_bytes()
 
 
 def _row(point: Point, forecast: TrainerForecast, peak_bytes: int) -> dict[str, Cell]:

@@ -5,12 +5,12 @@ It receives a training call as a trainer does, lays out all micro-batches, and a
 
 from __future__ import annotations
 
-import resource
 import time
 
 import torch  # as in a trainer: its memory counts
 
 from art.config import TrainerConfig
+from art.kernels.peak_memory import peak_rss_bytes
 from art.protocol.calls import TRAINER_CALLS, Train, decode_call
 from art.protocol.samples import StepResult, TrainingSample
 from art.runtime.children.child import child_from_argv
@@ -20,7 +20,7 @@ from benchmarks.transport_workload import VOCAB_SIZE
 
 
 def peak_rss_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    return peak_rss_bytes() / 1e6
 
 
 def check(samples: list[TrainingSample]) -> list[SamplePath]:

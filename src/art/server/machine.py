@@ -19,7 +19,7 @@ HARMLESS = {
     "lora": None,
     "render": None,
     "engine": {"kind", "dtype", "max_context", "quantization"},
-    "trainer": {"dtype", "max_tokens", "gradient_checkpointing", "quantization"},
+    "trainer": {"dtype", "max_tokens", "gradient_checkpointing", "moment_bits", "quantization"},
 }
 """Settings that any key may choose; `None` means all settings of a group. Others must have the server's values."""
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from art.config import ServerConfig
+from art.kernels.peak_memory import peak_rss_bytes
 from art.protocol.rpc import RpcServerSocket
 from art.storage.log_lines import log_to_stderr
 
@@ -76,7 +77,7 @@ class Child:
                     "doing": self._doing,
                     "since_s": time.monotonic() - self._last_tick,
                     "rss_bytes": rss_bytes(os.getpid()),
-                    "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                    "peak_rss_bytes": peak_rss_bytes(),
                     "dumps_stacks": [
                         [pid, str(log)]
                         for pid, log in {os.getpid(): self.log_path, **self.helpers}.items()

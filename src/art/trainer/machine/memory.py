@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
-import sys
 from pathlib import Path
 
 import torch
+
+from art.kernels.peak_memory import peak_rss_bytes
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
@@ -36,8 +36,7 @@ def peak_bytes(device: torch.device) -> int:
     """Return the peak memory: on CUDA of tensors since `reset_peak`, else what this process ever had resident."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # kilobytes elsewhere
+    return peak_rss_bytes()
 
 
 def headroom_bytes(device: torch.device) -> int:

@@ -19,6 +19,7 @@ from art.trainer.machine.distributed import Team
 from art.trainer.machine.memory import is_out_of_memory
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.lora import LoraPolicy
+from art.trainer.proof.probe import PROBE_TOKENS
 from art.trainer.step import update as module
 from art.trainer.step.measure import HiddenStates, add_stream
 from art.trainer.step.micro_batch import GROW_AFTER, GROWTH, MicroBatcher, split_micro_batches
@@ -301,7 +302,7 @@ def test_what_does_not_fit_without_a_gradient_is_not_tried_with_one(
 ) -> None:
     """The references of a step are measured first, over all of its samples."""
     config = TrainConfig(learning_rate=1e-2, mismatch=None, loss=[DppoConfig(), KlConfig(weight=0.1)])
-    longest = max(len(path.token_ids) for path in make_paths())
+    longest = PROBE_TOKENS  # the checkpoint's probe, longer than each sample
     values = []
     for memory in (4096, longest):
         trainer = Trainer(model_path("Qwen3"), TrainerConfig(device="cpu", num_threads=1))
@@ -313,7 +314,7 @@ def test_what_does_not_fit_without_a_gradient_is_not_tried_with_one(
         trained = limit(4096)
         trainer.train(
             Train(
-                samples=random_samples(11, count=14),
+                samples=random_samples(11, count=40),
                 config=config,
                 from_checkpoint=steps[0],
                 to_checkpoint=steps[1],
