@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, Unpack, cast, get_args
 
 from art.client import ArtClient
-from art.client.arguments import check_groups, check_trajectories
+from art.client.arguments import check_groups
 from art.client.checkpoint_client import CheckpointMethod, Checkpoints, NamedModel
 from art.client.steps import ModelSteps
 from art.config import ModelSettings, OptimizerConfig, TrainConfig, TrainSFTConfig
@@ -186,16 +186,19 @@ class Backend:
         trajectory_groups: Iterable[TrajectoryGroup],
         config: TrainConfig | None = None,
         *,
+        sft: Iterable[Trajectory] | None = None,
         verbose: bool = False,
         **settings: Unpack[TrainSettings],
     ) -> TrainResult:
         """Make one step of reinforcement learning; returns when the new weights are served.
 
-        Groups whose rewards are all equal teach nothing and are left out. If no group is left, the result has
-        `trained=False` and the model's current step, and a finding says why.
+        Groups whose rewards are all equal teach nothing and are left out. If no group is left, and there is no other
+        data to learn from, the result has `trained=False` and the model's current step, and a finding says why.
 
         Args:
             config: settings as a whole.
+            sft: supervised data: trajectories whose assistant messages are learnt in the same step, with the weight
+                `sft_weight`. With an empty list the step is one without such data.
             verbose: show a progress bar: place in the queue, micro-batches.
             settings: single settings by name, see `TrainSettings`: any field of `TrainConfig` that `config` does not
                 set, `loss_fn`, `loss_fn_config` and `on_nothing`. Words of older code are translated by `art.compat`.
@@ -209,14 +212,21 @@ class Backend:
             JobCancelledError: somebody cancelled the job.
             TrainingError, PublishError: the step failed; the policy is unchanged.
         """
-        from art.client.submission import check_recorded, wire_groups
+        from art.client.submission import check_recorded, wire_groups, wire_trajectories
 
         on_nothing = settings.pop("on_nothing", "skip")
         if on_nothing not in get_args(OnNothing):
             raise ConfigError(f'`on_nothing` is "skip" or "raise", got {on_nothing!r}', param="on_nothing")
         config, only_recorded = _read_settings(config, settings)
         groups, config = check_groups(trajectory_groups), _with_optimizer(config, model)
-        request = TrainRequest(job_id=uuid.uuid4().hex, groups=wire_groups(groups, with_texts=False), config=config)
+        if sft is None and config.sft_weight != TrainConfig.model_fields["sft_weight"].default:
+            raise ConfigError("`sft_weight` does nothing without `sft`, trajectories to learn from", param="sft_weight")
+        request = TrainRequest(
+            job_id=uuid.uuid4().hex,
+            groups=wire_groups(groups, with_texts=False),
+            config=config,
+            sft=wire_trajectories(sft or (), "sft"),
+        )
         if only_recorded:
             check_recorded(request.groups)
         result = await self._make_step(
@@ -253,9 +263,9 @@ class Backend:
             JobCancelledError: somebody cancelled the job.
             TrainingError, PublishError: the step failed; the policy is unchanged.
         """
-        from art.client.submission import wire_trajectory
+        from art.client.submission import wire_trajectories
 
-        wired = [wire_trajectory(item, f"trajectory {i}") for i, item in enumerate(check_trajectories(trajectories))]
+        wired = wire_trajectories(trajectories, "trajectories")
         if not wired:
             raise NothingTrainableError("no trajectory to train on; got an empty list")
         if settings.pop("_config", None):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from art.config import LossConfig, TrainConfig
-from art.protocol.samples import TrainingSample
+from art.protocol.samples import COMPONENTS, TrainingSample
 from art.trainer.attention.tree_attention import ATTENTION_NAME
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.policy.policy import Policy
@@ -83,8 +83,8 @@ def token_loss(
 
 
 def _total_loss(policy: Policy, values: dict[str, Tensor], samples: list[TrainingSample], config: LossConfig) -> Tensor:
-    sums = {"rl": torch.zeros(()), "sft": torch.zeros(())}
-    weights = {"rl": 0.0, "sft": 0.0}
+    sums = dict.fromkeys(COMPONENTS, torch.zeros(()))
+    weights = dict.fromkeys(COMPONENTS, 0.0)
     for sample in samples:
         distributions = _distributions(policy, values, sample)
         logprobs = _of_tokens(distributions, sample)
@@ -93,12 +93,13 @@ def _total_loss(policy: Policy, values: dict[str, Tensor], samples: list[Trainin
             if not wanted:
                 continue
             logp = logprobs[place - 1]
-            if sample.component == "sft":
+            if sample.component != "rl":
                 loss = -logp
             else:
                 loss = token_loss(logp, sample, place, config, entropies[place - 1])
             sums[sample.component] = sums[sample.component] + sample.weight * loss
-            weights[sample.component] += sample.weight
+            share = sample.weight if sample.share is None else sample.share / sum(sample.loss_mask)
+            weights[sample.component] += share
     return sum((sums[name] / weights[name] for name in sums if weights[name]), torch.zeros(()))
 
 

@@ -56,13 +56,14 @@ def check_groups(groups: Any) -> list[TrajectoryGroup]:
     return _check("trajectory_groups", groups, (TrajectoryGroup,), "TrajectoryGroup", _MAKE_GROUPS)
 
 
-def check_trajectories(trajectories: Any) -> list[Trajectory]:
-    """Return the trajectories to fine-tune on as a list. For anything else a `TrajectoryError` says what to do."""
+def check_trajectories(trajectories: Any, name: str = "trajectories") -> list[Trajectory]:
+    """Return the trajectories to fine-tune on, the argument `name`, as a list. For anything else a `TrajectoryError`
+    says what to do."""
     if isinstance(trajectories, TrajectoryGroup):
         return list(trajectories)
     if isinstance(trajectories, Trajectory):
-        raise TrajectoryError("`trajectories` is one Trajectory; put it into a list: `[trajectory]`")
-    return _check("trajectories", trajectories, (Trajectory,), "Trajectory", _MAKE_TRAJECTORIES)
+        raise TrajectoryError(f"`{name}` is one Trajectory; put it into a list: `[trajectory]`")
+    return _check(name, trajectories, (Trajectory,), "Trajectory", _MAKE_TRAJECTORIES)
 
 
 def check_logged(trajectories: Any) -> list[Any]:

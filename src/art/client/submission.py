@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any, cast
 
-from art.client.arguments import check_groups
+from art.client.arguments import check_groups, check_trajectories
 from art.errors import ArtError, NothingTrainableError, TrajectoryError
 from art.messages import is_choice, parse_item
 from art.protocol.chat import conversation_digest, message_digest
@@ -113,6 +113,11 @@ def wire_trajectory(trajectory: Trajectory, what: str, *, with_texts: bool = Tru
         histories=[_wire_history(history, what, with_texts=with_texts) for history in histories],
         policy_fault=is_policy_fault(trajectory),
     )
+
+
+def wire_trajectories(trajectories: Iterable[Trajectory], name: str) -> list[WireTrajectory]:
+    """Convert the trajectories of the argument `name`, with their texts. Errors are those of `wire_trajectory`."""
+    return [wire_trajectory(item, f"{name}[{i}]") for i, item in enumerate(check_trajectories(trajectories, name))]
 
 
 def _number(value: Any, what: str) -> float:

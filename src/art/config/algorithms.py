@@ -61,6 +61,8 @@ class TrainSettings(TypedDict, total=False):
     mask_truncated: bool
     num_minibatches: int
     mismatch: MismatchConfig | None
+    sft_weight: float
+    observation_weight: float
     optimizer: OptimizerConfig
     loss_fn: LossName
     """A loss or an algorithm by its name. An algorithm is a preset of `TrainConfig`."""

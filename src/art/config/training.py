@@ -127,6 +127,12 @@ class TrainConfig(Config):
     mismatch: MismatchConfig | None = MismatchConfig()
     """Gate against samples from another policy; `None` switches it off. It compares the sampler with the policy at the
     start of the step. With anchor="sampler" that policy is known in the first mini-batch only, and later ones pass."""
+    sft_weight: float = Field(default=1.0, gt=0)
+    """Weight of supervised data in the step, `train(..., sft=...)`: the mean cross-entropy of its tokens, times this
+    weight, is added to the loss."""
+    observation_weight: float = Field(default=0.0, ge=0)
+    """Weight of what the environment answered in the rollouts (tool results and later messages of users). The mean
+    cross-entropy of these tokens, times this weight, is added to the loss. ECHO (arXiv 2605.24517) takes 0.05."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Settings of AdamW."""
 
@@ -229,6 +235,8 @@ class TrainConfig(Config):
             raise ValueError("dpo takes no other terms and makes one update: `num_minibatches` above 1 does not apply")
         if self.anchor != "sampler":
             raise ValueError("dpo has no importance ratio: `anchor` does not apply")
+        if self.observation_weight:
+            raise ValueError("dpo is a loss of pairs alone: `observation_weight` does not apply")
         gate = self.mismatch
         if gate is not None and (gate.mask_token_low is not None or gate.mask_token_high is not None):
             raise ValueError("dpo compares whole rollouts: `mask_token_low` and `mask_token_high` do not apply")

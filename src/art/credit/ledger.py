@@ -2,8 +2,9 @@
 
     sampled = trained + context + dropped(by reason)
 
-Context tokens were sampled by another model: the policy saw them and does not learn them. The ledger is a dict of
-metrics, `ledger/...`.
+Context tokens were sampled by another model: the policy saw them and does not learn them. Tokens that the environment
+produced were not sampled; those that are learnt (`observation_weight`) are counted beside the sum, as `observed`. The
+ledger is a dict of metrics, `ledger/...`.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from collections.abc import Sequence
 from art.credit.resolve import ResolvedTrajectory
 from art.credit.samples import PlannedSample
 from art.errors import TrainingError
+from art.protocol.samples import COMPONENTS
 
 SAMPLER_MISMATCH = "sampler_mismatch"
 """Reason: the trainer does not reproduce the log-probs."""
+_OBSERVED = "ledger/observed_tokens"
 CONSTRAINT_MISMATCH = "constraint_mismatch"
 """Reason: a token of the sample could not be drawn under the recorded grammar or kept tokens."""
 
@@ -39,6 +42,12 @@ def open_ledger(
     return ledger
 
 
+def observed_tokens(observations: Sequence[PlannedSample]) -> dict[str, float]:
+    """Return the entry of the ledger that counts the observations of a planned step; nothing if there are none."""
+    spans = [span for sample in observations for span in sample.observed or ()]
+    return {_OBSERVED: float(sum(end - start for start, end in spans))} if spans else {}
+
+
 def close_unused_ledger(ledger: dict[str, float], reason: str) -> dict[str, float]:
     """Return the ledger of a step whose planned tokens the trainer all refused: they are dropped, by `reason`."""
     dropped = f"ledger/dropped_tokens/{reason}"
@@ -57,12 +66,19 @@ def close_ledger(ledger: dict[str, float], trained: dict[str, float]) -> dict[st
         TrainingError: plan and trainer count different numbers of tokens.
     """
     planned, counted = ledger["ledger/trained_tokens"], trained["data/step_trainable_tokens"]
+    supervised = {name: trained.get(f"data/step_{name}_tokens", 0.0) for name in COMPONENTS if name != "rl"}
+    counted -= sum(supervised.values())  # not sampled
     left_out = {
         SAMPLER_MISMATCH: trained.get("offpolicy/mismatch_masked_tokens", 0.0),
         CONSTRAINT_MISMATCH: trained.get("offpolicy/constraint_refused_tokens", 0.0),
     }
     if planned != counted + left_out[CONSTRAINT_MISMATCH]:  # refused samples do not reach the updates that count
         raise TrainingError(f"the ledger does not close: {planned:.0f} tokens were planned, {counted:.0f} were trained")
+    if (observed := ledger.get(_OBSERVED, 0.0)) != supervised["observation"]:
+        raise TrainingError(
+            f"the ledger does not close: {observed:.0f} tokens of observations were planned, "
+            f"{supervised['observation']:.0f} were trained"
+        )
     return ledger | {
         "ledger/trained_tokens": planned - sum(left_out.values()),
         **{f"ledger/dropped_tokens/{reason}": count for reason, count in left_out.items() if count},

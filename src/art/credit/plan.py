@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from art.config import DpoConfig, TrainConfig
 from art.credit.advantages import RolloutAdvantages, compute_advantages, preference_pairs
 from art.credit.distributions import describe_step
-from art.credit.ledger import open_ledger
-from art.credit.plan_findings import LeftOut, describe_left_out, describe_nothing, describe_untracked
+from art.credit.ledger import observed_tokens, open_ledger
+from art.credit.plan_findings import NO_OBSERVATIONS, LeftOut, describe_left_out, describe_nothing, describe_untracked
 from art.credit.references import teacher_name
 from art.credit.resolve import ResolvedGroup, ResolvedTrajectory, TokenPath
 from art.credit.samples import PlannedAnswer, PlannedSample
@@ -27,7 +27,9 @@ class StepPlan:
     """The samples of one training step, its metrics, and the account of the sampled tokens that it leaves out."""
 
     samples: list[PlannedSample] = field(default_factory=list)
-    """Empty if there is nothing to learn; then the first of `findings` says why."""
+    """Empty if no rollout can be learnt from; then the first of `findings` says why."""
+    observations: list[PlannedSample] = field(default_factory=list)
+    """What the environment answered in the rollouts, to be learnt by cross-entropy."""
     ledger: dict[str, float] = field(default_factory=dict)
     """Number of sampled tokens that are trained, context or dropped (`ledger.py`); empty for supervised fine-tuning."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -36,11 +38,13 @@ class StepPlan:
     pairs: list[tuple[str, str]] = field(default_factory=list)
     """Preference pairs of rollout ids, (chosen, rejected), for the loss `dpo`."""
     exchange_ids: list[str] = field(default_factory=list)
-    """Ids of the exchanges (recorded requests and answers) of all trained rollouts, each once."""
+    """Ids of the exchanges (recorded requests and answers) that the step learns from, each once."""
 
 
-def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) -> StepPlan:
+def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int, has_sft: bool = False) -> StepPlan:
     """Choose advantages, weights and samples of a reinforcement-learning step that starts from checkpoint `step`.
+
+    `has_sft` says that the step learns supervised data too, so it trains even if no group can be learnt from.
 
     Raises:
         ConfigError: the schedule of the learning rate has ended.
@@ -56,12 +60,16 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) ->
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     if (untracked := describe_untracked(trajectories)) is not None:
         raise NothingTrainableError(untracked)
+    observations = list(_observations(groups, config))
     findings = describe_left_out(selection.left_out, trajectories, selection.learner)
-    if not samples:
+    if not samples and not observations and not has_sft:
         findings.insert(0, describe_nothing(selection.left_out, trajectories, len(groups)))
+    if config.observation_weight and not observations:
+        findings.append(NO_OBSERVATIONS)
     return StepPlan(
         samples=samples,
-        ledger=open_ledger(trajectories, samples, selection.dropped),
+        observations=observations,
+        ledger=open_ledger(trajectories, samples, selection.dropped) | observed_tokens(observations),
         metrics={
             "data/step_num_groups_submitted": len(groups),
             "data/step_num_groups_trainable": sum(
@@ -73,6 +81,7 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) ->
         pairs=selection.pairs,
         exchange_ids=sorted(
             {answer.exchange_id for group in selection.trained for t, _ in group.rollouts for answer in t.answers()}
+            | {answer.exchange_id for sample in observations for answer in sample.answers}
         ),
     )
 
@@ -227,6 +236,28 @@ def _group_samples(group: _TrainedGroup, config: TrainConfig, idle_factor: float
                 )
             )
     return samples
+
+
+def _observations(groups: list[ResolvedGroup], config: TrainConfig) -> Iterator[PlannedSample]:
+    """Make the samples that learn what the environment answered: in all rollouts, whatever their rewards."""
+    if not config.observation_weight:
+        return
+    for group in groups:
+        for trajectory in group.trajectories:
+            for p, path in enumerate(trajectory.paths):
+                answers = [answer for answer in path.answers if answer.num_observed > 0]
+                if not answers or _is_masked(trajectory, config):
+                    continue
+                yield PlannedSample(
+                    sample_id=f"{trajectory.label}.paths[{p}].observations",
+                    rollout_id=trajectory.label,
+                    answers=[PlannedAnswer(exchange_id=answers[-1].exchange_id, num_tokens=0, advantages=[])],
+                    weight=config.observation_weight,
+                    share=float(sum(answer.num_observed for answer in answers)),
+                    policy_version=min(answer.policy_version for answer in answers),
+                    group_id=group.label,
+                    observed=[(answer.start - answer.num_observed, answer.start) for answer in answers],
+                )
 
 
 def _weigh(

@@ -15,6 +15,11 @@ _MAX_NAMES = 12
 """Largest number of groups or trajectories that a finding names."""
 _NO_STEP = "so no step was trained and the model is where it was"
 
+NO_OBSERVATIONS = (
+    "`observation_weight` is set, but no rollout has a message of the environment between two answers whose tokens "
+    "continue one another: there was no observation to learn"
+)
+
 
 @dataclass(slots=True)
 class LeftOut:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import orjson
 
 from art.credit.advantages import RolloutRewards
 from art.errors import TrajectoryError, TrajectoryMismatchError
@@ -40,6 +41,9 @@ class Answer:
     """Whether the answer reached its largest number of tokens."""
     is_malformed: bool = False
     """Whether it has a tool call that could not be read."""
+    num_observed: int = 0
+    """Number of tokens between the answer before it on the path and itself that the environment produced: tool results
+    and messages of users, with the template's tokens around them."""
 
 
 @dataclass(slots=True)
@@ -180,7 +184,7 @@ def _resolve_trajectory(
         token_rewards=trajectory.token_rewards,
         policy_fault=trajectory.policy_fault,
     )
-    tokens: list[TokenArray] = []  # of each path
+    ends: list[tuple[TokenArray, RecordedAnswer]] = []  # of each path: its tokens, and its last exchange
     seen: set[str] = set()  # a history that repeats another's turns must not train them twice
     for h, history in enumerate(trajectory.histories):
         where = label if len(trajectory.histories) == 1 else f"{label}.histories[{h}]"
@@ -202,7 +206,7 @@ def _resolve_trajectory(
                 resolved.context_tokens += len(exchange.completion_token_ids)
                 continue
             _check_trainable(exchange, where)
-            _extend(resolved.paths, tokens, exchange, choice=c if h == 0 else None)
+            _extend(resolved.paths, ends, exchange, choice=c if h == 0 else None)
     return resolved
 
 
@@ -329,8 +333,14 @@ def _check_trainable(exchange: RecordedAnswer, where: str) -> None:
         )
 
 
-def _extend(paths: list[TokenPath], tokens: list[TokenArray], exchange: RecordedAnswer, *, choice: int | None) -> None:
-    """Add the exchange to the path that it continues, or begin a new path. `tokens` are those of the paths."""
+def _extend(
+    paths: list[TokenPath],
+    ends: list[tuple[TokenArray, RecordedAnswer]],
+    exchange: RecordedAnswer,
+    *,
+    choice: int | None,
+) -> None:
+    """Add the exchange to the path that it continues, or begin a new path. `ends` are those of the paths."""
     prompt = exchange.prompt_token_ids
     whole = np.concatenate([prompt, exchange.completion_token_ids])
     answer = Answer(
@@ -344,13 +354,25 @@ def _extend(paths: list[TokenPath], tokens: list[TokenArray], exchange: Recorded
         is_malformed=exchange.has_tools and has_unread_call(exchange.message()),
     )
     for number in reversed(range(len(paths))):
-        path, known = paths[number], tokens[number]
+        path, (known, last) = paths[number], ends[number]
         if path.answers[0].temperature == exchange.temperature and _begins_with(prompt, known):
+            if _only_environment_spoke(last, exchange):
+                answer = replace(answer, num_observed=len(prompt) - len(known))
             path.answers.append(answer)
-            path.num_tokens, tokens[number] = len(whole), whole
+            path.num_tokens, ends[number] = len(whole), (whole, exchange)
             return
     paths.append(TokenPath(num_tokens=len(whole), answers=[answer]))
-    tokens.append(whole)
+    ends.append((whole, exchange))
+
+
+def _only_environment_spoke(before: RecordedAnswer, exchange: RecordedAnswer) -> bool:
+    """Whether no message between two exchanges was written by an assistant: another model, or the user's code."""
+    size = len(before.texts)
+    if exchange.texts[:size] == before.texts and len(exchange.texts) == size + 2:
+        messages = orjson.loads(exchange.texts[size])  # of long conversations, only what is new is read
+    else:
+        messages = exchange.request_messages()[len(before.request_messages()) + 1 :]
+    return all(message["role"] != "assistant" for message in messages)
 
 
 def _begins_with(prompt: TokenArray, known: TokenArray) -> bool:

@@ -61,6 +61,8 @@ class PlannedSample:
     group_id: str | None = None
     """The group of the rollout."""
     teacher_logprobs: list[float] | None = None  # for distillation: one per sampled token of the answers
+    observed: list[tuple[int, int]] | None = None
+    """Where observations begin and end on the token path, for a sample that learns these and none of the answers."""
 
 
 def build_samples(planned: Sequence[PlannedSample], recorder: Recorder) -> list[TrainingSample]:
@@ -81,6 +83,7 @@ def build_samples(planned: Sequence[PlannedSample], recorder: Recorder) -> list[
             exchanges = [recorded[answer.exchange_id] for answer in sample.answers]
             made = _build(sample, exchanges)
             tokens = np.concatenate([exchanges[-1].prompt_token_ids, exchanges[-1].completion_token_ids])
+            tokens = tokens[: len(made.loss_mask)]
             spans = spans_of(made.loss_mask)
             builder.add(tokens, int(spans[-1, 1]) - 1 if len(spans) else len(tokens), made.sample_id)
             samples.append(made)
@@ -89,6 +92,8 @@ def build_samples(planned: Sequence[PlannedSample], recorder: Recorder) -> list[
 
 def _build(planned: PlannedSample, exchanges: list[RecordedAnswer]) -> TrainingSample:
     """Make a sample without its tokens."""
+    if planned.observed is not None:
+        return _build_observed(planned, len(exchanges[-1].prompt_token_ids))
     answers = [pair for pair in zip(planned.answers, exchanges, strict=True) if pair[0].num_tokens > 0]
     size = len(exchanges[-1].prompt_token_ids) + len(exchanges[-1].completion_token_ids)
     starts = [len(exchange.prompt_token_ids) for _, exchange in answers]
@@ -112,6 +117,26 @@ def _build(planned: PlannedSample, exchanges: list[RecordedAnswer]) -> TrainingS
         group_id=planned.group_id,
         teacher_logprobs=_teacher_logprobs(planned, spans, size),
         constraints=[span for answer, exchange in answers if (span := _constrained_span(answer, exchange)) is not None],
+    )
+
+
+def _build_observed(planned: PlannedSample, size: int) -> TrainingSample:
+    """Make a sample of the observations in a prompt of `size` tokens, without its tokens."""
+    spans = np.asarray(planned.observed, dtype=np.int64)
+    num_tokens = int((spans[:, 1] - spans[:, 0]).sum())
+    zeros = SpanValues(size, spans, np.zeros(num_tokens))
+    return TrainingSample(
+        sample_id=planned.sample_id,
+        rollout_id=planned.rollout_id,
+        token_ids=(),
+        loss_mask=SpanValues(size, spans, np.ones(num_tokens, dtype=np.bool_)),
+        sampling_logprobs=zeros,
+        advantages=zeros,
+        weight=planned.weight,
+        share=planned.share,
+        policy_version=planned.policy_version,
+        group_id=planned.group_id,
+        component="observation",
     )
 
 

@@ -49,8 +49,13 @@ class _Path:
     """Index of the first learnt message in the conversation."""
 
 
-def sft_paths(trajectories: list[WireTrajectory], renderer: Renderer) -> tuple[list[SftPath], dict[str, float]]:
-    """Make paths of all assistant messages, and count messages for the metrics (`data/...`, `ledger/...`).
+def sft_paths(
+    trajectories: list[WireTrajectory], renderer: Renderer, *, name: str = "trajectories"
+) -> tuple[list[SftPath], dict[str, float]]:
+    """Make paths of all assistant messages, and count the messages for the metrics (`ledger/...`).
+
+    Args:
+        name: name of the trajectories in the request, for errors and the ids of samples.
 
     Raises:
         NothingTrainableError: there is no assistant message that can be learnt.
@@ -62,7 +67,7 @@ def sft_paths(trajectories: list[WireTrajectory], renderer: Renderer) -> tuple[l
         for h, history in enumerate(trajectory.histories):
             if history.answers is not None:
                 raise TrajectoryError(
-                    f"trajectories[{t}].histories[{h}] names its answers instead of holding `items`; supervised "
+                    f"{name}[{t}].histories[{h}] names its answers instead of holding `items`; supervised "
                     "fine-tuning learns the texts themselves, so send them as `items`"
                 )
             made = list[_Path]()
@@ -72,23 +77,22 @@ def sft_paths(trajectories: list[WireTrajectory], renderer: Renderer) -> tuple[l
                 else:
                     num_learnt += 1
                     _add(made, *message)
-            paths += [_pack(path, f"trajectories[{t}]", h) for path in made]
+            paths += [_pack(path, f"{name}[{t}]", h) for path in made]
     if not paths:
         raise NothingTrainableError(
-            f"no assistant message to learn from in {len(trajectories)} trajectories; `messages_and_choices` must hold "
-            "assistant messages after at least one other message"
+            f"no assistant message to learn from in the {len(trajectories)} trajectories of `{name}`; "
+            "`messages_and_choices` must hold assistant messages after at least one other message"
         )
     metrics = {
-        "data/step_num_trajectories": float(len(trajectories)),
         "ledger/retokenised_messages": float(num_learnt),
         "ledger/dropped_messages/template_rewrites_history": float(num_dropped),
     }
     return paths, metrics
 
 
-def sft_samples(paths: Iterable[SftPath]) -> list[TrainingSample]:
-    """Unpack paths to what the trainer takes."""
-    return [_unpack(path) for path in paths]
+def sft_samples(paths: Iterable[SftPath], weight: float = 1.0) -> list[TrainingSample]:
+    """Unpack paths to what the trainer takes. Their loss is `weight` times the mean over all learnt tokens."""
+    return [_unpack(path, weight) for path in paths]
 
 
 def _messages_of(history: WireHistory, renderer: Renderer) -> Iterator[tuple[int, list[int], list[int]] | None]:
@@ -122,7 +126,7 @@ def _pack(path: _Path, rollout_id: str, history: int) -> SftPath:
     )
 
 
-def _unpack(path: SftPath) -> TrainingSample:
+def _unpack(path: SftPath, weight: float) -> TrainingSample:
     tokens = np.frombuffer(base64.b64decode(path.token_ids), dtype=np.uint32)
     spans = np.asarray(path.learnt, dtype=np.int64).reshape(-1, 2)
     learnt = np.ones(int((spans[:, 1] - spans[:, 0]).sum()), dtype=np.bool_)
@@ -135,5 +139,7 @@ def _unpack(path: SftPath) -> TrainingSample:
         loss_mask=SpanValues(len(tokens), spans, learnt),
         sampling_logprobs=zeros,
         advantages=zeros,
+        weight=weight,
+        share=float(len(learnt)),
         component="sft",
     )

@@ -17,6 +17,8 @@ NUM_BINS = 10
 
 ALWAYS = "every step"
 RL = "steps of reinforcement learning"
+SFT = "steps with supervised data"
+OBSERVATIONS = "steps with `observation_weight`"
 DPO = "steps with the loss `dpo`"
 GATED = "steps in which the gate `mismatch` judged tokens that their own start policy sampled"
 CONSTRAINED = "steps with answers drawn under a grammar, `top_k`, `top_p` or `min_p`"
@@ -36,7 +38,9 @@ class Metric:
 
 TRAINER_METRICS: dict[str, Metric] = {
     "loss/train": Metric("the loss, a mean over targets; averaged over the step's optimiser updates"),
-    "loss/entropy": Metric("mean entropy of the policy at the targets, in nats"),
+    "loss/sft": Metric("mean cross-entropy of supervised data, in nats per token", SFT),
+    "loss/observation": Metric("mean cross-entropy of observations, in nats per token", OBSERVATIONS),
+    "loss/entropy": Metric("mean entropy of the policy at the targets, in nats; of sampled tokens if there are any"),
     "loss/entropy_varying": Metric(
         "mean entropy of the tokens that vary, in nats: each target's entropy h is weighted by itself, "
         "sum(h^2) / sum(h). Tokens that are certain, like most of a tool call's JSON, do not count"
@@ -118,6 +122,8 @@ TRAINER_METRICS: dict[str, Metric] = {
     "data/step_forced_tokens": Metric(
         "number of targets that were the only token that could be drawn: log-prob 0, no gradient", CONSTRAINED
     ),
+    "data/step_sft_tokens": Metric("number of targets of supervised data", SFT),
+    "data/step_observation_tokens": Metric("number of targets that the environment produced", OBSERVATIONS),
     "data/step_num_rollouts_trained": Metric("number of rollouts that were trained on"),
     "data/step_num_gradient_steps": Metric("number of optimiser updates in the step"),
     "throughput/train_tokens_per_s": Metric("`data/step_tokens_unshared` per second of the step"),
@@ -184,6 +190,9 @@ PLAN_METRICS: dict[str, Metric] = {
     "ledger/sampled_tokens": Metric("number of tokens that were sampled for the submitted rollouts"),
     "ledger/trained_tokens": Metric("number of sampled tokens that were trained on"),
     "ledger/context_tokens": Metric("number of sampled tokens that came from another model; they are context only"),
+    "ledger/observed_tokens": Metric(
+        "number of tokens of the environment that were learnt; they were not sampled", OBSERVATIONS
+    ),
     "ledger/untracked_choices": Metric("number of answers that this server has no record of; they are context only"),
     "ledger/dropped_tokens/*": Metric("number of sampled tokens left out, by reason", "steps that left tokens out"),
 }
@@ -191,12 +200,13 @@ PLAN_METRICS: dict[str, Metric] = {
 
 SFT_METRICS: dict[str, Metric] = {
     "data/step_num_trajectories": Metric("number of submitted trajectories"),
+    "data/step_num_sft_trajectories": Metric("number of trajectories of `sft`", f"{RL} that have supervised data too"),
     "ledger/retokenised_messages": Metric("number of assistant messages trained on, tokenised from their text"),
     "ledger/dropped_messages/template_rewrites_history": Metric(
         "number of assistant messages that were left out, because the chat template changes their text"
     ),
 }
-"""Metrics that the server adds to a step of supervised fine-tuning."""
+"""Metrics that the server adds to a step with supervised data."""
 
 TREND_METRICS: dict[str, Metric] = {
     "trend/reward_rise": Metric(f"rise of a line fitted to `data/reward_mean` of the last {WINDOW} steps", TENTH),

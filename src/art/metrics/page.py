@@ -58,7 +58,7 @@ _SECTIONS: Sequence[tuple[str, Mapping[str, Metric]]] = (
     ("What the trainer measures", TRAINER_METRICS),
     ("What the server adds to a step of reinforcement learning", PLAN_METRICS),
     ("What the server adds to a step of reinforcement learning from the steps before it", TREND_METRICS),
-    ("What the server adds to a step of supervised fine-tuning", SFT_METRICS),
+    ("What the server adds to a step with supervised data", SFT_METRICS),
     ("What the server adds when the step is published", JOB_METRICS),
     ("Costs and sums, which `model.log` adds (see [costs](costs.md))", LOG_METRICS),
     ("Failures, counted by `FaultWatch` and `GroupScorer`", FAULT_METRICS),

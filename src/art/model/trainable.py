@@ -135,6 +135,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         trajectory_groups: Iterable[TrajectoryGroup],
         config: TrainConfig | None = None,
         *,
+        sft: Iterable[Trajectory] | None = None,
         verbose: bool = False,
         **settings: Unpack[TrainSettings],
     ) -> TrainResult:
@@ -143,7 +144,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         Arguments and errors are those of `Backend.train`.
         """
         groups = check_groups(trajectory_groups)
-        result = await self.backend().train(self, groups, config, verbose=verbose, **settings)
+        result = await self.backend().train(self, groups, config, sft=sft, verbose=verbose, **settings)
         await self.log(groups, split="train", metrics=result.metrics, step=result.step)
         return result
 

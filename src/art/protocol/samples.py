@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
-Component = Literal["rl", "sft"]
+Component = Literal["rl", "sft", "observation"]
+"""What a sample is to the loss. "rl" learns by advantages. The others learn by cross-entropy: "sft" given texts,
+"observation" what the environment answered in a rollout. Each component has a divisor of its own."""
+COMPONENTS: tuple[Component, ...] = get_args(Component)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +57,9 @@ class TrainingSample:
     rollout_id: str
     """The rollout that the sample comes from. Branches of a rollout are samples with the same id."""
     token_ids: Sequence[int]  # [T]
-    loss_mask: Sequence[bool]  # [T] True where the policy sampled the token (for SFT: where it is to be learnt)
+    loss_mask: Sequence[bool]  # [T] True where the policy sampled the token; for other components where it is learnt
     sampling_logprobs: Sequence[float]  # [T] 0.0 where loss_mask is False
-    advantages: Sequence[float]  # [T] 0.0 where loss_mask is False; ignored by component "sft"
+    advantages: Sequence[float]  # [T] 0.0 where loss_mask is False; read for component "rl"
     weight: float = 1.0
     """Factor of every target's loss."""
     share: float | None = None

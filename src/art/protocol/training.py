@@ -130,6 +130,8 @@ class TrainRequest(Wire):
     job_id: JobId
     groups: Annotated[list[WireGroup], FailFast()]
     config: TrainConfig = TrainConfig()
+    sft: Annotated[list[WireTrajectory], FailFast()] = []
+    """Trajectories whose assistant messages are learnt in the same step, with their texts."""
 
 
 class TrainSFTRequest(Wire):
@@ -145,7 +147,7 @@ def validate_training(kind: type[W], body: Any) -> W:
         ValidationError: it is not a `kind`.
     """
     with contextlib.suppress(ValidationError, AttributeError, KeyError, TypeError):  # reported by the last line
-        for group in body.get("groups") or [body]:
+        for group in [*body["groups"], {"trajectories": body.get("sft", [])}] if "groups" in body else [body]:
             trajectories = group["trajectories"]
             for i, trajectory in enumerate(trajectories):
                 trajectories[i] = WireTrajectory.model_validate(trajectory)

@@ -9,13 +9,14 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
+from art.config import DpoConfig
 from art.credit.plan import StepPlan, plan_step
 from art.credit.plan_findings import describe_repeated
 from art.credit.references import ask_teacher, reference_checkpoints, teacher_name
 from art.credit.resolve import ResolvedGroup, exchange_ids, groups_at_fault, resolve
 from art.credit.samples import build_samples
-from art.credit.sft import sft_paths
-from art.errors import TrajectoryError
+from art.credit.sft import SftPath, sft_paths
+from art.errors import ConfigError, TrajectoryError
 from art.gateway.chat import Gateway
 from art.gateway.record.recorder import Exchange
 from art.protocol.preflight import PreflightReport, PreflightRequest
@@ -75,10 +76,13 @@ class Submission:
                 await self._rollouts.mark_trained(exchange_ids(request.groups), request.job_id, project)
             return known
         warnings = await self._ensure_ready(model, host)
+        _check_mixture(request)
         references = reference_checkpoints(request.config, self._models.data_dir.model(project, name))
         try:
             groups = await asyncio.to_thread(self._resolve, model, request.groups)
-            plan = await asyncio.to_thread(plan_step, groups, request.config, step=model.step)
+            plan = await asyncio.to_thread(
+                plan_step, groups, request.config, step=model.step, has_sft=bool(request.sft)
+            )
         except TrajectoryError as error:
             at_fault = exchange_ids(groups_at_fault(request.groups, error))
             await self._rollouts.mark_refused(exchange_ids(request.groups), at_fault, error.message, project)
@@ -90,6 +94,7 @@ class Submission:
         payload = TrainPayload(
             config=request.config,
             plan=plan,
+            sft=await self._render_sft(request, host, plan),
             references=references,
             repeated=None if repeated is None else describe_repeated(len(plan.exchange_ids), repeated),
         )
@@ -106,9 +111,18 @@ class Submission:
             return known
         warnings = await self._ensure_ready(model, host)
         paths, counts = await asyncio.to_thread(sft_paths, request.trajectories, await host.renderer())
+        counts["data/step_num_trajectories"] = float(len(request.trajectories))
         plan = StepPlan(metrics=counts, findings=warnings)
         payload = SftPayload(config=request.config, paths=paths, plan=plan)
         return await self._jobs.submit(request.job_id, "train_sft", (project, name), payload, fingerprint)
+
+    async def _render_sft(self, request: TrainRequest, host: BaseModelHost, plan: StepPlan) -> list[SftPath]:
+        """Make paths of the supervised data of a reinforcement-learning step, and add its counts to `plan`."""
+        if not request.sft:
+            return []
+        paths, counts = await asyncio.to_thread(sft_paths, request.sft, await host.renderer(), name="sft")
+        plan.metrics |= counts | {"data/step_num_sft_trajectories": float(len(request.sft))}
+        return paths
 
     async def preflight(self, project: str, name: str, request: PreflightRequest) -> PreflightReport:
         """Check whether this model can be trained here, by quick checks and trial steps whose result is thrown away."""
@@ -151,3 +165,17 @@ class Submission:
         plan.samples = [
             replace(sample, teacher_logprobs=logprobs) for sample, logprobs in zip(plan.samples, by_sample, strict=True)
         ]
+
+
+def _check_mixture(request: TrainRequest) -> None:
+    """Refuse supervised data beside a loss that it cannot be added to.
+
+    Raises:
+        ConfigError: the loss is dpo.
+    """
+    if request.sft and any(isinstance(term, DpoConfig) for term in request.config.terms):
+        raise ConfigError(
+            "dpo is a loss of pairs alone and takes no supervised data: leave `sft` out, or call `train_sft` "
+            "between the steps",
+            param="sft",
+        )

@@ -91,7 +91,12 @@ def test_the_length_of_rollouts_is_counted_in_answers_and_in_tokens() -> None:
 
 def test_every_metric_of_a_plan_is_in_the_catalogue() -> None:
     seen: set[str] = set()
-    for changes in ({}, {"loss": DpoConfig()}, {"overlong": {"max_tokens": 4, "buffer": 2}}):
+    for changes in (
+        {},
+        {"loss": DpoConfig()},
+        {"overlong": {"max_tokens": 4, "buffer": 2}},
+        {"observation_weight": 0.1},
+    ):
         seen |= metrics_of(group(1.0, 0.0), group(0.3, 0.3), **changes).keys()
     assert [name for name in seen if find_metric(name, catalogue.PLAN_METRICS) is None] == []
     found = {

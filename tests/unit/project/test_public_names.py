@@ -147,12 +147,12 @@ PARAMETERS = {
     "art.utils.iterate_dataset": "dataset groups_per_step num_epochs initial_step use_tqdm seed",
     "art.utils.limit_concurrency": "n derive_key",
     "art.Model.log": "self trajectories split metrics step",
-    "art.TrainableModel.train": "self trajectory_groups config verbose settings",
+    "art.TrainableModel.train": "self trajectory_groups config sft verbose settings",
     "art.TrainableModel.train_sft": "self trajectories config verbose settings",
     "art.TrainableModel.delete_checkpoints": "self best_checkpoint_metric",
     "art.TrainableModel.get_inference_name": "self step",
     "art.TrainableModel.litellm_completion_params": "self step",
-    "art.Backend.train": "self model trajectory_groups config verbose settings",
+    "art.Backend.train": "self model trajectory_groups config sft verbose settings",
     "art.Backend.train_sft": "self model trajectories config verbose settings",
 }
 

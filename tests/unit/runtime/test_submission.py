@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from art.config import DistillConfig, ModelSettings, TrainConfig
+from art.config import DistillConfig, DpoConfig, ModelSettings, TrainConfig
 from art.engine import EngineInfo
-from art.errors import TrajectoryMismatchError
+from art.errors import ConfigError, NothingTrainableError, TrajectoryError, TrajectoryMismatchError
 from art.gateway.record.recorder import Exchange
 from art.protocol.preflight import PreflightRequest
-from art.protocol.training import TrainRequest, WireGroup
+from art.protocol.training import TrainRequest, WireGroup, WireTrajectory
+from art.runtime.jobs.job import TrainPayload
 from art.runtime.registry import RegisteredModel
 from art.runtime.submission import Submission
 from art.storage.layout import DataDir
@@ -45,7 +46,7 @@ class Setup:
         self.refused: list[tuple[str, str]] = []
         self.resolved: list[str] = []
         model = RegisteredModel(project="p", name="m", base_model="base", settings=ModelSettings(), step=3)
-        host = SimpleNamespace(engine=Engine())
+        host = SimpleNamespace(engine=Engine(), renderer=self.renderer)
         self.submission: Any = Submission(
             models=SimpleNamespace(find=lambda project, name: (model, host), data_dir=DataDir(root)),  # type: ignore[arg-type]
             gateway=SimpleNamespace(recorder=Store(FIRST, SECOND, FOREIGN), rollouts=self),  # type: ignore[arg-type]
@@ -54,6 +55,11 @@ class Setup:
             preflight=None,
             check_directory=lambda: None,
         )
+
+    async def renderer(self) -> Any:
+        if not hasattr(self, "_renderer"):
+            raise AssertionError("nothing is rendered in a step without supervised data")
+        return self._renderer
 
     # -- the rollouts
     async def mark_trained(self, exchange_ids: list[str], job_id: str, project: str) -> None:
@@ -83,6 +89,7 @@ class Setup:
         return None
 
     async def submit(self, *job: Any) -> str:
+        self.payload = TrainPayload.model_validate_json(job[3].model_dump_json())
         return "queued"
 
 
@@ -93,6 +100,61 @@ def setup(tmp_path: Path) -> Setup:
 
 def train(*groups: WireGroup, **config: Any) -> TrainRequest:
     return TrainRequest(job_id="job-0001", groups=list(groups), config=TrainConfig(**config))
+
+
+class Letters:
+    """A chat template that writes the first letter of each message after its role, one token per letter."""
+
+    def render(self, messages: list[dict[str, Any]], tools: Any) -> list[int]:
+        return [*(ord(letter) - 97 for m in messages for letter in (m["role"][0], m["content"][0])), 0]
+
+    def completion(self, messages: list[dict[str, Any]], tools: Any, prompt: list[int]) -> list[int]:
+        return [ord(messages[-1]["content"][0]) - 97]
+
+
+GIVEN = {"histories": [{"items": [USER, {"role": "assistant", "content": "yes"}]}]}
+
+
+async def test_supervised_data_is_queued_with_the_step(setup: Setup) -> None:
+    setup._renderer = Letters()
+    request = train(group(1.0, 0.0)).model_copy(update={"sft": [WireTrajectory.model_validate(GIVEN)]})
+    await setup.submission.train("p", "m", request)
+    (path,) = setup.payload.sft
+    assert (path.sample_id, path.learnt) == ("sft[0].histories[0].messages[1]", [(3, 4)])
+    assert len(setup.payload.plan.samples) == 2
+    assert setup.payload.plan.metrics["data/step_num_sft_trajectories"] == 1
+    assert setup.payload.plan.metrics["ledger/retokenised_messages"] == 1
+    assert setup.payload.plan.ledger["ledger/sampled_tokens"] == 8, "what was not sampled is not in the ledger"
+
+
+async def test_a_step_of_supervised_data_alone_trains(setup: Setup) -> None:
+    setup._renderer = Letters()
+    flat = train(group(1.0, 1.0))
+    await setup.submission.train("p", "m", flat)
+    assert setup.payload.is_empty
+    assert "no step was trained" in setup.payload.plan.findings[0]
+    await setup.submission.train(
+        "p", "m", flat.model_copy(update={"sft": [WireTrajectory.model_validate(GIVEN)], "job_id": "job-0002"})
+    )
+    assert not setup.payload.is_empty
+    assert setup.payload.plan.findings == ["groups[0]: all rewards are equal, nothing to learn"]
+
+
+async def test_supervised_data_that_cannot_be_mixed_in(setup: Setup) -> None:
+    setup._renderer = Letters()
+    given = [WireTrajectory.model_validate(GIVEN)]
+    with pytest.raises(ConfigError, match="dpo is a loss of pairs alone and takes no supervised data"):
+        await setup.submission.train(
+            "p", "m", train(group(1.0, 0.0), loss=DpoConfig()).model_copy(update={"sft": given})
+        )
+    nothing = WireTrajectory.model_validate({"histories": [{"items": [USER]}]})
+    with pytest.raises(
+        NothingTrainableError, match="no assistant message to learn from in the 1 trajectories of `sft`"
+    ):
+        await setup.submission.train("p", "m", train(group(1.0, 0.0)).model_copy(update={"sft": [nothing]}))
+    named = WireTrajectory.model_validate({"histories": [{"answers": [{"exchange_id": "e1"}]}]})
+    with pytest.raises(TrajectoryError, match=r"sft\[0\]\.histories\[0\] names its answers"):
+        await setup.submission.train("p", "m", train(group(1.0, 0.0)).model_copy(update={"sft": [named]}))
 
 
 @pytest.mark.parametrize("text", ["guessed", SECRET])

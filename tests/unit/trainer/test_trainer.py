@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from art.config import LoraConfig, MismatchConfig, ScheduleConfig, TrainConfig, TrainerConfig, TrainSFTConfig
+from art.config import (
+    DppoConfig,
+    KlConfig,
+    LoraConfig,
+    MismatchConfig,
+    ScheduleConfig,
+    TrainConfig,
+    TrainerConfig,
+    TrainSFTConfig,
+)
 from art.errors import (
     ConfigError,
     ConflictError,
@@ -37,6 +46,7 @@ from tests.support.trainer_samples import VOCAB_SIZE, random_samples, sample_fil
 
 LORA = LoraConfig(rank=8, alpha=16)
 RL = TrainConfig(learning_rate=1e-2, mismatch=None)
+LENIENT = MismatchConfig(low=0.3, high=3, token_low=1e-9, token_high=1e9, abort=1.0)
 
 
 @pytest.fixture
@@ -414,6 +424,64 @@ def test_sft_refuses_samples_of_reinforcement_learning(trainer: Trainer, tmp_pat
     paths = {"from_checkpoint": tmp_path / "0000", "to_checkpoint": tmp_path / "0001", "job_id": "job-1"}
     with pytest.raises(TrajectoryError, match="'s0' has component 'rl'"):
         trainer.train(TrainSft(samples=random_samples(0), config=TrainSFTConfig(), **paths))
+
+
+# -- supervised data and observations in a step of reinforcement learning --
+
+
+def mixture(number: int) -> list[TrainingSample]:
+    """Groups of two rollouts, supervised data, and an observation of every second rollout."""
+    given = [replace(s, sample_id=f"sft[{i}]", rollout_id=f"sft[{i}]") for i, s in enumerate(sft_samples(3))]
+    rl = [replace(s, group_id=f"g{i // 2}") for i, s in enumerate(random_samples(number, 12))]
+    observed = [replace(s, sample_id=f"{s.sample_id}.observations", component="observation") for s in rl[::2]]
+    return [*rl, *observed, *given]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        RL,
+        RL.model_copy(update={"num_minibatches": 3}),
+        RL.model_copy(update={"num_minibatches": 2, "anchor": "step_start", "mismatch": LENIENT}),
+        RL.model_copy(update={"loss": (DppoConfig(), KlConfig(weight=0.1))}),
+    ],
+    ids=["one update", "mini-batches", "gated at the start of the step", "with a reference"],
+)
+def test_a_mixed_step_is_the_same_after_a_restart_and_in_another_order(
+    config: TrainConfig, trainer: Trainer, new_trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    result = step(trainer, tmp_path, 1, config, samples=mixture(1))
+    again = step(new_trainer(), tmp_path, 1, config, samples=mixture(1), to_checkpoint=tmp_path / "again")
+    assert weights(tmp_path / "again") == weights(tmp_path / "0001")
+    assert again.metrics["loss/train"] == result.metrics["loss/train"]
+    assert result.metrics["data/step_num_gradient_steps"] == config.num_minibatches
+    assert result.metrics["data/step_num_rollouts_trained"] == 12
+    by_component = {
+        name: sum(sum(s.loss_mask) for s in mixture(1) if s.component == name) for name in ("sft", "observation")
+    }
+    for name, count in by_component.items():
+        assert result.metrics[f"data/step_{name}_tokens"] == count
+        assert result.metrics[f"loss/{name}"] > 0
+    if config.num_minibatches == 1:  # mini-batches follow the order in which groups come
+        reverse = step(trainer, tmp_path, 1, config, samples=mixture(1)[::-1], to_checkpoint=tmp_path / "reverse")
+        assert reverse.metrics["loss/grad_norm"] == pytest.approx(result.metrics["loss/grad_norm"], rel=1e-5)
+
+
+def test_supervised_data_does_not_change_what_the_gate_sees(trainer: Trainer, tmp_path: Path) -> None:
+    config = RL.model_copy(update={"mismatch": LENIENT})
+    rl = [sample for sample in mixture(1) if sample.component == "rl"]
+    alone = step(trainer, tmp_path, 1, config, samples=rl)
+    mixed = step(trainer, tmp_path, 1, config, samples=mixture(1), to_checkpoint=tmp_path / "mixed")
+    for name in (name for name in alone.metrics if name.startswith(("offpolicy/", "loss/entropy"))):
+        assert mixed.metrics[name] == pytest.approx(alone.metrics[name], rel=1e-4, abs=1e-6), name
+
+
+def test_a_step_without_groups_to_learn_from_learns_the_rest(trainer: Trainer, tmp_path: Path) -> None:
+    rest = [sample for sample in mixture(1) if sample.component != "rl"]
+    config = TrainConfig(learning_rate=1e-2, loss=(DppoConfig(), KlConfig()), num_minibatches=2)
+    losses = [step(trainer, tmp_path, number, config, samples=rest).metrics for number in range(1, 5)]
+    for name in ("loss/sft", "loss/observation"):
+        assert losses[-1][name] < losses[0][name]
 
 
 def test_threads_default_to_half_of_the_cores(model_path: Callable[[str], str]) -> None:

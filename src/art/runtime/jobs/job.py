@@ -58,10 +58,17 @@ class TrainPayload(Payload):
 
     config: TrainConfig
     plan: StepPlan
+    sft: list[SftPath] = []
+    """Supervised data of the step. Its texts were never recorded, so the job holds their tokens."""
     references: dict[int, Path] = {}
     """Paths of checkpoints that the loss compares with, by step."""
     repeated: str | None = None
     """Says that an earlier step learnt from the same answers; `None` if none did."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to learn."""
+        return not (self.plan.samples or self.plan.observations or self.sft)
 
     def with_paths(self, change: Callable[[Path], Path]) -> Self:
         references = {step: change(path) for step, path in self.references.items()}

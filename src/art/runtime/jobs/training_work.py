@@ -73,7 +73,7 @@ class TrainingWork:
         source, target = paths.checkpoint(from_step), paths.checkpoint(step)
         assert isinstance(job.payload, TrainPayload | SftPayload)
         payload, plan = job.payload, job.payload.plan
-        if isinstance(payload, TrainPayload) and not plan.samples:
+        if isinstance(payload, TrainPayload) and payload.is_empty:
             return _untrained(job, from_step, source)
         if not host.engine_process.has_failed:
             host.engine_process.start()  # publishing needs it: after a restart both processes start at the same time
@@ -135,8 +135,9 @@ class TrainingWork:
                 to_checkpoint=target,
                 job_id=job_id,
             )
+        recorded = build_samples([*payload.plan.samples, *payload.plan.observations], self._recorder)
         return Train(
-            samples=build_samples(payload.plan.samples, self._recorder),
+            samples=[*recorded, *sft_samples(payload.sft, payload.config.sft_weight)],
             config=payload.config,
             from_checkpoint=source,
             to_checkpoint=target,

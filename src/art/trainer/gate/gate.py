@@ -106,7 +106,7 @@ class Gate:
         return cls(config, noise, rollouts, is_stale, find_repeats(rl))
 
     def collect(self, paths: Sequence[SamplePath], log_ratio: NDArray[np.float32]) -> Evidence:
-        """Sum up the log-ratios [N] of the targets of `paths`, in their order. Those of SFT samples do not count."""
+        """Sum up the log-ratios [N] of the targets of `paths`, in their order. Only component "rl" counts."""
         index = self.rollouts_of(paths)
         counts = index >= 0
         if self.repeats:
@@ -123,7 +123,7 @@ class Gate:
         return _CUT * self.noise.most
 
     def rollouts_of(self, paths: Sequence[SamplePath]) -> NDArray[np.int64]:
-        """Return the index [N] of the rollout of each target of `paths`; -1 for a target of an SFT sample."""
+        """Return the index [N] of the rollout of each target of `paths`; -1 where its component is not "rl"."""
         is_rl = [path.sample.component == "rl" for path in paths]
         indices = [self.rollouts[path.sample.rollout_id] if rl else -1 for path, rl in zip(paths, is_rl, strict=True)]
         return np.repeat(np.asarray(indices, dtype=np.int64), [len(path.query_positions) for path in paths])

@@ -41,6 +41,8 @@ def plan_rl(
 ) -> UpdatePlan:
     """Plan one update per mini-batch of a reinforcement-learning step. First add the log-probs that the losses need.
 
+    Samples of other components are mixed in; no loss of `config` reads them.
+
     `noise` describes how far engine and trainer may differ, for the gate `mismatch`.
 
     Raises:
@@ -50,9 +52,12 @@ def plan_rl(
     """
     learning_rate = config.rate_at(step)
     make_gate = partial(_make_gate, config.mismatch, noise=noise, step=step)
-    paths, metrics = prepare_paths(paths, config, pairs, measurer, make_gate(paths))
-    paths = with_sampled_base(paths, measurer, step=step)
-    parts = split_minibatches(paths, config.num_minibatches, seed=step)
+    rl, metrics = [path for path in paths if path.sample.component == "rl"], dict[str, float]()
+    supervised = [path for path in paths if path.sample.component != "rl"]
+    if rl:
+        rl, metrics = prepare_paths(rl, config, pairs, measurer, make_gate(rl))
+        rl = with_sampled_base(rl, measurer, step=step)
+    parts = split_minibatches([*rl, *supervised], config.num_minibatches, seed=step)
     # If the sampler is the anchor, later updates differ from it by design, so the gate cannot judge them.
     gates = [make_gate(part) if n == 0 or config.anchor == "step_start" else None for n, part in enumerate(parts)]
     terms = tuple(term for term in config.terms if not (isinstance(term, KlConfig) and term.where == "reward"))
@@ -74,8 +79,10 @@ def plan_sft(paths: list[SamplePath], config: TrainSFTConfig) -> UpdatePlan:
         ConfigError: the number of learning rates is not the number of batches, or their schedule ends before the last.
         TrajectoryError: a sample is not of component "sft".
     """
-    if other := [path.sample.sample_id for path in paths if path.sample.component != "sft"]:
-        raise TrajectoryError(f"sample {other[0]!r} has component 'rl'; supervised fine-tuning takes 'sft' only")
+    if other := [path.sample for path in paths if path.sample.component != "sft"]:
+        raise TrajectoryError(
+            f"sample {other[0].sample_id!r} has component {other[0].component!r}; supervised fine-tuning takes 'sft'"
+        )
     size = _SFT_AUTO_BATCH_SIZE if config.batch_size == "auto" else config.batch_size
     batches = split_batches(paths, size)
     rates = config.learning_rate

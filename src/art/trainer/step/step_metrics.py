@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from art.protocol.samples import COMPONENTS, Component
 from art.trainer.gate.evidence import Evidence
 from art.trainer.policy.policy import Policy
 from art.trainer.tree.tree import SamplePath
@@ -30,13 +31,21 @@ class MicroBatchRecord:
     entropy: NDArray[np.float32]
     clipped_low: NDArray[np.bool_]
     clipped_high: NDArray[np.bool_]
-    is_rl: NDArray[np.bool_]
+    components: NDArray[np.int8]
+    """Index into `COMPONENTS`."""
     base_logprobs: NDArray[np.float32]
     """Log-probs under the base model, NaN where they were not measured."""
 
     def where(self, chosen: NDArray[np.bool_]) -> MicroBatchRecord:
         """Return the record of the targets for which `chosen` [N] is true."""
         return MicroBatchRecord(**{each.name: getattr(self, each.name)[chosen] for each in fields(self)})
+
+    def of(self, component: Component) -> MicroBatchRecord:
+        """Return the record of the targets of a component."""
+        return self.where(self.components == COMPONENTS.index(component))
+
+    def __len__(self) -> int:
+        return len(self.components)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +91,28 @@ class StepRecord:
 def summarise(record: StepRecord, paths: list[SamplePath], *, step: int, max_grad_norm: float) -> dict[str, float]:
     """Compute the metrics of a training step from its record. `step` is the checkpoint that it continued from."""
     targets = _join(record.micro_batches)
+    rl = targets.of("rl")
+    entropy = (rl if len(rl) else targets).entropy  # other components do not show how varied the policy's answers are
+    rollouts = [path for path in paths if path.sample.component != "sft"] or paths
     unshared = sum(len(path.sample.token_ids) for path in paths)
     grad_norms = np.asarray(record.grad_norms)
     metrics = {
         "loss/train": _mean(record.losses),
-        "loss/entropy": _mean(targets.entropy),
-        **_entropy_where_it_varies(targets.entropy),
+        "loss/entropy": _mean(entropy),
+        **_entropy_where_it_varies(entropy),
         "loss/grad_norm": _mean(grad_norms),
         "loss/grad_norm_max": float(grad_norms.max()),
         "loss/grad_clipped_share": _mean(grad_norms > max_grad_norm),
         "data/step_trainer_tokens": float(record.num_tree_tokens),
         "data/step_tokens_unshared": float(unshared),
         "data/step_shared_share": 1 - record.num_tree_tokens / unshared,
-        "data/step_trainable_tokens": float(len(targets.entropy)),
-        "data/step_num_rollouts_trained": float(len({path.sample.rollout_id for path in paths})),
+        "data/step_trainable_tokens": float(len(targets)),
+        **_supervised(targets),
+        "data/step_num_rollouts_trained": float(len({path.sample.rollout_id for path in rollouts})),
         "data/step_num_gradient_steps": float(len(record.losses)),
         "throughput/attention_dense_share": record.num_dense_tokens / record.num_tree_tokens,
     }
-    rl = targets.where(targets.is_rl)
-    if len(rl.is_rl) == 0:
+    if len(rl) == 0:
         return metrics
     staleness = [step - path.sample.policy_version for path in paths if path.sample.component == "rl"]
     return (
@@ -117,7 +129,7 @@ def summarise(record: StepRecord, paths: list[SamplePath], *, step: int, max_gra
         | {
             "offpolicy/mismatch_masked_share": record.num_mismatched / max(record.num_gated, 1),
             "offpolicy/mismatch_masked_tokens": float(record.num_mismatched_targets),
-            "offpolicy/truncated_share": record.num_truncated_targets / len(rl.is_rl),
+            "offpolicy/truncated_share": record.num_truncated_targets / len(rl),
             "offpolicy/mean_staleness": _mean(staleness),
         }
     )
@@ -150,6 +162,16 @@ def _entropy_where_it_varies(entropy: NDArray[np.float32]) -> dict[str, float]:
         return {"loss/entropy_varying": 0.0, "loss/entropy_varying_share": 0.0}
     share = total**2 / (len(entropy) * squares)
     return {"loss/entropy_varying": float(squares / total), "loss/entropy_varying_share": float(share)}
+
+
+def _supervised(targets: MicroBatchRecord) -> dict[str, float]:
+    """Mean cross-entropy and number of the targets of each component that learns by it."""
+    metrics: dict[str, float] = {}
+    for component in COMPONENTS:
+        if component != "rl" and len(own := targets.of(component)):
+            metrics[f"loss/{component}"] = -_mean(own.policy_logprobs)
+            metrics[f"data/step_{component}_tokens"] = float(len(own))
+    return metrics
 
 
 def _entropy_by_sign(rl: MicroBatchRecord) -> dict[str, float]:
@@ -189,13 +211,13 @@ def _against_sampler(rl: MicroBatchRecord) -> dict[str, float]:
 def _against_base(rl: MicroBatchRecord) -> dict[str, float]:
     """KL to the base model, over the targets whose log-prob under it is known (all, some or none)."""
     known = rl.where(~np.isnan(rl.base_logprobs))
-    if len(known.is_rl) == 0:
+    if len(known) == 0:
         return {}
     log_ratio = _log_ratio(known.base_logprobs, known.policy_logprobs)
     return {
         "loss/kl_to_base": _mean(np.exp(log_ratio) - 1 - log_ratio),
         "loss/kl_to_base_k1": _mean(-log_ratio),
-        "loss/kl_to_base_targets": float(len(known.is_rl)),
+        "loss/kl_to_base_targets": float(len(known)),
     }
 
 

@@ -1,6 +1,6 @@
 """Optimiser updates: forward and backward over micro-batches, then a change of the weights. RL and SFT alike.
 
-    L = L_rl / N_rl + L_sft / N_sft
+    L = L_rl / N_rl + L_sft / N_sft + L_observation / N_observation
 
 where each L is the weighted sum of the losses of a component's targets, and each N is the sum of the samples' shares
 over the *whole* update (by default the sum of the targets' weights). N is known before the first micro-batch runs, so
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from art.config import LossConfig, OptimizerConfig
 from art.errors import TrainingError
+from art.protocol.samples import COMPONENTS
 from art.trainer.gate.evidence import BoolArray
 from art.trainer.gate.gate import Gate, correct
 from art.trainer.gate.report import check_verdict
@@ -197,7 +198,7 @@ def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: S
     scales = torch.from_numpy(_target_scales(targets, update.paths))
     if update.mismatch is not None:
         scales = scales * _correct(inputs, micro_batch, update, record)
-    losses = _target_losses(inputs, update.terms, torch.from_numpy(targets.is_sft))
+    losses = _target_losses(inputs, update.terms, torch.from_numpy(targets.is_rl))
     total = torch.dot(losses.values, scales)
     total.backward()
     unknown = np.full(len(logprobs), np.nan, dtype=np.float32)
@@ -210,7 +211,7 @@ def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: S
             entropy=entropy.detach().numpy(),
             clipped_low=losses.clipped_low.numpy(),
             clipped_high=losses.clipped_high.numpy(),
-            is_rl=~targets.is_sft,
+            components=targets.components,
             base_logprobs=targets.streams.get(BASE, targets.streams.get(SAMPLED_BASE, unknown)),
         )
     )
@@ -224,10 +225,10 @@ def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: S
 
 def _target_scales(targets: Targets, paths: list[SamplePath]) -> FloatArray:
     """[N] factor of each target's loss in an update of `paths`: its weight, divided by the N of its component."""
-    totals = {False: 0.0, True: 0.0}  # by "is SFT"
+    totals = np.zeros(len(COMPONENTS))
     for path in paths:
-        totals[path.sample.component == "sft"] += path.share
-    return (targets.weights / np.where(targets.is_sft, totals[True], totals[False])).astype(np.float32)
+        totals[COMPONENTS.index(path.sample.component)] += path.share
+    return (targets.weights / totals[targets.components]).astype(np.float32)
 
 
 def _loss_inputs(logprobs: Tensor, entropy: Tensor, update: Update, micro_batch: MicroBatch) -> LossInputs:
@@ -247,17 +248,17 @@ def _loss_inputs(logprobs: Tensor, entropy: Tensor, update: Update, micro_batch:
     )
 
 
-def _target_losses(inputs: LossInputs, terms: tuple[LossConfig, ...], is_sft: Tensor) -> LossOutput:
-    """Loss of every target: cross-entropy for SFT samples, else the weighted sum of the terms."""
+def _target_losses(inputs: LossInputs, terms: tuple[LossConfig, ...], is_rl: Tensor) -> LossOutput:
+    """Loss of every target: the weighted sum of the terms for component "rl", else cross-entropy."""
     plain = sft_loss(inputs.policy_logprobs)
-    if not terms or bool(is_sft.all()):
+    if not terms or not bool(is_rl.any()):
         return plain
-    rl = inputs.where(~is_sft)
+    rl = inputs.where(is_rl)
     parts = [(term.weight, term_loss(rl, term)) for term in terms]
     values = torch.stack([weight * part.values for weight, part in parts]).sum(0)
     low = torch.stack([part.clipped_low for _, part in parts]).any(0)
     high = torch.stack([part.clipped_high for _, part in parts]).any(0)
-    places = (~is_sft,)
+    places = (is_rl,)
     return LossOutput(
         plain.values.index_put(places, values),
         plain.clipped_low.index_put(places, low),
@@ -267,11 +268,11 @@ def _target_losses(inputs: LossInputs, terms: tuple[LossConfig, ...], is_sft: Te
 
 def _correct(inputs: LossInputs, micro_batch: MicroBatch, update: Update, record: StepRecord) -> Tensor:
     """[N] factors: 0 for targets that this policy did not produce, else the truncated ratio if configured, else 1."""
-    gate, is_sft = update.mismatch, torch.from_numpy(micro_batch.targets.is_sft)
+    gate, is_rl = update.mismatch, torch.from_numpy(micro_batch.targets.is_rl)
     assert gate is not None
     start = inputs.streams.get(ANCHOR, inputs.policy_logprobs.detach())
-    log_ratio = torch.where(is_sft, 0.0, start - inputs.sampling_logprobs)
-    rollouts = gate.rollouts_of(micro_batch.paths)  # [N], -1 for SFT
+    log_ratio = torch.where(is_rl, start - inputs.sampling_logprobs, 0.0)
+    rollouts = gate.rollouts_of(micro_batch.paths)  # [N], -1 for other components
     evidence = gate.collect(micro_batch.paths, log_ratio.numpy())
     if update.masked is None:
         masked = gate.judge(sum((view.evidence for view in record.gate_views), evidence)).masked

@@ -66,12 +66,25 @@ def split_minibatches(paths: Sequence[SamplePath], num_minibatches: int, *, seed
 
     Groups are taken in an order that only `seed` and their number decide, and each goes to the mini-batch with the
     fewest targets (trained tokens) so far. So any two mini-batches differ by at most the targets of the largest group.
+    Samples of component "sft" are split on their own, by rollout, so that each mini-batch has its part of both.
     """
-    groups = group_samples(paths)
+    supervised = [path for path in paths if path.sample.component == "sft"]
+    sampled = [path for path in paths if path.sample.component != "sft"]
+    if not supervised or not sampled:
+        groups = group_samples(paths)
+        return _split_groups(groups, min(num_minibatches, len(groups)), seed)
+    groups = group_samples(sampled)
+    parts = _split_groups(groups, min(num_minibatches, len(groups)), seed)
+    shares = _split_groups(group_samples(supervised), len(parts), seed)
+    return [[*part, *share] for part, share in zip(parts, shares, strict=True)]
+
+
+def _split_groups(groups: list[list[SamplePath]], num_parts: int, seed: int) -> list[list[SamplePath]]:
+    """Split `groups` into `num_parts` parts of about as many targets. If there are fewer groups, parts are empty."""
     order = list(range(len(groups)))
-    if num_minibatches > 1:
+    if num_parts > 1:
         random.Random(seed).shuffle(order)
-    parts: list[list[int]] = [[] for _ in range(min(num_minibatches, len(groups)))]
+    parts: list[list[int]] = [[] for _ in range(num_parts)]
     loads = [0] * len(parts)
     for index in order:
         least = loads.index(min(loads))

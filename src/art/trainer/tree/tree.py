@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from art.errors import TrajectoryError
 from art.protocol.compact.layout import lay_out
 from art.protocol.compact.token_paths import TokenPath, sort_ranks
-from art.protocol.samples import TrainingSample
+from art.protocol.samples import COMPONENTS, TrainingSample
 from art.trainer.tree.masks import VocabularyMask
 
 IntArray = NDArray[np.int64]
@@ -64,7 +64,7 @@ class SamplePath:
 
     @property
     def share(self) -> float:
-        """What the sample adds to the number by which the summed loss of its component ("rl" or "sft") is divided."""
+        """What the sample adds to the number by which the summed loss of its component is divided."""
         if self.sample.share is not None:
             return self.sample.share
         return self.sample.weight * len(self.query_positions)
@@ -84,10 +84,16 @@ class Targets:
     weights: FloatArray  # [N]
     temperatures: FloatArray  # [N]
     samples: IntArray  # [N] index into the samples that the tree was built from
-    is_sft: NDArray[np.bool_]  # [N] component "sft", else "rl"
+    components: NDArray[np.int8]  # [N] index into `COMPONENTS`
     streams: dict[str, FloatArray]  # [N] each; zeros where a sample lacks one
     masks: IntArray  # [N] index into `mask_table`; -1 where the token was drawn from the whole vocabulary
     mask_table: Sequence[VocabularyMask] = ()
+
+    @property
+    def is_rl(self) -> NDArray[np.bool_]:  # [N]
+        """Targets of component "rl". The loss of all others is cross-entropy."""
+        is_rl: NDArray[np.bool_] = self.components == COMPONENTS.index("rl")
+        return is_rl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +285,9 @@ def _collect_targets(paths: Sequence[SamplePath], queries: Sequence[IntArray]) -
         # Greedy samples carry the log-probs of the unscaled distribution (see `art.engine`).
         temperatures=spread([path.sample.temperature or 1.0 for path in paths]),
         samples=np.repeat(np.arange(len(paths)), counts),
-        is_sft=np.repeat(np.asarray([path.sample.component == "sft" for path in paths], dtype=np.bool_), counts),
+        components=np.repeat(
+            np.asarray([COMPONENTS.index(path.sample.component) for path in paths], dtype=np.int8), counts
+        ),
         streams={name: _stream(paths, name) for name in sorted({name for path in paths for name in path.streams})},
         masks=np.concatenate([path.masks if path.masks is not None else _no_masks(path) for path in paths]),
         mask_table=next((path.mask_table for path in paths if path.mask_table), ()),

@@ -229,12 +229,12 @@ def test_supervised_samples_are_not_shown_to_a_custom_loss() -> None:
     assert torch.equal(part.streams["base"], given.streams["base"][chosen])
     assert part.samples.tolist() == [0, 0, 1, 2]
     assert part.num_samples == 4
-    output = _target_losses(given, (config(plain), config(sees_negative_advantages)), ~chosen)
+    output = _target_losses(given, (config(plain), config(sees_negative_advantages)), chosen)
     expected = torch.where(chosen, -given.advantages * given.policy_logprobs, -given.policy_logprobs)
     assert torch.equal(output.values, expected)
     assert torch.equal(output.clipped_low, chosen & (given.advantages < 0))
     assert torch.equal(
-        _target_losses(given, (config(raises),), torch.ones(N, dtype=torch.bool)).values, -given.policy_logprobs
+        _target_losses(given, (config(raises),), torch.zeros(N, dtype=torch.bool)).values, -given.policy_logprobs
     )
 
 

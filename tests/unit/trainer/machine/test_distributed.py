@@ -100,7 +100,9 @@ def test_gradients_are_those_of_one_process(
     settings: dict[str, Any], seed: int, count: int, max_tokens: int, pair: Pair, alone: Member, model: str
 ) -> None:
     samples = random_samples(seed, count)
-    samples[::3] = [replace(sample, component="sft") for sample in samples[::3]] if count > 1 else samples
+    if count > 1:
+        samples[::3] = [replace(sample, component="sft") for sample in samples[::3]]
+        samples[1::6] = [replace(sample, component="observation") for sample in samples[1::6]]
     # Pairs are branches of one rollout, which the gate judges as a whole wherever they are computed.
     samples = [replace(sample, rollout_id=f"r{number // 2}") for number, sample in enumerate(samples)]
     update = {"terms": (GspoConfig(),), "mismatch": MismatchConfig(low=0.5, high=1.5, abort=1.0)}

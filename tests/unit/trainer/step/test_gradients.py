@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from art.config import CispoConfig, DppoConfig, EntropyConfig, LoraConfig, LossConfig, PpoConfig, TrainerConfig
-from art.protocol.samples import TrainingSample
+from art.protocol.samples import COMPONENTS, Component, TrainingSample
 from art.trainer.attention import chain_attention
 from art.trainer.attention import tree_attention as attention
 from art.trainer.attention.tree_attention import KernelName
@@ -117,10 +117,40 @@ def test_every_loss(loss: LossConfig, policies: Callable[..., LoraPolicy]) -> No
 
 
 def test_sft_and_mixed_components(policies: Callable[..., LoraPolicy]) -> None:
-    samples = [replace(s, component="sft") if i % 3 == 0 else s for i, s in enumerate(random_samples(8))]
+    samples = mixture(8)
     for batch in (samples, [s for s in samples if s.component == "sft"]):
         found, _ = tree_gradient(policies("Qwen3"), batch)
         assert relative_error(found, reference_gradient(policies("Qwen3"), batch, DppoConfig())) < TOLERANCE
+
+
+def mixture(seed: int, weights: dict[Component, float] | None = None) -> list[TrainingSample]:
+    """Random samples of all components in one tree. The loss of a component in `weights` is its mean times the weight."""
+    samples = [replace(s, component=COMPONENTS[i % 3]) for i, s in enumerate(random_samples(seed, count=12))]
+    return [
+        replace(s, weight=weights[s.component], share=float(sum(s.loss_mask)), temperature=1.0)
+        if weights and s.component in weights
+        else s
+        for s in samples
+    ]
+
+
+@pytest.mark.parametrize("max_tokens", [20, 4096])
+def test_a_mixed_update_is_the_weighted_sum_of_updates_of_each_component(
+    max_tokens: int, policies: Callable[..., LoraPolicy]
+) -> None:
+    """Each component has its own divisor: more supervised data does not make the rewards quieter."""
+    policy, scales = policies("Qwen3"), {"rl": 1.0, "sft": 0.3, "observation": 0.05}
+    weights: dict[Component, float] = {"sft": scales["sft"], "observation": scales["observation"]}
+    mixed, mixed_loss = tree_gradient(policy, mixture(21, weights), max_tokens=max_tokens)
+    alone = {
+        name: tree_gradient(policy, [s for s in mixture(21, {"sft": 1.0, "observation": 1.0}) if s.component == name])
+        for name in COMPONENTS
+    }
+    expected = sum(scales[name] * alone[name][0].double() for name in COMPONENTS)
+    assert isinstance(expected, torch.Tensor)
+    assert relative_error(mixed, expected) < TOLERANCE
+    assert mixed_loss == pytest.approx(sum(scales[name] * alone[name][1] for name in COMPONENTS), rel=1e-5)
+    assert all(relative_error(mixed, alone[name][0]) > 0.1 for name in COMPONENTS), "each has a part in it"
 
 
 @pytest.mark.parametrize("family", ["Qwen3", "Llama"])

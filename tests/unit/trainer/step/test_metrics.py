@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from art.metrics import catalogue
+from art.protocol.samples import COMPONENTS, Component
 from art.trainer.step.step_metrics import MicroBatchRecord, StepRecord, summarise
 from art.trainer.tree.tree import SamplePath, build_tree, check_sample
 from tests.support.metric_names import find_metric
@@ -28,7 +29,7 @@ class Target:
     entropy: float
     clipped_low: bool
     clipped_high: bool
-    is_rl: bool
+    component: Component
     base: float
 
 
@@ -42,7 +43,7 @@ def random_targets(rng: random.Random, count: int, update: int) -> list[Target]:
             entropy=rng.uniform(0.0, 2.0),
             clipped_low=rng.random() < 0.2,
             clipped_high=rng.random() < 0.2,
-            is_rl=rng.random() < 0.8,
+            component=rng.choice([*["rl"] * 4, "sft", "observation"]),
             base=policy + rng.gauss(0.0, 0.5) if rng.random() < 0.5 else math.nan,
         )
         for _ in range(count)
@@ -61,7 +62,7 @@ def micro_batch(targets: list[Target]) -> MicroBatchRecord:
         entropy=floats("entropy"),
         clipped_low=floats("clipped_low") > 0,
         clipped_high=floats("clipped_high") > 0,
-        is_rl=floats("is_rl") > 0,
+        components=np.asarray([COMPONENTS.index(target.component) for target in targets], dtype=np.int8),
         base_logprobs=floats("base"),
     )
 
@@ -101,7 +102,7 @@ def test_every_metric_is_what_the_catalogue_says(seed: int, paths: list[SamplePa
         num_truncated_targets=5,
     )
     every = first + second + third
-    rl = [target for target in every if target.is_rl]
+    rl, sft, observed = ([target for target in every if target.component == name] for name in COMPONENTS)
     ratios = [math.exp(target.policy - target.sampling) for target in rl]
     outside = [not 0.9 <= ratio <= 1.1 for ratio in ratios]
     known = [target for target in rl if not math.isnan(target.base)]
@@ -116,11 +117,11 @@ def test_every_metric_is_what_the_catalogue_says(seed: int, paths: list[SamplePa
     assert summarise(record, paths, step=4, max_grad_norm=MAX_GRAD_NORM) == pytest.approx(
         {
             "loss/train": 0.125,
-            "loss/entropy": mean([t.entropy for t in every]),
-            "loss/entropy_varying": sum(t.entropy**2 for t in every) / sum(t.entropy for t in every),
-            "loss/entropy_varying_share": (
-                sum(t.entropy for t in every) ** 2 / sum(t.entropy**2 for t in every) / len(every)
-            ),
+            "loss/sft": -mean([t.policy for t in sft]),
+            "loss/observation": -mean([t.policy for t in observed]),
+            "loss/entropy": mean([t.entropy for t in rl]),
+            "loss/entropy_varying": sum(t.entropy**2 for t in rl) / sum(t.entropy for t in rl),
+            "loss/entropy_varying_share": sum(t.entropy for t in rl) ** 2 / sum(t.entropy**2 for t in rl) / len(rl),
             "loss/entropy_rewarded": mean([t.entropy for t in rl if t.advantage > 0]),
             "loss/entropy_punished": mean([t.entropy for t in rl if t.advantage < 0]),
             "loss/grad_norm": 1.75,
@@ -153,6 +154,8 @@ def test_every_metric_is_what_the_catalogue_says(seed: int, paths: list[SamplePa
             "data/step_tokens_unshared": unshared,
             "data/step_shared_share": 1 - len(build_tree(paths)) / unshared,
             "data/step_trainable_tokens": len(every),
+            "data/step_sft_tokens": len(sft),
+            "data/step_observation_tokens": len(observed),
             "throughput/attention_dense_share": 3 / len(build_tree(paths)),
             "data/step_num_rollouts_trained": len({path.sample.rollout_id for path in paths}),
             "data/step_num_gradient_steps": 2,
@@ -162,15 +165,16 @@ def test_every_metric_is_what_the_catalogue_says(seed: int, paths: list[SamplePa
 
 
 def test_supervised_steps_have_no_sampler_and_no_base(paths: list[SamplePath]) -> None:
-    targets = [replace(t, is_rl=False) for t in random_targets(random.Random(0), 10, 0)]
+    targets = [replace(t, component="sft") for t in random_targets(random.Random(0), 10, 0)]
     record = StepRecord(micro_batches=[micro_batch(targets)], losses=[1.0], grad_norms=[1.0], num_tree_tokens=5)
     metrics = summarise(record, paths, step=0, max_grad_norm=MAX_GRAD_NORM)
-    assert metrics.keys() <= {n for n, m in catalogue.TRAINER_METRICS.items() if m.when == catalogue.ALWAYS}
+    reported = (catalogue.ALWAYS, catalogue.SFT)
+    assert metrics.keys() <= {n for n, m in catalogue.TRAINER_METRICS.items() if m.when in reported}
     assert metrics["loss/grad_clipped_share"] == 0, "a norm at the bound is not clipped"
 
 
 def test_a_broken_sampler_gives_large_numbers_and_no_error(paths: list[SamplePath]) -> None:
-    target = replace(random_targets(random.Random(0), 1, 0)[0], is_rl=True, policy=-0.1, sampling=-5000.0)
+    target = replace(random_targets(random.Random(0), 1, 0)[0], component="rl", policy=-0.1, sampling=-5000.0)
     record = StepRecord(micro_batches=[micro_batch([target])], losses=[0.0], grad_norms=[0.0], num_tree_tokens=1)
     metrics = summarise(record, paths, step=0, max_grad_norm=MAX_GRAD_NORM)
     assert all(math.isfinite(value) for value in metrics.values())

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -143,6 +145,22 @@ def test_the_seed_shuffles_groups_and_nothing_else_does() -> None:
     assert names(7)[0] == ["12", "13", "14", "15", "18", "19", "20", "21"], "the same on every machine"
     assert len({str(names(seed)) for seed in range(10)}) == 10
     assert split_minibatches(paths, 1, seed=7) == [paths]
+
+
+@pytest.mark.parametrize(("num_sft", "parts_with_sft"), [(1, 1), (2, 2), (9, 3)])
+def test_supervised_samples_are_spread_over_the_minibatches_of_the_groups(num_sft: int, parts_with_sft: int) -> None:
+    """However long they are, each mini-batch has its part of the groups."""
+    sampled = checked([[i] * 5 for i in range(6)], groups=[i // 2 for i in range(6)])
+    given = [
+        replace(path, sample=replace(path.sample, component="sft", group_id=None, rollout_id=f"sft[{i}]"))
+        for i, path in enumerate(checked([[7] * 200] * num_sft))
+    ]
+    parts = split_minibatches([*sampled, *given], 3, seed=2)
+    by_component = [Counter(path.sample.component for path in part) for part in parts]
+    assert [counts["rl"] for counts in by_component] == [2, 2, 2]
+    assert sum(counts["sft"] > 0 for counts in by_component) == parts_with_sft
+    assert sum(counts["sft"] for counts in by_component) == num_sft
+    assert [len(part) for part in split_minibatches(given, 3, seed=2)] == [num_sft // min(3, num_sft)] * min(3, num_sft)
 
 
 def test_branches_of_a_rollout_stay_together() -> None:

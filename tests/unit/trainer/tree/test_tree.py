@@ -123,7 +123,7 @@ def test_targets_keep_what_samples_say() -> None:
     assert targets.advantages.tolist() == [0.25, -0.5]
     assert targets.weights.tolist() == [0.5, 0.5]
     assert targets.temperatures.tolist() == [1.0, 1.0]  # greedy: log-probs are of the unscaled distribution
-    assert targets.is_sft.all()
+    assert not targets.is_rl.any()
 
 
 def test_equal_tokens_merge_and_keep_their_targets() -> None:
