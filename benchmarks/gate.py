@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> Result:
             "top_p: the engine reports log-probs of the distribution that it drew from. If it reports those of the "
             "whole vocabulary, all ratios are 1 and no gate can see it",
             "where the rms is above 0.02 (float32) or 0.1 (bfloat16), the step has the finding `sampler_noise` as well",
-            "real: parts of one long run of answers stand for shorter rollouts; -: no rollout of this length",
+            "real: shorter rollouts are parts of one long answer; -: there is no rollout of this length",
         ],
     )
 

@@ -27,7 +27,7 @@ CASES = {
     "bfloat16": [("qwen3", 12, 0.02), ("qwen3", 36, 0.02), ("qwen3", 36, 0.06), ("llama", 36, 0.06)],
     "float32": [("qwen3", 36, 0.02), ("qwen3", 36, 0.06)],
 }
-"""By dtype: architecture, number of layers and `initializer_range`, which sets the size of the logits."""
+"""The models of each dtype: architecture, number of layers, and `initializer_range`, which sets the size of logits."""
 VOCAB, HIDDEN, HEAD_DIM = 4096, 256, 64
 
 

@@ -35,7 +35,7 @@ def _shape(vocab: int, hidden: int, intermediate: int, layers: int, heads: tuple
 
 
 def _with_window(shape: dict[str, int], window: int) -> dict[str, int]:
-    """The same with a sliding window in all layers but the first."""
+    """Return the shape with a sliding window in all layers but the first."""
     return shape | {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 1}
 
 
@@ -54,7 +54,7 @@ SHAPES = {
     "4 B 2 layers window": _with_window(_TWO_LAYERS_OF_4_B, 4096),
     "4 B": _TWO_LAYERS_OF_4_B | {"num_hidden_layers": 36},
 }
-"""By number of parameters. The shapes of 0.6 B and 4 B are those of Qwen3-0.6B and Qwen3-4B."""
+"""The shape of each model, named by its number of parameters: 0.6 B and 4 B are Qwen3-0.6B and Qwen3-4B."""
 
 QUICK_MODELS = ["0.1 M"]
 

@@ -94,7 +94,7 @@ def saved_bytes(base: BaseModel, num_tokens: int) -> int:
 
 
 def held_bytes(base: BaseModel, num_tokens: int) -> int:
-    """Bytes that are allocated in a forward pass and not freed before the backward pass, whoever holds them."""
+    """Return the bytes that a forward pass allocates and that are not freed before the backward pass."""
     layout = one_path(num_tokens, base.device)
     before = torch.cuda.memory_allocated() if base.device.type == "cuda" else 0
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:

@@ -150,7 +150,7 @@ def merge_settings(
     Raises:
         ConfigError: a setting is given twice.
     """
-    whole = {} if config is None else {name: getattr(config, name) for name in config.model_fields_set}
+    whole = {} if config is None else _given(config)
     kept: tuple[LossConfig, ...] = ()
     if words and isinstance(config, TrainConfig) and config.terms[0] is TrainConfig.model_fields["loss"].default:
         kept = config.terms[1:]
@@ -178,13 +178,18 @@ def tune_loss(config: TrainConfig, options: Mapping[str, Any], term: LossConfig 
     """Return `config` with `options` set on its only loss term, which `term` replaces first if it is given."""
     term = config.terms[0] if term is None else term
     settings = term.model_dump(exclude_unset=True) | dict(options)
-    return TrainConfig.model_validate(dict(config) | {"loss": type(term).model_validate(settings)})
+    return TrainConfig.model_validate(_given(config) | {"loss": type(term).model_validate(settings)})
 
 
 def add_terms(config: TrainConfig, terms: Iterable[LossConfig]) -> TrainConfig:
     """Return `config` with further terms in its loss."""
     terms = tuple(terms)
-    return TrainConfig.model_validate(dict(config) | {"loss": (*config.terms, *terms)}) if terms else config
+    return TrainConfig.model_validate(_given(config) | {"loss": (*config.terms, *terms)}) if terms else config
+
+
+def _given(config: TrainConfig | TrainSFTConfig) -> dict[str, Any]:
+    """Return the fields that are set in `config`. The others keep counting as not set in what is made of it."""
+    return {name: getattr(config, name) for name in config.model_fields_set}
 
 
 @contextlib.contextmanager

@@ -28,6 +28,8 @@ from art.memory.shape import ModelShape
 PROCESS_BYTES = {"cpu": 420 * 2**20, "cuda": 2**29}
 """Python with torch, transformers and peft in main memory, measured with torch 2.13 for CPU; CUDA's context and kernels
 on a GPU, approximately."""
+CPU_TOKENS = 4096
+"""Most tokens per micro-batch on a CPU. Larger ones do not run faster there; they leave the cache and take memory."""
 NF4_BYTES = 0.5625
 """Bytes of a 4-bit weight with a float32 scale per block of 64 (arXiv 2305.14314, without double quantisation)."""
 _MERGED_LIMIT = 2**29

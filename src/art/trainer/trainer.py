@@ -20,6 +20,7 @@ import torch
 from art.config import LoraConfig, OptimizerConfig, TrainerConfig
 from art.errors import ConfigError, ConstraintMismatchError, NothingTrainableError
 from art.kernels.threads import default_num_threads
+from art.memory.trainer import CPU_TOKENS
 from art.protocol.calls import Train, TrainSft
 from art.protocol.samples import StepResult, TrainingSample
 from art.trainer.gate.noise import expected_noise
@@ -43,9 +44,6 @@ from art.trainer.step.update import Update, run_updates
 from art.trainer.tree.tree import check_samples
 
 _log = logging.getLogger(__name__)
-
-_CPU_TOKENS = 4096
-"""Most tokens per micro-batch on a CPU. Larger ones do not run faster there; they leave the cache and take memory."""
 
 
 class Trainer:
@@ -230,12 +228,12 @@ class Trainer:
 
 def _max_tokens(config: TrainerConfig, device: torch.device) -> int:
     """Tokens per micro-batch: the setting, cut to what is useful on a CPU."""
-    if device.type != "cpu" or config.max_tokens <= _CPU_TOKENS:
+    if device.type != "cpu" or config.max_tokens <= CPU_TOKENS:
         return config.max_tokens
     _log.info(
         "`max_tokens` is %d, but a CPU gains nothing above %d: micro-batches have at most %d tokens",
         config.max_tokens,
-        _CPU_TOKENS,
-        _CPU_TOKENS,
+        CPU_TOKENS,
+        CPU_TOKENS,
     )
-    return _CPU_TOKENS
+    return CPU_TOKENS

@@ -16,6 +16,7 @@ from art.config import (
     LengthPenaltyConfig,
     MismatchConfig,
     ModelSettings,
+    OptimizerConfig,
     OverlongConfig,
     PpoConfig,
     ReinforceConfig,
@@ -187,3 +188,15 @@ def test_a_constructor_says_in_plain_words_what_is_wrong() -> None:
         TrainConfig(learning_rate=-1)
     with pytest.raises(ConfigError, match=r"^TrainSFTConfig: `rate` is no setting of TrainSFTConfig$"):
         TrainSFTConfig(rate=1)  # type: ignore[call-arg]
+
+
+def test_a_named_loss_leaves_other_settings_open() -> None:
+    """A model's own optimiser takes the place of one that was not given, whichever way the loss was chosen."""
+    named = train_config(None, {"loss_fn": "ppo", "loss_fn_config": {"clip_high": 0.3}})
+    assert isinstance(named.terms[0], PpoConfig)
+    assert named.terms[0].clip_high == 0.3
+    assert "optimizer" not in named.model_fields_set
+    assert "optimizer" in train_config(None, {"loss_fn": "ppo", "optimizer": OptimizerConfig()}).model_fields_set
+    with_kl = train_config(TrainConfig(beta=0.1), {"loss_fn": "ppo"})
+    assert [term.type for term in with_kl.terms] == ["ppo", "kl"]
+    assert "optimizer" not in with_kl.model_fields_set

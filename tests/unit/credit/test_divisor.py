@@ -1,4 +1,4 @@
-"""By what the loss of each token is divided: branches, rollouts that teach nothing, and truncated ones."""
+"""The divisor of each token's loss, with branches, rollouts that teach nothing, and truncated rollouts."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_truncated_rollouts_stay_in_the_baseline_and_leave_the_loss() -> None:
     ],
 )
 def test_truncated_rollouts_count_as_rollouts_without_tokens(normalize: Any, expected: list[float]) -> None:
-    """As in TRL, where they are rows of the batch with an empty mask."""
+    """TRL counts them too: they are rows of its batch whose mask is empty."""
     scales = token_scales(cut_plan(*PARTLY_CUT, normalize=normalize))
     assert [scale for rollout in scales.values() for scale in rollout.values()] == pytest.approx(expected)
 

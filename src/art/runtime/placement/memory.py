@@ -17,12 +17,9 @@ from art.memory.engine import EngineForecast, forecast_engine, sleeping_weights
 from art.memory.machine import packed_limit
 from art.memory.parts import GIB, Part, total
 from art.memory.shape import ModelShape
-from art.memory.trainer import PROCESS_BYTES, TrainerForecast, TrainerSetup, choose_mode, forecast_trainer
+from art.memory.trainer import CPU_TOKENS, PROCESS_BYTES, TrainerForecast, TrainerSetup, choose_mode, forecast_trainer
 from art.runtime.placement.devices import Devices
 from art.runtime.placement.placement import ELSEWHERE, Placement
-
-CPU_TOKENS = 4096
-"""Most tokens of a micro-batch on a CPU, whatever `trainer.max_tokens` says, as in `art.trainer.trainer`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,7 @@ def found(case: Case, head: Head) -> list[Tensor]:
 
 
 def exact(case: Case) -> list[Tensor]:
-    """The same with all logits at once, in float64."""
+    """Compute log-probs, entropies and their gradients from all logits at once, in float64."""
     leaf = case.hidden.double().cpu().requires_grad_()
     logits = leaf @ case.weight.double().cpu().T / case.rows.temperatures.double().cpu()[:, None]
     distributions = logits.log_softmax(-1)

@@ -56,7 +56,7 @@ def test_a_layer_of_4b_shape_keeps_less_than_half_of_what_pefts_layers_keep(monk
 def test_the_forecast_is_what_is_held(
     family: str, mode: Checkpointing, targets: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the allocations of a whole forward pass; one layer is the difference between two models."""
+    """Measure whole forward passes. The memory of one layer is the difference between two models."""
     lora, tokens = LoraConfig(rank=RANK, target_modules=targets), 512
     held = []
     for num_layers in (1, 3):
