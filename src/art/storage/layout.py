@@ -67,6 +67,8 @@ class DataDir:
         self.report = self.logs / "report.txt"
         """The newest status report of the server."""
         self.server_stacks = self.logs / "server-stacks.log"
+        self.viewer_index = root / ".viewer.db"
+        """The index of rollouts that the page makes. It can be deleted at any time."""
 
     @property
     def is_known(self) -> bool:
