@@ -29,6 +29,8 @@ from art.viewer.answers.rollout import RolloutDetail
 from art.viewer.answers.rollout_rows import RolloutKey, RolloutPage, RolloutQuery
 from art.viewer.answers.run_list import RunDetail, RunList, RunSummary
 from art.viewer.answers.step_ledger import LedgerAnswer, StepDetail
+from art.viewer.answers.tokens import RolloutTokens, TokensQuery
+from art.viewer.answers.tree import TreeAnswer, TreeQuery
 from art.viewer.database import ReadOnlyDatabase
 from art.viewer.index.files import TRAIN, Place
 from art.viewer.index.indexing import Indexer
@@ -51,6 +53,7 @@ INDEX_WAIT_S = 0.2
 """An answer that needs the whole index waits this long for it, and then says how far it has got."""
 LOCK_S = 2.0
 """Whether a server uses the directory is looked up this often."""
+from art.viewer.tokens.reader import TokenReader
 
 
 class Viewer:
@@ -84,6 +87,7 @@ class Viewer:
         self._summaries: dict[tuple[str, str], tuple[object, RunSummary]] = {}
         self._lock = threading.Lock()
         self._used = (-LOCK_S, False)
+        self._tokens = TokenReader(data_dir, self.database)
 
     def close(self) -> None:
         """End indexing and close the files."""
@@ -163,6 +167,24 @@ class Viewer:
         run = self.run_files(project, name)
         number, _ = self._index(run, [(split, step)])
         return read_group(run, number, split, step, group)
+
+    def tokens(self, project: str, name: str, key: RolloutKey, query: TokensQuery) -> RolloutTokens:
+        """Describe the exact tokens of one path of a rollout.
+
+        Raises:
+            NotFoundError: there is no such rollout, or it has no such path.
+        """
+        self.run_paths(project, name)
+        return self._tokens.rollout(project, name, key, query)
+
+    def tree(self, project: str, name: str, step: int, query: TreeQuery) -> TreeAnswer:
+        """Describe the prefix tree of a step as it was trained.
+
+        Raises:
+            NotFoundError: nothing is known of the step, or the tree has no such node.
+        """
+        self.run_paths(project, name)
+        return self._tokens.tree(project, name, step, query)
 
     def step(self, project: str, name: str, step: int) -> StepDetail:
         """Describe one step.
