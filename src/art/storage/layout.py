@@ -36,9 +36,14 @@ class ModelPaths:
         self.costs = root / "costs.jsonl"
         self.checkpoints = root / "checkpoints"
         self.exports = root / "exports"
+        self.steps = root / "steps"
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"{step:04d}"
+
+    def step(self, step: int) -> Path:
+        """Folder of what is kept of a training step beside its checkpoint (`art.storage.steps`)."""
+        return self.steps / f"{step:04d}"
 
     def export(self, step: int, form: str) -> Path:
         return self.exports / f"{step:04d}-{validate_name(form, param='format')}"
@@ -62,6 +67,8 @@ class DataDir:
         self.report = self.logs / "report.txt"
         """The newest status report of the server."""
         self.server_stacks = self.logs / "server-stacks.log"
+        self.viewer_index = root / ".viewer.db"
+        """The index of rollouts that the page makes. It can be deleted at any time."""
 
     @property
     def is_known(self) -> bool:
