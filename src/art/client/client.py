@@ -16,6 +16,7 @@ from art.client.jobs import JobClient, model_path
 from art.errors import ArtError
 from art.protocol.answers import ModelCard, ModelList
 from art.protocol.checkpoint_calls import BEST_METRIC, CheckpointList, ExportFormat, FileList, MetricsRow, Recorded
+from art.protocol.page import LOGIN_MARK, Empty, PageLink
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
 from art.protocol.training import DeleteCheckpointsRequest, DeleteCheckpointsResponse, ModelStatus, RegisterRequest
@@ -50,6 +51,11 @@ class ArtClient(JobClient):
         return await self.typed(
             PreflightReport, "POST", path, body=request, read_timeout_s=REGISTER_TIMEOUT_S, what=what
         )
+
+    async def page_link(self) -> str:
+        """Return an address that opens the server's page in a browser, once, with the rights of this client's key."""
+        link = await self.typed(PageLink, "POST", "/view/links", body=Empty())
+        return f"{self.base_url}/{LOGIN_MARK}{link.code}"
 
     async def list_models(self) -> list[ModelCard]:
         """List the models that can be sampled from; the id of each is `project/name`."""

@@ -61,6 +61,8 @@ class DataDir:
         self.logs = root / "logs"
         self.report = self.logs / "report.txt"
         """The newest status report of the server."""
+        self.address = self.logs / "address.txt"
+        """Address of the server that runs here, or of the last one that did."""
         self.server_stacks = self.logs / "server-stacks.log"
 
     @property
