@@ -36,9 +36,14 @@ class ModelPaths:
         self.costs = root / "costs.jsonl"
         self.checkpoints = root / "checkpoints"
         self.exports = root / "exports"
+        self.steps = root / "steps"
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"{step:04d}"
+
+    def step(self, step: int) -> Path:
+        """Folder of what is kept of a training step beside its checkpoint (`art.storage.steps`)."""
+        return self.steps / f"{step:04d}"
 
     def export(self, step: int, form: str) -> Path:
         return self.exports / f"{step:04d}-{validate_name(form, param='format')}"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from art.config import TrainConfig, TrainSFTConfig
@@ -31,6 +32,7 @@ from art.metrics.findings import Finding, find_findings
 from art.metrics.trends import WINDOW, measure_trends
 from art.protocol.calls import Train, TrainSft
 from art.runtime.jobs.job import Entry, Job, SftPayload, TrainPayload
+from art.runtime.jobs.step_record import record_plan
 from art.runtime.jobs.store import JobStore
 from art.runtime.jobs.work import Done, JobControl
 from art.runtime.models import Models
@@ -66,13 +68,19 @@ class TrainingWork:
         return model.step
 
     async def run(self, job: Job, from_step: int | None, control: JobControl) -> Done:
-        started = time.perf_counter()
         assert from_step is not None
+        assert isinstance(job.payload, TrainPayload | SftPayload)
+        done = await self._train(job, job.payload, from_step, control)
+        folder = self._models.data_dir.model(job.project, job.name).step(done.changes["step"])
+        findings = await asyncio.to_thread(record_plan, folder, job, job.payload.plan, done, from_step=from_step)
+        return replace(done, changes={**done.changes, "findings": [*done.changes["findings"], *findings]})
+
+    async def _train(self, job: Job, payload: TrainPayload | SftPayload, from_step: int, control: JobControl) -> Done:
+        started = time.perf_counter()
         model, host = self._models.find(job.project, job.name)
         paths, step = self._models.data_dir.model(job.project, job.name), from_step + 1
         source, target = paths.checkpoint(from_step), paths.checkpoint(step)
-        assert isinstance(job.payload, TrainPayload | SftPayload)
-        payload, plan = job.payload, job.payload.plan
+        plan = payload.plan
         if isinstance(payload, TrainPayload) and payload.is_empty:
             return _untrained(job, from_step, source)
         if not host.engine_process.has_failed:

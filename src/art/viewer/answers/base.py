@@ -15,7 +15,7 @@ class Answer(BaseModel):
 
 
 class Query(BaseModel):
-    """Base class of queries. Their values may be texts, as they stand in a URL; an unknown name is an error."""
+    """Base class of queries. Values may be texts, as a URL has them; an unknown name is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -64,7 +64,7 @@ class Comparison(Answer):
     difference: Interval | None
     """Mean over scenarios of the paired difference `b - a`; null without common scenarios."""
     scenarios: list[ScenarioChange]
-    """Those with the largest difference first, in either direction."""
+    """The largest difference comes first, in either direction."""
     num_better: int
     num_worse: int
     splits: list[str]

@@ -22,7 +22,7 @@ class GroupAnswer(Answer):
     group: int
     scenario: str | None
     rollouts: list[RolloutDetail]
-    """Those with the highest advantage first; by reward where no advantage is known. At most 64."""
+    """The highest advantage comes first; by reward where no advantage is known. At most 64."""
     num_rollouts: int
     first_difference: list[Difference | None]
     """One per rollout of `rollouts`; null for the first, and for one that does not differ from it."""

@@ -43,7 +43,7 @@ class StepDetail(Answer):
     """Time by phase, from the metrics that the catalogue has as times of a step."""
     num_groups: int
     num_rollouts: int
-    """Of the split `train`; logged or trained."""
+    """Rollouts of the split `train` that were logged or trained."""
     previous: int | None
     next: int | None
     """Neighbouring steps that have metrics."""
