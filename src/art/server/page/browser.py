@@ -101,7 +101,7 @@ def cookie_name(scope: Scope, *, https: bool) -> str:
 
     With https the prefix `__Host-` makes browsers refuse the cookie from another host of the same domain.
     """
-    port = urlsplit(f"//{header(scope, b'host') or ''}").netloc.rpartition(":")[2]
+    port = (header(scope, b"host") or "").rpartition(":")[2]
     name = f"art_session_{port}" if port.isdigit() else "art_session"
     return f"__Host-{name}" if https else name
 
@@ -127,7 +127,7 @@ def make_cookie(scope: Scope, text: str, *, https: bool) -> str:
 
 def _name_of(host: str) -> str:
     try:
-        return urlsplit(f"//{host}").hostname or ""
+        return "" if "@" in host else urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
 
