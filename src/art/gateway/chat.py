@@ -59,8 +59,8 @@ class Gateway:
     async def complete(self, request: ChatRequest, *, rollout_id: str | None = None, key: str = "") -> dict[str, Any]:
         """Answer a request with one `chat.completion` object of OpenAI's API.
 
-        It has three fields more: `policy_version`, an `exchange_id` in every choice, which is the id of its record, and
-        `stop_reason` in a choice that ended at a stop string. `logprobs` lists every sampled token, including the one
+        It has further fields: `policy_version`; in every choice `exchange_id`, the id of its record, and `exchange`, its
+        step, times and tokens; and `stop_reason` in a choice that ended at a stop string. `logprobs` lists every sampled token, including the one
         that ended the answer.
 
         Args:
@@ -219,6 +219,7 @@ class Gateway:
         )
         conversation = extend_hash(turn.conversation, completion.message)
         await self.recorder.append(exchange, conversation=conversation, parent=turn.parent)
+        completion.exchange = exchange.summary()
         self.conversations.add(exchange, conversation)
 
 

@@ -33,6 +33,8 @@ class Completion:
         """OpenAI's log-prob entries of the tokens; `None` if the request does not ask for them."""
         self.message: Message = {}
         """The answer, once it has ended."""
+        self.exchange: dict[str, Any] | None = None
+        """Facts about the exchange (see `Exchange.summary`), once it is recorded."""
         self.finish_reason: FinishReason | None = None
 
     def add(self, chunk: TokenChunk) -> None:
