@@ -32,6 +32,7 @@ from art.trajectory import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from art.client.collector import RolloutCollector
+    from art.client.log_upload import LogEntry
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,9 @@ class Backend:
     """Data directory of the server, if it is on this machine. Models then keep their log there too."""
     shares_files: bool | None = None
     """Whether a path here names the same file for the server. `None`: yes if the server is on this machine."""
+
+    shares_log: bool = True
+    """Whether what `model.log` writes here is also sent to a server that keeps its files elsewhere."""
 
     device_usd_per_hour: float | None = None
     """Price of the server's machine in USD, for models that have no such price of their own."""
@@ -343,6 +347,13 @@ class Backend:
             await self._client.log_metrics(model.project, model.name, metrics)
         except ArtError as error:
             logger.warning("the server did not get the metrics of step %d: %s", step, error)
+
+    async def send_log(self, model: NamedModel, entry: LogEntry) -> None:
+        """Send what was logged to a server that keeps its files elsewhere, for its page. A failure is only logged."""
+        if self._client is not None and self.data_dir is None and self.shares_log:
+            from art.client.log_upload import send_log
+
+            await send_log(self._client, model.project, model.name, entry)
 
 
 def _read_settings(config: TrainConfig | None, settings: TrainSettings) -> tuple[TrainConfig, bool]:

@@ -51,7 +51,9 @@ class ScriptedViewer:
         )  # fmt: skip
 
     def costs(self, project: str, name: str) -> CostsAnswer:
-        return CostsAnswer(total_usd=float("inf"), by_source=[], by_step=CostsByStep(steps=[], by_source={}), num_unreadable_lines=0)
+        return CostsAnswer(
+            total_usd=float("inf"), by_source=[], by_step=CostsByStep(steps=[], by_source={}), num_unreadable_lines=0
+        )
 
     def close(self) -> None:
         self.asked.append("closed")

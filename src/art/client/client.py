@@ -19,6 +19,7 @@ from art.protocol.checkpoint_calls import BEST_METRIC, CheckpointList, ExportFor
 from art.protocol.page import LOGIN_MARK, Empty, PageLink
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
+from art.protocol.run_log import Logged, LogRequest
 from art.protocol.training import DeleteCheckpointsRequest, DeleteCheckpointsResponse, ModelStatus, RegisterRequest
 
 REGISTER_TIMEOUT_S = 900.0
@@ -27,6 +28,9 @@ REGISTER_TIMEOUT_S = 900.0
 
 class ArtClient(JobClient):
     """A client of one server. Use it from any event loop, and close it in each."""
+
+    takes_logs = True
+    """Whether the server keeps what scripts log. An older one does not, which shows at the first call of `log`."""
 
     async def health(self) -> dict[str, Any]:
         """Return the answer of `GET /health`: `status`, and for a key that may read all projects also details."""
@@ -77,6 +81,10 @@ class ArtClient(JobClient):
 
     async def log_metrics(self, project: str, name: str, row: MetricsRow) -> None:
         await self.typed(Recorded, "POST", model_path(project, name, "metrics"), body=row)
+
+    async def log(self, project: str, name: str, request: LogRequest) -> None:
+        """Send a row of the history with its groups. The server keeps what it does not have yet."""
+        await self.typed(Logged, "POST", model_path(project, name, "log"), body=request)
 
     async def delete_checkpoints(
         self, project: str, name: str, request: DeleteCheckpointsRequest

@@ -261,6 +261,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
             InvalidRequestError: `split` is not a valid name.
             TrajectoryError: these are not trajectories, or a reward or metric is not a number; nothing is logged.
         """
+        from art.client.log_upload import LogEntry
         from art.metrics.groups import as_groups, check_metrics, check_split
 
         check_split(split)
@@ -269,6 +270,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         step = await self.get_step() if step is None else step
         metrics = self._run_log.take_pending() | dict(metrics)
         await self.book_costs(trainer_s=metrics.get("time/step_trainer_s", 0.0), split=split)
-        row = await self._run_log.append(self._paths(), self.costs, groups, metrics, split, step)
+        row, written = await self._run_log.append(self._paths(), self.costs, groups, metrics, split, step)
         if self.trainable and self._backend is not None:  # the server needs them to keep the best checkpoint
             await self._backend.log_metrics(self, step, row)
+            await self._backend.send_log(self, LogEntry(split, step, written, groups))

@@ -41,6 +41,7 @@ from art.runtime.placement.devices import find_devices
 from art.runtime.registration import Registration
 from art.runtime.registry import Registry
 from art.runtime.resolver import PolicyResolver
+from art.runtime.run_logs import RunLogs
 from art.runtime.submission import Submission
 from art.runtime.supervision.directory_watch import watch_directory
 from art.runtime.supervision.status_report import write_report
@@ -73,6 +74,7 @@ class Runtime:
         self.models.on_change = self.resolver.forget
         self.gateway = Gateway(self.resolver, self._recorder)
         self.jobs = self._make_jobs()
+        self.run_logs = RunLogs(self.models)
         self.checkpoints = ModelCheckpoints(self.models, self.jobs, self._metrics, config.llama_cpp)
         self.registration = Registration(self._registry, self.models, self._hosts, self.jobs, self._check_directory)
         preflight = Preflight() if config.preflight else None

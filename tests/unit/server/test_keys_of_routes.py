@@ -20,6 +20,7 @@ from art.protocol.dialects.text_completions import CompletionRequest, Detokenize
 from art.protocol.page import Empty
 from art.protocol.preflight import PreflightRequest
 from art.protocol.rollouts import RolloutUpdate
+from art.protocol.run_log import LogRequest
 from art.protocol.training import DeleteCheckpointsRequest, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.server.app import ROUTES, App
 from art.server.call import Route
@@ -79,6 +80,7 @@ BODIES: dict[type[Any], list[dict[str, Any]]] = {
     PushRequest: [{"job_id": "job-of-a", "target": {"kind": "s3", "bucket": "x"}}],
     MetricsRow: [{"row_id": "row-0001", "step": 1, "metrics": {}}],
     Empty: [{}],
+    LogRequest: [{"split": "train", "step": 1, "row": {"recorded_at": "x"}, "groups": []}],
     RolloutUpdate: [{"project": "b", "reward": 1.0}, {"model": "b/agent"}, {"reward": 1.0}],
 }
 """Bodies that name something of project b, where a body can. A new wire type needs an entry."""

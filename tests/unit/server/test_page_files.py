@@ -56,7 +56,15 @@ async def test_every_answer_of_the_page_has_the_headers_of_a_browser(browser: Br
 
 async def test_only_the_files_of_the_page_are_sent(browser: Browser) -> None:
     http, version = browser.client(), page_files().version
-    for path in ("viewer.py", "../viewer.py", "..%2fviewer.py", "lib/..", "lib/../main.js/x", "%2e%2e/viewer.py", "lib"):
+    for path in (
+        "viewer.py",
+        "../viewer.py",
+        "..%2fviewer.py",
+        "lib/..",
+        "lib/../main.js/x",
+        "%2e%2e/viewer.py",
+        "lib",
+    ):
         response = await http.get(f"/static/{version}/{path}")
         assert response.status_code in (401, 404)
         assert "class Viewer" not in response.text
@@ -104,7 +112,8 @@ async def test_numbers_that_json_lacks_are_null(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["runs?limit=3", "runs/a/agent/rollouts?sort=colour", "runs/a/agent/rollouts?limit=5000", "runs/a/agent/steps/x"]
+    "path",
+    ["runs?limit=3", "runs/a/agent/rollouts?sort=colour", "runs/a/agent/rollouts?limit=5000", "runs/a/agent/steps/x"],
 )
 async def test_a_wrong_query_says_what_is_wrong(browser: Browser, path: str) -> None:
     response = await browser.client().get(f"/view/api/{path}", headers=KEY)
