@@ -69,6 +69,8 @@ class DataDir:
         self.address = self.logs / "address.txt"
         """Address of the server that runs here, or of the last one that did."""
         self.server_stacks = self.logs / "server-stacks.log"
+        self.viewer_index = root / ".viewer.db"
+        """The index of rollouts that the page makes. It can be deleted at any time."""
 
     @property
     def is_known(self) -> bool:

@@ -28,7 +28,7 @@ class ReadOnlyDatabase:
         self._idle: list[sqlite3.Connection] = []
         self._lock = threading.Lock()
 
-    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a query; none if the file, a table or a column is missing, or the file is damaged."""
         connection = self._take()
         if connection is None:
