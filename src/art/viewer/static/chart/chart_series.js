@@ -1,5 +1,5 @@
 /** What uPlot needs to know about the lines of a chart, in the order in which chart.js gives it their values. */
-import { withOpacity } from "../colours.js";
+import { withOpacity } from "../lib/colours.js";
 
 const BAND_OPACITY = 0.18;
 const AREA_OPACITY = 0.75;
