@@ -32,7 +32,6 @@ from art.trajectory import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from art.client.collector import RolloutCollector
-    from art.client.log_upload import LogEntry
 
 logger = logging.getLogger(__name__)
 
@@ -348,12 +347,10 @@ class Backend:
         except ArtError as error:
             logger.warning("the server did not get the metrics of step %d: %s", step, error)
 
-    async def send_log(self, model: NamedModel, entry: LogEntry) -> None:
-        """Send what was logged to a server that keeps its files elsewhere, for its page. A failure is only logged."""
-        if self._client is not None and self.data_dir is None and self.shares_log:
-            from art.client.log_upload import send_log
-
-            await send_log(self._client, model.project, model.name, entry)
+    @property
+    def log_client(self) -> ArtClient | None:
+        """The client to which logs are sent; `None` if the server has the same files, or is to get none."""
+        return self._client if self.data_dir is None and self.shares_log else None
 
 
 def _read_settings(config: TrainConfig | None, settings: TrainSettings) -> tuple[TrainConfig, bool]:

@@ -12,7 +12,7 @@ import httpx2
 from art.config import ServerConfig
 from art.server.app import App
 from art.server.page.browser import Addresses
-from art.server.page.state import PageState
+from art.server.page.page_state import PageState
 from art.storage.keys import KeyStore
 from art.viewer.answers.costs import CostsAnswer, CostsByStep
 from art.viewer.answers.run_list import RunDetail, RunList, RunSummary

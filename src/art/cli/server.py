@@ -23,8 +23,7 @@ from art.cli.terminal.pipes import until_unread
 from art.client.interrupt import EXIT_INTERRUPTED
 from art.config import ServerConfig
 from art.errors import ArtError, ConfigError
-from art.protocol.keys import check_api_key
-from art.protocol.page import LOGIN_MARK
+from art.protocol.keys import LOGIN_MARK, check_api_key
 from art.runtime.supervision.self_watch import ServerWatch, end_within
 from art.server.auth import SERVER_KEY_ID
 from art.server.bodies.memory import keep_little
@@ -35,7 +34,7 @@ from art.storage.local_key import LOOPBACK, left_for_clients
 from art.storage.log_lines import clean, known_secrets, log_to_stderr
 
 if TYPE_CHECKING:
-    from art.server.page.state import PageState
+    from art.server.page.page_state import PageState
 
 logger = logging.getLogger("art.server")
 
@@ -140,7 +139,7 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
     from art.server.app import App
     from art.server.connections import KEEP_ALIVE_S, connections
     from art.server.page.browser import Addresses
-    from art.server.page.state import PageState
+    from art.server.page.page_state import PageState
     from art.viewer.viewer import Viewer
 
     class Server(uvicorn.Server):

@@ -19,7 +19,7 @@ import secrets
 import webbrowser
 from pathlib import Path
 
-from art.cli.viewing.answers import print_answers, print_paths
+from art.cli.viewing.view_json import print_answers, print_paths
 from art.client import ArtClient
 from art.errors import ArtError, ConfigError, NotFoundError
 from art.protocol.keys import check_api_key

@@ -6,6 +6,7 @@ call continues the same job.
 
 from __future__ import annotations
 
+import logging
 from json import loads
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,24 @@ from urllib.parse import quote
 
 from art.client.files import download
 from art.client.jobs import JobClient, model_path
-from art.errors import ArtError
+from art.errors import ArtError, NotFoundError
 from art.protocol.answers import ModelCard, ModelList
-from art.protocol.checkpoint_calls import BEST_METRIC, CheckpointList, ExportFormat, FileList, MetricsRow, Recorded
-from art.protocol.page import LOGIN_MARK, Empty, PageLink
+from art.protocol.checkpoint_calls import (
+    BEST_METRIC,
+    CheckpointList,
+    ExportFormat,
+    FileList,
+    Logged,
+    LogRequest,
+    MetricsRow,
+    Recorded,
+)
+from art.protocol.keys import LOGIN_MARK, Empty, PageLink
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
-from art.protocol.run_log import Logged, LogRequest
 from art.protocol.training import DeleteCheckpointsRequest, DeleteCheckpointsResponse, ModelStatus, RegisterRequest
+
+logger = logging.getLogger(__name__)
 
 REGISTER_TIMEOUT_S = 900.0
 """Time limit of a registration, the first of which downloads the base model and starts its engine."""
@@ -29,8 +40,7 @@ REGISTER_TIMEOUT_S = 900.0
 class ArtClient(JobClient):
     """A client of one server. Use it from any event loop, and close it in each."""
 
-    takes_logs = True
-    """Whether the server keeps what scripts log. An older one does not, which shows at the first call of `log`."""
+    _takes_logs = True
 
     async def health(self) -> dict[str, Any]:
         """Return the answer of `GET /health`: `status`, and for a key that may read all projects also details."""
@@ -83,8 +93,21 @@ class ArtClient(JobClient):
         await self.typed(Recorded, "POST", model_path(project, name, "metrics"), body=row)
 
     async def log(self, project: str, name: str, request: LogRequest) -> None:
-        """Send a row of the history with its groups. The server keeps what it does not have yet."""
-        await self.typed(Logged, "POST", model_path(project, name, "log"), body=request)
+        """Send a row of the history with its groups, of which the server keeps what it does not have yet.
+
+        A failure is logged and not raised: the script has its own log. A server of an older version takes none, which
+        is said once.
+        """
+        if not self._takes_logs:
+            return
+        try:
+            await self.typed(Logged, "POST", model_path(project, name, "log"), body=request)
+        except NotFoundError as error:
+            self._takes_logs = False
+            logger.warning("the server takes no logs, so its page shows none of them: %s", error)
+        except ArtError as error:
+            lost = f"{len(request.groups)} groups of step {request.step}"
+            logger.warning("the server did not get %s for its page: %s", lost, error)
 
     async def delete_checkpoints(
         self, project: str, name: str, request: DeleteCheckpointsRequest

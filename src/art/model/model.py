@@ -261,7 +261,6 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
             InvalidRequestError: `split` is not a valid name.
             TrajectoryError: these are not trajectories, or a reward or metric is not a number; nothing is logged.
         """
-        from art.client.log_upload import LogEntry
         from art.metrics.groups import as_groups, check_metrics, check_split
 
         check_split(split)
@@ -273,4 +272,13 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         row, written = await self._run_log.append(self._paths(), self.costs, groups, metrics, split, step)
         if self.trainable and self._backend is not None:  # the server needs them to keep the best checkpoint
             await self._backend.log_metrics(self, step, row)
-            await self._backend.send_log(self, LogEntry(split, step, written, groups))
+            await self._send_log(split, step, written, groups)
+
+    async def _send_log(self, split: str, step: int, row: dict[str, Any], groups: list[TrajectoryGroup]) -> None:
+        """Send what was logged to a server that keeps its files elsewhere, for its page."""
+        if self._backend is None or (client := self._backend.log_client) is None:
+            return
+        from art.model.log_upload import log_requests
+
+        for request in await asyncio.to_thread(log_requests, split, step, row, groups):
+            await client.log(self.project, self.name, request)

@@ -34,7 +34,7 @@ from art.server.errors import METHOD_NOT_ALLOWED, REQUEST_ID, error_body, failur
 from art.server.headers import answer_preflight, is_preflight, request_id, with_headers
 from art.server.openapi import build_openapi
 from art.server.page.browser import SECURITY_HEADERS, Addresses, read_cookie
-from art.server.page.state import PageState
+from art.server.page.page_state import PageState
 from art.server.paths import HiddenPaths
 from art.server.routes import (
     chat,

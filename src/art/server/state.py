@@ -12,7 +12,7 @@ from art.gateway.workers import Workers
 from art.protocol.answers import Measurement
 from art.server.auth import Keyring
 from art.server.limits import Limiter
-from art.server.page.state import PageState
+from art.server.page.page_state import PageState
 from art.server.paths import HiddenPaths
 from art.server.prometheus import Metrics
 

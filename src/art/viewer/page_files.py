@@ -53,10 +53,10 @@ def page_files() -> PageFiles:
 
 
 def _read(folder: Traversable, prefix: str) -> list[tuple[str, bytes]]:
-    found: list[tuple[str, bytes]] = []
+    entries: list[tuple[str, bytes]] = []
     for entry in folder.iterdir():
         if entry.is_dir():
-            found += _read(entry, f"{prefix}{entry.name}/")
+            entries += _read(entry, f"{prefix}{entry.name}/")
         elif any(entry.name.endswith(suffix) for suffix in CONTENT_TYPES):
-            found.append((prefix + entry.name, entry.read_bytes()))
-    return found
+            entries.append((prefix + entry.name, entry.read_bytes()))
+    return entries

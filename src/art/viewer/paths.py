@@ -90,9 +90,9 @@ class ReadPath:
             if param in NUMBERS and not (value.isascii() and value.isdecimal() and len(value) <= _MOST_DIGITS):
                 raise InvalidRequestError(f"`{param}` must be a whole number, got {value[:40]!r}", param=param)
         lists = {name for name, field in self.query.model_fields.items() if get_origin(field.annotation) is list}
-        given = {name: list(texts) if name in lists else texts[-1] for name, texts in query.items()}
+        values_by_name = {name: list(texts) if name in lists else texts[-1] for name, texts in query.items()}
         try:
-            return Asked(values, self.query.model_validate(given))
+            return Asked(values, self.query.model_validate(values_by_name))
         except ValidationError as error:
             raise invalid_request(error) from None
 

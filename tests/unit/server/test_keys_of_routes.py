@@ -12,15 +12,14 @@ import httpx2
 import pytest
 
 from art.config import DistillConfig, TrainConfig
-from art.protocol.checkpoint_calls import ExportRequest, ForkRequest, MetricsRow, PullRequest, PushRequest
+from art.protocol.checkpoint_calls import ExportRequest, ForkRequest, LogRequest, MetricsRow, PullRequest, PushRequest
 from art.protocol.dialects.anthropic import CountTokensRequest, MessagesRequest
 from art.protocol.dialects.chat_completions import ChatRequest
 from art.protocol.dialects.responses import ResponsesRequest
 from art.protocol.dialects.text_completions import CompletionRequest, DetokenizeRequest, TokenizeRequest
-from art.protocol.page import Empty
+from art.protocol.keys import Empty
 from art.protocol.preflight import PreflightRequest
 from art.protocol.rollouts import RolloutUpdate
-from art.protocol.run_log import LogRequest
 from art.protocol.training import DeleteCheckpointsRequest, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.server.app import ROUTES, App
 from art.server.call import Route

@@ -12,12 +12,12 @@ import uvicorn
 
 from art.config import ServerConfig
 from art.errors import ConfigError
-from art.protocol.page import LOGIN_MARK
+from art.protocol.keys import LOGIN_MARK
 from art.server.app import App
 from art.server.auth import SERVER_KEY_ID
 from art.server.connections import connections
 from art.server.page.browser import Addresses
-from art.server.page.state import PageState
+from art.server.page.page_state import PageState
 from art.storage.layout import DataDir
 from art.viewer.viewer import Viewer
 

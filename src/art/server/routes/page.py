@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from art.errors import AuthenticationError, NotFoundError
-from art.protocol.page import Empty, LoginRequest, PageLink, PageSession
+from art.protocol.keys import Empty, LoginRequest, PageLink, PageSession
 from art.server.asgi import header, send_bytes
 from art.server.auth import Caller
 from art.server.call import Call, Route

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from art.config import CustomLossConfig, DistillConfig
+from art.protocol.checkpoint_calls import Logged, LogRequest
 from art.protocol.preflight import PreflightReport, PreflightRequest
-from art.protocol.run_log import Logged, LogRequest
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.server.call import Call, Route
 from art.server.machine import check_custom_loss, check_registration

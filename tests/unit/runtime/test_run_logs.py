@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from art.errors import InvalidRequestError
+from art.runtime.run_logs import append_once
 from art.storage.jsonl import append_lines, encode
 from art.storage.layout import ModelPaths
-from art.storage.received_log import append_once
 
 ROW = {"train/reward": 0.5, "step": 3, "recorded_at": "2026-01-31T10:00:00.123456+00:00", "lost": None, "n": 3}
 GROUPS: list[dict[str, Any]] = [

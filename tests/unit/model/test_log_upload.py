@@ -12,9 +12,9 @@ import pytest
 
 import art
 from art.backend import Backend
-from art.client import log_upload
+from art.model import log_upload
+from art.runtime.run_logs import append_once
 from art.storage.layout import DataDir
-from art.storage.received_log import append_once
 from tests.support.fake_art_server import FakeArtServer, refusal
 
 
@@ -130,6 +130,6 @@ async def test_a_server_that_refuses_does_not_stop_training(
         for step in (1, 2, 3):
             await model.log(groups(1), split="train", step=step)
     assert len(server.logs) == 2, "a server of an older version is asked once"
-    assert "lacks 1 groups of step 1" in caplog.text
+    assert "did not get 1 groups of step 1" in caplog.text
     assert "takes no logs" in caplog.text
     assert len(files(tmp_path / "client")["history.jsonl"].splitlines()) == 3
