@@ -56,6 +56,11 @@ class LiveHub:
         self._flush_timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
 
+    @property
+    def num_viewers(self) -> int:
+        """Viewers, with those who left a moment ago."""
+        return sum(self._viewers.values())
+
     def is_watched(self, project: Project) -> bool:
         """Whether somebody watches this project; with `None`, whether somebody watches all."""
         viewers = self._viewers

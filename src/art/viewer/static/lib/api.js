@@ -182,7 +182,7 @@ function serverRoot() {
 export function stream(path, onEvent) {
   if (!session.has_server) return () => {};
   const source = new EventSource(viewRoot() + path);
-  const types = ["request_started", "tokens", "request_ended", "job_progress", "step", "finding", "log"];
+  const types = ["reset", "request_started", "tokens", "request_ended", "job_progress", "step", "finding", "log"];
   for (const type of types) {
     source.addEventListener(type, (event) => {
       const message = /** @type {MessageEvent} */ (event);
