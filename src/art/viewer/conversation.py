@@ -91,11 +91,18 @@ def reasoning(message: Row) -> str | None:
 
 def tool_calls(message: Row) -> list[tuple[str | None, str, str]]:
     """Return the tool calls of a message as (id, name, arguments as text)."""
-    calls = [(call.get("id"), mapping(call.get("function") or call.get("custom"))) for call in dicts(message.get("tool_calls"))]
+    calls = [
+        (call.get("id"), mapping(call.get("function") or call.get("custom")))
+        for call in dicts(message.get("tool_calls"))
+    ]
     if isinstance(message.get("function_call"), dict):
         calls.append((None, message["function_call"]))
     return [
-        (text_or_none(call_id), str(function.get("name") or ""), as_text(function.get("arguments", function.get("input"))))
+        (
+            text_or_none(call_id),
+            str(function.get("name") or ""),
+            as_text(function.get("arguments", function.get("input"))),
+        )
         for call_id, function in calls
     ]
 

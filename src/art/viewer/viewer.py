@@ -21,7 +21,10 @@ from art.viewer.answers.rollout import RolloutDetail
 from art.viewer.answers.rollout_rows import RolloutKey, RolloutPage, RolloutQuery
 from art.viewer.answers.run_list import RunDetail, RunList
 from art.viewer.answers.step_ledger import LedgerAnswer, StepDetail
+from art.viewer.answers.tokens import RolloutTokens, TokensQuery
+from art.viewer.answers.tree import TreeAnswer, TreeQuery
 from art.viewer.database import ReadOnlyDatabase
+from art.viewer.tokens.reader import TokenReader
 
 
 class Viewer:
@@ -39,6 +42,7 @@ class Viewer:
         """
         self.data_dir = data_dir
         self.database = ReadOnlyDatabase(data_dir.database)
+        self._tokens = TokenReader(data_dir, self.database)
 
     def close(self) -> None:
         """End indexing and close the files."""
@@ -89,6 +93,24 @@ class Viewer:
             NotFoundError: there is no such group.
         """
         raise NotImplementedError
+
+    def tokens(self, project: str, name: str, key: RolloutKey, query: TokensQuery) -> RolloutTokens:
+        """Describe the exact tokens of one path of a rollout.
+
+        Raises:
+            NotFoundError: there is no such rollout, or it has no such path.
+        """
+        self.run_paths(project, name)
+        return self._tokens.rollout(project, name, key, query)
+
+    def tree(self, project: str, name: str, step: int, query: TreeQuery) -> TreeAnswer:
+        """Describe the prefix tree of a step as it was trained.
+
+        Raises:
+            NotFoundError: nothing is known of the step, or the tree has no such node.
+        """
+        self.run_paths(project, name)
+        return self._tokens.tree(project, name, step, query)
 
     def step(self, project: str, name: str, step: int) -> StepDetail:
         """Describe one step.
