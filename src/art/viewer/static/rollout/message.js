@@ -1,8 +1,9 @@
 // One message of a conversation: who said it, reasoning, text, tool calls, and what is known about an answer of the policy.
 
+import { copyButton } from "../lib/copy.js";
 import { h } from "../lib/dom.js";
-import { formatNumber, formatSeconds, plural } from "../lib/format.js";
-import { copyButton, saidNodes, saidText } from "./said_text.js";
+import { formatSeconds, plural } from "../lib/format.js";
+import { saidNodes, saidText } from "./said_text.js";
 import { prettyArguments, sizeOfText } from "./visible_text.js";
 
 /** @typedef {import("./first_difference.js").Item} Item */
@@ -95,7 +96,7 @@ function toolCallView(call, nameDiffers, argumentsDiffer) {
     h("div", { class: "tool-call-head" },
       h("span", { class: nameDiffers === null ? "tool-name" : "tool-name differs" }, saidNodes(call.name || "(no name)")),
       pretty.isJson ? null : h("span", { class: "fault" }, "arguments are no JSON"),
-      copyButton("copy", () => call.arguments)),
+      copyButton(call.arguments, "copy")),
     saidText(pretty.text, { limit: 3000, mono: true, differsAt: argumentsDiffer }));
 }
 
@@ -105,9 +106,4 @@ export function toolNamesOf(items) {
   const names = new Map();
   for (const item of items) for (const call of item.tool_calls ?? []) if (call.id) names.set(call.id, call.name);
   return names;
-}
-
-/** @param {number|null|undefined} reward @returns {string} */
-export function rewardText(reward) {
-  return reward === null || reward === undefined ? "no reward" : `reward ${formatNumber(reward)}`;
 }

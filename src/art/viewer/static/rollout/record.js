@@ -1,14 +1,15 @@
 // The tab "record": metrics, metadata, logs and the error of a rollout, and all of it as JSON to copy.
 
+import { copyButton } from "../lib/copy.js";
 import { h, replace } from "../lib/dom.js";
 import { formatNumber, formatSeconds, formatTime } from "../lib/format.js";
-import { copyButton, saidNodes, saidText } from "./said_text.js";
+import { saidNodes, saidText } from "./said_text.js";
 
 /** @param {HTMLElement} root @param {any} rollout a `RolloutDetail` */
 export function showRecord(root, rollout) {
   const json = () => JSON.stringify(rollout, null, 2);
   replace(root,
-    h("p", { class: "record-actions" }, copyButton("copy as JSON", json)),
+    h("p", { class: "record-actions" }, copyButton(json, "copy as JSON")),
     rollout.error ? section("error", saidText(rollout.error, { mono: true })) : null,
     section("facts", valuesTable([
       ["started", formatTime(rollout.started_at)], ["duration", formatSeconds(rollout.duration_s)],

@@ -68,18 +68,3 @@ function nodesWithDifference(text, differsAt) {
 export function namedValue(name, value, hint) {
   return h("div", { title: hint ?? null }, h("dt", null, name), h("dd", null, value));
 }
-
-/** A button that copies a text and says so.
- * @param {string} label @param {() => string} text @returns {HTMLElement} */
-export function copyButton(label, text) {
-  const button = h("button", { type: "button", class: "quiet" }, label);
-  const say = (/** @type {string} */ words) => {
-    button.textContent = words;
-    setTimeout(() => replace(button, label), 2000);
-  };
-  button.addEventListener("click", () => {
-    if (navigator.clipboard === undefined) return say("the browser allows no copying here");
-    navigator.clipboard.writeText(text()).then(() => say("copied"), () => say("not copied: the browser refused"));
-  });
-  return button;
-}

@@ -11,7 +11,7 @@ export function nextStep(ranges, step, direction) {
   for (const [first, last] of ranges) {
     const inRange = direction > 0 ? Math.max(first, step + 1) : Math.min(last, step - 1);
     if (inRange < first || inRange > last) continue;
-    if (nearest === null || Math.abs(inRange - step) < Math.abs(nearest - step)) nearest = inRange;
+    if (nearest === null || (nearest - inRange) * direction > 0) nearest = inRange;
   }
   return nearest;
 }

@@ -5,10 +5,12 @@ import { categoriesOf, categoryOf, scaleOf, valuesOf } from "./token_signals.js"
 
 /** @typedef {import("./token_signals.js").PathTokens} PathTokens */
 /** @typedef {import("./token_signals.js").Signal} Signal */
-/** @typedef {{ kind: "solid"|"hatch"|"unknown"|"read", colour: string }} Paint
+/** @typedef {{ kind: "solid"|"hatch"|"unknown"|"read", colour: string, strong?: string }} Paint
+ *   `strong`: the colour in the strip, where no text lies on it
  *   `solid`: a value; `hatch`: masked; `unknown`: sampled, and the value is not known; `read`: not sampled, so it has none */
 
 const UNKNOWN_COLOUR = "#9a9fa8";
+const TRAINED_COLOUR = "#b5d4f5";
 
 export class TokenPainter {
   /** @param {Signal} signal @param {PathTokens} tokens */
@@ -18,7 +20,7 @@ export class TokenPainter {
     this.values = valuesOf(signal, tokens);
     this.scale = scaleOf(signal, this.values);
     this.categories = signal.kind === "category" ? categoriesOf(signal, tokens.spans) : [];
-    this.paints = new Map(this.categories.map((category, index) => [category.key, paintOfCategory(signal, category.key, index)]));
+    this.paints = new Map(this.categories.map((category, index) => [category.key, paintOfCategory(signal, category.key, index, this.categories.length)]));
   }
 
   /** @param {number} place 0 to 1 on the scale @returns {string} */
@@ -36,12 +38,14 @@ export class TokenPainter {
   }
 }
 
-/** @param {Signal} signal @param {string} key @param {number} index @returns {Paint} */
-function paintOfCategory(signal, key, index) {
+/** Policy versions go from light (old) to dark (new).
+ * @param {Signal} signal @param {string} key @param {number} index @param {number} count of categories @returns {Paint} */
+function paintOfCategory(signal, key, index, count) {
   if (key === "not known") return { kind: "unknown", colour: UNKNOWN_COLOUR };
   if (key === "not sampled here") return { kind: "read", colour: "transparent" };
   if (signal.key === "mask" && key !== "trained") return { kind: "hatch", colour: key === "prompt" ? UNKNOWN_COLOUR : categorical(index) };
-  return { kind: "solid", colour: categorical(index) };
+  if (signal.key === "version") return { kind: "solid", colour: sequential(0.2 + (0.7 * index) / Math.max(1, count - 1)) };
+  return { kind: "solid", colour: TRAINED_COLOUR, strong: categorical(0) };
 }
 
 /** Gives an element the colours of a token.

@@ -9,6 +9,7 @@ import { SIGNALS, maskOf, whyMissing } from "./token_signals.js";
 /** The text of a token with every character visible, in quotes. @param {string|null} text @returns {string} */
 export function quotedToken(text) {
   if (text === null) return "no text";
+  if (text === "") return "a part of the next character";
   return `"${visibleText(text.replace(/\r/g, "‹CR›")).replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/ /g, "·")}"`;
 }
 
@@ -18,12 +19,13 @@ export function tokenPanel(tokens, token) {
     return h("aside", { class: "token-panel", "aria-label": "this token" }, h("p", { class: "soft" }, "Point at a token, or move with the arrow keys, to see what is known about it."));
   }
   const span = tokens.spans[tokens.spanOf[token]];
-  const gaps = new Set();
+  /** @type {Map<string, string[]>} names of signals by the reason why they are not known */
+  const gaps = new Map();
   const rows = [];
   for (const signal of SIGNALS) {
     if (signal.kind === "category") continue;
     const value = tokens.values[signal.key]?.[token];
-    if (value === null || value === undefined) gaps.add(whyMissing(signal, tokens, token).replace(/, so it has no .*$/, "."));
+    if (value === null || value === undefined) addTo(gaps, whyMissing(signal, tokens, token), signal.label);
     else rows.push(namedValue(signal.label, signal.key === "advantage" ? formatSigned(value, 3) : formatNumber(value), signal.about));
     if (signal.key === "sampling_logprob" && typeof value === "number") rows.push(namedValue("sampler probability", formatNumber(Math.exp(value))));
   }
@@ -32,13 +34,18 @@ export function tokenPanel(tokens, token) {
   return h("aside", { class: "token-panel", "aria-label": "this token" },
     h("p", { class: "token-title" }, h("strong", { class: "mono" }, saidNodes(quotedToken(tokens.texts[token]))), tokens.isSpecial[token] ? h("span", { class: "chip" }, "special") : null),
     h("dl", { class: "facts-list" },
-      namedValue("id", String(tokens.ids[token])),
+      namedValue("id", tokens.ids[token] === null ? "not known" : String(tokens.ids[token])),
       namedValue("place", `${formatCount(token + 1)} of ${formatCount(tokens.numTokens)}`),
       namedValue("role", saidNodes(span?.role ?? "not known")),
       rows,
       namedValue("learnt", span === undefined ? "not known" : span.trained ? "yes" : saidNodes(`no: ${maskOf(span)}`)),
       span?.policy_version !== null && span?.policy_version !== undefined ? namedValue("policy version", `step ${span.policy_version}`) : null),
-    [...gaps].map((gap) => h("p", { class: "soft" }, saidNodes(String(gap)))));
+    [...gaps].map(([reason, labels]) => h("p", { class: "soft" }, `No ${labels.join(", ")}: `, saidNodes(reason.charAt(0).toLowerCase() + reason.slice(1)))));
+}
+
+/** @param {Map<string, string[]>} gaps @param {string} reason @param {string} label */
+function addTo(gaps, reason, label) {
+  gaps.set(reason, [...(gaps.get(reason) ?? []), label]);
 }
 
 /** @param {number} weight @returns {string} a weight such as 1/412 as a fraction where it is one */

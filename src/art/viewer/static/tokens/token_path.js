@@ -11,7 +11,7 @@ const PIECE = 20000;
 /** Loads the first piece of a path.
  * @param {string} address @param {number} path @param {AbortSignal} signal @returns {Promise<LoadedPath>} */
 export async function loadPathStart(address, path, signal) {
-  const answer = await get(address, { path, first: 0, last: PIECE - 1 }, signal);
+  const answer = await get(address, { path, first: 0, last: PIECE }, signal);
   const tokens = emptyPath(answer);
   appendTokens(tokens, answer);
   return { tokens, paths: answer.paths };
@@ -22,7 +22,7 @@ export async function loadPathStart(address, path, signal) {
 export async function loadPathRest(address, tokens, signal, onPiece) {
   while (tokens.ids.length < tokens.numTokens && !signal.aborted) {
     const first = tokens.ids.length;
-    const answer = await get(address, { path: tokens.path, first, last: first + PIECE - 1 }, signal);
+    const answer = await get(address, { path: tokens.path, first, last: first + PIECE }, signal);
     if (signal.aborted) return;
     if (answer.token_ids.length === 0) {
       tokens.numTokens = first;
@@ -51,7 +51,7 @@ export function findWords(tokens, words, after) {
     offsets.push(joined.length);
     joined += lowerCase(text ?? "");
   }
-  let at = joined.indexOf(sought, (offsets[after] ?? -1) + 1);
+  let at = joined.indexOf(sought, after < 0 ? 0 : (offsets[after + 1] ?? joined.length));
   if (at < 0) at = joined.indexOf(sought);
   return at < 0 ? -1 : tokenAtOffset(offsets, at);
 }

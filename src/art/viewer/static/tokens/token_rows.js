@@ -2,16 +2,20 @@
 
 import { visibleText } from "../rollout/visible_text.js";
 
-/** @typedef {{ texts: (string|null)[], ids: number[], isSpecial: boolean[], starts: Set<number> }} RowTokens
+/** @typedef {{ texts: (string|null)[], ids: (number|null)[], isSpecial: boolean[], starts: Set<number> }} RowTokens
  *   `starts`: tokens that begin a new row because the speaker changes */
 /** @typedef {{ token: number, text: string, continues: boolean }} Segment  a token, or a part of one, in a row */
 
-/** The text of a token as it is drawn. Special tokens and tokens without text are never empty.
- * @param {string|null} text @param {number} id @param {boolean} whitespace whether spaces and line ends are marks
+const NO_TEXT = "▫";
+const PLAIN = /^[\x20-\x7e]+$/;
+
+/** The text of a token as it is drawn. ▫ is a token that has only a part of the bytes of the next character. Special tokens and tokens without text are never empty.
+ * @param {string|null} text @param {number|null} id @param {boolean} whitespace whether spaces and line ends are marks
  * @returns {string[]} lines: all but the last end with a line end of the token */
 export function drawnLines(text, id, whitespace) {
-  if (text === null) return [`‹${id}›`];
-  if (text === "") return ["∅"];
+  if (text === null) return [`‹${id ?? "?"}›`];
+  if (text === "") return [NO_TEXT];
+  if (PLAIN.test(text)) return [whitespace ? text.replaceAll(" ", "·") : text];
   const lines = (whitespace ? text : text.replace(/\r\n/g, "\n")).split("\n");
   return lines.map((line, index) => {
     let drawn = visibleText(line.replace(/\r$/, "‹CR›"));
@@ -26,7 +30,7 @@ const WIDE = /[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f
 /** The columns that a text takes in a monospaced font: two for a wide character, none for a combining one.
  * @param {string} text @returns {number} */
 export function numColumns(text) {
-  if (/^[\x20-\x7e]*$/.test(text)) return text.length;
+  if (PLAIN.test(text)) return text.length;
   let columns = 0;
   for (const character of text) columns += WIDE.test(character) ? 2 : /\p{Mark}/u.test(character) ? 0 : 1;
   return columns;

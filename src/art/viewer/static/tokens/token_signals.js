@@ -5,8 +5,9 @@ import { formatFixed, formatNumber, formatSigned } from "../lib/format.js";
 /** @typedef {{ start: number, end: number, role: string, exchange_id: string|null, policy_version: number|null,
  *   sampled: boolean, trained: boolean, reason: string|null }} Span  tokens [start, end) that have one origin */
 /** @typedef {(number|null)[]} Values */
-/** @typedef {{ path: number, numTokens: number, ids: number[], texts: (string|null)[], isSpecial: boolean[], spans: Span[],
- *   values: Record<string, Values>, missing: string|null, spanOf: number[] }} PathTokens  the tokens that have arrived */
+/** @typedef {{ path: number, numTokens: number, ids: (number|null)[], texts: (string|null)[], isSpecial: boolean[], spans: Span[],
+ *   values: Record<string, Values>, missing: string|null,
+ *   step: number|null, update: number|null, spanOf: number[] }} PathTokens  the tokens that have arrived */
 /** @typedef {"sequential"|"diverging"|"category"} Kind */
 /** @typedef {{ key: string, label: string, kind: Kind, about: string }} Signal */
 /** @typedef {{ kind: Kind, low: number, high: number, ticks: { at: number, text: string }[],
@@ -127,12 +128,10 @@ export function categoriesOf(signal, spans) {
  * @param {Signal} signal @param {PathTokens} tokens @param {number} token @returns {string} */
 export function whyMissing(signal, tokens, token) {
   const span = tokens.spans[tokens.spanOf[token]];
-  if (span !== undefined && !span.sampled) {
-    return `The model read this token and did not sample it${span.reason ? ` (${span.reason})` : ""}, so it has no ${signal.label}.`;
-  }
-  if (tokens.values[signal.key] === undefined) return tokens.missing ?? `No ${signal.label} was recorded for this rollout.`;
-  if (span !== undefined && !span.trained) return `The step did not learn from this token (${maskOf(span)}), so it has no ${signal.label}.`;
-  return tokens.missing ?? `No ${signal.label} was recorded for this token.`;
+  if (span !== undefined && !span.sampled) return `The model read this token and did not sample it${span.reason ? ` (${span.reason})` : ""}.`;
+  const isKnownSomewhere = tokens.values[signal.key] !== undefined;
+  if (isKnownSomewhere && span !== undefined && !span.trained) return `The step did not learn from this token (${maskOf(span)}).`;
+  return tokens.missing ?? (isKnownSomewhere ? "It was not recorded for this token." : "It was not recorded for this rollout.");
 }
 
 /** Means and extremes of a signal in equal pieces of the path, for the strip that shows the whole path.
@@ -160,7 +159,7 @@ export function binsOf(values, numTokens, numBins) {
 export function emptyPath(answer) {
   const about = answer.paths.find((/** @type {any} */ entry) => entry.path === answer.path);
   const numTokens = about?.num_tokens ?? answer.token_ids.length;
-  return { path: answer.path, numTokens, ids: [], texts: [], isSpecial: [], spans: [], values: {}, missing: answer.missing ?? null, spanOf: [] };
+  return { path: answer.path, numTokens, ids: [], texts: [], isSpecial: [], spans: [], values: {}, missing: answer.missing ?? null, step: answer.step ?? null, update: answer.update ?? null, spanOf: [] };
 }
 
 /** Appends one answer of at most 20,000 tokens to a path. Spans of the answer count from the start of the path.
@@ -174,6 +173,7 @@ export function appendTokens(tokens, answer) {
     const into = (tokens.values[key] ??= new Array(first).fill(null));
     for (const value of /** @type {Values} */ (added)) into.push(value);
   }
+  for (const values of Object.values(tokens.values)) while (values.length < tokens.ids.length) values.push(null);
   for (const span of answer.spans) {
     const last = tokens.spans[tokens.spans.length - 1];
     const isSame = last !== undefined && last.end >= span.start && last.exchange_id === span.exchange_id && last.role === span.role

@@ -81,7 +81,7 @@ export class TokenStrip {
       if (paint.kind === "read") continue;
       const left = (width * span.start) / this.numTokens;
       const wide = Math.max(width / numBins / 2, (width * (span.end - span.start)) / this.numTokens);
-      context.fillStyle = paint.colour;
+      context.fillStyle = paint.strong ?? paint.colour;
       const isThin = paint.kind !== "solid";
       context.fillRect(left, isThin ? HEIGHT - 10 : 2, wide, isThin ? 8 : HEIGHT - 4);
     }

@@ -122,7 +122,10 @@ class TokensTab {
       setQuery({ color: key });
       this.options.ctx.announce(`coloured by ${this.colour.label}`);
     }
-    replace(this.colourChoice, SIGNALS.map((signal) => h("button", {
+    const select = h("select", { class: "colour-select", "aria-label": "colour by", "on:change": () => this.#setColour(select.value, true) },
+      SIGNALS.map((signal) => h("option", { value: signal.key }, signal.label)));
+    select.value = key;
+    replace(this.colourChoice, select, SIGNALS.map((signal) => h("button", {
       type: "button", class: "choice-item", "aria-pressed": String(signal.key === key), "on:click": () => this.#setColour(signal.key, true),
     }, signal.label)));
     this.#paint();
@@ -133,6 +136,13 @@ class TokensTab {
     replace(this.legend, legendView(painter));
     this.strip.show(painter);
     this.view.setPainter(painter);
+  }
+
+  /** "1,403 tokens, trained in step 12" */
+  #about() {
+    const { step, update } = this.tokens;
+    const trained = step === null ? "" : `, trained in step ${step}${update ? `, update ${update + 1}` : ""}`;
+    return plural(this.tokens.ids.length, "token") + trained;
   }
 
   /** @param {boolean} whitespace */
@@ -175,7 +185,7 @@ class TokensTab {
       return;
     }
     if (signal.aborted) return;
-    replace(this.progress, plural(this.tokens.ids.length, "token"));
+    replace(this.progress, this.#about());
     if (!isFound) this.#askNextPath();
   }
 

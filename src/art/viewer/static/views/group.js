@@ -180,12 +180,12 @@ function differenceLine(difference, items, base, message) {
   if (difference === null) return h("p", { class: "soft" }, "No difference in its messages.");
   const textOf = (/** @type {Item|undefined} */ item) => (item ? partsOf(item).find((part) => part.key === difference.part)?.text : undefined);
   const [ours, theirs] = [textOf(items[difference.item]), textOf(base[difference.item])];
-  const words = (/** @type {string|undefined} */ text) => (text === undefined ? "nothing" : `"${oneLine(aroundDifference(text, difference.char, 24).after, 26)}"`);
+  const words = (/** @type {string|undefined} */ text) => (text === undefined ? "nothing" : h("code", { class: "words" }, oneLine(aroundDifference(text, difference.char, 24).after, 26) || "(end)"));
   const what = SPECIAL_WORDS[difference.part] ?? difference.part.replace(/^call (\d+)/, (_, number) => `call ${Number(number) + 1}:`);
   const jump = () => {
     message?.scrollIntoView({ block: "center" });
     message?.querySelector(".differs-here")?.classList.add("is-lit");
   };
   return h("p", { class: "differs-line" }, h("button", { type: "button", class: "as-link", "on:click": jump }, `differs in message ${difference.item + 1}`),
-    difference.part === "role" ? null : ` (${what}): ${words(ours)} for ${words(theirs)}`);
+    difference.part === "role" ? null : [` (${what}): `, words(ours), " where the best has ", words(theirs)]);
 }
