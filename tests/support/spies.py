@@ -104,11 +104,11 @@ class TwoProjects(Spy):
         self.gateway.rollouts = Rollouts()  # type: ignore[attr-defined]
         self.gateway.recorder = Recorder()  # type: ignore[attr-defined]
         self.models, self.jobs, self.resolver = Models(), Jobs(), Resolver()
-        self.registration, self.training, self.checkpoints = Spy(), Spy(), Spy()
+        self.registration, self.training, self.checkpoints, self.run_logs = Spy(), Spy(), Spy(), Spy()
 
     def parts(self) -> list[Spy]:
         """This runtime and its parts, except the gateway's."""
-        return [self, self.models, self.jobs, self.registration, self.training, self.checkpoints]
+        return [self, self.models, self.jobs, self.registration, self.training, self.checkpoints, self.run_logs]
 
     def reset(self) -> None:
         for spy in (*self.parts(), self.gateway, self.gateway.rollouts):

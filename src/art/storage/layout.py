@@ -66,6 +66,8 @@ class DataDir:
         self.logs = root / "logs"
         self.report = self.logs / "report.txt"
         """The newest status report of the server."""
+        self.address = self.logs / "address.txt"
+        """Address of the server that runs here, or of the last one that did."""
         self.server_stacks = self.logs / "server-stacks.log"
         self.viewer_index = root / ".viewer.db"
         """The index of rollouts that the page makes. It can be deleted at any time."""
