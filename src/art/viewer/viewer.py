@@ -48,12 +48,12 @@ from art.viewer.reads.runs_of_directory import add_state, list_names, summarize
 from art.viewer.reads.steps_of_run import describe_step, sum_ledgers
 from art.viewer.reads.table_of_rollouts import list_rollouts, places_of
 from art.viewer.run_files import RunCache, RunFiles
+from art.viewer.tokens.reader import TokenReader
 
 INDEX_WAIT_S = 0.2
 """An answer that needs the whole index waits this long for it, and then says how far it has got."""
 LOCK_S = 2.0
 """Whether a server uses the directory is looked up this often."""
-from art.viewer.tokens.reader import TokenReader
 
 
 class Viewer:
