@@ -66,7 +66,7 @@ class LangfuseSink(OtlpSink):
 
     def parcels(self, traces: Sequence[RolloutTrace]) -> Iterator[Parcel[Any]]:
         yield from super().parcels(traces)
-        scores = [score for trace in traces for score in _scores(trace, with_comments=self._spans.content)]
+        scores = [score for trace in traces for score in _scores(trace)]
         yield from pack(
             scores, self._send_scores, lambda score: len(json.dumps(score)),
             max_bytes=_MAX_SCORES_BYTES, max_items=_MAX_SCORES,
@@ -91,7 +91,7 @@ class LangfuseSink(OtlpSink):
         return self._collector.post(self._scores_url, json.dumps(body).encode(), self._score_headers, JSON)
 
 
-def _scores(trace: RolloutTrace, *, with_comments: bool) -> list[dict[str, Any]]:
+def _scores(trace: RolloutTrace) -> list[dict[str, Any]]:
     root, scores = trace.root, []
     for one in trace.evaluations:
         score = {
@@ -102,7 +102,7 @@ def _scores(trace: RolloutTrace, *, with_comments: bool) -> list[dict[str, Any]]
             "dataType": "NUMERIC",
             "timestamp": datetime.fromtimestamp(root.period.end, UTC).isoformat(),
         }
-        if one.explanation and with_comments:
+        if one.explanation:
             score["comment"] = clean(short_text(one.explanation, _MAX_COMMENT))
         scores.append(score)
     return scores

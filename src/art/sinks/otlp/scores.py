@@ -18,7 +18,7 @@ class Evaluation:
     """The judge's reasons, in its own words. They may quote the conversation."""
 
 
-def evaluations(trajectory: Trajectory) -> list[Evaluation]:
+def evaluations(trajectory: Trajectory, *, with_explanations: bool) -> list[Evaluation]:
     """Return the reward and each judge's score. A reward that is not a finite number is left out."""
     found = []
     if (reward := finite_number(trajectory.reward)) is not None:
@@ -26,7 +26,8 @@ def evaluations(trajectory: Trajectory) -> list[Evaluation]:
     for judge in _judges(trajectory):
         score = finite_number(trajectory.metrics[f"{judge}_score"])
         if score is not None:
-            found.append(Evaluation(judge, score, _explanation(trajectory, judge)))
+            explanation = _explanation(trajectory, judge) if with_explanations else None
+            found.append(Evaluation(judge, score, explanation))
         for name, value in trajectory.metrics.items():
             part = finite_number(value)
             if name.startswith(f"{judge}/") and part is not None:

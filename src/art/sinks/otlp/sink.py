@@ -49,7 +49,7 @@ class OtlpSink(Sink):
         return read_settings(environment)
 
     def start(self, run: Run) -> None:
-        from art.sinks.otlp import wire  # noqa: PLC0415
+        from art.sinks.otlp import wire
 
         self._wire = wire
         self._run = run

@@ -72,7 +72,7 @@ class _Maker:
         self._sent: set[str] = set()
 
     def trace(self) -> RolloutTrace:
-        results = evaluations(self._trajectory)
+        results = evaluations(self._trajectory, with_explanations=self._settings.content)
         children = [
             span for number, history in enumerate(self._histories) for span in self._history_spans(number, history)
         ]
@@ -156,7 +156,7 @@ class _Maker:
             "gen_ai.evaluation.name": one.name[:MAX_NAME],
             "gen_ai.evaluation.score.value": one.value,
         }
-        if one.explanation is not None and self._settings.content:
+        if one.explanation is not None:
             explanation = content.short_text(one.explanation, self._settings.max_characters)
             attributes["gen_ai.evaluation.explanation"] = explanation
         if response_id:

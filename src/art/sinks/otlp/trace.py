@@ -12,7 +12,7 @@ from art.sinks.sink import Run
 
 Value = str | bool | int | float | list[str]
 MAX_NAMED = 100
-"""Metrics, and entries of the metadata, of one rollout that become attributes. OpenTelemetry's own limit is 128 in all."""
+"""Number of a rollout's metrics, and of entries of its metadata, that become attributes."""
 MAX_NAME = 200
 """Characters of names and ids."""
 
