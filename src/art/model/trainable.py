@@ -64,6 +64,10 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
 
         return settings_from_internal_config(self._internal_config)
 
+    def _run_config(self) -> dict[str, Any]:
+        settings = self.model_settings().model_dump(mode="json", exclude_defaults=True)
+        return super()._run_config() | {"base_model": self.base_model, "settings": settings}
+
     def default_optimizer(self) -> OptimizerConfig | None:
         """Return the optimiser in `trainer_args` of older code, for training steps that set none; else `None`."""
         if not self._internal_config:

@@ -32,6 +32,11 @@ class SinkKind:
     def is_installed(self) -> bool:
         return importlib.util.find_spec(self.package) is not None
 
+    def make(self) -> Sink:
+        """Make a sink of this kind."""
+        sink: Sink = getattr(importlib.import_module(self.module), self.factory)()
+        return sink
+
     def is_on(self, environment: Mapping[str, str]) -> bool:
         """Whether the environment alone chooses the tracker."""
         if not self.environment or not all(environment.get(name) for name in self.environment):
@@ -39,12 +44,17 @@ class SinkKind:
         return not any(environment.get(name, "").lower() == value for name, value in self.switched_off_by)
 
 
-KINDS: dict[str, SinkKind] = {}
+KINDS: dict[str, SinkKind] = {
+    "wandb": SinkKind(
+        module="art.sinks.wandb", factory="WandbSink", package="wandb", extra="wandb", environment=("WANDB_API_KEY",),
+        switched_off_by=(("WANDB_MODE", "disabled"), ("WANDB_DISABLED", "true")),
+    ),
+}  # fmt: skip
 """The trackers by name. Each has a row here, an extra in pyproject.toml and a page in docs/trackers/."""
 
 
-def make_sink(name: str) -> Sink:
-    """Make the sink of a tracker by its name.
+def find_kind(name: str) -> SinkKind:
+    """Return the kind of a tracker.
 
     Raises:
         ConfigError: there is no such tracker, or its package is not installed.
@@ -62,5 +72,4 @@ def make_sink(name: str) -> Sink:
             f"pip install 'agent-reinforcement-trainer[{kind.extra}]', or leave {name!r} out",
             param="report_metrics",
         )
-    sink: Sink = getattr(importlib.import_module(kind.module), kind.factory)()
-    return sink
+    return kind

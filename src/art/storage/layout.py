@@ -36,6 +36,10 @@ class ModelPaths:
         self.costs = root / "costs.jsonl"
         self.checkpoints = root / "checkpoints"
         self.exports = root / "exports"
+        self.all_trajectories = root / "trajectories"
+        self.sinks = root / "sinks"
+        """Folder of the cursors of sinks, one file per tracker."""
+        self.artefacts = self.sinks / "artefacts.jsonl"
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"{step:04d}"
@@ -44,7 +48,7 @@ class ModelPaths:
         return self.exports / f"{step:04d}-{validate_name(form, param='format')}"
 
     def trajectories(self, split: str, step: int) -> Path:
-        return self.root / "trajectories" / validate_name(split, param="split") / f"{step:04d}.jsonl"
+        return self.all_trajectories / validate_name(split, param="split") / f"{step:04d}.jsonl"
 
 
 class DataDir:
