@@ -179,9 +179,7 @@ def serve(answer: Any, port: int = 0) -> Iterator[str]:
     """Serve POST requests by `answer(path, headers, body)` on a loopback port. Yields the address."""
 
     class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
+        def do_POST(self) -> None:  # HTTP/1.0: each connection ends with its answer, so none outlives the server
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             given = answer(self.path, {key.lower(): value for key, value in self.headers.items()}, body)
             self.send_response(given.status)

@@ -60,7 +60,7 @@ class Collector:
             ConnectionError: it is not there, or does not let us in. Someone may change that, so it is repeated.
         """
         sent = dict(headers) | {"content-type": content_type}
-        if self._is_compressed:
+        if self._is_compressed and content_type == PROTOBUF:
             sent["content-encoding"] = "gzip"
             body = gzip.compress(body, compresslevel=1, mtime=0)
         try:

@@ -76,7 +76,7 @@ class Progress:
                 self.num_parcels += 1
         if self.num_lost:
             reasons = "; ".join(dict.fromkeys(self.reasons))
-            raise Refused(f"{self.num_lost} of {self.num_lost + self.num_accepted} items: {reasons}")
+            raise Refused(f"{self.num_lost} of {self.num_lost + self.num_accepted}: {reasons}", num_lost=self.num_lost)
 
     def _send(self, items: Sequence[T], send: Callable[[Sequence[T]], tuple[int, str]]) -> None:
         if self.num_lost >= _HOPELESS and not self.num_accepted:

@@ -79,7 +79,11 @@ class OtlpSink(Sink):
         key = (groups.split, groups.step, groups.first, len(groups.groups))
         if self._progress is None or self._progress.key != key:
             self._progress = Progress(key)
-        self._progress.send_all(self.parcels(self._traces(groups)))
+        try:
+            self._progress.send_all(self.parcels(self._traces(groups)))
+        except Refused:
+            self._progress = None
+            raise
         self._progress = None
 
     def parcels(self, traces: Sequence[RolloutTrace]) -> Iterator[Parcel[Any]]:
