@@ -43,6 +43,7 @@ class WandbSink(Sink):
             )
         folder = Path(os.environ.get("WANDB_DIR") or run.folder)
         folder.mkdir(parents=True, exist_ok=True)
+        num_rows = count_rows(folder / "wandb", run.id)  # before this run has a file of its own
         try:
             self._run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT") or run.project, id=run.id, name=run.name, resume="allow",
@@ -57,7 +58,7 @@ class WandbSink(Sink):
             ) from error
         self._run.define_metric(AXIS)
         self._run.define_metric("*", step_metric=AXIS)
-        return count_rows(folder / "wandb", run.id) if offline else int(self._run.step)
+        return num_rows if offline else int(self._run.step)
 
     def metrics(self, row: Row) -> None:
         import wandb

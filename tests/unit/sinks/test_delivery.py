@@ -287,13 +287,14 @@ async def test_rows_that_the_tracker_lost_are_sent_again(tmp_path: Path) -> None
     tracker = FakeTracker(counts_rows=True)
     model = make_model(tmp_path, tracker)
     for step in range(4):
-        await model.log(metrics={"x": 0.0}, step=step)
+        await model.log([group(1.0)], step=step)
     await model.close()
-    del tracker.rows[2:]
+    del tracker.rows[2:], tracker.groups[2:]
     model = make_model(tmp_path, tracker)
-    await model.log(metrics={"x": 0.0}, step=4)
+    await model.log([group(1.0)], step=4)
     await model.close()
     assert [(row.number, row.step) for row in tracker.rows] == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)]
+    assert [one.step for one in tracker.groups] == [0, 1, 2, 3, 4], "the groups of a row come again with it"
 
 
 async def test_a_run_whose_log_was_lost_continues_with_new_numbers(tmp_path: Path) -> None:

@@ -32,15 +32,12 @@ class Cursor:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._positions: dict[str, Position] = {}
-        num_lines = 0
-        for _, row in read_lines(path):
-            num_lines += 1
-            if row is not None:
-                self._positions[str(row["file"])] = Position(int(row["offset"]), int(row["count"]))
-        if num_lines > 2 * len(self._positions):
-            lines = (encode({"file": file, **asdict(place)}) + "\n" for file, place in self._positions.items())
-            write_file(path, "".join(lines).encode())
+        self._saved = [
+            (str(row["file"]), Position(int(row["offset"]), int(row["count"])))
+            for _, row in read_lines(path)
+            if row is not None
+        ]
+        self._positions = dict(self._saved)
 
     def get(self, file: str) -> Position | None:
         """Return the position in a file; `None` if nothing was read of it."""
@@ -50,3 +47,17 @@ class Cursor:
         """Save a position durably."""
         append_lines(self._path, [{"file": file, **asdict(position)}])
         self._positions[file] = position
+
+    def rewind(self, file: str, position: Position) -> None:
+        """Return to the time when `file` was at `position`: what was read of other files since is read again.
+
+        If that time is not known, all other files are read again from their beginning.
+        """
+        known = self._saved.index((file, position)) + 1 if (file, position) in self._saved else 0
+        self._positions = dict(self._saved[:known]) | {file: position}
+
+    def tidy(self) -> None:
+        """Rewrite the file with one line for each file of the log, and forget earlier positions."""
+        lines = (encode({"file": file, **asdict(place)}) + "\n" for file, place in self._positions.items())
+        write_file(self._path, "".join(lines).encode())
+        self._saved.clear()

@@ -58,11 +58,13 @@ class LogReader:
         """
         place, size = self._cursor.get(self._history), _size(self._paths.history)
         if place is None or place.offset > size:  # the first time, or the log was removed and began again
-            self._cursor.set(
-                self._history, Position(0, num_rows if num_rows is not None else place.count if place else 0)
-            )
-        elif num_rows is not None and num_rows != place.count:
+            known = 0 if place is None else place.count
+            self._cursor.rewind(self._history, Position(0, known if num_rows is None else num_rows))
+        elif num_rows is not None and num_rows < place.count:
+            self._cursor.rewind(self._history, self._position_of(num_rows, place))
+        elif num_rows is not None and num_rows > place.count:
             self._cursor.set(self._history, self._position_of(num_rows, place))
+        self._cursor.tidy()
 
     def _position_of(self, num_rows: int, place: Position) -> Position:
         """Position in the history after which the tracker has `num_rows` rows of the run."""
