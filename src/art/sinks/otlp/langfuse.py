@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from art.errors import ConfigError
 from art.sinks.otlp.collector import JSON, BadBody
-from art.sinks.otlp.content import clean, short_text
+from art.sinks.otlp.content import clean
 from art.sinks.otlp.parcels import Parcel, pack
 from art.sinks.otlp.settings import OtlpSettings, check_url, read_settings
 from art.sinks.otlp.sink import OtlpSink
@@ -27,7 +27,6 @@ _CLOUD = "https://cloud.langfuse.com"
 _MAX_SCORES_BYTES = 900_000
 """Size of a list of scores. Langfuse's limit is 1 MiB."""
 _MAX_SCORES = 100
-_MAX_COMMENT = 20_000
 _BAD_REQUEST = 400
 
 
@@ -103,7 +102,7 @@ def _scores(trace: RolloutTrace) -> list[dict[str, Any]]:
             "timestamp": datetime.fromtimestamp(root.period.end, UTC).isoformat(),
         }
         if one.explanation:
-            score["comment"] = clean(short_text(one.explanation, _MAX_COMMENT))
+            score["comment"] = clean(one.explanation)
         scores.append(score)
     return scores
 

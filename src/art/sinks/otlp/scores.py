@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from art.sinks.otlp.content import short_text
 from art.trajectory import Trajectory, finite_number
+
+MAX_EXPLANATION = 20_000
+"""Characters of an explanation that are sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,4 +48,5 @@ def _judges(trajectory: Trajectory) -> list[str]:
 
 def _explanation(trajectory: Trajectory, judge: str) -> str | None:
     opening = f"{judge.upper()} explanation: "
-    return next((log.removeprefix(opening) for log in reversed(trajectory.logs) if log.startswith(opening)), None)
+    given = next((log.removeprefix(opening) for log in reversed(trajectory.logs) if log.startswith(opening)), None)
+    return None if given is None else short_text(given, MAX_EXPLANATION)

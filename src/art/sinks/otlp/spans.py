@@ -157,8 +157,7 @@ class _Maker:
             "gen_ai.evaluation.score.value": one.value,
         }
         if one.explanation is not None:
-            explanation = content.short_text(one.explanation, self._settings.max_characters)
-            attributes["gen_ai.evaluation.explanation"] = explanation
+            attributes["gen_ai.evaluation.explanation"] = one.explanation
         if response_id:
             attributes["gen_ai.response.id"] = response_id
         return SpanEvent("gen_ai.evaluation.result", at, attributes)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from art.sinks.otlp.weave import WeaveSink
 from art.trajectory import TrajectoryGroup
 from tests.support.fake_langfuse import FakeLangfuse, fake_langfuse
 from tests.support.logged_rollouts import SECRET, logged, run_in, tool_rollout
-from tests.support.otlp_receiver import Answer, receiver
+from tests.support.otlp_receiver import Answer, Receiver, serve
 
 RUN = run_in(Path())
 
@@ -120,10 +121,23 @@ def test_weave_is_told_the_project() -> None:
         WeaveSink().settings({"WANDB_API_KEY": "key"}, RUN)
 
 
-def test_phoenix_gets_a_project_of_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    with receiver(authorization="Bearer key", x_more="1") as state:
+def test_phoenix_gets_a_project_of_the_same_name_and_annotations(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, annotations = Receiver({"authorization": "Bearer key", "x-more": "1"}), []
+
+    def answer(path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        if path == "/v1/span_annotations":
+            assert headers["authorization"] == "Bearer key"
+            annotations.extend(json.loads(body)["data"])
+            return Answer(200, body=b'{"data": []}')
+        return state.answer(path, headers, body)
+
+    with serve(answer) as state.url:
         monkeypatch.setenv("PHOENIX_COLLECTOR_ENDPOINT", state.url)
         monkeypatch.setenv("PHOENIX_API_KEY", "key")
         monkeypatch.setenv("PHOENIX_CLIENT_HEADERS", "x-more=1")
         started(PhoenixSink()).groups(delivery())
-        assert {span.resource["openinference.project.name"] for span in state.spans} == {"shop"}
+    assert {span.resource["openinference.project.name"] for span in state.spans} == {"shop"}
+    assert {one["span_id"] for one in annotations} == {span.span_id for span in state.rollouts}
+    assert [(one["name"], one["result"]) for one in annotations[:3]] == [
+        ("reward", {"score": 0.75}), ("ruler", {"score": 0.75}), ("ruler/brevity", {"score": 0.5}),
+    ]  # fmt: skip
