@@ -50,6 +50,14 @@ class SinkKind:
 
 
 KINDS: dict[str, SinkKind] = {
+    "mlflow": SinkKind(
+        module="art.sinks.mlflow", factory="MlflowSink", package="mlflow", extra="mlflow",
+        environment=("MLFLOW_TRACKING_URI",),
+    ),
+    "tensorboard": SinkKind(
+        module="art.sinks.tensorboard", factory="TensorboardSink", package="tensorboard", extra="tensorboard",
+    ),
+    "trackio": SinkKind(module="art.sinks.trackio", factory="TrackioSink", package="trackio", extra="trackio"),
     "wandb": SinkKind(
         module="art.sinks.wandb", factory="WandbSink", package="wandb", extra="wandb", environment=("WANDB_API_KEY",),
         switched_off_by=(("WANDB_MODE", "disabled"), ("WANDB_DISABLED", "true")),

@@ -105,6 +105,9 @@ class Sink(ABC):
     name: ClassVar[str]
     """Name in `report_metrics`, in messages and of the cursor's file: letters, digits, `-` and `_`."""
     takes_groups: ClassVar[bool] = False
+    holds_groups: ClassVar[bool] = False
+    """Whether `groups` only keeps what `metrics` sends with the next row. After a crash, groups whose row the tracker
+    does not have are then delivered again."""
     takes_artefacts: ClassVar[bool] = False
 
     @abstractmethod

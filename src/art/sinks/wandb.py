@@ -21,7 +21,7 @@ class WandbSink(Sink):
     """Reports to W&B as wandb's variables say: `WANDB_API_KEY`, `WANDB_PROJECT`, `WANDB_ENTITY`, `WANDB_MODE`."""
 
     name = "wandb"
-    takes_groups = True
+    takes_groups = holds_groups = True
     takes_artefacts = True
 
     def __init__(self, samples: int = SAMPLES) -> None:

@@ -387,6 +387,7 @@ def test_a_script_that_does_not_close_delivers_at_its_end(tmp_path: Path) -> Non
     tracker = tmp_path / "tracker.txt"
     values = {"tracker": str(tracker), "counts": False, "folder": str(tmp_path), "dies_at": -1, "first": 0}
     script = KILLED.format(**values).replace("    await model.close()\n", "")
+    script = script.replace("        if row.step ==", "        import time; time.sleep(0.05)\n        if row.step ==")
     subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
     assert len(tracker.read_text().splitlines()) == 10
 

@@ -56,8 +56,12 @@ class Cursor:
         known = self._saved.index((file, position)) + 1 if (file, position) in self._saved else 0
         self._positions = dict(self._saved[:known]) | {file: position}
 
-    def tidy(self) -> None:
-        """Rewrite the file with one line for each file of the log, and forget earlier positions."""
-        lines = (encode({"file": file, **asdict(place)}) + "\n" for file, place in self._positions.items())
+    def tidy(self, last: str) -> None:
+        """Rewrite the file with one line for each file of the log, that of `last` at the end; forget earlier positions.
+
+        A later `rewind` of `last` to its position then keeps those of the others.
+        """
+        files = sorted(self._positions, key=lambda file: file == last)
+        lines = (encode({"file": file, **asdict(self._positions[file])}) + "\n" for file in files)
         write_file(self._path, "".join(lines).encode())
         self._saved.clear()

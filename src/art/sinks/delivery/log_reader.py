@@ -64,7 +64,9 @@ class LogReader:
             self._cursor.rewind(self._history, self._position_of(num_rows, place))
         elif num_rows is not None and num_rows > place.count:
             self._cursor.set(self._history, self._position_of(num_rows, place))
-        self._cursor.tidy()
+        elif self._sink.holds_groups:
+            self._cursor.rewind(self._history, place)  # groups that waited for a row which did not come
+        self._cursor.tidy(self._history)
 
     def _position_of(self, num_rows: int, place: Position) -> Position:
         """Position in the history after which the tracker has `num_rows` rows of the run."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from art.sinks.delivery.choose import Choice, plain_config
@@ -45,9 +44,7 @@ class Reporting:
             self.close(CLOSE_FAILING_S)
             raise
         # Registered last and so called first: before the trackers' libraries close by themselves.
-        reference = weakref.ref(self)
-        self._at_exit: Callable[[], None] = lambda: _close_at_exit(reference)
-        atexit.register(self._at_exit)
+        atexit.register(self.close)
 
     def wake(self) -> None:
         """Deliver what was just logged."""
@@ -78,13 +75,7 @@ class Reporting:
                 )  # fmt: skip
             if worker.num_lost:
                 logger.warning("%s lost %d rows, groups or artefacts in this run", worker.name, worker.num_lost)
-        if hasattr(self, "_at_exit"):
-            atexit.unregister(self._at_exit)
-
-
-def _close_at_exit(reference: weakref.ref[Reporting]) -> None:
-    if (reporting := reference()) is not None:
-        reporting.close()
+        atexit.unregister(self.close)
 
 
 def start_reporting(paths: ModelPaths, config: Mapping[str, Any], choices: Sequence[Choice]) -> Reporting:
