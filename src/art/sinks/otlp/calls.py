@@ -14,8 +14,8 @@ from art.trajectory import History
 
 def exchange_id(choice: Any) -> str:
     """Return the id of the exchange that our server recorded; empty for an answer of another endpoint."""
-    found = getattr(choice, "exchange_id", None)
-    return found[:MAX_NAME] if isinstance(found, str) else ""
+    recorded = getattr(choice, "exchange_id", None)
+    return recorded[:MAX_NAME] if isinstance(recorded, str) else ""
 
 
 def policy_version(choice: Any) -> int | None:
@@ -27,7 +27,7 @@ def chat_attributes(run: Run, history: History, place: int, settings: SpanSettin
     """Attributes of the request whose answer is the choice at `place` in a conversation.
 
     An answer without an exchange came from another endpoint of OpenAI's API. Its provider is `openai`, which the
-    conventions allow for the flavour of the API, whoever serves it.
+    conventions allow for the flavour of the API, even if another company serves it.
     """
     choice: Any = history.messages_and_choices[place]
     recorded, version = exchange_id(choice), policy_version(choice)
@@ -71,7 +71,7 @@ def tool_attributes(history: History, place: int, settings: SpanSettings) -> lis
     A call without an answer may never have run, so it is left out.
     """
     results = _tool_results(history.messages_and_choices[place + 1 :])
-    found = []
+    calls = []
     for call_id, name, arguments in content.tool_calls(history.messages_and_choices[place]):
         if call_id is None or call_id not in results:
             continue
@@ -87,8 +87,8 @@ def tool_attributes(history: History, place: int, settings: SpanSettings) -> lis
             attributes["gen_ai.tool.call.result"] = content.short_text(content.tool_result(results[call_id]), limit)
             if (description := content.tool_description(history.tools, name)) is not None:
                 attributes["gen_ai.tool.description"] = content.short_text(description, limit)
-        found.append(attributes)
-    return found
+        calls.append(attributes)
+    return calls
 
 
 def _tool_results(items: Sequence[Any]) -> dict[str, Mapping[str, Any]]:

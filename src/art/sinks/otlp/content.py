@@ -60,8 +60,9 @@ def tool_definitions(tools: Iterable[Any], limit: int) -> str:
 
 
 def tool_description(tools: Iterable[Any] | None, name: str) -> str | None:
-    found = (one.get("description") for one in map(_definition, tools or ()) if one["name"] == name)
-    return next((text for text in found if isinstance(text, str)), None)
+    """Return the description of the tool called `name`; `None` if there is none."""
+    texts = (one.get("description") for one in map(_definition, tools or ()) if one["name"] == name)
+    return next((text for text in texts if isinstance(text, str)), None)
 
 
 def tool_calls(choice: Any) -> list[tuple[str | None, str, Any]]:

@@ -41,7 +41,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rollout stands in the log of a run."""
+    """The position of a rollout in the log of a run."""
 
     run: Run
     split: str

@@ -105,6 +105,12 @@ def test_a_score_that_no_judge_gave_is_no_evaluation() -> None:
     assert trace.root.attributes["art.metrics.game_score"] == 3.0
 
 
+def test_a_metric_of_the_user_is_no_judge() -> None:
+    trajectory = tool_rollout()
+    trajectory.metrics |= {"game_score": 3.0, "tests/passed": 2.0}
+    assert [one.name for one in traced(trajectory).evaluations] == ["reward", "ruler", "ruler/brevity"]
+
+
 def test_turn_rewards_are_events_of_their_requests() -> None:
     trace = traced(tool_rollout(turn_rewards=[0.25, -1.0]))
     events = [span.events[0].attributes for span in named(trace, "chat shop/agent-1")]

@@ -16,10 +16,10 @@ import pytest
 
 pytest.importorskip("opentelemetry.proto", reason="the extra `otlp` is not installed; `make test-sinks` installs it")
 
-from tests.sinks.collectors import COLLECTORS, SeenTrace, collector, python_of
+from tests.sinks.otlp.collectors import COLLECTORS, SeenTrace, collector, python_of
 from tests.support.logged_rollouts import SECRET
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("traced_program.py")
 pytestmark = pytest.mark.timeout(400)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("opentelemetry.proto", reason="the extra `otlp` is not installed")
+pytest.importorskip("opentelemetry.proto", reason="the extra `otlp` is not installed; `make test-sinks` installs it")
 
 import art
 from art.errors import ConfigError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("opentelemetry.proto", reason="the extra `otlp` is not installed")
+pytest.importorskip("opentelemetry.proto", reason="the extra `otlp` is not installed; `make test-sinks` installs it")
 
 from art.errors import ConfigError, OverloadedError
 from art.sinks import Refused
