@@ -220,6 +220,32 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
     def _paths(self) -> ModelPaths:
         return DataDir(Path(self.base_path)).model(self.project, self.name)
 
+    async def report_file(
+        self,
+        path: str | Path,
+        *,
+        name: str | None = None,
+        kind: str = "file",
+        step: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Upload a file or folder to the trackers that take files, W&B and MLflow. It must stay until it is uploaded.
+
+        Args:
+            name: name in the tracker, by default that of the file. A second file of the same name is a new version.
+            kind: what it is, such as `model` or `dataset`.
+            step: step that it belongs to; by default the current one.
+            metadata: anything to keep with it.
+
+        Raises:
+            ConfigError: the file does not exist, or no tracker takes files.
+        """
+        name = validate_name(name or Path(path).name, param="name")
+        step = await self.get_step() if step is None else step
+        await self._start_sinks()
+        facts = {"name": name, "kind": kind, "step": step, "metadata": dict(metadata or {})}
+        await self._sinks.report_file(self._paths(), Path(path), facts)
+
     async def _start_sinks(self) -> Reporting | None:
         """Connect to the trackers, unless that was done; `None` if there are none."""
         return await self._sinks.start(self._paths(), self.report_metrics, self._run_config)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from art.errors import ConfigError
+from art.storage.jsonl import append_lines
 from art.storage.layout import ModelPaths
 
 if TYPE_CHECKING:
@@ -62,6 +64,30 @@ class ModelSinks:
             else:
                 self._by_folder[paths.root] = None
 
+    def check_takes_files(self, paths: ModelPaths) -> Reporting:
+        """Return the running sinks of a log if one of them takes files.
+
+        Raises:
+            ConfigError: none does.
+        """
+        reporting = self._by_folder.get(paths.root)
+        if reporting is None or not reporting.takers_of_artefacts():
+            raise ConfigError(
+                "no tracker of this model takes files: choose one that does, e.g. `report_metrics=['wandb']` or "
+                "['mlflow']"
+            )
+        return reporting
+
+    async def report_file(self, paths: ModelPaths, path: Path, facts: dict[str, Any]) -> None:
+        """Add a file or folder to the log of artefacts, from which the sinks take it.
+
+        Raises:
+            ConfigError: there is no such file, or no tracker takes files.
+        """
+        reporting = self.check_takes_files(paths)
+        await asyncio.to_thread(_append_artefact, paths.artefacts, path, facts)
+        reporting.wake()
+
     async def close(self) -> None:
         """Deliver what is left and close the sinks."""
         if self._by_folder:
@@ -73,3 +99,9 @@ class ModelSinks:
             self._by_folder.clear()
             for reporting in running:
                 reporting.close()
+
+
+def _append_artefact(log: Path, path: Path, facts: dict[str, Any]) -> None:
+    if not path.exists():
+        raise ConfigError(f"there is no file {path}", param="path")
+    append_lines(log, [{"path": str(path.resolve()), **facts}])

@@ -128,6 +128,35 @@ async def test_the_run_is_described_without_secrets(tmp_path: Path, tracker: Fak
     assert config["config"]["urls"] == ["https://[redacted]@host/x"]
 
 
+async def test_files_are_uploaded_after_the_metrics(tmp_path: Path, tracker: FakeTracker) -> None:
+    model = make_model(tmp_path, tracker)
+    await model.log(metrics={"x": 1.0}, step=1)
+    (tmp_path / "notes.txt").write_text("hello")
+    await model.report_file(tmp_path / "notes.txt", step=1, metadata={"by": "me"})
+    with pytest.raises(ConfigError, match=r"no file .*missing\.txt"):
+        await model.report_file(tmp_path / "missing.txt")
+    await model.close()
+    (artefact,) = tracker.artefacts
+    assert (artefact.name, artefact.kind, artefact.step, artefact.metadata) == ("notes.txt", "file", 1, {"by": "me"})
+    assert artefact.path.read_text() == "hello"
+    with pytest.raises(ConfigError, match="no tracker of this model takes files"):
+        await make_model(tmp_path, name="other").report_file(tmp_path / "notes.txt")
+
+
+async def test_a_file_that_was_deleted_before_its_upload_is_lost(
+    tmp_path: Path, tracker: FakeTracker, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make_model(tmp_path, tracker)
+    tracker.delay_s = 0.1
+    await model.log(metrics={"x": 1.0}, step=1)
+    (tmp_path / "notes.txt").write_text("hello")
+    await model.report_file(tmp_path / "notes.txt", step=1)
+    (tmp_path / "notes.txt").unlink()
+    await model.close()
+    assert tracker.artefacts == []
+    assert "fake refused the artefact notes.txt of step 1" in caplog.text
+
+
 # --- failures ---
 
 

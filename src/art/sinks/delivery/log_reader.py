@@ -76,8 +76,10 @@ class LogReader:
         return Position(ends[of_log - 1] if of_log else 0, num_rows)
 
     def pending(self) -> Iterator[Delivery]:
-        """Yield what to deliver next, until the end of the log. Call `done` for each before taking the next."""
-        yield from self._pending_artefacts()
+        """Yield what to deliver next, until the end of the log. Call `done` for each before taking the next.
+
+        Artefacts come last, so that large files do not hold up metrics.
+        """
         place = self._cursor.get(self._history) or Position()
         for row, end in read_lines_from(self._paths.history, place.offset):
             if row is None:
@@ -87,6 +89,7 @@ class LogReader:
                 yield from self._pending_groups(_step_of(row))
             place = Position(end, place.count + 1)
             yield Delivery(_as_row(row, place.count - 1), self._history, place)
+        yield from self._pending_artefacts()
 
     def done(self, delivery: Delivery) -> None:
         """Move the cursor past a delivery."""

@@ -51,6 +51,10 @@ class Reporting:
         for worker in self._workers:
             worker.wake()
 
+    def takers_of_artefacts(self) -> list[str]:
+        """Return the names of the trackers that take files."""
+        return [worker.name for worker in self._workers if worker.takes_artefacts]
+
     def metrics(self) -> dict[str, float]:
         """Return what the trackers do not have, for the next row of the history. Nothing if all is well."""
         metrics: dict[str, float] = {}

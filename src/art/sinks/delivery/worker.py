@@ -80,6 +80,11 @@ class Worker:
         reader = self._reader
         return 0 if reader is None else reader.num_pending_rows()
 
+    @property
+    def takes_artefacts(self) -> bool:
+        """Whether the sink takes files, as far as is known."""
+        return self._sink is None or self._sink.takes_artefacts
+
     def begin_closing(self, timeout_s: float) -> None:
         """Tell the thread to deliver what is left, and to end after at most `timeout_s` seconds."""
         self._deadline = time.monotonic() + timeout_s
@@ -159,6 +164,8 @@ class Worker:
             elif isinstance(content, LoggedGroups):
                 self._sink.groups(content)
             elif isinstance(content, Artefact):
+                if not content.path.exists():
+                    raise Refused(f"{content.path} does not exist any more")
                 self._sink.artefact(content)
         except Refused as error:
             whole = len(content.groups) if isinstance(content, LoggedGroups) else 1
