@@ -115,6 +115,23 @@ def has_row(path: Path, row: Mapping[str, Any]) -> bool:
     return False
 
 
+def read_lines_from(path: Path, offset: int) -> Iterator[tuple[dict[str, Any] | None, int]]:
+    """Yield the row of each complete line after a byte offset, and the offset after the line, one line at a time.
+
+    The row is `None` for a line that is not a JSON object. A missing file has no lines.
+    """
+    if not path.exists():
+        return
+    with storage_errors(path, "reading"), path.open("rb") as file:
+        file.seek(offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            offset += len(line)
+            if line.strip():
+                yield _row_of(line), offset
+
+
 def encode(row: dict[str, Any]) -> str:
     try:
         return json.dumps(row, allow_nan=False, ensure_ascii=False)

@@ -37,6 +37,10 @@ class ModelPaths:
         self.checkpoints = root / "checkpoints"
         self.exports = root / "exports"
         self.steps = root / "steps"
+        self.all_trajectories = root / "trajectories"
+        self.sinks = root / "sinks"
+        """Folder of the cursors of sinks, one file per tracker."""
+        self.artefacts = self.sinks / "artefacts.jsonl"
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"{step:04d}"
@@ -49,7 +53,7 @@ class ModelPaths:
         return self.exports / f"{step:04d}-{validate_name(form, param='format')}"
 
     def trajectories(self, split: str, step: int) -> Path:
-        return self.root / "trajectories" / validate_name(split, param="split") / f"{step:04d}.jsonl"
+        return self.all_trajectories / validate_name(split, param="split") / f"{step:04d}.jsonl"
 
 
 class DataDir:
