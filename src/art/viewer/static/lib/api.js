@@ -141,10 +141,9 @@ function viewRoot() {
   return serverRoot() + "view/api/";
 }
 
-/** The page may live below a prefix of a proxy: the server's root is what `<meta name="art-root">` says, from the page's own address. */
+/** The page lies at the server's root, which a proxy may have put below a prefix. */
 function serverRoot() {
-  const meta = document.querySelector("meta[name=art-root]");
-  return new URL(meta?.getAttribute("content") ?? "/", document.baseURI).pathname;
+  return new URL("./", document.baseURI).pathname;
 }
 
 /**

@@ -31,6 +31,7 @@ export function drawBar(route) {
       h("a", { class: "run-name", href: link("run", [project, name]) }, h("span", { class: "soft" }, `${project}/`), name),
       h("span", { class: "tabs" }, OF_RUN.map(([view, text]) => tab(text, link(view, [project, name]), view === here)))) : null,
   );
+  bar.querySelector(".bar-run [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
 }
 
 /**

@@ -1,7 +1,7 @@
 /**
  * A chart over steps on uPlot: lines with bands and dots, or stacked areas; findings as pins; a cursor that charts share.
  *
- * @typedef {import("./chart/chart_data.js").Line} Line
+ * @typedef {import("../chart/chart_data.js").Line} Line
  * @typedef {{step: number, text: string}} Pin
  * @typedef {{first: number, last: number}} Zoom
  *
@@ -24,11 +24,11 @@
  *
  * @typedef {{element: HTMLElement, update: (changes: Partial<ChartOptions>) => void, light: (step: number | null) => void, destroy: () => void}} Chart
  */
-import { axisRange, extent, stackLines, steadyRange, unionSteps, valueAt, valuesAt } from "./chart/chart_data.js";
-import { lineSeries, stackedSeries } from "./chart/chart_series.js";
+import { axisRange, extent, stackLines, steadyRange, unionSteps, valueAt, valuesAt } from "../chart/chart_data.js";
+import { lineSeries, lineValues, stackedSeries } from "../chart/chart_series.js";
 import { h, replace, setStyle } from "./dom.js";
 import { formatNumber, UNKNOWN } from "./format.js";
-import { drawPins } from "./chart/pins.js";
+import { drawPins } from "../chart/pins.js";
 import { onThemeChange, themeColour } from "./theme.js";
 
 const AXIS_FONT = "12px system-ui, -apple-system, \"Segoe UI\", Roboto, sans-serif";
@@ -156,9 +156,7 @@ class StepChart {
       return [steps, ...tops.toReversed()];
     }
     const steps = unionSteps(lines);
-    /** @param {Line} line @param {import("./chart/chart_data.js").Values | null | undefined} values */
-    const at = (line, values) => valuesAt(steps, line.steps, log ? (values ?? []).map((value) => (value !== null && value > 0 ? value : null)) : (values ?? []));
-    return [steps, ...lines.flatMap((line) => [...(line.low ? [at(line, line.high), at(line, line.low)] : []), ...(line.dots ? [at(line, line.dots)] : []), at(line, line.mean)])];
+    return [steps, ...lineValues(lines, (line, values) => valuesAt(steps, line.steps, log ? onlyPositive(values ?? []) : (values ?? [])))];
   }
 
   /**
@@ -271,10 +269,15 @@ class StepChart {
 
 /**
  * @param {number[]} steps
- * @param {import("./chart/chart_data.js").Values | null | undefined} values
+ * @param {import("../chart/chart_data.js").Values | null | undefined} values
  * @param {Zoom | null | undefined} zoom
  */
 function within(steps, values, zoom) {
   if (!zoom || !values) return values;
   return values.filter((_, at) => steps[at] >= zoom.first && steps[at] <= zoom.last);
+}
+
+/** @param {import("../chart/chart_data.js").Values} values */
+function onlyPositive(values) {
+  return values.map((value) => (value !== null && value > 0 ? value : null));
 }

@@ -65,7 +65,7 @@ export function formatSeconds(seconds) {
   if (seconds === 0) return "0 s";
   if (seconds < 0.001) return "< 1 ms";
   if (seconds < 0.9995) return `${Number((seconds * 1000).toPrecision(seconds < 0.01 ? 2 : 3))} ms`;
-  if (seconds < 99.5) return `${seconds < 9.95 ? seconds.toFixed(1) : Math.round(seconds)} s`;
+  if (seconds < 99.5) return `${seconds < 9.95 ? Number(seconds.toFixed(1)) : Math.round(seconds)} s`;
   const minutes = Math.round(seconds / 60);
   if (minutes < 100) return `${minutes} min`;
   if (minutes < 48 * 60) return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;

@@ -1,30 +1,36 @@
 /** Light and dark: the system's choice, until the reader makes one. */
-import { h } from "./dom.js";
+import { h, replace } from "./dom.js";
 
-const THEMES = ["system", "light", "dark"];
+const THEMES = ["auto", "light", "dark"];
 const KEY = "art-theme";
 
 /** @returns {string} */
 function readTheme() {
   try {
-    const theme = localStorage.getItem(KEY) ?? "system";
-    return THEMES.includes(theme) ? theme : "system";
+    const theme = localStorage.getItem(KEY) ?? "auto";
+    return THEMES.includes(theme) ? theme : "auto";
   } catch {
-    return "system";
+    return "auto";
   }
 }
 
 /** Put the chosen theme on the page; charts draw again on "art-theme". */
 export function applyTheme() {
   const theme = readTheme();
-  if (theme === "system") delete document.documentElement.dataset.theme;
+  if (theme === "auto") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
   document.dispatchEvent(new Event("art-theme"));
 }
 
-/** A button that goes from the system's theme to light to dark. */
+/** A button that goes from the system's colours to light to dark. */
 export function themeButton() {
-  const button = h("button", { type: "button", class: "quiet", "on:click": change }, `Theme: ${readTheme()}`);
+  const button = h("button", { type: "button", class: "quiet", "on:click": change });
+  function label() {
+    const theme = readTheme();
+    replace(button, h("span", { class: "wide" }, "Colours: "), theme);
+    button.setAttribute("aria-label", `Colours: ${theme}`);
+    button.title = "Colours: auto follows your system; press for light, then dark";
+  }
   function change() {
     const theme = THEMES[(THEMES.indexOf(readTheme()) + 1) % THEMES.length];
     try {
@@ -33,8 +39,9 @@ export function themeButton() {
       document.documentElement.dataset.theme = theme;
     }
     applyTheme();
-    button.textContent = `Theme: ${readTheme()}`;
+    label();
   }
+  label();
   return button;
 }
 

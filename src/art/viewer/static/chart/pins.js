@@ -1,11 +1,11 @@
 /** Findings on a chart: a mark at the step, with the sentence on hover. */
-import { h, setStyle } from "../dom.js";
+import { h, setStyle } from "../lib/dom.js";
 
 /**
  * @param {UPlot} plot
- * @param {import("../chart.js").Pin[]} pins
+ * @param {import("../lib/chart.js").Pin[]} pins
  * @param {number | null} litStep
- * @param {(pin: import("../chart.js").Pin) => void} onPin
+ * @param {(pin: import("../lib/chart.js").Pin) => void} onPin
  */
 export function drawPins(plot, pins, litStep, onPin) {
   plot.over.querySelectorAll(".pin, .pin-line").forEach((element) => element.remove());
@@ -26,7 +26,7 @@ export function drawPins(plot, pins, litStep, onPin) {
   }
 }
 
-/** @param {import("../chart.js").Pin[]} pins */
+/** @param {import("../lib/chart.js").Pin[]} pins */
 function textsByStep(pins) {
   /** @type {Map<number, string[]>} */
   const texts = new Map();

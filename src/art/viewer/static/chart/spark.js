@@ -1,8 +1,8 @@
 /** A small curve with its 95 % band, for a line of a list. */
 import { axisRange, extent } from "./chart_data.js";
-import { HELD_OUT_COLOUR, TRAIN_COLOUR } from "../colours.js";
-import { svg } from "../dom.js";
-import { formatNumber } from "../format.js";
+import { HELD_OUT_COLOUR, TRAIN_COLOUR } from "../lib/colours.js";
+import { svg } from "../lib/dom.js";
+import { formatNumber } from "../lib/format.js";
 
 const WIDTH = 200;
 const HEIGHT = 36;
