@@ -43,6 +43,7 @@ async def live(call: Call) -> None:
                 call.server.keyring.caller(call.caller.key_id)  # raises if the key was revoked: the stream ends
                 checked_at = time.monotonic()
             await _send(call, b": alive\n\n" if event is None else _frame(call, event))
+        await call.send({"type": "http.response.body", "body": b""})
 
 
 async def with_heartbeats(
