@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from art.errors import NotFoundError
-from art.protocol.activity import Activity
+from art.protocol.live.activity import Activity
 from art.storage.layout import DataDir, ModelPaths
 from art.storage.lock import lock_holder
 from art.viewer.answers.base import Indexing
@@ -174,7 +174,7 @@ class Viewer:
         Raises:
             NotFoundError: there is no such rollout, or it has no such path.
         """
-        self.run_paths(project, name)
+        self.run_files(project, name)
         return self._tokens.rollout(project, name, key, query)
 
     def tree(self, project: str, name: str, step: int, query: TreeQuery) -> TreeAnswer:
@@ -183,7 +183,7 @@ class Viewer:
         Raises:
             NotFoundError: nothing is known of the step, or the tree has no such node.
         """
-        self.run_paths(project, name)
+        self.run_files(project, name)
         return self._tokens.tree(project, name, step, query)
 
     def step(self, project: str, name: str, step: int) -> StepDetail:
