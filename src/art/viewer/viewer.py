@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from art.errors import NotFoundError
-from art.protocol.activity import Activity
+from art.protocol.live.activity import Activity
 from art.storage.layout import DataDir, ModelPaths
 from art.storage.lock import lock_holder
 from art.viewer.answers.base import Indexing
