@@ -1,6 +1,6 @@
 /** Opens a session: by the one-time code in the address, or by a key that somebody types. */
-import { ApiError, logIn } from "./api.js";
-import { h, replace } from "./dom.js";
+import { ApiError, logIn } from "../lib/api.js";
+import { h, replace } from "../lib/dom.js";
 
 const LOGIN_MARK = "#login=";
 
