@@ -84,6 +84,12 @@ def exchange_ids(trajectory: Row) -> list[str]:
     return list(dict.fromkeys(exchange_id for exchange_id in ids if exchange_id is not None))
 
 
+def num_logprobs(choice: Row) -> int | None:
+    """Return the number of sampled tokens of a choice; `None` where it has no log-probs."""
+    content = mapping(choice.get("logprobs")).get("content")
+    return len(content) if isinstance(content, list) else None
+
+
 def reasoning(message: Row) -> str | None:
     """Return the reasoning of an answer."""
     return text_or_none(message.get("reasoning_content")) or text_or_none(message.get("reasoning"))
@@ -91,13 +97,12 @@ def reasoning(message: Row) -> str | None:
 
 def tool_calls(message: Row) -> list[tuple[str | None, str, str]]:
     """Return the tool calls of a message as (id, name, arguments as text)."""
-    calls = [(call.get("id"), mapping(call.get("function") or call.get("custom"))) for call in dicts(message.get("tool_calls"))]
+    sent = dicts(message.get("tool_calls"))
+    calls = [(call.get("id"), mapping(call.get("function") or call.get("custom"))) for call in sent]
     if isinstance(message.get("function_call"), dict):
         calls.append((None, message["function_call"]))
-    return [
-        (text_or_none(call_id), str(function.get("name") or ""), as_text(function.get("arguments", function.get("input"))))
-        for call_id, function in calls
-    ]
+    named = [(call_id, call.get("name"), call.get("arguments", call.get("input"))) for call_id, call in calls]
+    return [(text_or_none(call_id), str(name or ""), as_text(arguments)) for call_id, name, arguments in named]
 
 
 def texts(trajectory: Row) -> Iterator[str]:

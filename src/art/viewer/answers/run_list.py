@@ -30,6 +30,8 @@ class Finding(Answer):
 class CurrentReward(Interval):
     """The newest reward of a run."""
 
+    num: int
+    """Number of rollouts."""
     split: str
     step: int
 

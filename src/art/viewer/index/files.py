@@ -17,7 +17,7 @@ from art.storage.layout import ModelPaths, validate_name
 from art.viewer.conversation import Row
 
 _MARK_SIZE = 4096
-_CHUNK_BYTES = 16 << 20
+_CHUNK_BYTES = 2 << 20
 """Lines that are read at once take about this much, and one line at least."""
 TRAIN = "train"
 
@@ -44,6 +44,8 @@ class Chunk(NamedTuple):
     num_damaged: int
     end: int
     """Offset of the first byte that was not read."""
+    is_last: bool
+    """Whether every complete line was read."""
 
 
 def survey(paths: ModelPaths) -> dict[Place, FileState]:
@@ -71,7 +73,7 @@ def read_chunk(path: Path, offset: int) -> Chunk:
     num_damaged = 0
     with path.open("rb") as file:
         file.seek(offset)
-        end = offset
+        end, is_last = offset, True
         for line in file:
             row = read_row(line)
             if row is None and not line.endswith(b"\n"):
@@ -82,8 +84,9 @@ def read_chunk(path: Path, offset: int) -> Chunk:
                 num_damaged += 1
             end += len(line)
             if end - offset >= _CHUNK_BYTES:
+                is_last = False
                 break
-    return Chunk(groups, num_damaged, end)
+    return Chunk(groups, num_damaged, end, is_last)
 
 
 def read_line(path: Path, offset: int, length: int) -> Row | None:
@@ -135,6 +138,6 @@ def _numbered(folder: Path, suffix: str) -> Iterator[tuple[int, os.DirEntry[str]
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             name = entry.name.removesuffix(suffix)
-            if entry.name.endswith(suffix) and name.isascii() and name.isdecimal() and len(name) < 16:
-                if name == f"{int(name):04d}":
-                    yield int(name), entry
+            is_number = name.isascii() and name.isdecimal() and len(name) < 16
+            if is_number and entry.name == f"{int(name):04d}{suffix}":
+                yield int(name), entry

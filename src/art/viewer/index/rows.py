@@ -138,10 +138,9 @@ def _outcome(metadata: Row, metrics: Row) -> str:
 
 def _num_logprobs(choices: Sequence[Row]) -> int | None:
     """The number of sampled tokens, where every answer was logged with its log-probs."""
-    counts = [talk.mapping(choice.get("logprobs")).get("content") for choice in choices]
-    if not counts or not all(isinstance(content, list) for content in counts):
-        return None
-    return sum(map(len, counts))
+    counts = [talk.num_logprobs(choice) for choice in choices]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
 
 
 def _seconds(value: Any) -> float | None:

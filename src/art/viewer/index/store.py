@@ -36,16 +36,17 @@ SORTED = ("reward", "advantage", "num_tokens", "num_turns", "started_at", "durat
 _SCHEMA = """
 CREATE TABLE runs (id INTEGER PRIMARY KEY, project TEXT NOT NULL, name TEXT NOT NULL, UNIQUE (project, name));
 CREATE TABLE files (
-    id INTEGER PRIMARY KEY, run INTEGER NOT NULL, split TEXT NOT NULL, step INTEGER NOT NULL, is_logged INTEGER NOT NULL,
-    size INTEGER NOT NULL, inode INTEGER NOT NULL, changed_ns INTEGER NOT NULL, mark BLOB NOT NULL,
-    plan_ns INTEGER NOT NULL, num_groups INTEGER NOT NULL, num_rollouts INTEGER NOT NULL, num_damaged INTEGER NOT NULL,
+    id INTEGER PRIMARY KEY, run INTEGER NOT NULL, split TEXT NOT NULL, step INTEGER NOT NULL,
+    is_logged INTEGER NOT NULL, size INTEGER NOT NULL, inode INTEGER NOT NULL, changed_ns INTEGER NOT NULL,
+    mark BLOB NOT NULL, plan_ns INTEGER NOT NULL,
+    num_groups INTEGER NOT NULL, num_rollouts INTEGER NOT NULL, num_damaged INTEGER NOT NULL,
     UNIQUE (run, split, step)
 );
 CREATE TABLE rollouts (
     id INTEGER PRIMARY KEY AUTOINCREMENT, run INTEGER NOT NULL, file INTEGER NOT NULL, split TEXT NOT NULL,
     step INTEGER NOT NULL, grp INTEGER NOT NULL, idx INTEGER NOT NULL, place INTEGER NOT NULL, length INTEGER NOT NULL,
-    scenario TEXT, scenario_key INTEGER NOT NULL, reward REAL, num_turns INTEGER NOT NULL, num_tokens INTEGER, stop TEXT,
-    outcome TEXT NOT NULL, started_at REAL, duration_s REAL, policy_version INTEGER, judge_score REAL,
+    scenario TEXT, scenario_key INTEGER NOT NULL, reward REAL, num_turns INTEGER NOT NULL, num_tokens INTEGER,
+    stop TEXT, outcome TEXT NOT NULL, started_at REAL, duration_s REAL, policy_version INTEGER, judge_score REAL,
     first_exchange TEXT, advantage REAL, trained INTEGER, dropped TEXT
 );
 CREATE UNIQUE INDEX rollouts_in_place ON rollouts (file, grp, idx);
@@ -114,7 +115,7 @@ class IndexStore:
         """Lend a connection for one query or transaction.
 
         Raises:
-            StorageError: the index cannot be read or written. A damaged one was deleted, so the next call starts afresh.
+            StorageError: the index cannot be read or written. A damaged one was deleted; the next call makes it again.
         """
         generation = self._generation
         try:

@@ -6,25 +6,34 @@ const AREA_OPACITY = 0.75;
 const DOT_OPACITY = 0.35;
 
 /**
- * Each line: its band (high, low), its dots, its mean.
+ * All bands first, then all dots, then all lines, so that no band lies over a line.
  * @param {import("./chart_data.js").Line[]} lines
  * @returns {{series: any[], bands: any[]}}
  */
 export function lineSeries(lines) {
-  /** @type {any[]} */
-  const series = [];
-  /** @type {any[]} */
-  const bands = [];
-  for (const line of lines) {
-    if (line.low) {
-      series.push(boundSeries(), boundSeries());
-      bands.push({ series: [series.length - 1, series.length], fill: withOpacity(line.colour, BAND_OPACITY), dir: 0 });
-    }
-    if (line.dots) series.push(dotSeries(line.colour));
-    const hasFew = line.steps.length < 2;
-    series.push({ label: line.label, stroke: line.colour, width: 2, dash: line.dash, points: { show: hasFew, size: 5, fill: line.colour } });
-  }
+  const banded = lines.filter((line) => line.low);
+  const bands = banded.map((line, at) => ({ series: [2 * at + 1, 2 * at + 2], fill: withOpacity(line.colour, BAND_OPACITY), dir: 0 }));
+  const series = [
+    ...banded.flatMap(() => [boundSeries(), boundSeries()]),
+    ...lines.filter((line) => line.dots).map((line) => dotSeries(line.colour)),
+    ...lines.map((line) => ({ label: line.label, stroke: line.colour, width: 2, dash: line.dash, points: { show: line.steps.length < 2, size: 5, fill: line.colour } })),
+  ];
   return { series, bands };
+}
+
+/**
+ * Lists of values in the order of `lineSeries`.
+ * @template Values
+ * @param {import("./chart_data.js").Line[]} lines
+ * @param {(line: import("./chart_data.js").Line, values: import("./chart_data.js").Values | null | undefined) => Values} convert
+ * @returns {Values[]}
+ */
+export function lineValues(lines, convert) {
+  return [
+    ...lines.filter((line) => line.low).flatMap((line) => [convert(line, line.high), convert(line, line.low)]),
+    ...lines.filter((line) => line.dots).map((line) => convert(line, line.dots)),
+    ...lines.map((line) => convert(line, line.mean)),
+  ];
 }
 
 /**

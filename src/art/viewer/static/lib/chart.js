@@ -25,7 +25,7 @@
  * @typedef {{element: HTMLElement, update: (changes: Partial<ChartOptions>) => void, light: (step: number | null) => void, destroy: () => void}} Chart
  */
 import { axisRange, extent, stackLines, steadyRange, unionSteps, valueAt, valuesAt } from "../chart/chart_data.js";
-import { lineSeries, stackedSeries } from "../chart/chart_series.js";
+import { lineSeries, lineValues, stackedSeries } from "../chart/chart_series.js";
 import { h, replace, setStyle } from "./dom.js";
 import { formatNumber, UNKNOWN } from "./format.js";
 import { drawPins } from "../chart/pins.js";
@@ -156,9 +156,7 @@ class StepChart {
       return [steps, ...tops.toReversed()];
     }
     const steps = unionSteps(lines);
-    /** @param {Line} line @param {import("../chart/chart_data.js").Values | null | undefined} values */
-    const at = (line, values) => valuesAt(steps, line.steps, log ? (values ?? []).map((value) => (value !== null && value > 0 ? value : null)) : (values ?? []));
-    return [steps, ...lines.flatMap((line) => [...(line.low ? [at(line, line.high), at(line, line.low)] : []), ...(line.dots ? [at(line, line.dots)] : []), at(line, line.mean)])];
+    return [steps, ...lineValues(lines, (line, values) => valuesAt(steps, line.steps, log ? onlyPositive(values ?? []) : (values ?? [])))];
   }
 
   /**
@@ -277,4 +275,9 @@ class StepChart {
 function within(steps, values, zoom) {
   if (!zoom || !values) return values;
   return values.filter((_, at) => steps[at] >= zoom.first && steps[at] <= zoom.last);
+}
+
+/** @param {import("../chart/chart_data.js").Values} values */
+function onlyPositive(values) {
+  return values.map((value) => (value !== null && value > 0 ? value : null));
 }
