@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from art.errors import NotFoundError, StorageError
-from art.protocol.activity import Activity
+from art.protocol.live.activity import Activity
 from art.storage.layout import DataDir, ModelPaths
 from art.storage.lock import lock_holder
 from art.viewer.answers.base import Indexing
@@ -30,6 +30,8 @@ from art.viewer.answers.rollout import RolloutDetail
 from art.viewer.answers.rollout_rows import RolloutKey, RolloutPage, RolloutQuery
 from art.viewer.answers.run_list import RunDetail, RunList, RunSummary
 from art.viewer.answers.step_ledger import LedgerAnswer, StepDetail
+from art.viewer.answers.tokens import RolloutTokens, TokensQuery
+from art.viewer.answers.tree import TreeAnswer, TreeQuery
 from art.viewer.database import ReadOnlyDatabase
 from art.viewer.index.files import TRAIN, Place
 from art.viewer.index.indexing import Indexer
@@ -47,6 +49,7 @@ from art.viewer.reads.runs_of_directory import add_state, list_names, summarize
 from art.viewer.reads.steps_of_run import describe_step, sum_ledgers
 from art.viewer.reads.table_of_rollouts import list_rollouts, places_of
 from art.viewer.run_files import RunCache, RunFiles
+from art.viewer.tokens.reader import TokenReader
 
 T = TypeVar("T")
 
@@ -87,6 +90,7 @@ class Viewer:
         self._summaries: dict[tuple[str, str], tuple[object, RunSummary]] = {}
         self._lock = threading.Lock()
         self._used = (-LOCK_S, False)
+        self._tokens = TokenReader(data_dir, self.database)
 
     def close(self) -> None:
         """End indexing and close the files."""
@@ -166,6 +170,24 @@ class Viewer:
         """
         places = [(split, step)]
         return self._read(project, name, lambda run, number, _: read_group(run, number, split, step, group), places)
+
+    def tokens(self, project: str, name: str, key: RolloutKey, query: TokensQuery) -> RolloutTokens:
+        """Describe the exact tokens of one path of a rollout.
+
+        Raises:
+            NotFoundError: there is no such rollout, or it has no such path.
+        """
+        self.run_paths(project, name)
+        return self._tokens.rollout(project, name, key, query)
+
+    def tree(self, project: str, name: str, step: int, query: TreeQuery) -> TreeAnswer:
+        """Describe the prefix tree of a step as it was trained.
+
+        Raises:
+            NotFoundError: nothing is known of the step, or the tree has no such node.
+        """
+        self.run_paths(project, name)
+        return self._tokens.tree(project, name, step, query)
 
     def step(self, project: str, name: str, step: int) -> StepDetail:
         """Describe one step.
