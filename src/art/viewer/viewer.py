@@ -98,8 +98,8 @@ class Viewer:
         self.store.close()
         self.database.close()
 
-    def run_files(self, project: str, name: str) -> RunFiles:
-        """Return the files of a run.
+    def run_paths(self, project: str, name: str) -> ModelPaths:
+        """Return the paths of a run.
 
         Raises:
             NotFoundError: there is no such run.
@@ -110,6 +110,11 @@ class Viewer:
             "SELECT 1 FROM models WHERE project = ? AND name = ?", (project, name)
         ):
             raise NotFoundError(f"there is no run {project}/{name} in {self.data_dir.root}", param="name")
+        return paths
+
+    def run_files(self, project: str, name: str) -> RunFiles:
+        """Return the files of a run, as `run_paths` does, with what was read of them before."""
+        self.run_paths(project, name)
         return self._runs.get(project, name)
 
     def version(self, project: str | None = None, name: str | None = None) -> str:

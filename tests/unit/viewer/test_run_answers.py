@@ -222,7 +222,7 @@ def test_a_step_in_detail(mails: Viewer) -> None:
     step = mails.step(*MAIL_RUN, 7)
     assert (step.num_groups, step.num_rollouts, step.previous, step.next) == (2, 16, 6, 8)
     assert step.findings[0].text.startswith("loss/entropy is 0.1")
-    assert step.seconds["time/publish_s"] == 0.1
+    assert step.seconds["publish"] == 0.1
     with pytest.raises(NotFoundError):
         mails.step(*MAIL_RUN, 99)
 
