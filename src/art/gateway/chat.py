@@ -66,9 +66,9 @@ class Gateway:
     async def complete(self, request: ChatRequest, *, rollout_id: str | None = None, key: str = "") -> dict[str, Any]:
         """Answer a request with one `chat.completion` object of OpenAI's API.
 
-        It has further fields: `policy_version`; in every choice `exchange_id`, the id of its record, and `exchange`, its
-        step, times and tokens; and `stop_reason` in a choice that ended at a stop string. `logprobs` lists every sampled token, including the one
-        that ended the answer.
+        It has further fields: `policy_version`; in every choice `exchange_id`, the id of its record, and `exchange`,
+        its step, times and tokens; and `stop_reason` in a choice that ended at a stop string. `logprobs` lists every
+        sampled token, including the one that ended the answer.
 
         Args:
             key: id of the caller's key. Keys take turns at the engine.

@@ -320,6 +320,8 @@ class Train(SampleCall[StepOrProgress]):
     """Folders of the checkpoints that the loss compares the policy with, by step."""
     engine_dtype: str | None = None
     """Number type in which the engine computed the sampling log-probs, or `QUANTIZED`; `None`: that of the trainer."""
+    record_to: Path | None = None
+    """Folder for the step's token file, which holds log-prob, entropy and mask reason of each target; `None`: none."""
 
 
 class TrainSft(SampleCall[StepOrProgress]):
@@ -329,6 +331,8 @@ class TrainSft(SampleCall[StepOrProgress]):
     from_checkpoint: Path
     to_checkpoint: Path
     job_id: str
+    record_to: Path | None = None
+    """Folder for the step's token file, which holds log-prob, entropy and mask reason of each target; `None`: none."""
 
 
 class Trial(SampleCall[Numbers]):

@@ -43,6 +43,7 @@ from art.runtime.placement.devices import find_devices
 from art.runtime.registration import Registration
 from art.runtime.registry import Registry
 from art.runtime.resolver import PolicyResolver
+from art.runtime.run_logs import RunLogs
 from art.runtime.submission import Submission
 from art.runtime.supervision.directory_watch import watch_directory
 from art.runtime.supervision.status_report import write_report
@@ -77,6 +78,7 @@ class Runtime:
         self.live = self.gateway.live
         """What is being sampled and trained now, for people who watch."""
         self.jobs = self._make_jobs()
+        self.run_logs = RunLogs(self.models)
         self.live.on_watched = LiveLog(self.live).watch
         self.overview = Overview(self.models, self._hosts, self.jobs, self.gateway)
         self.jobs.on_news = self.overview.note

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from art.errors import NotFoundError
-from art.protocol.activity import Activity
+from art.protocol.live.activity import Activity
 from art.storage.layout import DataDir, ModelPaths
 from art.storage.lock import lock_holder
 from art.viewer.answers.base import Indexing
@@ -29,6 +29,8 @@ from art.viewer.answers.rollout import RolloutDetail
 from art.viewer.answers.rollout_rows import RolloutKey, RolloutPage, RolloutQuery
 from art.viewer.answers.run_list import RunDetail, RunList, RunSummary
 from art.viewer.answers.step_ledger import LedgerAnswer, StepDetail
+from art.viewer.answers.tokens import RolloutTokens, TokensQuery
+from art.viewer.answers.tree import TreeAnswer, TreeQuery
 from art.viewer.database import ReadOnlyDatabase
 from art.viewer.index.files import TRAIN, Place
 from art.viewer.index.indexing import Indexer
@@ -46,6 +48,7 @@ from art.viewer.reads.runs_of_directory import add_state, list_names, summarize
 from art.viewer.reads.steps_of_run import describe_step, sum_ledgers
 from art.viewer.reads.table_of_rollouts import list_rollouts, places_of
 from art.viewer.run_files import RunCache, RunFiles
+from art.viewer.tokens.reader import TokenReader, tree_places
 
 INDEX_WAIT_S = 0.2
 """An answer that needs the whole index waits this long for it, and then says how far it has got."""
@@ -77,6 +80,7 @@ class Viewer:
         """
         self.data_dir = data_dir
         self.database = ReadOnlyDatabase(data_dir.database)
+        self._tokens = TokenReader(self.database)
         self.store = IndexStore(index_path or data_dir.viewer_index)
         self.indexer = Indexer(self.store, self.database, data_dir, share=indexing_share)
         self.live = live
@@ -163,6 +167,26 @@ class Viewer:
         run = self.run_files(project, name)
         number, _ = self._index(run, [(split, step)])
         return read_group(run, number, split, step, group)
+
+    def tokens(self, project: str, name: str, key: RolloutKey, query: TokensQuery) -> RolloutTokens:
+        """Describe the exact tokens of one path of a rollout.
+
+        Raises:
+            NotFoundError: there is no such rollout, or it has no such path.
+        """
+        run = self.run_files(project, name)
+        number, _ = self._index(run, [(key.split, key.step)])
+        return self._tokens.rollout(run, number, key, query)
+
+    def tree(self, project: str, name: str, step: int, query: TreeQuery) -> TreeAnswer:
+        """Describe the prefix tree of a step as it was trained.
+
+        Raises:
+            NotFoundError: nothing is known of the step, or the tree has no such node.
+        """
+        run = self.run_files(project, name)
+        number, _ = self._index(run, tree_places(step))
+        return self._tokens.tree(run, number, step, query)
 
     def step(self, project: str, name: str, step: int) -> StepDetail:
         """Describe one step.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from art.credit.ledger import CONSTRAINT_MISMATCH, SAMPLER_MISMATCH
@@ -14,7 +15,8 @@ from art.credit.plan import StepPlan
 from art.errors import StorageError
 from art.runtime.jobs.job import Job
 from art.runtime.jobs.work import Done
-from art.storage.steps.plan_record import GroupPlan, PlanRecord, RolloutPlan, write_plan
+from art.storage.steps.plan_record import GroupPlan, PlanRecord, write_plan
+from art.storage.steps.token_file import TokenFile
 
 _log = logging.getLogger(__name__)
 
@@ -26,15 +28,18 @@ def record_plan(folder: Path, job: Job, plan: StepPlan, done: Done, *, from_step
         Findings: why the record could not be written, or nothing.
     """
     ledger = {name: value for name, value in done.changes["metrics"].items() if name.startswith("ledger/")}
+    trained = done.changes["trained"]
+    dropped = _read_dropped(folder, job.job_id) if trained else None
     record = PlanRecord(
         job_id=job.job_id,
         kind="train_sft" if job.kind == "train_sft" else "train",
         created_at=time.time(),
         from_step=from_step,
         step=done.changes["step"],
-        trained=done.changes["trained"],
+        trained=trained,
         ledger=ledger,
-        groups=plan.groups if done.changes["trained"] else [_untrained(group, ledger) for group in plan.groups],
+        has_token_file=dropped is not None,
+        groups=[_drop(group, dropped or {}) for group in plan.groups] if trained else _untrained(plan.groups, ledger),
     )
     try:
         write_plan(folder, record)
@@ -44,12 +49,27 @@ def record_plan(folder: Path, job: Job, plan: StepPlan, done: Done, *, from_step
     return []
 
 
-def _untrained(group: GroupPlan, ledger: dict[str, float]) -> GroupPlan:
-    """Return the group of a job that trained nothing. What was planned to be trained, the trainer has refused."""
+def _read_dropped(folder: Path, job_id: str) -> dict[str, dict[str, int]] | None:
+    """Count what the trainer dropped of each rollout, by label and reason; `None` if the job has no token file."""
+    try:
+        tokens = TokenFile(folder)
+        return tokens.count_dropped() if tokens.job_id == job_id else None
+    except StorageError:
+        return None
+
+
+def _drop(group: GroupPlan, dropped: Mapping[str, Mapping[str, int]]) -> GroupPlan:
+    """Return the group with the tokens that the trainer dropped, which count as trained in the plan."""
+    rollouts = list(group.rollouts)
+    for place, rollout in enumerate(rollouts):
+        for reason, num_tokens in dropped.get(rollout.label, {}).items():
+            rollouts[place] = rollouts[place].drop(reason, num_tokens)
+    return group.model_copy(update={"rollouts": rollouts})
+
+
+def _untrained(groups: Sequence[GroupPlan], ledger: Mapping[str, float]) -> list[GroupPlan]:
+    """Return the groups of a job that trained nothing. What was planned to be trained, the trainer has refused."""
     of_constraints = f"ledger/dropped_tokens/{CONSTRAINT_MISMATCH}" in ledger
     reason = CONSTRAINT_MISMATCH if of_constraints else SAMPLER_MISMATCH
-
-    def refused(rollout: RolloutPlan) -> RolloutPlan:
-        return rollout.drop(reason, rollout.trained_tokens) if rollout.trained_tokens else rollout
-
-    return group.model_copy(update={"rollouts": [refused(rollout) for rollout in group.rollouts]})
+    planned = {rollout.label: rollout.trained_tokens for group in groups for rollout in group.rollouts}
+    return [_drop(group, {label: {reason: count} for label, count in planned.items() if count}) for group in groups]

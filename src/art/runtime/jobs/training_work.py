@@ -38,6 +38,7 @@ from art.runtime.jobs.work import Done, JobControl
 from art.runtime.models import Models
 from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
+from art.storage.steps.token_file import remove_old_token_files
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +89,8 @@ class TrainingWork:
         await asyncio.to_thread(self._models.published, model, from_step)
         await asyncio.to_thread(_remove_unpublished, target, job.job_id)
         call = await asyncio.to_thread(self._build_call, payload, source, target, job.job_id, host.engine_dtype)
+        keep = model.settings.trainer.keep_token_files
+        call = replace(call, record_to=None if keep == 0 else paths.step(step))
         try:
             result = await host.trainer.train(
                 call, stop=control.stop, on_progress=lambda done, total: control.progress("train", done, total)
@@ -113,11 +116,17 @@ class TrainingWork:
         metrics |= measure_trends(metrics, await self._store.step_metrics(job.project, job.name, from_step, WINDOW - 1))
         measured = await asyncio.to_thread(_find_findings, metrics, source, payload.config)
         metrics |= {f"findings/{finding.name}": 1.0 for finding in measured}
-        findings = [*plan.findings, *([payload.repeated] if payload.repeated else ()), *map(str, measured)]
+        findings = [
+            *plan.findings,
+            *result.findings,
+            *([payload.repeated] if payload.repeated else ()),
+            *map(str, measured),
+        ]
         for text in findings:
             logger.info("%s step %d: %s", model.key, step, text)
         changes = {"trained": True, "metrics": metrics, "findings": findings, "checkpoint_path": str(target)}
         await self._remove_old_moments(model, step)
+        await self._remove_old_token_files(model, step)
         return Done(changes | {"step": step}, published_step=step, identity=identity, learnt_from=plan.exchange_ids)
 
     async def _remove_old_moments(self, model: RegisteredModel, step: int) -> None:
@@ -131,6 +140,17 @@ class TrainingWork:
             await asyncio.to_thread(checkpoints.remove_old_moments, directory, newest=step, keep=keep, needed=needed)
         except StorageError as error:
             logger.warning("cannot remove old optimiser moments: %s", error)
+
+    async def _remove_old_token_files(self, model: RegisteredModel, step: int) -> None:
+        """Delete token files that the model's settings do not keep. Training goes on if that fails."""
+        keep = model.settings.trainer.keep_token_files
+        if keep is None:
+            return
+        steps = self._models.paths(model).steps
+        try:
+            await asyncio.to_thread(remove_old_token_files, steps, newest=step, keep=keep)
+        except StorageError as error:
+            logger.warning("cannot remove old token files: %s", error)
 
     def _build_call(
         self, payload: TrainPayload | SftPayload, source: Path, target: Path, job_id: str, engine_dtype: str

@@ -1,6 +1,6 @@
 /** The bar at the top: where the reader is, and where they can go from there. */
 import { h, replace } from "../lib/dom.js";
-import { getSession } from "../lib/api.js";
+import { getSession, logOut } from "../lib/api.js";
 import { showHelp } from "./help.js";
 import { link } from "../lib/router.js";
 import { themeButton } from "../lib/theme.js";
@@ -26,12 +26,18 @@ export function drawBar(route) {
       top.map(([view, text]) => tab(text, link(view), view === route.view)),
       h("span", { class: "space" }),
       themeButton(),
+      getSession().key_id ? h("button", { type: "button", class: "quiet", "on:click": endSession }, "Log out") : null,
       h("button", { type: "button", class: "quiet", "on:click": showHelp, "aria-keyshortcuts": "?" }, "Help")),
     isRun ? h("nav", { class: "bar-run", "aria-label": "Run" },
       h("a", { class: "run-name", href: link("run", [project, name]) }, h("span", { class: "soft" }, `${project}/`), name),
       h("span", { class: "tabs" }, OF_RUN.map(([view, text]) => tab(text, link(view, [project, name]), view === here)))) : null,
   );
   bar.querySelector(".bar-run [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
+}
+
+async function endSession() {
+  await logOut();
+  location.reload();
 }
 
 /**
