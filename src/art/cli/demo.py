@@ -27,6 +27,7 @@ from art.config import EngineConfig, ModelSettings, VllmConfig
 from art.errors import TrainingError
 from art.model import TrainableModel
 from art.recipes.progress import report_verdict
+from art.recipes.recipe_config import reported_to
 from art.recipes.training_loop import Evaluation, StepReport, evaluate, train_task
 from art.recipes.verdict import Course, Remedies, change_of, reach_verdict
 from art.task import Task, get_task
@@ -72,6 +73,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--out", type=Path, help="folder for the model, data and picture (default: demo/<task>-seed<seed>)"
+    )
+    parser.add_argument(
+        "--report", nargs="+", default=[], metavar="TRACKER", help="trackers that get metrics and sample rollouts"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a summary that scripts can read")
 
@@ -125,8 +129,11 @@ class _Demo:
         # A new folder each time: the demo shows one complete training and does not continue an older one.
         data_dir = Path(tempfile.mkdtemp(prefix="run-", dir=self.out))
         async with LocalBackend(path=data_dir) as backend:
+            # A tracker tells runs apart by the name, and each demo is a run of its own.
+            name = f"seed{args.seed}-{data_dir.name}" if args.report else f"seed{args.seed}"
             model = TrainableModel(
-                name=f"seed{args.seed}", project=task.name, base_model=base_model, base_path=str(data_dir),
+                name=name, report_metrics=reported_to(args.report), project=task.name, base_model=base_model,
+                base_path=str(data_dir),
                 settings=ModelSettings(engine=VllmConfig() if args.engine == "vllm" else EngineConfig()),
             )  # fmt: skip
             with self.console.status("Starting server, engine and trainer ..."):

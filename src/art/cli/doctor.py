@@ -96,7 +96,9 @@ async def _examine(
     console: Console, args: argparse.Namespace, settings: ModelSettings, task: Task | None, folder: Path
 ) -> list[CheckResult]:
     async with LocalBackend(path=folder) as backend:
-        model = TrainableModel(name="trial", project="doctor", base_model=args.model, settings=settings)
+        model = TrainableModel(
+            name="trial", project="doctor", base_model=args.model, settings=settings, report_metrics=[]
+        )
         started = time.perf_counter()
         try:
             with console.status("Starting engine and trainer ..."):

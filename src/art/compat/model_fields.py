@@ -9,8 +9,7 @@ from art.errors import ConfigError
 _REFUSED = {
     "entity": "there are no owners of projects; choose the name of the `project` instead",
     "id": "a model is identified by `project` and `name`",
-    "report_metrics": "no sink of this name exists. Metrics are always written to history.jsonl",
-    "run_id": "there is no W&B run to continue; a model continues from its newest checkpoint",
+    "run_id": "a run in W&B is identified by `project` and `name`, and continues by itself",
 }
 
 

@@ -17,7 +17,7 @@ from art.trajectory import Trajectory, TrajectoryGroup
 
 _OLDER_SECTIONS = ("reward", "loss", "offpolicy", "pipeline", "throughput", "costs", "time", "data")
 """The sections of ART 0.5. Programs of that time log metrics of their own as `pipeline/...`."""
-SECTIONS = frozenset((*_OLDER_SECTIONS, "ledger", "publish", "findings", "trend"))
+SECTIONS = frozenset((*_OLDER_SECTIONS, "ledger", "publish", "findings", "trend", "sinks"))
 SPLITS = frozenset({"train", "val", "test"})
 
 

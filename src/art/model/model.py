@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import Token
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, cast
@@ -29,19 +29,27 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
     from art.compat.metrics import MetricsBuilder
+    from art.model.model_sinks import ModelSinks
     from art.model.run_log import RunLog
+    from art.sinks.delivery.reporting import Reporting
 
 logger = logging.getLogger(__name__)
 
 ConfigT = TypeVar("ConfigT", default=Any)
 StateT = TypeVar("StateT", default=dict[str, Any])
-_OLDER_FIELDS = frozenset({"entity", "id", "report_metrics", "run_id"})
+_OLDER_FIELDS = frozenset({"entity", "id", "run_id"})
 
 
 def _make_run_log() -> RunLog:
     from art.model.run_log import RunLog
 
     return RunLog()
+
+
+def _make_sinks() -> ModelSinks:
+    from art.model.model_sinks import ModelSinks
+
+    return ModelSinks()
 
 
 class Model(BaseModel, Generic[ConfigT, StateT]):
@@ -67,8 +75,12 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
     """Prices of tokens and devices, for the ledger in `costs`."""
     budget_usd: float | None = None
     """Limit in USD of everything that is booked in `costs`; above it `model.costs.check()` raises."""
+    report_metrics: list[str | Callable[[], Any]] | None = None
+    """Trackers that get metrics and rollouts, such as `["wandb"]`, or subclasses of `art.sinks.Sink`. `None`: those
+    that the environment names, e.g. by `WANDB_API_KEY`; `[]`: none."""
 
     _run_log: RunLog = PrivateAttr(default_factory=_make_run_log)
+    _sinks: ModelSinks = PrivateAttr(default_factory=_make_sinks)
     _clients: ModelClients = PrivateAttr(default_factory=ModelClients)
     _backend: Backend | None = PrivateAttr(default=None)
     _server_url: str | None = PrivateAttr(default=None)
@@ -99,7 +111,12 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         return self._backend
 
     async def register(self, backend: Backend) -> None:
-        """Connect the model to a backend. A trainable model is served from then on."""
+        """Connect the model to a backend, and to its trackers. A trainable model is served from then on.
+
+        Raises:
+            ConfigError: a tracker of `report_metrics` is not installed, or cannot be reached.
+        """
+        self._sinks.check(self.report_metrics)
         registration, _ = await asyncio.gather(backend.register(self), asyncio.to_thread(load_openai))
         self._backend = backend
         if backend.data_dir is not None:
@@ -109,6 +126,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         if registration is not None:
             self._adopt(registration)
         backend.close_with(self, self.close)
+        await self._start_sinks()
 
     def _adopt(self, registration: Registration) -> None:
         self._server_url = registration.server_url
@@ -117,8 +135,14 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         self.inference_model_name = registration.status.inference_name
 
     async def close(self) -> None:
-        """Close the OpenAI client of this event loop, and the client for code that blocks."""
-        await self._clients.close()
+        """Close the OpenAI client of this event loop, the client for code that blocks, and the trackers.
+
+        Trackers get what they do not have yet, for up to 30 seconds. A later `log` opens them again.
+        """
+        try:
+            await self._clients.close()
+        finally:
+            await self._sinks.close()
 
     def openai_client(self) -> AsyncOpenAI:
         """An `AsyncOpenAI` for this model; every call in one event loop returns the same client.
@@ -196,6 +220,40 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
     def _paths(self) -> ModelPaths:
         return DataDir(Path(self.base_path)).model(self.project, self.name)
 
+    async def report_file(
+        self,
+        path: str | Path,
+        *,
+        name: str | None = None,
+        kind: str = "file",
+        step: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Upload a file or folder to the trackers that take files, W&B and MLflow. It must stay until it is uploaded.
+
+        Args:
+            name: name in the tracker, by default that of the file. A second file of the same name is a new version.
+            kind: what it is, such as `model` or `dataset`.
+            step: step that it belongs to; by default the current one.
+            metadata: anything to keep with it.
+
+        Raises:
+            ConfigError: the file does not exist, or no tracker takes files.
+        """
+        name = validate_name(name or Path(path).name, param="name")
+        step = await self.get_step() if step is None else step
+        await self._start_sinks()
+        facts = {"name": name, "kind": kind, "step": step, "metadata": dict(metadata or {})}
+        await self._sinks.report_file(self._paths(), Path(path), facts)
+
+    async def _start_sinks(self) -> Reporting | None:
+        """Connect to the trackers, unless that was done; `None` if there are none."""
+        return await self._sinks.start(self._paths(), self.report_metrics, self._run_config)
+
+    def _run_config(self) -> dict[str, Any]:
+        """Return what trackers are told about the run."""
+        return {"project": self.project, "name": self.name, "config": self.config}
+
     @property
     def costs(self) -> Ledger:
         """The ledger of what was spent on this model in USD, in this run and in earlier ones, kept in a file.
@@ -267,8 +325,21 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         groups = as_groups(() if trajectories is None else check_logged(trajectories))
         metrics = check_metrics(metrics or {})
         step = await self.get_step() if step is None else step
-        metrics = self._run_log.take_pending() | dict(metrics)
+        reporting = await self._start_sinks()
+        metrics = (reporting.metrics() if reporting else {}) | self._run_log.take_pending() | dict(metrics)
         await self.book_costs(trainer_s=metrics.get("time/step_trainer_s", 0.0), split=split)
-        row = await self._run_log.append(self._paths(), self.costs, groups, metrics, split, step)
+        row, written = await self._run_log.append(self._paths(), self.costs, groups, metrics, split, step)
+        if reporting is not None:
+            reporting.wake()
         if self.trainable and self._backend is not None:  # the server needs them to keep the best checkpoint
             await self._backend.log_metrics(self, step, row)
+            await self._send_log(split, step, written, groups)
+
+    async def _send_log(self, split: str, step: int, row: dict[str, Any], groups: list[TrajectoryGroup]) -> None:
+        """Send what was logged to a server that keeps its files elsewhere, for its page."""
+        if self._backend is None or (client := self._backend.log_client) is None:
+            return
+        from art.model.log_upload import log_requests
+
+        for request in await asyncio.to_thread(log_requests, split, step, row, groups):
+            await client.log(self.project, self.name, request)

@@ -64,6 +64,10 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
 
         return settings_from_internal_config(self._internal_config)
 
+    def _run_config(self) -> dict[str, Any]:
+        settings = self.model_settings().model_dump(mode="json", exclude_defaults=True)
+        return super()._run_config() | {"base_model": self.base_model, "settings": settings}
+
     def default_optimizer(self) -> OptimizerConfig | None:
         """Return the optimiser in `trainer_args` of older code, for training steps that set none; else `None`."""
         if not self._internal_config:
@@ -222,6 +226,25 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         if self._collector is None:
             self._collector = self.backend().rollout_collector(self)
         return await self._collector.collect(num_groups, rollouts_per_group, timeout_s=timeout_s, pbar_desc=pbar_desc)
+
+    async def report_checkpoint(self, step: int | None = None) -> None:
+        """Upload the adapter of a checkpoint, as PEFT's files, to the trackers that take files: W&B and MLflow.
+
+        Args:
+            step: step of the checkpoint; by default the newest.
+
+        Raises:
+            ConfigError: no tracker of this model takes files.
+            NotFoundError: there is no such checkpoint.
+        """
+        step = await self.get_step() if step is None else step
+        await self._start_sinks()
+        self._sinks.check_takes_files(self._paths())
+        # A copy, because the checkpoint may be deleted before the trackers have it.
+        folder = self._paths().sinks / "files" / f"{step:04d}-peft"
+        await self.backend().export(self, "peft", step=step, path=folder)
+        metadata = {"base_model": self.base_model, "project": self.project, "model": self.name}
+        await self.report_file(folder, name="checkpoint", kind="model", step=step, metadata=metadata)
 
     async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> None:
         """Delete all checkpoints but the newest, those in use, and the best, which has the highest mean of the metric.

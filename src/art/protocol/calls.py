@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar, Generic, Self, TypeAlias, TypeVar, 
 from pydantic import ConfigDict, PlainValidator, SkipValidation, TypeAdapter, ValidationError
 
 from art.config import EngineConfig, LoraConfig, NodesConfig, TrainConfig, TrainerConfig, TrainSFTConfig, VllmConfig
-from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
+from art.engine import AdapterInfo, EngineInfo, GenerateRequest, Timings, TokenChunk
 from art.errors import ArtError, ConfigError, InvalidRequestError
 from art.protocol.checkpoint_calls import HubTarget, S3Target
 from art.protocol.compact.sample_files import read_samples, write_samples
@@ -145,6 +145,8 @@ def _build_chunk(body: dict[str, Any]) -> TokenChunk:
         body = body | {"top_logprobs": top}
     if body.get("kept"):
         body = body | {"kept": unpack_token_sets(body["kept"])}
+    if body.get("timings"):
+        body = body | {"timings": Timings(**body["timings"])}
     return TokenChunk(**body)
 
 

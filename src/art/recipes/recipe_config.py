@@ -9,7 +9,7 @@ recipe takes the settings by name, or as a config object:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -42,6 +42,9 @@ class RecipeConfig(Config):
     """Project of the trained model. Each recipe has its own default."""
     data_dir: Path = Path(".art")
     """Folder in which models are kept."""
+    report: tuple[str, ...] | None = None
+    """Trackers that get metrics and sample rollouts, e.g. wandb or tensorboard; `none` for no tracker. By default the
+    environment chooses, e.g. by WANDB_API_KEY."""
     judge: str | None = None
     """Language model that scores rollouts, as litellm names it, e.g. openai/o3 or ollama_chat/qwen3:8b."""
     judge_url: str | None = None
@@ -128,6 +131,7 @@ class RecipeConfig(Config):
         return TrainableModel(
             name=self.name, project=self.project, base_model=self.base_model, base_path=str(self.data_dir),
             settings=self.model_settings(), prices=self.prices(), budget_usd=self.budget,
+            report_metrics=reported_to(self.report),
         )  # fmt: skip
 
     def model_settings(self) -> ModelSettings:
@@ -192,6 +196,19 @@ class RecipeConfig(Config):
         )  # fmt: skip
         require_installed(judge)
         return judge
+
+
+def reported_to(report: Sequence[str] | None) -> list[Any] | None:
+    """Return the `report_metrics` of a model for the setting `report`, in which `none` means no tracker.
+
+    Raises:
+        ConfigError: `none` is given beside a tracker.
+    """
+    if report is None:
+        return None
+    if "none" in report and len(report) > 1:
+        raise ConfigError(f"--report {' '.join(report)}: `none` means no tracker, so it is the only one")
+    return [name for name in report if name != "none"]
 
 
 def require_installed(judge: Ruler) -> None:

@@ -37,6 +37,10 @@ class ModelPaths:
         self.checkpoints = root / "checkpoints"
         self.exports = root / "exports"
         self.steps = root / "steps"
+        self.all_trajectories = root / "trajectories"
+        self.sinks = root / "sinks"
+        """Folder of the cursors of sinks, one file per tracker."""
+        self.artefacts = self.sinks / "artefacts.jsonl"
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"{step:04d}"
@@ -49,7 +53,7 @@ class ModelPaths:
         return self.exports / f"{step:04d}-{validate_name(form, param='format')}"
 
     def trajectories(self, split: str, step: int) -> Path:
-        return self.root / "trajectories" / validate_name(split, param="split") / f"{step:04d}.jsonl"
+        return self.all_trajectories / validate_name(split, param="split") / f"{step:04d}.jsonl"
 
 
 class DataDir:
@@ -66,6 +70,8 @@ class DataDir:
         self.logs = root / "logs"
         self.report = self.logs / "report.txt"
         """The newest status report of the server."""
+        self.address = self.logs / "address.txt"
+        """Address of the server that runs here, or of the last one that did."""
         self.server_stacks = self.logs / "server-stacks.log"
         self.viewer_index = root / ".viewer.db"
         """The index of rollouts that the page makes. It can be deleted at any time."""

@@ -34,6 +34,24 @@ def lock_holder(path: Path) -> int | None:
         os.close(file)
 
 
+def take_lock(path: Path) -> int | None:
+    """Lock a file for this process, if no other holder has it. Close the returned descriptor to release the lock.
+
+    Returns:
+        The descriptor, or `None` if somebody else holds the lock. On a file system without locks nobody ever does.
+    """
+    with storage_errors(path, "opening"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            os.close(file)
+            return None
+    return file
+
+
 def directory_gone(file: Path) -> DirectoryGoneError:
     """Make the error for a data directory that was removed, or lost `file`, while its server was running."""
     return DirectoryGoneError(

@@ -7,6 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from art.storage.jsonl import read_rows_from
 
@@ -21,6 +22,9 @@ class Totals:
         self._path = path
         self._offset = 0
         self._sums: defaultdict[str, float] = defaultdict(float)
+
+    def __deepcopy__(self, memo: Any) -> Totals:
+        return self  # copies of a model add to the same file
 
     def of(self, row: Mapping[str, float]) -> dict[str, float]:
         """Return the sums for a new row, including its own numbers. Metrics that end in `_share` are not summed."""

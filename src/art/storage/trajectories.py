@@ -31,12 +31,21 @@ def read_groups(path: Path) -> Iterator[TrajectoryGroup]:
         if row is None:
             continue
         try:
-            yield TrajectoryGroup.model_validate(_with_nan(row))
+            yield parse_group(row)
         except ValidationError as error:
             raise StorageError(
                 f"{path}, line {number} is not a trajectory group: {error}\n"
                 "If your trajectories have a class of your own, import it before reading"
             ) from error
+
+
+def parse_group(row: dict[str, Any]) -> TrajectoryGroup:
+    """Make a group from the object on a line.
+
+    Raises:
+        ValidationError: it is not a group.
+    """
+    return TrajectoryGroup.model_validate(_with_nan(row))
 
 
 def _with_nan(group: dict[str, Any]) -> dict[str, Any]:

@@ -87,15 +87,13 @@ def test_names_that_could_leave_the_directory() -> None:
             art.TrainableModel(name="n", project=name, base_model="b")
 
 
-def test_unknown_arguments_and_sinks() -> None:
+def test_unknown_arguments() -> None:
     with pytest.raises(ValidationError, match="basemodel"):
         art.TrainableModel(name="n", project="p", base_model="b", basemodel="x")
-    with pytest.raises(ConfigError, match="wandb"):
-        art.Model(name="n", project="p", report_metrics=["wandb"])  # type: ignore[call-arg]
     assert art.Model(name="n", project="p", report_metrics=[], entity=None)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize(("field", "value"), [("id", "i"), ("entity", "e"), ("run_id", "r"), ("report_metrics", ["w"])])
+@pytest.mark.parametrize(("field", "value"), [("id", "i"), ("entity", "e"), ("run_id", "r")])
 def test_fields_without_a_meaning_are_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"^{field}=.* is not supported: .*Leave it out"):
         art.TrainableModel(name="n", project="p", base_model="b", **{field: value})

@@ -162,7 +162,7 @@ FIELDS = {
     "TrajectoryGroup": "trajectories exceptions metadata metrics logs",
     "PydanticException": "type message traceback",
     "TrainableModel": "name project config inference_api_key inference_base_url inference_model_name base_path prices "
-    "budget_usd base_model settings",
+    "budget_usd report_metrics base_model settings",
 }
 
 

@@ -25,7 +25,7 @@ _PRICE = ("PROMPT", "COMPLETION")
 _METAVARS: dict[str, str | tuple[str, ...]] = {
     "judge": "MODEL", "generator": "MODEL", "judge_url": "URL", "generator_url": "URL", "rollout_timeout": "S",
     "budget": "USD", "price_per_hour": "USD", "policy_price": _PRICE, "judge_price": _PRICE, "instructions": "TEXT",
-    "stop_on": "FINDING", "rollback_on": "FINDING",
+    "report": "TRACKER", "stop_on": "FINDING", "rollback_on": "FINDING",
 }  # fmt: skip
 """Names of values in `--help`, where they are not `N` for a whole number or the name of the setting."""
 
@@ -58,7 +58,7 @@ def add_recipe_options(
         shown = {
             "steps": defaults.num_steps, "groups": defaults.groups_per_step, "rollouts": defaults.rollouts_per_group
         }  # fmt: skip
-    add_settings(parser, config, "name", "project", "data_dir")
+    add_settings(parser, config, "name", "project", "data_dir", "report")
     rate = ("learning_rate", "schedule", "warmup_steps")
     loop = ("steps", "seed", *rate, "groups", "rollouts", "stop_on", "rollback_on", "rollout_timeout", "evaluate")
     add_settings(parser, config, *loop, shown=shown)

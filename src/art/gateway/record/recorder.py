@@ -91,6 +91,16 @@ class Exchange:
     constraint: Constraint | None = None
     """The part of the vocabulary that the completion was drawn from; `None` for all of it."""
 
+    def summary(self) -> dict[str, Any]:
+        """Return the facts that a choice names under `exchange`, so that logs have them without this record."""
+        return {
+            "policy_version": self.policy_version,
+            "started_at": exchange_time(self.id),
+            "ended_at": self.created_at,
+            "prompt_tokens": len(self.prompt_token_ids),
+            "completion_tokens": len(self.completion_token_ids),
+        }
+
 
 _SAMPLE = Exchange(
     id="ex_check", rollout_id="check", project="", name="", policy_version=0, parent_id=None, branch_reason=None,
@@ -103,6 +113,14 @@ _SAMPLE = Exchange(
 def new_exchange_id() -> str:
     """Make an id of the microseconds since the epoch and 48 random bits, in hex."""
     return f"ex_{time.time_ns() // 1000:014x}{os.urandom(6).hex()}"
+
+
+def exchange_time(exchange_id: str) -> float | None:
+    """Return when an exchange id was made, in seconds since the epoch; `None` for an id of another form."""
+    try:
+        return int(exchange_id.removeprefix("ex_")[:14], 16) / 1e6 if exchange_id.startswith("ex_") else None
+    except ValueError:
+        return None
 
 
 def exchange_id_at(seconds: float) -> str:

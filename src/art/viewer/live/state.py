@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from art.errors import StorageError
-from art.protocol.activity import Activity, JobActivity
+from art.protocol.live.activity import Activity, JobActivity
 from art.storage.layout import ModelPaths
 from art.storage.state import read_state
 from art.viewer.answers.run_list import Job, RunState

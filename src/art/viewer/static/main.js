@@ -1,10 +1,11 @@
 /** Starts the page: the bar, the keyboard, and the view that the address names. */
-import { openSession } from "./lib/api.js";
+import { ApiError, openSession } from "./lib/api.js";
 import { announce, makeContext } from "./lib/context.js";
-import { drawBar } from "./lib/bar.js";
+import { drawBar } from "./frame/bar.js";
 import { h, replace } from "./lib/dom.js";
-import { addHelp } from "./lib/help.js";
+import { addHelp } from "./frame/help.js";
 import { addKeys, startKeys } from "./lib/keys.js";
+import { showLogin, useLoginLink } from "./lib/login.js";
 import { go, parse } from "./lib/router.js";
 import { failed, loading, missing } from "./lib/states.js";
 import { applyTheme } from "./lib/theme.js";
@@ -81,16 +82,38 @@ function mainElement() {
 
 async function startSession() {
   const timer = setTimeout(() => replace(mainElement(), loading()), 150);
+  let problem = null;
   try {
+    problem = await useLoginLink();
     await openSession();
   } catch (error) {
+    if (error instanceof ApiError && error.status === 401) {
+      askForLogin(problem);
+      return;
+    }
     replace(mainElement(), failed(error, startSession));
     return;
   } finally {
     clearTimeout(timer);
   }
   addEventListener("hashchange", showRoute);
+  addEventListener("artlogin", loseSession);
   await showRoute();
+}
+
+/** The session has ended while the page was open. */
+function loseSession() {
+  askForLogin("The session has ended.");
+}
+
+/** @param {string | null} message */
+function askForLogin(message) {
+  removeEventListener("artlogin", loseSession);
+  removeEventListener("hashchange", showRoute);
+  leave();
+  leave = () => {};
+  document.title = "Log in - ART";
+  showLogin(mainElement(), message, startSession);
 }
 
 function start() {

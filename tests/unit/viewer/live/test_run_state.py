@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from art.protocol.activity import Activity, JobActivity
+from art.protocol.live.activity import Activity, JobActivity
 from art.protocol.training import JobProgress
 from art.storage.layout import DataDir
 from art.viewer.answers.run_list import Job

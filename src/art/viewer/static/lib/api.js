@@ -4,7 +4,7 @@
  *
  * @typedef {Record<string, string | number | boolean | null | undefined | (string | number)[]>} Params
  * @typedef {{type: string, data: any, id: string}} StreamEvent
- * @typedef {{scopes: string[], project: string | null, has_server: boolean, base_url: string | null, version: string}} Session
+ * @typedef {{key_id: string | null, scopes: string[], project: string | null, has_server: boolean, base_url: string | null, version: string}} Session
  */
 
 const PAGE_HEADER = { "X-ART-Page": "1" };
@@ -12,7 +12,7 @@ const MAX_KEPT = 60;
 /** @type {Map<string, {etag: string, answer: any}>} */
 const keptAnswers = new Map();
 /** @type {Session} */
-let session = { scopes: [], project: null, has_server: false, base_url: null, version: "" };
+let session = { key_id: null, scopes: [], project: null, has_server: false, base_url: null, version: "" };
 
 /** What went wrong, in the server's own words. `status` is 0 when the server could not be reached. */
 export class ApiError extends Error {
@@ -85,6 +85,7 @@ async function send(address, options) {
     throw new ApiError(0, "The server cannot be reached. Is it still running?");
   }
   if (response.ok || response.status === 304) return response;
+  if (response.status === 401) dispatchEvent(new Event("artlogin"));
   throw new ApiError(response.status, await readMessage(response));
 }
 
@@ -107,6 +108,32 @@ export async function post(path, body) {
   const headers = { "Content-Type": "application/json", ...PAGE_HEADER };
   const response = await send(actionPath(path), { method: "POST", headers, body: JSON.stringify(body) });
   return readBody(response);
+}
+
+/**
+ * Open a session by a key or by a one-time code. The answer sets a cookie that scripts cannot read.
+ * @param {{key: string} | {code: string}} body
+ */
+export async function logIn(body) {
+  keptAnswers.clear();
+  await sendLogin("view/login", body);
+}
+
+/** End the session. */
+export async function logOut() {
+  keptAnswers.clear();
+  await sendLogin("view/logout", {});
+}
+
+/**
+ * @param {string} path
+ * @param {any} body
+ */
+async function sendLogin(path, body) {
+  const headers = { "Content-Type": "application/json", ...PAGE_HEADER };
+  const options = /** @type {RequestInit} */ ({ method: "POST", credentials: "same-origin", headers, body: JSON.stringify(body) });
+  const response = await fetch(serverRoot() + path, options);
+  if (!response.ok) throw new ApiError(response.status, await readMessage(response));
 }
 
 /** @param {string} path */
@@ -155,7 +182,7 @@ function serverRoot() {
 export function stream(path, onEvent) {
   if (!session.has_server) return () => {};
   const source = new EventSource(viewRoot() + path);
-  const types = ["request_started", "tokens", "request_ended", "job_progress", "step", "finding", "log"];
+  const types = ["reset", "request_started", "tokens", "request_ended", "job_progress", "step", "finding", "log"];
   for (const type of types) {
     source.addEventListener(type, (event) => {
       const message = /** @type {MessageEvent} */ (event);

@@ -3,13 +3,13 @@ import { announce } from "./context.js";
 import { h } from "./dom.js";
 
 /**
- * @param {string} text
+ * @param {string | (() => string)} text  a function makes a long text only when it is copied
  * @param {string} [label]
  */
 export function copyButton(text, label = "Copy") {
   const button = h("button", { type: "button", "on:click": copy }, label);
   async function copy() {
-    button.textContent = (await copyText(text)) ? "Copied" : "Press Ctrl+C";
+    button.textContent = (await copyText(typeof text === "string" ? text : text())) ? "Copied" : "Press Ctrl+C";
     announce(button.textContent);
     setTimeout(() => {
       button.textContent = label;

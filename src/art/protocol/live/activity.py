@@ -19,7 +19,7 @@ class JobActivity:
     runs: bool
     """False while it waits in its queue."""
     age_s: float
-    """Time since it came, or since this server began."""
+    """Time since it began to run; while it waits, since it came or this server began."""
     progress: JobProgress | None = None
     queue_place: int | None = None
     """Place in its queue; 1 is the next to run."""

@@ -1,0 +1,49 @@
+"""`art view --json`: the answers of the page for programs, from files or from a running server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+
+from art.client import ArtClient
+from art.storage.layout import DataDir
+from art.storage.local_key import find_local_key
+from art.viewer.paths import PATHS, find_path, query_parameters
+from art.viewer.viewer import Viewer
+
+
+def print_paths() -> None:
+    """Print every path with its parameters, one on a line."""
+    width = max(len(row.path) for row in PATHS)
+    for row in PATHS:
+        names = ", ".join(query_parameters(row))
+        print(f"{row.path:{width}}  {row.summary}" + (f" (?{names})" if names else ""))
+    print("\nExample: art view .art --json 'runs/games/agent-001/rollouts?step=12&sort=reward&limit=5'")
+
+
+def print_answers(paths: Sequence[str], data_dir: DataDir | None, url: str | None) -> int:
+    """Print one line of JSON for each path.
+
+    Raises:
+        NotFoundError: there is no such path, run, step or rollout.
+        InvalidRequestError: a parameter is wrong.
+    """
+    if data_dir is not None:
+        viewer = Viewer(data_dir)
+        try:
+            for text in paths:
+                row, asked = find_path(text)
+                print(row.read(viewer, asked).model_dump_json())
+        finally:
+            viewer.close()
+        return 0
+    assert url is not None
+    print("\n".join(asyncio.run(_ask_server(paths, url))))
+    return 0
+
+
+async def _ask_server(paths: Sequence[str], url: str) -> list[str]:
+    key = os.environ.get("ART_API_KEY") or find_local_key(url)
+    async with ArtClient(url, key) as client:
+        return [(await client.request("GET", f"/view/api/{text.lstrip('/')}")).decode() for text in paths]

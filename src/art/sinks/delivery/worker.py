@@ -1,0 +1,215 @@
+"""The thread of one sink. It delivers the log, repeats what failed after a pause, and closes the sink at the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from art.errors import OverloadedError
+from art.sinks.delivery.log_reader import Delivery, LogReader
+from art.sinks.sink import Artefact, LoggedGroups, Refused, Row, Run, Sink
+from art.storage.layout import ModelPaths
+from art.storage.lock import take_lock
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pauses:
+    """Times of a worker, in seconds."""
+
+    poll_s: float = 2.0
+    """The log is looked at this often for rows of other processes; this process wakes the worker."""
+    first_s: float = 1.0
+    """Pause after a first failure; each further one is twice as long."""
+    longest_s: float = 60.0
+    closing_s: float = 1.0
+    """Longest pause while the sink is being closed."""
+
+
+class Worker:
+    """Delivers one model's log to one sink, in a thread that ends with `close` or with the process.
+
+    Of all workers with the same log and tracker, in all processes, one delivers; the others wait to take its place.
+    """
+
+    def __init__(self, make_sink: Callable[[], Sink], name: str, paths: ModelPaths, run: Run, pauses: Pauses) -> None:
+        self.name = name
+        self._make_sink, self._paths, self._run, self._pauses = make_sink, paths, run, pauses
+        self._reader: LogReader | None = None
+        self._sink: Sink | None = None
+        self._lock: int | None = None
+        self._wake = threading.Event()
+        self._has_started = threading.Event()
+        self._closing = threading.Event()
+        self._start_error: BaseException | None = None
+        self._deadline: float | None = None
+        """Time at which the thread ends, on the monotonic clock, once it was told to."""
+        self.failure: str | None = None
+        """The latest error, while deliveries fail."""
+        self.num_lost = 0
+        """Rows, groups (or rollouts) and artefacts that the tracker refused or that were damaged, since the start."""
+        self._thread = threading.Thread(target=self._work, name=f"art-sink-{name}", daemon=True)
+
+    # --- for other threads ---
+
+    def start(self) -> None:
+        """Start the thread, which starts the sink."""
+        self._thread.start()
+
+    def wait_until_started(self) -> None:
+        """Wait until the sink has started, or another process is known to deliver this log.
+
+        Raises:
+            Exception: the error of `Sink.start`.
+        """
+        self._has_started.wait()
+        if self._start_error is not None:
+            raise self._start_error
+
+    def wake(self) -> None:
+        """Look at the log now."""
+        self._wake.set()
+
+    def num_waiting(self) -> int:
+        """Count the rows of the history that the tracker has not accepted; 0 if another process delivers them."""
+        reader = self._reader
+        return 0 if reader is None else reader.num_pending_rows()
+
+    @property
+    def takes_artefacts(self) -> bool:
+        """Whether the sink takes files, as far as is known."""
+        return self._sink is None or self._sink.takes_artefacts
+
+    def begin_closing(self, timeout_s: float) -> None:
+        """Tell the thread to deliver what is left, and to end after at most `timeout_s` seconds."""
+        self._deadline = time.monotonic() + timeout_s
+        self._closing.set()
+        self._wake.set()
+
+    def join(self) -> None:
+        """Wait until the thread has ended or its time is over. A thread that hangs in its tracker is left alone."""
+        if self._deadline is not None:
+            self._thread.join(max(self._deadline - time.monotonic(), 0) + 1)
+
+    # --- the thread ---
+
+    def _work(self) -> None:
+        try:
+            self._open()
+        except BaseException as error:
+            self._start_error = error
+            self._release()
+            return
+        finally:
+            self._has_started.set()
+        failures = 0
+        while True:
+            is_last_pass = self._deadline is not None  # rows logged before `begin_closing` are in this pass
+            self._wake.clear()
+            try:
+                self._open()
+                self._deliver()
+            except Exception as error:
+                failures += 1
+                self._note_failure(error)
+                asked_s = error.retry_after_s if isinstance(error, OverloadedError) else 0.0
+                self._pause(max(asked_s, min(self._pauses.first_s * 2.0 ** (failures - 1), self._pauses.longest_s)))
+                if self._deadline is not None and time.monotonic() > self._deadline:
+                    break
+            else:
+                failures = 0
+                self._note_success()
+                if is_last_pass:
+                    break
+                self._wake.wait(self._pauses.poll_s)
+        self._close_sink()
+        self._release()
+
+    def _open(self) -> None:
+        """Start the sink, unless it has started or another process delivers this log."""
+        if self._sink is not None:
+            return
+        if self._lock is None:
+            self._lock = take_lock(self._paths.sinks / f"{self.name}.lock")
+        if self._lock is None:
+            return
+        sink = self._make_sink()
+        num_rows = sink.start(self._run)
+        self._reader = LogReader(self._paths, sink)
+        self._reader.align(num_rows)
+        self._sink = sink
+
+    def _deliver(self) -> None:
+        if self._reader is None:
+            return
+        for delivery in self._reader.pending():
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                return
+            self._send(delivery)
+            self._reader.done(delivery)
+            self._note_success()
+
+    def _send(self, delivery: Delivery) -> None:
+        assert self._sink is not None
+        self.num_lost += delivery.num_damaged
+        content = delivery.content
+        try:
+            if isinstance(content, Row):
+                self._sink.metrics(content)
+            elif isinstance(content, LoggedGroups):
+                self._sink.groups(content)
+            elif isinstance(content, Artefact):
+                if not content.path.exists():
+                    raise Refused(f"{content.path} does not exist any more")
+                self._sink.artefact(content)
+        except Refused as error:
+            whole = len(content.groups) if isinstance(content, LoggedGroups) else 1
+            self.num_lost += whole if error.num_lost is None else error.num_lost
+            part = "" if error.num_lost is None else "a part of "
+            logger.warning("%s refused %s%s, which is lost there: %s", self.name, part, _describe(content), error)
+
+    def _pause(self, pause_s: float) -> None:
+        """Pause after a failure, for a shorter time while the sink is being closed."""
+        if not self._closing.wait(pause_s) or self._deadline is None:
+            return
+        time.sleep(min(self._pauses.closing_s, pause_s, max(self._deadline - time.monotonic(), 0.0)))
+
+    def _note_failure(self, error: Exception) -> None:
+        if self.failure is None:
+            logger.warning(
+                "%s does not accept metrics (%s: %s). Training goes on; the log keeps them, and they are sent again "
+                "after a pause", self.name, type(error).__name__, error,
+            )  # fmt: skip
+        self.failure = f"{type(error).__name__}: {error}"
+
+    def _note_success(self) -> None:
+        if self.failure is not None:
+            logger.warning("%s accepts metrics again", self.name)
+        self.failure = None
+
+    def _close_sink(self) -> None:
+        if self._sink is None or self._deadline is None:
+            return
+        try:
+            self._sink.close(max(self._deadline - time.monotonic(), 1.0))
+        except Exception as error:
+            self.failure = f"{type(error).__name__}: {error}"
+            logger.warning("%s did not close properly: %s", self.name, self.failure)
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _describe(content: Row | LoggedGroups | Artefact | None) -> str:
+    if isinstance(content, LoggedGroups):
+        return f"{len(content.groups)} groups of {content.split}, step {content.step}"
+    if isinstance(content, Artefact):
+        return f"the artefact {content.name} of step {content.step}"
+    return "nothing" if content is None else f"row {content.number} (step {content.step})"

@@ -1,0 +1,146 @@
+"""MLflow: metrics by step, sample rollouts as JSON tables, checkpoints as artifacts.
+
+A metric has the time at which its row was logged, so MLflow's SQL store recognises a point that it has already.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from art.errors import ConfigError
+from art.sinks.samples import COLUMNS, SAMPLES, Sampler
+from art.sinks.sink import Artefact, LoggedGroups, Refused, Row, Run, Sink
+
+RUN_TAG, ROWS_TAG = "art.run", "art.rows"
+"""Tags of a run in MLflow: the run's id in ART, and the number of rows that were sent."""
+_PER_REQUEST = 1000
+"""Most metrics that MLflow takes in a request."""
+_MAX_PARAM = 6000
+"""Longest value of a parameter that MLflow takes, in characters."""
+_FORBIDDEN = re.compile(r"[^/\w.\- ]")
+
+
+class MlflowSink(Sink):
+    """Reports to the server or store of `MLFLOW_TRACKING_URI`, as the experiment `MLFLOW_EXPERIMENT_NAME`.
+
+    By default the experiment is the model's project, and the run the model.
+    """
+
+    name = "mlflow"
+    takes_groups = True
+    takes_artefacts = True
+
+    def __init__(self, samples: int = SAMPLES) -> None:
+        """
+        Args:
+            samples: rollouts of each split and step in the table `rollouts/<split>/<step>.json`; 0 for no table.
+        """
+        self._sampler = Sampler(samples)
+        self._client: Any = None
+        self._run_id = ""
+
+    def start(self, run: Run) -> int | None:
+        # Requests are repeated after pauses anyway. MLflow's own seven tries would hold up `register` for minutes.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        import mlflow
+        from mlflow.exceptions import MlflowException
+
+        uri = mlflow.get_tracking_uri()
+        try:
+            self._client = mlflow.MlflowClient(uri)
+            found = self._open(run, os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.project)
+        except MlflowException as error:
+            raise ConfigError(
+                f"MLflow at {uri} did not open the run {run.project}/{run.name}: {error}. Check MLFLOW_TRACKING_URI "
+                "and its keys, or leave 'mlflow' out of `report_metrics`"
+            ) from error
+        self._run_id = found.info.run_id
+        return int(found.data.tags.get(ROWS_TAG, 0))
+
+    def _open(self, run: Run, experiment_name: str) -> Any:
+        """Return MLflow's run, which is made if there is none."""
+        client = self._client
+        experiment = client.get_experiment_by_name(experiment_name)
+        experiment_id = client.create_experiment(experiment_name) if experiment is None else experiment.experiment_id
+        runs = client.search_runs(
+            [experiment_id], f"tags.`{RUN_TAG}` = '{run.id}'", max_results=1, order_by=["attributes.start_time ASC"]
+        )
+        if runs:
+            client.update_run(runs[0].info.run_id, status="RUNNING")
+            return runs[0]
+        from mlflow.entities import Param
+
+        made = client.create_run(experiment_id, run_name=run.name, tags={RUN_TAG: run.id})
+        params = [Param(name, value) for name, value in flat_params(run.config).items()]
+        for start in range(0, len(params), 100):
+            client.log_batch(made.info.run_id, params=params[start : start + 100])
+        return made
+
+    def metrics(self, row: Row) -> None:
+        from mlflow.entities import Metric, RunTag
+
+        at_ms = int(row.recorded_at.timestamp() * 1000)
+        metrics = [Metric(metric_name(name), value, at_ms, row.step) for name, value in row.metrics.items()]
+        pieces = [metrics[start : start + _PER_REQUEST] for start in range(0, len(metrics), _PER_REQUEST)] or [[]]
+        for piece in pieces:
+            # The tag counts the row once its last piece is there.
+            tags = [RunTag(ROWS_TAG, str(row.number + 1))] if piece is pieces[-1] else []
+            self._call("log_batch", metrics=piece, tags=tags)
+        self._sampler.forget()
+
+    def groups(self, groups: LoggedGroups) -> None:
+        self._sampler.add(groups)
+        samples = self._sampler.waiting().get(groups.split)
+        if not samples:
+            return
+        # The format of `mlflow.log_table`. The same samples always have the same file.
+        table = {"columns": COLUMNS, "data": [[sample.to_row()[column] for column in COLUMNS] for sample in samples]}
+        later = f"-{samples[0].group}" if samples[0].group else ""
+        file = f"rollouts/{groups.split}/{groups.step:04d}{later}.json"
+        self._call("log_text", json.dumps(table, ensure_ascii=False), file)
+
+    def artefact(self, artefact: Artefact) -> None:
+        folder = f"{artefact.name}/{artefact.step:04d}"
+        self._call("log_artifacts" if artefact.path.is_dir() else "log_artifact", str(artefact.path), folder)
+
+    def close(self, timeout_s: float) -> None:
+        self._client.set_terminated(self._run_id, "FINISHED", int(time.time() * 1000))
+
+    def _call(self, method: str, *args: Any, **kwargs: Any) -> None:
+        """Call a method of the client for this run.
+
+        Raises:
+            Refused: MLflow does not accept what is sent, and never will.
+        """
+        from mlflow.exceptions import MlflowException
+
+        try:
+            getattr(self._client, method)(self._run_id, *args, **kwargs)
+        except MlflowException as error:
+            if error.error_code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST"):
+                raise Refused(str(error)) from error
+            raise
+
+
+def metric_name(name: str) -> str:
+    """Return a name that MLflow accepts: other characters become `_`, and the name must not read as another path."""
+    name = _FORBIDDEN.sub("_", name)[:250]
+    return name if posixpath.normpath(name) == name and not name.startswith(("/", "..")) else name.replace("/", "_")
+
+
+def flat_params(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return a nested config as parameters with dotted names, such as `settings.adapter.rank`."""
+    params: dict[str, str] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            params |= flat_params(value, f"{name}.")
+        elif value is not None:
+            params[metric_name(name)] = (value if isinstance(value, str) else json.dumps(value))[:_MAX_PARAM]
+    return params

@@ -1,0 +1,124 @@
+"""`OtlpSink`: sends each rollout as a trace to any collector that speaks OTLP over HTTP."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from art.sinks.otlp.collector import Collector
+from art.sinks.otlp.parcels import Parcel, Progress, pack
+from art.sinks.otlp.settings import OtlpSettings, read_content, read_settings
+from art.sinks.otlp.spans import failed_trace, rollout_trace
+from art.sinks.otlp.trace import Place, RolloutTrace, SpanSettings
+from art.sinks.sink import LoggedGroups, Refused, Row, Run, Sink
+from art.trajectory import Trajectory
+
+MAX_REQUEST_BYTES = 3 * 2**20
+"""Size of a request before compression. Langfuse takes 5 MB, collectors 4 MB and more."""
+MAX_TRACES = 200
+"""Traces of one request."""
+
+
+class OtlpSink(Sink):
+    """Sends rollouts as traces by OpenTelemetry's GenAI conventions.
+
+    Example: with the texts of messages and tools
+        model = art.TrainableModel(..., report_metrics=[lambda: OtlpSink(content=True)])
+    """
+
+    name: ClassVar[str] = "otlp"
+    takes_groups: ClassVar[bool] = True
+
+    def __init__(self, *, content: bool | None = None) -> None:
+        """
+        Args:
+            content: whether texts are sent (messages, tools, judges' explanations, metadata). By default the variable
+                OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT says it, and without that none are sent.
+        """
+        self._content = content
+        self._progress: Progress | None = None
+
+    def settings(self, environment: Mapping[str, str], run: Run) -> OtlpSettings:
+        """Read where to send traces of `run`. A service with variables of its own overrides this.
+
+        Raises:
+            ConfigError: a variable is missing or cannot be honoured.
+        """
+        return read_settings(environment)
+
+    def start(self, run: Run) -> None:
+        from art.sinks.otlp import wire
+
+        self._wire = wire
+        self._run = run
+        self._settings = self.settings(os.environ, run)
+        content = read_content(os.environ) if self._content is None else self._content
+        self._spans = SpanSettings(content=content)
+        self._collector = Collector(self._settings)
+        self._collector.check(self._settings.traces_url, wire.empty_request(), self._settings.headers, name=self.name)
+
+    def metrics(self, row: Row) -> None:
+        """Send a row as OTLP metrics, if OTEL_EXPORTER_OTLP_METRICS_ENDPOINT says where.
+
+        Services for traces have no such address, so the general endpoint alone does not send any.
+        """
+        url = self._settings.metrics_url
+        if url is None:
+            return
+        attributes = {"art.project": self._run.project, "art.model": self._run.name, "art.run": self._run.id}
+        body = self._wire.encode_rows([row], attributes, self._settings.resource)
+        num_rejected, reason = self._wire.rejected_points(
+            self._collector.post(url, body, self._settings.metrics_headers)
+        )
+        if num_rejected:
+            raise Refused(f"{num_rejected} values: {reason}")
+
+    def groups(self, groups: LoggedGroups) -> None:
+        key = (groups.split, groups.step, groups.first, len(groups.groups))
+        if self._progress is None or self._progress.key != key:
+            self._progress = Progress(key)
+        try:
+            self._progress.send_all(self.parcels(self._traces(groups)))
+        except Refused:
+            self._progress = None
+            raise
+        self._progress = None
+
+    def parcels(self, traces: Sequence[RolloutTrace]) -> Iterator[Parcel[Any]]:
+        """Yield the requests that report these rollouts, the same ones at each call."""
+        yield from pack(traces, self._send, self._size, max_bytes=MAX_REQUEST_BYTES, max_items=MAX_TRACES)
+
+    def root_attributes(self, place: Place) -> Mapping[str, Any]:
+        """Return further attributes of a rollout's first span, for services that read names of their own."""
+        return {}
+
+    def close(self, timeout_s: float) -> None:
+        if hasattr(self, "_collector"):
+            self._collector.close()
+
+    def _traces(self, groups: LoggedGroups) -> list[RolloutTrace]:
+        traces, failures = [], []
+        for number, group in enumerate(groups.groups, start=groups.first):
+            for index, item in enumerate([*group.trajectories, *group.exceptions]):
+                place = Place(self._run, groups.split, groups.step, number, index)
+                if isinstance(item, Trajectory):
+                    traces.append(self._finish(rollout_trace(item, place, self._spans), place))
+                else:
+                    failures.append((item, place))
+        # The log does not say when a rollout failed. The others of the delivery ran at about the same time.
+        at = max((trace.root.period.end for trace in traces), default=time.time())
+        return traces + [self._finish(failed_trace(item, place, at, self._spans), place) for item, place in failures]
+
+    def _finish(self, trace: RolloutTrace, place: Place) -> RolloutTrace:
+        trace.root.attributes.update(self.root_attributes(place))
+        return trace
+
+    def _send(self, traces: Sequence[RolloutTrace]) -> tuple[int, str]:
+        settings = self._settings
+        body = self._wire.encode_traces(traces, settings.resource)
+        return self._wire.rejected_spans(self._collector.post(settings.traces_url, body, settings.headers))
+
+    def _size(self, trace: RolloutTrace) -> int:
+        return len(self._wire.encode_traces([trace], {}))

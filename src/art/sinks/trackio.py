@@ -1,0 +1,70 @@
+"""Trackio: metrics over the training step, and sample rollouts as its traces.
+
+Trackio writes in a thread of its own and reports no errors, so the number of its rows tells what it has.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from art.sinks.samples import SAMPLES, Sample, Sampler
+from art.sinks.sink import LoggedGroups, Row, Run, Sink
+
+
+class TrackioSink(Sink):
+    """Reports to the database in `TRACKIO_DIR`, or to `TRACKIO_SPACE_ID` or `TRACKIO_SERVER_URL`."""
+
+    name = "trackio"
+    takes_groups = holds_groups = True
+
+    def __init__(self, samples: int = SAMPLES) -> None:
+        """
+        Args:
+            samples: rollouts of each split and step that become traces; 0 for none.
+        """
+        self._sampler = Sampler(samples)
+        self._run: Any = None
+        self._is_local = not (os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL"))
+        self._num_rows = 0
+
+    def start(self, run: Run) -> int | None:
+        import trackio
+
+        self._run = trackio.init(
+            project=run.project, name=run.name, config=dict(run.config), resume="allow", embed=False,
+            auto_log_gpu=False, auto_log_cpu=False,
+        )  # fmt: skip
+        return self._count() if self._is_local else None
+
+    def metrics(self, row: Row) -> None:
+        traces = {
+            f"rollouts/{split}": [_trace(s) for s in samples] for split, samples in self._sampler.waiting().items()
+        }
+        self._run.log({**row.metrics, **traces}, step=row.step)
+        self._num_rows = row.number + 1
+        self._sampler.forget()
+
+    def groups(self, groups: LoggedGroups) -> None:
+        self._sampler.add(groups)
+
+    def close(self, timeout_s: float) -> None:
+        self._run.finish()
+        if self._is_local and (count := self._count()) < self._num_rows:
+            raise OSError(f"it has {count} of {self._num_rows} rows; the next run of this model sends the others")
+
+    def _count(self) -> int:
+        from trackio.sqlite_storage import SQLiteStorage
+
+        return int(SQLiteStorage.get_log_count(self._run.project, self._run.name))
+
+
+def _trace(sample: Sample) -> Any:
+    import trackio
+
+    trajectory = sample.trajectory
+    metadata = {
+        "split": sample.split, "group": sample.group, "rollout": sample.index, "reward": float(trajectory.reward),
+        "metrics": dict(trajectory.metrics), **trajectory.metadata,
+    }  # fmt: skip
+    return trackio.Trace([dict(message) for message in trajectory.messages()], metadata=metadata)
