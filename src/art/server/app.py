@@ -24,6 +24,7 @@ from art.gateway.json_pieces import json_pieces
 from art.gateway.workers import INLINE
 from art.protocol.answers import Health, ModelCard, ModelList
 from art.protocol.jobs import JobList
+from art.protocol.live.system import SystemAnswer
 from art.protocol.preflight import PreflightReport
 from art.protocol.training import JobStatus, ModelStatus
 from art.server.asgi import ClientDisconnected, Receive, Scope, Send, send_bytes
@@ -40,6 +41,7 @@ from art.server.routes import (
     chat,
     checkpoints,
     jobs,
+    live,
     models,
     operations,
     rollouts,
@@ -76,11 +78,12 @@ ROUTES: list[Route] = [
     *operations.ROUTES,
     *page_routes.ROUTES,
     *view.ROUTES,
+    *live.ROUTES,
 ]
 PAGE_ROUTES = [*page_routes.PAGE_ROUTES, *view.ROUTES]
 """The routes of `art view`, which has files and no server."""
 
-_NAME_FILES = {Health, JobList, JobStatus, ModelCard, ModelList, ModelStatus, PreflightReport}
+_NAME_FILES = {Health, JobList, JobStatus, ModelCard, ModelList, ModelStatus, PreflightReport, SystemAnswer}
 """Answers that can say where files lie on the machine. Only keys with scope `admin` see that. Events of jobs and
 errors are treated where they are sent."""
 

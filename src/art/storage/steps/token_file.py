@@ -204,10 +204,10 @@ class TokenFile:
         return self._read(0, self._first[-1], names)
 
     def _read(self, start: int, end: int, names: Iterable[str] | None) -> dict[str, NDArray[Any]]:
-        wanted = self.columns if names is None else self.columns.intersection(names)
+        chosen = self.columns if names is None else self.columns.intersection(names)
         try:
             with safe_open(self.path, framework="numpy") as file:
-                return {name: file.get_slice(name)[start:end] for name in sorted(wanted)}
+                return {name: file.get_slice(name)[start:end] for name in sorted(chosen)}
         except (OSError, SafetensorError, ValueError) as error:
             raise StorageError(f"the token file {self.path} cannot be read: {error}") from error
 

@@ -69,7 +69,7 @@ class RolloutTokens(Answer):
     spans: list[TokenSpan]
     """The spans that overlap the returned tokens."""
     values: dict[str, list[float | None]]
-    """By name, a number for each returned token, null where it is not known: `sampling_logprob`, `policy_logprob`,
+    """Numbers of each returned token, by name, null where one is not known: `sampling_logprob`, `policy_logprob`,
     `entropy`, `importance_ratio` (policy over sampler), `advantage`, `weight` (factor in the loss of the update). A
     name is absent when no token has a value."""
     step: int | None = None

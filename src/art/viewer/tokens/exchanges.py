@@ -32,15 +32,15 @@ class ExchangePath:
 
 def read_exchanges(database: ReadOnlyDatabase, ids: Iterable[str]) -> dict[str, RecordedAnswer]:
     """Read the exchanges among `ids` that are still recorded, by id."""
-    wanted = set(ids)
-    if not wanted:
+    unique_ids = set(ids)
+    if not unique_ids:
         return {}
-    rows = database.read(SELECT_ANSWERS, (orjson.dumps(sorted(wanted)).decode(),))
+    rows = database.read(SELECT_ANSWERS, (orjson.dumps(sorted(unique_ids)).decode(),))
     try:
         answers = assemble_answers(rows)
     except KeyError:  # an ancestor is gone, which retention never does alone
         return {}
-    return {exchange_id: answers[exchange_id] for exchange_id in wanted & answers.keys()}
+    return {exchange_id: answers[exchange_id] for exchange_id in unique_ids & answers.keys()}
 
 
 def join_paths(histories: Sequence[Sequence[str]], recorded: Mapping[str, RecordedAnswer]) -> list[ExchangePath]:

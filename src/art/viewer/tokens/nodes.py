@@ -11,6 +11,7 @@ A path ends with its last target, which no forward pass had as input, so it is n
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from art.storage.steps.token_file import RecordedSample, TokenReason
+
+MAX_RUNS = 64
+"""Runs of targets of one node that are told apart."""
+UNLEARNT, LEARNT = 1, 2
+"""Marks of targets: one that no path learnt, and one that was learnt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,13 +42,36 @@ class Node:
     """Nodes below this one."""
     tokens_below: int = 0
     """Tokens of this node and of those below it."""
-    num_learnt: int = 0
-    num_masked: int = 0
+    marks: NDArray[np.uint8] | None = None  # [num_tokens]
+    """For each token: 0 no target, 1 a target that no path learnt, 2 learnt. `None` if there is no target."""
     passes: set[int] = field(default_factory=set)
 
     @property
     def num_tokens(self) -> int:
         return self.end - self.start
+
+    def count(self, mark: int) -> int:
+        """Count the tokens of a mark."""
+        return 0 if self.marks is None else int((self.marks == mark).sum())
+
+    def runs(self) -> list[tuple[int, int, int]]:
+        """Begin, end and mark of each run of targets, as places in the sequences.
+
+        Above `MAX_RUNS` of them, neighbouring targets are one run, with the mark that most of its tokens have.
+        """
+        if self.marks is None:
+            return []
+        runs = _runs(self.marks)
+        if len(runs) > MAX_RUNS:
+            runs = [
+                (start, end, UNLEARNT + int((self.marks[start:end] == LEARNT).mean() >= 0.5))
+                for start, end, _ in _runs((self.marks > 0).astype(np.uint8))
+            ]
+        return [(self.start + start, self.start + end, mark) for start, end, mark in runs]
+
+    def above(self) -> list[Node]:
+        """Return the nodes above this one, from the root on."""
+        return [] if self.parent is None else [*self.parent.above(), self.parent]
 
 
 def build_nodes(samples: Sequence[RecordedSample]) -> list[Node]:
@@ -96,33 +125,33 @@ def _number(roots: Sequence[Node]) -> list[Node]:
     return nodes
 
 
-def count_learnt(
+def mark_targets(
     nodes: Sequence[Node], samples: Sequence[RecordedSample], reasons: NDArray[np.uint8], first: Sequence[int]
 ) -> None:
-    """Count in each node the tokens that at least one path learnt, and those that were targets and were not learnt.
+    """Mark in each node the tokens that were targets, and those that at least one path learnt.
 
     Args:
         reasons: [N] `TokenReason` of the targets of all samples.
         first: [S + 1] where the targets of each sample begin.
     """
-    learns = reasons <= TokenReason.CAPPED
-    marks: dict[int, NDArray[np.uint8]] = {}  # of nodes with several paths: 1 for a target, 2 for a learnt one
-    for node, number in _leaves(nodes):
+    marks = np.where(reasons <= TokenReason.CAPPED, np.uint8(LEARNT), np.uint8(UNLEARNT))
+    for leaf, number in _leaves(nodes):
         places = np.concatenate([np.arange(start, end) for start, end in samples[number].spans])
-        learnt = learns[first[number] : first[number + 1]]
-        current: Node | None = node
-        while current is not None:
-            low, high = np.searchsorted(places, (current.start, current.end))
-            if low < high and current.num_paths == 1:
-                current.num_learnt = int(learnt[low:high].sum())
-                current.num_masked = int(high - low) - current.num_learnt
-            elif low < high:
-                mark = marks.setdefault(current.number, np.zeros(current.num_tokens, dtype=np.uint8))
-                inside = places[low:high] - current.start
-                mark[inside] = np.maximum(mark[inside], np.where(learnt[low:high], 2, 1))
-            current = current.parent
-    for number, mark in marks.items():
-        nodes[number].num_learnt, nodes[number].num_masked = int((mark == 2).sum()), int((mark == 1).sum())
+        own = marks[first[number] : first[number + 1]]
+        node: Node | None = leaf
+        while node is not None:
+            low, high = np.searchsorted(places, (node.start, node.end))
+            if low < high:
+                if node.marks is None:
+                    node.marks = np.zeros(node.num_tokens, dtype=np.uint8)
+                inside = places[low:high] - node.start
+                node.marks[inside] = np.maximum(node.marks[inside], own[low:high])
+            node = node.parent
+
+
+def _runs(marks: NDArray[np.uint8]) -> list[tuple[int, int, int]]:
+    edges = [0, *(np.flatnonzero(np.diff(marks)) + 1).tolist(), len(marks)]
+    return [(start, end, int(marks[start])) for start, end in itertools.pairwise(edges) if marks[start]]
 
 
 def _leaves(nodes: Sequence[Node]) -> list[tuple[Node, int]]:

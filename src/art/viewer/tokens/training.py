@@ -87,16 +87,16 @@ def find_training(paths: ModelPaths, step: int, exchange_ids: Sequence[str]) -> 
         step: step under which the rollout was logged. Scripts log before or after they train, so the steps beside it
             are looked at too. A job that trained comes before one that did not.
     """
-    wanted = set(exchange_ids)
-    found = [
+    named = set(exchange_ids)
+    jobs = [
         one
         for number in (step, step + 1, step - 1)
         if number >= 0
         for plan in read_plans(paths.step(number))
-        for one in _find(plan, wanted)
+        for one in _find(plan, named)
     ]
-    found.sort(key=lambda one: not one[0].trained)
-    return None if not found else open_training(paths, *found[0])
+    jobs.sort(key=lambda one: not one[0].trained)
+    return None if not jobs else open_training(paths, *jobs[0])
 
 
 def open_training(paths: ModelPaths, plan: PlanRecord, group: GroupPlan, rollout: RolloutPlan) -> RolloutTraining:
@@ -117,8 +117,8 @@ def open_token_file(paths: ModelPaths, plan: PlanRecord) -> TokenFile | None:
     return file if file is not None and file.job_id == plan.job_id else None
 
 
-def _find(plan: PlanRecord, wanted: set[str]) -> Iterator[tuple[PlanRecord, GroupPlan, RolloutPlan]]:
+def _find(plan: PlanRecord, named: set[str]) -> Iterator[tuple[PlanRecord, GroupPlan, RolloutPlan]]:
     for group in plan.groups:
         for rollout in group.rollouts:
-            if any(not wanted.isdisjoint(path) for path in rollout.exchange_ids):
+            if any(not named.isdisjoint(path) for path in rollout.exchange_ids):
                 yield plan, group, rollout

@@ -10,12 +10,12 @@ from art.errors import NotFoundError
 from art.gateway.format.tokenizer import Tokenizer
 from art.gateway.record.recorded_answers import RecordedAnswer
 from art.storage.steps.plan_record import PlanRecord
-from art.storage.steps.token_file import RecordedSample, TokenFile
+from art.storage.steps.token_file import RecordedSample, TokenFile, TokenReason
 from art.viewer.answers.rollout_rows import RolloutKey
-from art.viewer.answers.tree import TreeAnswer, TreeNode, TreeQuery
+from art.viewer.answers.tree import TreeAnswer, TreeNode, TreeQuery, TreeRun
 from art.viewer.database import ReadOnlyDatabase
 from art.viewer.tokens.exchanges import read_exchanges
-from art.viewer.tokens.nodes import Node, build_nodes, choose_nodes, count_computed, count_learnt
+from art.viewer.tokens.nodes import LEARNT, UNLEARNT, Node, build_nodes, choose_nodes, count_computed, mark_targets
 from art.viewer.tokens.texts import token_texts
 
 _MAX_TEXT = 200
@@ -48,7 +48,7 @@ def describe_tree(
         raise NotFoundError(f"the tree of step {plan.step} has {len(nodes)} nodes, no node {query.node}", param="node")
     first = [0, *itertools.accumulate(sample.num_targets for sample in samples)]
     reasons = file.read_all(["reasons"])["reasons"]
-    count_learnt(nodes, samples, reasons, first)
+    mark_targets(nodes, samples, reasons, first)
     top = None if query.node is None else nodes[query.node]
     chosen = choose_nodes(nodes, top, depth=query.depth, limit=query.limit)
     exchanges = _Exchanges(samples, plan)
@@ -59,28 +59,35 @@ def describe_tree(
         num_tokens=sum(node.num_tokens for node in nodes),
         num_computed=count_computed(samples),
         num_path_tokens=sum(sample.num_inputs + 1 for sample in samples),
-        num_trained=int((reasons <= 2).sum()),
+        num_trained=int((reasons <= TokenReason.CAPPED).sum()),
         num_paths=len(samples),
         num_nodes=len(nodes),
+        above=[] if top is None else [node.number for node in top.above()],
         nodes=[
-            TreeNode(
-                id=node.number,
-                parent=None if node.parent is None or node is top else node.parent.number,
-                start=node.start,
-                num_tokens=node.num_tokens,
-                num_paths=node.num_paths,
-                num_learnt=node.num_learnt,
-                num_masked=node.num_masked,
-                num_passes=len(node.passes),
-                kind="learnt" if node.num_learnt else "masked" if node.num_masked else "context",
-                first_path=node.first_path,
-                text=texts.get(node.number),
-                num_hidden=hidden[node.number],
-                rollouts=exchanges.rollouts(node, rollouts),
-            )
+            _describe(node, top, texts.get(node.number), hidden[node.number], exchanges.rollouts(node, rollouts))
             for node in chosen
         ],
         missing=_missing(tokenizer, texts, chosen),
+    )
+
+
+def _describe(node: Node, top: Node | None, text: str | None, num_hidden: int, rollouts: list[RolloutKey]) -> TreeNode:
+    num_learnt, num_masked = node.count(LEARNT), node.count(UNLEARNT)
+    return TreeNode(
+        id=node.number,
+        parent=None if node.parent is None or node is top else node.parent.number,
+        start=node.start,
+        num_tokens=node.num_tokens,
+        num_paths=node.num_paths,
+        num_learnt=num_learnt,
+        num_masked=num_masked,
+        num_passes=len(node.passes),
+        kind="learnt" if num_learnt else "masked" if num_masked else "context",
+        runs=[TreeRun(start=start, end=end, is_learnt=mark == LEARNT) for start, end, mark in node.runs()],
+        first_path=node.first_path,
+        text=text,
+        num_hidden=num_hidden,
+        rollouts=rollouts,
     )
 
 
@@ -119,14 +126,14 @@ class _Exchanges:
 
     def rollouts(self, node: Node, keys: Mapping[str, RolloutKey]) -> list[RolloutKey]:
         """Where the first rollouts through a node were logged."""
-        found: dict[tuple[str, int, int, int], RolloutKey] = {}
+        rollouts: list[RolloutKey] = []
         for path in range(node.first_path, node.first_path + node.num_paths):
             key = next((keys[one] for one in self._of_path[path] if one in keys), None)
-            if key is not None:
-                found[key.split, key.step, key.group, key.index] = key
-            if len(found) == _MAX_ROLLOUTS:
+            if key is not None and key not in rollouts:
+                rollouts.append(key)
+            if len(rollouts) == _MAX_ROLLOUTS:
                 break
-        return list(found.values())
+        return rollouts
 
 
 def _text(exchange: RecordedAnswer, node: Node, tokenizer: Tokenizer) -> str:
