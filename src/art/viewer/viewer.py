@@ -88,7 +88,6 @@ class Viewer:
         self._summaries: dict[tuple[str, str], tuple[object, RunSummary]] = {}
         self._lock = threading.Lock()
         self._used = (-LOCK_S, False)
-        self._tokens = TokenReader(data_dir, self.database)
 
     def close(self) -> None:
         """End indexing and close the files."""
