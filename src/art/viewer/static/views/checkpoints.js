@@ -6,10 +6,10 @@ import { formatAge, formatBytes, formatFixed, formatNumber, formatTime, UNKNOWN 
 import { link, setQuery } from "../lib/router.js";
 import { empty, showWhenLoaded } from "../lib/states.js";
 import { deleteCheckpoint, downloadFiles, forkCheckpoint } from "../parts/checkpoint_actions.js";
-import { readStep } from "../parts/curve_settings.js";
+import { readStep } from "../curves/curve_settings.js";
 import { CheckpointComparison } from "../parts/checkpoint_compare.js";
 
-const MAX_METRICS = 4;
+const MAX_COLUMNS = 4;
 const PREFERRED = ["val/reward", "test/reward", "train/reward", "loss/entropy", "loss/kl_to_base", "loss/sft"];
 
 /** @type {import("../lib/context.js").View} */
@@ -34,7 +34,7 @@ class CheckpointPage {
     /** @type {{a: number | null, b: number | null}} */
     this.chosen = { a: readStep(route.query.get("a")), b: readStep(route.query.get("b")) };
     this.comparison = new CheckpointComparison(this.run, route.query.get("split"), ctx.signal);
-    this.list = h("div", { class: "scroll" });
+    this.list = h("div", { class: "scroll checkpoint-list", tabindex: 0, role: "region", "aria-label": "Checkpoints" });
     this.text = "";
   }
 
@@ -154,5 +154,5 @@ function showProblem(error) {
  */
 function metricColumns(checkpoints, best) {
   const known = new Set(checkpoints.flatMap((one) => Object.keys(one.metrics)));
-  return [...new Set([best, ...PREFERRED])].filter((metric) => known.has(metric)).slice(0, MAX_METRICS);
+  return [...new Set([best, ...PREFERRED])].filter((metric) => known.has(metric)).slice(0, MAX_COLUMNS);
 }

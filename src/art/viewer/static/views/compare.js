@@ -5,11 +5,11 @@ import { h, replace } from "../lib/dom.js";
 import { formatCount, formatSeconds, formatUsd, UNKNOWN } from "../lib/format.js";
 import { link, setQuery } from "../lib/router.js";
 import { empty, showWhenLoaded } from "../lib/states.js";
-import { CurvePanes } from "../parts/curve_panes.js";
-import { readSettings, settingControls, writeSettings } from "../parts/curve_settings.js";
-import { formatOf } from "../parts/lines.js";
-import { MetricList } from "../parts/metric_list.js";
-import { rewardText, stateChip, trendText } from "../parts/run_summary.js";
+import { CurvePanes } from "../curves/curve_panes.js";
+import { readSettings, settingControls, writeSettings } from "../curves/curve_settings.js";
+import { formatOf } from "../curves/lines.js";
+import { MetricList } from "../curves/metric_list.js";
+import { baseModelText, rewardText, stateChip, trendText } from "../parts/run_summary.js";
 import { settingsTable } from "../parts/settings_table.js";
 
 const FEWEST = 2;
@@ -76,7 +76,7 @@ class ComparePage {
     this.list.chosen = new Set(metrics);
   }
 
-  /** @param {Partial<import("../parts/curve_settings.js").CurveSettings>} changes */
+  /** @param {Partial<import("../curves/curve_settings.js").CurveSettings>} changes */
   change(changes) {
     this.settings = { ...this.settings, ...changes };
     writeSettings(this.settings);
@@ -100,7 +100,7 @@ class ComparePage {
       ["Trend", (detail) => trendText(detail.trend)],
       ["Per step", (detail) => formatSeconds(detail.seconds_per_step)],
       ["Cost", (detail) => formatUsd(detail.costs_usd)],
-      ["Base model", (detail) => detail.base_model ?? UNKNOWN],
+      ["Base model", (detail) => baseModelText(detail.base_model)],
     ];
     const chosen = this.settings.metrics.filter((metric) => !details.every((detail) => detail.main_metric === metric));
     replace(this.values, h("h2", null, "Newest values"), h("div", { class: "scroll" }, h("table", { class: "compare-table" },
