@@ -57,6 +57,7 @@ ONLY_NAMED = (
     "handshake",
     "from_rewards",
     "live_watchers",
+    "viewer",
 )
 
 ALL = (*DEFAULT, *ONLY_NAMED, *REAL_SHAPES)
