@@ -56,6 +56,7 @@ ONLY_NAMED = (
     "transport",
     "handshake",
     "from_rewards",
+    "token_file",
 )
 
 ALL = (*DEFAULT, *ONLY_NAMED, *REAL_SHAPES)

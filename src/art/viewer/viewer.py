@@ -182,9 +182,8 @@ class Viewer:
         Raises:
             NotFoundError: there is no such rollout, or it has no such path.
         """
-        run = self.run_files(project, name)
-        number, _ = self._index(run, [(key.split, key.step)])
-        return self._tokens.rollout(run, number, key, query)
+        places = [(key.split, key.step)]
+        return self._read(project, name, lambda run, number, _: self._tokens.rollout(run, number, key, query), places)
 
     def tree(self, project: str, name: str, step: int, query: TreeQuery) -> TreeAnswer:
         """Describe the prefix tree of a step as it was trained.
@@ -192,9 +191,8 @@ class Viewer:
         Raises:
             NotFoundError: nothing is known of the step, or the tree has no such node.
         """
-        run = self.run_files(project, name)
-        number, _ = self._index(run, tree_places(step))
-        return self._tokens.tree(run, number, step, query)
+        places = tree_places(step)
+        return self._read(project, name, lambda run, number, _: self._tokens.tree(run, number, step, query), places)
 
     def step(self, project: str, name: str, step: int) -> StepDetail:
         """Describe one step.
