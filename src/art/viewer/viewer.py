@@ -191,9 +191,8 @@ class Viewer:
         Raises:
             NotFoundError: nothing is known of the step, or the tree has no such node.
         """
-        return self._read(
-            project, name, lambda run, number, _: self._tokens.tree(run, number, step, query), tree_places(step)
-        )
+        places = tree_places(step)
+        return self._read(project, name, lambda run, number, _: self._tokens.tree(run, number, step, query), places)
 
     def step(self, project: str, name: str, step: int) -> StepDetail:
         """Describe one step.
