@@ -106,10 +106,20 @@ test-gpu: $(INSTALLED) ## the tests that need a CUDA device
 	@echo "== Running the GPU tests"
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 
-lint: $(INSTALLED) ## ruff: style and common mistakes
+PAGE_TYPES := tools/page/node_modules/.installed
+
+$(PAGE_TYPES): tools/page/package.json
+	@echo "== Installing TypeScript into tools/page"
+	@npm install --prefix tools/page --ignore-scripts --no-audit --no-fund --no-package-lock --loglevel=error
+	@touch $@
+
+lint: $(INSTALLED) ## ruff: style and common mistakes; with npm, the types of the page's modules too
 	@echo "== Checking style"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@if command -v npm > /dev/null && $(MAKE) --no-print-directory $(PAGE_TYPES); then \
+		echo "== Checking the types of the page"; tools/page/node_modules/.bin/tsc -p tools/page; \
+	else echo "== There is no npm, or it cannot install TypeScript: the types of the page are not checked"; fi
 
 format: $(INSTALLED) ## ruff: mend what can be mended
 	@echo "== Formatting"

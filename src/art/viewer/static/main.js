@@ -1,9 +1,9 @@
 /** Starts the page: the bar, the keyboard, and the view that the address names. */
 import { ApiError, openSession } from "./lib/api.js";
 import { announce, makeContext } from "./lib/context.js";
-import { drawBar } from "./lib/bar.js";
+import { drawBar } from "./frame/bar.js";
 import { h, replace } from "./lib/dom.js";
-import { addHelp } from "./lib/help.js";
+import { addHelp } from "./frame/help.js";
 import { addKeys, startKeys } from "./lib/keys.js";
 import { showLogin, useLoginLink } from "./lib/login.js";
 import { go, parse } from "./lib/router.js";

@@ -69,7 +69,8 @@ export function formatSeconds(seconds) {
   const minutes = Math.round(seconds / 60);
   if (minutes < 100) return `${minutes} min`;
   if (minutes < 48 * 60) return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
-  return `${Math.floor(minutes / 1440)} d ${Math.round((minutes % 1440) / 60)} h`;
+  const hours = Math.round(minutes / 60);
+  return `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
 /** @param {number | null | undefined} usd */

@@ -4,8 +4,8 @@ import { axisRange, extent } from "../chart/chart_data.js";
 import { svg } from "../lib/dom.js";
 import { formatFixed, formatSigned } from "../lib/format.js";
 
-const WIDTH = 280;
-const HEIGHT = 320;
+const SLOPES_WIDTH = 280;
+const SLOPES_HEIGHT = 320;
 const SIDE = 44;
 const MAX_LINES = 300;
 export const BETTER_COLOUR = CATEGORIES[0];
@@ -25,14 +25,14 @@ export function slopeChart(changes, a, b) {
   const shown = changes.slice(0, MAX_LINES);
   const [bottom, top] = axisRange(...extent([shown.map((one) => one.a.mean), shown.map((one) => one.b.mean)]));
   /** @param {number} value */
-  const y = (value) => HEIGHT - 12 - ((value - bottom) / (top - bottom)) * (HEIGHT - 44);
+  const y = (value) => SLOPES_HEIGHT - 12 - ((value - bottom) / (top - bottom)) * (SLOPES_HEIGHT - 44);
   const better = changes.filter((one) => one.difference > 0).length;
   const worse = changes.filter((one) => one.difference < 0).length;
   const label = `Mean reward of ${changes.length} scenarios at step ${a} and at step ${b}: ${better} better, ${worse} worse`;
   return svg(
-    "svg", { class: "slopes", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label },
-    [[SIDE, a], [WIDTH - SIDE, b]].map(([x, step]) => [
-      svg("line", { x1: x, x2: x, y1: 28, y2: HEIGHT - 8, class: "axis" }),
+    "svg", { class: "slopes", viewBox: `0 0 ${SLOPES_WIDTH} ${SLOPES_HEIGHT}`, role: "img", "aria-label": label },
+    [[SIDE, a], [SLOPES_WIDTH - SIDE, b]].map(([x, step]) => [
+      svg("line", { x1: x, x2: x, y1: 28, y2: SLOPES_HEIGHT - 8, class: "axis" }),
       svg("text", { x, y: 18, "text-anchor": "middle" }, `step ${step}`),
     ]),
     [bottom, (bottom + top) / 2, top].map((value) => svg("text", { x: SIDE - 8, y: y(value) + 4, "text-anchor": "end" }, formatFixed(value))),
@@ -62,7 +62,7 @@ function spread(changes) {
  */
 function slopeLine(change, from, to) {
   const colour = change.difference > 0 ? BETTER_COLOUR : change.difference < 0 ? WORSE_COLOUR : SAME_COLOUR;
-  const line = svg("line", { x1: SIDE, y1: from.toFixed(1), x2: WIDTH - SIDE, y2: to.toFixed(1), stroke: colour, class: "slope", "data-scenario": change.scenario });
+  const line = svg("line", { x1: SIDE, y1: from.toFixed(1), x2: SLOPES_WIDTH - SIDE, y2: to.toFixed(1), stroke: colour, class: "slope", "data-scenario": change.scenario });
   line.append(svg("title", null, `${change.scenario}: ${formatFixed(change.a.mean)} to ${formatFixed(change.b.mean)} (${formatSigned(change.difference)})`));
   return line;
 }

@@ -6,10 +6,10 @@ import { formatAge, formatBytes, formatFixed, formatNumber, formatTime, UNKNOWN 
 import { link, setQuery } from "../lib/router.js";
 import { empty, showWhenLoaded } from "../lib/states.js";
 import { deleteCheckpoint, downloadFiles, forkCheckpoint } from "../parts/checkpoint_actions.js";
-import { readStep } from "../parts/curve_settings.js";
+import { readStep } from "../curves/curve_settings.js";
 import { CheckpointComparison } from "../parts/checkpoint_compare.js";
 
-const MAX_METRICS = 4;
+const MAX_COLUMNS = 4;
 const PREFERRED = ["val/reward", "test/reward", "train/reward", "loss/entropy", "loss/kl_to_base", "loss/sft"];
 
 /** @type {import("../lib/context.js").View} */
@@ -154,5 +154,5 @@ function showProblem(error) {
  */
 function metricColumns(checkpoints, best) {
   const known = new Set(checkpoints.flatMap((one) => Object.keys(one.metrics)));
-  return [...new Set([best, ...PREFERRED])].filter((metric) => known.has(metric)).slice(0, MAX_METRICS);
+  return [...new Set([best, ...PREFERRED])].filter((metric) => known.has(metric)).slice(0, MAX_COLUMNS);
 }

@@ -5,10 +5,10 @@ import { h, replace } from "../lib/dom.js";
 import { formatCount, formatSeconds, formatUsd, UNKNOWN } from "../lib/format.js";
 import { link, setQuery } from "../lib/router.js";
 import { empty, showWhenLoaded } from "../lib/states.js";
-import { CurvePanes } from "../parts/curve_panes.js";
-import { readSettings, settingControls, writeSettings } from "../parts/curve_settings.js";
-import { formatOf } from "../parts/lines.js";
-import { MetricList } from "../parts/metric_list.js";
+import { CurvePanes } from "../curves/curve_panes.js";
+import { readSettings, settingControls, writeSettings } from "../curves/curve_settings.js";
+import { formatOf } from "../curves/lines.js";
+import { MetricList } from "../curves/metric_list.js";
 import { rewardText, stateChip, trendText } from "../parts/run_summary.js";
 import { settingsTable } from "../parts/settings_table.js";
 
@@ -76,7 +76,7 @@ class ComparePage {
     this.list.chosen = new Set(metrics);
   }
 
-  /** @param {Partial<import("../parts/curve_settings.js").CurveSettings>} changes */
+  /** @param {Partial<import("../curves/curve_settings.js").CurveSettings>} changes */
   change(changes) {
     this.settings = { ...this.settings, ...changes };
     writeSettings(this.settings);

@@ -3,10 +3,10 @@ import { get } from "../lib/api.js";
 import { h, replace } from "../lib/dom.js";
 import { link, setQuery } from "../lib/router.js";
 import { empty, showWhenLoaded } from "../lib/states.js";
-import { CurvePanes } from "../parts/curve_panes.js";
-import { readSettings, settingControls, writeSettings } from "../parts/curve_settings.js";
-import { MetricList } from "../parts/metric_list.js";
-import { RunPicker } from "../parts/run_picker.js";
+import { CurvePanes } from "../curves/curve_panes.js";
+import { readSettings, settingControls, writeSettings } from "../curves/curve_settings.js";
+import { MetricList } from "../curves/metric_list.js";
+import { RunPicker } from "../curves/run_picker.js";
 
 const DEFAULTS = ["train/reward", "val/reward", "loss/train", "loss/entropy", "loss/kl_to_sampler", "loss/grad_norm", "loss/sft"];
 const MAX_PANES = 24;
@@ -87,7 +87,7 @@ class CurvesPage {
     replace(this.place, numMetrics === 0 ? empty("No metric yet.", "Curves begin with the first trained step or logged rollout.") : empty("No metric is ticked.", "Tick some in the list of metrics, or search with /."));
   }
 
-  /** @param {Partial<import("../parts/curve_settings.js").CurveSettings>} changes */
+  /** @param {Partial<import("../curves/curve_settings.js").CurveSettings>} changes */
   change(changes) {
     this.settings = { ...this.settings, ...changes };
     this.hasChoice = true;

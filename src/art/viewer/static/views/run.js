@@ -5,7 +5,7 @@ import { h, replace } from "../lib/dom.js";
 import { formatAge, formatCount, formatSeconds, formatUsd } from "../lib/format.js";
 import { link, setQuery } from "../lib/router.js";
 import { empty, showWhenLoaded } from "../lib/states.js";
-import { mainPanes, paneFormat } from "../parts/main_panes.js";
+import { mainPanes, paneFormat } from "../curves/main_panes.js";
 import { findingList, rewardText, stateChip, trendText } from "../parts/run_summary.js";
 import { StepPanel } from "../parts/step_panel.js";
 
@@ -35,7 +35,7 @@ class RunPage {
     const step = route.query.get("step");
     /** @type {number | null} the step that the reader chose; without one, the newest is shown */
     this.chosen = step === null ? null : Number(step);
-    /** @type {{pane: import("../parts/main_panes.js").Pane, drawn: import("../lib/chart.js").Chart}[]} */
+    /** @type {{pane: import("../curves/main_panes.js").Pane, drawn: import("../lib/chart.js").Chart}[]} */
     this.charts = [];
     this.text = "";
     this.top = h("div", { class: "run-top" });
@@ -124,7 +124,7 @@ class RunPage {
     this.lightUp();
   }
 
-  /** @param {import("../parts/main_panes.js").Pane[]} panes */
+  /** @param {import("../curves/main_panes.js").Pane[]} panes */
   makeCharts(panes) {
     this.charts.forEach((one) => one.drawn.destroy());
     this.charts = panes.map((pane) => ({

@@ -1,9 +1,9 @@
 /** The bar at the top: where the reader is, and where they can go from there. */
-import { h, replace } from "./dom.js";
-import { getSession, logOut } from "./api.js";
+import { getSession, logOut } from "../lib/api.js";
+import { h, replace } from "../lib/dom.js";
 import { showHelp } from "./help.js";
-import { link } from "./router.js";
-import { themeButton } from "./theme.js";
+import { link } from "../lib/router.js";
+import { themeButton } from "../lib/theme.js";
 
 const TOP = /** @type {[string, string][]} */ ([["runs", "Runs"], ["live", "Live"], ["system", "System"]]);
 const OF_RUN = /** @type {[string, string][]} */ ([
@@ -12,7 +12,7 @@ const OF_RUN = /** @type {[string, string][]} */ ([
 /** Views that are reached through another one. */
 const PARENT = /** @type {Record<string, string>} */ ({ rollout: "rollouts", group: "rollouts", tree: "ledger" });
 
-/** @param {import("./router.js").Route} route */
+/** @param {import("../lib/router.js").Route} route */
 export function drawBar(route) {
   const bar = /** @type {HTMLElement} */ (document.getElementById("bar"));
   const [project, name] = route.args;

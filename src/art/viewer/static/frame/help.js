@@ -1,6 +1,6 @@
 /** The help: `?` shows the keys that work here and the words of the page. */
-import { h, replace } from "./dom.js";
-import { addKeys, listKeys } from "./keys.js";
+import { h, replace } from "../lib/dom.js";
+import { addKeys, listKeys } from "../lib/keys.js";
 
 const WORDS = /** @type {[string, string][]} */ ([
   ["Rollout", "One act of the agent on one scenario, with a reward."],
