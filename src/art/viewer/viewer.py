@@ -49,7 +49,7 @@ from art.viewer.reads.runs_of_directory import add_state, list_names, summarize
 from art.viewer.reads.steps_of_run import describe_step, sum_ledgers
 from art.viewer.reads.table_of_rollouts import list_rollouts, places_of
 from art.viewer.run_files import RunCache, RunFiles
-from art.viewer.tokens.reader import TokenReader
+from art.viewer.tokens.reader import TokenReader, tree_places
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class Viewer:
         self._summaries: dict[tuple[str, str], tuple[object, RunSummary]] = {}
         self._lock = threading.Lock()
         self._used = (-LOCK_S, False)
-        self._tokens = TokenReader(data_dir, self.database)
+        self._tokens = TokenReader(self.database)
 
     def close(self) -> None:
         """End indexing and close the files."""
@@ -182,8 +182,9 @@ class Viewer:
         Raises:
             NotFoundError: there is no such rollout, or it has no such path.
         """
-        self.run_paths(project, name)
-        return self._tokens.rollout(project, name, key, query)
+        run = self.run_files(project, name)
+        number, _ = self._index(run, [(key.split, key.step)])
+        return self._tokens.rollout(run, number, key, query)
 
     def tree(self, project: str, name: str, step: int, query: TreeQuery) -> TreeAnswer:
         """Describe the prefix tree of a step as it was trained.
@@ -191,8 +192,9 @@ class Viewer:
         Raises:
             NotFoundError: nothing is known of the step, or the tree has no such node.
         """
-        self.run_paths(project, name)
-        return self._tokens.tree(project, name, step, query)
+        run = self.run_files(project, name)
+        number, _ = self._index(run, tree_places(step))
+        return self._tokens.tree(run, number, step, query)
 
     def step(self, project: str, name: str, step: int) -> StepDetail:
         """Describe one step.

@@ -37,7 +37,7 @@ def describe_tree(
     """Describe the tree of the step that `file` and `plan` are of.
 
     Args:
-        rollouts: where rollouts were logged, by the id of any of their exchanges.
+        rollouts: where rollouts are in the index, by their first exchange.
 
     Raises:
         NotFoundError: the tree has no such node.
@@ -105,7 +105,9 @@ class _Exchanges:
     def __init__(self, samples: Sequence[RecordedSample], plan: PlanRecord) -> None:
         planned = {rollout.label: rollout.exchange_ids for group in plan.groups for rollout in group.rollouts}
         self._of_path: list[list[str]] = []
-        self._rollout_of_path = [sample.rollout_id for sample in samples]
+        self._of_rollout = [
+            list(itertools.chain.from_iterable(planned.get(sample.rollout_id, []))) for sample in samples
+        ]
         for sample in samples:
             match = _PATH.match(sample.sample_id)
             ids = planned.get(match["rollout"], []) if match is not None else []
@@ -128,7 +130,7 @@ class _Exchanges:
         """Where the first rollouts through a node were logged."""
         rollouts: list[RolloutKey] = []
         for path in range(node.first_path, node.first_path + node.num_paths):
-            key = next((keys[one] for one in self._of_path[path] if one in keys), None)
+            key = next((keys[one] for one in self._of_rollout[path] if one in keys), None)
             if key is not None and key not in rollouts:
                 rollouts.append(key)
             if len(rollouts) == _MAX_ROLLOUTS:
