@@ -56,6 +56,7 @@ ONLY_NAMED = (
     "transport",
     "handshake",
     "from_rewards",
+    "viewer",
 )
 
 ALL = (*DEFAULT, *ONLY_NAMED, *REAL_SHAPES)

@@ -83,7 +83,6 @@ class Viewer:
         """
         self.data_dir = data_dir
         self.database = ReadOnlyDatabase(data_dir.database)
-        self._tokens = TokenReader(self.database)
         self.store = IndexStore(index_path or data_dir.viewer_index)
         self.indexer = Indexer(self.store, self.database, data_dir, share=indexing_share)
         self.live = live
@@ -91,6 +90,7 @@ class Viewer:
         self._summaries: dict[tuple[str, str], tuple[object, RunSummary]] = {}
         self._lock = threading.Lock()
         self._used = (-LOCK_S, False)
+        self._tokens = TokenReader(self.database)
 
     def close(self) -> None:
         """End indexing and close the files."""

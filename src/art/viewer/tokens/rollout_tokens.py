@@ -53,7 +53,6 @@ class _Path:
     fate: NDArray[np.int16]
     """`TokenReason`, or -1 for tokens that are no targets."""
     update: int | None = None
-    is_masked_unknown: bool = False
     branch: Branch | None = None
     spans: list[TokenSpan] = field(default_factory=list)
 
@@ -200,11 +199,10 @@ def _add_training(path: _Path, training: RolloutTraining, exchange_ids: Sequence
     samples = training.samples(exchange_ids)
     for one in samples:
         _add_sample(path, one)
-    is_planned = list(exchange_ids) in training.rollout.exchange_ids
-    if samples or not is_planned:
+    has_answers = any(one.sample.component == "rl" for one in samples)
+    if has_answers or list(exchange_ids) not in training.rollout.exchange_ids:
         return
     dropped = training.why_dropped()
-    path.is_masked_unknown = dropped is None
     for number, segment in enumerate(path.segments):
         if segment.role != "policy":
             continue
