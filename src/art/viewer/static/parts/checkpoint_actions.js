@@ -39,7 +39,7 @@ export function forkCheckpoint({ run, signal, onChange }, { step }) {
   askBefore({
     title: `Fork step ${step}`,
     text: [
-      h("p", null, `Copies the checkpoint of step ${step}, with the optimiser's state, to another model of the project ${project}. It is the newest checkpoint there; this run stays as it is.`),
+      h("p", null, `Copies the weights of step ${step}, and the optimiser's state if it is still kept, to another model of the project ${project}. It is the newest checkpoint there; this run stays as it is.`),
       h("label", null, `${project}/`, input),
       h("p", { class: "soft" }, "A script that registers that name with the same base model continues from it, and requests to that name are answered by it."),
     ],
