@@ -49,6 +49,18 @@ def test_a_growing_file_is_read_from_where_it_ended(viewer: Viewer, data_dir: Da
     assert [(row.group, row.index, row.reward) for row in rows] == [(0, 0, 1.0), (1, 0, 0.0), (1, 1, 0.5)]
 
 
+def test_what_is_logged_is_noticed_without_looking_at_every_file(viewer: Viewer, data_dir: DataDir) -> None:
+    viewer.indexer.thorough_s = 1e9
+    for step, total in ((1, 1), (1, 2), (2, 3)):
+        log(data_dir, [TrajectoryGroup([rollout(1.0)])], step=step)
+        assert page(viewer).total == total
+    with group_file(data_dir, 1).open("ab") as file:  # the history says nothing about it
+        file.write(group_file(data_dir, 2).read_bytes())
+    assert page(viewer).total == 3
+    viewer.indexer.thorough_s = 0.0
+    assert page(viewer).total == 4
+
+
 def test_a_line_that_a_crash_cut_off_waits_and_damaged_lines_are_counted(viewer: Viewer, data_dir: DataDir) -> None:
     log(data_dir, [TrajectoryGroup([rollout(1.0)])], step=1)
     file = group_file(data_dir, 1)

@@ -1,7 +1,8 @@
 """The file of the index: where it lies, its tables, and its connections.
 
     runs -1:n- files -1:n- rollouts -1:1- words (FTS5, without the texts themselves)
-                  `-1:n- sums (of rewards and metrics, for intervals)
+      |             `-1:n- sums (of rewards and metrics, for intervals)
+      `-1:1- summaries (the line in the list of runs, until a file changes)
 
 A file is `trajectories/<split>/<step>.jsonl`, or the plan records of a step whose rollouts nobody logged. The index can
 be deleted at any time. One that is damaged, or of an older form, is deleted and made again.
@@ -56,6 +57,7 @@ CREATE TABLE sums (
     file INTEGER NOT NULL, metric TEXT NOT NULL, clusters REAL NOT NULL, n REAL NOT NULL, s REAL NOT NULL,
     xx REAL NOT NULL, ss REAL NOT NULL, sn REAL NOT NULL, nn REAL NOT NULL, PRIMARY KEY (file, metric)
 ) WITHOUT ROWID;
+CREATE TABLE summaries (run INTEGER PRIMARY KEY, version TEXT NOT NULL, content TEXT NOT NULL);
 CREATE TABLE choices (run INTEGER NOT NULL, kind TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (run, kind, value))
     WITHOUT ROWID;
 CREATE VIRTUAL TABLE words USING fts5(text, content='', columnsize=0, tokenize='unicode61');
