@@ -245,17 +245,18 @@ class Viewer:
         *,
         wait_s: float = 0.0,
     ) -> T:
-        """Bring the index of a run up to date and answer from it. One that is found to be damaged is made again."""
+        """Bring the index of a run up to date, and answer from it. An index that breaks meanwhile is made again."""
         run = self.run_files(project, name)
         generation = self.store.generation
-        for may_try_again in (True, False):
-            try:
-                number, indexing = self.indexer.ensure(project, name, places=places, wait_s=wait_s)
-                return answer(run, number, indexing)
-            except StorageError:
-                if not may_try_again or self.store.generation == generation:
-                    raise
-        raise AssertionError("unreachable")
+        try:
+            result = answer(run, *self.indexer.ensure(project, name, places=places, wait_s=wait_s))
+        except StorageError:
+            if self.store.generation == generation:
+                raise
+        else:
+            if self.store.generation == generation:
+                return result
+        return answer(run, *self.indexer.ensure(project, name, places=places, wait_s=wait_s))
 
     def _summary(self, project: str, name: str) -> RunSummary:
         """Describe a run in one line, with what happens at this moment."""

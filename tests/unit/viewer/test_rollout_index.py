@@ -121,6 +121,15 @@ def test_an_index_damaged_while_it_is_open_is_made_again(data_dir: DataDir) -> N
     viewer.close()
 
 
+def test_an_index_that_somebody_deletes_is_made_again(viewer: Viewer, data_dir: DataDir) -> None:
+    log(data_dir, [TrajectoryGroup([rollout(1.0)])], step=1)
+    assert page(viewer).total == 1
+    for file in data_dir.root.glob(".viewer.db*"):
+        file.unlink()
+    assert page(viewer).total == 1
+    assert viewer.runs().runs[0].num_rollouts == 1
+
+
 def test_an_index_of_an_older_form_is_made_again(data_dir: DataDir) -> None:
     log(data_dir, [TrajectoryGroup([rollout(1.0)])], step=1)
     viewer = Viewer(data_dir)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from art.errors import StorageError
+from art.viewer.database import inode_of
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class IndexStore:
         self._generation = 0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.path = self._choose()
+        self._inode = inode_of(self.path)
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query. It sees everything committed, and waits for nobody."""
@@ -101,7 +103,8 @@ class IndexStore:
 
     @property
     def generation(self) -> int:
-        """A number that changes when the index was made again, so that what is remembered of it no longer holds."""
+        """A number that changes when the file was deleted or made again: what is remembered of it no longer holds."""
+        self._check_file()
         return self._generation
 
     def close(self) -> None:
@@ -139,20 +142,36 @@ class IndexStore:
         connection.close()
 
     def _take(self) -> sqlite3.Connection:
+        self._check_file()
         with self._lock:
-            if self._idle and self.path.exists():
+            if self._idle:
                 return self._idle.pop()
-        return _open(self.path)
+        connection = _open(self.path)
+        with self._lock:
+            self._inode = inode_of(self.path)
+        return connection
+
+    def _check_file(self) -> None:
+        """Notice that somebody has deleted or replaced the file."""
+        inode = inode_of(self.path)
+        with self._lock:
+            if inode != self._inode:
+                self._inode = inode
+                self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._generation += 1
+        while self._idle:
+            self._idle.pop().close()
 
     def _translate(self, error: sqlite3.Error, generation: int) -> StorageError:
         if _is_damage(error):
             with self._lock:
                 if generation == self._generation:
                     logger.warning("the index %s is damaged (%s) and is made again", self.path, error)
-                    self._generation += 1
-                    while self._idle:
-                        self._idle.pop().close()
+                    self._begin_again()
                     _delete(self.path)
+                    self._inode = 0
         return StorageError(f"the index of rollouts {self.path} cannot be used: {error}")
 
     def _temporary(self) -> Path:
