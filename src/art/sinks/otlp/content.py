@@ -32,7 +32,8 @@ def to_json(value: Any) -> str:
 def input_messages(items: Sequence[Any], limit: int) -> str:
     """Return messages and earlier answers as JSON text of at most about `limit` characters, the newest first kept."""
     messages = [_shorten(_message(to_message(item)), limit // 4) for item in items]
-    kept, size = [], 0
+    kept: list[dict[str, Any]] = []
+    size = 0
     for message in reversed(messages):
         size += len(to_json(message)) + 2
         if kept and size > limit:

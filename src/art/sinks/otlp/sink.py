@@ -13,7 +13,7 @@ from art.sinks.otlp.settings import OtlpSettings, read_content, read_settings
 from art.sinks.otlp.spans import failed_trace, rollout_trace
 from art.sinks.otlp.trace import Place, RolloutTrace, SpanSettings
 from art.sinks.sink import LoggedGroups, Refused, Row, Run, Sink
-from art.trajectory import Trajectory
+from art.trajectory import PydanticException
 
 MAX_REQUEST_BYTES = 3 * 2**20
 """Size of a request before compression. Langfuse takes 5 MB, collectors 4 MB and more."""
@@ -99,14 +99,16 @@ class OtlpSink(Sink):
             self._collector.close()
 
     def _traces(self, groups: LoggedGroups) -> list[RolloutTrace]:
-        traces, failures = [], []
+        traces: list[RolloutTrace] = []
+        failures: list[tuple[PydanticException, Place]] = []
         for number, group in enumerate(groups.groups, start=groups.first):
-            for index, item in enumerate([*group.trajectories, *group.exceptions]):
-                place = Place(self._run, groups.split, groups.step, number, index)
-                if isinstance(item, Trajectory):
-                    traces.append(self._finish(rollout_trace(item, place, self._spans), place))
-                else:
-                    failures.append((item, place))
+            places = [
+                Place(self._run, groups.split, groups.step, number, index)
+                for index in range(len(group.trajectories) + len(group.exceptions))
+            ]
+            for trajectory, place in zip(group.trajectories, places, strict=False):
+                traces.append(self._finish(rollout_trace(trajectory, place, self._spans), place))
+            failures += zip(group.exceptions, places[len(group.trajectories) :], strict=True)
         # The log does not say when a rollout failed. The others of the delivery ran at about the same time.
         at = max((trace.root.period.end for trace in traces), default=time.time())
         return traces + [self._finish(failed_trace(item, place, at, self._spans), place) for item, place in failures]
