@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from art.sinks.otlp.collector import Collector
@@ -86,9 +86,11 @@ class OtlpSink(Sink):
             raise
         self._progress = None
 
-    def parcels(self, traces: Sequence[RolloutTrace]) -> Iterator[Parcel[Any]]:
+    def parcels(self, traces: Iterable[RolloutTrace]) -> Iterator[Parcel[Any]]:
         """Yield the requests that report these rollouts, the same ones at each call."""
-        yield from pack(traces, self._send, self._size, max_bytes=MAX_REQUEST_BYTES, max_items=MAX_TRACES)
+        resource = self._settings.resource
+        bodies = (body for trace in traces for body in self._wire.encode_trace(trace, resource, MAX_REQUEST_BYTES))
+        yield from pack(bodies, self._send, len, max_bytes=MAX_REQUEST_BYTES, max_items=MAX_TRACES)
 
     def root_attributes(self, place: Place) -> Mapping[str, Any]:
         """Return further attributes of a rollout's first span, for services that read names of their own."""
@@ -98,29 +100,28 @@ class OtlpSink(Sink):
         if hasattr(self, "_collector"):
             self._collector.close()
 
-    def _traces(self, groups: LoggedGroups) -> list[RolloutTrace]:
-        traces: list[RolloutTrace] = []
+    def _traces(self, groups: LoggedGroups) -> Iterator[RolloutTrace]:
+        """Make one trace after the other: with texts, those of a whole delivery would fill the memory."""
         failures: list[tuple[PydanticException, Place]] = []
+        ended = 0.0
         for number, group in enumerate(groups.groups, start=groups.first):
             places = [
                 Place(self._run, groups.split, groups.step, number, index)
                 for index in range(len(group.trajectories) + len(group.exceptions))
             ]
             for trajectory, place in zip(group.trajectories, places, strict=False):
-                traces.append(self._finish(rollout_trace(trajectory, place, self._spans), place))
+                trace = rollout_trace(trajectory, place, self._spans)
+                ended = max(ended, trace.root.period.end)
+                yield self._finish(trace, place)
             failures += zip(group.exceptions, places[len(group.trajectories) :], strict=True)
         # The log does not say when a rollout failed. The others of the delivery ran at about the same time.
-        at = max((trace.root.period.end for trace in traces), default=time.time())
-        return traces + [self._finish(failed_trace(item, place, at, self._spans), place) for item, place in failures]
+        for failure, place in failures:
+            yield self._finish(failed_trace(failure, place, ended or time.time(), self._spans), place)
 
     def _finish(self, trace: RolloutTrace, place: Place) -> RolloutTrace:
         trace.root.attributes.update(self.root_attributes(place))
         return trace
 
-    def _send(self, traces: Sequence[RolloutTrace]) -> tuple[int, str]:
-        settings = self._settings
-        body = self._wire.encode_traces(traces, settings.resource)
-        return self._wire.rejected_spans(self._collector.post(settings.traces_url, body, settings.headers))
-
-    def _size(self, trace: RolloutTrace) -> int:
-        return len(self._wire.encode_traces([trace], {}))
+    def _send(self, bodies: Sequence[bytes]) -> tuple[int, str]:
+        url, headers = self._settings.traces_url, self._settings.headers
+        return self._wire.rejected_spans(self._collector.post(url, b"".join(bodies), headers))
