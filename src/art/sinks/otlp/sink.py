@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from art.errors import ConfigError
 from art.sinks.otlp.collector import Collector
 from art.sinks.otlp.parcels import Parcel, Progress, pack
 from art.sinks.otlp.settings import OtlpSettings, read_content, read_settings
@@ -49,8 +50,14 @@ class OtlpSink(Sink):
         return read_settings(environment)
 
     def start(self, run: Run) -> None:
-        from art.sinks.otlp import wire
-
+        try:
+            from art.sinks.otlp import wire
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"the sink `{self.name}` needs the package {error.name!r}: "
+                "pip install 'agent-reinforcement-trainer[otlp]'",
+                param="report_metrics",
+            ) from error
         self._wire = wire
         self._run = run
         self._settings = self.settings(os.environ, run)
