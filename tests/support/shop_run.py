@@ -117,9 +117,10 @@ async def gather(model: art.TrainableModel, step: int) -> list[art.TrajectoryGro
 
 
 async def hold_out(model: art.TrainableModel) -> None:
+    step = await model.get_step()
     trajectories = await asyncio.gather(
         *(
-            serve_customer(model, f"a held-out article {number}", 77_000 + 31 * number + place)
+            serve_customer(model, f"a held-out article {number}", 77_000 + 1000 * step + 31 * number + place)
             for number in range(NUM_HELD_OUT)
             for place in range(2)
         ),

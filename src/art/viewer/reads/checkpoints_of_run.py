@@ -163,4 +163,4 @@ def _missing(query: CompareQuery, before: Mapping[int, object], after: Mapping[i
     if empty:
         return f"No rollout with a reward was logged for step {' and step '.join(empty)} in the split {query.split!r}."
     alone = len(before.keys() ^ after.keys())
-    return f"{alone} scenarios have rollouts at one of the two steps only, and are left out." if alone else None
+    return f"Scenarios that have rollouts at one of the two steps only are left out: {alone}." if alone else None

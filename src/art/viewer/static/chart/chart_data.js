@@ -101,7 +101,7 @@ export function stackLines(lines) {
  */
 export function axisRange(low, high, { around = null, log = false } = {}) {
   if (!Number.isFinite(low) || !Number.isFinite(high)) return log ? [0.1, 1] : [0, 1];
-  if (log) return [10 ** Math.floor(Math.log10(low)), 10 ** Math.max(Math.ceil(Math.log10(high)), Math.floor(Math.log10(low)) + 1)];
+  if (log) return logRange(low, high);
   if (around !== null) {
     const reach = niceUp(Math.max(around - low, high - around, 0.01));
     return [around - reach, around + reach];
@@ -110,6 +110,20 @@ export function axisRange(low, high, { around = null, log = false } = {}) {
   if (high <= 0) return [-niceUp(-low), 0];
   const step = niceUp((high - low) / 5);
   return [Math.floor(low / step) * step, Math.ceil(high / step) * step];
+}
+
+/**
+ * Ends at 1, 2 or 5 times a power of ten, at least a factor of 2 apart.
+ * @param {number} low above 0
+ * @param {number} high
+ * @returns {[number, number]}
+ */
+function logRange(low, high) {
+  const power = 10 ** Math.floor(Math.log10(low));
+  const bottom = ([5, 2, 1].find((one) => one * power <= low * (1 + 1e-9)) ?? 1) * power;
+  const above = 10 ** Math.floor(Math.log10(high));
+  const top = ([1, 2, 5, 10].find((one) => one * above >= high * (1 - 1e-9)) ?? 10) * above;
+  return [Number(bottom.toPrecision(1)), Number(Math.max(top, 2 * bottom).toPrecision(1))];
 }
 
 /**

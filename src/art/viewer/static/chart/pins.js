@@ -1,7 +1,10 @@
 /** Findings on a chart: a mark at the step, with the sentence on hover. */
 import { h, setStyle } from "../lib/dom.js";
 
+const MAX_PIN_LINES = 12;
+
 /**
+ * Draw the pins that the zoom shows. The lines above them are drawn for a few, and for the lit step.
  * @param {UPlot} plot
  * @param {import("../lib/chart.js").Pin[]} pins
  * @param {number | null} litStep
@@ -10,7 +13,8 @@ import { h, setStyle } from "../lib/dom.js";
 export function drawPins(plot, pins, litStep, onPin) {
   plot.over.querySelectorAll(".pin, .pin-line").forEach((element) => element.remove());
   const { min, max } = plot.scales.x;
-  for (const [step, texts] of textsByStep(pins)) {
+  const textsOf = textsByStep(pins);
+  for (const [step, texts] of textsOf) {
     if (step < (min ?? 0) || step > (max ?? 0)) continue;
     const isLit = step === litStep;
     const style = { left: `${plot.valToPos(step, "x")}px` };
@@ -22,7 +26,8 @@ export function drawPins(plot, pins, litStep, onPin) {
     } });
     setStyle(line, style);
     setStyle(pin, style);
-    plot.over.append(line, pin);
+    if (isLit || textsOf.size <= MAX_PIN_LINES) plot.over.append(line);
+    plot.over.append(pin);
   }
 }
 

@@ -3,6 +3,7 @@ import { get } from "../lib/api.js";
 import { chart } from "../lib/chart.js";
 import { categorical, dashOf } from "../lib/colours.js";
 import { h, replace } from "../lib/dom.js";
+import { groupFindings, pinsOf } from "../parts/findings.js";
 import { centreOf, coloursOf, formatOf, sameOnSplits, toLine } from "./lines.js";
 
 /**
@@ -84,7 +85,7 @@ export class CurvePanes {
   draw() {
     const { metrics } = this.settings;
     if (metrics.length !== this.panes.length || metrics.some((metric, at) => metric !== this.panes[at].metric)) this.arrange(metrics);
-    const pins = this.runs.length === 1 ? this.details[0].all_findings : [];
+    const pins = this.runs.length === 1 ? pinsOf(groupFindings(this.details[0].all_findings), null) : [];
     for (const { metric, drawn } of this.panes) drawn.update({ lines: this.linesOf(metric), pins, log: this.settings.log, zoom: this.settings.zoom });
   }
 

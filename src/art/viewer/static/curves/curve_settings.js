@@ -78,6 +78,7 @@ export function settingControls(settings, onChange) {
     tickBox("Log axis", settings.log, (log) => onChange({ log })),
     h("span", { class: "row steps" }, "Steps ", first, " to ", last));
   return { element, showZoom: (zoom) => {
+    if (zoom === null && (first.value === "") !== (last.value === "")) return; // the reader is still typing the other one
     first.value = zoom ? String(zoom.first) : "";
     last.value = zoom ? String(zoom.last) : "";
   } };

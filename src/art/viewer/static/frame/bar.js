@@ -1,6 +1,6 @@
 /** The bar at the top: where the reader is, and where they can go from there. */
-import { h, replace } from "../lib/dom.js";
 import { getSession, logOut } from "../lib/api.js";
+import { h, replace } from "../lib/dom.js";
 import { showHelp } from "./help.js";
 import { link } from "../lib/router.js";
 import { themeButton } from "../lib/theme.js";

@@ -21,9 +21,9 @@ export function showHelp() {
     dialog,
     h("form", { method: "dialog", class: "head" }, h("h2", { id: "help-title" }, "Help"), h("button", { autofocus: true }, "Close")),
     h("h3", null, "Keys on this view"),
-    h("dl", { class: "keys" }, listKeys().map((binding) => h("div", null, h("dt", null, keyNames(binding.key)), h("dd", null, binding.text)))),
+    h("dl", { class: "help-keys" }, listKeys().map((binding) => h("div", null, h("dt", null, keyNames(binding.key)), h("dd", null, binding.text)))),
     h("h3", null, "Words"),
-    h("dl", { class: "words" }, WORDS.map(([word, meaning]) => h("div", null, h("dt", null, word), h("dd", null, meaning)))),
+    h("dl", { class: "help-words" }, WORDS.map(([word, meaning]) => h("div", null, h("dt", null, word), h("dd", null, meaning)))),
   );
   dialog.showModal();
 }

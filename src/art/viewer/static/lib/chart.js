@@ -57,10 +57,10 @@ class StepChart {
     /** @type {HTMLElement[]} */
     this.values = [];
     this.head = h("div", { class: "chart-title" });
-    this.place = h("div", { class: "chart-plot", tabindex: 0, role: "img", "on:keydown": (/** @type {KeyboardEvent} */ event) => this.onKey(event) });
+    this.place = h("div", { class: "chart-plot", tabindex: 0, role: "group", "aria-roledescription": "chart", "on:keydown": (/** @type {KeyboardEvent} */ event) => this.onKey(event) });
     setStyle(this.place, { height: `${options.height ?? 176}px` });
     this.reset = h("button", { type: "button", class: "chart-reset", hidden: true, "on:click": () => this.zoomTo(null) }, "Reset zoom");
-    this.element = h("figure", { class: "chart" }, this.head, this.place);
+    this.element = h("figure", { class: "chart" }, this.head, this.place, this.reset);
     this.resizer = new ResizeObserver(() => this.resize());
     this.resizer.observe(this.place);
     onThemeChange(() => this.plot?.redraw(), this.abort.signal);
@@ -117,7 +117,7 @@ class StepChart {
       replace(this.place, h("p", { class: "chart-empty" }, "No values yet."));
       return;
     }
-    replace(this.place, this.reset);
+    replace(this.place);
     const width = Math.max(this.place.clientWidth, 80);
     this.plot = new uPlot(this.plotOptions(width), this.alignedData(), this.place);
     this.fill(this.plot);
@@ -194,13 +194,13 @@ class StepChart {
     };
   }
 
-  /** @param {number | null} index  place of the step under the cursor; the newest values without one */
+  /** @param {number | null} index  place of the step under the cursor; without one, the newest values that are shown */
   showValues(index) {
-    const { lines, format = formatNumber } = this.options;
-    const step = index === null || this.plot === null ? null : this.plot.data[0][index];
+    const { lines, zoom, format = formatNumber } = this.options;
+    const step = index === null ? null : (this.plot?.data[0][index] ?? null);
     lines.forEach((line, at) => {
-      const value = step === null || step === undefined ? (line.mean.at(-1) ?? null) : valueAt(line.steps, line.mean, step);
-      this.values[at].textContent = format(value) + (step === null || step === undefined ? "" : ` @ ${valueAt(line.steps, line.steps, step) ?? UNKNOWN}`);
+      const value = valueAt(line.steps, line.mean, step ?? zoom?.last ?? Infinity);
+      this.values[at].textContent = format(value) + (step === null ? "" : ` @ ${valueAt(line.steps, line.steps, step) ?? UNKNOWN}`);
     });
   }
 

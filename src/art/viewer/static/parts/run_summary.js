@@ -1,12 +1,8 @@
 /** Parts that say how a run goes: its state, reward, trend and findings. */
 import { h } from "../lib/dom.js";
 import { formatBounds, formatFixed, formatSigned } from "../lib/format.js";
-import { link } from "../lib/router.js";
 
-/**
- * @typedef {{step: number, name: string | null, text: string}} Finding
- * @typedef {Record<string, any>} RunSummary  the wire type of viewer/answers/run_list.py
- */
+/** @typedef {Record<string, any>} RunSummary  the wire type of viewer/answers/run_list.py */
 
 const STATE_CLASS = /** @type {Record<string, string>} */ ({ training: "chip-accent", waiting: "chip-note", serving: "chip-accent", finished: "chip-good", failed: "chip-bad", idle: "" });
 
@@ -39,15 +35,11 @@ export function trendText(trend) {
 }
 
 /**
- * Findings as a list; each goes to its step's rollouts unless `onPick` does something better.
- * @param {string[]} run  project and name
- * @param {Finding[]} findings
- * @param {((finding: Finding) => void) | null} [onPick]
+ * The last part of a base model that is a folder, with all of it on hover; a hub id as it is.
+ * @param {string | null} baseModel
  */
-export function findingList(run, findings, onPick = null) {
-  return h("ul", { class: "findings" }, findings.map((finding) => h("li", { "data-step": finding.step },
-    onPick
-      ? h("button", { type: "button", class: "finding-step", "on:click": () => onPick(finding), "aria-pressed": "false" }, `step ${finding.step}`)
-      : h("a", { class: "finding-step", href: link("rollouts", run, { step: finding.step }) }, `step ${finding.step}`),
-    h("span", null, finding.text))));
+export function baseModelText(baseModel) {
+  if (!baseModel) return h("span", { class: "soft" }, "not recorded");
+  const isFolder = /^[./\\~]|^[A-Za-z]:/.test(baseModel);
+  return h("span", { title: baseModel }, isFolder ? `.../${baseModel.split(/[/\\]/).filter(Boolean).slice(-1)}` : baseModel);
 }

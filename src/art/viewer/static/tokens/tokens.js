@@ -138,11 +138,12 @@ class TokensTab {
     this.view.setPainter(painter);
   }
 
-  /** "1,403 tokens, trained in step 12" */
+  /** "1,403 tokens, 580 learnt in step 12" */
   #about() {
     const { step, update } = this.tokens;
-    const trained = step === null ? "" : `, trained in step ${step}${update ? `, update ${update + 1}` : ""}`;
-    return plural(this.tokens.ids.length, "token") + trained;
+    const learnt = formatCount(this.paths.find((path) => path.path === this.tokens.path)?.num_trained ?? 0);
+    const where = step === null ? "" : ` in step ${step}${update ? `, update ${update + 1}` : ""}`;
+    return `${plural(this.tokens.ids.length, "token")}, ${learnt} learnt${where}`;
   }
 
   /** @param {boolean} whitespace */

@@ -34,7 +34,7 @@ class CheckpointPage {
     /** @type {{a: number | null, b: number | null}} */
     this.chosen = { a: readStep(route.query.get("a")), b: readStep(route.query.get("b")) };
     this.comparison = new CheckpointComparison(this.run, route.query.get("split"), ctx.signal);
-    this.list = h("div", { class: "scroll" });
+    this.list = h("div", { class: "scroll checkpoint-list", tabindex: 0, role: "region", "aria-label": "Checkpoints" });
     this.text = "";
   }
 

@@ -9,7 +9,7 @@ import { CurvePanes } from "../curves/curve_panes.js";
 import { readSettings, settingControls, writeSettings } from "../curves/curve_settings.js";
 import { formatOf } from "../curves/lines.js";
 import { MetricList } from "../curves/metric_list.js";
-import { rewardText, stateChip, trendText } from "../parts/run_summary.js";
+import { baseModelText, rewardText, stateChip, trendText } from "../parts/run_summary.js";
 import { settingsTable } from "../parts/settings_table.js";
 
 const FEWEST = 2;
@@ -100,7 +100,7 @@ class ComparePage {
       ["Trend", (detail) => trendText(detail.trend)],
       ["Per step", (detail) => formatSeconds(detail.seconds_per_step)],
       ["Cost", (detail) => formatUsd(detail.costs_usd)],
-      ["Base model", (detail) => detail.base_model ?? UNKNOWN],
+      ["Base model", (detail) => baseModelText(detail.base_model)],
     ];
     const chosen = this.settings.metrics.filter((metric) => !details.every((detail) => detail.main_metric === metric));
     replace(this.values, h("h2", null, "Newest values"), h("div", { class: "scroll" }, h("table", { class: "compare-table" },

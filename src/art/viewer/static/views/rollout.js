@@ -9,6 +9,7 @@ import { showBranches } from "../rollout/branches.js";
 import { showConversation } from "../rollout/conversation.js";
 import { showJudge } from "../rollout/judge.js";
 import { showRecord } from "../rollout/record.js";
+import { reasonText } from "../rollout/row_columns.js";
 import { saidNodes } from "../rollout/said_text.js";
 import { addStepKeys } from "../rollout/step_keys.js";
 import { showTokens } from "../tokens/tokens.js";
@@ -146,12 +147,12 @@ class RolloutPage {
     const facts = /** @type {[string, string|null, string][]} */ ([
       ["reward", formatNumber(rollout.reward), "main-fact"], ["advantage", formatSigned(rollout.advantage), "main-fact"],
       ["outcome", rollout.outcome.replace("_", " "), rollout.outcome === "ok" ? "" : "fault"],
-      ["dropped because", rollout.dropped_because, ""], ["stop", rollout.stop, ""],
+      ["dropped because", rollout.dropped_because && reasonText(rollout.dropped_because), ""], ["stop", rollout.stop, ""],
       ["policy version", rollout.policy_version === null ? null : `step ${rollout.policy_version}`, ""],
       ["turns", String(rollout.num_turns), ""], ["sampled", rollout.num_tokens === null ? null : plural(rollout.num_tokens, "token"), ""],
       ["duration", rollout.duration_s === null ? null : formatSeconds(rollout.duration_s), ""],
     ]);
-    return /** @type {[string, string, string][]} */ (facts.filter(([, value]) => value !== null));
+    return /** @type {[string, string, string][]} */ (facts.filter(([, value]) => value !== null && value !== undefined));
   }
 }
 

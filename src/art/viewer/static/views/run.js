@@ -6,10 +6,9 @@ import { formatAge, formatCount, formatSeconds, formatUsd } from "../lib/format.
 import { link, setQuery } from "../lib/router.js";
 import { empty, showWhenLoaded } from "../lib/states.js";
 import { mainPanes, paneFormat } from "../curves/main_panes.js";
-import { findingList, rewardText, stateChip, trendText } from "../parts/run_summary.js";
+import { baseModelText, rewardText, stateChip, trendText } from "../parts/run_summary.js";
+import { findingList, groupFindings, pinsOf } from "../parts/findings.js";
 import { StepPanel } from "../parts/step_panel.js";
-
-const MAX_FINDINGS = 30;
 
 /** @type {import("../lib/context.js").View} */
 export const runView = {
@@ -37,6 +36,10 @@ class RunPage {
     this.chosen = step === null ? null : Number(step);
     /** @type {{pane: import("../curves/main_panes.js").Pane, drawn: import("../lib/chart.js").Chart}[]} */
     this.charts = [];
+    /** @type {import("../parts/findings.js").FindingGroup[]} */
+    this.groups = [];
+    /** @type {string | null} key of the kind of finding that the reader picked */
+    this.picked = null;
     this.text = "";
     this.top = h("div", { class: "run-top" });
     this.curves = h("div", { class: "panes" });
@@ -64,10 +67,9 @@ class RunPage {
     const text = JSON.stringify([detail.step, detail.metrics.length, detail.metrics[0]?.num_points, detail.all_findings.length, detail.num_rollouts]);
     if (text === this.text) return;
     this.text = text;
-    this.detail = detail;
     this.drawFindings(detail);
     this.drawCurves(detail);
-    this.showStep(this.chosen ?? detail.step);
+    this.panel.show(this.chosen ?? detail.step);
   }
 
   /**
@@ -84,7 +86,7 @@ class RunPage {
       ["rollouts", h("a", { href: link("rollouts", this.run) }, formatCount(run.num_rollouts))],
       ["per step", formatSeconds(run.seconds_per_step)],
       ["cost", h("a", { href: link("costs", this.run) }, formatUsd(run.costs_usd))],
-      ["base model", run.base_model ?? h("span", { class: "soft" }, "not recorded")],
+      ["base model", baseModelText(run.base_model)],
       ["updated", formatAge(run.updated_at, now)],
     ];
     if (run.eta_s !== null && run.eta_s !== undefined) figures.splice(5, 0, ["done in", formatSeconds(run.eta_s)]);
@@ -97,11 +99,9 @@ class RunPage {
 
   /** @param {any} detail */
   drawFindings(detail) {
-    const findings = detail.all_findings.slice(0, MAX_FINDINGS);
-    const rest = detail.all_findings.length - findings.length;
+    this.groups = groupFindings(detail.all_findings);
     replace(this.findings, h("h2", null, "Findings"),
-      findings.length > 0 ? findingList(this.run, findings, (finding) => this.choose(finding.step)) : h("p", { class: "soft" }, "None so far. What is worth knowing about a step appears here and on the curves."),
-      rest > 0 ? h("p", { class: "soft small" }, `${rest} older findings are pinned on the curves.`) : null);
+      this.groups.length > 0 ? findingList(this.run, this.groups, (group) => this.pick(group)) : h("p", { class: "soft" }, "None so far. What is worth knowing about a step appears here and on the curves."));
   }
 
   /** @param {any} detail */
@@ -119,7 +119,7 @@ class RunPage {
     if (panes.length !== this.charts.length || panes.some((one, at) => one.title !== this.charts[at].pane.title)) this.makeCharts(panes);
     for (const { pane, drawn } of this.charts) {
       const found = new Map(pane.metrics.filter((name) => series.has(name)).map((name) => [name, series.get(name)]));
-      drawn.update({ lines: pane.lines(found), pins: detail.all_findings });
+      drawn.update({ lines: pane.lines(found), pins: this.pins() });
     }
     this.lightUp();
   }
@@ -138,26 +138,35 @@ class RunPage {
     replace(this.curves, this.charts.map((one) => one.drawn.element));
   }
 
+  pins() {
+    return pinsOf(this.groups, this.picked);
+  }
+
+  /**
+   * Show one kind of finding: all of its steps on the curves, its newest step below.
+   * @param {import("../parts/findings.js").FindingGroup} group
+   */
+  pick(group) {
+    this.picked = this.picked === group.key ? null : group.key;
+    this.charts.forEach((one) => one.drawn.update({ pins: this.pins() }));
+    this.choose(group.steps[0]);
+  }
+
   /** @param {number} step */
   choose(step) {
     this.chosen = step;
     setQuery({ step });
-    this.showStep(step);
+    this.panel.show(step);
     this.lightUp();
   }
 
-  /** @param {number} step */
-  showStep(step) {
-    this.panel.show(step);
-  }
-
-  /** Mark the chosen step on the curves and in the list of findings. */
+  /** Mark the chosen step on the curves, and in the list the findings about it. */
   lightUp() {
     this.charts.forEach((one) => one.drawn.light(this.chosen));
     for (const item of this.findings.querySelectorAll("li")) {
-      const isLit = item.dataset.step === String(this.chosen);
-      item.classList.toggle("is-lit", isLit);
-      item.querySelector("button")?.setAttribute("aria-pressed", String(isLit));
+      const group = this.groups.find((one) => one.key === item.dataset.key);
+      item.classList.toggle("is-lit", group !== undefined && this.chosen !== null && group.steps.includes(this.chosen));
+      item.querySelector("button")?.setAttribute("aria-pressed", String(group?.key === this.picked));
     }
   }
 }

@@ -6,7 +6,8 @@ import { formatAge, formatCount, formatSeconds, formatUsd, plural } from "../lib
 import { go, link, setQuery } from "../lib/router.js";
 import { showWhenLoaded } from "../lib/states.js";
 import { firstSteps } from "../parts/first_steps.js";
-import { rewardText, stateChip, trendText } from "../parts/run_summary.js";
+import { groupFindings } from "../parts/findings.js";
+import { baseModelText, rewardText, stateChip, trendText } from "../parts/run_summary.js";
 
 const MAX_COMPARED = 6;
 const SEARCH_FROM = 6;
@@ -113,7 +114,7 @@ class RunRows {
     const spark = run.spark && run.spark.steps.length > 0 ? h("a", { href: link("curves", address, { metric: [run.main_metric] }), "aria-label": `Curve of ${run.main_metric}` }, sparkline(run.spark, run.main_metric, run.reward?.split !== "train")) : null;
     const cells = [
       h("td", { class: "run-choose" }, h("label", { class: "hit" }, choose)),
-      h("td", { class: "run-who" }, name, h("div", { class: "small soft" }, [run.base_model, `${run.num_rollouts === 1 ? "1 rollout" : `${formatCount(run.num_rollouts)} rollouts`}${run.indexing ? " so far (indexing)" : ""}`].filter(Boolean).join(", "))),
+      h("td", { class: "run-who" }, name, h("div", { class: "small soft" }, [run.base_model ? [baseModelText(run.base_model), ", "] : null, `${run.num_rollouts === 1 ? "1 rollout" : `${formatCount(run.num_rollouts)} rollouts`}${run.indexing ? " so far (indexing)" : ""}`])),
       h("td", { "data-label": "State" }, stateChip(run.state)),
       h("td", { class: "number", "data-label": "Step" }, h("a", { href: link("rollouts", address, { step: run.step }) }, formatCount(run.step))),
       h("td", { "data-label": "Reward" }, rewardText(run.reward), run.reward ? h("span", { class: "small soft" }, ` ${run.reward.split}`) : null),
@@ -132,13 +133,13 @@ class RunRows {
    * @param {string[]} address
    */
   makeNotes(run, address) {
-    const [finding, ...more] = run.findings;
+    const [finding, ...more] = groupFindings(run.findings);
     if (!run.now && !finding) return null;
     return h("td", { class: "run-notes small" },
       run.now ? h("div", null, run.now) : null,
       finding ? h("div", { class: "run-finding" },
-        h("a", { href: link("run", address, { finding: finding.step }) }, `step ${finding.step}`), ` ${finding.text}`,
-        more.length > 0 ? h("a", { href: link("run", address) }, ` ${plural(more.length, "more finding", "more findings")}`) : null) : null);
+        h("a", { href: link("run", address, { step: finding.steps[0] }) }, `step ${finding.steps[0]}`), ` ${finding.text}`,
+        more.length > 0 ? h("a", { href: link("run", address) }, ` ${plural(more.length, "more kind of finding", "more kinds of finding")}`) : null) : null);
   }
 
   /** Put the rows that the search keeps into the order of the answer. */

@@ -51,7 +51,8 @@ test("axes start where the meaning starts", () => {
   assert.deepEqual(data.axisRange(0, 0), [0, 1]);
   assert.deepEqual(data.axisRange(0.9, 1.15, { around: 1 }), [0.85, 1.15]);
   assert.deepEqual(data.axisRange(-4, -1), [-4, 0]);
-  assert.deepEqual(data.axisRange(0.003, 20, { log: true }), [0.001, 100]);
+  assert.deepEqual(data.axisRange(0.003, 19, { log: true }), [0.002, 20]);
+  assert.deepEqual(data.axisRange(1, 1, { log: true }), [1, 2]);
   assert.deepEqual(data.axisRange(Infinity, -Infinity), [0, 1]);
   const [low, high] = data.axisRange(-0.3, 0.9);
   assert.ok(low <= -0.3 && high >= 0.9 && low > -0.8 && high < 1.5);

@@ -6,6 +6,7 @@ import { centreOf, coloursOf, formatOf, sameOnSplits } from "../static/curves/li
 import { mainPanes } from "../static/curves/main_panes.js";
 import { bySection, nameMatcher } from "../static/curves/metric_search.js";
 import { HELD_OUT_COLOUR, TRAIN_COLOUR } from "../static/lib/colours.js";
+import { groupFindings, pinsOf } from "../static/parts/findings.js";
 import { differingSettings } from "../static/parts/settings_table.js";
 
 const NAMES = ["train/reward", "val/reward", "loss/kl_to_sampler", "loss/kl_to_base", "offpolicy/ratio_p10", "offpolicy/ratio_p90", "x(y"];
@@ -69,4 +70,19 @@ test("main panes: training is smoothed with dots, the ratio has its percentiles 
 test("settings that differ: nested, missing, of another type", () => {
   const rows = differingSettings([{ rank: 8, trainer: { seed: 1, loss: "ppo" }, list: [1] }, { rank: "8", trainer: { seed: 1, loss: "cispo" }, list: [1], more: null }]);
   assert.deepEqual(rows, [{ name: "more", values: [undefined, "null"] }, { name: "trainer.loss", values: ["ppo", "cispo"] }]);
+});
+
+test("findings that say the same about many steps are one item with one pin", () => {
+  const findings = [
+    { step: 9, name: null, text: "groups[0], groups[2]: all rewards are equal" },
+    { step: 9, name: "entropy_fell", text: "entropy fell to 0.2" },
+    { step: 8, name: null, text: "groups[1], groups[3], groups[5]: all rewards are equal" },
+    { step: 5, name: "entropy_fell", text: "entropy fell to 0.4" },
+    { step: 4, name: null, text: "the engine was restarted" },
+    { step: 3, name: null, text: "groups[7]: all rewards are equal" },
+  ];
+  const groups = groupFindings(findings);
+  assert.deepEqual(groups.map(({ text, steps }) => [text, steps]), [[findings[0].text, [9, 8, 3]], [findings[1].text, [9, 5]], [findings[4].text, [4]]]);
+  assert.deepEqual(pinsOf(groups, null).map((pin) => pin.step), [3, 5, 4]);
+  assert.deepEqual(pinsOf(groups, "entropy_fell").map((pin) => pin.step), [3, 9, 5, 4]);
 });
