@@ -33,9 +33,10 @@ def _part_text(part: Any) -> str:
 
 def number(value: Any) -> float | None:
     """Return a finite number as a float; `None` for anything else."""
-    if isinstance(value, (int, float)) and math.isfinite(value):
-        return float(value)
-    return None
+    try:
+        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    except OverflowError:  # a whole number of more than 300 digits
+        return None
 
 
 def whole(value: Any) -> int | None:

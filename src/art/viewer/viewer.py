@@ -13,10 +13,11 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from art.errors import NotFoundError
+from art.errors import NotFoundError, StorageError
 from art.protocol.live.activity import Activity
 from art.storage.layout import DataDir, ModelPaths
 from art.storage.lock import lock_holder
@@ -48,7 +49,9 @@ from art.viewer.reads.runs_of_directory import add_state, list_names, summarize
 from art.viewer.reads.steps_of_run import describe_step, sum_ledgers
 from art.viewer.reads.table_of_rollouts import list_rollouts, places_of
 from art.viewer.run_files import RunCache, RunFiles
-from art.viewer.tokens.reader import TokenReader
+from art.viewer.tokens.reader import TokenReader, tree_places
+
+T = TypeVar("T")
 
 INDEX_WAIT_S = 0.2
 """An answer that needs the whole index waits this long for it, and then says how far it has got."""
@@ -80,6 +83,7 @@ class Viewer:
         """
         self.data_dir = data_dir
         self.database = ReadOnlyDatabase(data_dir.database)
+        self._tokens = TokenReader(self.database)
         self.store = IndexStore(index_path or data_dir.viewer_index)
         self.indexer = Indexer(self.store, self.database, data_dir, share=indexing_share)
         self.live = live
@@ -87,7 +91,6 @@ class Viewer:
         self._summaries: dict[tuple[str, str], tuple[object, RunSummary]] = {}
         self._lock = threading.Lock()
         self._used = (-LOCK_S, False)
-        self._tokens = TokenReader(data_dir, self.database)
 
     def close(self) -> None:
         """End indexing and close the files."""
@@ -95,8 +98,8 @@ class Viewer:
         self.store.close()
         self.database.close()
 
-    def run_files(self, project: str, name: str) -> RunFiles:
-        """Return the files of a run.
+    def run_paths(self, project: str, name: str) -> ModelPaths:
+        """Return the paths of a run.
 
         Raises:
             NotFoundError: there is no such run.
@@ -107,6 +110,11 @@ class Viewer:
             "SELECT 1 FROM models WHERE project = ? AND name = ?", (project, name)
         ):
             raise NotFoundError(f"there is no run {project}/{name} in {self.data_dir.root}", param="name")
+        return paths
+
+    def run_files(self, project: str, name: str) -> RunFiles:
+        """Return the files of a run, as `run_paths` does, with what was read of them before."""
+        self.run_paths(project, name)
         return self._runs.get(project, name)
 
     def version(self, project: str | None = None, name: str | None = None) -> str:
@@ -130,23 +138,25 @@ class Viewer:
 
     def run(self, project: str, name: str) -> RunDetail:
         """Describe one run."""
-        run = self.run_files(project, name)
-        summary = self._summary(run)
-        number, _ = self._index(run)
-        return detail(run, number, summary, self.indexer.files(project, name))
+        summary = self._summary(self.run_files(project, name))
+        return self._read(
+            project, name, lambda run, number, _: detail(run, number, summary, self.indexer.files(project, name))
+        )
 
     def series(self, project: str, name: str, query: SeriesQuery) -> SeriesAnswer:
         """Return curves of metrics."""
-        run = self.run_files(project, name)
-        number, _ = self._index(run)
-        return read_series(run, number, query)
+        return self._read(project, name, lambda run, number, _: read_series(run, number, query))
 
     def rollouts(self, project: str, name: str, query: RolloutQuery) -> RolloutPage:
         """List the rollouts that match a query."""
-        run = self.run_files(project, name)
         places = places_of(query)
-        number, indexing = self._index(run, places, wait_s=0.0 if places else INDEX_WAIT_S)
-        return list_rollouts(run, number, query, None if places else indexing)
+        return self._read(
+            project,
+            name,
+            lambda run, number, indexing: list_rollouts(run, number, query, None if places else indexing),
+            places,
+            wait_s=0.0 if places else INDEX_WAIT_S,
+        )
 
     def rollout(self, project: str, name: str, key: RolloutKey) -> RolloutDetail:
         """Describe one rollout.
@@ -154,9 +164,8 @@ class Viewer:
         Raises:
             NotFoundError: there is no such rollout.
         """
-        run = self.run_files(project, name)
-        number, _ = self._index(run, [(key.split, key.step)])
-        return read_rollout(run, number, key)
+        places = [(key.split, key.step)]
+        return self._read(project, name, lambda run, number, _: read_rollout(run, number, key), places)
 
     def group(self, project: str, name: str, split: str, step: int, group: int) -> GroupAnswer:
         """Describe the rollouts of one scenario side by side.
@@ -164,9 +173,8 @@ class Viewer:
         Raises:
             NotFoundError: there is no such group.
         """
-        run = self.run_files(project, name)
-        number, _ = self._index(run, [(split, step)])
-        return read_group(run, number, split, step, group)
+        places = [(split, step)]
+        return self._read(project, name, lambda run, number, _: read_group(run, number, split, step, group), places)
 
     def tokens(self, project: str, name: str, key: RolloutKey, query: TokensQuery) -> RolloutTokens:
         """Describe the exact tokens of one path of a rollout.
@@ -174,8 +182,8 @@ class Viewer:
         Raises:
             NotFoundError: there is no such rollout, or it has no such path.
         """
-        self.run_paths(project, name)
-        return self._tokens.rollout(project, name, key, query)
+        places = [(key.split, key.step)]
+        return self._read(project, name, lambda run, number, _: self._tokens.rollout(run, number, key, query), places)
 
     def tree(self, project: str, name: str, step: int, query: TreeQuery) -> TreeAnswer:
         """Describe the prefix tree of a step as it was trained.
@@ -183,8 +191,8 @@ class Viewer:
         Raises:
             NotFoundError: nothing is known of the step, or the tree has no such node.
         """
-        self.run_paths(project, name)
-        return self._tokens.tree(project, name, step, query)
+        places = tree_places(step)
+        return self._read(project, name, lambda run, number, _: self._tokens.tree(run, number, step, query), places)
 
     def step(self, project: str, name: str, step: int) -> StepDetail:
         """Describe one step.
@@ -192,9 +200,8 @@ class Viewer:
         Raises:
             NotFoundError: nothing was logged for the step.
         """
-        run = self.run_files(project, name)
-        number, _ = self._index(run, [(TRAIN, step)])
-        return describe_step(run, number, step)
+        places = [(TRAIN, step)]
+        return self._read(project, name, lambda run, number, _: describe_step(run, number, step), places)
 
     def ledger(self, project: str, name: str, first: int | None = None, last: int | None = None) -> LedgerAnswer:
         """Sum the ledgers of steps from `first` to `last`, both included."""
@@ -206,9 +213,8 @@ class Viewer:
 
     def compare(self, project: str, name: str, query: CompareQuery) -> Comparison:
         """Compare the rewards of two steps scenario by scenario."""
-        run = self.run_files(project, name)
-        number, _ = self._index(run, [(query.split, query.a), (query.split, query.b)])
-        return compare_steps(run, number, query)
+        places = [(query.split, query.a), (query.split, query.b)]
+        return self._read(project, name, lambda run, number, _: compare_steps(run, number, query), places)
 
     def costs(self, project: str, name: str) -> CostsAnswer:
         """Return what the run has cost, by source and step."""
@@ -231,14 +237,33 @@ class Viewer:
             jobs=JobTable(self.database, project, name),
         )
 
-    def _index(
-        self, run: RunFiles, places: Sequence[Place] = (), *, wait_s: float = 0.0
-    ) -> tuple[int, Indexing | None]:
-        return self.indexer.ensure(run.project, run.name, places=places, wait_s=wait_s)
+    def _read(
+        self,
+        project: str,
+        name: str,
+        answer: Callable[[RunFiles, int, Indexing | None], T],
+        places: Sequence[Place] = (),
+        *,
+        wait_s: float = 0.0,
+    ) -> T:
+        """Bring the index of a run up to date and answer from it. One that is found to be damaged is made again."""
+        run = self.run_files(project, name)
+        generation = self.store.generation
+        for may_try_again in (True, False):
+            try:
+                number, indexing = self.indexer.ensure(project, name, places=places, wait_s=wait_s)
+                return answer(run, number, indexing)
+            except StorageError:
+                if not may_try_again or self.store.generation == generation:
+                    raise
+        raise AssertionError("unreachable")
 
     def _summary(self, run: RunFiles) -> RunSummary:
-        """Describe a run in one line. What changes only with its files is kept."""
-        number, indexing = self._index(run)
+        summary = self._read(run.project, run.name, self._kept_summary)
+        return add_state(summary, run, self.live, is_used=self._is_used())
+
+    def _kept_summary(self, run: RunFiles, number: int, indexing: Indexing | None) -> RunSummary:
+        """Describe a run in one line. It is kept until its files change."""
         jobs = self.database.read(
             "SELECT rowid, state FROM jobs WHERE project = ? AND name = ? ORDER BY rowid DESC LIMIT 3",
             (run.project, run.name),
@@ -251,8 +276,7 @@ class Viewer:
             kept = (version, summarize(run, number))
             with self._lock:
                 self._summaries[run.project, run.name] = kept
-        summary = kept[1].model_copy(update={"indexing": indexing})
-        return add_state(summary, run, self.live, is_used=self._is_used())
+        return kept[1].model_copy(update={"indexing": indexing})
 
     def _is_used(self) -> bool:
         """Whether a server uses the directory."""

@@ -40,7 +40,7 @@ class StepDetail(Answer):
     findings: list[Finding]
     ledger: Ledger | None
     seconds: dict[str, float]
-    """Time by phase, from the metrics that the catalogue has as times of a step."""
+    """Time by phase: `trainer`, `updates`, `publish`, `gpu/rollouts` ... Phases may contain each other."""
     num_groups: int
     num_rollouts: int
     """Rollouts of the split `train` that were logged or trained."""

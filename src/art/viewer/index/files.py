@@ -17,7 +17,7 @@ from art.storage.layout import ModelPaths, validate_name
 from art.viewer.conversation import Row
 
 _MARK_SIZE = 4096
-_CHUNK_BYTES = 2 << 20
+_CHUNK_BYTES = 4 << 20
 """Lines that are read at once take about this much, and one line at least."""
 TRAIN = "train"
 
@@ -100,12 +100,16 @@ def read_line(path: Path, offset: int, length: int) -> Row | None:
 
 
 def read_row(line: bytes) -> Row | None:
-    """Decode a line; `None` if it is not a JSON object."""
+    """Decode a line; `None` if it is not a JSON object.
+
+    Python's JSON has NaN, and single surrogates, which UTF-8 cannot hold. They become null and question marks.
+    """
     try:
         row = orjson.loads(line)
     except ValueError:
         try:
-            row = json.loads(line)  # takes single surrogates, which orjson does not
+            plain = json.dumps(json.loads(line, parse_constant=lambda name: None), ensure_ascii=False)
+            row = orjson.loads(plain.encode(errors="replace"))
         except (ValueError, RecursionError):
             return None
     return row if isinstance(row, dict) else None

@@ -79,6 +79,7 @@ class Indexer:
         self._progressed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_closed = False
+        self.survey_s = SURVEY_S
         self.num_changes = 0
         """Number of times that the index has changed."""
 
@@ -158,7 +159,7 @@ class Indexer:
     def _survey(self, run: _Run) -> None:
         with run.lock:
             now = time.monotonic()
-            if now - run.surveyed_at < SURVEY_S:
+            if now - run.surveyed_at < self.survey_s:
                 return
             run.states = survey(run.writer.paths)
             run.surveyed_at = now

@@ -89,13 +89,13 @@ def scenario_of(trajectory: Row, metadata: Row, group_metadata: Row) -> tuple[st
         for name in ("scenario_id", "scenario"):
             if isinstance(source.get(name), (str, int)):
                 text = str(source[name])
-                return clean(text[:_SCENARIO_LENGTH]), _hash(b"id", text.encode(errors="replace"))
+                return text[:_SCENARIO_LENGTH], _hash(b"id", text.encode())
     prompt = talk.prompt(trajectory)
     if not prompt:
         return None, 0
     asked = [message for message in prompt if message.get("role") == "user"] or prompt
     text = " ".join(talk.as_text(asked[-1].get("content")).split())
-    return clean(text[:_SCENARIO_LENGTH]) or None, _hash(b"prompt", orjson.dumps(prompt, default=str))
+    return text[:_SCENARIO_LENGTH] or None, _hash(b"prompt", orjson.dumps(prompt, default=str))
 
 
 def judge_score(metrics: Row) -> float | None:
@@ -114,12 +114,8 @@ def judge_name(metrics: Row) -> str | None:
 
 def searchable(text: str) -> str:
     """Prepare a text for the index of words."""
-    return _SYLLABLES.sub(r" \1 ", clean(text[:_MAX_TEXT]))
-
-
-def clean(text: str) -> str:
-    """Replace what UTF-8 cannot hold (single surrogates), which JSON files may have."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+    text = text[:_MAX_TEXT]
+    return text if text.isascii() else _SYLLABLES.sub(r" \1 ", text)
 
 
 def _exception_entry(exception: Row, group_metadata: Row) -> RolloutEntry:

@@ -164,6 +164,8 @@ class IndexStore:
             try:
                 path = place()
                 path.parent.mkdir(parents=True, exist_ok=True)
+                if path != self._wanted:  # there the folder does not keep others away from the texts
+                    path.touch(mode=0o600)
                 _open(path).close()
             except sqlite3.Error as error:
                 problem = error

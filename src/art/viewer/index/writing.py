@@ -5,6 +5,7 @@ new lines --read_chunk--> groups --group_entries--> rows, words, sums --one tran
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,12 +14,15 @@ from typing import NamedTuple
 import orjson
 
 from art.storage.layout import ModelPaths
+from art.viewer.conversation import Row
 from art.viewer.database import ReadOnlyDatabase
 from art.viewer.index.files import TRAIN, FileState, Place, mark, read_chunk
 from art.viewer.index.plans import Fate, as_trajectory, fate_of, find_exchanges, planned_rollouts, read_fates
 from art.viewer.index.rows import RolloutEntry, RolloutValues, group_entries, trajectory_entry
 from art.viewer.index.store import IndexStore
 from art.viewer.index.sums import MOST_METRICS, Sums, sum_group
+
+logger = logging.getLogger(__name__)
 
 _COLUMNS = (
     "run", "file", "split", "step", "grp", "idx", "place", "length", *RolloutValues._fields,
@@ -90,7 +94,8 @@ class RunWriter:
         offset = 0 if file is None else file.size
         chunk = read_chunk(path, offset)
         fates = read_fates(self.paths.step(place[1])) if state.plan_ns else {}
-        groups = [self._new_group(*line, fates) for line in chunk.groups]
+        groups = [group for line in chunk.groups if (group := self._new_group(*line, fates)) is not None]
+        num_damaged = chunk.num_damaged + len(chunk.groups) - len(groups)
         self._count_tokens(groups)
         new_mark = mark(path, chunk.end)
         reached = state._replace(size=chunk.end, changed_ns=state.changed_ns if chunk.is_last else 0)
@@ -111,15 +116,20 @@ class RunWriter:
                 "WHERE id = ?",
                 (
                     reached.size, reached.inode, reached.changed_ns, new_mark, reached.plan_ns, len(groups),
-                    sum(len(group.entries) for group in groups), chunk.num_damaged, file_id,
+                    sum(len(group.entries) for group in groups), num_damaged, file_id,
                 ),
             )  # fmt: skip
             return reached
 
         return self.store.write(insert)
 
-    def _new_group(self, offset: int, length: int, row: dict[str, object], fates: Mapping[str, Fate]) -> _NewGroup:
-        entries = group_entries(row)
+    def _new_group(self, offset: int, length: int, row: Row, fates: Mapping[str, Fate]) -> _NewGroup | None:
+        """Make what is indexed of a line; `None` for one of a form that nobody has thought of."""
+        try:
+            entries = group_entries(row)
+        except Exception:
+            logger.exception("skipped the line at byte %d of a file of %s", offset, self.paths.root)
+            return None
         known = [next((i for i in entry.exchange_ids if i in fates), None) for entry in entries]
         return _NewGroup(offset, length, entries, [None if i is None else fates[i] for i in known])
 

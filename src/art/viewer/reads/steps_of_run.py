@@ -14,8 +14,6 @@ from art.viewer.run_files import RunFiles
 
 _SAMPLED, _TRAINED, _CONTEXT = "ledger/sampled_tokens", "ledger/trained_tokens", "ledger/context_tokens"
 _DROPPED = "ledger/dropped_tokens/"
-_TIMES = ("time/step_", "time/publish_s")
-"""How the names of metrics begin that say where the time of a step went."""
 MEANINGS = {
     "trained": PLAN_METRICS[_TRAINED].meaning,
     "context": PLAN_METRICS[_CONTEXT].meaning,
@@ -54,12 +52,24 @@ def describe_step(run: RunFiles, number: int, step: int) -> StepDetail:
         metrics=metrics,
         findings=findings or _named_findings(step, metrics),
         ledger=ledger,
-        seconds={name: value for name, value in metrics.items() if name.startswith(_TIMES)},
+        seconds={phase: value for name, value in metrics.items() if (phase := phase_of(name)) is not None},
         num_groups=num_groups,
         num_rollouts=num_rollouts,
         previous=int(earlier[-1]) if len(earlier) else None,
         next=int(later[0]) if len(later) else None,
     )
+
+
+def phase_of(name: str) -> str | None:
+    """Return the part of a step whose time a metric says; `None` for another metric.
+
+    Example: `publish` for `time/publish_s`, `trainer` for `time/step_trainer_s`, `gpu/rollouts` for
+    `time/step_s/gpu/rollouts`.
+    """
+    if name.startswith("time/step_s/"):
+        return name.removeprefix("time/step_s/")
+    is_time = name.startswith("time/step_") or name == "time/publish_s"
+    return name.removeprefix("time/").removeprefix("step_").removesuffix("_s") if is_time else None
 
 
 def sum_ledgers(run: RunFiles, first: int | None, last: int | None) -> LedgerAnswer:

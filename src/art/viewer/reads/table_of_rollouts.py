@@ -11,12 +11,14 @@ from art.viewer.answers.rollout_rows import RolloutPage, RolloutQuery, RolloutRo
 from art.viewer.conversation import Row, dicts, texts
 from art.viewer.index.files import Place, read_line
 from art.viewer.index.search import find_in, match_query
+from art.viewer.reads.group_rewards import read_group_rewards
 from art.viewer.run_files import RunFiles
 
 COLUMNS = (
     "id", "file", "place", "length", "split", "step", "grp", "idx", "scenario", "reward", "advantage", "num_turns",
     "num_tokens", "stop", "outcome", "dropped", "started_at", "duration_s", "policy_version", "judge_score",
 )  # fmt: skip
+_FILE, _GROUP = COLUMNS.index("file"), COLUMNS.index("grp")
 _ORDER: dict[SortKey, str] = {
     "reward": "reward", "advantage": "advantage", "tokens": "num_tokens", "turns": "num_turns",
     "started_at": "started_at", "duration": "duration_s", "judge_score": "judge_score",
@@ -59,6 +61,10 @@ def list_rollouts(run: RunFiles, number: int, query: RolloutQuery, indexing: Ind
     )
     snippets = _snippets(run, rows, query.text) if query.text else {}
     page.rows = [make_row(row, snippets.get(row[0])) for row in rows]
+    in_group = [(row[_FILE], row[_GROUP]) for row in rows]
+    rewards = read_group_rewards(store, in_group)
+    for listed, group in zip(page.rows, in_group, strict=True):
+        listed.group_rewards = rewards.get(group)
     page.total = total
     return page
 

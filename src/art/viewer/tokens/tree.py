@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from art.errors import NotFoundError
 from art.gateway.format.tokenizer import Tokenizer
@@ -12,7 +13,7 @@ from art.gateway.record.recorded_answers import RecordedAnswer
 from art.storage.steps.plan_record import PlanRecord
 from art.storage.steps.token_file import RecordedSample, TokenFile, TokenReason
 from art.viewer.answers.rollout_rows import RolloutKey
-from art.viewer.answers.tree import TreeAnswer, TreeNode, TreeQuery, TreeRun
+from art.viewer.answers.tree import TreeAnswer, TreeNode, TreeQuery
 from art.viewer.database import ReadOnlyDatabase
 from art.viewer.tokens.exchanges import read_exchanges
 from art.viewer.tokens.nodes import LEARNT, UNLEARNT, Node, build_nodes, choose_nodes, count_computed, mark_targets
@@ -25,30 +26,50 @@ _MAX_ROLLOUTS = 5
 _PATH = re.compile(r"^(?P<rollout>.*)\.paths\[(?P<path>\d+)\](?:\.observations)?$")
 
 
+@dataclass(slots=True)
+class StepTree:
+    """The whole tree of a step, which is built once for all queries about it."""
+
+    plan: PlanRecord
+    samples: list[RecordedSample]
+    nodes: list[Node]
+    num_computed: int
+    num_trained: int
+
+    @classmethod
+    def build(cls, file: TokenFile, plan: PlanRecord) -> StepTree:
+        """Build the tree of the step that `file` and `plan` are of.
+
+        Raises:
+            StorageError: the file is gone or damaged.
+        """
+        samples = [sample for sample in file.samples if not sample.is_refused]
+        reasons = file.read_all(["reasons"])["reasons"]
+        nodes = build_nodes(samples)
+        first = [0, *itertools.accumulate(sample.num_targets for sample in samples)]
+        mark_targets(nodes, samples, reasons, first)
+        return cls(plan, samples, nodes, count_computed(samples), int((reasons <= TokenReason.CAPPED).sum()))
+
+
 def describe_tree(
-    file: TokenFile,
-    plan: PlanRecord,
+    tree: StepTree,
     query: TreeQuery,
     *,
     database: ReadOnlyDatabase,
     tokenizer: Tokenizer | None,
     rollouts: Mapping[str, RolloutKey],
 ) -> TreeAnswer:
-    """Describe the tree of the step that `file` and `plan` are of.
+    """Describe a tree, or a part of it.
 
     Args:
-        rollouts: where rollouts were logged, by the id of any of their exchanges.
+        rollouts: where rollouts are in the index, by their first exchange.
 
     Raises:
         NotFoundError: the tree has no such node.
     """
-    samples = [sample for sample in file.samples if not sample.is_refused]
-    nodes = build_nodes(samples)
+    plan, samples, nodes = tree.plan, tree.samples, tree.nodes
     if query.node is not None and query.node >= len(nodes):
         raise NotFoundError(f"the tree of step {plan.step} has {len(nodes)} nodes, no node {query.node}", param="node")
-    first = [0, *itertools.accumulate(sample.num_targets for sample in samples)]
-    reasons = file.read_all(["reasons"])["reasons"]
-    mark_targets(nodes, samples, reasons, first)
     top = None if query.node is None else nodes[query.node]
     chosen = choose_nodes(nodes, top, depth=query.depth, limit=query.limit)
     exchanges = _Exchanges(samples, plan)
@@ -57,9 +78,9 @@ def describe_tree(
     return TreeAnswer(
         step=plan.step,
         num_tokens=sum(node.num_tokens for node in nodes),
-        num_computed=count_computed(samples),
+        num_computed=tree.num_computed,
         num_path_tokens=sum(sample.num_inputs + 1 for sample in samples),
-        num_trained=int((reasons <= TokenReason.CAPPED).sum()),
+        num_trained=tree.num_trained,
         num_paths=len(samples),
         num_nodes=len(nodes),
         above=[] if top is None else [node.number for node in top.above()],
@@ -83,7 +104,7 @@ def _describe(node: Node, top: Node | None, text: str | None, num_hidden: int, r
         num_masked=num_masked,
         num_passes=len(node.passes),
         kind="learnt" if num_learnt else "masked" if num_masked else "context",
-        runs=[TreeRun(start=start, end=end, is_learnt=mark == LEARNT) for start, end, mark in node.runs()],
+        runs=[(start, end, mark == LEARNT) for start, end, mark in node.runs()],
         first_path=node.first_path,
         text=text,
         num_hidden=num_hidden,
@@ -105,7 +126,9 @@ class _Exchanges:
     def __init__(self, samples: Sequence[RecordedSample], plan: PlanRecord) -> None:
         planned = {rollout.label: rollout.exchange_ids for group in plan.groups for rollout in group.rollouts}
         self._of_path: list[list[str]] = []
-        self._rollout_of_path = [sample.rollout_id for sample in samples]
+        self._of_rollout = [
+            list(itertools.chain.from_iterable(planned.get(sample.rollout_id, []))) for sample in samples
+        ]
         for sample in samples:
             match = _PATH.match(sample.sample_id)
             ids = planned.get(match["rollout"], []) if match is not None else []
@@ -128,7 +151,7 @@ class _Exchanges:
         """Where the first rollouts through a node were logged."""
         rollouts: list[RolloutKey] = []
         for path in range(node.first_path, node.first_path + node.num_paths):
-            key = next((keys[one] for one in self._of_path[path] if one in keys), None)
+            key = next((keys[one] for one in self._of_rollout[path] if one in keys), None)
             if key is not None and key not in rollouts:
                 rollouts.append(key)
             if len(rollouts) == _MAX_ROLLOUTS:

@@ -8,12 +8,26 @@ const LEDGER_CONTEXT = "#9aa1ab";
 const LEDGER_DROPPED = [CATEGORIES[1], CATEGORIES[3], CATEGORIES[4], CATEGORIES[5]];
 
 /**
+ * One part of a ledger; `reason` is why it was dropped.
+ * @typedef {{label: string, tokens: number, colour: string, reason: string | null}} LedgerPart
+ */
+
+/**
+ * The parts of a ledger that are not empty: trained, context, dropped by reason.
+ * @param {{trained: number, context: number, dropped: Record<string, number>}} ledger
+ * @returns {LedgerPart[]}
+ */
+export function ledgerParts(ledger) {
+  const dropped = Object.entries(ledger.dropped).map(([reason, tokens], at) => ({ label: `dropped: ${reason.replaceAll("_", " ")}`, tokens, colour: LEDGER_DROPPED[at % LEDGER_DROPPED.length], reason }));
+  return [{ label: "trained", tokens: ledger.trained, colour: LEDGER_TRAINED, reason: null }, { label: "context", tokens: ledger.context, colour: LEDGER_CONTEXT, reason: null }, ...dropped].filter((part) => part.tokens > 0);
+}
+
+/**
  * @param {{sampled: number, trained: number, context: number, dropped: Record<string, number>}} ledger
  * @param {string} href  where the ledger is drawn as a flow
  */
 export function ledgerBar(ledger, href) {
-  const dropped = Object.entries(ledger.dropped).map(([reason, tokens], at) => ({ label: `dropped: ${reason.replaceAll("_", " ")}`, tokens, colour: LEDGER_DROPPED[at % LEDGER_DROPPED.length] }));
-  const parts = [{ label: "trained", tokens: ledger.trained, colour: LEDGER_TRAINED }, { label: "context", tokens: ledger.context, colour: LEDGER_CONTEXT }, ...dropped].filter((part) => part.tokens > 0);
+  const parts = ledgerParts(ledger);
   if (ledger.sampled === 0 || parts.length === 0) return h("p", { class: "soft" }, "No token was sampled for this step.");
   return h("div", { class: "ledger-bar" },
     h("div", { class: "ledger-parts", "aria-hidden": true }, parts.map((part) => h("span", { title: `${part.label}: ${formatCount(part.tokens)} tokens`, style: { "flex-grow": part.tokens, background: part.colour } }))),

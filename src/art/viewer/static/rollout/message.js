@@ -38,18 +38,14 @@ export function messageView(item, options) {
     h("div", { class: "message-body" }, bodyOf(item, options.difference ?? null)));
 }
 
-/** What is known about an answer: finish reason, tokens, the step that sampled it, and where its time went.
+/** What is known about an answer: finish reason, tokens, the step that sampled it, seconds from the request to its end.
  * @param {Item} item @returns {HTMLElement|null} */
 function factsOf(item) {
   const facts = [];
   if (item.finish_reason) facts.push(item.finish_reason);
   if (item.num_tokens !== null && item.num_tokens !== undefined) facts.push(plural(item.num_tokens, "token"));
   if (item.policy_version !== null && item.policy_version !== undefined) facts.push(`step ${item.policy_version}`);
-  if (item.time) {
-    const split = /** @type {[string, number|null][]} */ ([["queue", item.time.queue_s], ["prefill", item.time.prefill_s], ["decode", item.time.decode_s]]);
-    const known = split.filter(([, seconds]) => seconds !== null && seconds !== undefined);
-    facts.push(...known.map(([name, seconds]) => `${name} ${formatSeconds(seconds)}`));
-  }
+  if (item.duration_s !== null && item.duration_s !== undefined) facts.push(formatSeconds(item.duration_s));
   return facts.length > 0 ? h("span", { class: "facts" }, facts.map((fact) => h("span", null, saidNodes(fact)))) : null;
 }
 

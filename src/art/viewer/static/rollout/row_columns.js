@@ -20,6 +20,11 @@ export function oneLine(text, limit = 200) {
   return visibleText((text ?? "").slice(0, limit).replace(/\s+/g, " "));
 }
 
+/** A reason of the ledger in words: "no reward spread". @param {string|null|undefined} reason @returns {string} */
+export function reasonText(reason) {
+  return oneLine(reason?.replaceAll("_", " "));
+}
+
 /** The rewards of a group as bars, on a scale from the lowest of 0 and the rewards to the highest; this rollout's is filled.
  * @param {(number|null)[]} rewards @param {number} index */
 export function rewardStrip(rewards, index) {
@@ -58,12 +63,18 @@ export function columnsFor(args, shown) {
     duration: { key: "duration", title: "time", sort: "duration", number: true, width: 72, cell: (row) => formatSeconds(row.duration_s) },
     stop: { key: "stop", title: "stop", width: 84, cell: (row) => oneLine(row.stop) },
     outcome: { key: "outcome", title: "outcome", width: 92, cell: (row) => outcomeText(row.outcome) },
-    dropped: { key: "dropped", title: "dropped because", width: 168, cell: (row) => oneLine(row.dropped_because), cellHint: (row) => oneLine(row.dropped_because, 600) },
+    dropped: { key: "dropped", title: "dropped because", width: 168, cell: (row) => reasonText(row.dropped_because), cellHint: (row) => oneLine(row.dropped_because, 600) },
   };
   const wide = ["place", "scenario", "group", "reward", "advantage", "judge", "turns", "tokens", "duration", "stop", "outcome", "dropped"];
   const keys = shown.isNarrow ? ["place", "reward", "advantage", "scenario"] : wide;
-  if (shown.hasText) keys.splice(2, 0, "snippet");
-  return keys.map((key) => (shown.isNarrow && key === "scenario" ? { ...columns[key], width: 150 } : columns[key]));
+  const shownKeys = shown.hasText ? withSnippet(keys) : keys;
+  return shownKeys.map((key) => (shown.isNarrow && key === "scenario" ? { ...columns[key], width: 150 } : columns[key]));
+}
+
+/** The found words take the place of what matters less in a search. @param {string[]} keys @returns {string[]} */
+function withSnippet(keys) {
+  const kept = keys.filter((key) => !["judge", "turns", "duration", "dropped"].includes(key));
+  return [...kept.slice(0, 2), "snippet", ...kept.slice(2)];
 }
 
 /** @param {Snippet|null} snippet */

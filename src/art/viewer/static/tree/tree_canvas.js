@@ -3,12 +3,12 @@ import { sequential, textOn } from "../lib/colours.js";
 
 /** Blue for what was learnt; greys for context, darker the more paths share it. Told apart by lightness too. */
 export const LEARNT_COLOUR = "#2a78d6";
-const MASKED_COLOUR = "#e0a458";
-const LEAST_GREY = 222;
-const MOST_GREY = 96;
-const MIN_TEXT_WIDTH = 28;
-const MIN_TEXT_HEIGHT = 13;
-const FONT_SIZE = 11;
+const UNLEARNT_COLOUR = "#e0a458";
+const UNSHARED_GREY = 222;
+const SHARED_GREY = 96;
+const MIN_NODE_TEXT_WIDTH = 28;
+const MIN_NODE_TEXT_HEIGHT = 13;
+const NODE_FONT_SIZE = 11;
 
 /**
  * Grey of context that `count` of `all` paths share, on a log scale.
@@ -17,7 +17,7 @@ const FONT_SIZE = 11;
  */
 export function sharedColour(count, all) {
   const share = all > 1 ? Math.log(count) / Math.log(all) : 0;
-  const level = Math.round(LEAST_GREY + (MOST_GREY - LEAST_GREY) * Math.max(0, Math.min(1, share)));
+  const level = Math.round(UNSHARED_GREY + (SHARED_GREY - UNSHARED_GREY) * Math.max(0, Math.min(1, share)));
   const part = level.toString(16).padStart(2, "0");
   return `#${part}${part}${part}`;
 }
@@ -57,10 +57,10 @@ export function drawTree(canvas, layout, look, width, height) {
   if (!context) return;
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.clearRect(0, 0, width, height);
-  context.font = `${FONT_SIZE}px ui-monospace, Menlo, Consolas, monospace`;
+  context.font = `${NODE_FONT_SIZE}px ui-monospace, Menlo, Consolas, monospace`;
   context.textBaseline = "middle";
-  for (const box of layout.boxes) drawBox(context, layout, box, look);
-  for (const gap of layout.gaps) drawGap(context, gap, look);
+  for (const box of layout.boxes) drawNode(context, layout, box, look);
+  for (const gap of layout.gaps) drawHiddenNodes(context, gap, look);
   for (const [id, weight] of /** @type {[number | null, number][]} */ ([[look.hovered, 1], [look.selected, 2]])) {
     const box = id === null ? undefined : layout.byId.get(id);
     if (!box) continue;
@@ -76,7 +76,7 @@ export function drawTree(canvas, layout, look, width, height) {
  * @param {import("./tree_layout.js").Box} box
  * @param {Look} look
  */
-function drawBox(context, layout, box, look) {
+function drawNode(context, layout, box, look) {
   const { node } = box;
   const gap = box.height > 4 ? 1 : 0;
   const height = Math.max(box.height - gap, 0.5);
@@ -84,20 +84,20 @@ function drawBox(context, layout, box, look) {
   context.fillStyle = fill;
   context.fillRect(box.x, box.y, Math.max(box.width, 0.5), height);
   let text = fill;
-  for (const run of look.colour === "role" ? node.runs : []) {
-    const x = layout.toX(run.start);
-    const width = Math.max(layout.toX(run.end) - x, 0.75);
-    if (run.is_learnt) {
+  for (const [start, end, isLearnt] of look.colour === "role" ? node.runs : []) {
+    const x = layout.toX(start);
+    const width = Math.max(layout.toX(end) - x, 0.75);
+    if (isLearnt) {
       context.fillStyle = LEARNT_COLOUR;
       context.fillRect(x, box.y, width, height);
-    } else hatch(context, x, box.y, width, height, MASKED_COLOUR);
-    if (run.start === node.start && width > box.width / 2) text = run.is_learnt ? LEARNT_COLOUR : MASKED_COLOUR;
+    } else hatchArea(context, x, box.y, width, height, UNLEARNT_COLOUR);
+    if (start === node.start && width > box.width / 2) text = isLearnt ? LEARNT_COLOUR : UNLEARNT_COLOUR;
   }
   if (box.width > 3) {
     context.fillStyle = look.line;
     context.fillRect(box.x, box.y, 1, height);
   }
-  if (box.width >= MIN_TEXT_WIDTH && box.height >= MIN_TEXT_HEIGHT) drawText(context, box, textOn(text), node.text ?? `${node.num_tokens} tokens`);
+  if (box.width >= MIN_NODE_TEXT_WIDTH && box.height >= MIN_NODE_TEXT_HEIGHT) drawNodeText(context, box, textOn(text), node.text ?? `${node.num_tokens} tokens`);
 }
 
 /**
@@ -106,7 +106,7 @@ function drawBox(context, layout, box, look) {
  * @param {string} colour
  * @param {string} text
  */
-function drawText(context, box, colour, text) {
+function drawNodeText(context, box, colour, text) {
   context.save();
   context.beginPath();
   context.rect(box.x, box.y, box.width - 4, box.height);
@@ -121,9 +121,9 @@ function drawText(context, box, colour, text) {
  * @param {import("./tree_layout.js").Gap} gap
  * @param {Look} look
  */
-function drawGap(context, gap, look) {
+function drawHiddenNodes(context, gap, look) {
   if (gap.height <= 0) return;
-  hatch(context, gap.x, gap.y, gap.width, gap.height, look.line);
+  hatchArea(context, gap.x, gap.y, gap.width, gap.height, look.line);
 }
 
 /**
@@ -135,7 +135,7 @@ function drawGap(context, gap, look) {
  * @param {number} height
  * @param {string} colour
  */
-function hatch(context, x, y, width, height, colour) {
+function hatchArea(context, x, y, width, height, colour) {
   if (width < 3 || height < 3) {
     context.fillStyle = colour;
     context.fillRect(x, y, width, height);

@@ -3,9 +3,9 @@ import { h } from "../lib/dom.js";
 import { formatCount, formatPercent, plural } from "../lib/format.js";
 import { link } from "../lib/router.js";
 
-const MAX_LISTED = 300;
-const INDENT_PX = 12;
-const MAX_INDENT = 12;
+const MAX_LISTED_NODES = 300;
+const NODE_INDENT_PX = 12;
+const MAX_NODE_INDENT = 12;
 
 /** @param {any} answer  TreeAnswer */
 export function treeSummary(answer) {
@@ -24,22 +24,22 @@ export function nodeDetails(run, node, actions) {
   const canZoom = !actions.isTop && (node.num_paths > 1 || node.num_hidden > 0);
   return h("div", { class: "tree-node" },
     h("dl", { class: "tree-facts" },
-      fact("tokens", `${formatCount(node.num_tokens)} (${formatCount(node.start)} to ${formatCount(node.start + node.num_tokens - 1)})`),
-      fact("shared by", plural(node.num_paths, "path")),
-      fact("computed", node.num_passes === 1 ? "once" : `${formatCount(node.num_passes)} times`),
-      fact("learnt", plural(node.num_learnt, "token")),
-      node.num_masked > 0 ? fact("masked or left out by the loss", plural(node.num_masked, "token")) : null,
-      node.num_hidden > 0 ? fact("not shown below it", plural(node.num_hidden, "node")) : null),
+      nodeFact("tokens", `${formatCount(node.num_tokens)} (${formatCount(node.start)} to ${formatCount(node.start + node.num_tokens - 1)})`),
+      nodeFact("shared by", plural(node.num_paths, "path")),
+      nodeFact("computed", node.num_passes === 1 ? "once" : `${formatCount(node.num_passes)} times`),
+      nodeFact("learnt", plural(node.num_learnt, "token")),
+      node.num_masked > 0 ? nodeFact("masked or left out by the loss", plural(node.num_masked, "token")) : null,
+      node.num_hidden > 0 ? nodeFact("not shown below it", plural(node.num_hidden, "node")) : null),
     node.text === null ? h("p", { class: "soft" }, "The text of this node is not known here.") : h("pre", { class: "tree-text" }, node.text + (node.text.length >= 200 ? " ..." : "")),
     canZoom ? h("button", { type: "button", "on:click": actions.zoom }, "Zoom into this node") : null,
-    rolloutLinks(run, node));
+    nodeRolloutLinks(run, node));
 }
 
 /**
  * @param {string[]} run
  * @param {import("./tree_layout.js").TreeNode} node
  */
-function rolloutLinks(run, node) {
+function nodeRolloutLinks(run, node) {
   if (node.rollouts.length === 0) return h("p", { class: "soft" }, "No logged rollout is known to go through here.");
   const more = node.num_paths - node.rollouts.length;
   return h("div", null,
@@ -53,7 +53,7 @@ function rolloutLinks(run, node) {
  * @param {string} name
  * @param {string} value
  */
-function fact(name, value) {
+function nodeFact(name, value) {
   return h("div", null, h("dt", null, name), h("dd", null, value));
 }
 
@@ -65,11 +65,11 @@ function fact(name, value) {
 export function nodeList(nodes, choose) {
   /** @type {Map<number, number>} */
   const depths = new Map();
-  const rows = nodes.slice(0, MAX_LISTED).map((node) => {
+  const rows = nodes.slice(0, MAX_LISTED_NODES).map((node) => {
     const depth = node.parent === null ? 0 : (depths.get(node.parent) ?? 0) + 1;
     depths.set(node.id, depth);
     const button = h("button", { type: "button", class: "quiet tree-row", "on:click": () => choose(node.id) }, (node.text ?? "text not known").replace(/\s+/g, " ").slice(0, 80) || "(white space)");
-    button.style.setProperty("margin-left", `${Math.min(depth, MAX_INDENT) * INDENT_PX}px`);
+    button.style.setProperty("margin-left", `${Math.min(depth, MAX_NODE_INDENT) * NODE_INDENT_PX}px`);
     return h("tr", null, h("td", null, button),
       [depth + 1, node.num_tokens, node.num_paths, node.num_learnt].map((value) => h("td", { class: "number" }, formatCount(value))));
   });

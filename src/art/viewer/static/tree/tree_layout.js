@@ -2,7 +2,7 @@
  * Places the nodes of a prefix tree: to the right are later tokens, from top to bottom lie the paths. So the width of a node is its number of
  * tokens, and its height the number of paths that share it. A node that was zoomed into is cut short, so that what follows it has room.
  *
- * @typedef {{start: number, end: number, is_learnt: boolean}} TreeRun
+ * @typedef {[start: number, end: number, isLearnt: boolean]} TreeRun
  * @typedef {{split: string, step: number, group: number, index: number}} RolloutKey
  * @typedef {object} TreeNode
  * @property {number} id
@@ -25,8 +25,8 @@
  * @typedef {{boxes: Box[], byId: Map<number, Box>, gaps: Gap[], toX: (place: number) => number}} TreeLayout
  */
 
-const TOP_SHARE = 0.15;
-const GAP_WIDTH = 10;
+const ZOOMED_SHARE = 0.15;
+const HIDDEN_WIDTH = 10;
 
 /**
  * @param {TreeNode[]} nodes  parents first
@@ -38,7 +38,7 @@ const GAP_WIDTH = 10;
 export function layOutTree(nodes, top, width, height) {
   const range = pathRange(nodes);
   const rows = Math.max(1, range.end - range.start);
-  const toX = makeScale(nodes, top, width);
+  const toX = makeTreeScale(nodes, top, width);
   /** @type {Box[]} */
   const boxes = nodes.map((node) => {
     const x = toX(node.start);
@@ -46,7 +46,7 @@ export function layOutTree(nodes, top, width, height) {
     return { node, x, y, width: toX(node.start + node.num_tokens) - x, height: (node.num_paths / rows) * height };
   });
   const byId = new Map(boxes.map((box) => [box.node.id, box]));
-  return { boxes, byId, gaps: findGaps(boxes, byId, height / rows), toX };
+  return { boxes, byId, gaps: findHidden(boxes, byId, height / rows), toX };
 }
 
 /** @param {TreeNode[]} nodes */
@@ -63,17 +63,17 @@ function pathRange(nodes) {
  * @param {number} width
  * @returns {(place: number) => number}
  */
-function makeScale(nodes, top, width) {
+function makeTreeScale(nodes, top, width) {
   const first = Math.min(...nodes.map((node) => node.start));
   const last = Math.max(...nodes.map((node) => node.start + node.num_tokens));
   const zoomed = nodes.find((node) => node.id === top);
   const own = zoomed ? zoomed.num_tokens : 0;
   const rest = last - first - own;
   const even = width / Math.max(1, last - first);
-  if (!zoomed || rest === 0 || own * even <= TOP_SHARE * width) return (place) => (place - first) * even;
-  const inside = (TOP_SHARE * width) / own;
-  const after = (width * (1 - TOP_SHARE)) / rest;
-  return (place) => (place - first <= own ? (place - first) * inside : TOP_SHARE * width + (place - first - own) * after);
+  if (!zoomed || rest === 0 || own * even <= ZOOMED_SHARE * width) return (place) => (place - first) * even;
+  const inside = (ZOOMED_SHARE * width) / own;
+  const after = (width * (1 - ZOOMED_SHARE)) / rest;
+  return (place) => (place - first <= own ? (place - first) * inside : ZOOMED_SHARE * width + (place - first - own) * after);
 }
 
 /**
@@ -83,7 +83,7 @@ function makeScale(nodes, top, width) {
  * @param {number} rowHeight
  * @returns {Gap[]}
  */
-function findGaps(boxes, byId, rowHeight) {
+function findHidden(boxes, byId, rowHeight) {
   /** @type {Map<number, TreeNode[]>} */
   const children = new Map();
   for (const { node } of boxes) {
@@ -98,8 +98,8 @@ function findGaps(boxes, byId, rowHeight) {
     // What a child hides is shown at the child.
     const own = node.num_hidden - below.reduce((sum, child) => sum + child.num_hidden, 0);
     if (own <= 0) continue;
-    const at = longestGap(node, below);
-    gaps.push({ node, count: own, x: box.x + box.width, y: box.y + (at.start - node.first_path) * rowHeight, width: GAP_WIDTH, height: (at.end - at.start) * rowHeight });
+    const at = longestHidden(node, below);
+    gaps.push({ node, count: own, x: box.x + box.width, y: box.y + (at.start - node.first_path) * rowHeight, width: HIDDEN_WIDTH, height: (at.end - at.start) * rowHeight });
   }
   return gaps;
 }
@@ -109,7 +109,7 @@ function findGaps(boxes, byId, rowHeight) {
  * @param {TreeNode} node
  * @param {TreeNode[]} below
  */
-function longestGap(node, below) {
+function longestHidden(node, below) {
   const sorted = [...below].sort((a, b) => a.first_path - b.first_path);
   let best = { start: node.first_path, end: node.first_path };
   let at = node.first_path;

@@ -8,10 +8,10 @@ import { LEARNT_COLOUR, drawTree, passColour, sharedColour } from "../tree/tree_
 import { nodeDetails, nodeList, treeSummary } from "../tree/tree_details.js";
 import { hitTree, layOutTree, neighbourOf } from "../tree/tree_layout.js";
 
-const MIN_HEIGHT = 240;
-const MAX_HEIGHT = 720;
-const ROW_HEIGHT = 22;
-const ARROWS = ["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown"];
+const MIN_TREE_HEIGHT = 240;
+const MAX_TREE_HEIGHT = 720;
+const TREE_ROW_HEIGHT = 22;
+const TREE_ARROWS = ["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown"];
 
 /** @type {import("../lib/context.js").View} */
 export const treeView = {
@@ -40,8 +40,8 @@ class TreePage {
     this.ctx = ctx;
     this.run = route.args.slice(0, 2);
     this.step = Number(route.args[2]);
-    this.zoomed = numberOf(route.query.get("node"));
-    this.selected = numberOf(route.query.get("selected"));
+    this.zoomed = nodeNumber(route.query.get("node"));
+    this.selected = nodeNumber(route.query.get("selected"));
     /** @type {number | null} */
     this.hovered = null;
     /** @type {"role" | "passes"} */
@@ -102,7 +102,7 @@ class TreePage {
 
   height() {
     const paths = this.answer.nodes.filter((/** @type {any} */ node) => node.parent === null).reduce((/** @type {number} */ sum, /** @type {any} */ node) => sum + node.num_paths, 0);
-    return Math.max(MIN_HEIGHT, Math.min(MAX_HEIGHT, Math.round(innerHeight * 0.65), paths * ROW_HEIGHT));
+    return Math.max(MIN_TREE_HEIGHT, Math.min(MAX_TREE_HEIGHT, Math.round(innerHeight * 0.65), paths * TREE_ROW_HEIGHT));
   }
 
   draw() {
@@ -134,7 +134,8 @@ class TreePage {
   }
 
   drawTrail() {
-    if (this.zoomed === null) return replace(this.trail);
+    this.trail.hidden = this.zoomed === null;
+    if (this.zoomed === null) return;
     const above = [null, ...this.answer.above];
     replace(this.trail, above.map((/** @type {number | null} */ id, /** @type {number} */ at) => h("button", { type: "button", class: "quiet", "on:click": () => this.zoomTo(id) }, at === 0 ? "Whole tree" : `level ${at}`)), h("span", { class: "soft" }, `level ${above.length}`));
   }
@@ -209,13 +210,13 @@ class TreePage {
   /** @param {KeyboardEvent} event */
   onKey(event) {
     if (event.key === "Enter") this.zoomInto(this.selected);
-    else if (ARROWS.includes(event.key)) this.select(neighbourOf(this.answer.nodes, this.selected, event.key));
+    else if (TREE_ARROWS.includes(event.key)) this.select(neighbourOf(this.answer.nodes, this.selected, event.key));
     else return;
     event.preventDefault();
   }
 }
 
 /** @param {string | null} text */
-function numberOf(text) {
+function nodeNumber(text) {
   return text !== null && /^\d+$/.test(text) ? Number(text) : null;
 }
