@@ -52,6 +52,7 @@ def test_answers_for_programs(data_dir: Path, capsys: pytest.CaptureFixture[str]
     for path, message in (
         ("runs/games/nobody", "nobody"),
         (f"{run}/nothing", "art view --json"),
+        ("system", "--url"),
         (f"{run}/rollouts?colour=red", "colour"),
         (f"{run}/rollouts?limit=many", "limit"),
         ("runs/../etc", "project"),

@@ -96,6 +96,14 @@ async def test_a_session_ends_with_its_key(browser: Browser) -> None:
     assert "revoked" in response.text
 
 
+async def test_a_key_that_may_read_nothing_is_told_so_at_the_login(browser: Browser) -> None:
+    _, text = browser.keys.create("trainer", project="a", scopes=["train"])
+    response = await browser.client().post("/view/login", json={"key": text})
+    assert response.status_code == 403
+    assert "scope `infer`" in response.text
+    assert "set-cookie" not in response.headers
+
+
 async def test_logging_out_ends_the_session_and_not_only_the_cookie(browser: Browser) -> None:
     http = await browser.logged_in(OPERATOR)
     cookie = dict(http.cookies)
