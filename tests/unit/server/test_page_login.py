@@ -172,6 +172,16 @@ async def test_another_page_in_the_browser_changes_nothing(browser: Browser, cha
     assert browser.runtime.checkpoints.calls == []
 
 
+@pytest.mark.parametrize("name", ["origin", "x-art-page"])
+async def test_another_page_cannot_log_the_browser_in(browser: Browser, name: str) -> None:
+    http = browser.client()
+    http.headers.pop(name)
+    for path, body in (("/view/login", {"key": OPERATOR}), ("/view/logout", {})):
+        response = await http.post(path, json=body)
+        assert response.status_code == 403
+        assert "set-cookie" not in response.headers
+
+
 @pytest.mark.parametrize(
     ("host", "status"),
     [
