@@ -61,10 +61,9 @@ def list_rollouts(run: RunFiles, number: int, query: RolloutQuery, indexing: Ind
 def _find(store: IndexStore, number: int, query: RolloutQuery, match: str | None) -> tuple[int, list[tuple[Any, ...]]]:
     """Count the rollouts that match, and read one page of them."""
     where, values = _where(number, query)
-    page = f"SELECT {', '.join(COLUMNS)} FROM rollouts WHERE {where} ORDER BY {_order(query)} LIMIT ? OFFSET ?"
-    bounds = (query.limit, query.offset)
     if match is None:
-        return _count(store, number, query), store.read(page, (*values, *bounds))
+        page = f"SELECT {', '.join(COLUMNS)} FROM rollouts WHERE {where} ORDER BY {_order(query)} LIMIT ? OFFSET ?"
+        return _count(store, number, query), store.read(page, (*values, query.limit, query.offset))
     # The words are looked up once for both, and only among the rollouts of a step, where there is one.
     hits = "SELECT rowid FROM words WHERE words MATCH ?"
     match_values: list[Any] = [match]
@@ -73,17 +72,15 @@ def _find(store: IndexStore, number: int, query: RolloutQuery, match: str | None
         ((first, last),) = store.read(step_rows, (number, query.step))
         hits += " AND rowid BETWEEN ? AND ?"
         match_values += [first or 0, last or 0]
-    among = f"{where} AND id IN (SELECT rowid FROM hits)"
+    hits = f"WITH hits AS MATERIALIZED ({hits})"
+    among = f"FROM rollouts WHERE {where} AND id IN (SELECT rowid FROM hits)"
     rows = store.read(
-        f"WITH hits AS MATERIALIZED ({hits}), chosen AS MATERIALIZED (SELECT id AS chosen FROM rollouts WHERE {among}) "
-        f"SELECT (SELECT count(*) FROM chosen), {', '.join(COLUMNS)} FROM rollouts WHERE id IN (SELECT chosen FROM chosen) "
-        f"ORDER BY {_order(query)} LIMIT ? OFFSET ?",
-        (*match_values, *values, *bounds),
+        f"{hits} SELECT (SELECT count(*) {among}), {', '.join(COLUMNS)} {among} ORDER BY {_order(query)} LIMIT ? OFFSET ?",
+        (*match_values, *values, *values, query.limit, query.offset),
     )
     if rows or not query.offset:
         return (rows[0][0] if rows else 0), [row[1:] for row in rows]
-    count = f"WITH hits AS MATERIALIZED ({hits}) SELECT count(*) FROM rollouts WHERE {among}"
-    return store.read(count, (*match_values, *values))[0][0], []
+    return store.read(f"{hits} SELECT count(*) {among}", (*match_values, *values))[0][0], []
 
 
 def _count(store: IndexStore, number: int, query: RolloutQuery) -> int:
