@@ -75,7 +75,8 @@ def _find(store: IndexStore, number: int, query: RolloutQuery, match: str | None
     hits = f"WITH hits AS MATERIALIZED ({hits})"
     among = f"FROM rollouts WHERE {where} AND id IN (SELECT rowid FROM hits)"
     rows = store.read(
-        f"{hits} SELECT (SELECT count(*) {among}), {', '.join(COLUMNS)} {among} ORDER BY {_order(query)} LIMIT ? OFFSET ?",
+        f"{hits} SELECT (SELECT count(*) {among}), {', '.join(COLUMNS)} {among} "
+        f"ORDER BY {_order(query)} LIMIT ? OFFSET ?",
         (*match_values, *values, *values, query.limit, query.offset),
     )
     if rows or not query.offset:
