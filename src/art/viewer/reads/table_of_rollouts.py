@@ -11,8 +11,8 @@ from art.viewer.answers.rollout_rows import RolloutPage, RolloutQuery, RolloutRo
 from art.viewer.conversation import Row, dicts, texts
 from art.viewer.index.files import Place, read_line
 from art.viewer.index.search import find_in, match_query
-from art.viewer.reads.group_rewards import read_group_rewards
 from art.viewer.index.store import IndexStore
+from art.viewer.reads.group_rewards import read_group_rewards
 from art.viewer.run_files import RunFiles
 
 COLUMNS = (
