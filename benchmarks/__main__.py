@@ -57,6 +57,8 @@ ONLY_NAMED = (
     "handshake",
     "from_rewards",
     "live_watchers",
+    "viewer",
+    "token_file",
 )
 
 ALL = (*DEFAULT, *ONLY_NAMED, *REAL_SHAPES)

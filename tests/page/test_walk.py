@@ -141,7 +141,7 @@ async def test_what_is_sampled_now_is_shown(
     await walker.shoot("system")
 
 
-@pytest.mark.parametrize("width, scheme", [(400, "light"), (400, "dark"), (2000, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (400, "dark"), (2000, "dark")])
 async def test_every_view_fits_the_window(walker: Walker, backend: art.LocalBackend, width: int, scheme: str) -> None:
     await log_in(walker, backend)
     await walker.page.set_viewport_size({"width": width, "height": 900})

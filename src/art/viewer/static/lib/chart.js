@@ -27,7 +27,7 @@
 import { axisRange, extent, stackLines, steadyRange, unionSteps, valueAt, valuesAt } from "../chart/chart_data.js";
 import { lineSeries, lineValues, stackedSeries } from "../chart/chart_series.js";
 import { h, replace, setStyle } from "./dom.js";
-import { formatNumber, UNKNOWN } from "./format.js";
+import { formatFixed, formatNumber, UNKNOWN } from "./format.js";
 import { drawPins } from "../chart/pins.js";
 import { onThemeChange, themeColour } from "./theme.js";
 
@@ -80,7 +80,7 @@ class StepChart {
   /** What uPlot cannot change in place. */
   shape() {
     const { lines, stacked, log } = this.options;
-    return JSON.stringify([stacked, log, lines.length > 0, lines.map((line) => [line.label, line.colour, line.dash, Boolean(line.low), Boolean(line.dots)])]);
+    return JSON.stringify([stacked, log, lines.length > 0, lines.map((line) => [line.label, line.colour, line.dash, Boolean(line.low), Boolean(line.dots), line.steps.length < 2])]);
   }
 
   drawHead() {
@@ -175,7 +175,7 @@ class StepChart {
       scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
       axes: [
         { ...axis, size: 24, gap: 4, space: 56, grid: { show: false }, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6] },
-        { ...axis, size: 48, gap: 4, space: 32, values: (_, splits) => splits.map((value) => (value === null ? "" : format(value))) },
+        { ...axis, size: 52, gap: 4, space: 32, values: (_, splits, __, ___, step) => splits.map((value) => (value === null ? "" : tickText(value, log ? null : step, format))) },
       ],
       series: [{}, ...series],
       bands,
@@ -280,4 +280,15 @@ function within(steps, values, zoom) {
 /** @param {import("../chart/chart_data.js").Values} values */
 function onlyPositive(values) {
   return values.map((value) => (value !== null && value > 0 ? value : null));
+}
+
+/**
+ * Numbers on an axis have as many decimals as the distance of its ticks.
+ * @param {number} value
+ * @param {number | null} step  between ticks
+ * @param {(value: number | null) => string} format
+ */
+function tickText(value, step, format) {
+  const decimals = step === null ? -1 : (String(step).split(".")[1] ?? "").length;
+  return format === formatNumber && decimals > 0 && decimals < 5 ? formatFixed(value, decimals) : format(value);
 }

@@ -28,7 +28,7 @@ export const groupView = {
     const [project, name, split, step, group] = route.args;
     await showWhenLoaded(root, ctx.signal, () => get(`runs/${project}/${name}/groups/${split}/${step}/${group}`, {}, ctx.signal), (answer) => {
       new GroupPage(root, route, ctx, answer).draw();
-      addStepKeys(ctx, route, "group", Number(step), split);
+      addStepKeys(ctx, route, "group");
     });
   },
 };

@@ -4,7 +4,7 @@ import { chart } from "../lib/chart.js";
 import { h, replace } from "../lib/dom.js";
 import { formatAge, formatCount, formatSeconds, formatUsd } from "../lib/format.js";
 import { link, setQuery } from "../lib/router.js";
-import { empty, showWhenLoaded } from "../lib/states.js";
+import { empty, orShowFailure, showWhenLoaded } from "../lib/states.js";
 import { mainPanes, paneFormat } from "../curves/main_panes.js";
 import { baseModelText, rewardText, stateChip, trendText } from "../parts/run_summary.js";
 import { findingList, groupFindings, pinsOf } from "../parts/findings.js";
@@ -51,7 +51,7 @@ class RunPage {
     const load = () => get(this.path, {}, this.ctx.signal);
     await showWhenLoaded(this.root, this.ctx.signal, load, (detail) => {
       replace(this.root, this.top, h("div", { class: "run-body" }, this.curves, this.findings), this.panel.element);
-      return this.fill(detail);
+      this.fill(detail);
     });
     this.ctx.keys([
       { key: "[", text: "previous step", run: () => this.panel.move(-1) },
@@ -68,7 +68,7 @@ class RunPage {
     if (text === this.text) return;
     this.text = text;
     this.drawFindings(detail);
-    this.drawCurves(detail);
+    orShowFailure(this.curves, this.ctx.signal, () => this.drawCurves(detail));
     this.panel.show(this.chosen ?? detail.step);
   }
 
