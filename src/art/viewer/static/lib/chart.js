@@ -24,7 +24,7 @@
  *
  * @typedef {{element: HTMLElement, update: (changes: Partial<ChartOptions>) => void, light: (step: number | null) => void, destroy: () => void}} Chart
  */
-import { axisRange, extent, stackLines, steadyRange, unionSteps, valueAt, valuesAt } from "../chart/chart_data.js";
+import { axisRange, extent, shownRange, stackLines, steadyRange, unionSteps, valueAt, valuesAt } from "../chart/chart_data.js";
 import { lineSeries, lineValues, stackedSeries } from "../chart/chart_series.js";
 import { h, replace, setStyle } from "./dom.js";
 import { formatFixed, formatNumber, UNKNOWN } from "./format.js";
@@ -143,8 +143,10 @@ class StepChart {
   /** Range of the values that the zoom shows; the whole curve's when nothing lies in it. */
   wantedRange() {
     const { lines, stacked, zoom, log, around } = this.options;
-    const lists = stacked ? [...stackLines(lines).tops, [0]] : lines.flatMap((line) => [line.mean, line.low, line.high, line.dots].map((values) => within(line.steps, values, zoom)));
-    const [low, high] = extent(lists, log);
+    if (stacked) return axisRange(...extent([...stackLines(lines).tops, [0]]));
+    const values = lines.flatMap((line) => [line.mean, line.dots].map((list) => within(line.steps, list, zoom)));
+    const bands = lines.flatMap((line) => [line.low, line.high].map((list) => within(line.steps, list, zoom)));
+    const [low, high] = shownRange(values, bands, log);
     return axisRange(low, high, { around, log });
   }
 
