@@ -137,7 +137,7 @@ class StepChart {
       plot.setScale("y", { min, max });
     });
     this.reset.hidden = zoom === null;
-    this.showValues(null);
+    this.showValues(plot.cursor.idx ?? null);
   }
 
   /** Range of the values that the zoom shows; the whole curve's when nothing lies in it. */
