@@ -56,6 +56,7 @@ ONLY_NAMED = (
     "transport",
     "handshake",
     "from_rewards",
+    "live_watchers",
     "viewer",
 )
 

@@ -19,6 +19,7 @@ import secrets
 import webbrowser
 from pathlib import Path
 
+from art.cli.viewing.view_export import add_export_options, export
 from art.cli.viewing.view_json import print_answers, print_paths
 from art.client import ArtClient
 from art.errors import ArtError, ConfigError, NotFoundError
@@ -41,9 +42,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", nargs="*", metavar="PATH", help="print the answers of these paths as JSON; without PATH, the paths"
     )
+    add_export_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.export is not None:
+        return export(args, check_data_dir(args.data_dir))
     if args.json is not None and not args.json:
         print_paths()
         return 0

@@ -83,6 +83,7 @@ class Viewer:
         """
         self.data_dir = data_dir
         self.database = ReadOnlyDatabase(data_dir.database)
+        self._tokens = TokenReader(self.database)
         self.store = IndexStore(index_path or data_dir.viewer_index)
         self.indexer = Indexer(self.store, self.database, data_dir, share=indexing_share)
         self.live = live
@@ -90,7 +91,6 @@ class Viewer:
         self._summaries: dict[tuple[str, str], tuple[object, RunSummary]] = {}
         self._lock = threading.Lock()
         self._used = (-LOCK_S, False)
-        self._tokens = TokenReader(self.database)
 
     def close(self) -> None:
         """End indexing and close the files."""
@@ -182,9 +182,8 @@ class Viewer:
         Raises:
             NotFoundError: there is no such rollout, or it has no such path.
         """
-        run = self.run_files(project, name)
-        number, _ = self._index(run, [(key.split, key.step)])
-        return self._tokens.rollout(run, number, key, query)
+        places = [(key.split, key.step)]
+        return self._read(project, name, lambda run, number, _: self._tokens.rollout(run, number, key, query), places)
 
     def tree(self, project: str, name: str, step: int, query: TreeQuery) -> TreeAnswer:
         """Describe the prefix tree of a step as it was trained.
@@ -192,9 +191,9 @@ class Viewer:
         Raises:
             NotFoundError: nothing is known of the step, or the tree has no such node.
         """
-        run = self.run_files(project, name)
-        number, _ = self._index(run, tree_places(step))
-        return self._tokens.tree(run, number, step, query)
+        return self._read(
+            project, name, lambda run, number, _: self._tokens.tree(run, number, step, query), tree_places(step)
+        )
 
     def step(self, project: str, name: str, step: int) -> StepDetail:
         """Describe one step.

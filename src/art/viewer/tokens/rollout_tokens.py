@@ -199,8 +199,8 @@ def _add_training(path: _Path, training: RolloutTraining, exchange_ids: Sequence
     samples = training.samples(exchange_ids)
     for one in samples:
         _add_sample(path, one)
-    has_answers = any(one.sample.component == "rl" for one in samples)
-    if has_answers or list(exchange_ids) not in training.rollout.exchange_ids:
+    is_planned = list(exchange_ids) in training.rollout.exchange_ids
+    if samples or not is_planned:
         return
     dropped = training.why_dropped()
     for number, segment in enumerate(path.segments):
