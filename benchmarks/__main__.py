@@ -58,6 +58,7 @@ ONLY_NAMED = (
     "from_rewards",
     "live_watchers",
     "viewer",
+    "token_file",
 )
 
 ALL = (*DEFAULT, *ONLY_NAMED, *REAL_SHAPES)

@@ -42,8 +42,8 @@ class MicroBatchRecord:
     reasons: NDArray[np.uint8]
     """`TokenReason`: whether the target was learnt, and if not, why."""
 
-    def where(self, chosen: NDArray[np.bool_]) -> MicroBatchRecord:
-        """Return the record of the targets for which `chosen` [N] is true."""
+    def where(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> MicroBatchRecord:
+        """Return the record of the targets for which `chosen` [N] is true, or of those with the indices `chosen`."""
         return MicroBatchRecord(**{each.name: getattr(self, each.name)[chosen] for each in fields(self)})
 
     def of(self, component: Component) -> MicroBatchRecord:

@@ -58,7 +58,7 @@ def collect_tokens(
         branches: whether the trainer shares what branching paths have in common.
     """
     joined = join_records(record.micro_batches)
-    order = np.argsort(joined.ranks, kind="stable")
+    order = np.argsort(joined.ranks, kind="stable").astype(np.int64)
     targets = joined.where(order)
     passes = {
         int(rank): number for number, part in enumerate(record.micro_batches) for rank in np.unique(part.ranks).tolist()

@@ -90,21 +90,18 @@ def describe_tokens(
     path = made[query.path]
     first = min(query.first, path.num_tokens)
     last = min(path.num_tokens if query.last is None else query.last, path.num_tokens, first + MAX_TOKENS)
-    last = max(first, last)
-    texts, special = _texts(path, tokenizer, first, last)
-    if texts is None:
-        texts = _texts_of_choices(path, choice_texts)[first:last]
-        if path.token_ids is not None:
-            notes.append(_NO_TOKENIZER)
-    values = {name: _numbers(column[first:last]) for name, column in path.values.items() if not np.isnan(column).all()}
+    part = slice(first, max(first, last))
+    if tokenizer is None and path.token_ids is not None:
+        notes.append(_NO_TOKENIZER)
+    values = {name: _numbers(column[part]) for name, column in path.values.items() if not np.isnan(column).all()}
     return RolloutTokens(
         paths=[_info(number, one) for number, one in enumerate(made)],
         path=query.path,
         first=first,
-        token_ids=[None] * (last - first) if path.token_ids is None else list(path.token_ids[first:last]),
-        texts=list(texts),
-        is_special=special,
-        spans=[span for span in path.spans if span.end > first and span.start < last],
+        token_ids=[None] * (part.stop - first) if path.token_ids is None else list(path.token_ids[part]),
+        texts=_texts(path, tokenizer, choice_texts, part),
+        is_special=_are_special(path, tokenizer, part),
+        spans=[span for span in path.spans if span.end > first and span.start < part.stop],
         values=values,
         step=None if training is None else training.plan.step,
         update=path.update,
@@ -199,8 +196,8 @@ def _add_training(path: _Path, training: RolloutTraining, exchange_ids: Sequence
     samples = training.samples(exchange_ids)
     for one in samples:
         _add_sample(path, one)
-    is_planned = list(exchange_ids) in training.rollout.exchange_ids
-    if samples or not is_planned:
+    has_answers = any(one.sample.component == "rl" for one in samples)
+    if has_answers or list(exchange_ids) not in training.rollout.exchange_ids:
         return
     dropped = training.why_dropped()
     for number, segment in enumerate(path.segments):
@@ -266,24 +263,26 @@ def _info(number: int, path: _Path) -> PathInfo:
     return info
 
 
-def _texts(path: _Path, tokenizer: Tokenizer | None, first: int, last: int) -> tuple[list[str] | None, list[bool]]:
-    if path.token_ids is None or tokenizer is None:
-        return None, [False] * (last - first)
-    special = special_ids(tokenizer)
-    # A few tokens before the first may hold the beginning of its character.
-    start = max(0, first - 3)
-    texts = token_texts(tokenizer, path.token_ids[start:last])[first - start :]
-    return texts, [token_id in special for token_id in path.token_ids[first:last]]
-
-
-def _texts_of_choices(path: _Path, choice_texts: Mapping[str, Sequence[str]]) -> list[str | None]:
-    """The texts of sampled tokens that logged choices have, where they are as many as the tokens."""
+def _texts(
+    path: _Path, tokenizer: Tokenizer | None, choice_texts: Mapping[str, Sequence[str]], part: slice
+) -> list[str | None]:
+    """The texts of a part of the tokens: by the tokenizer, or else of those whose choices were logged with texts."""
+    if path.token_ids is not None and tokenizer is not None:
+        start = max(0, part.start - 3)  # a few tokens before the first may hold the beginning of its character
+        return [*token_texts(tokenizer, path.token_ids[start : part.stop])[part.start - start :]]
     texts: list[str | None] = [None] * path.num_tokens
     for segment in path.segments:
         known = choice_texts.get(segment.exchange_id or "", ())
         if len(known) == segment.end - segment.start:
             texts[segment.start : segment.end] = known
-    return texts
+    return texts[part]
+
+
+def _are_special(path: _Path, tokenizer: Tokenizer | None, part: slice) -> list[bool]:
+    if path.token_ids is None or tokenizer is None:
+        return [False] * (part.stop - part.start)
+    special = special_ids(tokenizer)
+    return [token_id in special for token_id in path.token_ids[part]]
 
 
 def _numbers(values: FloatArray) -> list[float | None]:
