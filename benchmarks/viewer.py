@@ -142,12 +142,13 @@ def make_answers(viewer: Viewer, size: Size, words: list[str], rng: random.Rando
 
 async def _add_steps(data_dir: DataDir, size: Size) -> float:
     """Add steps as a training does, and return the CPU seconds that the page takes for each."""
-    writer = Writer(data_dir.root, Size(size.steps + _MORE_STEPS, size.rollouts, _MORE_STEPS), seed=1)
+    newest = max(int(file.stem) for file in data_dir.model(*RUN).trajectories("train", 1).parent.iterdir())
+    writer = Writer(data_dir.root, Size(newest + _MORE_STEPS, size.rollouts, _MORE_STEPS), seed=1)
     await writer.start()
     viewer = Viewer(data_dir)
     viewer.rollouts(*RUN, RolloutQuery())
     costs = []
-    for step in range(size.steps + 1, size.steps + 1 + _MORE_STEPS):
+    for step in range(newest + 1, newest + 1 + _MORE_STEPS):
         await writer.write_step(step)
         await asyncio.sleep(0.6)
         began = time.process_time()

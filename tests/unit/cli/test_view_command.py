@@ -61,11 +61,15 @@ def test_answers_for_programs(data_dir: Path, capsys: pytest.CaptureFixture[str]
         assert message in capsys.readouterr().err
 
 
-def test_a_copy_says_its_size_and_what_it_lacks(data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_copy_says_its_size_and_what_it_lacks(
+    data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     assert main(["view", str(data_dir), "--export", str(out), "--rollouts", "2", "--steps", "2"]) == 0
     said = capsys.readouterr().out
-    assert re.search(r"index.html: 1 runs, 6 rollouts of 2 steps; \d+ files, [\d.]+ MiB, about [\d.]+ MiB as a zip", said)
+    assert re.search(
+        r"index.html: 1 runs, 6 rollouts of 2 steps; \d+ files, [\d.]+ MiB, about [\d.]+ MiB as a zip", said
+    )
     assert "left out: 6 of 12 rollouts: choose steps with --steps" in said
     assert main(["view", str(data_dir), "--export", str(out), "--run", "games"]) == 1
     assert "PROJECT/NAME" in capsys.readouterr().err

@@ -23,16 +23,6 @@ class TreeQuery(Query):
     """Most nodes to return. The widest are kept; the others are counted in `num_hidden` of the node above them."""
 
 
-class TreeRun(Answer):
-    """A run of targets within a node."""
-
-    start: int
-    end: int
-    """Places in the sequences that go through the node."""
-    is_learnt: bool
-    """False if no path learnt these tokens: they were masked, or the loss left them out."""
-
-
 class TreeNode(Answer):
     """A run of tokens that the same paths go through."""
 
@@ -50,8 +40,9 @@ class TreeNode(Answer):
     num_passes: int
     """How often it was computed: forward passes of the step that held a path through it."""
     kind: Literal["learnt", "masked", "context"]
-    runs: list[TreeRun] = []
-    """Where the targets are. What lies between the runs is context."""
+    runs: list[tuple[int, int, bool]] = []
+    """Where the targets are: begin and end, as places in the sequences, and whether a path learnt these tokens. If not,
+    they were masked, or the loss left them out. What lies between the runs is context."""
     first_path: int
     """Number of the first path through it, in the tree's order; the others follow."""
     text: str | None = None

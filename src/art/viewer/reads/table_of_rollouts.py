@@ -27,8 +27,6 @@ _SNIPPET_S = 0.15
 """Time for the words around matches: they are read from the files of the trajectories."""
 _AROUND = 80
 """Characters before and after a match."""
-_NEAR = 20_000
-"""Rows of a search that are sorted. With more matches, the newest count."""
 
 
 def list_rollouts(run: RunFiles, number: int, query: RolloutQuery, indexing: Indexing | None) -> RolloutPage:

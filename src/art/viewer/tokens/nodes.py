@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from art.storage.steps.token_file import RecordedSample, TokenReason
 
-MAX_RUNS = 64
+MAX_RUNS = 24
 """Runs of targets of one node that are told apart."""
 UNLEARNT, LEARNT = 1, 2
 """Marks of targets: one that no path learnt, and one that was learnt."""
@@ -134,19 +134,27 @@ def mark_targets(
         reasons: [N] `TokenReason` of the targets of all samples.
         first: [S + 1] where the targets of each sample begin.
     """
+    places = _places(samples)
     marks = np.where(reasons <= TokenReason.CAPPED, np.uint8(LEARNT), np.uint8(UNLEARNT))
     for leaf, number in _leaves(nodes):
-        places = np.concatenate([np.arange(start, end) for start, end in samples[number].spans])
-        own = marks[first[number] : first[number + 1]]
+        of_sample = slice(first[number], first[number + 1])
+        own, at = marks[of_sample], places[of_sample]
         node: Node | None = leaf
         while node is not None:
-            low, high = np.searchsorted(places, (node.start, node.end))
+            low, high = at.searchsorted((node.start, node.end)).tolist()
             if low < high:
                 if node.marks is None:
                     node.marks = np.zeros(node.num_tokens, dtype=np.uint8)
-                inside = places[low:high] - node.start
+                inside = at[low:high] - node.start
                 node.marks[inside] = np.maximum(node.marks[inside], own[low:high])
             node = node.parent
+
+
+def _places(samples: Sequence[RecordedSample]) -> NDArray[np.int64]:
+    """The places of the targets of all samples, one sample after the other."""
+    spans = np.asarray([span for sample in samples for span in sample.spans], dtype=np.int64).reshape(-1, 2)
+    counts = spans[:, 1] - spans[:, 0]
+    return np.repeat(spans[:, 0] - np.append(0, np.cumsum(counts)[:-1]), counts) + np.arange(counts.sum())
 
 
 def _runs(marks: NDArray[np.uint8]) -> list[tuple[int, int, int]]:

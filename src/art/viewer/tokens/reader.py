@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from art.errors import NotFoundError, StorageError
@@ -23,8 +25,10 @@ from art.viewer.tokens.exchanges import join_paths, read_branch_reasons, read_ex
 from art.viewer.tokens.rollout_tokens import describe_tokens
 from art.viewer.tokens.texts import TokenTexts, texts_of_choice
 from art.viewer.tokens.training import RolloutTraining, find_training, open_token_file, open_training
-from art.viewer.tokens.tree import describe_tree, no_tree
+from art.viewer.tokens.tree import StepTree, describe_tree, no_tree
 
+_MOST_TREES = 4
+"""Trees that stay in memory: some MB each for steps of thousands of paths."""
 _UNRECORDED = (
     "Nothing was recorded for this rollout: its answers name no exchange, as those of other servers and models do not."
 )
@@ -36,6 +40,8 @@ class TokenReader:
     def __init__(self, database: ReadOnlyDatabase) -> None:
         self._database = database
         self._texts = TokenTexts(database)
+        self._trees: OrderedDict[tuple[str, str], StepTree] = OrderedDict()
+        self._lock = threading.Lock()
 
     def rollout(self, run: RunFiles, number: int, key: RolloutKey, query: TokensQuery) -> RolloutTokens:
         """Describe the tokens of one path of a rollout.
@@ -94,8 +100,7 @@ class TokenReader:
     def _tree(self, run: RunFiles, number: int, plan: PlanRecord, file: TokenFile, query: TreeQuery) -> TreeAnswer:
         try:
             return describe_tree(
-                file,
-                plan,
+                self._built(file, plan),
                 query,
                 database=self._database,
                 tokenizer=self._texts.tokenizer(self._texts.base_model(run.project, run.name, run.paths)),
@@ -103,6 +108,17 @@ class TokenReader:
             )
         except StorageError:  # retention deleted the file meanwhile
             return no_tree(plan.step, "The token file of this step was just deleted: only newer steps keep theirs.")
+
+    def _built(self, file: TokenFile, plan: PlanRecord) -> StepTree:
+        """Return the tree of a step, built at most once while it is looked at."""
+        key = (str(file.path), file.job_id)
+        with self._lock:
+            if key not in self._trees:
+                self._trees[key] = StepTree.build(file, plan)
+                while len(self._trees) > _MOST_TREES:
+                    self._trees.popitem(last=False)
+            self._trees.move_to_end(key)
+            return self._trees[key]
 
 
 def tree_places(step: int) -> list[tuple[str, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from art.errors import NotFoundError
 from art.gateway.format.tokenizer import Tokenizer
@@ -12,7 +13,7 @@ from art.gateway.record.recorded_answers import RecordedAnswer
 from art.storage.steps.plan_record import PlanRecord
 from art.storage.steps.token_file import RecordedSample, TokenFile, TokenReason
 from art.viewer.answers.rollout_rows import RolloutKey
-from art.viewer.answers.tree import TreeAnswer, TreeNode, TreeQuery, TreeRun
+from art.viewer.answers.tree import TreeAnswer, TreeNode, TreeQuery
 from art.viewer.database import ReadOnlyDatabase
 from art.viewer.tokens.exchanges import read_exchanges
 from art.viewer.tokens.nodes import LEARNT, UNLEARNT, Node, build_nodes, choose_nodes, count_computed, mark_targets
@@ -25,16 +26,40 @@ _MAX_ROLLOUTS = 5
 _PATH = re.compile(r"^(?P<rollout>.*)\.paths\[(?P<path>\d+)\](?:\.observations)?$")
 
 
+@dataclass(slots=True)
+class StepTree:
+    """The whole tree of a step, which is built once for all queries about it."""
+
+    plan: PlanRecord
+    samples: list[RecordedSample]
+    nodes: list[Node]
+    num_computed: int
+    num_trained: int
+
+    @classmethod
+    def build(cls, file: TokenFile, plan: PlanRecord) -> StepTree:
+        """Build the tree of the step that `file` and `plan` are of.
+
+        Raises:
+            StorageError: the file is gone or damaged.
+        """
+        samples = [sample for sample in file.samples if not sample.is_refused]
+        reasons = file.read_all(["reasons"])["reasons"]
+        nodes = build_nodes(samples)
+        first = [0, *itertools.accumulate(sample.num_targets for sample in samples)]
+        mark_targets(nodes, samples, reasons, first)
+        return cls(plan, samples, nodes, count_computed(samples), int((reasons <= TokenReason.CAPPED).sum()))
+
+
 def describe_tree(
-    file: TokenFile,
-    plan: PlanRecord,
+    tree: StepTree,
     query: TreeQuery,
     *,
     database: ReadOnlyDatabase,
     tokenizer: Tokenizer | None,
     rollouts: Mapping[str, RolloutKey],
 ) -> TreeAnswer:
-    """Describe the tree of the step that `file` and `plan` are of.
+    """Describe a tree, or a part of it.
 
     Args:
         rollouts: where rollouts are in the index, by their first exchange.
@@ -42,13 +67,9 @@ def describe_tree(
     Raises:
         NotFoundError: the tree has no such node.
     """
-    samples = [sample for sample in file.samples if not sample.is_refused]
-    nodes = build_nodes(samples)
+    plan, samples, nodes = tree.plan, tree.samples, tree.nodes
     if query.node is not None and query.node >= len(nodes):
         raise NotFoundError(f"the tree of step {plan.step} has {len(nodes)} nodes, no node {query.node}", param="node")
-    first = [0, *itertools.accumulate(sample.num_targets for sample in samples)]
-    reasons = file.read_all(["reasons"])["reasons"]
-    mark_targets(nodes, samples, reasons, first)
     top = None if query.node is None else nodes[query.node]
     chosen = choose_nodes(nodes, top, depth=query.depth, limit=query.limit)
     exchanges = _Exchanges(samples, plan)
@@ -57,9 +78,9 @@ def describe_tree(
     return TreeAnswer(
         step=plan.step,
         num_tokens=sum(node.num_tokens for node in nodes),
-        num_computed=count_computed(samples),
+        num_computed=tree.num_computed,
         num_path_tokens=sum(sample.num_inputs + 1 for sample in samples),
-        num_trained=int((reasons <= TokenReason.CAPPED).sum()),
+        num_trained=tree.num_trained,
         num_paths=len(samples),
         num_nodes=len(nodes),
         above=[] if top is None else [node.number for node in top.above()],
@@ -83,7 +104,7 @@ def _describe(node: Node, top: Node | None, text: str | None, num_hidden: int, r
         num_masked=num_masked,
         num_passes=len(node.passes),
         kind="learnt" if num_learnt else "masked" if num_masked else "context",
-        runs=[TreeRun(start=start, end=end, is_learnt=mark == LEARNT) for start, end, mark in node.runs()],
+        runs=[(start, end, mark == LEARNT) for start, end, mark in node.runs()],
         first_path=node.first_path,
         text=text,
         num_hidden=num_hidden,

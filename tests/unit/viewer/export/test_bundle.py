@@ -59,6 +59,10 @@ def test_the_page_itself_can_be_joined_and_parses(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_joined_is_said(text: bytes, problem: str) -> None:
-    entry = b'import { b } from "./bad.js";\nexport const a = 1;\n' if b"main.js" in text else b'import { } from "./bad.js";\n'
+    entry = (
+        b'import { b } from "./bad.js";\nexport const a = 1;\n'
+        if b"main.js" in text
+        else b'import { } from "./bad.js";\n'
+    )
     with pytest.raises(ConfigError, match=problem):
         bundle(MODULES | {"main.js": entry, "bad.js": text + b"\n"})

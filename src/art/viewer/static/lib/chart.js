@@ -80,7 +80,7 @@ class StepChart {
   /** What uPlot cannot change in place. */
   shape() {
     const { lines, stacked, log } = this.options;
-    return JSON.stringify([stacked, log, lines.length > 0, lines.map((line) => [line.label, line.colour, line.dash, Boolean(line.low), Boolean(line.dots)])]);
+    return JSON.stringify([stacked, log, lines.length > 0, lines.map((line) => [line.label, line.colour, line.dash, Boolean(line.low), Boolean(line.dots), line.steps.length < 2])]);
   }
 
   drawHead() {

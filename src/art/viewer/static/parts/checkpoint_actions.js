@@ -1,5 +1,6 @@
 /** What can be done with a checkpoint: download its files, fork it, delete it. Each asks first and says what happens. */
 import { actionPath, getAction, post } from "../lib/api.js";
+import { announce } from "../lib/context.js";
 import { askBefore, showDialog } from "../lib/dialog.js";
 import { h } from "../lib/dom.js";
 import { formatBytes } from "../lib/format.js";
@@ -72,7 +73,8 @@ export function deleteCheckpoint({ run, signal, onChange }, { step, size_bytes: 
       const { deleted_steps: deleted } = await post(`${path}/delete`, { keep_steps: others });
       if (!deleted.includes(step)) throw new Error(`Step ${step} was kept: the newest, the best and checkpoints in use are never deleted.`);
       onChange();
-      return h("p", null, `Step ${step} is deleted.`);
+      announce(`Step ${step} is deleted.`);
+      return null;
     },
   });
 }

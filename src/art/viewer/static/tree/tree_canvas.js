@@ -84,14 +84,14 @@ function drawNode(context, layout, box, look) {
   context.fillStyle = fill;
   context.fillRect(box.x, box.y, Math.max(box.width, 0.5), height);
   let text = fill;
-  for (const run of look.colour === "role" ? node.runs : []) {
-    const x = layout.toX(run.start);
-    const width = Math.max(layout.toX(run.end) - x, 0.75);
-    if (run.is_learnt) {
+  for (const [start, end, isLearnt] of look.colour === "role" ? node.runs : []) {
+    const x = layout.toX(start);
+    const width = Math.max(layout.toX(end) - x, 0.75);
+    if (isLearnt) {
       context.fillStyle = LEARNT_COLOUR;
       context.fillRect(x, box.y, width, height);
     } else hatchArea(context, x, box.y, width, height, UNLEARNT_COLOUR);
-    if (run.start === node.start && width > box.width / 2) text = run.is_learnt ? LEARNT_COLOUR : UNLEARNT_COLOUR;
+    if (start === node.start && width > box.width / 2) text = isLearnt ? LEARNT_COLOUR : UNLEARNT_COLOUR;
   }
   if (box.width > 3) {
     context.fillStyle = look.line;

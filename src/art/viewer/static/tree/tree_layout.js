@@ -2,7 +2,7 @@
  * Places the nodes of a prefix tree: to the right are later tokens, from top to bottom lie the paths. So the width of a node is its number of
  * tokens, and its height the number of paths that share it. A node that was zoomed into is cut short, so that what follows it has room.
  *
- * @typedef {{start: number, end: number, is_learnt: boolean}} TreeRun
+ * @typedef {[start: number, end: number, isLearnt: boolean]} TreeRun
  * @typedef {{split: string, step: number, group: number, index: number}} RolloutKey
  * @typedef {object} TreeNode
  * @property {number} id
