@@ -30,7 +30,8 @@ class SinkKind:
 
     @property
     def is_installed(self) -> bool:
-        return importlib.util.find_spec(self.package) is not None
+        spec = importlib.util.find_spec(self.package)
+        return spec is not None and spec.origin is not None  # a folder of data, like ./wandb, has no origin
 
     def make(self) -> Sink:
         """Make a sink of this kind."""
