@@ -76,6 +76,8 @@ def _entry(
         "logprobs": None if reports is None else {"content": reports, "refusal": None},
         "exchange_id": completion.exchange_id,
     }
+    if is_last and completion.exchange is not None:
+        entry["exchange"] = completion.exchange
     if is_last and completion.stop_string is not None:
         entry["stop_reason"] = completion.stop_string
     return entry

@@ -149,6 +149,7 @@ TRAINER_METRICS: dict[str, Metric] = {
     "time/step_trainer_s": Metric("seconds of the whole step in the trainer, including the checkpoint"),
     "time/step_updates_s": Metric("seconds of the step's updates: forward, backward, optimiser"),
     "time/step_replay_s": Metric("seconds for the replay of grammars and kept tokens", CONSTRAINED),
+    "time/step_token_file_s": Metric("seconds for the file of each token's log-prob, entropy and mask reason"),
     "time/step_checkpoint_s": Metric("seconds for the probe and writing the checkpoint"),
 }
 """Metrics that the trainer measures. A step of supervised fine-tuning has only those marked `ALWAYS`."""

@@ -69,6 +69,19 @@ class ModelList(Wire):
     data: list[ModelCard]
 
 
+class ChoiceExchange(Answer):
+    """Facts about the record of a choice, kept with the choice wherever it is logged."""
+
+    policy_version: int
+    """Step whose weights sampled the choice."""
+    started_at: float | None
+    """When the request was given to the engine, in seconds since the epoch."""
+    ended_at: float
+    """When the answer was complete, in seconds since the epoch."""
+    prompt_tokens: int = Field(ge=0)
+    completion_tokens: int = Field(ge=0)
+
+
 class ChatChoice(Answer):
     index: int
     message: dict[str, Any]
@@ -76,6 +89,7 @@ class ChatChoice(Answer):
     logprobs: dict[str, Any] | None
     exchange_id: str
     """Id of the recorded request and answer, by which training finds the exact tokens."""
+    exchange: ChoiceExchange
 
 
 class ChatUsage(Answer):

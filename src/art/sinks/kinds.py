@@ -24,14 +24,19 @@ class SinkKind:
     extra: str
     """Extra of ART that installs it."""
     environment: tuple[str, ...] = ()
-    """Variables that, when all are set, choose the tracker for models whose `report_metrics` is `None`."""
+    """Variables that, when all are set, choose the tracker for models whose `report_metrics` is `None`. `A|B` is set
+    when either is."""
     switched_off_by: tuple[tuple[str, str], ...] = ()
     """Variables and values, any of which prevents that, such as `("WANDB_MODE", "disabled")`."""
 
     @property
     def is_installed(self) -> bool:
-        spec = importlib.util.find_spec(self.package)
-        return spec is not None and spec.origin is not None  # a folder of data, like ./wandb, has no origin
+        try:
+            spec = importlib.util.find_spec(self.package)
+        except ModuleNotFoundError:  # not even the package around it
+            return False
+        # A folder of data, like the ./wandb that wandb makes, looks like a package but has no file of code.
+        return spec is not None and (spec.origin is not None or "." in self.package)
 
     def make(self) -> Sink:
         """Make a sink of this kind."""
@@ -40,7 +45,8 @@ class SinkKind:
 
     def is_on(self, environment: Mapping[str, str]) -> bool:
         """Whether the environment alone chooses the tracker."""
-        if not self.environment or not all(environment.get(name) for name in self.environment):
+        is_set = [any(environment.get(name) for name in names.split("|")) for names in self.environment]
+        if not is_set or not all(is_set):
             return False
         return not any(environment.get(name, "").lower() == value for name, value in self.switched_off_by)
 
@@ -57,6 +63,23 @@ KINDS: dict[str, SinkKind] = {
     "wandb": SinkKind(
         module="art.sinks.wandb", factory="WandbSink", package="wandb", extra="wandb", environment=("WANDB_API_KEY",),
         switched_off_by=(("WANDB_MODE", "disabled"), ("WANDB_DISABLED", "true")),
+    ),
+    "otlp": SinkKind(
+        module="art.sinks.otlp.sink", factory="OtlpSink", package="opentelemetry.proto", extra="otlp",
+        environment=("OTEL_EXPORTER_OTLP_ENDPOINT|OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",),
+        switched_off_by=(("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")),
+    ),
+    "langfuse": SinkKind(
+        module="art.sinks.otlp.langfuse", factory="LangfuseSink", package="opentelemetry.proto", extra="otlp",
+        environment=("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY"),
+        switched_off_by=(("LANGFUSE_TRACING_ENABLED", "false"),),
+    ),
+    "weave": SinkKind(
+        module="art.sinks.otlp.weave", factory="WeaveSink", package="opentelemetry.proto", extra="otlp",
+    ),
+    "phoenix": SinkKind(
+        module="art.sinks.otlp.phoenix", factory="PhoenixSink", package="opentelemetry.proto", extra="otlp",
+        environment=("PHOENIX_COLLECTOR_ENDPOINT",),
     ),
 }  # fmt: skip
 """The trackers by name. Each has a row here, an extra in pyproject.toml and a page in docs/trackers/."""

@@ -11,7 +11,8 @@
 
 All methods of a sink run in one thread of its own, never in the event loop, so they may block. An exception of `start`
 fails `model.register`. An exception of any later call never reaches training: the call is repeated, after pauses, until
-it succeeds, in a later run if need be. `Refused` alone says that repeating is useless.
+it succeeds, in a later run if need be. `Refused` alone says that repeating is useless, and `art.errors.OverloadedError`
+how long to wait.
 """
 
 from __future__ import annotations
@@ -29,6 +30,14 @@ from art.trajectory import TrajectoryGroup
 
 class Refused(Exception):
     """The tracker will never accept this delivery. It is counted as lost, and the next one is sent."""
+
+    def __init__(self, message: str, *, num_lost: int | None = None) -> None:
+        """
+        Args:
+            num_lost: how much of the delivery was refused, if the tracker has accepted the rest.
+        """
+        super().__init__(message)
+        self.num_lost = num_lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

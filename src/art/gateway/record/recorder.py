@@ -91,6 +91,16 @@ class Exchange:
     constraint: Constraint | None = None
     """The part of the vocabulary that the completion was drawn from; `None` for all of it."""
 
+    def summary(self) -> dict[str, Any]:
+        """Return the facts that a choice names under `exchange`, so that logs have them without this record."""
+        return {
+            "policy_version": self.policy_version,
+            "started_at": exchange_time(self.id),
+            "ended_at": self.created_at,
+            "prompt_tokens": len(self.prompt_token_ids),
+            "completion_tokens": len(self.completion_token_ids),
+        }
+
 
 _SAMPLE = Exchange(
     id="ex_check", rollout_id="check", project="", name="", policy_version=0, parent_id=None, branch_reason=None,
@@ -103,6 +113,14 @@ _SAMPLE = Exchange(
 def new_exchange_id() -> str:
     """Make an id of the microseconds since the epoch and 48 random bits, in hex."""
     return f"ex_{time.time_ns() // 1000:014x}{os.urandom(6).hex()}"
+
+
+def exchange_time(exchange_id: str) -> float | None:
+    """Return when an exchange id was made, in seconds since the epoch; `None` for an id of another form."""
+    try:
+        return int(exchange_id.removeprefix("ex_")[:14], 16) / 1e6 if exchange_id.startswith("ex_") else None
+    except ValueError:
+        return None
 
 
 def exchange_id_at(seconds: float) -> str:
@@ -136,7 +154,8 @@ WITH RECURSIVE chain(id) AS (
 SELECT {columns} FROM exchanges JOIN chain USING (id)
 """
 _SELECT_WITH_ANCESTORS = _WITH_ANCESTORS.format(columns=_COLUMNS)
-_SELECT_ANSWERS = _WITH_ANCESTORS.format(columns=", ".join(ANSWER_COLUMNS))
+SELECT_ANSWERS = _WITH_ANCESTORS.format(columns=", ".join(ANSWER_COLUMNS))
+"""Query of exchanges and all their ancestors, for `assemble_answers`. Its parameter is a JSON list of ids."""
 _SELECT_ANSWERS_ONLY = _WITH_ANCESTORS.format(
     columns=", ".join("NULL" if name in ANSWER_TEXTS else name for name in ANSWER_COLUMNS)
 )
@@ -240,7 +259,7 @@ class Recorder:
 
     def find_answers(self, ids: Iterable[str]) -> dict[str, RecordedAnswer]:
         """Return the recorded exchanges among `ids`, by id, in the form that training reads."""
-        return self._find_answers(ids, _SELECT_ANSWERS)
+        return self._find_answers(ids, SELECT_ANSWERS)
 
     def _find_answers(self, ids: Iterable[str], select: str) -> dict[str, RecordedAnswer]:
         unique_ids = set(ids)

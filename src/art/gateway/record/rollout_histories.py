@@ -45,4 +45,5 @@ def _choice(exchange: Exchange) -> dict[str, Any]:
         "finish_reason": exchange.finish_reason,
         "logprobs": None,
         "exchange_id": exchange.id,
+        "exchange": exchange.summary(),
     }

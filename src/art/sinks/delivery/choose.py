@@ -73,7 +73,7 @@ def _chosen_by(environment: Mapping[str, str]) -> list[Choice]:
     for name, kind in KINDS.items():
         if not kind.is_on(environment):
             continue
-        variables = " and ".join(kind.environment)
+        variables = " and ".join(kind.environment).replace("|", " or ")
         if kind.is_installed:
             why = f"{variables} is set; `report_metrics=[]` switches it off"
             choices.append(Choice(name, kind.make, why))

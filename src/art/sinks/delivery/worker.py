@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from art.errors import ConfigError
+from art.errors import ConfigError, OverloadedError
 from art.sinks.delivery.log_reader import Delivery, LogReader
 from art.sinks.sink import Artefact, LoggedGroups, Refused, Row, Run, Sink
 from art.storage.layout import ModelPaths
@@ -52,7 +52,7 @@ class Worker:
         self.failure: str | None = None
         """The latest error, while deliveries fail."""
         self.num_lost = 0
-        """Rows, groups and artefacts that the tracker refused or that were damaged, since the start."""
+        """Rows, groups (or rollouts) and artefacts that the tracker refused or that were damaged, since the start."""
         self._thread = threading.Thread(target=self._work, name=f"art-sink-{name}", daemon=True)
 
     # --- for other threads ---
@@ -124,7 +124,8 @@ class Worker:
             except Exception as error:
                 failures += 1
                 self._note_failure(error)
-                self._pause(min(self._pauses.first_s * 2.0 ** (failures - 1), self._pauses.longest_s))
+                asked_s = error.retry_after_s if isinstance(error, OverloadedError) else 0.0
+                self._pause(max(asked_s, min(self._pauses.first_s * 2.0 ** (failures - 1), self._pauses.longest_s)))
                 if self._deadline is not None and time.monotonic() > self._deadline:
                     break
             else:
@@ -174,8 +175,10 @@ class Worker:
                     raise Refused(f"{content.path} does not exist any more")
                 self._sink.artefact(content)
         except Refused as error:
-            self.num_lost += len(content.groups) if isinstance(content, LoggedGroups) else 1
-            logger.warning("%s refused %s, which is lost there: %s", self.name, _describe(content), error)
+            whole = len(content.groups) if isinstance(content, LoggedGroups) else 1
+            self.num_lost += whole if error.num_lost is None else error.num_lost
+            part = "" if error.num_lost is None else "a part of "
+            logger.warning("%s refused %s%s, which is lost there: %s", self.name, part, _describe(content), error)
 
     def _pause(self, pause_s: float) -> None:
         """Pause after a failure, for a shorter time while the sink is being closed."""

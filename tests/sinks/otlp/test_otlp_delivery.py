@@ -1,0 +1,277 @@
+"""Traces arrive at a strict receiver: once each, after any failure, and nothing of them before it is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("opentelemetry.proto", reason="the extra `otlp` is not installed; `make test-sinks` installs it")
+
+import art
+from art.errors import ConfigError
+from art.sinks import LoggedGroups, Refused, Row
+from art.sinks.delivery.worker import Pauses
+from art.sinks.otlp import sink as sink_module
+from art.sinks.otlp.sink import OtlpSink
+from art.trajectory import Trajectory, TrajectoryGroup
+from tests.support.genai_conventions import OPT_IN, check_event, check_span
+from tests.support.logged_rollouts import BEGAN, SECRET, answer, failure, logged, run_in, tool_rollout
+from tests.support.otlp_receiver import Answer, Receiver, partial_success, receiver
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    with receiver(x_team="a b") as state:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", state.url)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "X-Team=a%20b")
+        yield state
+
+
+@pytest.fixture
+def quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that do not wait long after a failure."""
+    pauses = Pauses(poll_s=0.02, first_s=0.02, longest_s=0.05, closing_s=0.02)
+    monkeypatch.setattr("art.sinks.delivery.reporting.Pauses", lambda: pauses)
+
+
+def started(tmp_path: Path, **options: Any) -> OtlpSink:
+    sink = OtlpSink(**options)
+    sink.start(run_in(tmp_path))
+    return sink
+
+
+def groups(num: int = 1, size: int = 2) -> LoggedGroups:
+    return logged([TrajectoryGroup([tool_rollout() for _ in range(size)]) for _ in range(num)])
+
+
+def wait_until(is_so: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.01)
+
+
+def test_each_rollout_arrives_as_a_trace(collector: Receiver, tmp_path: Path) -> None:
+    sink = started(tmp_path)
+    sink.groups(logged([TrajectoryGroup([tool_rollout(), tool_rollout()], exceptions=[failure()])]))
+    sink.close(1)
+    assert len(collector.rollouts) == len({span.trace_id for span in collector.spans}) == 3
+    for span in collector.spans:
+        check_span(span.name, span.kind, span.attributes)
+        assert span.resource["service.name"] == "art"
+    for span in collector.rollouts[:2]:
+        assert span.attributes["art.reward"] == 0.75
+        for name, at, attributes in span.events:
+            check_event(name, attributes)
+            assert at == span.end
+    failed = collector.rollouts[2]
+    assert (failed.status, failed.attributes["error.type"]) == (2, "TimeoutError")
+    assert failed.start == failed.end == collector.rollouts[0].end
+    assert {size for path, _, size in collector.requests if path == "/v1/traces"}
+
+
+def test_nothing_of_the_content_leaves_unless_asked_for(
+    collector: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started(tmp_path).groups(logged([TrajectoryGroup([tool_rollout()], exceptions=[failure()])]))
+    assert SECRET not in repr(collector.spans)
+    collector.spans.clear()
+    started(tmp_path, content=True).groups(groups())
+    assert SECRET in repr(collector.spans)
+    assert OPT_IN - {"gen_ai.system_instructions"} <= {key for span in collector.spans for key in span.attributes}
+    collector.spans.clear()
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "SPAN_ONLY")
+    started(tmp_path, content=False).groups(groups())
+    assert SECRET not in repr(collector.spans)
+    started(tmp_path).groups(groups())
+    assert SECRET in repr(collector.spans)
+
+
+def test_half_characters_and_markup_arrive_as_text(collector: Receiver, tmp_path: Path) -> None:
+    evil = "\ud800<script>alert(1)</script>\0"
+    trajectory = Trajectory(
+        messages_and_choices=[{"role": "user", "content": evil}], metadata={"scenario_id": evil, "big": 2**80},
+        metrics={evil: 1.0},
+    )  # fmt: skip
+    sink = started(tmp_path, content=True)
+    sink.groups(LoggedGroups(split="train", step=0, first=0, groups=[TrajectoryGroup([trajectory])]))
+    attributes = collector.rollouts[0].attributes
+    assert attributes["art.scenario_id"] == "?<script>alert(1)</script>\0"
+    assert attributes["art.metadata.big"] == str(2**80)
+
+
+async def test_a_resumed_run_sends_each_rollout_once(collector: Receiver, tmp_path: Path, quick_pauses: None) -> None:
+    def model() -> art.Model[Any, Any]:
+        return art.Model(
+            name="m", project="p", base_path=str(tmp_path), report_metrics=["otlp"],
+            inference_base_url="http://localhost/v1", inference_api_key="x",
+        )  # fmt: skip
+
+    first = model()
+    await first.log([TrajectoryGroup([tool_rollout()])], split="train", step=1)
+    await first.close()
+    second = model()
+    await second.log([TrajectoryGroup([tool_rollout()])], split="train", step=1)
+    await second.log([TrajectoryGroup([tool_rollout()])], split="val", step=2)
+    await second.close()
+    places = [tuple(span.attributes[f"art.{key}"] for key in ("split", "step", "group")) for span in collector.rollouts]
+    assert places == [("train", 1, 0), ("train", 1, 1), ("val", 2, 0)]
+    assert len({(span.trace_id, span.span_id) for span in collector.spans}) == len(collector.spans) == 12
+
+
+async def test_a_collector_that_goes_away_and_comes_back_gets_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_pauses: None
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    model = art.Model[Any, Any](
+        name="m", project="p", base_path=str(tmp_path), report_metrics=["otlp"],
+        inference_base_url="http://localhost/v1", inference_api_key="x",
+    )  # fmt: skip
+    with receiver(port) as before:
+        await model.log([TrajectoryGroup([tool_rollout()])], split="train", step=1)
+        await asyncio.to_thread(wait_until, lambda: len(before.rollouts) == 1)
+    await model.log([TrajectoryGroup([tool_rollout()])], split="train", step=2)
+    await asyncio.sleep(0.2)
+    with receiver(port) as after:
+        await asyncio.to_thread(wait_until, lambda: len(after.rollouts) == 1)
+        await model.close()
+    assert after.rollouts[0].attributes["art.step"] == 2
+    assert len(after.spans) == 4
+
+
+async def test_a_busy_collector_is_left_alone_for_as_long_as_it_asks(
+    collector: Receiver, tmp_path: Path, quick_pauses: None
+) -> None:
+    collector.answers = [Answer(429, {"Retry-After": "0.5"}), Answer(503, {"Retry-After": "0"})]
+    model = art.Model[Any, Any](
+        name="m", project="p", base_path=str(tmp_path), report_metrics=["otlp"],
+        inference_base_url="http://localhost/v1", inference_api_key="x",
+    )  # fmt: skip
+    began = time.monotonic()
+    await model.log([TrajectoryGroup([tool_rollout()])], split="train", step=1)
+    await asyncio.to_thread(wait_until, lambda: len(collector.rollouts) == 1)
+    assert time.monotonic() - began >= 0.5
+    await model.close()
+    assert len(collector.spans) == 4
+
+
+def test_a_retry_continues_after_what_was_accepted(
+    collector: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_module, "MAX_TRACES", 2)
+    sink, delivery = started(tmp_path), groups(num=2, size=3)
+    collector.answers = [partial_success(0, "all is well"), Answer(502)]
+    with pytest.raises(art.errors.OverloadedError):
+        sink.groups(delivery)
+    assert len(collector.rollouts) == 2
+    sink.groups(delivery)
+    assert len(collector.rollouts) == len({span.trace_id for span in collector.rollouts}) == 6
+
+
+def test_a_bad_rollout_does_not_take_others_with_it(collector: Receiver, tmp_path: Path) -> None:
+    collector.refuses = "execute_tool bad"
+    bad = tool_rollout()
+    bad.messages_and_choices[2].message.tool_calls[0].function.name = "bad"
+    sink = started(tmp_path)
+    with pytest.raises(Refused, match=r"1 of 8: .* answered 400: no execute_tool bad") as caught:
+        sink.groups(logged([TrajectoryGroup([*(tool_rollout() for _ in range(7)), bad])]))
+    assert caught.value.num_lost == 1
+    assert len(collector.rollouts) == 7
+    sink.groups(groups())  # the next delivery is not concerned
+    assert len(collector.rollouts) == 9
+
+
+def test_a_collector_that_refuses_everything_is_not_asked_for_each_rollout(collector: Receiver, tmp_path: Path) -> None:
+    collector.refuses = "invoke_agent agent-1"
+    with pytest.raises(Refused) as caught:
+        started(tmp_path).groups(groups(num=4, size=16))
+    assert caught.value.num_lost == 64
+    assert len(collector.requests) < 20
+
+
+def test_a_partial_success_is_not_repeated_and_counts(collector: Receiver, tmp_path: Path) -> None:
+    collector.answers = [partial_success(1, "a span is too old")]
+    with pytest.raises(Refused, match="a span is too old") as caught:
+        started(tmp_path).groups(groups(size=4))
+    assert caught.value.num_lost == 1
+    assert len(collector.requests) == 2  # the one of `start`, and this
+
+
+def test_large_deliveries_are_sent_in_requests_of_a_bounded_size(
+    collector: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
+    monkeypatch.setattr(sink_module, "MAX_REQUEST_BYTES", 20_000)
+    started(tmp_path, content=True).groups(groups(num=4, size=8))
+    assert len(collector.rollouts) == 32
+    sizes = [size for _, headers, size in collector.requests[1:]]
+    assert len(sizes) > 4
+    assert max(sizes) < 21_000
+    assert all("content-encoding" not in headers for _, headers, _ in collector.requests)
+
+
+def test_a_rollout_larger_than_a_request_is_sent_in_several(
+    collector: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
+    monkeypatch.setattr(sink_module, "MAX_REQUEST_BYTES", 50_000)
+    turns = [answer("x" * 1000, at=(i, i + 1), exchange_id=f"ex_{i}") for i in range(30)]
+    trajectory = Trajectory(messages_and_choices=turns, start_time=BEGAN)
+    started(tmp_path, content=True).groups(logged([TrajectoryGroup([trajectory, tool_rollout()])]))
+    assert [span.name for span in collector.spans].count("chat shop/agent-1") == 32
+    assert len({(span.trace_id, span.span_id) for span in collector.spans}) == len(collector.spans)
+    assert len({span.trace_id for span in collector.spans}) == 2
+    sizes = [size for _, _, size in collector.requests[1:]]
+    assert len(sizes) > 8
+    assert max(sizes) < 52_000
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"OTEL_EXPORTER_OTLP_HEADERS": ""}, "answered 401: a header is missing. Check the address and the key"),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "{url}/other"}, "answered 404"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}, "cannot be reached"),
+        ({"OTEL_EXPORTER_OTLP_CERTIFICATE": "/nowhere.pem"}, "OTEL_EXPORTER_OTLP_CERTIFICATE is '/nowhere.pem'"),
+    ],
+)
+def test_a_collector_that_is_not_there_fails_the_start(
+    collector: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, str], said: str
+) -> None:
+    for key, value in change.items():
+        monkeypatch.setenv(key, value.format(url=collector.url))
+    with pytest.raises(ConfigError, match=said):
+        started(tmp_path)
+
+
+def test_numbers_go_out_where_an_address_of_metrics_is_set(
+    collector: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    when = tool_rollout().start_time
+    row = Row(number=0, step=3, recorded_at=when, metrics={"train/reward": 0.5, "loss/a b": 2.0})
+    started(tmp_path).metrics(row)
+    assert collector.points == []
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", f"{collector.url}/v1/metrics")
+    started(tmp_path).metrics(row)
+    points = {name: (value, at) for name, value, at, _ in collector.points}
+    at = int(when.timestamp() * 1e9)
+    assert points == {
+        "art.train/reward": (0.5, at), "art.loss/a_b": (2.0, at), "art.training_step": (3.0, at),
+    }  # fmt: skip
+    assert collector.points[0][3] == {"art.project": "shop", "art.model": "agent-1", "art.run": run_in(tmp_path).id}
+
+
+def test_a_delivery_of_many_is_quick(collector: Receiver, tmp_path: Path) -> None:
+    """256 rollouts of a step are sent in a few requests."""
+    started(tmp_path).groups(groups(num=32, size=8))
+    assert len(collector.rollouts) == 256
+    assert len(collector.requests) <= 4
