@@ -12,7 +12,7 @@ VLLM_INSTALLED := $(VLLM_VENV)/.installed
 # Where vLLM is, for what uses it; another interpreter may be named from outside.
 export ART_VLLM_PYTHON ?= $(if $(wildcard $(VLLM_INSTALLED)),$(abspath $(VLLM_VENV)/bin/python))
 
-.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards test-integrations test-clients fuzz test-gpu lint format types bench bench-gpu pages docs clean
+.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards test-integrations test-clients test-sinks fuzz test-gpu lint format types bench bench-gpu pages docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 20
@@ -102,14 +102,35 @@ test-clients: $(INSTALLED) $(CLIENTS:%=.venv-clients-%/.installed) .venv-clients
 	@echo "== Running the tests of client libraries"
 	$(BIN)/python -m pytest tests/clients --write-page $(ARGS)
 
+.venv-sinks/.installed: pyproject.toml
+	@echo "== Creating .venv-sinks and installing the trackers' extras into it"
+	$(PYTHON) -m venv .venv-sinks
+	.venv-sinks/bin/python -m pip install --quiet --disable-pip-version-check \
+		--editable '.[wandb,mlflow,tensorboard,trackio,otlp]' pytest pytest-asyncio pytest-timeout
+	@touch $@
+
+test-sinks: .venv-sinks/.installed ## each tracker with its real library, offline: killed and resumed runs, read back
+	@echo "== Running the tests of trackers"
+	.venv-sinks/bin/python -m pytest tests/sinks tests/unit/sinks $(ARGS)
+
 test-gpu: $(INSTALLED) ## the tests that need a CUDA device
 	@echo "== Running the GPU tests"
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 
-lint: $(INSTALLED) ## ruff: style and common mistakes
+PAGE_TYPES := tools/page/node_modules/.installed
+
+$(PAGE_TYPES): tools/page/package.json
+	@echo "== Installing TypeScript into tools/page"
+	@npm install --prefix tools/page --ignore-scripts --no-audit --no-fund --no-package-lock --loglevel=error
+	@touch $@
+
+lint: $(INSTALLED) ## ruff: style and common mistakes; with npm, the types of the page's modules too
 	@echo "== Checking style"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@if command -v npm > /dev/null && $(MAKE) --no-print-directory $(PAGE_TYPES); then \
+		echo "== Checking the types of the page"; tools/page/node_modules/.bin/tsc -p tools/page; \
+	else echo "== There is no npm, or it cannot install TypeScript: the types of the page are not checked"; fi
 
 format: $(INSTALLED) ## ruff: mend what can be mended
 	@echo "== Formatting"

@@ -56,6 +56,9 @@ ONLY_NAMED = (
     "transport",
     "handshake",
     "from_rewards",
+    "live_watchers",
+    "viewer",
+    "token_file",
 )
 
 ALL = (*DEFAULT, *ONLY_NAMED, *REAL_SHAPES)

@@ -91,6 +91,9 @@ class Backend:
     shares_files: bool | None = None
     """Whether a path here names the same file for the server. `None`: yes if the server is on this machine."""
 
+    shares_log: bool = True
+    """Whether what `model.log` writes here is also sent to a server that keeps its files elsewhere."""
+
     device_usd_per_hour: float | None = None
     """Price of the server's machine in USD, for models that have no such price of their own."""
 
@@ -343,6 +346,11 @@ class Backend:
             await self._client.log_metrics(model.project, model.name, metrics)
         except ArtError as error:
             logger.warning("the server did not get the metrics of step %d: %s", step, error)
+
+    @property
+    def log_client(self) -> ArtClient | None:
+        """The client to which logs are sent; `None` if the server has the same files, or is to get none."""
+        return self._client if self.data_dir is None and self.shares_log else None
 
 
 def _read_settings(config: TrainConfig | None, settings: TrainSettings) -> tuple[TrainConfig, bool]:

@@ -59,8 +59,23 @@ class GenerateRequest:
     """Number of most likely tokens to report, with their log-probs, for each sampled token."""
     first_index: int = 0
     """Number of completion tokens that were already drawn and are now the end of `prompt_token_ids`."""
+    chunk_every_s: float = 0.0
+    """In a streamed answer, the shortest time between two chunks; 0 sends each token when it is sampled. It does not
+    change what is sampled."""
     sender: Sender = ("", "")
     """Requests of different senders take turns where they cannot all be computed at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """Where the time of a completion went, in seconds. `None` is what the engine cannot tell, or cannot tell yet."""
+
+    queue_s: float | None = None
+    """From the request's arrival until the engine began to compute it."""
+    prefill_s: float | None = None
+    """From then until its first token was sampled."""
+    decode_s: float | None = None
+    """From its first token to its last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +92,8 @@ class TokenChunk:
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
     """Number of prompt tokens whose keys and values were reused; set on the last chunk."""
+    timings: Timings | None = None
+    """Set on the last chunk, and without `decode_s` on an earlier one by engines that know the rest by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

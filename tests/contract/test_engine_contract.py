@@ -12,6 +12,7 @@ import math
 import os
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -189,6 +190,46 @@ async def test_a_stream_has_the_tokens_of_a_plain_answer(engine: Engine) -> None
     assert [[t for t, _ in top] for top in streamed.top_logprobs] == [[t for t, _ in top] for top in plain.top_logprobs]
     async with aclosing(engine.generate(request, stream=True)) as chunks:
         assert len((await anext(chunks)).token_ids) < 20
+
+
+async def test_a_stream_comes_in_chunks_as_large_as_the_request_says(engine: Engine) -> None:
+    request = ask(11)
+    plain = await run(engine, request)
+    chunks = [chunk async for chunk in engine.generate(replace(request, chunk_every_s=60.0), stream=True)]
+    assert len(chunks) == 2
+    assert len(chunks[0].token_ids) < 20  # the first tokens come at once
+    assert [token for chunk in chunks for token in chunk.token_ids] == plain.token_ids
+    assert [lp for chunk in chunks for lp in chunk.logprobs] == pytest.approx(plain.logprobs, abs=1e-4)
+    with pytest.raises(InvalidRequestError, match="chunk_every_s"):
+        await run(engine, replace(request, chunk_every_s=-1.0))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_last_chunk_says_where_the_time_went(engine: Engine, stream: bool) -> None:
+    started = time.perf_counter()
+    chunks = [chunk async for chunk in engine.generate(ask(12), stream=stream)]
+    wall_s = time.perf_counter() - started
+    timings = chunks[-1].timings
+    assert timings is not None
+    parts = (timings.queue_s, timings.prefill_s, timings.decode_s)
+    assert None not in parts
+    assert min(parts) >= 0
+    assert 0 < timings.decode_s < sum(parts) <= wall_s + 0.001
+    if stream and (early := chunks[0].timings) is not None:
+        assert early == replace(timings, decode_s=None)
+    assert all(chunk.timings is None for chunk in chunks[1:-1])
+
+
+async def test_a_request_that_waits_says_for_how_long(engine: Engine) -> None:
+    async def queue_s(seed: int) -> float:
+        chunks = [c async for c in engine.generate(ask(seed, max_tokens=60), stream=False)]
+        timings = chunks[-1].timings
+        assert timings is not None
+        return timings.queue_s
+
+    waits = sorted(await asyncio.gather(*(queue_s(100 + i) for i in range(2 * RUNNING))))
+    alone = min(waits[:RUNNING])
+    assert waits[RUNNING] > 10 * alone  # the second half waited until a place was free
 
 
 async def test_stop_tokens_end_a_completion_and_belong_to_it(engine: Engine) -> None:

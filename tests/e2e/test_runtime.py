@@ -48,6 +48,7 @@ from art.runtime.jobs.work import Done
 from art.runtime.registry import RegisteredModel
 from art.runtime.runtime import Runtime
 from art.storage import checkpoints
+from art.viewer.live.events import live_events
 from tests.support.metric_names import find_metric
 
 PROMPT = {"role": "user", "content": "say yes, no or maybe"}
@@ -491,3 +492,57 @@ async def test_a_training_that_is_cancelled_stops_behind_its_micro_batch(runtime
     request = await train_request(runtime, "cancelled", "job-after-cancelled")
     done = await ended(runtime, await runtime.training.train("p", "cancelled", request))
     assert (done.state, done.step) == ("succeeded", 1)
+
+
+@in_module_loop
+async def test_what_runs_can_be_watched(runtime: Runtime, tiny_model: Path) -> None:
+    """Requests as they are sampled, the step that learns from them, and what the server is doing meanwhile."""
+    await runtime.registration.register(request_for(tiny_model, "watched"))
+    data: list[Any] = []
+
+    async def watch() -> None:
+        async for events in live_events(runtime, project="p", after=None):
+            data.extend(event.data for event in events)
+
+    watching = asyncio.create_task(watch())
+    await asyncio.sleep(0)
+    request = await train_request(runtime, "watched", "job-watched")
+    activity = runtime.overview.activity("p", "watched")
+    assert activity is not None
+    assert (activity.engine, activity.trainer, activity.num_requests) == ("up", "up", 0)
+    assert activity.answered_s is not None
+    assert activity.answered_s < 30
+    job = await runtime.training.train("p", "watched", request)
+    assert [one.kind for one in runtime.overview.activity("p", "watched").jobs] == ["train"]  # type: ignore[union-attr]
+    done = await ended(runtime, job)
+    async with asyncio.timeout(5):
+        while not any(one.kind == "step" for one in data):
+            await asyncio.sleep(0.01)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+    ends = {one.id: one for one in data if one.kind == "request_ended" and one.name == "watched"}
+    assert len(ends) == 12
+    texts = dict.fromkeys(ends, "")
+    for event in data:
+        for piece in event.pieces if event.kind == "tokens" else ():
+            texts[piece.id] += piece.text
+    recorded = runtime.gateway.recorder.get(list(ends))
+    tokenizer = (await runtime.resolver.resolve("p/watched")).renderer.tokenizer
+    assert texts == {one.id: tokenizer.text(one.completion_token_ids) for one in recorded}
+    for one in ends.values():
+        assert one.queue_s + one.prefill_s + one.decode_s <= one.total_s
+    states = [one.state for one in data if one.kind == "job_progress" and one.job_id == "job-watched"]
+    assert (states[0], states[-1]) == ("queued", "succeeded")
+    (step,) = [one for one in data if one.kind == "step"]
+    assert step.metrics["data/reward_mean"] == pytest.approx(done.metrics["data/reward_mean"])
+
+    system = await runtime.overview.system(None)
+    assert {part.kind for part in system.processes} == {"server", "engine", "trainer"}
+    assert all((part.rss_bytes or 0) > 10_000_000 for part in system.processes if part.state == "up")
+    assert [part.num_running for part in system.engines if part.base_model == str(tiny_model)] == [0]
+    (tokens,) = [part for part in system.tokens if part.name == "watched"]
+    assert tokens.sampled == sum(one.num_tokens for one in ends.values())
+    assert tokens.trained == done.metrics["ledger/trained_tokens"]
+    other = await runtime.overview.system("elsewhere")
+    assert (other.is_whole, other.processes, other.tokens, other.jobs, other.versions) == (False, [], [], [], {})

@@ -52,6 +52,8 @@ class FakeVllm:
         """The share of the distribution that a grammar leaves, as the reported log-probs have it."""
         self.refused_resets = 0
         """How many more times the server refuses to empty its cache."""
+        self.tells_times = False
+        """Whether the server was started with `--enable-per-request-metrics`."""
         self.app = web.Application()
         self.app.add_routes(
             [
@@ -163,7 +165,9 @@ class FakeVllm:
         if stops := [i for i, token in enumerate(tokens) if token in body.get("stop_token_ids", ())]:
             tokens, reason = tokens[: stops[0] + 1], "stop"
         choices = [self._choice(body, token) for token in tokens]
-        usage = {"prompt_tokens_details": {"cached_tokens": 3}}
+        ending: dict[str, Any] = {"usage": {"prompt_tokens_details": {"cached_tokens": 3}}}
+        if self.tells_times:
+            ending["metrics"] = {"queue_time_ms": 5.0, "time_to_first_token_ms": 20.0, "generation_time_ms": None}
         if not body.get("stream"):
             reports = [choice["logprobs"] for choice in choices]
             logprobs = {name: [report[name][0] for report in reports] for name in reports[0]}
@@ -171,12 +175,12 @@ class FakeVllm:
             if "prompt_logprobs" in body:
                 value = {"logprob": self._logprob(body)}
                 choice["prompt_logprobs"] = [None, *({str(token): value} for token in body["prompt"][1:])]
-            return web.json_response({"choices": [choice], "usage": usage})
+            return web.json_response({"choices": [choice], **ending})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         events: list[Any] = [{"choices": [choice]} for choice in choices]
         events[-1]["choices"][0]["finish_reason"] = reason
-        for event in [*events, {"choices": [], "usage": usage}]:
+        for event in [*events, {"choices": [], **ending}]:
             await response.write(f"data: {json.dumps(event)}\n\n".encode())
         await response.write(b"data: [DONE]\n\n")
         return response

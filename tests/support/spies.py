@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
 
 from art.protocol.jobs import JobEvent
+from art.protocol.live.events import FindingMade, LiveEvent
 from art.protocol.training import JobStatus, ModelStatus
 
 SECRET = "only-for-b"
@@ -95,6 +97,27 @@ class Jobs(Spy):
         yield JobEvent(kind="state", at=0.0, state="queued", status=await self.status(job_id))
 
 
+class Live(Spy):
+    goes_on = False
+
+    async def watch(self, project: str | None, after: int | None) -> AsyncGenerator[list[LiveEvent], None]:
+        """One event of each project that the caller may see, then silence if it `goes_on`."""
+        self.calls.append(("watch", (project,), {}))
+        for number, owner in enumerate(("a", "b"), start=(after or 0) + 1):
+            if project in (None, owner):
+                text = SECRET if owner == "b" else "said"
+                made = FindingMade(project=owner, name="agent", step=1, text=f"{text} in /usr/share/x")
+                yield [LiveEvent(number=number, at=0.0, data=made)]
+        if self.goes_on:
+            await asyncio.Event().wait()
+
+
+class Overview(Spy):
+    async def system(self, project: str | None) -> Any:
+        self.calls.append(("system", (project,), {}))
+        return {} if project == "a" else {"secret": SECRET}
+
+
 class TwoProjects(Spy):
     """Models `a/agent` and `b/agent`, and a job of each."""
 
@@ -104,11 +127,12 @@ class TwoProjects(Spy):
         self.gateway.rollouts = Rollouts()  # type: ignore[attr-defined]
         self.gateway.recorder = Recorder()  # type: ignore[attr-defined]
         self.models, self.jobs, self.resolver = Models(), Jobs(), Resolver()
-        self.registration, self.training, self.checkpoints = Spy(), Spy(), Spy()
+        self.registration, self.training, self.checkpoints, self.run_logs = Spy(), Spy(), Spy(), Spy()
+        self.live, self.overview = Live(), Overview()
 
     def parts(self) -> list[Spy]:
         """This runtime and its parts, except the gateway's."""
-        return [self, self.models, self.jobs, self.registration, self.training, self.checkpoints]
+        return [self, self.models, self.jobs, self.registration, self.training, self.checkpoints, self.run_logs]
 
     def reset(self) -> None:
         for spy in (*self.parts(), self.gateway, self.gateway.rollouts):

@@ -166,6 +166,7 @@ def train(
         from_checkpoint=directory / f"{number - 1:04d}",
         to_checkpoint=directory / f"{number:04d}",
         job_id=f"job-{number}",
+        record_to=directory / "steps" / f"{number:04d}",
         **arguments,
     )
     return trainer.train(call)

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import secrets
+import shlex
 import socket
 import subprocess
 import sys
@@ -55,6 +56,7 @@ class LocalBackend(Backend):
         *,
         path: str | Path | None = None,
         server_config: ServerConfig | None = None,
+        show_page: bool = True,
         in_process: bool = False,
         gpu_cost_per_hour_usd: float | None = None,
     ) -> None:
@@ -62,6 +64,8 @@ class LocalBackend(Backend):
         Args:
             path: data directory; by default `.art` in the current directory.
             server_config: limits and time-outs of the server. Host and port cannot be set.
+            show_page: whether to print the address of the live page on standard error when the server has started. The
+                address opens the page once, within 15 minutes; `art view` prints another.
             in_process: accepted for older code, without effect: engine and trainer are always separate processes.
             gpu_cost_per_hour_usd: older name of `Prices.device_usd_per_hour`, for models without such a price.
 
@@ -86,7 +90,10 @@ class LocalBackend(Backend):
         # The server is the user's own, and so are its clients: they may run losses of their own in it.
         trusts = {} if "custom_losses" in config.model_fields_set else {"custom_losses": ("*",)}
         self._config = config.model_copy(update=trusts)
-        self._api_key = check_api_key(os.environ.get("ART_API_KEY", "")) or f"art-{secrets.token_urlsafe(24)}"
+        own_key = check_api_key(os.environ.get("ART_API_KEY", ""))
+        self._api_key = own_key or f"art-{secrets.token_urlsafe(24)}"
+        self._shares_key = not own_key
+        self._shows_page = show_page
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._client: ArtClient | None = None
@@ -127,6 +134,8 @@ class LocalBackend(Backend):
                 except BaseException:
                     await self._stop()
                     raise
+                if self._shows_page:
+                    await _show_page(self._client, self.path)
             # The watcher's loop may have ended: notebooks and scripts call `asyncio.run` several times.
             if self._watcher is None or self._watcher.done() or not self._watcher.get_loop().is_running():
                 self._watcher = loop.create_task(self._keep_alive(), name="local-backend")
@@ -172,6 +181,7 @@ class LocalBackend(Backend):
                 [
                     sys.executable, "-m", "art.cli.server", "--data-dir", str(self.path), "--config-json", config_json,
                     "--fd", str(self._socket.fileno()), "--die-with-parent",
+                    *(["--share-key"] if self._shares_key else []),
                 ],
                 # A new session, so that Ctrl-C in the terminal reaches only this process, which then closes the server.
                 pass_fds=[self._socket.fileno()], stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
@@ -303,6 +313,17 @@ class LocalBackend(Backend):
 
 _closing: set[asyncio.Task[None]] = set()
 """Tasks that close connections after a `with` block. They are kept here, because an event loop does not keep tasks."""
+
+
+async def _show_page(client: ArtClient, path: Path) -> None:
+    """Print where the page is, on standard error, which a progress bar keeps above itself."""
+    try:
+        link = await client.page_link()
+    except ArtError as error:  # the page is no reason to end a training
+        logger.warning("no link to the page: %s", error)
+        return
+    sys.stderr.write(f"See it learn: {link}  (opens once; later: art view {shlex.quote(str(path))})\n")
+    sys.stderr.flush()
 
 
 def _check_directory(path: Path, *, argument: str | Path | None) -> None:

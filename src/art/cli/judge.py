@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from art.cli import judge_serve
+from art.cli.judging import judge_serve
 from art.cli.terminal.screen import Screen, progress_bar
 from art.errors import ConfigError, JudgeError
 from art.recipes.recipe_config import require_installed

@@ -27,6 +27,7 @@ COMMANDS = {
     "mcp-rl": "train an agent for the tools of an MCP server, without labels",
     "doctor": "check a model, this machine and a task before training",
     "checkpoints": "list, fetch, delete, fork, merge, export and push checkpoints of a server",
+    "view": "open the page about a data directory, export it, or print its answers as JSON",
     "status": "show what the server of a data directory does, and who waits for whom",
     "judge": "measure a judge: noise, order bias, agreement, cost; serve one without network",
     "keys": "make, list, rotate and revoke the keys of a server",

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Generator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from art.cli.options.server_options import build_parser, read_options
 from art.cli.terminal.event_loop import run_coroutine
@@ -22,13 +23,18 @@ from art.cli.terminal.pipes import until_unread
 from art.client.interrupt import EXIT_INTERRUPTED
 from art.config import ServerConfig
 from art.errors import ArtError, ConfigError
-from art.protocol.keys import check_api_key
+from art.protocol.keys import LOGIN_MARK, check_api_key
 from art.runtime.supervision.self_watch import ServerWatch, end_within
+from art.server.auth import SERVER_KEY_ID
 from art.server.bodies.memory import keep_little
+from art.storage.atomic import write_file
 from art.storage.keys import KeyStore
 from art.storage.layout import DataDir
 from art.storage.local_key import LOOPBACK, left_for_clients
 from art.storage.log_lines import clean, known_secrets, log_to_stderr
+
+if TYPE_CHECKING:
+    from art.server.page.page_state import PageState
 
 logger = logging.getLogger("art.server")
 
@@ -60,9 +66,11 @@ def _run(argv: list[str] | None) -> int:
         sock = _open_socket(config, args.fd)
         _raise_file_limit()
         with contextlib.ExitStack() as stack:
+            is_own_key = api_key is None
             if api_key is None:
                 api_key = f"art-{secrets.token_urlsafe(24)}"
                 print(f"ART_API_KEY={api_key}", flush=True)
+            if args.share_key or is_own_key:
                 stack.enter_context(left_for_clients(sock.getsockname()[1], api_key))
             _log(args.log_level, api_key)
             run_coroutine(_serve(config, data_dir, sock, api_key))
@@ -130,6 +138,9 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
     from art.runtime.runtime import Runtime
     from art.server.app import App
     from art.server.connections import KEEP_ALIVE_S, connections
+    from art.server.page.browser import Addresses
+    from art.server.page.page_state import PageState
+    from art.viewer.viewer import Viewer
 
     class Server(uvicorn.Server):
         """A server that does not raise the signal again that stopped it: children have to be ended after that."""
@@ -144,8 +155,9 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
     watching = asyncio.create_task(watch.run(), name="server-watch")
     keys = KeyStore(DataDir(data_dir).keys)  # first: a file that is damaged already is said before anything starts
     await runtime.start()
+    page = PageState(Viewer(DataDir(data_dir), live=runtime.overview), Addresses(config.host, config.public_urls))
     try:
-        app = App(runtime, api_key=api_key, config=config, keys=keys, data_dir=data_dir)
+        app = App(runtime, api_key=api_key, config=config, keys=keys, data_dir=data_dir, page=page)
         settings = uvicorn.Config(
             app, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
             timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S, timeout_keep_alive=KEEP_ALIVE_S, backlog=LISTEN_BACKLOG,
@@ -171,11 +183,24 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
             loop.add_signal_handler(number, drain)
         host, port = sock.getsockname()[:2]
         print(f"art-server listens on http://{host}:{port} and keeps its data in {data_dir}", flush=True)
+        _show_page(page, DataDir(data_dir), host, port)
         await server.serve(sockets=[sock])
     finally:
         watching.cancel()
+        page.close()
         keys.close()
         await runtime.close()
+
+
+def _show_page(page: PageState, data_dir: DataDir, host: str, port: int) -> None:
+    """Leave the address for `art view`, and print that of the page. Only a terminal gets a link that needs no key."""
+    name = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    url = f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+    data_dir.address.parent.mkdir(parents=True, exist_ok=True)
+    write_file(data_dir.address, url.encode())
+    if sys.stdout.isatty():
+        code, _ = page.sessions.make_code(SERVER_KEY_ID)
+        print(f"see it learn: {url}/{LOGIN_MARK}{code}  (opens once; later: art view {data_dir.root})", flush=True)
 
 
 def _die_with_parent() -> None:

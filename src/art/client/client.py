@@ -6,6 +6,7 @@ call continues the same job.
 
 from __future__ import annotations
 
+import logging
 from json import loads
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,24 @@ from urllib.parse import quote
 
 from art.client.files import download
 from art.client.jobs import JobClient, model_path
-from art.errors import ArtError
+from art.errors import ArtError, NotFoundError
 from art.protocol.answers import ModelCard, ModelList
-from art.protocol.checkpoint_calls import BEST_METRIC, CheckpointList, ExportFormat, FileList, MetricsRow, Recorded
+from art.protocol.checkpoint_calls import (
+    BEST_METRIC,
+    CheckpointList,
+    ExportFormat,
+    FileList,
+    Logged,
+    LogRequest,
+    MetricsRow,
+    Recorded,
+)
+from art.protocol.keys import LOGIN_MARK, Empty, PageLink
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
 from art.protocol.training import DeleteCheckpointsRequest, DeleteCheckpointsResponse, ModelStatus, RegisterRequest
+
+logger = logging.getLogger(__name__)
 
 REGISTER_TIMEOUT_S = 900.0
 """Time limit of a registration, the first of which downloads the base model and starts its engine."""
@@ -26,6 +39,8 @@ REGISTER_TIMEOUT_S = 900.0
 
 class ArtClient(JobClient):
     """A client of one server. Use it from any event loop, and close it in each."""
+
+    _takes_logs = True
 
     async def health(self) -> dict[str, Any]:
         """Return the answer of `GET /health`: `status`, and for a key that may read all projects also details."""
@@ -51,6 +66,11 @@ class ArtClient(JobClient):
             PreflightReport, "POST", path, body=request, read_timeout_s=REGISTER_TIMEOUT_S, what=what
         )
 
+    async def page_link(self) -> str:
+        """Return an address that opens the server's page in a browser, once, with the rights of this client's key."""
+        link = await self.typed(PageLink, "POST", "/view/links", body=Empty())
+        return f"{self.base_url}/{LOGIN_MARK}{link.code}"
+
     async def list_models(self) -> list[ModelCard]:
         """List the models that can be sampled from; the id of each is `project/name`."""
         return (await self.typed(ModelList, "GET", "/v1/models")).data
@@ -71,6 +91,23 @@ class ArtClient(JobClient):
 
     async def log_metrics(self, project: str, name: str, row: MetricsRow) -> None:
         await self.typed(Recorded, "POST", model_path(project, name, "metrics"), body=row)
+
+    async def log(self, project: str, name: str, request: LogRequest) -> None:
+        """Send a row of the history with its groups, of which the server keeps what it does not have yet.
+
+        A failure is logged and not raised: the script has its own log. A server of an older version takes none, which
+        is said once.
+        """
+        if not self._takes_logs:
+            return
+        try:
+            await self.typed(Logged, "POST", model_path(project, name, "log"), body=request)
+        except NotFoundError as error:
+            self._takes_logs = False
+            logger.warning("the server takes no logs, so its page shows none of them: %s", error)
+        except ArtError as error:
+            lost = f"{len(request.groups)} groups of step {request.step}"
+            logger.warning("the server did not get %s for its page: %s", lost, error)
 
     async def delete_checkpoints(
         self, project: str, name: str, request: DeleteCheckpointsRequest

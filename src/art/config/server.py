@@ -205,6 +205,9 @@ class ServerConfig(Config):
     cors_origins: tuple[str, ...] = ()
     """Origins (`https://lab.example`, `http://localhost:3000`) whose web pages may send requests and read the answers;
     by default none may. A page still needs a key, so give it one that its readers may have."""
+    public_urls: tuple[str, ...] = ()
+    """Further addresses at which browsers reach the page, such as `https://art.lab.example` of a proxy. Loopback names
+    and IP addresses need not be listed. Other names are refused, because somebody else may have pointed them here."""
     limits: LimitsConfig = LimitsConfig()
     """Limits on what clients may ask."""
     child_start_timeout_s: float = Field(default=600.0, gt=0)
@@ -240,7 +243,7 @@ class ServerConfig(Config):
     """Largest difference of a token's log-prob, in nats, between trainer and engine when a checkpoint is loaded. `None`
     takes bounds by dtype and by how well the two agree on the base model (docs/architecture.md)."""
 
-    @field_validator("cors_origins")
+    @field_validator("cors_origins", "public_urls")
     @classmethod
     def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
         for origin in origins:

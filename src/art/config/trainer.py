@@ -61,6 +61,10 @@ class TrainerConfig(Config):
     keep_moments: int | None = Field(default=3, ge=2)
     """Newest steps whose optimiser moments stay on disk; `None` keeps all. Moments are twice as large as what is
     trained. Weights of older steps stay, and training from one starts with an optimiser that has seen no updates."""
+    keep_token_files: int | None = Field(default=500, ge=0)
+    """Newest steps whose token files stay on disk; 0 writes none, `None` keeps all. A token file holds log-prob,
+    entropy and mask reason of each trained token, which the page shows: about 8 bytes per token, 1 GB for 500 steps of
+    256,000 tokens. Rollouts, metrics and plans of older steps stay."""
     num_threads: int | None = Field(default=None, ge=1)
     """CPU threads of all processes together; `None` gives engine and trainer disjoint halves of the cores."""
     num_processes: int = Field(default=1, ge=1, le=64)

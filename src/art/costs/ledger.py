@@ -151,7 +151,7 @@ class Ledger:
             self._read()
             if not self._open and not self._closed:
                 return {}
-            step_amounts = {_full_name(source, split): amount for source, amount in self._open.items()}
+            step_amounts = {full_name(source, split): amount for source, amount in self._open.items()}
             if self._open:
                 self._write({"closed": split, "step": step})
             return name_row(step_amounts, self._closed)
@@ -226,7 +226,7 @@ class Ledger:
             self._open[source] += Amount.from_row(row)
         if (split := row.get("closed")) is not None:
             for name, amount in self._open.items():
-                self._closed[_full_name(name, split)] += amount
+                self._closed[full_name(name, split)] += amount
             self._open.clear()
 
 
@@ -235,6 +235,7 @@ def context_of(split: str) -> str:
     return {"val": "eval", "test": "eval"}.get(split, split)
 
 
-def _full_name(source: str, split: str) -> str:
+def full_name(source: str, split: str) -> str:
+    """Return a source with the first part that it gets when a row of `split` is ended, if it has none of its own."""
     names_its_own = source.partition("/")[0] in SHARED | CONTEXTS
     return source if names_its_own else f"{context_of(split)}/{source}"

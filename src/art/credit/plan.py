@@ -18,8 +18,10 @@ from art.credit.ledger import observed_tokens, open_ledger
 from art.credit.plan_findings import NO_OBSERVATIONS, LeftOut, describe_left_out, describe_nothing, describe_untracked
 from art.credit.references import teacher_name
 from art.credit.resolve import ResolvedGroup, ResolvedTrajectory, TokenPath
+from art.credit.rollout_plans import describe_groups
 from art.credit.samples import PlannedAnswer, PlannedSample
 from art.errors import NothingTrainableError
+from art.storage.steps.plan_record import GroupPlan
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,6 +41,8 @@ class StepPlan:
     """Preference pairs of rollout ids, (chosen, rejected), for the loss `dpo`."""
     exchange_ids: list[str] = field(default_factory=list)
     """Ids of the exchanges (recorded requests and answers) that the step learns from, each once."""
+    groups: list[GroupPlan] = field(default_factory=list)
+    """What the step does with each submitted rollout. Empty for supervised fine-tuning."""
 
 
 def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int, has_sft: bool = False) -> StepPlan:
@@ -69,7 +73,8 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int, ha
     return StepPlan(
         samples=samples,
         observations=observations,
-        ledger=open_ledger(trajectories, samples, selection.dropped) | observed_tokens(observations),
+        ledger=open_ledger(trajectories, samples, _count_dropped(trajectories, selection))
+        | observed_tokens(observations),
         metrics={
             "data/step_num_groups_submitted": len(groups),
             "data/step_num_groups_trainable": sum(
@@ -82,6 +87,13 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int, ha
         exchange_ids=sorted(
             {answer.exchange_id for group in selection.trained for t, _ in group.rollouts for answer in t.answers()}
             | {answer.exchange_id for sample in observations for answer in sample.answers}
+        ),
+        groups=describe_groups(
+            groups,
+            samples,
+            selection.dropped,
+            selection.left_out,
+            has_advantages=dpo is None and config.learns_from_rewards,
         ),
     )
 
@@ -103,8 +115,8 @@ class _Selection:
     trained: list[_TrainedGroup] = field(default_factory=list)
     pairs: list[tuple[str, str]] = field(default_factory=list)
     left_out: LeftOut = field(default_factory=LeftOut)
-    dropped: Counter[str] = field(default_factory=Counter)
-    """Number of dropped tokens for each reason."""
+    dropped: dict[str, str] = field(default_factory=dict)
+    """Why a rollout is left out, by its label."""
     learner: Literal["distillation", "the KL term"] | None = None
     """What learns from a group without spread."""
 
@@ -120,9 +132,7 @@ class _Selection:
         self.trained.append(_TrainedGroup(group.label, kept, **fields))
 
     def drop(self, trajectories: Sequence[ResolvedTrajectory], reason: str) -> None:
-        tokens = sum(trajectory.sampled_tokens for trajectory in trajectories)
-        if tokens:
-            self.dropped[reason] += tokens
+        self.dropped |= {trajectory.label: reason for trajectory in trajectories if trajectory.sampled_tokens}
 
 
 def _select(groups: list[ResolvedGroup], config: TrainConfig) -> _Selection:
@@ -173,6 +183,15 @@ def _select_pairs(groups: list[ResolvedGroup], config: TrainConfig, dpo: DpoConf
         selection.trained.append(_TrainedGroup(group.label, rollouts))
         selection.drop([t for i, t in enumerate(able) if i not in paired], "no_preference_pair")
     return selection
+
+
+def _count_dropped(trajectories: Sequence[ResolvedTrajectory], selection: _Selection) -> Counter[str]:
+    """Count the tokens of the rollouts that are left out, by reason."""
+    counts: Counter[str] = Counter()
+    for trajectory in trajectories:
+        if (reason := selection.dropped.get(trajectory.label)) is not None:
+            counts[reason] += trajectory.sampled_tokens
+    return counts
 
 
 def _is_masked(trajectory: ResolvedTrajectory, config: TrainConfig) -> bool:

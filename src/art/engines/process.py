@@ -47,6 +47,8 @@ class ProcessEngine:
                 async with aclosing(client.stream(call)) as chunks:
                     async for chunk in chunks:
                         received += chunk.token_ids
+                        if attempt > 1 and chunk.timings is not None:  # they leave out the time before the death
+                            chunk = replace(chunk, timings=None)
                         yield chunk
                 return
             except ProcessError as error:

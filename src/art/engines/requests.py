@@ -25,6 +25,7 @@ def check_request(request: GenerateRequest, info: EngineInfo) -> None:
         ("seed", 0 <= request.seed < 2**64, "an unsigned 64-bit integer"),
         ("top_k", request.top_k >= 0, "at least 0"),
         ("min_p", 0 <= request.min_p <= 1, "between 0 and 1"),
+        ("chunk_every_s", 0 <= request.chunk_every_s < math.inf, "a finite number of seconds, at least 0"),
         ("first_index", 0 <= request.first_index <= len(request.prompt_token_ids), "the number of tokens drawn so far"),
     ):
         if not is_valid:

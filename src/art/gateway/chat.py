@@ -23,6 +23,8 @@ from art.errors import ProcessError
 from art.gateway.completion import Completion
 from art.gateway.format.reasoning import reasoning_settings
 from art.gateway.format.renderer import TemplateKwargs
+from art.gateway.live.hub import LiveHub
+from art.gateway.live.requests import LiveRequest
 from art.gateway.policies import ModelResolver, PolicyRef
 from art.gateway.record.conversations import Conversations, extend_hash
 from art.gateway.record.deleted_responses import DeletedResponses
@@ -35,6 +37,9 @@ from art.protocol.answers import FinishReason
 from art.protocol.dialects.chat_completions import ChatRequest
 from art.protocol.samples import Constraint
 
+WATCHED_CHUNK_S = 0.2
+"""How often the engine reports the tokens of a request for people who watch, where its client does not stream. Sending
+each token by itself would slow the server down."""
 Put = Callable[[dict[str, Any]], None]
 """Function that takes the entries of `choices` in the chunks of a stream."""
 
@@ -46,6 +51,8 @@ class Gateway:
         self.recorder = recorder
         self.rollouts = RolloutStore(recorder)
         self.deleted_responses = DeletedResponses(recorder.database)
+        self.live = LiveHub()
+        """What is being sampled now."""
         self.tokens: Counter[tuple[str, str]] = Counter()
         """Tokens since the server started, by model (`project/name`) and kind: prompt, cached, completion.
 
@@ -142,39 +149,28 @@ class Gateway:
         parser = renderer.parser(turn.prompt_token_ids, turn.tools, parse_tools=parse_tools)
         completion = Completion(index, request, renderer, parser)
         writer = None if put is None else ChoiceWriter(completion, put)
-        generate = GenerateRequest(
-            request_id=completion.exchange_id,
-            adapter=policy.adapter,
-            prompt_token_ids=turn.prompt_token_ids,
-            max_tokens=turn.max_tokens,
-            stop_token_ids=renderer.stop_token_ids if turn.grammar is None else turn.grammar.stop_token_ids,
-            grammar=None if turn.grammar is None else turn.grammar.text,
-            seed=(turn.seed + index) % SEEDS,
-            repeatable=request.seed is not None,
-            temperature=1.0 if request.temperature is None else request.temperature,
-            top_p=1.0 if request.top_p is None else request.top_p,
-            top_k=max(0, request.top_k or 0),
-            min_p=request.min_p or 0.0,
-            num_top_logprobs=request.top_logprobs or 0,
-            sender=(policy.project, turn.key),
-        )
         # With stop strings, read the tokens as they are sampled, to stop at the first match.
-        chunks = policy.engine.generate(generate, stream=writer is not None or bool(request.stop_strings))
-        async with contextlib.aclosing(cast("AsyncGenerator[TokenChunk, None]", chunks)):
-            async for chunk in chunks:
-                completion.add(chunk)
-                if completion.finish_reason is not None:
-                    break
-                if writer is not None:
-                    writer.write()
-        if completion.finish_reason is None:
-            raise ProcessError(
-                f"the engine ended completion {completion.exchange_id} without a finish reason; send it again"
-            )
-        if turn.grammar is not None:
-            await self._structures.check(turn.grammar, renderer, completion.token_ids)
-        self._count(turn, completion)
-        await self._record(turn, policy, generate, completion, completion.finish_reason)
+        at_once = writer is not None or bool(request.stop_strings)
+        is_watched = self.live.is_watched(policy.project)
+        generate = _generate_request(turn, policy, completion, 0.0 if at_once else WATCHED_CHUNK_S)
+        with self.live.followed(_live_request(turn, policy, completion, is_streamed=at_once or is_watched)) as live:
+            chunks = policy.engine.generate(generate, stream=at_once or is_watched)
+            async with contextlib.aclosing(cast("AsyncGenerator[TokenChunk, None]", chunks)):
+                async for chunk in chunks:
+                    completion.add(chunk)
+                    if completion.finish_reason is not None:
+                        break
+                    if writer is not None:
+                        writer.write()
+                    self.live.sampled(live)
+            if completion.finish_reason is None:
+                raise ProcessError(
+                    f"the engine ended completion {completion.exchange_id} without a finish reason; send it again"
+                )
+            if turn.grammar is not None:
+                await self._structures.check(turn.grammar, renderer, completion.token_ids)
+            self._count(turn, completion)
+            await self._record(turn, policy, generate, completion, completion.finish_reason)
         if writer is not None:
             writer.finish()
         return completion
@@ -221,6 +217,42 @@ class Gateway:
         await self.recorder.append(exchange, conversation=conversation, parent=turn.parent)
         completion.exchange = exchange.summary()
         self.conversations.add(exchange, conversation)
+
+
+def _generate_request(turn: Turn, policy: PolicyRef, completion: Completion, chunk_every_s: float) -> GenerateRequest:
+    request, grammar = turn.request, turn.grammar
+    return GenerateRequest(
+        request_id=completion.exchange_id,
+        adapter=policy.adapter,
+        prompt_token_ids=turn.prompt_token_ids,
+        max_tokens=turn.max_tokens,
+        stop_token_ids=turn.renderer.stop_token_ids if grammar is None else grammar.stop_token_ids,
+        grammar=None if grammar is None else grammar.text,
+        seed=(turn.seed + completion.index) % SEEDS,
+        repeatable=request.seed is not None,
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        top_k=max(0, request.top_k or 0),
+        min_p=request.min_p or 0.0,
+        num_top_logprobs=request.top_logprobs or 0,
+        chunk_every_s=chunk_every_s,
+        sender=(policy.project, turn.key),
+    )
+
+
+def _live_request(turn: Turn, policy: PolicyRef, completion: Completion, *, is_streamed: bool) -> LiveRequest:
+    return LiveRequest(
+        project=policy.project,
+        name=policy.name,
+        policy_version=policy.policy_version,
+        rollout_id=turn.rollout_id,
+        messages=turn.messages,
+        num_prompt_tokens=len(turn.prompt_token_ids),
+        max_tokens=turn.max_tokens,
+        completion=completion,
+        token_bytes=turn.renderer.tokenizer.token_bytes,
+        is_streamed=is_streamed,
+    )
 
 
 async def _reports_kept(policy: PolicyRef, generate: GenerateRequest) -> bool:

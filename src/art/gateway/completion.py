@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from art.engine import TokenChunk
+from art.engine import Timings, TokenChunk
 from art.gateway.format.renderer import Renderer
 from art.gateway.parsing.parse import Delta, MessageParser
 from art.gateway.record.recorder import new_exchange_id
@@ -29,6 +29,8 @@ class Completion:
         self.kept: list[list[int]] = []
         """What each token was drawn from where truncation left something out; see `TokenChunk.kept`."""
         self.num_cached_tokens = 0
+        self.timings: Timings | None = None
+        """Where the engine's time went, as far as it has said so."""
         self.reports: list[dict[str, Any]] | None = [] if request.logprobs else None
         """OpenAI's log-prob entries of the tokens; `None` if the request does not ask for them."""
         self.message: Message = {}
@@ -61,6 +63,7 @@ class Completion:
         if self.reports is not None:
             self.reports += [self._report(chunk, i) for i in range(kept)]
         self.num_cached_tokens = max(self.num_cached_tokens, chunk.num_cached_tokens)
+        self.timings = chunk.timings or self.timings
         if reason is not None:
             parsed = self._parser.finish()
             self.message = parsed.to_message(self.exchange_id)

@@ -149,6 +149,7 @@ TRAINER_METRICS: dict[str, Metric] = {
     "time/step_trainer_s": Metric("seconds of the whole step in the trainer, including the checkpoint"),
     "time/step_updates_s": Metric("seconds of the step's updates: forward, backward, optimiser"),
     "time/step_replay_s": Metric("seconds for the replay of grammars and kept tokens", CONSTRAINED),
+    "time/step_token_file_s": Metric("seconds for the file of each token's log-prob, entropy and mask reason"),
     "time/step_checkpoint_s": Metric("seconds for the probe and writing the checkpoint"),
 }
 """Metrics that the trainer measures. A step of supervised fine-tuning has only those marked `ALWAYS`."""
@@ -259,6 +260,12 @@ LOG_METRICS: dict[str, Metric] = {
         "the other seconds since the row before: rollouts, rewards, waiting", "registered models"
     ),
     "time/cum/s/gpu/*": Metric("sums of `time/step_s/gpu/*` since the model was created", "registered models"),
+    "sinks/*_waiting_rows": Metric(
+        "rows before this one that a tracker does not have yet, by its name", "rows while a tracker fails or is slow"
+    ),
+    "sinks/*_lost": Metric(
+        "rows, groups and files that a tracker has refused in this run, by its name", "rows after such a loss"
+    ),
     "data/cum/*": Metric(
         "sums of `data/step_*` since the first row, including your own metrics; shares are not summed"
     ),

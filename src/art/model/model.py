@@ -326,10 +326,21 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         metrics = check_metrics(metrics or {})
         step = await self.get_step() if step is None else step
         reporting = await self._start_sinks()
-        metrics = (reporting.metrics() if reporting else {}) | self._run_log.take_pending() | dict(metrics)
+        late = {} if reporting is None else await asyncio.to_thread(reporting.metrics)
+        metrics = late | self._run_log.take_pending() | dict(metrics)
         await self.book_costs(trainer_s=metrics.get("time/step_trainer_s", 0.0), split=split)
-        row = await self._run_log.append(self._paths(), self.costs, groups, metrics, split, step)
+        row, written = await self._run_log.append(self._paths(), self.costs, groups, metrics, split, step)
         if reporting is not None:
             reporting.wake()
         if self.trainable and self._backend is not None:  # the server needs them to keep the best checkpoint
             await self._backend.log_metrics(self, step, row)
+            await self._send_log(split, step, written, groups)
+
+    async def _send_log(self, split: str, step: int, row: dict[str, Any], groups: list[TrajectoryGroup]) -> None:
+        """Send what was logged to a server that keeps its files elsewhere, for its page."""
+        if self._backend is None or (client := self._backend.log_client) is None:
+            return
+        from art.model.log_upload import log_requests
+
+        for request in await asyncio.to_thread(log_requests, split, step, row, groups):
+            await client.log(self.project, self.name, request)

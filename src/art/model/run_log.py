@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from art.costs import Ledger
 from art.costs.meter import close_row
@@ -49,14 +50,14 @@ class RunLog:
         metrics: Mapping[str, float],
         split: str,
         step: int,
-    ) -> dict[str, float]:
+    ) -> tuple[dict[str, float], dict[str, Any]]:
         """Append a row to the history, and groups to the file of their split and step.
 
         Args:
             metrics: numbers for the row; they replace those computed from `groups`. `costs/...` go to the ledger.
 
         Returns:
-            The row.
+            The metrics of the row, and the row as it was written.
         """
         summary, reported = take_costs(summarize_groups(groups))
         metrics, also_reported = take_costs(metrics)
@@ -66,17 +67,16 @@ class RunLog:
             row |= count_groups(groups)
         row |= name_metrics(metrics, split)
         totals = self._totals.setdefault(paths.history, Totals(paths.history))
-        await asyncio.to_thread(_write, paths, totals, groups, split, row, step)
-        return row
+        return row, await asyncio.to_thread(_write, paths, totals, groups, split, row, step)
 
 
 def _write(
     paths: ModelPaths, totals: Totals, groups: list[TrajectoryGroup], split: str, row: dict[str, float], step: int
-) -> None:
+) -> dict[str, Any]:
     if groups:
         append_groups(paths.trajectories(split, step), groups)
     with totals.lock:
-        append_row(paths.history, totals.of(row) | row, step=step)
+        return append_row(paths.history, totals.of(row) | row, step=step)
 
 
 def best_step(history: Path, metric: str) -> int | None:

@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar, Generic, Self, TypeAlias, TypeVar, 
 from pydantic import ConfigDict, PlainValidator, SkipValidation, TypeAdapter, ValidationError
 
 from art.config import EngineConfig, LoraConfig, NodesConfig, TrainConfig, TrainerConfig, TrainSFTConfig, VllmConfig
-from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
+from art.engine import AdapterInfo, EngineInfo, GenerateRequest, Timings, TokenChunk
 from art.errors import ArtError, ConfigError, InvalidRequestError
 from art.protocol.checkpoint_calls import HubTarget, S3Target
 from art.protocol.compact.sample_files import read_samples, write_samples
@@ -145,6 +145,8 @@ def _build_chunk(body: dict[str, Any]) -> TokenChunk:
         body = body | {"top_logprobs": top}
     if body.get("kept"):
         body = body | {"kept": unpack_token_sets(body["kept"])}
+    if body.get("timings"):
+        body = body | {"timings": Timings(**body["timings"])}
     return TokenChunk(**body)
 
 
@@ -318,6 +320,8 @@ class Train(SampleCall[StepOrProgress]):
     """Folders of the checkpoints that the loss compares the policy with, by step."""
     engine_dtype: str | None = None
     """Number type in which the engine computed the sampling log-probs, or `QUANTIZED`; `None`: that of the trainer."""
+    record_to: Path | None = None
+    """Folder for the step's token file, which holds log-prob, entropy and mask reason of each target; `None`: none."""
 
 
 class TrainSft(SampleCall[StepOrProgress]):
@@ -327,6 +331,8 @@ class TrainSft(SampleCall[StepOrProgress]):
     from_checkpoint: Path
     to_checkpoint: Path
     job_id: str
+    record_to: Path | None = None
+    """Folder for the step's token file, which holds log-prob, entropy and mask reason of each target; `None`: none."""
 
 
 class Trial(SampleCall[Numbers]):

@@ -1,8 +1,9 @@
-"""Wire types of checkpoints: listing them, downloading their files, and jobs that copy, export and send them."""
+"""Wire types of checkpoints: listing them, downloading their files, and jobs that copy, export and send them. And what
+scripts log for their steps."""
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -62,6 +63,22 @@ class MetricsRow(Wire):
 
 class Recorded(Wire):
     row_id: str
+
+
+class LogRequest(Wire):
+    """A row of a model's history, and groups that were logged with it. Large ones come in several requests."""
+
+    split: str
+    step: int = Field(ge=0)
+    row: dict[str, int | float | str | None] = Field(min_length=1)
+    """The row as it is in `history.jsonl` of the script. It has the time at which it was written, `recorded_at`."""
+    groups: list[dict[str, Any]]
+    """Groups as they are in the script's file of the split and step."""
+
+
+class Logged(Wire):
+    num_groups: int
+    """Number of groups of the request, all of which are kept now."""
 
 
 class CheckpointJobRequest(Wire):

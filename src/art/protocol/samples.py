@@ -94,3 +94,5 @@ class StepResult:
     step: int
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the step, with names in sections: `loss/...`, `offpolicy/...`, `data/...`, `time/...`."""
+    findings: list[str] = field(default_factory=list)
+    """What a person should know that did not stop the step, in plain words."""

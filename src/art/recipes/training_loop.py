@@ -162,6 +162,7 @@ async def train_task(
     reports: list[StepReport] = []
     barren = 0
     first = await model.get_step()
+    model.merge_state({"num_steps": num_steps})  # the page tells from it when the run will end
     step = _Step(model, task, defaults, score, faults or FaultWatch(MAX_FAULT_RATE), rollout_timeout_s)
     for index in range(first, num_steps):
         model.costs.check()

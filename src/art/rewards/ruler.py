@@ -110,7 +110,11 @@ class Ruler:
         if self.settings.on_disagreement == "shrink":
             scores = shrink(scores, agreement.reliability)
         verdicts = [
-            Verdict(score=score, explanation=a.explanation, parts={k: (a.parts[k] + b.parts[k]) / 2 for k in a.parts})
+            Verdict(
+                score=score,
+                explanation=a.explanation,
+                parts={k: (a.parts[k] + b.parts[k]) / 2 for k in a.parts} | {"pass_1": a.score, "pass_2": b.score},
+            )
             for score, a, b in zip(scores, passes[0].verdicts, passes[1].verdicts, strict=True)
         ]
         judgement = self.grader.join(passes, verdicts)
@@ -166,8 +170,9 @@ async def ruler_score_group(
 ) -> TrajectoryGroup | None:
     """Have a judge model compare a group's trajectories, and return a copy of the group with the scores as rewards.
 
-    Each trajectory gets the metrics `ruler_score` and `independent_reward` (its reward before), the explanation in
-    its logs, and its share of the cost as `costs/judge/ruler` if the price is known.
+    Each trajectory gets the metrics `ruler_score` and `independent_reward` (its reward before), with two passes also
+    `ruler/pass_1` and `ruler/pass_2` (the scores of both), the explanation in its logs, and its share of the cost as
+    `costs/judge/ruler` if the price is known.
 
     Args:
         swallow_exceptions: return `None` when there are no usable scores, so that `gather_trajectory_groups` drops the

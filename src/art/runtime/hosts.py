@@ -38,6 +38,10 @@ class Hosts:
         self._by_model[model.key] = model.base_model, model.settings, host
         return host
 
+    def existing(self, model: RegisteredModel) -> BaseModelHost | None:
+        """The host of a model if it was made already. May be called from any thread."""
+        return self._hosts.get(host_key(model))
+
     def pin(self, base_model: str, settings: ModelSettings) -> None:
         """Start the processes of a base model and keep them running, whether or not a model uses them."""
         key = _key(base_model, settings)

@@ -31,14 +31,19 @@ async def measure_engines(hosts: Iterable[BaseModelHost]) -> list[Measurement]:
     return [measurement for measurements in by_host for measurement in measurements]
 
 
-async def _measure_engine(host: BaseModelHost) -> list[Measurement]:
+async def engine_stats(host: BaseModelHost) -> dict[str, float]:
+    """Return the numbers of an engine; none if it is not up or does not answer within `ENGINE_TIMEOUT_S`."""
     if host.engine_process.status["state"] != "up":
-        return []
+        return {}
     try:
         async with asyncio.timeout(ENGINE_TIMEOUT_S):
-            stats = await host.engine.stats()
+            return await host.engine.stats()
     except (TimeoutError, ArtError):
-        return []
+        return {}
+
+
+async def _measure_engine(host: BaseModelHost) -> list[Measurement]:
+    stats = await engine_stats(host)
     names = _GAUGES | _COUNTERS
     return [Measurement(names[key], value, {"engine": host.name}) for key, value in stats.items() if key in names]
 

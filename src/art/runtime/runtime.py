@@ -32,6 +32,8 @@ from art.runtime.jobs.runner import JobRunner
 from art.runtime.jobs.store import JobStore
 from art.runtime.jobs.training_work import TrainingWork
 from art.runtime.jobs.work import Work
+from art.runtime.live.log_news import LiveLog
+from art.runtime.live.overview import Overview
 from art.runtime.measurements import measure_disk, measure_engines, measure_jobs, measure_processes, measure_tokens
 from art.runtime.metric_store import MetricStore
 from art.runtime.model_checkpoints import ModelCheckpoints
@@ -41,6 +43,7 @@ from art.runtime.placement.devices import find_devices
 from art.runtime.registration import Registration
 from art.runtime.registry import Registry
 from art.runtime.resolver import PolicyResolver
+from art.runtime.run_logs import RunLogs
 from art.runtime.submission import Submission
 from art.runtime.supervision.directory_watch import watch_directory
 from art.runtime.supervision.status_report import write_report
@@ -72,7 +75,13 @@ class Runtime:
         self.resolver = PolicyResolver(self.models, self._check_directory)
         self.models.on_change = self.resolver.forget
         self.gateway = Gateway(self.resolver, self._recorder)
+        self.live = self.gateway.live
+        """What is being sampled and trained now, for people who watch."""
         self.jobs = self._make_jobs()
+        self.run_logs = RunLogs(self.models)
+        self.live.on_watched = LiveLog(self.live).watch
+        self.overview = Overview(self.models, self._hosts, self.jobs, self.gateway)
+        self.jobs.on_news = self.overview.note
         self.checkpoints = ModelCheckpoints(self.models, self.jobs, self._metrics, config.llama_cpp)
         self.registration = Registration(self._registry, self.models, self._hosts, self.jobs, self._check_directory)
         preflight = Preflight() if config.preflight else None

@@ -24,17 +24,33 @@ from art.gateway.json_pieces import json_pieces
 from art.gateway.workers import INLINE
 from art.protocol.answers import Health, ModelCard, ModelList
 from art.protocol.jobs import JobList
+from art.protocol.live.system import SystemAnswer
 from art.protocol.preflight import PreflightReport
 from art.protocol.training import JobStatus, ModelStatus
 from art.server.asgi import ClientDisconnected, Receive, Scope, Send, send_bytes
-from art.server.auth import ANONYMOUS, Caller, Keyring
+from art.server.auth import ANONYMOUS, Caller, Keyring, read_key
 from art.server.bodies.body import BodyLimits
 from art.server.call import REST, Call, Route
 from art.server.errors import METHOD_NOT_ALLOWED, REQUEST_ID, error_body, failure
 from art.server.headers import answer_preflight, is_preflight, request_id, with_headers
 from art.server.openapi import build_openapi
+from art.server.page.browser import SECURITY_HEADERS, Addresses, read_cookie
+from art.server.page.page_state import PageState
 from art.server.paths import HiddenPaths
-from art.server.routes import chat, checkpoints, jobs, models, operations, rollouts, stored_responses, text, training
+from art.server.routes import (
+    chat,
+    checkpoints,
+    jobs,
+    live,
+    models,
+    operations,
+    rollouts,
+    stored_responses,
+    text,
+    training,
+    view,
+)
+from art.server.routes import page as page_routes
 from art.server.state import ServerState
 from art.storage.keys import KeyStore
 from art.storage.layout import validate_name
@@ -60,9 +76,14 @@ ROUTES: list[Route] = [
     *checkpoints.ROUTES,
     *jobs.ROUTES,
     *operations.ROUTES,
+    *page_routes.ROUTES,
+    *view.ROUTES,
+    *live.ROUTES,
 ]
+PAGE_ROUTES = [*page_routes.PAGE_ROUTES, *view.ROUTES]
+"""The routes of `art view`, which has files and no server."""
 
-_NAME_FILES = {Health, JobList, JobStatus, ModelCard, ModelList, ModelStatus, PreflightReport}
+_NAME_FILES = {Health, JobList, JobStatus, ModelCard, ModelList, ModelStatus, PreflightReport, SystemAnswer}
 """Answers that can say where files lie on the machine. Only keys with scope `admin` see that. Events of jobs and
 errors are treated where they are sent."""
 
@@ -78,20 +99,23 @@ class App:
         config: ServerConfig | None = None,
         keys: KeyStore | None = None,
         data_dir: Path | None = None,
+        page: PageState | None = None,
     ) -> None:
         """
         Args:
             api_key: the API key that may do everything.
             keys: store of further API keys, which `art keys` makes.
             data_dir: the folder of the runtime's files. Answers to keys without scope `admin` do not show where it is.
+            page: what the page shows, by default nothing. Without a server beside it, there are only its own routes.
         """
         self._runtime = runtime
-        self._keyring = Keyring(api_key, keys)
-        paths = HiddenPaths(data_dir)
-        self.state = ServerState(config or ServerConfig(), _openapi_document, paths, self._keyring.check)
+        config, keyring = config or ServerConfig(), Keyring(api_key, keys)
+        shown = page or PageState(None, Addresses(config.host, config.public_urls))
+        self.state = ServerState(config, _openapi_document, HiddenPaths(data_dir), keyring, shown)
+        routes = ROUTES if shown.has_server else PAGE_ROUTES
         self._body_limits = {data: BodyLimits.of(self.state.config, training_data=data) for data in (False, True)}
-        self._exact = {(route.method, route.path): route for route in ROUTES if "{" not in route.path}
-        self._patterns = [(_pattern(route.path), route) for route in ROUTES]
+        self._exact = {(route.method, route.path): route for route in routes if "{" not in route.path}
+        self._patterns = [(_pattern(route.path), route) for route in routes]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -106,7 +130,8 @@ class App:
         route, path = self._find(scope["method"], scope["path"])
         identity, origins = request_id(scope), self.state.config.cors_origins
         REQUEST_ID.set(identity)
-        send = with_headers(scope, send, identity, origins)
+        more = SECURITY_HEADERS if route is not None and route.from_page else {}
+        send = with_headers(scope, send, identity, origins, more)
 
         async def send_noted(message: MutableMapping[str, Any]) -> None:
             nonlocal status
@@ -147,8 +172,15 @@ class App:
             await _run(route, call)
 
     def _identify(self, scope: Scope, route: Route | None) -> Caller:
+        page, keyring = self.state.page, self.state.keyring
+        if route is not None and route.from_page and read_key(scope) is None:
+            if route.scope is None:
+                page.addresses.check_host(scope)
+            elif (text := read_cookie(scope, https=page.addresses.is_https(scope))) is not None:
+                page.addresses.check_page_request(scope)
+                return keyring.caller(page.sessions.find(text).key_id)
         try:
-            return self._keyring.identify(scope)
+            return keyring.identify(scope)
         except (AuthenticationError, KeysUnavailableError):
             if route is None or route.scope is not None:  # without a key, unknown routes look like known ones
                 raise

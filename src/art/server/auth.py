@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from art.errors import AuthenticationError, PermissionDeniedError
 from art.protocol.keys import KeyScope
 from art.server.asgi import Scope
-from art.storage.keys import KeyStore
+from art.storage.keys import Key, KeyStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +71,39 @@ class Keyring:
             AuthenticationError: the key is missing or not valid.
             KeysUnavailableError: the file of the keys cannot be read.
         """
-        text = _read_key(scope)
+        text = read_key(scope)
         if text is None:
             raise AuthenticationError(f"the API key is missing; {_HOW}")
+        return self.find(text)
+
+    def find(self, text: bytes) -> Caller:
+        """Find the caller by the text of a key. Every comparison takes the same time for right and wrong keys.
+
+        Raises:
+            AuthenticationError: the key is not valid.
+            KeysUnavailableError: the file of the keys cannot be read.
+        """
         if hmac.compare_digest(text, self._server_key):
             return SERVER
         if self._store is None:
             raise AuthenticationError(f"the API key is wrong; {_HOW}")
-        key = self._store.find(text.decode("latin-1"))
-        self._store.note_use(key)
+        return self._use(self._store, self._store.find(text.decode("latin-1")))
+
+    def caller(self, key_id: str) -> Caller:
+        """Return what the key with this id may do now, for a session that it has opened.
+
+        Raises:
+            AuthenticationError: the key was revoked, or has expired.
+            KeysUnavailableError: the file of the keys cannot be read.
+        """
+        if key_id == SERVER_KEY_ID:
+            return SERVER
+        if self._store is None:
+            raise AuthenticationError(f"key {key_id} is gone")
+        return self._use(self._store, self._store.valid(key_id))
+
+    def _use(self, store: KeyStore, key: Key) -> Caller:
+        store.note_use(key)
         return Caller(key.id, key.project, key.scopes)
 
     def check(self) -> None:
@@ -94,7 +118,7 @@ class Keyring:
 _HOW = "send one as `Authorization: Bearer <key>`"
 
 
-def _read_key(scope: Scope) -> bytes | None:
+def read_key(scope: Scope) -> bytes | None:
     """Read the key from the headers: Anthropic's clients send it as `x-api-key`, all others as a bearer token."""
     for name, value in scope["headers"]:
         if name == b"authorization":

@@ -139,6 +139,8 @@ class Route:
     """Whether the body holds trajectories, for which `max_body_bytes` is the limit. Other bodies are much smaller."""
     query: Mapping[str, type] = field(default_factory=dict)
     """Parameters of the query string, with their types."""
+    from_page: bool = False
+    """Whether the page may ask for it with the cookie of a session, in place of a key."""
     error_body: ErrorBody | None = None
     """Function that makes the body of an error; `None` for OpenAI's form."""
 

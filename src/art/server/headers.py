@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 from typing import Any
 
 from art.server.asgi import Scope, Send, header
@@ -23,13 +23,16 @@ def request_id(scope: Scope) -> str:
     return sent if sent is not None and _SANE_ID.fullmatch(sent) else f"req_{os.urandom(12).hex()}"
 
 
-def with_headers(scope: Scope, send: Send, identity: str, origins: Collection[str]) -> Send:
-    """Wrap `send` so that answers carry the request id and, for one of `origins`, the headers of CORS.
+def with_headers(
+    scope: Scope, send: Send, identity: str, origins: Collection[str], more: Mapping[str, str] = {}
+) -> Send:
+    """Wrap `send` so that answers carry the request id, `more` headers and, for one of `origins`, the headers of CORS.
 
     The answer to a HEAD request loses its body and keeps its headers.
     """
     # Anthropic's clients read the id from `request-id`, OpenAI's from `x-request-id`.
     extra = [(b"x-request-id", identity.encode()), (b"request-id", identity.encode())]
+    extra += [(name.encode(), value.encode()) for name, value in more.items()]
     origin = allowed_origin(scope, origins)
     if origin is not None:
         extra += [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", b"*")]

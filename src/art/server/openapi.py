@@ -35,7 +35,7 @@ def build_openapi(routes: Iterable[Route]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "ART server",
-            "version": _version(),
+            "version": art_version(),
             "description": "Serves models with an OpenAI-compatible API, records what they sample, and trains them.",
         },
         "paths": paths,
@@ -92,7 +92,8 @@ def _tag(path: str) -> str:
     return path.strip("/").removeprefix("api/").partition("/")[0] if path.startswith("/api/") else "operations"
 
 
-def _version() -> str:
+def art_version() -> str:
+    """Return the version of ART that is installed; "0" in a checkout."""
     try:
         return version(_DISTRIBUTION)
     except PackageNotFoundError:  # run from a checkout

@@ -10,7 +10,9 @@ from art.config import ServerConfig
 from art.errors import StorageError
 from art.gateway.workers import Workers
 from art.protocol.answers import Measurement
+from art.server.auth import Keyring
 from art.server.limits import Limiter
+from art.server.page.page_state import PageState
 from art.server.paths import HiddenPaths
 from art.server.prometheus import Metrics
 
@@ -25,15 +27,18 @@ class ServerState:
         config: ServerConfig,
         openapi: Callable[[], bytes],
         paths: HiddenPaths,
-        check_keys: Callable[[], None] = lambda: None,
+        keyring: Keyring,
+        page: PageState,
     ) -> None:
         """
         Args:
             openapi: makes the OpenAPI document. It is called only when somebody asks, because that takes a moment.
             paths: removes folders of the machine from what keys without scope `admin` see.
-            check_keys: raises a `StorageError` if API keys cannot be checked.
+            keyring: all valid keys.
+            page: what the routes of the page share.
         """
-        self._check_keys = check_keys
+        self.keyring = keyring
+        self.page = page
         self.config = config
         self.paths = paths
         self.openapi = openapi
@@ -58,7 +63,7 @@ class ServerState:
 
     async def _key_obstacle(self) -> dict[str, str]:
         try:
-            await asyncio.to_thread(self._check_keys)
+            await asyncio.to_thread(self.keyring.check)
         except StorageError as error:
             return {"keys": error.message}
         return {}

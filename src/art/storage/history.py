@@ -18,8 +18,11 @@ from typing import Any
 from art.storage.jsonl import append_lines, read_lines
 
 
-def append_row(path: Path, metrics: Mapping[str, float], *, step: int) -> None:
-    """Append the metrics of one log call. `time/wall_clock_sec` counts from the first row, also after restarts."""
+def append_row(path: Path, metrics: Mapping[str, float], *, step: int) -> dict[str, Any]:
+    """Append the metrics of one log call, and return the whole row.
+
+    `time/wall_clock_sec` counts from the first row, also after restarts.
+    """
     now = datetime.now(UTC)
     row: dict[str, Any] = {key: _number(value) for key, value in metrics.items()}
     row["training_step"] = step
@@ -27,6 +30,7 @@ def append_row(path: Path, metrics: Mapping[str, float], *, step: int) -> None:
     row["step"] = step
     row["recorded_at"] = now.isoformat()
     append_lines(path, [row])
+    return row
 
 
 def _number(value: Any) -> float | int:

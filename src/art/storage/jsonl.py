@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import math
+import mmap
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -94,6 +95,24 @@ def read_rows_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
         return [], offset
     rows = [_row_of(line) for line in whole.split(b"\n")]
     return [row for row in rows if row is not None], offset + len(whole) + 1
+
+
+def has_row(path: Path, row: Mapping[str, Any]) -> bool:
+    """Whether a file has exactly this row. A missing file has none."""
+    line = encode(dict(row)).encode()
+    if not path.exists():
+        return False
+    with storage_errors(path, "reading"), path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return False
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            at = content.find(line)
+            while at >= 0:
+                before, after = content[max(0, at - 1) : at], content[at + len(line) : at + len(line) + 1]
+                if before in (b"", b"\n") and after in (b"", b"\n"):  # the last line may lack its end
+                    return True
+                at = content.find(line, at + 1)
+    return False
 
 
 def read_lines_from(path: Path, offset: int) -> Iterator[tuple[dict[str, Any] | None, int]]:

@@ -121,6 +121,21 @@ class KeyStore:
         key = None if match is None else self._current().get(match[1])
         if key is None or not hmac.compare_digest(_digest(text), key.digest):
             raise AuthenticationError("the API key is wrong")
+        return self._checked(key)
+
+    def valid(self, key_id: str) -> Key:
+        """Return the key with this id, which has been checked before.
+
+        Raises:
+            AuthenticationError: it is gone, expired or revoked.
+            KeysUnavailableError: the file is damaged or gone.
+        """
+        key = self._current().get(key_id)
+        if key is None:
+            raise AuthenticationError(f"key {key_id} is gone; make another one with `art keys create`")
+        return self._checked(key)
+
+    def _checked(self, key: Key) -> Key:
         if problem := key.problem(self._now()):
             raise AuthenticationError(f"{problem}; make another one with `art keys create`")
         return key

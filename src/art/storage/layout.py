@@ -36,6 +36,7 @@ class ModelPaths:
         self.costs = root / "costs.jsonl"
         self.checkpoints = root / "checkpoints"
         self.exports = root / "exports"
+        self.steps = root / "steps"
         self.all_trajectories = root / "trajectories"
         self.sinks = root / "sinks"
         """Folder of the cursors of sinks, one file per tracker."""
@@ -43,6 +44,10 @@ class ModelPaths:
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"{step:04d}"
+
+    def step(self, step: int) -> Path:
+        """Folder of what is kept of a training step beside its checkpoint (`art.storage.steps`)."""
+        return self.steps / f"{step:04d}"
 
     def export(self, step: int, form: str) -> Path:
         return self.exports / f"{step:04d}-{validate_name(form, param='format')}"
@@ -65,7 +70,11 @@ class DataDir:
         self.logs = root / "logs"
         self.report = self.logs / "report.txt"
         """The newest status report of the server."""
+        self.address = self.logs / "address.txt"
+        """Address of the server that runs here, or of the last one that did."""
         self.server_stacks = self.logs / "server-stacks.log"
+        self.viewer_index = root / ".viewer.db"
+        """The index of rollouts that the page makes. It can be deleted at any time."""
 
     @property
     def is_known(self) -> bool:

@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import json
 import math
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from safetensors.numpy import load_file
 
 from art.config import EngineConfig
-from art.engine import AdapterInfo, EngineInfo, FinishReason, GenerateRequest, TokenChunk
+from art.engine import AdapterInfo, EngineInfo, FinishReason, GenerateRequest, Timings, TokenChunk
 from art.engines.requests import check_request, check_score
 from art.engines.torch.random import uniforms
 from art.engines.vllm.adapters import CONFIG_FILE, WEIGHTS_FILE, read_adapter
@@ -83,11 +84,13 @@ class FakeEngine:
         self.requests.append(request)
         self._num_requests += 1
         self._users[salt] += 1
+        arrived = time.perf_counter()
         try:
             async with self._seats:
                 self._num_running += 1
+                drawn = _Drawn(request, arrived)
                 try:
-                    async for chunk in self._run(request, salt, stream=stream):
+                    async for chunk in self._run(request, salt, drawn, stream=stream):
                         yield chunk
                 finally:
                     self._num_running -= 1
@@ -130,13 +133,14 @@ class FakeEngine:
             "generated_tokens": float(self._num_generated),
         }
 
-    async def _run(self, request: GenerateRequest, salt: bytes, *, stream: bool) -> AsyncGenerator[TokenChunk, None]:
+    async def _run(
+        self, request: GenerateRequest, salt: bytes, drawn: _Drawn, *, stream: bool
+    ) -> AsyncGenerator[TokenChunk, None]:
         previous = request.prompt_token_ids[-1]
         limit = min(request.max_tokens, self._info.max_context - len(request.prompt_token_ids))
         scripted = self._script(request)[request.first_index :] if self._script is not None else None
         limit = limit if scripted is None else min(limit, len(scripted))
         matcher = self._matcher(request)
-        drawn = _Drawn(request)
         for i in range(limit):
             await asyncio.sleep(self._delay_s)
             await self._awake.wait()
@@ -152,7 +156,7 @@ class FakeEngine:
             reason: FinishReason | None = "length" if i + 1 == limit else None
             if previous in request.stop_token_ids:
                 reason = "stop"
-            if stream or reason is not None:
+            if reason is not None or (stream and drawn.is_due):
                 yield drawn.take(reason)
             if reason is not None:
                 return
@@ -193,14 +197,23 @@ class FakeEngine:
 class _Drawn:
     """The tokens drawn since the last chunk, with what is reported about each."""
 
-    def __init__(self, request: GenerateRequest) -> None:
+    def __init__(self, request: GenerateRequest, arrived: float) -> None:
         self._request = request
+        self._arrived, self._began = arrived, time.perf_counter()
+        self._first: float | None = None
+        self._sent = 0.0
         self._token_ids: list[int] = []
         self._logprobs: list[float] = []
         self._top: list[list[tuple[int, float]]] = []
         self._kept: list[list[int]] = []
 
+    @property
+    def is_due(self) -> bool:
+        """Whether a streamed request gets a chunk now."""
+        return time.perf_counter() - self._sent >= self._request.chunk_every_s
+
     def add(self, token: int, probs: Probs, kept: list[int]) -> None:
+        self._first = self._first or time.perf_counter()
         self._token_ids.append(token)
         self._logprobs.append(math.log(max(probs[token], 1e-30)))
         self._kept.append(kept)
@@ -210,12 +223,23 @@ class _Drawn:
 
     def take(self, reason: FinishReason | None) -> TokenChunk:
         """The chunk of what was drawn since the last call."""
+        now = time.perf_counter()
         chunk = TokenChunk(
             token_ids=self._token_ids, logprobs=self._logprobs, top_logprobs=self._top,
             kept=self._kept if any(self._kept) else [], finish_reason=reason,
+            timings=None if self._sent and reason is None else self._timings(now if reason is not None else None),
         )  # fmt: skip
+        self._sent = now
         self._token_ids, self._logprobs, self._top, self._kept = [], [], [], []
         return chunk
+
+    def _timings(self, ended: float | None) -> Timings:
+        first = self._first or self._began
+        return Timings(
+            queue_s=self._began - self._arrived,
+            prefill_s=first - self._began,
+            decode_s=None if ended is None else ended - first,
+        )
 
 
 def _masked(probs: Probs, matcher: Matcher) -> Probs:

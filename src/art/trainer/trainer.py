@@ -39,9 +39,10 @@ from art.trainer.step.plans import UpdatePlan, plan_rl, plan_sft
 from art.trainer.step.progress import OnProgress as OnProgress
 from art.trainer.step.progress import Progress
 from art.trainer.step.replay import Replayed, Replayer
-from art.trainer.step.step_metrics import summarise, summarise_weights
+from art.trainer.step.step_metrics import StepRecord, summarise, summarise_weights
+from art.trainer.step.token_record import collect_tokens, write_tokens
 from art.trainer.step.update import Update, run_updates
-from art.trainer.tree.tree import check_samples
+from art.trainer.tree.tree import SamplePath, check_samples
 
 _log = logging.getLogger(__name__)
 
@@ -211,7 +212,10 @@ class Trainer:
         metrics["throughput/peak_memory_bytes"] = float(max(self._team.gather(memory.peak_bytes(self._base.device))))
         metrics |= summarise_weights(loaded.policy, before, learning_rate=plan.updates[-1].learning_rate)
         metrics["loss/optimizer_updates"] = float(loaded.optimizer.num_updates)
+        reported = time.perf_counter()
+        findings = self._keep_tokens(call, record, plan, replayed.refused, from_step=loaded.step)
         trained = time.perf_counter()
+        metrics["time/step_token_file_s"] = trained - reported
         metrics["throughput/train_tokens_per_s"] = metrics["data/step_tokens_unshared"] / (trained - started)
         loaded.step += 1
         probe_tokens = list(paths[0].sample.token_ids[:PROBE_TOKENS])
@@ -223,7 +227,21 @@ class Trainer:
         )
         metrics["time/step_checkpoint_s"] = time.perf_counter() - trained
         metrics["time/step_trainer_s"] = time.perf_counter() - started
-        return StepResult(step=loaded.step, metrics=metrics)
+        return StepResult(step=loaded.step, metrics=metrics, findings=findings)
+
+    def _keep_tokens(
+        self, call: Train | TrainSft, record: StepRecord, plan: UpdatePlan, refused: list[SamplePath], *, from_step: int
+    ) -> list[str]:
+        """Write the token file of the step, if the call asks for one. Return findings."""
+        if call.record_to is None:
+            return []
+        branches = not self._base.one_by_one
+
+        def write() -> list[str]:
+            tokens = collect_tokens(call, record, plan.updates, refused, from_step=from_step, branches=branches)
+            return write_tokens(call, tokens)
+
+        return self._team.from_first(write)
 
 
 def _max_tokens(config: TrainerConfig, device: torch.device) -> int:

@@ -15,7 +15,14 @@ from art.trajectory.pending import (
     rollout_observer,
     within,
 )
-from art.trajectory.record import History, PydanticException, Trajectory, infra_fault, is_policy_fault
+from art.trajectory.record import (
+    History,
+    PydanticException,
+    Trajectory,
+    infra_fault,
+    is_policy_fault,
+    says_policy_fault,
+)
 from art.trajectory.values import MetadataValue, MetricValue, finite_number, to_plain
 
 __all__ = [
@@ -33,6 +40,7 @@ __all__ = [
     "infra_fault",
     "is_policy_fault",
     "rollout_observer",
+    "says_policy_fault",
     "to_plain",
     "within",
 ]

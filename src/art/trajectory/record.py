@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import PurePath
@@ -209,6 +209,11 @@ def infra_fault(item: Any) -> RolloutError | None:
 
 def is_policy_fault(trajectory: Trajectory) -> bool:
     """Whether the policy spoilt the rollout: its outcome says so, or a metric such as `invalid_move` is above 0."""
-    return trajectory.metadata.get("outcome") == "policy_fault" or any(
-        value > 0 and _SPOILT.fullmatch(name) for name, value in trajectory.metrics.items()
+    return says_policy_fault(trajectory.metadata, trajectory.metrics)
+
+
+def says_policy_fault(metadata: Mapping[str, Any], metrics: Mapping[str, float]) -> bool:
+    """Whether the metadata and metrics of a trajectory say that the policy spoilt the rollout."""
+    return metadata.get("outcome") == "policy_fault" or any(
+        value > 0 and _SPOILT.fullmatch(name) for name, value in metrics.items()
     )

@@ -39,6 +39,9 @@ class Model:
     def backend(self) -> Any:
         return SimpleNamespace(checkpoints=self.checkpoints)
 
+    def merge_state(self, state: dict[str, int]) -> None:
+        self.state = state
+
     async def get_step(self) -> int:
         return 0
 
@@ -99,6 +102,7 @@ async def test_the_loop_ends_after_the_step_with_the_finding(
         model, task, task.defaults, num_steps=4, seed=0, on_step=seen.append, reactions=reactions
     )
     assert seen == reports
+    assert model.state == {"num_steps": 4}
     assert len(reports) == num_steps
     assert [report.ending is not None for report in reports] == [False, True] if trained else [False] * 4
     assert [fork[2] for fork in model.checkpoints.forks] == ([1] if trained else [])

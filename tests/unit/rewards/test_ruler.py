@@ -18,7 +18,7 @@ from art.errors import BudgetError, JudgeAnswerError, JudgeError
 from art.rewards import Budget, Criterion, Ruler, ruler, ruler_score_group, score_group
 from art.rewards.asking import completion
 from art.rewards.asking.evidence import evidence_of, write_document
-from art.rewards.asking.passes import shrink
+from art.rewards.asking.passes import compare_passes, shrink
 from art.rewards.ruler import DEFAULT_RUBRIC
 from art.testing.judge import read_prompt
 from art.trajectory import History, Trajectory, TrajectoryGroup
@@ -269,6 +269,9 @@ async def test_two_passes_cancel_the_bias_of_the_order(start_judge, address, mak
     assert scored is not None
     assert rewards(scored) == pytest.approx(SCORES, abs=0.03)  # scores are cut off at 0
     assert scored.metrics["judge_disagreement"] == pytest.approx(0.15, abs=0.03)
+    passes = [(t.metrics["ruler/pass_1"], t.metrics["ruler/pass_2"]) for t in scored]
+    assert rewards(scored) == pytest.approx([sum(scores) / 2 for scores in passes])
+    assert compare_passes(*zip(*passes, strict=True)).disagreement == scored.metrics["judge_disagreement"]
     first, second = (read_prompt(r["messages"][1]["content"])[0] for r in judge.requests)
     assert [t["messages"] for t in first] == [t["messages"] for t in second][::-1]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from art.cli import judge_serve
+from art.cli.judging import judge_serve
 from art.errors import ConfigError, JudgeError
 from art.mcp import MCPTool, generate_scenarios
 from art.rewards import GroupScorer, JudgeSettings, Ruler, params_at, score_group

@@ -28,6 +28,11 @@ GOOD = {
     "job_id": "job-12345",
     "rollout_id": "r1",
     "step": "3",
+    "split": "train",
+    "group": "0",
+    "index": "0",
+    "version": "0",
+    "folder": "lib",
     "key_id": "k",
     "format": "peft",
     "file": "f",
@@ -43,7 +48,7 @@ async def ask(app: Any, method: str, raw_path: str) -> int:
 
     scope = {
         "type": "http", "method": method, "raw_path": raw_path.encode(), "path": unquote(raw_path), "query_string": b"",
-        "headers": [(b"authorization", b"Bearer k")],
+        "headers": [(b"authorization", b"Bearer k"), (b"host", b"localhost")], "scheme": "http",
     }  # fmt: skip
     sent: list[Any] = []
 

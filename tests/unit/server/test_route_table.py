@@ -9,7 +9,10 @@ import pytest
 from art.server.app import ROUTES
 from art.server.call import Route
 
-OPEN = {("GET", "/health"), ("GET", "/ready"), ("GET", "/openapi.json")}
+OPEN = {
+    ("GET", "/health"), ("GET", "/ready"), ("GET", "/openapi.json"), ("GET", "/"), ("GET", "/static/{version}/{file}"),
+    ("GET", "/static/{version}/{folder}/{file}"), ("POST", "/view/login"), ("POST", "/view/logout"),
+}  # fmt: skip
 """Asked by what has no key. A new route needs one."""
 WITHOUT_BODY = {("POST", "/api/jobs/{job_id}/cancel")}
 
@@ -27,3 +30,15 @@ def test_a_route_is_described(route: Route) -> None:
 
 def test_routes_are_different() -> None:
     assert len({(route.method, route.path) for route in ROUTES}) == len(ROUTES)
+
+
+FROM_PAGE = {
+    ("POST", "/view/login"), ("POST", "/view/logout"), ("POST", "/api/models/{project}/{name}/checkpoints/delete"),
+    ("POST", "/api/models/{project}/{name}/fork"), ("POST", "/api/models/{project}/{name}/export"),
+    ("POST", "/api/jobs/{job_id}/cancel"),
+}  # fmt: skip
+"""What a cookie may do besides reading. A route that samples, trains or uses the server's credentials is not among it."""
+
+
+def test_what_the_page_may_change() -> None:
+    assert {(route.method, route.path) for route in ROUTES if route.from_page and route.method != "GET"} == FROM_PAGE

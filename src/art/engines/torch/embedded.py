@@ -259,6 +259,7 @@ class TorchEngine:
             num_top_logprobs=[p.num_top_logprobs for p in params],
         )
         self._counters["generated_tokens"] += len(requests)
+        now = time.perf_counter()
         outputs = []
         for i, (request, token, logprob) in enumerate(zip(requests, drawn.token_ids, drawn.logprobs, strict=True)):
             if i not in errors and not math.isfinite(logprob):
@@ -271,6 +272,8 @@ class TorchEngine:
                 self._end(request)
                 outputs.append(Output(request.params.request_id, error=errors[i]))
                 continue
+            if request.first_token_at is None:
+                request.first_token_at = now
             request.token_ids.append(token)
             request.logprobs.append(logprob)
             _note_alternatives(request, drawn, i)
@@ -278,8 +281,8 @@ class TorchEngine:
             reason: FinishReason | None = "length" if is_full else None
             if token in request.params.stop_token_ids:
                 reason = "stop"
-            if reason is not None or request.stream:
-                outputs.append(_emit(request, reason))
+            if reason is not None or (request.stream and now - request.sent_at >= request.params.chunk_every_s):
+                outputs.append(_emit(request, reason, now))
             if reason is not None:
                 self._counters["cached_tokens"] += request.num_cached or 0
                 self._end(request)
@@ -364,9 +367,10 @@ def _note_alternatives(request: Request, drawn: Sampled, row: int) -> None:
         request.kept.append(drawn.kept.get(row, []))
 
 
-def _emit(request: Request, reason: FinishReason | None) -> Output:
+def _emit(request: Request, reason: FinishReason | None, now: float) -> Output:
     """Output with the tokens that were not sent yet."""
     first, request.num_sent = request.num_sent, request.num_sampled
+    request.sent_at = now
     kept = request.kept[first:]
     chunk = TokenChunk(
         token_ids=request.token_ids[request.num_prompt + first :],
@@ -375,5 +379,6 @@ def _emit(request: Request, reason: FinishReason | None) -> Output:
         kept=kept if any(kept) else [],
         finish_reason=reason,
         num_cached_tokens=(request.num_cached or 0) if reason is not None else 0,
+        timings=request.timings(now if reason is not None else None) if reason is not None or first == 0 else None,
     )
     return Output(request.params.request_id, chunk=chunk)

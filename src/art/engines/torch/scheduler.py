@@ -13,12 +13,13 @@ all fit, the sender that runs the fewest requests is admitted first, and the one
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from art.engine import GenerateRequest, Sender
+from art.engine import GenerateRequest, Sender, Timings
 from art.engines.torch.cache.kv_cache import KVCache, Slot
 from art.engines.torch.truncation import Cut, cut_of
 from art.engines.torch.weights.linear import Adapter
@@ -59,6 +60,12 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     num_sent: int = 0
+    submitted_at: float = field(default_factory=time.perf_counter)
+    admitted_at: float | None = None
+    """When it was first admitted. This and the other times are readings of `time.perf_counter`."""
+    first_token_at: float | None = None
+    sent_at: float = float("-inf")
+    """When tokens were last sent."""
     matcher: Matcher | None = None
     """Position in the grammar after the last token, for a request with a grammar that is compiled. Preemption does not
     change it."""
@@ -82,6 +89,16 @@ class Request:
     @property
     def num_sampled(self) -> int:
         return len(self.token_ids) - self.num_prompt
+
+    def timings(self, ended_at: float | None) -> Timings:
+        """Where the time went, for a request that has sampled a token. `ended_at` is `None` if it goes on."""
+        assert self.admitted_at is not None
+        assert self.first_token_at is not None
+        return Timings(
+            queue_s=self.admitted_at - self.submitted_at,
+            prefill_s=self.first_token_at - self.admitted_at,
+            decode_s=None if ended_at is None else ended_at - self.first_token_at,
+        )
 
 
 @dataclass(slots=True)
@@ -186,6 +203,7 @@ class Scheduler:
             request.slot, request.num_computed = slot, slot.num_computed
             if request.num_cached is None:
                 request.num_cached = slot.num_computed
+                request.admitted_at = time.perf_counter()
             self.running.append(request)
             pending = len(tokens) - slot.num_computed
             pending = min(pending, budgets[request.sender], self._score_tokens if request.scores else pending)

@@ -166,7 +166,10 @@ def server_command(
         flags["long_prefill_token_threshold"] = choose_prefill_piece(info.vocab_size, info.max_context)
         if sleeps:
             flags["enable_sleep_mode"] = True  # not supported on CPU, where sleep only pauses requests
-    flags |= {name.replace("-", "_").lstrip("_"): value for name, value in config.flags.items()}
+    chosen = {name.replace("-", "_").lstrip("_"): value for name, value in config.flags.items()}
+    if not chosen.get("disable_log_stats"):  # with it, vLLM refuses to tell how long a request took
+        flags["enable_per_request_metrics"] = True
+    flags |= chosen
     # Run the module, because the `vllm` program of the CPU package does not start. With data parallelism it would
     # also run several API servers, of which only one would get an adapter.
     return [installation.python, "-m", "vllm.entrypoints.openai.api_server", *_arguments(flags)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
@@ -21,7 +22,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from art.engine import GenerateRequest, TokenChunk
+from art.engine import GenerateRequest, Timings, TokenChunk
 from art.errors import (
     AdapterError,
     ArtError,
@@ -88,21 +89,26 @@ class Replica:
         body = _completion_body(request, model) | {"stream": stream}
         if not stream:
             answer = await self._post("/v1/completions", body)
-            yield _chunk(answer["choices"][0], request.num_top_logprobs, _num_cached(answer))
+            chunk = _chunk(answer["choices"][0], request.num_top_logprobs)
+            yield replace(chunk, num_cached_tokens=_num_cached(answer), timings=_timings(answer))
             return
         body["stream_options"] = {"include_usage": True}
         last: TokenChunk | None = None
+        held: list[TokenChunk] = []
+        sent_at = 0.0
         async with aclosing(self._events(body)) as events:
             async for event in events:
                 if not event["choices"]:  # the last event, with the usage
                     assert last is not None
-                    last = replace(last, num_cached_tokens=_num_cached(event))
+                    last = replace(last, num_cached_tokens=_num_cached(event), timings=_timings(event))
                     continue
-                chunk = _chunk(event["choices"][0], request.num_top_logprobs, 0)
+                chunk = _chunk(event["choices"][0], request.num_top_logprobs)
+                held.append(chunk)
                 if chunk.finish_reason is not None:
-                    last = chunk
-                elif chunk.token_ids:
-                    yield chunk
+                    last = _joined(held)
+                elif chunk.token_ids and time.monotonic() - sent_at >= request.chunk_every_s:
+                    yield _joined(held)
+                    held, sent_at = [], time.monotonic()
         if last is None:
             raise ProcessError("vLLM ended a stream without a finish reason")
         yield last
@@ -253,7 +259,19 @@ def seed_of(request: GenerateRequest) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def _chunk(choice: dict[str, Any], num_top: int, num_cached: int) -> TokenChunk:
+def _joined(chunks: list[TokenChunk]) -> TokenChunk:
+    """The tokens of several chunks as one chunk, which is otherwise like the last."""
+    if len(chunks) == 1:
+        return chunks[0]
+    return replace(
+        chunks[-1],
+        token_ids=[token for chunk in chunks for token in chunk.token_ids],
+        logprobs=[logprob for chunk in chunks for logprob in chunk.logprobs],
+        top_logprobs=[top for chunk in chunks for top in chunk.top_logprobs],
+    )
+
+
+def _chunk(choice: dict[str, Any], num_top: int) -> TokenChunk:
     tokens: list[int] = choice["token_ids"] or []
     report = choice["logprobs"] or {"token_logprobs": [], "top_logprobs": []}
     logprobs = report["token_logprobs"]
@@ -266,7 +284,6 @@ def _chunk(choice: dict[str, Any], num_top: int, num_cached: int) -> TokenChunk:
         logprobs=logprobs,
         top_logprobs=[_best(entry, num_top) for entry in report["top_logprobs"]] if num_top else [],
         finish_reason=reason,
-        num_cached_tokens=num_cached,
     )
 
 
@@ -279,6 +296,24 @@ def _best(entry: dict[str, float], num_top: int) -> list[tuple[int, float]]:
 def _num_cached(answer: dict[str, Any]) -> int:
     details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
     return int(details.get("cached_tokens") or 0)
+
+
+def _timings(answer: dict[str, Any]) -> Timings | None:
+    """How long a request took by vLLM's own clock. Servers without `--enable-per-request-metrics` do not say it."""
+    metrics = answer.get("metrics")
+    if not metrics:
+        return None
+
+    def seconds(name: str) -> float | None:
+        value = metrics.get(name)
+        return None if value is None else max(0.0, value / 1000)
+
+    # vLLM counts the time to the first token from the moment at which it begins to compute the prompt.
+    return Timings(
+        queue_s=seconds("queue_time_ms"),
+        prefill_s=seconds("time_to_first_token_ms"),
+        decode_s=seconds("generation_time_ms"),
+    )
 
 
 def _error(status: int, body: bytes) -> ArtError:

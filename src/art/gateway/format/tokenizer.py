@@ -69,13 +69,15 @@ class Tokenizer:
         return '"merges":[]' in self.backend.to_str()
 
     @classmethod
-    def load(cls, source: str | Path) -> Tokenizer:
+    def load(cls, source: str | Path, *, may_download: bool = True) -> Tokenizer:
         """Load from a local directory or a Hugging Face hub id. No code of the repository is run.
+
+        With `may_download=False` a hub id is looked up in the hub's cache on this machine only.
 
         Raises:
             ConfigError: the source does not exist, or has no readable `tokenizer.json`.
         """
-        directory = _local_directory(str(source))
+        directory = _local_directory(str(source), may_download)
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise ConfigError(
@@ -253,7 +255,7 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
-def _local_directory(source: str) -> Path:
+def _local_directory(source: str, may_download: bool) -> Path:
     directory = Path(source)
     if directory.is_dir():
         return directory
@@ -261,7 +263,7 @@ def _local_directory(source: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(source, allow_patterns=_FILES))
+        return Path(snapshot_download(source, allow_patterns=_FILES, local_files_only=not may_download))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ConfigError(
             f"base model {source!r} is not a local directory, and the Hugging Face hub does not provide it: {error}"

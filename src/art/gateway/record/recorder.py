@@ -154,7 +154,8 @@ WITH RECURSIVE chain(id) AS (
 SELECT {columns} FROM exchanges JOIN chain USING (id)
 """
 _SELECT_WITH_ANCESTORS = _WITH_ANCESTORS.format(columns=_COLUMNS)
-_SELECT_ANSWERS = _WITH_ANCESTORS.format(columns=", ".join(ANSWER_COLUMNS))
+SELECT_ANSWERS = _WITH_ANCESTORS.format(columns=", ".join(ANSWER_COLUMNS))
+"""Query of exchanges and all their ancestors, for `assemble_answers`. Its parameter is a JSON list of ids."""
 _SELECT_ANSWERS_ONLY = _WITH_ANCESTORS.format(
     columns=", ".join("NULL" if name in ANSWER_TEXTS else name for name in ANSWER_COLUMNS)
 )
@@ -258,7 +259,7 @@ class Recorder:
 
     def find_answers(self, ids: Iterable[str]) -> dict[str, RecordedAnswer]:
         """Return the recorded exchanges among `ids`, by id, in the form that training reads."""
-        return self._find_answers(ids, _SELECT_ANSWERS)
+        return self._find_answers(ids, SELECT_ANSWERS)
 
     def _find_answers(self, ids: Iterable[str], select: str) -> dict[str, RecordedAnswer]:
         unique_ids = set(ids)

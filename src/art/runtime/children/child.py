@@ -89,8 +89,8 @@ class Child:
             time.sleep(HEARTBEAT_S)
 
 
-def rss_bytes(pid: int) -> int | None:
-    """Return the resident memory of a process and all its descendants, from Linux's /proc.
+def rss_bytes(pid: int, *, with_children: bool = True) -> int | None:
+    """Return the resident memory of a process, by default with all its descendants, from Linux's /proc.
 
     `None` on other systems, and for a process that is gone.
     """
@@ -98,6 +98,8 @@ def rss_bytes(pid: int) -> int | None:
         own = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
     except (OSError, IndexError):
         return None
+    if not with_children:
+        return own
     children: list[str] = []
     with contextlib.suppress(OSError):  # some kernels do not have this file
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

@@ -9,11 +9,13 @@ request --> seat? --> closed? --> engine --> answer
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 
-from art.engine import GenerateRequest, TokenChunk
+from art.engine import GenerateRequest, Timings, TokenChunk
 from art.engines.process import ProcessEngine
 from art.protocol.rpc import Connect
 from art.runtime.hosting.seats import Seats
@@ -83,13 +85,15 @@ class GatedEngine(ProcessEngine):
 
     async def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncGenerator[TokenChunk, None]:
         self.in_use[request.adapter] += 1
+        arrived = time.perf_counter()
         try:
             async with self.seats.taken(request.sender):
                 await self.closed.until_ended(self._timeout_s)
+                waited_s = time.perf_counter() - arrived
                 with self._inside.held():
                     async with aclosing(super().generate(request, stream=stream)) as chunks:
                         async for chunk in chunks:
-                            yield chunk
+                            yield chunk if chunk.timings is None else _with_wait(chunk, chunk.timings, waited_s)
         finally:
             self.in_use[request.adapter] -= 1
 
@@ -102,3 +106,10 @@ class GatedEngine(ProcessEngine):
         await self.closed.until_ended(self._timeout_s)
         with self._inside.held():
             return await super().score(token_ids, adapter)
+
+
+def _with_wait(chunk: TokenChunk, timings: Timings, waited_s: float) -> TokenChunk:
+    """Count the wait at the gate as a part of the wait for the engine."""
+    if timings.queue_s is None:
+        return chunk
+    return replace(chunk, timings=replace(timings, queue_s=timings.queue_s + waited_s))

@@ -20,10 +20,13 @@ from typing import Any
 from art.errors import ArtError, ConflictError, JobCancelledError
 from art.protocol.job_states import ENDED, JobKind, JobState
 from art.protocol.jobs import JobEvent
+from art.protocol.live.activity import JobActivity
+from art.protocol.live.events import LiveData
 from art.protocol.rpc import error_body
 from art.protocol.training import JobProgress, JobStatus, WireError
 from art.runtime.jobs.fair_queue import FairQueue
 from art.runtime.jobs.job import Entry, Job, Payload
+from art.runtime.jobs.news import moved, news_of_end
 from art.runtime.jobs.store import JobStore
 from art.runtime.jobs.work import JobControl, Work
 from art.runtime.supervision.waits import waiting
@@ -59,6 +62,7 @@ class _ActiveJob:
     """Set at each change, and then replaced by a new event."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     since: float = field(default_factory=time.monotonic)
+    begun_at: float | None = None
 
     def notify(self) -> None:
         self.changed.set()
@@ -81,6 +85,8 @@ class JobRunner:
         self.store = store
         self._works = works
         self._on_published = on_published
+        self.on_news: Callable[[str, LiveData], None] = lambda project, news: None
+        """Called with what jobs tell people who watch, and the project that it is about."""
         self._lanes: dict[str, _Lane] = {}
         self._last_turns: dict[tuple[str, str], float] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -214,6 +220,19 @@ class JobRunner:
                 async with waiting(f"a job ({job.entry.kind}) of {project}/{name} to end", IDLE_TIMEOUT_S):
                     await job.ended.wait()
 
+    def activity(self) -> list[tuple[Entry, JobActivity]]:
+        """What the unfinished jobs do now, in the order in which they came. May be called from any thread."""
+        now, unfinished = time.monotonic(), list(self._live.values())
+        runs = {live.entry.lane: live.entry for live in unfinished if live.begun}
+        return [(live.entry, self._activity(live, runs.get(live.entry.lane), now)) for live in unfinished]
+
+    def _activity(self, live: _ActiveJob, before: Entry | None, now: float) -> JobActivity:
+        is_near = before is not None and not live.begun and before.project == live.entry.project
+        return JobActivity(
+            kind=live.entry.kind, runs=live.begun, age_s=now - (live.begun_at or live.since), progress=live.progress,
+            queue_place=self._place(live), runs_before=before.model_key if before is not None and is_near else None,
+        )  # fmt: skip
+
     def describe(self) -> list[str]:
         """Describe the unfinished jobs, in the order in which they came."""
         now = time.monotonic()
@@ -263,6 +282,7 @@ class JobRunner:
             self._tasks.append(asyncio.create_task(self._work(lane_of_job), name=f"jobs-{entry.lane}"))
         lane_of_job.queue.put(entry.project, entry.job_id)
         lane_of_job.arrived.set()
+        self.on_news(entry.project, moved(entry, "queued"))
 
     async def _report(self, live: _ActiveJob, progress: JobProgress) -> None:
         now, before = time.monotonic(), live.progress
@@ -270,6 +290,7 @@ class JobRunner:
         is_due = now - live.reported >= PROGRESS_EVERY_S or progress.done == progress.total
         if is_due or before is None or before.phase != progress.phase:
             live.reported = now
+            self.on_news(live.entry.project, moved(live.entry, "running", progress=progress))
             await self.store.add_progress(live.entry.job_id, progress)
             live.notify()
 
@@ -305,11 +326,15 @@ class JobRunner:
         work = self._works[job.kind]
         from_step = work.from_step(job)
         live.control.check()
-        live.begun = True
+        live.begun, live.begun_at = True, time.monotonic()
+        self.on_news(live.entry.project, moved(live.entry, "running"))
         await self.store.move(job.job_id, "running", from_step=from_step)
         live.notify()
         done = await work.run(job, from_step, live.control)
-        await self.store.finish(job.job_id, done)
+        status = await self.store.finish(job.job_id, done)
+        self.on_news(job.project, moved(live.entry, "succeeded"))
+        for news in news_of_end(status):
+            self.on_news(job.project, news)
         if done.published_step is not None:
             self._on_published(job.model_key, done.published_step)
 
@@ -319,6 +344,7 @@ class JobRunner:
         live.notify()
 
     async def _record(self, entry: Entry, state: JobState, error: WireError | None = None) -> None:
+        self.on_news(entry.project, moved(entry, state, error=error))
         try:
             await self.store.move(entry.job_id, state, changes={"error": error})
         except ConflictError:  # it was recorded as succeeded, and a later part failed

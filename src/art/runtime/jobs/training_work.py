@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from art.config import TrainConfig, TrainSFTConfig
@@ -31,11 +32,13 @@ from art.metrics.findings import Finding, find_findings
 from art.metrics.trends import WINDOW, measure_trends
 from art.protocol.calls import Train, TrainSft
 from art.runtime.jobs.job import Entry, Job, SftPayload, TrainPayload
+from art.runtime.jobs.step_record import record_plan
 from art.runtime.jobs.store import JobStore
 from art.runtime.jobs.work import Done, JobControl
 from art.runtime.models import Models
 from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
+from art.storage.steps.token_file import remove_old_token_files
 
 logger = logging.getLogger(__name__)
 
@@ -66,13 +69,19 @@ class TrainingWork:
         return model.step
 
     async def run(self, job: Job, from_step: int | None, control: JobControl) -> Done:
-        started = time.perf_counter()
         assert from_step is not None
+        assert isinstance(job.payload, TrainPayload | SftPayload)
+        done = await self._train(job, job.payload, from_step, control)
+        folder = self._models.data_dir.model(job.project, job.name).step(done.changes["step"])
+        findings = await asyncio.to_thread(record_plan, folder, job, job.payload.plan, done, from_step=from_step)
+        return replace(done, changes={**done.changes, "findings": [*done.changes["findings"], *findings]})
+
+    async def _train(self, job: Job, payload: TrainPayload | SftPayload, from_step: int, control: JobControl) -> Done:
+        started = time.perf_counter()
         model, host = self._models.find(job.project, job.name)
         paths, step = self._models.data_dir.model(job.project, job.name), from_step + 1
         source, target = paths.checkpoint(from_step), paths.checkpoint(step)
-        assert isinstance(job.payload, TrainPayload | SftPayload)
-        payload, plan = job.payload, job.payload.plan
+        plan = payload.plan
         if isinstance(payload, TrainPayload) and payload.is_empty:
             return _untrained(job, from_step, source)
         if not host.engine_process.has_failed:
@@ -80,6 +89,8 @@ class TrainingWork:
         await asyncio.to_thread(self._models.published, model, from_step)
         await asyncio.to_thread(_remove_unpublished, target, job.job_id)
         call = await asyncio.to_thread(self._build_call, payload, source, target, job.job_id, host.engine_dtype)
+        keep = model.settings.trainer.keep_token_files
+        call = replace(call, record_to=None if keep == 0 else paths.step(step))
         try:
             result = await host.trainer.train(
                 call, stop=control.stop, on_progress=lambda done, total: control.progress("train", done, total)
@@ -105,11 +116,17 @@ class TrainingWork:
         metrics |= measure_trends(metrics, await self._store.step_metrics(job.project, job.name, from_step, WINDOW - 1))
         measured = await asyncio.to_thread(_find_findings, metrics, source, payload.config)
         metrics |= {f"findings/{finding.name}": 1.0 for finding in measured}
-        findings = [*plan.findings, *([payload.repeated] if payload.repeated else ()), *map(str, measured)]
+        findings = [
+            *plan.findings,
+            *result.findings,
+            *([payload.repeated] if payload.repeated else ()),
+            *map(str, measured),
+        ]
         for text in findings:
             logger.info("%s step %d: %s", model.key, step, text)
         changes = {"trained": True, "metrics": metrics, "findings": findings, "checkpoint_path": str(target)}
         await self._remove_old_moments(model, step)
+        await self._remove_old_token_files(model, step)
         return Done(changes | {"step": step}, published_step=step, identity=identity, learnt_from=plan.exchange_ids)
 
     async def _remove_old_moments(self, model: RegisteredModel, step: int) -> None:
@@ -123,6 +140,17 @@ class TrainingWork:
             await asyncio.to_thread(checkpoints.remove_old_moments, directory, newest=step, keep=keep, needed=needed)
         except StorageError as error:
             logger.warning("cannot remove old optimiser moments: %s", error)
+
+    async def _remove_old_token_files(self, model: RegisteredModel, step: int) -> None:
+        """Delete token files that the model's settings do not keep. Training goes on if that fails."""
+        keep = model.settings.trainer.keep_token_files
+        if keep is None:
+            return
+        steps = self._models.paths(model).steps
+        try:
+            await asyncio.to_thread(remove_old_token_files, steps, newest=step, keep=keep)
+        except StorageError as error:
+            logger.warning("cannot remove old token files: %s", error)
 
     def _build_call(
         self, payload: TrainPayload | SftPayload, source: Path, target: Path, job_id: str, engine_dtype: str

@@ -118,6 +118,11 @@ class ChildProcess:
         return self._process.pid if self._process and self._process.returncode is None else None
 
     @property
+    def is_begun(self) -> bool:
+        """Whether anybody has needed the child since it was closed or made."""
+        return self._supervisor is not None
+
+    @property
     def status(self) -> dict[str, Any]:
         state = "failed" if self._failure else "up" if self._client else "starting"
         heartbeat = self._vitals.heartbeat if self._vitals else {}

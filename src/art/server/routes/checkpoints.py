@@ -95,24 +95,27 @@ _EXPORT = f"{_STEP}/exports/{{format}}"
 _BYTES = ("application/octet-stream",)
 ROUTES = [
     Route(
-        "GET", f"{_MODEL}/checkpoints", list_checkpoints, scope="infer", response=CheckpointList, query={"metric": str}
+        "GET", f"{_MODEL}/checkpoints", list_checkpoints, scope="infer", response=CheckpointList,
+        query={"metric": str}, from_page=True,
     ),
     Route(
-        "POST",
-        f"{_MODEL}/checkpoints/delete",
-        delete_checkpoints,
-        scope="train",
-        request=DeleteCheckpointsRequest,
-        response=DeleteCheckpointsResponse,
+        "POST", f"{_MODEL}/checkpoints/delete", delete_checkpoints, scope="train", request=DeleteCheckpointsRequest,
+        response=DeleteCheckpointsResponse, from_page=True,
     ),
-    Route("GET", f"{_STEP}/files", list_files, scope="train", response=FileList),
-    Route("GET", f"{_STEP}/files/{{file}}", get_file, scope="train", media=_BYTES),
-    Route("GET", f"{_EXPORT}/files", list_files, scope="train", response=FileList),
-    Route("GET", f"{_EXPORT}/files/{{file}}", get_file, scope="train", media=_BYTES),
+    Route("GET", f"{_STEP}/files", list_files, scope="train", response=FileList, from_page=True),
+    Route("GET", f"{_STEP}/files/{{file}}", get_file, scope="train", media=_BYTES, from_page=True),
+    Route("GET", f"{_EXPORT}/files", list_files, scope="train", response=FileList, from_page=True),
+    Route("GET", f"{_EXPORT}/files/{{file}}", get_file, scope="train", media=_BYTES, from_page=True),
     Route("POST", f"{_MODEL}/metrics", log_metrics, scope="train", request=MetricsRow, response=Recorded),
-    Route("POST", f"{_MODEL}/fork", fork, scope="train", request=ForkRequest, response=JobStatus, status=202),
-    Route("POST", f"{_MODEL}/export", export, scope="train", request=ExportRequest, response=JobStatus, status=202),
+    Route(
+        "POST", f"{_MODEL}/fork", fork, scope="train", request=ForkRequest, response=JobStatus, status=202,
+        from_page=True,
+    ),
+    Route(
+        "POST", f"{_MODEL}/export", export, scope="train", request=ExportRequest, response=JobStatus, status=202,
+        from_page=True,
+    ),
     # These use the server's own credentials, with an address that the caller chooses.
     Route("POST", f"{_MODEL}/push", push, scope="admin", request=PushRequest, response=JobStatus, status=202),
     Route("POST", f"{_MODEL}/pull", pull, scope="admin", request=PullRequest, response=JobStatus, status=202),
-]
+]  # fmt: skip

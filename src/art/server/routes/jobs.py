@@ -91,21 +91,18 @@ def _wait_s(text: str | None) -> float:
 
 ROUTES = [
     Route(
-        "GET",
-        "/api/jobs",
-        list_jobs,
-        scope="infer",
-        response=JobList,
-        query={"project": str, "name": str, "unfinished": bool, "limit": int},
+        "GET", "/api/jobs", list_jobs, scope="infer", response=JobList,
+        query={"project": str, "name": str, "unfinished": bool, "limit": int}, from_page=True,
     ),
-    Route("GET", "/api/jobs/{job_id}", job_status, scope="infer", response=JobStatus, query={"wait_s": float}),
     Route(
-        "GET",
-        "/api/jobs/{job_id}/events",
-        job_events,
-        scope="infer",
-        media=("text/event-stream",),
-        query={"after": int},
+        "GET", "/api/jobs/{job_id}", job_status, scope="infer", response=JobStatus, query={"wait_s": float},
+        from_page=True,
     ),
-    Route("POST", "/api/jobs/{job_id}/cancel", cancel_job, scope="train", response=JobStatus, status=202),
-]
+    Route(
+        "GET", "/api/jobs/{job_id}/events", job_events, scope="infer", media=("text/event-stream",),
+        query={"after": int}, from_page=True,
+    ),
+    Route(
+        "POST", "/api/jobs/{job_id}/cancel", cancel_job, scope="train", response=JobStatus, status=202, from_page=True
+    ),
+]  # fmt: skip

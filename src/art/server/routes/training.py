@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from art.config import CustomLossConfig, DistillConfig
+from art.protocol.checkpoint_calls import Logged, LogRequest
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.server.call import Call, Route
@@ -39,6 +40,13 @@ async def train_sft(call: Call) -> JobStatus:
     return await call.runtime.training.train_sft(call.path["project"], call.path["name"], request)
 
 
+async def log(call: Call) -> Logged:
+    """Keep a row of a model's history and the groups that were logged with it, for the page."""
+    request = await call.body(LogRequest)
+    await call.runtime.run_logs.append(call.path["project"], call.path["name"], request)
+    return Logged(num_groups=len(request.groups))
+
+
 async def preflight(call: Call) -> PreflightReport:
     """Check what training this model needs; nothing is trained."""
     request = await call.body(PreflightRequest)
@@ -56,6 +64,9 @@ ROUTES = [
     Route(
         "POST", f"{_MODEL}/train_sft", train_sft, scope="train", request=TrainSFTRequest, response=JobStatus,
         status=202, training_data=True,
+    ),
+    Route(
+        "POST", f"{_MODEL}/log", log, scope="train", request=LogRequest, response=Logged, training_data=True,
     ),
     Route(
         "POST", f"{_MODEL}/preflight", preflight, scope="train", request=PreflightRequest, response=PreflightReport,

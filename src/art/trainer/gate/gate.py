@@ -180,7 +180,12 @@ class Correction:
     """What the gate does to the losses of N targets."""
 
     factors: Tensor  # [N]
-    num_truncated: int
+    truncated: Tensor  # [N] booleans: the importance weight was cut
+    masked_rollouts: Tensor  # [N] booleans: the target's rollout is left out
+
+    @property
+    def num_truncated(self) -> int:
+        return int(self.truncated.sum())
 
 
 def correct(log_ratio: Tensor, is_masked: Tensor, config: MismatchConfig) -> Correction:
@@ -197,6 +202,6 @@ def correct(log_ratio: Tensor, is_masked: Tensor, config: MismatchConfig) -> Cor
     if config.mask_token_high is not None:
         factors = factors * (ratio <= config.mask_token_high)
     if config.truncate is None:
-        return Correction(factors, 0)
-    num_truncated = int(((ratio > config.truncate) & (factors > 0)).sum())
-    return Correction(factors * torch.clamp(ratio, max=config.truncate), num_truncated)
+        return Correction(factors, torch.zeros_like(is_masked), is_masked)
+    truncated = (ratio > config.truncate) & (factors > 0)
+    return Correction(factors * torch.clamp(ratio, max=config.truncate), truncated, is_masked)

@@ -44,11 +44,15 @@ class Replayed:
 
     paths: list[SamplePath]
     """Samples that can be trained."""
-    refused_rollouts: set[str] = field(default_factory=set)
+    refused: list[SamplePath] = field(default_factory=list)
     refusal: str = ""
     """The first refusal, in words."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Empty where no sample has a constraint."""
+
+    @property
+    def refused_rollouts(self) -> set[str]:
+        return {path.sample.rollout_id for path in self.refused}
 
 
 class Replayer:
@@ -167,7 +171,7 @@ def _collect(
             for path in paths
             if id(path) not in refused
         ],
-        {path.sample.rollout_id for path in left_out},
+        left_out,
         refusal,
         _count(table, [masks for key, masks in by_path.items() if key not in refused], left_out),
     )

@@ -35,9 +35,15 @@ class MicroBatchRecord:
     """Index into `COMPONENTS`."""
     base_logprobs: NDArray[np.float32]
     """Log-probs under the base model, NaN where they were not measured."""
+    anchor_logprobs: NDArray[np.float32]
+    """Denominators of the importance ratios."""
+    ranks: NDArray[np.int64]
+    """Rank of the target's sample in the layout of the step. Targets of one sample follow one another."""
+    reasons: NDArray[np.uint8]
+    """`TokenReason`: whether the target was learnt, and if not, why."""
 
-    def where(self, chosen: NDArray[np.bool_]) -> MicroBatchRecord:
-        """Return the record of the targets for which `chosen` [N] is true."""
+    def where(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> MicroBatchRecord:
+        """Return the record of the targets for which `chosen` [N] is true, or of those with the indices `chosen`."""
         return MicroBatchRecord(**{each.name: getattr(self, each.name)[chosen] for each in fields(self)})
 
     def of(self, component: Component) -> MicroBatchRecord:
@@ -90,7 +96,7 @@ class StepRecord:
 
 def summarise(record: StepRecord, paths: list[SamplePath], *, step: int, max_grad_norm: float) -> dict[str, float]:
     """Compute the metrics of a training step from its record. `step` is the checkpoint that it continued from."""
-    targets = _join(record.micro_batches)
+    targets = join_records(record.micro_batches)
     rl = targets.of("rl")
     entropy = (rl if len(rl) else targets).entropy  # other components do not show how varied the policy's answers are
     rollouts = [path for path in paths if path.sample.component != "sft"] or paths
@@ -135,7 +141,8 @@ def summarise(record: StepRecord, paths: list[SamplePath], *, step: int, max_gra
     )
 
 
-def _join(parts: list[MicroBatchRecord]) -> MicroBatchRecord:
+def join_records(parts: list[MicroBatchRecord]) -> MicroBatchRecord:
+    """Join the targets of several micro-batches, in their order."""
     names = (each.name for each in fields(MicroBatchRecord))
     return MicroBatchRecord(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 

@@ -20,13 +20,14 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from art.config import LossConfig, OptimizerConfig
 from art.errors import TrainingError
 from art.protocol.samples import COMPONENTS
 from art.trainer.gate.evidence import BoolArray
-from art.trainer.gate.gate import Gate, correct
+from art.trainer.gate.gate import Correction, Gate, correct
 from art.trainer.gate.report import check_verdict
 from art.trainer.losses import LossInputs, LossOutput, reads_entropy_gradient, sft_loss, term_loss
 from art.trainer.machine.distributed import ALONE, Team
@@ -36,6 +37,7 @@ from art.trainer.resident import Loaded
 from art.trainer.step.logprobs import target_logprobs
 from art.trainer.step.micro_batch import MicroBatch, MicroBatcher, count_idle_passes, run_fitting
 from art.trainer.step.progress import Progress
+from art.trainer.step.reasons import find_reasons, watch_gradients
 from art.trainer.step.step_metrics import GateView, MicroBatchRecord, StepRecord
 from art.trainer.streams import ANCHOR, BASE, SAMPLED_BASE
 from art.trainer.tree.tree import FloatArray, SamplePath, Targets
@@ -195,11 +197,13 @@ def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: S
     # There are few numbers per target: the CPU handles them, in the order of the targets.
     logprobs, entropy = rows.spread(by_row), rows.spread(entropy_by_row.index_select(0, rows.rows))
     inputs = _loss_inputs(logprobs, entropy, update, micro_batch)
-    scales = torch.from_numpy(_target_scales(targets, update.paths))
-    if update.mismatch is not None:
-        scales = scales * _correct(inputs, micro_batch, update, record)
-    losses = _target_losses(inputs, update.terms, torch.from_numpy(targets.is_rl))
+    scales, is_rl = torch.from_numpy(_target_scales(targets, update.paths)), torch.from_numpy(targets.is_rl)
+    correction = None if update.mismatch is None else _correct(inputs, micro_batch, update, record)
+    if correction is not None:
+        scales = scales * correction.factors
+    losses = _target_losses(inputs, update.terms, is_rl)
     total = torch.dot(losses.values, scales)
+    watch_gradients(inputs)
     total.backward()
     unknown = np.full(len(logprobs), np.nan, dtype=np.float32)
     record.micro_batches.append(
@@ -213,6 +217,9 @@ def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: S
             clipped_high=losses.clipped_high.numpy(),
             components=targets.components,
             base_logprobs=targets.streams.get(BASE, targets.streams.get(SAMPLED_BASE, unknown)),
+            anchor_logprobs=inputs.anchor_logprobs.numpy(),
+            ranks=np.repeat([path.tokens.rank for path in micro_batch.paths], np.bincount(targets.samples)),
+            reasons=find_reasons(inputs, losses, correction, rows, is_rl),
         )
     )
     num_tokens = layout.num_tokens
@@ -225,10 +232,15 @@ def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: S
 
 def _target_scales(targets: Targets, paths: list[SamplePath]) -> FloatArray:
     """[N] factor of each target's loss in an update of `paths`: its weight, divided by the N of its component."""
+    return (targets.weights / sum_shares(paths)[targets.components]).astype(np.float32)
+
+
+def sum_shares(paths: list[SamplePath]) -> NDArray[np.float64]:
+    """Return the N of each component in an update of `paths`, by its index in `COMPONENTS`."""
     totals = np.zeros(len(COMPONENTS))
     for path in paths:
         totals[COMPONENTS.index(path.sample.component)] += path.share
-    return (targets.weights / totals[targets.components]).astype(np.float32)
+    return totals
 
 
 def _loss_inputs(logprobs: Tensor, entropy: Tensor, update: Update, micro_batch: MicroBatch) -> LossInputs:
@@ -266,8 +278,8 @@ def _target_losses(inputs: LossInputs, terms: tuple[LossConfig, ...], is_rl: Ten
     )
 
 
-def _correct(inputs: LossInputs, micro_batch: MicroBatch, update: Update, record: StepRecord) -> Tensor:
-    """[N] factors: 0 for targets that this policy did not produce, else the truncated ratio if configured, else 1."""
+def _correct(inputs: LossInputs, micro_batch: MicroBatch, update: Update, record: StepRecord) -> Correction:
+    """Factors: 0 for targets that this policy did not produce, else the truncated ratio if configured, else 1."""
     gate, is_rl = update.mismatch, torch.from_numpy(micro_batch.targets.is_rl)
     assert gate is not None
     start = inputs.streams.get(ANCHOR, inputs.policy_logprobs.detach())
@@ -284,4 +296,4 @@ def _correct(inputs: LossInputs, micro_batch: MicroBatch, update: Update, record
     correction = correct(log_ratio, is_masked, gate.config)
     record.num_mismatched_targets += int((correction.factors == 0).sum())
     record.num_truncated_targets += correction.num_truncated
-    return correction.factors
+    return correction

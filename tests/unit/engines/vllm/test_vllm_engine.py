@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from art.config import VllmConfig
-from art.engine import GenerateRequest, TokenChunk
+from art.engine import GenerateRequest, Timings, TokenChunk
 from art.engines.vllm.replica import seed_of
 from art.engines.vllm.start import Launch, start_engine
 from art.engines.vllm.vllm_engine import VllmEngine
@@ -285,3 +285,20 @@ async def until(condition: Any) -> None:
     async with asyncio.timeout(5):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+async def test_vllm_says_where_the_time_went_if_it_was_asked_to(model: str) -> None:
+    async with engine_of(model, fake := FakeVllm()) as engine:
+        assert (await run(engine))[-1].timings is None
+        fake.tells_times = True
+        for stream in (False, True):
+            assert (await run(engine, stream=stream))[-1].timings == Timings(queue_s=0.005, prefill_s=0.02)
+
+
+async def test_a_stream_is_joined_to_the_chunks_that_were_asked_for(model: str) -> None:
+    async with engine_of(model, FakeVllm()) as engine:
+        first, last = await run(engine, stream=True, max_tokens=5, num_top_logprobs=1, chunk_every_s=60.0)
+        assert (first.token_ids, last.token_ids) == ([9], [10, 11, 12, 13])
+        assert last.logprobs == [-1.0] * 4
+        assert [len(top) for top in last.top_logprobs] == [1] * 4
+        assert (last.finish_reason, last.num_cached_tokens) == ("length", 3)

@@ -251,3 +251,30 @@ async def test_work_that_is_stopped_in_the_end_has_not_been_done(server: Server)
     await server.runner.cancel("job-1")
     assert (await server.runner.wait("job-1", 5)).state == "cancelled"
     assert server.published == []
+
+
+async def test_jobs_tell_how_they_go_on(tmp_path: Path) -> None:
+    server = await Server(tmp_path).start()
+    heard: list[Any] = []
+    server.runner.on_news = lambda project, news: heard.append((project, news))
+    try:
+        await server.submit("one-job-a", "p", "m")
+        await server.submit("two-job-b", "p", "other")
+        await server.until("one-job-a", "running")
+        running, queued = (activity for _, activity in server.runner.activity())
+        assert (running.runs, running.runs_before, queued.runs) == (True, None, False)
+        assert (queued.queue_place, queued.runs_before) == (1, "p/m")
+        server.work.leave.set()
+        await server.until("one-job-a", "succeeded")
+        server.work.error = TrainingError("no memory\nstack")
+        await server.until("two-job-b", "failed")
+    finally:
+        await server.close()
+    first = [news for project, news in heard if news.kind == "job_progress" and news.job_id == "one-job-a"]
+    assert {project for project, _ in heard} == {"p"}
+    assert [news.state for news in first] == ["queued", "running", "running", "running", "succeeded"]
+    assert [(news.phase, news.done, news.total) for news in first[2:4]] == [("train", 1, 2), ("train", 2, 2)]
+    (step,) = [news for _, news in heard if news.kind == "step" and news.name == "m"]
+    assert (step.step, step.metrics) == (8, {})
+    last = heard[-1][1]
+    assert (last.state, last.error) == ("failed", "no memory")

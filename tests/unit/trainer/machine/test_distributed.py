@@ -35,6 +35,7 @@ from art.errors import (
 from art.protocol.calls import TrainSft
 from art.protocol.samples import ConstrainedSpan, Constraint, StepResult
 from art.storage import checkpoints
+from art.storage.steps.token_file import TokenFile
 from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.trainer import Trainer
 from tests.support.constrained_samples import with_kept
@@ -199,12 +200,25 @@ def compare_steps(directories: list[Path], step: int, results: list[StepResult])
             assert close(expected[name], value, 1e-3), name
         probes = [checkpoints.read_probe(path / f"{step:04d}").logprobs for path in (directories[0], directory)]
         assert probes[1] == pytest.approx(probes[0], abs=1e-4)
+    compare_tokens(*(TokenFile(directory / "steps" / f"{step:04d}") for directory in directories))
     for result in results[1:]:
         assert result.step == results[0].step
         assert result.metrics.keys() == results[0].metrics.keys()
         for name, value in results[0].metrics.items():
             if not name.startswith(("time/", "throughput/", "data/step_trainer_tokens", "data/step_shared_share")):
                 assert result.metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
+
+
+def compare_tokens(expected: TokenFile, *others: TokenFile) -> None:
+    """What is recorded of each token, by one process and by others."""
+    for other in others:
+        for own, found in zip(expected.samples, other.samples, strict=True):
+            assert replace(found, micro_batch=own.micro_batch, advantages=own.advantages) == own
+        columns = expected.read_all()
+        assert other.columns == expected.columns
+        np.testing.assert_array_equal(other.read_all()["reasons"], columns["reasons"])
+        for name, values in other.read_all().items():
+            np.testing.assert_allclose(values, columns[name].astype(np.float64), rtol=2e-3, atol=2e-3, err_msg=name)
 
 
 PAIRS = [("s0", "s1"), ("s2", "s3"), ("s4", "s0")]

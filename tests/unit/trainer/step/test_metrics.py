@@ -64,6 +64,9 @@ def micro_batch(targets: list[Target]) -> MicroBatchRecord:
         clipped_high=floats("clipped_high") > 0,
         components=np.asarray([COMPONENTS.index(target.component) for target in targets], dtype=np.int8),
         base_logprobs=floats("base"),
+        anchor_logprobs=floats("sampling"),
+        ranks=np.arange(len(targets)),
+        reasons=np.zeros(len(targets), dtype=np.uint8),
     )
 
 

@@ -1,0 +1,200 @@
+"""What the whole server does now: for one model (`activity`), and for the system view (`system`)."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import platform
+import time
+from collections import Counter, defaultdict
+from importlib import metadata
+from typing import Literal
+
+import art
+from art.gateway.chat import Gateway
+from art.protocol.live.activity import Activity, ProcessState
+from art.protocol.live.events import LiveData, StepEnded
+from art.protocol.live.system import EnginePart, JobPart, ModelTokens, ProcessPart, SystemAnswer
+from art.runtime.children.child import rss_bytes
+from art.runtime.host import BaseModelHost
+from art.runtime.hosts import Hosts
+from art.runtime.jobs.runner import JobRunner
+from art.runtime.live.machine_use import DirectorySize, cpu_seconds, gpu_memory
+from art.runtime.live.rates import Rates
+from art.runtime.measurements import engine_stats
+from art.runtime.models import Models
+from art.runtime.placement.devices import find_devices
+from art.runtime.supervision.process import ChildProcess
+from art.runtime.supervision.status_report import MAX_WAITS
+from art.runtime.supervision.waits import current_waits
+
+_PACKAGES = ("torch", "transformers", "peft", "vllm", "tokenizers", "llguidance", "pydantic", "openai")
+
+
+class Overview:
+    """Looks at the parts of one server. Any thread may call `activity`; `system` belongs to the event loop."""
+
+    def __init__(self, models: Models, hosts: Hosts, jobs: JobRunner, gateway: Gateway) -> None:
+        self._models = models
+        self._hosts = hosts
+        self._jobs = jobs
+        self._gateway = gateway
+        self._live = gateway.live
+        self._started_at = time.time()
+        self._trained: Counter[str] = Counter()
+        """Trained tokens by `project/name`, since the server began."""
+        self._token_rates, self._cpu_rates = Rates(), Rates()
+        self._size = DirectorySize(models.data_dir.root)
+
+    def note(self, project: str, news: LiveData) -> None:
+        """Count what a step has trained, and pass on what a job tells."""
+        if isinstance(news, StepEnded):
+            self._trained[f"{project}/{news.name}"] += int(news.metrics.get("ledger/trained_tokens", 0))
+        self._live.publish(project, news)
+
+    def activity(self, project: str, name: str) -> Activity | None:
+        """What happens for a model; `None` if the server does not have it."""
+        model = self._models.by_key.get(f"{project}/{name}")
+        if model is None:
+            return None
+        host = self._hosts.existing(model)
+        requests = [one for one in list(self._live.running.values()) if (one.project, one.name) == (project, name)]
+        is_told = bool(requests) and all(request.is_streamed for request in requests)
+        answered = self._live.answered.get((project, name))
+        trainer = {} if host is None else host.trainer_process.status
+        return Activity(
+            jobs=tuple(job for entry, job in self._jobs.activity() if entry.model_key == model.key),
+            num_requests=len(requests),
+            num_sampling=sum(bool(request.token_ids) for request in requests) if is_told else None,
+            answered_s=None if answered is None else time.monotonic() - answered,
+            engine="starting" if host is None else _state(host.engine_process),
+            engine_sleeps=host is not None and host.placement.sleeps and host.engine.closed.lasts,
+            trainer="starting" if host is None else _state(host.trainer_process),
+            trainer_does=trainer.get("doing"),
+        )
+
+    async def system(self, project: str | None) -> SystemAnswer:
+        """Describe the server.
+
+        Args:
+            project: leave out what does not belong to this project; `None` for everything.
+        """
+        whole = project is None
+        hosts = self._hosts.all() if whole else []
+        engines = await asyncio.gather(*(_engine_part(host) for host in hosts))
+        has_gpus = whole and bool(find_devices().gpus)
+        return SystemAnswer(
+            at=time.time(),
+            started_at=self._started_at,
+            is_whole=whole,
+            processes=self._processes(hosts) if whole else [],
+            devices=await asyncio.to_thread(gpu_memory) if has_gpus else [],
+            engines=[part for part in engines if part is not None],
+            jobs=self._job_parts(project),
+            tokens=self._tokens(project),
+            disk=await asyncio.to_thread(self._size.disk) if whole else None,
+            memory_bytes=find_devices().memory_bytes if whole else None,
+            waits=self._waits(hosts) if whole else [],
+            versions=await asyncio.to_thread(_versions) if whole else {},
+            num_viewers=self._live.num_viewers,
+        )
+
+    def _processes(self, hosts: list[BaseModelHost]) -> list[ProcessPart]:
+        rss = rss_bytes(os.getpid(), with_children=False)
+        parts = [ProcessPart(name="art-server", kind="server", pid=os.getpid(), state="up", rss_bytes=rss)]
+        for host in hosts:
+            parts += [_process_part(host.engine_process, "engine"), _process_part(host.trainer_process, "trainer")]
+        children = {part.pid for part in parts[1:] if part.pid is not None}
+        seconds = {str(pid): used for pid in children if (used := cpu_seconds(pid)) is not None}
+        if (own := cpu_seconds(os.getpid())) is not None:  # the children are shown by themselves
+            seconds[str(os.getpid())] = max(0.0, own - sum(seconds.values()))
+        rates = self._cpu_rates.add(seconds)
+        return [part.model_copy(update={"cpu_share": rates.get(str(part.pid))}) for part in parts]
+
+    def _job_parts(self, project: str | None) -> list[JobPart]:
+        return [
+            JobPart(
+                job_id=entry.job_id, kind=entry.kind, project=entry.project, name=entry.name, lane=entry.lane,
+                runs=job.runs, queue_place=job.queue_place, age_s=job.age_s, progress=job.progress,
+            )
+            for entry, job in self._jobs.activity()
+            if project in (None, entry.project)
+        ]  # fmt: skip
+
+    def _tokens(self, project: str | None) -> list[ModelTokens]:
+        counts = dict(self._gateway.tokens)
+        keys = sorted({key for key, _ in counts} | self._trained.keys())
+        totals = {f"sampled {key}": float(counts.get((key, "completion"), 0)) for key in keys}
+        totals |= {f"trained {key}": float(self._trained[key]) for key in keys}
+        rates = self._token_rates.add(totals)
+        parts = []
+        for key in keys:
+            of, _, name = key.partition("/")
+            if project in (None, of):
+                prompt, cached, sampled = (counts.get((key, kind), 0) for kind in ("prompt", "cached", "completion"))
+                parts.append(
+                    ModelTokens(
+                        project=of, name=name, prompt=prompt, cached=cached, sampled=sampled,
+                        trained=self._trained[key], sampled_per_s=rates.get(f"sampled {key}"),
+                        trained_per_s=rates.get(f"trained {key}"),
+                    )
+                )  # fmt: skip
+        return parts
+
+    @staticmethod
+    def _waits(hosts: list[BaseModelHost]) -> list[str]:
+        waits = [str(wait) for wait in current_waits()]
+        for host in hosts:
+            waits += [*_waits_for(host.engine_process), *_waits_for(host.trainer_process)]
+        return waits[:MAX_WAITS]
+
+
+async def _engine_part(host: BaseModelHost) -> EnginePart | None:
+    if not (stats := await engine_stats(host)):
+        return None
+    return EnginePart(
+        name=host.name, base_model=host.base_model, num_running=int(stats["running"]),
+        num_waiting=int(stats["waiting"]), num_adapters=int(stats["adapters"]),
+        kv_cache_share=stats.get("kv_cache_usage"),
+    )  # fmt: skip
+
+
+def _process_part(process: ChildProcess, kind: Literal["engine", "trainer"]) -> ProcessPart:
+    status = process.status
+    return ProcessPart(
+        name=process.spec.name, kind=kind, pid=status["pid"],
+        state=_state(process) if process.is_begun else "not started",
+        doing=status.get("doing"), doing_s=status.get("since_s"), rss_bytes=status.get("rss_bytes"),
+        num_restarts=status["restarts"], last_end=status["last_end"],
+    )  # fmt: skip
+
+
+def _waits_for(process: ChildProcess) -> list[str]:
+    """Say who waits for a process, in one sentence for each kind of call."""
+    status, name, now = process.status, process.spec.name, time.monotonic()
+    lines = [f"{process.num_waiting} callers wait until the {name} is up."] if process.num_waiting else []
+    waited = defaultdict[str, list[float]](list)
+    for call in process.pending:
+        waited[call.method].append(now - call.since)
+    for method, seconds in waited.items():
+        calls = f"{len(seconds)} calls of `{method}` wait" if len(seconds) > 1 else f"A call of `{method}` waits"
+        longest = f"the longest for {max(seconds):.0f} s" if len(seconds) > 1 else f"for {seconds[0]:.0f} s"
+        lines.append(f"{calls} for the {name}, {longest}; it does `{status.get('doing', 'nothing yet')}`.")
+    return lines
+
+
+def _state(process: ChildProcess) -> ProcessState:
+    state: ProcessState = process.status["state"]
+    return state
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    versions = {"art": art.__version__, "python": platform.python_version(), "system": platform.platform()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions

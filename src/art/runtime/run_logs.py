@@ -1,0 +1,61 @@
+"""The logs of models whose scripts run on other machines: the same files as there, by the same writers.
+
+A script sends each row of its history with the groups that it logged, in parts, and sends a part again if it got no
+answer. A row has the time at which it was written, so the same row is the same call:
+
+    the row is new          append it, then the groups
+    the row is there        append the groups that are missing: an earlier part, a crash in between, or a script that
+                            wrote into this very directory
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from art.protocol.checkpoint_calls import LogRequest
+from art.runtime.models import Models
+from art.storage.jsonl import append_lines, has_row
+from art.storage.layout import ModelPaths
+
+_writing = threading.Lock()
+"""Keeps two copies of one request from both finding that the row is new."""
+
+
+def append_once(
+    paths: ModelPaths, split: str, step: int, row: Mapping[str, Any], groups: Sequence[dict[str, Any]]
+) -> None:
+    """Append a row to the history and groups to the file of their split and step, unless they are there.
+
+    Raises:
+        InvalidRequestError: `split` is not a valid name.
+        DiskFullError, StorageError: writing failed. Sending the same again completes it.
+    """
+    path = paths.trajectories(split, step)
+    with _writing:
+        if has_row(paths.history, row):
+            groups = [group for group in groups if not has_row(path, group)]
+        else:
+            append_lines(paths.history, [dict(row)])
+        if groups:
+            append_lines(path, groups)
+
+
+class RunLogs:
+    """Writes what scripts send into the data directory, where the page finds it."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    async def append(self, project: str, name: str, request: LogRequest) -> None:
+        """Keep a row and its groups. What was kept before is not kept again.
+
+        Raises:
+            NotFoundError: the model is not registered.
+            InvalidRequestError: the split is not a valid name.
+        """
+        model, _ = self._models.find(project, name)
+        paths = self._models.paths(model)
+        await asyncio.to_thread(append_once, paths, request.split, request.step, request.row, request.groups)

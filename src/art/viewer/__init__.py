@@ -1,0 +1,1 @@
+"""What the page shows about the runs of a data directory: functions over its files. `viewer.Viewer` is the entry."""

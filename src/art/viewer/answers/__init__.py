@@ -1,0 +1,1 @@
+"""Wire types of the page's answers, one file per view."""

@@ -1,0 +1,72 @@
+"""Checkpoints of a run, and what changed between two of them."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from art.viewer.answers.base import Answer, Interval, Query
+from art.viewer.answers.rollout_rows import RolloutKey
+
+
+class CheckpointRow(Answer):
+    step: int
+    created_at: float | None
+    size_bytes: int
+    is_newest: bool
+    is_best: bool
+    """Whether it has the highest mean of `val/reward`; it is never deleted automatically."""
+    is_promoted: bool
+    """Whether it is the checkpoint that requests without a step get."""
+    metrics: dict[str, float]
+    """Means of what was logged for its step."""
+    parents: list[str] = []
+    """Where it was forked or pulled from."""
+
+
+class CheckpointList(Answer):
+    """Complete checkpoints on the disk, newest first."""
+
+    checkpoints: list[CheckpointRow]
+    best_metric: str
+
+
+class CompareQuery(Query):
+    """Which two steps to compare, on which split."""
+
+    a: int
+    b: int
+    split: str = "val"
+    offset: int = Field(default=0, ge=0)
+    limit: int = Field(default=100, ge=1, le=1000)
+
+
+class ScenarioChange(Answer):
+    """One scenario at both steps."""
+
+    scenario: str
+    a: Interval
+    b: Interval
+    difference: float
+    """Mean reward at `b` minus that at `a`."""
+    rollouts_a: list[RolloutKey]
+    rollouts_b: list[RolloutKey]
+    """At most eight of each."""
+
+
+class Comparison(Answer):
+    """The rewards of two steps on the same scenarios, scenario by scenario."""
+
+    a: int
+    b: int
+    split: str
+    num_scenarios: int
+    """Number of scenarios that both steps have."""
+    difference: Interval | None
+    """Mean over scenarios of the paired difference `b - a`; null without common scenarios."""
+    scenarios: list[ScenarioChange]
+    """The largest difference comes first, in either direction."""
+    num_better: int
+    num_worse: int
+    splits: list[str]
+    """Splits that both steps have rollouts of."""
+    missing: str | None = None

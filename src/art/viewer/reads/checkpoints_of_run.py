@@ -1,0 +1,167 @@
+"""The checkpoints of a run on the disk, and what changed from one step to another on the same scenarios."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import orjson
+
+from art.errors import ArtError
+from art.report.estimates import Estimate, estimate, estimate_change
+from art.storage import checkpoints
+from art.viewer.answers.base import Interval
+from art.viewer.answers.checkpoint_list import CheckpointList, CheckpointRow, CompareQuery, Comparison, ScenarioChange
+from art.viewer.answers.rollout_rows import RolloutKey
+from art.viewer.conversation import number as as_number
+from art.viewer.run_files import RunFiles
+
+BEST_METRIC = "val/reward"
+"""Metric by which the server keeps the best checkpoint, unless a request says another one."""
+_MOST_KEYS = 8
+
+
+def list_checkpoints(run: RunFiles) -> CheckpointList:
+    """List the complete checkpoints of a run, newest first."""
+    steps = checkpoints.list_steps(run.paths.checkpoints)
+    with run.refreshed():
+        logged: defaultdict[int, dict[str, float]] = defaultdict(dict)
+        for name in run.metric_names():
+            points = run.points(name)
+            for place in np.flatnonzero(np.isin(points.steps, steps)):
+                logged[int(points.steps[place])][name] = float(points.means[place])
+        origins = list(dict.fromkeys(run.jobs.origins))
+    for step, metrics in _reported(run).items():
+        logged[step] |= metrics
+    registered = run.database.read("SELECT step FROM models WHERE project = ? AND name = ?", (run.project, run.name))
+    served = registered[0][0] if registered else None
+    scores = {step: logged[step][BEST_METRIC] for step in steps if BEST_METRIC in logged.get(step, {})}
+    best = max(scores, key=lambda step: (scores[step], step), default=None)
+    rows = [
+        CheckpointRow(
+            step=step,
+            created_at=_created_at(run, step),
+            size_bytes=_size(run, step),
+            is_newest=step == steps[-1],
+            is_best=step == best,
+            is_promoted=step == served,
+            metrics=logged.get(step, {}),
+            parents=origins if step == steps[0] else [],
+        )
+        for step in reversed(steps)
+    ]
+    return CheckpointList(checkpoints=rows, best_metric=BEST_METRIC)
+
+
+def compare_steps(run: RunFiles, number: int, query: CompareQuery) -> Comparison:
+    """Compare the rewards of two steps scenario by scenario.
+
+    Args:
+        number: number of the run in the index.
+    """
+    names: dict[int, str | None] = {}
+    sides: list[dict[int, list[tuple[float, RolloutKey]]]] = []
+    for step in (query.a, query.b):
+        side: dict[int, list[tuple[float, RolloutKey]]] = defaultdict(list)
+        rows = run.indexer.store.read(
+            "SELECT scenario_key, scenario, reward, grp, idx FROM rollouts WHERE file = "
+            "(SELECT id FROM files WHERE run = ? AND split = ? AND step = ?) AND reward IS NOT NULL ORDER BY id",
+            (number, query.split, step),
+        )
+        for scenario, name, reward, group, index in rows:
+            names[scenario] = name
+            side[scenario].append((reward, RolloutKey(split=query.split, step=step, group=group, index=index)))
+        sides.append(side)
+    before, after = sides
+    changes = [_change(names[key], before[key], after[key]) for key in before if key in after]
+    changes.sort(key=lambda change: (-abs(change.difference), change.scenario))
+    return Comparison(
+        a=query.a,
+        b=query.b,
+        split=query.split,
+        num_scenarios=len(changes),
+        difference=_difference(changes),
+        scenarios=changes[query.offset : query.offset + query.limit],
+        num_better=sum(change.difference > 0 for change in changes),
+        num_worse=sum(change.difference < 0 for change in changes),
+        splits=_common_splits(run, number, query),
+        missing=_missing(query, before, after),
+    )
+
+
+def _reported(run: RunFiles) -> dict[int, dict[str, float]]:
+    """Means of the metrics that scripts reported to the server, by step; those of programs that keep no log too."""
+    rows = run.database.read(
+        "SELECT step, metrics FROM step_metrics WHERE project = ? AND name = ? AND step NOT IN "
+        "(SELECT value FROM json_each(?))",
+        (run.project, run.name, orjson.dumps(run.history.columns.steps().tolist()).decode()),
+    )
+    values: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for step, text in rows:
+        for name, item in orjson.loads(text).items():
+            if (value := as_number(item)) is not None:
+                values[step][name].append(value)
+    return {step: {name: math.fsum(v) / len(v) for name, v in metrics.items()} for step, metrics in values.items()}
+
+
+def _created_at(run: RunFiles, step: int) -> float | None:
+    try:
+        return checkpoints.created_at(run.paths.checkpoint(step))
+    except ArtError:  # deleted a moment ago
+        return None
+
+
+def _size(run: RunFiles, step: int) -> int:
+    try:
+        return sum(entry.size for entry in checkpoints.list_files(run.paths.checkpoint(step)).values())
+    except ArtError:
+        return 0
+
+
+def _change(
+    name: str | None, before: Sequence[tuple[float, RolloutKey]], after: Sequence[tuple[float, RolloutKey]]
+) -> ScenarioChange:
+    old, new = (estimate([reward for reward, _ in side]) for side in (before, after))
+    return ScenarioChange(
+        scenario=name or "",
+        a=_interval(old),
+        b=_interval(new),
+        difference=new.mean - old.mean,
+        rollouts_a=[key for _, key in before[:_MOST_KEYS]],
+        rollouts_b=[key for _, key in after[:_MOST_KEYS]],
+    )
+
+
+def _difference(changes: Sequence[ScenarioChange]) -> Interval | None:
+    if not changes:
+        return None
+    return _interval(estimate_change([change.a.mean for change in changes], [change.b.mean for change in changes]))
+
+
+def _interval(value: Estimate) -> Interval:
+    is_known = math.isfinite(value.low)
+    return Interval(
+        mean=value.mean,
+        low=value.low if is_known else None,
+        high=value.high if is_known else None,
+        num=value.count,
+    )
+
+
+def _common_splits(run: RunFiles, number: int, query: CompareQuery) -> list[str]:
+    rows = run.indexer.store.read(
+        "SELECT split FROM files WHERE run = ? AND step = ? "
+        "INTERSECT SELECT split FROM files WHERE run = ? AND step = ?",
+        (number, query.a, number, query.b),
+    )
+    return sorted(split for (split,) in rows)
+
+
+def _missing(query: CompareQuery, before: Mapping[int, object], after: Mapping[int, object]) -> str | None:
+    empty = [str(step) for step, side in ((query.a, before), (query.b, after)) if not side]
+    if empty:
+        return f"No rollout with a reward was logged for step {' and step '.join(empty)} in the split {query.split!r}."
+    alone = len(before.keys() ^ after.keys())
+    return f"Scenarios that have rollouts at one of the two steps only are left out: {alone}." if alone else None

@@ -1,0 +1,37 @@
+/** A button that copies a text. */
+import { announce } from "./context.js";
+import { h } from "./dom.js";
+
+/**
+ * @param {string | (() => string)} text  a function makes a long text only when it is copied
+ * @param {string} [label]
+ */
+export function copyButton(text, label = "Copy") {
+  const button = h("button", { type: "button", "on:click": copy }, label);
+  async function copy() {
+    button.textContent = (await copyText(typeof text === "string" ? text : text())) ? "Copied" : "Press Ctrl+C";
+    announce(button.textContent);
+    setTimeout(() => {
+      button.textContent = label;
+    }, 1500);
+  }
+  return button;
+}
+
+/**
+ * Browsers give the clipboard only to pages of https and of this machine; elsewhere the text is left selected.
+ * @param {string} text
+ */
+async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const field = h("textarea", { class: "unseen", value: text });
+    document.body.append(field);
+    field.select();
+    const isCopied = document.execCommand("copy");
+    field.remove();
+    return isCopied;
+  }
+}

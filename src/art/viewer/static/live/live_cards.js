@@ -1,0 +1,144 @@
+/** One place of the live view for each request: its last message, and its text as it is sampled. Places stay where they are. */
+import { h, replace, setStyle } from "../lib/dom.js";
+import { formatCount, formatSeconds } from "../lib/format.js";
+
+const MAX_PLACES = 24;
+const NEAR_END_PX = 24;
+/** Frames over which new text appears: at 60 Hz a tenth of a second, the time between two events. */
+const FRAMES_PER_PIECE = 8;
+
+/** @typedef {import("./live_state.js").LiveRequest} LiveRequest */
+
+export class LiveCards {
+  constructor() {
+    this.more = h("p", { class: "soft live-more", hidden: true });
+    this.grid = h("div", { class: "live-grid" });
+    this.element = h("div", null, this.grid, this.more);
+    /** @type {(LiveCard)[]} */
+    this.places = [];
+    this.isCalm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  }
+
+  /**
+   * Show requests, each in the place that it has. A new one gets the place of one that has gone, else a further one.
+   * @param {LiveRequest[]} requests
+   * @param {number} now  Unix seconds
+   * @param {string | null} stragglerId
+   */
+  update(requests, now, stragglerId) {
+    const wanted = new Map(requests.map((request) => [request.id, request]));
+    const placed = new Set(this.places.map((card) => card.request?.id));
+    const waiting = requests.filter((request) => !placed.has(request.id) && !request.ended);
+    for (const card of this.places) {
+      const isFree = card.request === null || !wanted.has(card.request.id) || (card.request.ended && waiting.length > 0);
+      if (isFree && waiting.length > 0) card.take(/** @type {LiveRequest} */ (waiting.shift()));
+      else if (card.request && !wanted.has(card.request.id)) card.take(null);
+    }
+    while (waiting.length > 0 && this.places.length < MAX_PLACES) {
+      const card = new LiveCard();
+      card.take(/** @type {LiveRequest} */ (waiting.shift()));
+      this.places.push(card);
+      this.grid.append(card.element);
+    }
+    while (this.places.length > 0 && this.places.at(-1)?.request === null) this.places.pop()?.element.remove();
+    for (const card of this.places) {
+      card.isSlowest = card.request !== null && card.request.id === stragglerId;
+      card.update(now);
+    }
+    this.more.hidden = waiting.length === 0;
+    this.more.textContent = waiting.length === 0 ? "" : `${formatCount(waiting.length)} more requests run; choose a model to see fewer.`;
+  }
+
+  /** Show a part of the text that has come. Returns whether there is more. */
+  reveal() {
+    let hasMore = false;
+    const now = Date.now() / 1000;
+    for (const card of this.places) {
+      hasMore = card.reveal(this.isCalm, now) || hasMore;
+    }
+    return hasMore;
+  }
+}
+
+class LiveCard {
+  constructor() {
+    /** @type {LiveRequest | null} */
+    this.request = null;
+    this.shown = 0;
+    this.isSlowest = false;
+    this.name = h("span", { class: "live-name" });
+    this.state = h("span", { class: "chip" });
+    this.last = h("p", { class: "live-last small soft" });
+    this.content = document.createTextNode("");
+    this.text = h("div", { class: "live-text", tabindex: 0, role: "log", "aria-live": "off" });
+    this.text.append(this.content);
+    this.figures = h("p", { class: "small soft live-figures" });
+    this.element = h("article", { class: "live-card" }, h("header", null, this.name, this.state), this.last, this.text, this.figures);
+  }
+
+  /** @param {LiveRequest | null} request */
+  take(request) {
+    this.request = request;
+    this.shown = 0;
+    this.content.data = "";
+    setStyle(this.element, { visibility: request === null ? "hidden" : "visible" });
+    if (request === null) return;
+    replace(this.name, `${request.project}/${request.name}`, h("span", { class: "soft" }, ` step ${request.policy_version}`));
+    this.name.title = request.rollout_id === null ? `exchange ${request.id}` : `rollout ${request.rollout_id}`;
+    this.last.textContent = `${request.last_role ?? "prompt"}: ${request.last_text}`;
+    this.text.setAttribute("aria-label", `What ${request.project}/${request.name} says`);
+    this.text.scrollTop = 0;
+  }
+
+  /** @param {number} now  Unix seconds */
+  update(now) {
+    const { request } = this;
+    if (request === null) return;
+    const { ended } = request;
+    const [word, look] = ended ? outcomeOf(ended) : this.isSlowest ? ["slowest", "chip-note"] : request.num_tokens > 0 ? ["sampling", "chip-accent"] : request.is_text_known ? ["waiting", ""] : ["runs", "chip-accent"];
+    if (this.state.textContent !== word) {
+      this.state.textContent = word;
+      this.state.className = `chip ${look}`;
+    }
+    this.element.classList.toggle("is-ended", ended !== null);
+    const age = ended ? ended.total_s : Math.max(0, now - request.started_at);
+    const isTold = request.is_text_known || ended !== null;
+    const tokens = isTold ? `${formatCount(request.num_tokens)} of at most ${formatCount(request.max_tokens)} tokens` : "its text comes when it ends";
+    this.figures.textContent = `${formatCount(request.num_prompt_tokens)} prompt, ${tokens}, ${formatSeconds(age)}`;
+  }
+
+  /**
+   * @param {boolean} isCalm  show all at once
+   * @param {number} now  Unix seconds
+   * @returns {boolean} whether there is more to show
+   */
+  reveal(isCalm, now) {
+    const { request } = this;
+    if (request === null) return false;
+    const end = request.numCut + request.text.length;
+    if (this.shown >= end) return false;
+    const isAtEnd = this.text.scrollHeight - this.text.scrollTop - this.text.clientHeight < NEAR_END_PX;
+    if (this.shown < request.numCut || this.shown - request.numCut > request.text.length || this.shown === 0) {
+      this.content.data = request.text;
+      this.shown = end;
+    } else {
+      const count = isCalm ? end - this.shown : Math.ceil((end - this.shown) / FRAMES_PER_PIECE);
+      const from = this.shown - request.numCut;
+      this.content.appendData(request.text.slice(from, from + count));
+      this.shown += count;
+    }
+    if (isAtEnd) this.text.scrollTop = this.text.scrollHeight;
+    this.update(now);
+    return this.shown < end;
+  }
+}
+
+/**
+ * @param {import("./live_state.js").EndedRequest} ended
+ * @returns {[string, string]}
+ */
+function outcomeOf(ended) {
+  if (ended.outcome === "failed") return ["failed", "chip-bad"];
+  if (ended.outcome === "cancelled") return ["cancelled", "chip-note"];
+  return [{ stop: "done", length: "cut at the limit", tool_calls: "calls a tool" }[ended.outcome], ended.outcome === "length" ? "chip-note" : "chip-good"];
+}

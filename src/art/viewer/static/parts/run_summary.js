@@ -1,0 +1,45 @@
+/** Parts that say how a run goes: its state, reward, trend and findings. */
+import { h } from "../lib/dom.js";
+import { formatBounds, formatFixed, formatSigned } from "../lib/format.js";
+
+/** @typedef {Record<string, any>} RunSummary  the wire type of viewer/answers/run_list.py */
+
+const STATE_CLASS = /** @type {Record<string, string>} */ ({ training: "chip-accent", waiting: "chip-note", serving: "chip-accent", finished: "chip-good", failed: "chip-bad", idle: "" });
+
+/** @param {string} state */
+export function stateChip(state) {
+  return h("span", { class: `chip ${STATE_CLASS[state] ?? ""}` }, state);
+}
+
+/**
+ * Mean and 95 % interval, with the split that it was measured on.
+ * @param {any} reward
+ */
+export function rewardText(reward) {
+  if (!reward) return h("span", { class: "soft" }, "no reward yet");
+  const hint = `${reward.split}, step ${reward.step}: mean and 95 % interval over ${reward.num} values`;
+  const bounds = reward.low === null ? null : h("span", { class: "soft" }, ` ${formatBounds(reward.low, reward.high)}`);
+  return h("span", { class: "nowrap", title: hint }, h("b", null, formatFixed(reward.mean)), bounds);
+}
+
+/**
+ * What the trend allows one to say: it rises or falls only if its interval leaves out 0.
+ * @param {{change_per_step: number, low: number | null, high: number | null} | null} trend
+ */
+export function trendText(trend) {
+  if (!trend || trend.low === null || trend.high === null) return h("span", { class: "soft" }, "too few steps");
+  const hint = `slope ${formatSigned(trend.change_per_step, 4)} per step, 95 % interval ${formatBounds(trend.low, trend.high, 4)}`;
+  if (trend.low <= 0 && trend.high >= 0) return h("span", { class: "soft", title: hint }, "no clear trend");
+  const rises = trend.change_per_step > 0;
+  return h("span", { class: rises ? "good nowrap" : "bad nowrap", title: hint }, `${rises ? "rising" : "falling"} ${formatSigned(trend.change_per_step, 3)}/step`);
+}
+
+/**
+ * The last part of a base model that is a folder, with all of it on hover; a hub id as it is.
+ * @param {string | null} baseModel
+ */
+export function baseModelText(baseModel) {
+  if (!baseModel) return h("span", { class: "soft" }, "not recorded");
+  const isFolder = /^[./\\~]|^[A-Za-z]:/.test(baseModel);
+  return h("span", { title: baseModel }, isFolder ? `.../${baseModel.split(/[/\\]/).filter(Boolean).slice(-1)}` : baseModel);
+}

@@ -1,0 +1,43 @@
+/** The settings in which runs differ. */
+import { h } from "../lib/dom.js";
+import { UNKNOWN } from "../lib/format.js";
+
+/**
+ * Settings as flat names: {trainer: {seed: 1}} is {"trainer.seed": "1"}.
+ * @param {any} settings
+ * @param {string} [prefix]
+ * @returns {Record<string, string>}
+ */
+export function flatSettings(settings, prefix = "") {
+  /** @type {Record<string, string>} */
+  const flat = {};
+  for (const [name, value] of Object.entries(settings ?? {})) {
+    const isGroup = value !== null && typeof value === "object" && !Array.isArray(value);
+    if (isGroup) Object.assign(flat, flatSettings(value, `${prefix}${name}.`));
+    else flat[prefix + name] = typeof value === "string" ? value : JSON.stringify(value);
+  }
+  return flat;
+}
+
+/**
+ * Names whose value is not the same in all runs, each with the value of every run.
+ * @param {any[]} settings  of each run
+ * @returns {{name: string, values: (string | undefined)[]}[]}
+ */
+export function differingSettings(settings) {
+  const flat = settings.map((one) => flatSettings(one));
+  const names = [...new Set(flat.flatMap((one) => Object.keys(one)))].sort();
+  return names.map((name) => ({ name, values: flat.map((one) => one[name]) })).filter(({ values }) => values.some((value) => value !== values[0]));
+}
+
+/**
+ * @param {any[]} settings  of each run
+ * @param {import("../lib/dom.js").Child[]} heads  one for each run
+ */
+export function settingsTable(settings, heads) {
+  const rows = differingSettings(settings);
+  if (rows.length === 0) return h("p", { class: "soft" }, "The runs were registered with the same settings.");
+  return h("div", { class: "scroll" }, h("table", { class: "compare-table" },
+    h("thead", null, h("tr", null, h("th", { scope: "col" }, "Setting"), heads.map((head) => h("th", { scope: "col" }, head)))),
+    h("tbody", null, rows.map(({ name, values }) => h("tr", null, h("th", { scope: "row" }, name), values.map((value) => h("td", { class: "mono" }, value ?? h("span", { class: "soft", title: "not set" }, UNKNOWN))))))));
+}

@@ -1,0 +1,160 @@
+/** Checkpoints of a run: what they scored, two against each other, and what can be done with them. */
+import { get } from "../lib/api.js";
+import { showDialog } from "../lib/dialog.js";
+import { h, replace } from "../lib/dom.js";
+import { formatAge, formatBytes, formatFixed, formatNumber, formatTime, UNKNOWN } from "../lib/format.js";
+import { link, setQuery } from "../lib/router.js";
+import { empty, showWhenLoaded } from "../lib/states.js";
+import { deleteCheckpoint, downloadFiles, forkCheckpoint } from "../parts/checkpoint_actions.js";
+import { readStep } from "../curves/curve_settings.js";
+import { CheckpointComparison } from "../parts/checkpoint_compare.js";
+
+const MAX_COLUMNS = 4;
+const PREFERRED = ["val/reward", "test/reward", "train/reward", "loss/entropy", "loss/kl_to_base", "loss/sft"];
+
+/** @type {import("../lib/context.js").View} */
+export const checkpointsView = {
+  title: (route) => `Checkpoints of ${route.args.join("/")}`,
+  async show(root, route, ctx) {
+    const page = new CheckpointPage(root, route, ctx);
+    await page.start();
+  },
+};
+
+class CheckpointPage {
+  /**
+   * @param {HTMLElement} root
+   * @param {import("../lib/router.js").Route} route
+   * @param {import("../lib/context.js").Context} ctx
+   */
+  constructor(root, route, ctx) {
+    this.root = root;
+    this.ctx = ctx;
+    this.run = route.args.slice(0, 2);
+    /** @type {{a: number | null, b: number | null}} */
+    this.chosen = { a: readStep(route.query.get("a")), b: readStep(route.query.get("b")) };
+    this.comparison = new CheckpointComparison(this.run, route.query.get("split"), ctx.signal);
+    this.list = h("div", { class: "scroll checkpoint-list", tabindex: 0, role: "region", "aria-label": "Checkpoints" });
+    this.text = "";
+  }
+
+  async start() {
+    await showWhenLoaded(this.root, this.ctx.signal, () => this.load(), (answer) => {
+      replace(this.root, h("h1", { class: "unseen" }, `Checkpoints of ${this.run.join("/")}`), this.list, this.comparison.element);
+      this.draw(answer);
+    });
+    if (this.chosen.a !== null && this.chosen.b !== null) await this.comparison.show(this.chosen.a, this.chosen.b);
+    this.ctx.refreshEvery(4, () => this.refresh());
+  }
+
+  load() {
+    return get(`runs/${this.run.join("/")}/checkpoints`, {}, this.ctx.signal);
+  }
+
+  async refresh() {
+    const answer = await this.load();
+    if (JSON.stringify(answer) !== this.text && !this.list.contains(document.activeElement)) this.draw(answer);
+  }
+
+  /** @param {{checkpoints: import("../parts/checkpoint_actions.js").CheckpointRow[], best_metric: string}} answer */
+  draw(answer) {
+    this.text = JSON.stringify(answer);
+    const { checkpoints, best_metric: bestMetric } = answer;
+    if (checkpoints.length === 0) {
+      replace(this.list, empty("No checkpoint yet.", "Each trained step leaves one here."));
+      return;
+    }
+    this.chooseDefaults(checkpoints, bestMetric);
+    const metrics = metricColumns(checkpoints, bestMetric);
+    const heads = [h("th", { scope: "col", title: "The two checkpoints to compare" }, "Compare"), h("th", { scope: "col", class: "number" }, "Step"), h("th", { scope: "col" }, ""),
+      metrics.map((metric) => h("th", { scope: "col", class: "number" }, metric)), h("th", { scope: "col" }, "Made"), h("th", { scope: "col", class: "number" }, "Size"), this.ctx.canWrite ? h("th", { scope: "col" }, "Actions") : null];
+    replace(this.list, h("table", { class: "checkpoints" }, h("thead", null, h("tr", null, heads)), h("tbody", null, checkpoints.map((one) => this.row(one, metrics)))));
+  }
+
+  /**
+   * Without a choice: the oldest against the best, or against the newest if the best is the oldest. Only those with a reward are chosen, if there are two.
+   * @param {import("../parts/checkpoint_actions.js").CheckpointRow[]} checkpoints  newest first
+   * @param {string} bestMetric
+   */
+  chooseDefaults(checkpoints, bestMetric) {
+    if (this.chosen.a !== null || this.chosen.b !== null || checkpoints.length < 2) return;
+    const rated = [bestMetric, "train/reward"].map((metric) => checkpoints.filter((one) => metric in one.metrics)).find((some) => some.length > 1) ?? checkpoints;
+    const oldest = rated[rated.length - 1];
+    const best = rated.find((one) => one.is_best);
+    this.chosen = { a: oldest.step, b: (best && best !== oldest ? best : rated[0]).step };
+    this.comparison.show(/** @type {number} */ (this.chosen.a), /** @type {number} */ (this.chosen.b));
+  }
+
+  /**
+   * @param {import("../parts/checkpoint_actions.js").CheckpointRow} checkpoint
+   * @param {string[]} metrics
+   */
+  row(checkpoint, metrics) {
+    const { step, created_at: created, size_bytes: size } = checkpoint;
+    return h("tr", null,
+      h("td", { class: "nowrap" }, this.radio("a", step), this.radio("b", step)),
+      h("td", { class: "number" }, h("a", { href: link("run", this.run, { step }) }, String(step))),
+      h("td", null, h("span", { class: "chips" },
+        checkpoint.is_promoted ? h("span", { class: "chip chip-accent", title: "Requests without a step get this checkpoint" }, "served") : null,
+        checkpoint.is_best ? h("span", { class: "chip chip-good", title: "The highest mean of the metric; never deleted automatically" }, "best") : null,
+        checkpoint.is_newest && !checkpoint.is_promoted ? h("span", { class: "chip" }, "newest") : null,
+        checkpoint.parents.length > 0 ? h("span", { class: "small soft" }, `from ${checkpoint.parents.join(", ")}`) : null)),
+      metrics.map((metric) => h("td", { class: "number" }, metric in checkpoint.metrics ? inColumn(checkpoint.metrics[metric]) : h("span", { class: "soft" }, UNKNOWN))),
+      h("td", { class: "nowrap", title: formatTime(created) }, formatAge(created)),
+      h("td", { class: "number" }, formatBytes(size)),
+      this.ctx.canWrite ? h("td", { class: "actions" }, this.actions(checkpoint)) : null);
+  }
+
+  /**
+   * @param {"a" | "b"} side
+   * @param {number} step
+   */
+  radio(side, step) {
+    const input = h("input", { type: "radio", name: `checkpoint-${side}`, checked: this.chosen[side] === step, "aria-label": `Step ${step} as ${side}`, "on:change": () => this.choose(side, step) });
+    return h("label", { class: "ab" }, input, side);
+  }
+
+  /**
+   * @param {"a" | "b"} side
+   * @param {number} step
+   */
+  choose(side, step) {
+    this.chosen[side] = step;
+    setQuery({ a: this.chosen.a, b: this.chosen.b });
+    if (this.chosen.a !== null && this.chosen.b !== null) this.comparison.show(this.chosen.a, this.chosen.b);
+  }
+
+  /** @param {import("../parts/checkpoint_actions.js").CheckpointRow} checkpoint */
+  actions(checkpoint) {
+    const context = { run: this.run, signal: this.ctx.signal, onChange: () => this.refresh() };
+    const kept = checkpoint.is_newest || checkpoint.is_best ? "The newest and the best checkpoint are never deleted" : null;
+    return [
+      h("button", { type: "button", class: "quiet", "on:click": () => downloadFiles(context, checkpoint).catch(showProblem) }, "Download"),
+      h("button", { type: "button", class: "quiet", "on:click": () => forkCheckpoint(context, checkpoint) }, "Fork"),
+      h("button", { type: "button", class: "quiet", disabled: kept !== null, title: kept, "on:click": () => deleteCheckpoint(context, checkpoint) }, "Delete"),
+    ];
+  }
+}
+
+/**
+ * A number in a column: three decimals, so that they lie below each other.
+ * @param {number} value
+ */
+function inColumn(value) {
+  return Math.abs(value) < 100 && Math.abs(value) >= 0.01 ? formatFixed(value, 3) : formatNumber(value);
+}
+
+/** @param {unknown} error */
+function showProblem(error) {
+  showDialog("That did not work", h("p", null, error instanceof Error ? error.message : String(error)));
+}
+
+/**
+ * The metrics worth a column: the one that names the best, then rewards and the usual ones that any checkpoint has.
+ * @param {import("../parts/checkpoint_actions.js").CheckpointRow[]} checkpoints
+ * @param {string} best
+ */
+function metricColumns(checkpoints, best) {
+  const known = new Set(checkpoints.flatMap((one) => Object.keys(one.metrics)));
+  return [...new Set([best, ...PREFERRED])].filter((metric) => known.has(metric)).slice(0, MAX_COLUMNS);
+}

@@ -1,0 +1,175 @@
+"""A browser walks every view of the page over a real training run: what it shows, what a click does, what is harmless."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+import art
+from tests.page.browser import Walker
+from tests.support import shop_run
+from tests.support.shop_run import HOSTILE, NAME, PROJECT
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.timeout(300)]
+RUN = f"#/run/{PROJECT}/{NAME}"
+STEP = 2
+ROLLOUT = f"{RUN}/rollout/train/{STEP}/1/1"
+
+
+@pytest.fixture(autouse=True)
+async def trained(model: art.TrainableModel) -> None:
+    """Every test looks at the trained model."""
+
+
+async def log_in(walker: Walker, backend: art.LocalBackend) -> None:
+    if not walker.base:
+        await walker.open(await backend.page_link())
+        await walker.sees(NAME)
+        assert "login=" not in walker.page.url, "the code of a login link stays in the address"
+
+
+async def test_runs_and_one_run(walker: Walker, backend: art.LocalBackend) -> None:
+    await log_in(walker, backend)
+    await walker.go("#/", NAME)
+    await walker.shoot("runs")
+    await walker.page.get_by_role("link", name=NAME).first.click()
+    await walker.sees("Findings")
+    await walker.check("overview")
+    await walker.shoot("run")
+
+
+async def test_any_curve_can_be_found(walker: Walker, backend: art.LocalBackend) -> None:
+    await log_in(walker, backend)
+    await walker.go(f"{RUN}/curves", "train/reward")
+    await walker.page.get_by_placeholder("Search").fill("odd/")
+    assert await walker.page.get_by_text(HOSTILE).count() > 0, "a metric's name is text"
+    await walker.page.get_by_role("checkbox", name=re.compile("odd/")).first.check()
+    await walker.check("a curve with a hostile name")
+    assert "odd" in walker.page.url, "the selection is in the address"
+    await walker.shoot("curves")
+
+
+async def test_rollouts_are_filtered_searched_and_opened(walker: Walker, backend: art.LocalBackend) -> None:
+    await log_in(walker, backend)
+    await walker.go(f"{RUN}/rollouts", "rollouts")
+    await walker.shoot("rollouts")
+    search = walker.page.get_by_placeholder("search the texts")
+    await search.fill('article 2 AND "')
+    await search.press("Enter")
+    await walker.check("a search with the syntax of queries")
+    await search.fill("rice")
+    await search.press("Enter")
+    await walker.page.locator("mark").first.wait_for()
+    await walker.page.keyboard.press("Escape")
+    await walker.go(f"{RUN}/rollouts?outcome=infra_fault", "infra")
+    await walker.go(f"{RUN}/rollouts?split=train&step={STEP}", "rollouts")
+    await walker.page.locator("tbody tr a").first.click()
+    await walker.sees("Conversation")
+    await walker.check("a rollout from the table")
+
+
+async def test_a_rollout_is_read_as_text(walker: Walker, backend: art.LocalBackend) -> None:
+    await log_in(walker, backend)
+    await walker.go(ROLLOUT, "look_up")
+    assert await walker.page.get_by_text(HOSTILE).count() > 0
+    assert await walker.page.locator("main script, main img[src='x']").count() == 0
+    await walker.shoot("rollout")
+    await walker.go(f"{ROLLOUT}?tab=judge", "characters.")
+    await walker.shoot("judge")
+    await walker.go(f"{ROLLOUT}?tab=branches", "Branches")
+    await walker.go(f"{ROLLOUT}?tab=record", "served")
+
+
+@pytest.mark.parametrize(
+    "colour",
+    ["sampling_logprob", "policy_logprob", "importance_ratio", "entropy", "advantage", "mask", "policy_version"],
+)
+async def test_exact_tokens_in_each_colour(walker: Walker, backend: art.LocalBackend, colour: str) -> None:
+    await log_in(walker, backend)
+    await walker.go(f"{ROLLOUT}?tab=tokens&color={colour}", "Exact tokens")
+    await walker.page.get_by_text("<|im_start|>").first.wait_for()
+    await walker.check(colour)
+    await walker.shoot(f"tokens-{colour}")
+
+
+async def test_groups_trees_ledgers_and_costs(walker: Walker, backend: art.LocalBackend) -> None:
+    await log_in(walker, backend)
+    await walker.go(f"{RUN}/group/train/{STEP}/1", "differs in message")
+    await walker.shoot("group")
+    await walker.go(f"{RUN}/tree/{STEP}", "learnt")
+    await walker.shoot("tree")
+    await walker.go(f"{RUN}/ledger/{STEP}", "trained")
+    await walker.shoot("ledger")
+    await walker.go(f"{RUN}/costs", "Costs")
+    await walker.shoot("costs")
+
+
+async def test_checkpoints_are_compared_and_deleted(walker: Walker, backend: art.LocalBackend) -> None:
+    await log_in(walker, backend)
+    await walker.go(f"{RUN}/checkpoints?a=0&b={shop_run.NUM_STEPS}", "paired difference")
+    await walker.shoot("checkpoints")
+    await walker.page.get_by_role("row", name=re.compile(r"^a?\s*b?\s*1\b")).get_by_text("Delete").click()
+    await walker.page.get_by_role("dialog").get_by_role("button", name=re.compile("Delete")).click()
+    await walker.page.get_by_role("dialog").wait_for(state="hidden")
+    await walker.check("a deleted checkpoint")
+
+
+async def test_runs_are_compared(walker: Walker, backend: art.LocalBackend, tiny_model: Path) -> None:
+    other = art.TrainableModel(name="other", project=PROJECT, base_model=str(tiny_model))
+    await other.register(backend)
+    await shop_run.hold_out(other)
+    await log_in(walker, backend)
+    await walker.go(f"#/compare?run={PROJECT}/{NAME}&run={PROJECT}/other", "other")
+    await walker.shoot("compare")
+
+
+async def test_what_is_sampled_now_is_shown(
+    walker: Walker, backend: art.LocalBackend, model: art.TrainableModel
+) -> None:
+    await log_in(walker, backend)
+    await walker.page.goto(f"{walker.base}#/live")
+    served = asyncio.gather(*(shop_run.serve_customer(model, "live tea", 3 + place) for place in range(4)))
+    await walker.sees("live tea")
+    await served
+    await walker.sees("decode")
+    await walker.check("live")
+    await walker.shoot("live")
+    await walker.go("#/system", "engine")
+    await walker.shoot("system")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (400, "dark"), (2000, "dark")])
+async def test_every_view_fits_the_window(walker: Walker, backend: art.LocalBackend, width: int, scheme: str) -> None:
+    await log_in(walker, backend)
+    await walker.page.set_viewport_size({"width": width, "height": 900})
+    await walker.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    for name, address in {
+        "runs": "#/", "run": RUN, "curves": f"{RUN}/curves", "rollouts": f"{RUN}/rollouts", "rollout": ROLLOUT,
+        "tokens": f"{ROLLOUT}?tab=tokens", "group": f"{RUN}/group/train/{STEP}/1", "tree": f"{RUN}/tree/{STEP}",
+        "ledger": f"{RUN}/ledger/{STEP}", "checkpoints": f"{RUN}/checkpoints?a=0&b=3", "costs": f"{RUN}/costs",
+        "live": "#/live", "system": "#/system",
+    }.items():  # fmt: skip
+        await walker.page.goto(f"{walker.base}{address}")
+        await walker.page.wait_for_timeout(700)
+        await walker.check(f"{name} at {width}")
+        await walker.shoot(f"{name}-{width}-{scheme}")
+    await walker.page.set_viewport_size({"width": 1280, "height": 860})
+    await walker.page.emulate_media(color_scheme="light")
+
+
+async def test_the_keyboard_reaches_a_rollout(walker: Walker, backend: art.LocalBackend) -> None:
+    await log_in(walker, backend)
+    await walker.go(f"{RUN}/rollouts?split=train&step={STEP}", "rollouts")
+    for key in ("j", "j", "Enter"):
+        await walker.page.keyboard.press(key)
+    await walker.sees("Conversation")
+    before = walker.page.url
+    await walker.page.keyboard.press("j")
+    await walker.page.wait_for_function("before => location.href !== before", arg=before)
+    await walker.page.keyboard.press("?")
+    await walker.sees("next")
+    await walker.page.keyboard.press("Escape")
+    await walker.check("keyboard")

@@ -1,0 +1,95 @@
+"""The stream of live events: of the caller's project, resumed by number, alive while nothing happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from art.protocol.live.events import LiveEvent, Reset
+from art.server.app import App
+from art.server.routes import live
+from art.storage.keys import KeyStore
+from tests.support.spies import SECRET, TwoProjects
+
+
+async def stream(app: Any, key: str, *headers: tuple[bytes, bytes], pieces: int, query: bytes = b"") -> tuple[int, str]:
+    """Status, and what arrives until so many pieces of the body have come; then the client hangs up."""
+    scope = {
+        "type": "http", "method": "GET", "path": "/view/api/live", "raw_path": b"/view/api/live", "query_string": query,
+        "headers": [(b"authorization", b"Bearer " + key.encode()), *headers], "scheme": "http",
+    }  # fmt: skip
+    sent: list[Any] = []
+    enough = asyncio.Event()
+
+    async def receive() -> Any:
+        await enough.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if len(sent) > pieces or sent[0]["status"] != 200:
+            enough.set()
+
+    async with asyncio.timeout(5):
+        await app(scope, receive, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent).decode()
+
+
+async def test_events_of_the_callers_project_only(tmp_path: Path) -> None:
+    runtime, keys = TwoProjects(), KeyStore(tmp_path / "keys.db")
+    app = App(runtime, api_key="operator", keys=keys, data_dir=tmp_path)  # type: ignore[arg-type]
+    _, key = keys.create("a's", project="a", scopes=["infer"])
+    status, text = await stream(app, key, pieces=2)
+    assert status == 200
+    assert text.startswith("retry: 1000\n\nid: 1\nevent: finding\ndata: {")
+    assert SECRET not in text
+    assert "/usr/share" not in text
+    _, text = await stream(app, "operator", (b"last-event-id", b"41"), pieces=3)
+    assert "id: 42\n" in text
+    assert SECRET in text
+    assert "/usr/share/x" in text
+    assert runtime.live.calls == [("watch", ("a",), {}), ("watch", (None,), {})]
+    status, text = await stream(app, key, pieces=1, query=b"after=x")
+    assert status == 400
+    keys.close()
+
+
+async def test_silence_is_not_taken_for_a_broken_connection_and_a_revoked_key_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = KeyStore(tmp_path / "keys.db")
+    runtime = TwoProjects()
+    runtime.live.goes_on = True
+    app = App(runtime, api_key="operator", keys=keys)  # type: ignore[arg-type]
+    made, key = keys.create("a's", project="a", scopes=["infer"])
+    monkeypatch.setattr(live, "HEARTBEAT_S", 0.01)
+    original = live.with_heartbeats
+    monkeypatch.setattr(live, "with_heartbeats", lambda events: original(events, 0.01))
+    _, text = await stream(app, key, pieces=4)
+    assert ": alive\n\n" in text
+    asyncio.get_running_loop().call_later(0.1, keys.revoke, made.id)
+    with pytest.raises(Exception, match="revoked"):  # the connection is closed in the middle of the answer
+        await stream(app, key, pieces=100_000)
+    keys.close()
+
+
+async def test_heartbeats_lose_no_event_and_close_their_source() -> None:
+    closed = False
+
+    async def events() -> AsyncGenerator[list[LiveEvent], None]:
+        nonlocal closed
+        try:
+            for number in range(3):
+                await asyncio.sleep(0.03)
+                yield [LiveEvent(number=number, at=0.0, data=Reset())]
+        finally:
+            closed = True
+
+    got = [batch async for batch in live.with_heartbeats(events(), 0.01)]
+    assert [event.number for batch in got if batch is not None for event in batch] == [0, 1, 2]
+    assert None in got
+    assert closed
