@@ -56,6 +56,8 @@ ONLY_NAMED = (
     "transport",
     "handshake",
     "from_rewards",
+    "live_watchers",
+    "viewer",
     "token_file",
 )
 

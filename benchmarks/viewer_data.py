@@ -79,7 +79,7 @@ class Writer:
         self.data_dir = DataDir(folder)
         self.paths: ModelPaths = self.data_dir.model(PROJECT, NAME)
         self._rng = random.Random(seed)
-        self._words = [self._new_word() for _ in range(20_000)]
+        self._words = self.vocabulary(seed)
         self._weights = list(_accumulated(len(self._words)))
         self._database = Database(self.data_dir.database)
         self._recorder = Recorder(self._database)
@@ -180,9 +180,11 @@ class Writer:
         """Make a text of words that are as frequent as those of a language."""
         return " ".join(self._rng.choices(self._words, cum_weights=self._weights, k=words))
 
-    def _new_word(self) -> str:
-        letters = self._rng.choices("etaoinshrdlucmfwypvbgk", weights=range(22, 0, -1), k=self._rng.randint(2, 10))
-        return "".join(letters)
+    @staticmethod
+    def vocabulary(seed: int) -> list[str]:
+        """The words of all texts, the most frequent first."""
+        rng, letters = random.Random(seed), "etaoinshrdlucmfwypvbgk"
+        return ["".join(rng.choices(letters, weights=range(22, 0, -1), k=rng.randint(2, 10))) for _ in range(20_000)]
 
     # -- what the server writes --
 

@@ -501,8 +501,8 @@ async def test_what_runs_can_be_watched(runtime: Runtime, tiny_model: Path) -> N
     data: list[Any] = []
 
     async def watch() -> None:
-        async for event in live_events(runtime, project="p", after=None):
-            data.append(event.data)
+        async for events in live_events(runtime, project="p", after=None):
+            data.extend(event.data for event in events)
 
     watching = asyncio.create_task(watch())
     await asyncio.sleep(0)

@@ -10,9 +10,11 @@ RULER is a language model that compares the answers to one input. All of it is k
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from art.cli.options.recipe_options import add_recipe_options, add_settings, config_of
 from art.cli.terminal.event_loop import run_coroutine
+from art.cli.terminal.page_line import print_page_line
 from art.cli.terminal.progress_printer import ProgressPrinter, exit_code
 from art.cli.terminal.screen import Screen
 from art.recipes.autorl.auto import auto, write_task
@@ -44,7 +46,9 @@ def run(args: argparse.Namespace) -> int:
                 run_coroutine(write_task(args.what, out=args.out, config=config, on_progress=printer))
                 console.print(f"Edit them as you like, then: art auto {folder} --model ...", highlight=False)
                 return 0
-            return exit_code(run_coroutine(auto(args.what, out=args.out, config=config, on_progress=printer)))
+            result = run_coroutine(auto(args.what, out=args.out, config=config, on_progress=printer))
+        print_page_line(console, Path(result.model.base_path))
+        return exit_code(result)
     except KeyboardInterrupt:
         console.print(f"Stopped. Every finished step is kept; `art auto {folder}` continues")
         return 130

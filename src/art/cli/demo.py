@@ -18,6 +18,7 @@ from rich.text import Text
 
 from art.backends.local import LocalBackend
 from art.cli.terminal.event_loop import run_coroutine
+from art.cli.terminal.page_line import print_page_line
 from art.cli.terminal.picture import draw_learning_curve
 from art.cli.terminal.progress_printer import EXIT_UNTRAINED, ProgressPrinter
 from art.cli.terminal.screen import Screen, progress_bar
@@ -152,6 +153,7 @@ class _Demo:
             "checkpoint": str(checkpoint), "picture": str(picture),
         }  # fmt: skip
         self._show(before, after, summary)
+        print_page_line(self.console, data_dir)
         measure, change = f"{task.headline_metric} on held-out rollouts", change_of(before, after)
         course = Course(step=step, num_steps=self.num_steps, reports=reports, measure=measure, change=change)
         report_verdict(ProgressPrinter(self.console), reach_verdict(course, Remedies()))

@@ -95,7 +95,7 @@ def _scratch_folder(data_dir: Path) -> Iterator[Path]:
 async def _examine(
     console: Console, args: argparse.Namespace, settings: ModelSettings, task: Task | None, folder: Path
 ) -> list[CheckResult]:
-    async with LocalBackend(path=folder) as backend:
+    async with LocalBackend(path=folder, show_page=False) as backend:
         model = TrainableModel(
             name="trial", project="doctor", base_model=args.model, settings=settings, report_metrics=[]
         )

@@ -13,9 +13,11 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from art.cli.options.recipe_options import add_recipe_options, add_settings, config_of
 from art.cli.terminal.event_loop import run_coroutine
+from art.cli.terminal.page_line import print_page_line
 from art.cli.terminal.progress_printer import ProgressPrinter, exit_code
 from art.cli.terminal.screen import Screen
 from art.errors import ConfigError
@@ -57,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
             training = mcp_rl(
                 args.server, out=args.out, config=config, on_progress=printer, command=command, headers=headers, env=env
             )
-            return exit_code(run_coroutine(training))
+            result = run_coroutine(training)
+        print_page_line(console, Path(result.model.base_path))
+        return exit_code(result)
     except KeyboardInterrupt:
         console.print("Stopped. Scenarios and every finished step are kept; the same command continues")
         return 130

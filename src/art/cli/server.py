@@ -155,7 +155,7 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
     watching = asyncio.create_task(watch.run(), name="server-watch")
     keys = KeyStore(DataDir(data_dir).keys)  # first: a file that is damaged already is said before anything starts
     await runtime.start()
-    page = PageState(Viewer(DataDir(data_dir)), Addresses(config.host, config.public_urls))
+    page = PageState(Viewer(DataDir(data_dir), live=runtime.overview), Addresses(config.host, config.public_urls))
     try:
         app = App(runtime, api_key=api_key, config=config, keys=keys, data_dir=data_dir, page=page)
         settings = uvicorn.Config(

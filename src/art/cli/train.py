@@ -9,6 +9,7 @@ from pathlib import Path
 
 from art.cli.options.recipe_options import add_recipe_options, config_of
 from art.cli.terminal.event_loop import run_coroutine
+from art.cli.terminal.page_line import print_page_line
 from art.cli.terminal.progress_printer import ProgressPrinter, exit_code
 from art.cli.terminal.screen import Screen
 from art.cli.tiny_model import build_with_progress, default_folder
@@ -47,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     console.print(f"checkpoint  {folder / 'checkpoints' / f'{result.step:04d}'}", highlight=False, soft_wrap=True)
     console.print(f"metrics     {folder / 'history.jsonl'}", highlight=False, soft_wrap=True)
     console.print(f"rollouts    {folder / 'trajectories'}", highlight=False, soft_wrap=True)
+    print_page_line(console, config.data_dir.resolve())
     if args.json:
         summary = {"task": task.name, "seed": config.seed, **_summary(result), "wall_s": time.perf_counter() - started}
         args.json.write_text(json.dumps(summary, indent=2) + "\n")

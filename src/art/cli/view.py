@@ -18,8 +18,9 @@ import os
 import secrets
 import webbrowser
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from art.cli.viewing.view_json import print_answers, print_paths
+from art.cli.viewing.export_options import add_export_options
 from art.client import ArtClient
 from art.errors import ArtError, ConfigError, NotFoundError
 from art.protocol.keys import check_api_key
@@ -41,16 +42,34 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", nargs="*", metavar="PATH", help="print the answers of these paths as JSON; without PATH, the paths"
     )
+    add_export_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    try:
+        return _run(args)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the page needs {error.name}, which is not installed: `pip install 'agent-reinforcement-trainer[local]'`"
+        ) from error
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.export is not None:
+        from art.cli.viewing.view_export import export
+
+        return export(args, check_data_dir(args.data_dir))
     if args.json is not None and not args.json:
+        from art.cli.viewing.view_json import print_paths
+
         print_paths()
         return 0
     url = args.url or (os.environ.get("ART_SERVER_URL") if args.data_dir is None else None)
     if url is not None and (args.host or args.port is not None):
         raise ConfigError("--host and --port serve the files of a directory; leave them out with the URL of a server")
     if args.json is not None:
+        from art.cli.viewing.view_json import print_answers
+
         return print_answers(args.json, None if url else check_data_dir(args.data_dir), url)
     if url is not None:
         link = asyncio.run(_link(url, os.environ.get("ART_API_KEY") or find_local_key(url)))
@@ -88,7 +107,11 @@ def _running_page(data_dir: DataDir) -> str | None:
         if lock_holder(data_dir.lock) is None:
             return None
         url = data_dir.address.read_text().strip()
+        is_own = data_dir.address.stat().st_uid == os.getuid()
     except OSError:  # a copy that may only be read, or a server of an older version
+        return None
+    if not is_own or urlsplit(url).hostname not in LOOPBACK:  # a key is not sent to wherever a file says
+        print(f"a server runs on {data_dir.root}; `art view --url {url}` opens its page. These are the files")
         return None
     key = os.environ.get("ART_API_KEY") or find_local_key(url)
     try:
@@ -125,11 +148,6 @@ def serve_files(data_dir: DataDir, host: str, port: int, opens: bool) -> int:
             f"refusing to show the files on {host} without a key: set ART_API_KEY to at least {MIN_KEY_LENGTH} random "
             "characters, e.g. of `openssl rand -hex 32`"
         )
-    try:
-        from art.cli.viewing.serve import serve
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the page is served with {error.name}, which is not installed: "
-            "`pip install 'agent-reinforcement-trainer[local]'`; `art view --export FOLDER` and `--json` need nothing"
-        ) from error
+    from art.cli.viewing.serve import serve
+
     return serve(data_dir, host, port, key or secrets.token_urlsafe(24), opens)

@@ -26,6 +26,7 @@ class ReadOnlyDatabase:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._idle: list[sqlite3.Connection] = []
+        self._inode = 0
         self._lock = threading.Lock()
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -51,10 +52,15 @@ class ReadOnlyDatabase:
                 self._idle.pop().close()
 
     def _take(self) -> sqlite3.Connection | None:
+        inode = inode_of(self.path)
         with self._lock:
+            if inode != self._inode:  # deleted, or put in place of another
+                self._inode = inode
+                while self._idle:
+                    self._idle.pop().close()
             if self._idle:
                 return self._idle.pop()
-        if not self.path.exists():
+        if not inode:
             return None
         # A write-ahead log cannot be joined in a folder that may not be written; `immutable` reads the file without it.
         for how in ("mode=ro", "mode=ro&immutable=1"):
@@ -69,3 +75,11 @@ class ReadOnlyDatabase:
                 return connection
         logger.warning("cannot open %s: %s", self.path, problem)
         return None
+
+
+def inode_of(path: Path) -> int:
+    """Return the number of the file that a path names; 0 if there is none."""
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0

@@ -26,6 +26,8 @@ from art.viewer.answers.rollout import RolloutDetail
 from art.viewer.answers.rollout_rows import RolloutKey, RolloutPage, RolloutQuery
 from art.viewer.answers.run_list import RunDetail, RunList
 from art.viewer.answers.step_ledger import LedgerAnswer, StepDetail
+from art.viewer.answers.tokens import RolloutTokens, TokensQuery
+from art.viewer.answers.tree import TreeAnswer, TreeQuery
 from art.viewer.viewer import Viewer
 
 NUMBERS = frozenset({"step", "group", "index"})
@@ -117,10 +119,18 @@ PATHS: list[ReadPath] = [
     ),
     ReadPath(_ROLLOUT, "describe a rollout", RolloutDetail, lambda v, a: v.rollout(*a.run, _key(a))),
     ReadPath(
+        f"{_ROLLOUT}/tokens", "the exact tokens of a rollout", RolloutTokens,
+        lambda v, a: v.tokens(*a.run, _key(a), a.query), TokensQuery,
+    ),
+    ReadPath(
         f"{_RUN}/groups/{{split}}/{{step}}/{{group}}", "the rollouts of a scenario side by side", GroupAnswer,
         lambda v, a: v.group(*a.run, a.values["split"], a.number("step"), a.number("group")),
     ),
     ReadPath(f"{_RUN}/steps/{{step}}", "describe a step", StepDetail, lambda v, a: v.step(*a.run, a.number("step"))),
+    ReadPath(
+        f"{_RUN}/steps/{{step}}/tree", "the prefix tree of a step as it was trained", TreeAnswer,
+        lambda v, a: v.tree(*a.run, a.number("step"), a.query), TreeQuery,
+    ),
     ReadPath(
         f"{_RUN}/ledger", "what became of sampled tokens", LedgerAnswer,
         lambda v, a: v.ledger(*a.run, a.query.first, a.query.last), LedgerQuery,
@@ -151,6 +161,8 @@ def find_path(text: str) -> tuple[ReadPath, Asked]:
         ):
             values = {name[1:-1]: part for name, part in zip(names, components, strict=True) if name[0] == "{"}
             return row, row.asked(values, parse_qs(query))
+    if components in (["system"], ["live"]):
+        raise NotFoundError(f"{path!r} is answered by a running server only; give its address with --url", param="path")
     raise NotFoundError(f"there is no path {path!r}; `art view --json` alone lists the paths", param="path")
 
 

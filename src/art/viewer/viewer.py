@@ -45,7 +45,7 @@ from art.viewer.reads.job_table import JobTable
 from art.viewer.reads.one_group import read_group
 from art.viewer.reads.one_rollout import read_rollout
 from art.viewer.reads.run_detail import detail
-from art.viewer.reads.runs_of_directory import add_state, list_names, summarize
+from art.viewer.reads.runs_of_directory import RunLine, add_state, list_names, summarize
 from art.viewer.reads.steps_of_run import describe_step, sum_ledgers
 from art.viewer.reads.table_of_rollouts import list_rollouts, places_of
 from art.viewer.run_files import RunCache, RunFiles
@@ -83,14 +83,13 @@ class Viewer:
         """
         self.data_dir = data_dir
         self.database = ReadOnlyDatabase(data_dir.database)
+        self._tokens = TokenReader(self.database)
         self.store = IndexStore(index_path or data_dir.viewer_index)
         self.indexer = Indexer(self.store, self.database, data_dir, share=indexing_share)
         self.live = live
         self._runs = RunCache(self._open)
-        self._summaries: dict[tuple[str, str], tuple[object, RunSummary]] = {}
         self._lock = threading.Lock()
         self._used = (-LOCK_S, False)
-        self._tokens = TokenReader(self.database)
 
     def close(self) -> None:
         """End indexing and close the files."""
@@ -132,13 +131,13 @@ class Viewer:
 
     def runs(self, project: str | None = None) -> RunList:
         """List all runs, or those of one project."""
-        runs = [self._summary(self.run_files(*names)) for names in list_names(self.data_dir, self.database, project)]
+        runs = [self._summary(*names) for names in list_names(self.data_dir, self.database, project)]
         runs.sort(key=lambda run: (-(run.updated_at or 0.0), run.project, run.name))
         return RunList(runs=runs, now=time.time())
 
     def run(self, project: str, name: str) -> RunDetail:
         """Describe one run."""
-        summary = self._summary(self.run_files(project, name))
+        summary = self._summary(project, name)
         return self._read(
             project, name, lambda run, number, _: detail(run, number, summary, self.indexer.files(project, name))
         )
@@ -246,37 +245,48 @@ class Viewer:
         *,
         wait_s: float = 0.0,
     ) -> T:
-        """Bring the index of a run up to date and answer from it. One that is found to be damaged is made again."""
+        """Bring the index of a run up to date, and answer from it. An index that breaks meanwhile is made again."""
         run = self.run_files(project, name)
         generation = self.store.generation
-        for may_try_again in (True, False):
-            try:
-                number, indexing = self.indexer.ensure(project, name, places=places, wait_s=wait_s)
-                return answer(run, number, indexing)
-            except StorageError:
-                if not may_try_again or self.store.generation == generation:
-                    raise
-        raise AssertionError("unreachable")
+        try:
+            result = answer(run, *self.indexer.ensure(project, name, places=places, wait_s=wait_s))
+        except StorageError:
+            if self.store.generation == generation:
+                raise
+        else:
+            if self.store.generation == generation:
+                return result
+        return answer(run, *self.indexer.ensure(project, name, places=places, wait_s=wait_s))
 
-    def _summary(self, run: RunFiles) -> RunSummary:
-        summary = self._read(run.project, run.name, self._kept_summary)
-        return add_state(summary, run, self.live, is_used=self._is_used())
+    def _summary(self, project: str, name: str) -> RunSummary:
+        """Describe a run in one line, with what happens at this moment."""
+        self.run_paths(project, name)
+        kept = self._read(project, name, self._kept_line)
+        return add_state(kept, self.data_dir.model(project, name), self.live, is_used=self._is_used())
 
-    def _kept_summary(self, run: RunFiles, number: int, indexing: Indexing | None) -> RunSummary:
-        """Describe a run in one line. It is kept until its files change."""
-        jobs = self.database.read(
-            "SELECT rowid, state FROM jobs WHERE project = ? AND name = ? ORDER BY rowid DESC LIMIT 3",
-            (run.project, run.name),
+    def _kept_line(self, run: RunFiles, number: int, indexing: Indexing | None) -> RunLine:
+        """Describe a run by its files. The line is kept in the index until one of them changes."""
+        paths = run.paths
+        version = repr(
+            (
+                self.store.read(
+                    "SELECT count(*), max(id), total(size), total(plan_ns) FROM files WHERE run = ?", (number,)
+                ),
+                self.database.read(
+                    "SELECT rowid, state FROM jobs WHERE project = ? AND name = ? ORDER BY rowid DESC LIMIT 3",
+                    (run.project, run.name),
+                ),
+                [_stat(path) for path in (paths.history, paths.costs, paths.checkpoints)],
+            )
         )
-        files = (run.paths.history, run.paths.costs, run.paths.checkpoints)
-        version = (self.indexer.version(run.project, run.name), tuple(jobs), *map(_stat, files))
-        with self._lock:
-            kept = self._summaries.get((run.project, run.name))
-        if kept is None or kept[0] != version:
-            kept = (version, summarize(run, number))
-            with self._lock:
-                self._summaries[run.project, run.name] = kept
-        return kept[1].model_copy(update={"indexing": indexing})
+        kept = self.store.read("SELECT content FROM summaries WHERE run = ? AND version = ?", (number, version))
+        if kept:
+            line = RunLine.model_validate_json(kept[0][0])
+        else:
+            line = summarize(run, number)
+            values = (number, version, line.model_dump_json())
+            self.store.write(lambda db: db.execute("INSERT OR REPLACE INTO summaries VALUES (?, ?, ?)", values))
+        return line.model_copy(update={"summary": line.summary.model_copy(update={"indexing": indexing})})
 
     def _is_used(self) -> bool:
         """Whether a server uses the directory."""

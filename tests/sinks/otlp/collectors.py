@@ -28,7 +28,9 @@ class SeenTrace:
     reward: float | None
     scores: dict[str, float] = field(default_factory=dict)
     text: str = ""
-    """Everything that it shows."""
+    """Everything that it keeps."""
+    messages: str = ""
+    """Inputs and outputs in its own form, made of the conventions' attributes."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ def _mlflow_trace(url: str, info: dict[str, Any]) -> SeenTrace:
         reward=None if "art.reward" not in root else float(root["art.reward"]),
         scores=_scores(spans),
         text=answer.text,
+        messages=repr([a.get(f"mlflow.span{key}") for a in attributes for key in ("Inputs", "Outputs")]),
     )
 
 
@@ -114,6 +117,7 @@ def _phoenix_trace(url: str, spans: list[dict[str, Any]]) -> SeenTrace:
         spans=sorted(f"{span['span_kind']} {span['name']}" for span in spans), duration_s=times[1] - times[0],
         conversation=root["attributes"]["session.id"], num_tokens=sum(tokens),
         reward=root["attributes"].get("art.reward"), scores=scores, text=repr(spans) + repr(notes),
+        messages=repr([value for span in spans for key, value in span["attributes"].items() if ".message." in key]),
     )  # fmt: skip
 
 

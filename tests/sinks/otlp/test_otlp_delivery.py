@@ -21,7 +21,7 @@ from art.sinks.otlp import sink as sink_module
 from art.sinks.otlp.sink import OtlpSink
 from art.trajectory import Trajectory, TrajectoryGroup
 from tests.support.genai_conventions import OPT_IN, check_event, check_span
-from tests.support.logged_rollouts import SECRET, failure, logged, run_in, tool_rollout
+from tests.support.logged_rollouts import BEGAN, SECRET, answer, failure, logged, run_in, tool_rollout
 from tests.support.otlp_receiver import Answer, Receiver, partial_success, receiver
 
 
@@ -217,6 +217,22 @@ def test_large_deliveries_are_sent_in_requests_of_a_bounded_size(
     assert len(sizes) > 4
     assert max(sizes) < 21_000
     assert all("content-encoding" not in headers for _, headers, _ in collector.requests)
+
+
+def test_a_rollout_larger_than_a_request_is_sent_in_several(
+    collector: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
+    monkeypatch.setattr(sink_module, "MAX_REQUEST_BYTES", 50_000)
+    turns = [answer("x" * 1000, at=(i, i + 1), exchange_id=f"ex_{i}") for i in range(30)]
+    trajectory = Trajectory(messages_and_choices=turns, start_time=BEGAN)
+    started(tmp_path, content=True).groups(logged([TrajectoryGroup([trajectory, tool_rollout()])]))
+    assert [span.name for span in collector.spans].count("chat shop/agent-1") == 32
+    assert len({(span.trace_id, span.span_id) for span in collector.spans}) == len(collector.spans)
+    assert len({span.trace_id for span in collector.spans}) == 2
+    sizes = [size for _, _, size in collector.requests[1:]]
+    assert len(sizes) > 8
+    assert max(sizes) < 52_000
 
 
 @pytest.mark.parametrize(

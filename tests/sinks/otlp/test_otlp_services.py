@@ -141,3 +141,12 @@ def test_phoenix_gets_a_project_of_the_same_name_and_annotations(monkeypatch: py
     assert [(one["name"], one["result"]) for one in annotations[:3]] == [
         ("reward", {"score": 0.75}), ("ruler", {"score": 0.75}), ("ruler/brevity", {"score": 0.5}),
     ]  # fmt: skip
+
+
+def test_scores_that_are_all_refused_are_given_up_soon(langfuse: FakeLangfuse) -> None:
+    langfuse.score_answers = [Answer(400, body=b"no scores here")] * 1000
+    with pytest.raises(Refused, match="no scores here") as caught:
+        started(LangfuseSink()).groups(delivery(64))
+    assert caught.value.num_lost == 192
+    assert len(langfuse.rollouts) == 64
+    assert langfuse.num_score_requests < 60

@@ -81,7 +81,9 @@ def test_a_user_sees_each_rollout_once(served: tuple[str, str], tmp_path: Path) 
             assert trace.num_tokens == 84
             assert trace.reward == 0.75
             assert trace.scores == {"reward": 0.75, "ruler": 0.75, "ruler/brevity": 0.5}
-            assert SECRET in trace.text
+            assert all(
+                f"{said}{SECRET}" in trace.messages for said in ("You help. ", "invoice 12: ", "I should search ")
+            )
     assert seen["games/agent/train/0/0/2"].spans == ["AGENT invoke_agent agent"]  # the failed one
 
 

@@ -30,7 +30,7 @@ async def test_tokens_of_a_plain_request_come_as_they_are_sampled(bench: Bench) 
     asking = asyncio.create_task(bench.chat(system("be brief"), user("look up a"), tools=[LOOK_UP], rollout_id="r1"))
     async with asyncio.timeout(5):
         while not events or events[-1].kind != "request_ended":
-            events.append((await anext(stream)).data)
+            events += [event.data for event in await anext(stream)]
     started, ended, pieces = events[0], events[-1], [p for e in events if e.kind == "tokens" for p in e.pieces]
     assert (started.last_role, started.last_text, started.rollout_id) == ("user", "look up a", "r1")
     assert (started.project, started.name, started.policy_version) == ("games", "agent", 3)

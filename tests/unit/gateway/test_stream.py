@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from art.errors import OverloadedError, ProcessError
+from art.gateway.record.recorder import exchange_time, new_exchange_id
+from art.gateway.record.rollout_histories import rollout_histories
 from art.protocol.dialects.chat_completions import parse_chat_request
 from art.testing.fake_engine import FakeEngine
 from tests.support.gateway import LOOK_UP, Bench, accumulate, open_bench, user
@@ -35,6 +38,30 @@ async def test_a_stream_has_the_shape_of_openais(bench: Bench) -> None:
     }
     reports = [r for chunk in chunks for c in chunk["choices"] for r in (c["logprobs"] or {}).get("content", [])]
     assert [report["logprob"] for report in reports] == exchange.sampling_logprobs
+
+
+async def test_a_choice_names_step_times_and_tokens_of_its_exchange(bench: Bench) -> None:
+    bench.answers("one", "two")
+    began = time.time()
+    whole = (await bench.chat(user("hi"), rollout_id="r1"))["choices"][0]
+    chunks = await bench.stream(user("hello"))
+    (last,) = [choice for chunk in chunks for choice in chunk["choices"] if "exchange" in choice]
+    assert last["finish_reason"] is not None
+    for choice in (whole, last):
+        exchange, (recorded,) = choice["exchange"], bench.recorder.get([choice["exchange_id"]])
+        assert exchange["policy_version"] == recorded.policy_version
+        assert exchange["prompt_tokens"] == len(recorded.prompt_token_ids)
+        assert exchange["completion_tokens"] == len(recorded.completion_token_ids)
+        assert began <= exchange["started_at"] + 1e-5
+        assert exchange["started_at"] <= exchange["ended_at"] == recorded.created_at <= time.time()
+    assert rollout_histories([bench.recorder.get([whole["exchange_id"]])[0]])[0]["messages_and_choices"][1] == {
+        **whole, "logprobs": None,
+    }  # fmt: skip
+
+
+def test_an_id_of_another_form_has_no_time() -> None:
+    assert [exchange_time(text) for text in ("ex_check", "other", "ex_", "ex_12")] == [None, None, None, 18 / 1e6]
+    assert time.time() - 5 < (exchange_time(new_exchange_id()) or 0) <= time.time()
 
 
 async def test_no_usage_unless_asked(bench: Bench) -> None:

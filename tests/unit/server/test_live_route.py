@@ -80,16 +80,16 @@ async def test_silence_is_not_taken_for_a_broken_connection_and_a_revoked_key_en
 async def test_heartbeats_lose_no_event_and_close_their_source() -> None:
     closed = False
 
-    async def events() -> AsyncGenerator[LiveEvent, None]:
+    async def events() -> AsyncGenerator[list[LiveEvent], None]:
         nonlocal closed
         try:
             for number in range(3):
                 await asyncio.sleep(0.03)
-                yield LiveEvent(number=number, at=0.0, data=Reset())
+                yield [LiveEvent(number=number, at=0.0, data=Reset())]
         finally:
             closed = True
 
-    got = [event async for event in live.with_heartbeats(events(), 0.01)]
-    assert [event.number for event in got if event is not None] == [0, 1, 2]
+    got = [batch async for batch in live.with_heartbeats(events(), 0.01)]
+    assert [event.number for batch in got if batch is not None for event in batch] == [0, 1, 2]
     assert None in got
     assert closed

@@ -18,6 +18,6 @@ def data_dir(tmp_path: Path) -> DataDir:
 def viewer(data_dir: DataDir) -> Iterator[Viewer]:
     data_dir.root.mkdir()
     viewer = Viewer(data_dir)
-    viewer.indexer.survey_s = 0.0
+    viewer.indexer.survey_s = viewer.indexer.thorough_s = 0.0
     yield viewer
     viewer.close()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 from typing import Any
 
 import pytest
 
 from art.errors import InvalidRequestError, NotFoundError
+from art.gateway.record.recorder import exchange_id_at
 from art.storage.layout import DataDir
 from art.trajectory import History, Trajectory, TrajectoryGroup
 from art.viewer.answers.rollout import RolloutDetail
@@ -73,6 +75,18 @@ def test_a_conversation_is_shown_whole(viewer: Viewer, data_dir: DataDir) -> Non
     assert "NaN" not in detail.model_dump_json()
 
 
+def test_an_answer_has_what_the_record_knows_of_it(viewer: Viewer, data_dir: DataDir) -> None:
+    exchange_id = exchange_id_at(1000.5) + "a" * 12
+    with sqlite3.connect(data_dir.database) as database:
+        database.execute("CREATE TABLE exchanges (id, policy_version, completion, created_at)")
+        database.execute("INSERT INTO exchanges VALUES (?, 7, ?, 1002.0)", (exchange_id, bytes(12)))
+    messages: list[Any] = [{"role": "user", "content": "?"}, choice("yes", exchange_id), choice("no", "ex_gone")]
+    log(data_dir, [TrajectoryGroup([Trajectory(messages_and_choices=messages)])], step=1)
+    _, known, unknown = read(viewer).histories[0].items
+    assert (known.policy_version, known.num_tokens, known.started_at, known.duration_s) == (7, 3, 1000.5, 1.5)
+    assert (unknown.policy_version, unknown.started_at, unknown.duration_s) == (None, None, None)
+
+
 def test_a_rollout_that_failed_has_its_exception(viewer: Viewer, data_dir: DataDir) -> None:
     log(data_dir, [TrajectoryGroup([rollout(1.0), RuntimeError("the tool server is down")])], step=1)
     detail = read(viewer, 1)
@@ -126,7 +140,13 @@ def test_a_group_has_the_best_first_and_where_others_differ(viewer: Viewer, data
 
 
 def test_a_judge_is_shown_with_its_passes(viewer: Viewer, data_dir: DataDir) -> None:
-    scores = {"independent_reward": 0.0, "ruler_score": 0.7, "ruler/pass_1": 0.8, "ruler/pass_2": 0.6}
+    scores = {
+        "independent_reward": 0.0,
+        "ruler_score": 0.7,
+        "ruler/pass_1": 0.8,
+        "ruler/pass_2": 0.6,
+        "ruler/tone": 0.9,
+    }
     logs = ["own line", "RULER explanation: it is right"]
     judged = rollout(0.7, metrics=scores, logs=logs)
     log(data_dir, [TrajectoryGroup([judged], metrics={"judge_disagreement": 0.1})], step=1)
@@ -134,6 +154,7 @@ def test_a_judge_is_shown_with_its_passes(viewer: Viewer, data_dir: DataDir) -> 
     judge = answer.rollouts[0].judge
     assert judge is not None
     assert (judge.name, judge.score, judge.passes, judge.explanation) == ("ruler", 0.7, [0.8, 0.6], "it is right")
+    assert judge.parts == {"tone": 0.9}
     assert judge.disagreement == pytest.approx(0.1 * 2**0.5)
     assert [(j.name, j.passes, j.disagreement) for j in answer.judges] == [("ruler", [0.8, 0.6], 0.1)]
     assert answer.rollouts[0].judge_score == 0.7

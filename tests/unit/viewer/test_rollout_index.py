@@ -49,6 +49,18 @@ def test_a_growing_file_is_read_from_where_it_ended(viewer: Viewer, data_dir: Da
     assert [(row.group, row.index, row.reward) for row in rows] == [(0, 0, 1.0), (1, 0, 0.0), (1, 1, 0.5)]
 
 
+def test_what_is_logged_is_noticed_without_looking_at_every_file(viewer: Viewer, data_dir: DataDir) -> None:
+    viewer.indexer.thorough_s = 1e9
+    for step, total in ((1, 1), (1, 2), (2, 3)):
+        log(data_dir, [TrajectoryGroup([rollout(1.0)])], step=step)
+        assert page(viewer).total == total
+    with group_file(data_dir, 1).open("ab") as file:  # the history says nothing about it
+        file.write(group_file(data_dir, 2).read_bytes())
+    assert page(viewer).total == 3
+    viewer.indexer.thorough_s = 0.0
+    assert page(viewer).total == 4
+
+
 def test_a_line_that_a_crash_cut_off_waits_and_damaged_lines_are_counted(viewer: Viewer, data_dir: DataDir) -> None:
     log(data_dir, [TrajectoryGroup([rollout(1.0)])], step=1)
     file = group_file(data_dir, 1)
@@ -107,6 +119,15 @@ def test_an_index_damaged_while_it_is_open_is_made_again(data_dir: DataDir) -> N
     viewer = Viewer(data_dir)
     assert page(viewer, text="word").total == 29
     viewer.close()
+
+
+def test_an_index_that_somebody_deletes_is_made_again(viewer: Viewer, data_dir: DataDir) -> None:
+    log(data_dir, [TrajectoryGroup([rollout(1.0)])], step=1)
+    assert page(viewer).total == 1
+    for file in data_dir.root.glob(".viewer.db*"):
+        file.unlink()
+    assert page(viewer).total == 1
+    assert viewer.runs().runs[0].num_rollouts == 1
 
 
 def test_an_index_of_an_older_form_is_made_again(data_dir: DataDir) -> None:

@@ -36,6 +36,15 @@ def test_pages_follow_each_other_without_gaps(logged: Viewer) -> None:
     assert [row.step for row in whole.rows] == [3] * 10 + [2] * 8 + [1] * 8
 
 
+def test_a_row_has_the_rewards_of_its_group(logged: Viewer) -> None:
+    listed = rows(logged, step=2, sort="reward", limit=1000).rows
+    assert {(row.group, *(row.group_rewards or [])) for row in listed} == {
+        (0, 2.0, 2.1, 2.2, 2.3),
+        (1, 2.0, 2.1, 2.2, 2.3),
+    }
+    assert rows(logged, step=3, split="val").rows[0].group_rewards == [0.5, None]
+
+
 @pytest.mark.parametrize("key", ["reward", "advantage", "tokens", "turns", "step", "started_at", "duration"])
 @pytest.mark.parametrize("descending", [True, False])
 def test_order_with_missing_values_last(logged: Viewer, key: str, descending: bool) -> None:

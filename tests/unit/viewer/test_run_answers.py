@@ -40,7 +40,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def mails(served: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
     viewer = Viewer(DataDir(served), index_path=tmp_path_factory.mktemp("index") / "index.db")
-    viewer.indexer.survey_s = 0.0
+    viewer.indexer.survey_s = viewer.indexer.thorough_s = 0.0
     complete(viewer, *MAIL_RUN)
     yield viewer
     viewer.close()
@@ -95,6 +95,23 @@ def test_a_directory_without_a_database_or_rollouts(viewer: Viewer, data_dir: Da
     assert viewer.runs("other").runs == []
     with pytest.raises(NotFoundError):
         viewer.run(PROJECT, "nobody")
+
+
+def test_the_line_of_a_run_is_kept_until_its_files_change(
+    viewer: Viewer, data_dir: DataDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log(data_dir, [TrajectoryGroup([rollout(1.0)])], step=1)
+    complete(viewer)
+    (run,) = viewer.runs().runs
+    again = Viewer(data_dir)
+    with monkeypatch.context() as patch:
+        patch.setattr("art.viewer.viewer.summarize", None)  # is not called
+        assert again.runs().runs == [run]
+    log(data_dir, [], step=2, train__reward=3.0)
+    (changed,) = again.runs().runs
+    assert changed.reward is not None
+    assert changed.reward.mean == 3.0
+    again.close()
 
 
 def test_the_details_of_a_run(mails: Viewer) -> None:
@@ -274,7 +291,7 @@ def test_a_plan_that_comes_after_the_rollouts_is_joined(served: Path, tmp_path: 
     away = tmp_path / "plans"
     folder.rename(away)
     viewer = Viewer(DataDir(served), index_path=tmp_path / "late.db")
-    viewer.indexer.survey_s = 0.0
+    viewer.indexer.survey_s = viewer.indexer.thorough_s = 0.0
     asked = RolloutQuery(step=5, split="train")
     try:
         assert {row.advantage for row in viewer.rollouts(*MAIL_RUN, asked).rows} == {None}

@@ -31,7 +31,10 @@ def draw_learning_curve(
     last = steps[-1] if steps else 0
     for step, evaluation, text, side in ((0, before, "before", 1), (last, after, "after", -1)):
         low, high = evaluation.interval
-        error = [[evaluation.mean - low], [high - evaluation.mean]]
+        error = [
+            [max(0.0, evaluation.mean - low)],
+            [max(0.0, high - evaluation.mean)],
+        ]  # rounding can make them negative
         label = f"{len(evaluation.trajectories)} held-out rollouts, 95 % interval" if step == 0 else None
         axes.errorbar(
             step, evaluation.mean, error, fmt="o", color=_ORANGE, capsize=4, markersize=7, label=label, zorder=3

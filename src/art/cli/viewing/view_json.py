@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Sequence
 
@@ -11,6 +12,9 @@ from art.storage.layout import DataDir
 from art.storage.local_key import find_local_key
 from art.viewer.paths import PATHS, find_path, query_parameters
 from art.viewer.viewer import Viewer
+
+INDEX_WAIT_S = 3600.0
+"""Longest wait for the index. A million rollouts take minutes."""
 
 
 def print_paths() -> None:
@@ -23,24 +27,29 @@ def print_paths() -> None:
 
 
 def print_answers(paths: Sequence[str], data_dir: DataDir | None, url: str | None) -> int:
-    """Print one line of JSON for each path.
+    """Print one line of JSON for each path. From files, the answers wait until all rollouts are indexed.
 
     Raises:
         NotFoundError: there is no such path, run, step or rollout.
         InvalidRequestError: a parameter is wrong.
     """
-    if data_dir is not None:
-        viewer = Viewer(data_dir)
-        try:
-            for text in paths:
-                row, asked = find_path(text)
-                print(row.read(viewer, asked).model_dump_json())
-        finally:
-            viewer.close()
+    if data_dir is None:
+        assert url is not None
+        print("\n".join(asyncio.run(_ask_server(paths, url))))
         return 0
-    assert url is not None
-    print("\n".join(asyncio.run(_ask_server(paths, url))))
+    with contextlib.closing(Viewer(data_dir)) as viewer:
+        for text in paths:
+            row, asked = find_path(text)
+            await_index(viewer, asked.values.get("project"), asked.values.get("name"))
+            print(row.read(viewer, asked).model_dump_json())
     return 0
+
+
+def await_index(viewer: Viewer, project: str | None, name: str | None) -> None:
+    """Wait until the rollouts of a run, or of all runs, are indexed, so that an answer lacks none."""
+    runs = [(project, name)] if project and name else [(run.project, run.name) for run in viewer.runs().runs]
+    for run in runs:
+        viewer.indexer.ensure(*run, wait_s=INDEX_WAIT_S)
 
 
 async def _ask_server(paths: Sequence[str], url: str) -> list[str]:

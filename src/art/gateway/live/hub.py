@@ -4,8 +4,9 @@
     jobs, log --publish-------------->
 
 Nobody watches: a request costs a small object, and nothing is kept but the newest ended requests. Somebody watches:
-tokens of all requests go out together, every `FLUSH_S`. A viewer has a place in the one ring and no queue of its own.
-So a slow one costs no memory and delays nobody: when the ring has passed its place, it starts over from what runs now.
+everything that happens within `FLUSH_S` goes out together, and the tokens of all requests of a project as one event. A
+viewer has a place in the one ring and no queue of its own. So a slow one costs no memory and delays nobody: when the
+ring has passed its place, it starts over from what runs now.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 
 from art.gateway.live.requests import LiveRequest
-from art.protocol.live.events import LiveData, LiveEvent, Reset, Tokens
+from art.protocol.live.events import LiveData, LiveEvent, Piece, RequestEnded, Reset, Tokens
 
 FLUSH_S = 0.1
-"""Time between two events with tokens. Ten per second look continuous."""
+"""Time between two deliveries to viewers. Ten per second look continuous."""
 MAX_EVENTS = 2048
 MAX_CHARS = 4_000_000
 """Largest number of characters of sampled text in the ring."""
@@ -53,6 +54,10 @@ class LiveHub:
         """Number of the first event after the present viewers of a project began to watch it."""
         self._fresh: dict[str, LiveRequest] = {}
         """Requests with tokens that viewers have not got."""
+        self._last_pieces: list[tuple[str, Piece]] = []
+        """The last tokens of requests that have ended, and their projects."""
+        self._ends: list[tuple[str, RequestEnded]] = []
+        """Ends that wait until the tokens before them are published."""
         self._flush_timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
 
@@ -87,8 +92,7 @@ class LiveHub:
         """A request has sampled tokens."""
         if self._viewers and self.is_watched(request.project):
             self._fresh[request.id] = request
-            if self._flush_timer is None:
-                self._flush_timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush)
+            self._flush_soon()
 
     def _end(self, request: LiveRequest, failure: Exception | None, *, is_cancelled: bool) -> None:
         del self.running[request.id]
@@ -96,13 +100,14 @@ class LiveHub:
         if is_watched:
             self._fresh.pop(request.id, None)
             if (piece := request.take()) is not None:
-                self._publish_tokens(request.project, Tokens(pieces=[piece]))
+                self._last_pieces.append((request.project, piece))
         request.end(failure, is_cancelled=is_cancelled)
         self._ended.append(request)
         if request.outcome not in ("cancelled", "failed"):
             self.answered[request.project, request.name] = time.monotonic()
         if is_watched:
-            self.publish(request.project, request.ended())
+            self._ends.append((request.project, request.ended()))
+            self._flush_soon()
 
     def publish(self, project: Project, data: LiveData) -> None:
         """Send an event to those who watch `project`; `None` is only for those who watch all projects."""
@@ -113,11 +118,10 @@ class LiveHub:
         self._num_chars += _num_chars(data)
         while len(self._events) > MAX_EVENTS or self._num_chars > MAX_CHARS:
             self._drop_oldest()
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._flush_soon()
 
-    async def watch(self, project: Project, after: int | None) -> AsyncGenerator[LiveEvent, None]:
-        """Yield what runs now, then events as they happen, until the generator is closed.
+    async def watch(self, project: Project, after: int | None) -> AsyncGenerator[list[LiveEvent], None]:
+        """Yield what runs now, then events as they happen, some at a time, until the generator is closed.
 
         Args:
             project: only this project; `None` for all.
@@ -127,30 +131,26 @@ class LiveHub:
         self._enter(project)
         try:
             self._flush()
-            place = self._number
-            num_seen, num_lost = self._num_tokens[project], 0
+            place, num_seen = self._number, self._num_tokens[project]
             if after is not None and self._has_all_after(after, project):
                 place = after
-                num_seen -= sum(_num_tokens(event) for event in self._after(place, project))
+                num_seen -= sum(map(_num_tokens, self._after(after, project)))
             else:
-                for event in self._opening(project, num_lost):
-                    yield event
+                yield self._opening(project, 0)
             while True:
-                if place != self._number and place + 1 not in self._events:  # the ring has passed the viewer
-                    self._flush()
-                    place, num_lost = self._number, self._num_tokens[project] - num_seen
-                    num_seen = self._num_tokens[project]
-                    for event in self._opening(project, num_lost):
-                        yield event
-                    continue
                 if place == self._number:
                     await self._changed.wait()
-                    continue
-                place += 1
-                of, event = self._events[place]
-                if project is None or of == project:
-                    num_seen += _num_tokens(event)
-                    yield event
+                elif place + 1 in self._events:
+                    events = self._after(place, project)
+                    place = self._number
+                    num_seen += sum(map(_num_tokens, events))
+                    if events:
+                        yield events
+                else:  # the ring has passed the viewer
+                    self._flush()
+                    place, num_lost = self._number, self._num_tokens[project] - num_seen
+                    num_seen += num_lost
+                    yield self._opening(project, num_lost)
         finally:
             self._leave(project)
 
@@ -168,25 +168,34 @@ class LiveHub:
         since = [self._watched_since[of] for of in {project, None} if of in self._watched_since]
         return is_kept and number <= self._number and number >= min(since)
 
-    def _after(self, place: int, project: Project) -> Iterator[LiveEvent]:
-        for number in range(place + 1, self._number + 1):
-            of, event = self._events[number]
-            if project is None or of == project:
-                yield event
+    def _after(self, place: int, project: Project) -> list[LiveEvent]:
+        kept = map(self._events.__getitem__, range(place + 1, self._number + 1))
+        return [event for of, event in kept if project is None or of == project]
+
+    def _flush_soon(self) -> None:
+        if self._flush_timer is None:
+            self._flush_timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush)
 
     def _flush(self) -> None:
-        """Publish what requests have sampled, one event for each project."""
+        """Publish what requests have sampled, one event for each project, then which have ended, and tell viewers."""
+        pieces: dict[str, list[Piece]] = {}
+        for project, piece in self._last_pieces:
+            pieces.setdefault(project, []).append(piece)
+        for request in self._fresh.values():
+            if (piece := request.take()) is not None:
+                pieces.setdefault(request.project, []).append(piece)
+        ends, self._ends = self._ends, []
+        self._last_pieces.clear()
+        self._fresh.clear()
+        for project, sampled in pieces.items():
+            self._publish_tokens(project, Tokens(pieces=sampled))
+        for project, end in ends:
+            self.publish(project, end)
         if self._flush_timer is not None:
             self._flush_timer.cancel()
             self._flush_timer = None
-        by_project: dict[str, list[LiveRequest]] = {}
-        for request in self._fresh.values():
-            by_project.setdefault(request.project, []).append(request)
-        self._fresh.clear()
-        for project, requests in by_project.items():
-            pieces = [piece for request in requests if (piece := request.take()) is not None]
-            if pieces:
-                self._publish_tokens(project, Tokens(pieces=pieces))
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def _publish_tokens(self, project: str, tokens: Tokens) -> None:
         count = sum(piece.num_tokens for piece in tokens.pieces)
@@ -221,6 +230,8 @@ class LiveHub:
         if not self._viewers:
             self._events.clear()
             self._fresh.clear()
+            self._last_pieces.clear()
+            self._ends.clear()
             self._num_chars = 0
             self.on_watched(False)
 

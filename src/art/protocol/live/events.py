@@ -8,6 +8,7 @@ have ended. Requests are named by the id of their exchange, which is also the id
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -163,3 +164,8 @@ class LiveEvent(Data):
     at: float
     """Unix time."""
     data: LiveData
+
+    @functools.cached_property
+    def body(self) -> bytes:
+        """`data` as JSON, which is made once for all viewers."""
+        return self.data.model_dump_json().encode()

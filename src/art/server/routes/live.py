@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 
 from art.errors import InvalidRequestError
 from art.protocol.live.events import LiveEvent
@@ -38,20 +38,20 @@ async def live(call: Call) -> None:
         await call.send({"type": "http.response.start", "status": 200, "headers": headers})
         await _send(call, f"retry: {RETRY_MS}\n\n".encode())
         checked_at = time.monotonic()
-        async for event in beating:
+        async for batch in beating:
             if time.monotonic() - checked_at > HEARTBEAT_S:
                 call.server.keyring.caller(call.caller.key_id)  # raises if the key was revoked: the stream ends
                 checked_at = time.monotonic()
-            await _send(call, b": alive\n\n" if event is None else _frame(call, event))
+            await _send(call, b": alive\n\n" if batch is None else b"".join([_frame(call, event) for event in batch]))
         await call.send({"type": "http.response.body", "body": b""})
 
 
 async def with_heartbeats(
-    events: AsyncGenerator[LiveEvent, None], silence_s: float = HEARTBEAT_S
-) -> AsyncIterator[LiveEvent | None]:
-    """Yield the events, and `None` after each `silence_s` seconds without one."""
+    events: AsyncGenerator[list[LiveEvent], None], silence_s: float = HEARTBEAT_S
+) -> AsyncGenerator[list[LiveEvent] | None, None]:
+    """Yield the batches of events, and `None` after each `silence_s` seconds without one."""
     async with contextlib.aclosing(events):
-        coming: asyncio.Task[LiveEvent] = asyncio.ensure_future(anext(events))  # type: ignore[arg-type]
+        coming: asyncio.Task[list[LiveEvent]] = asyncio.ensure_future(anext(events))
         try:
             while True:
                 done, _ = await asyncio.wait({coming}, timeout=silence_s)
@@ -59,11 +59,11 @@ async def with_heartbeats(
                     yield None
                     continue
                 try:
-                    event = coming.result()
+                    batch = coming.result()
                 except StopAsyncIteration:
                     return
-                yield event
-                coming = asyncio.ensure_future(anext(events))  # type: ignore[arg-type]
+                yield batch
+                coming = asyncio.ensure_future(anext(events))
         finally:
             coming.cancel()
             with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration):
@@ -71,8 +71,7 @@ async def with_heartbeats(
 
 
 def _frame(call: Call, event: LiveEvent) -> bytes:
-    data = event.data.model_dump_json().encode()
-    shown = data if event.data.kind in _SAMPLED else call.without_paths(data)
+    shown = event.body if event.data.kind in _SAMPLED else call.without_paths(event.body)
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.number, event.data.kind.encode(), shown)
 
 

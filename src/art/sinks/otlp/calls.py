@@ -23,13 +23,12 @@ def policy_version(choice: Any) -> int | None:
     return _count(_exchange(choice).get("policy_version"))
 
 
-def chat_attributes(run: Run, history: History, place: int, settings: SpanSettings) -> dict[str, Value]:
-    """Attributes of the request whose answer is the choice at `place` in a conversation.
+def chat_attributes(run: Run, choice: Any) -> dict[str, Value]:
+    """Attributes of the request that a choice answers, without texts.
 
     An answer without an exchange came from another endpoint of OpenAI's API. Its provider is `openai`, which the
     conventions allow for the flavour of the API, even if another company serves it.
     """
-    choice: Any = history.messages_and_choices[place]
     recorded, version = exchange_id(choice), policy_version(choice)
     model = chat_model(run, choice)
     attributes: dict[str, Value] = {
@@ -46,23 +45,23 @@ def chat_attributes(run: Run, history: History, place: int, settings: SpanSettin
     for name, key in (("input", "prompt_tokens"), ("output", "completion_tokens")):
         if (count := _count(_exchange(choice).get(key))) is not None:
             attributes[f"gen_ai.usage.{name}_tokens"] = count
-    return attributes | (_chat_content(history, place, settings.max_characters) if settings.content else {})
+    return attributes
+
+
+def chat_content(conversation: content.Conversation, place: int) -> dict[str, Value]:
+    """Attributes with the texts of the request whose answer is at `place`."""
+    attributes: dict[str, Value] = {
+        "gen_ai.input.messages": conversation.before(place),
+        "gen_ai.output.messages": conversation.answer(place),
+    }
+    if conversation.tools is not None:
+        attributes["gen_ai.tool.definitions"] = conversation.tools
+    return attributes
 
 
 def chat_model(run: Run, choice: Any) -> str:
     """Return the name of the model that was asked."""
     return f"{run.project}/{run.name}" if exchange_id(choice) else run.name
-
-
-def _chat_content(history: History, place: int, limit: int) -> dict[str, Value]:
-    items = history.messages_and_choices
-    attributes: dict[str, Value] = {
-        "gen_ai.input.messages": content.input_messages(items[:place], limit),
-        "gen_ai.output.messages": content.output_messages(items[place], limit),
-    }
-    if history.tools:
-        attributes["gen_ai.tool.definitions"] = content.tool_definitions(history.tools, limit)
-    return attributes
 
 
 def tool_attributes(history: History, place: int, settings: SpanSettings) -> list[dict[str, Value]]:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from art.messages import is_choice, to_message
+from art.messages import to_message
+from art.trajectory import History
 
 _FINISH_REASONS = {"tool_calls": "tool_call"}
 """OpenAI's finish reasons that the conventions' messages spell in another way."""
@@ -29,31 +30,38 @@ def to_json(value: Any) -> str:
     return clean(json.dumps(value, ensure_ascii=False, default=str))
 
 
-def input_messages(items: Sequence[Any], limit: int) -> str:
-    """Return messages and earlier answers as JSON text of at most about `limit` characters, the newest first kept."""
-    messages = [_shorten(_message(to_message(item)), limit // 4) for item in items]
-    kept, size = [], 0
-    for message in reversed(messages):
-        size += len(to_json(message)) + 2
-        if kept and size > limit:
-            break
-        kept.append(message)
-    if len(kept) < len(messages):
-        missing = {"type": "art.left_out", "messages": len(messages) - len(kept)}
-        kept.append({"role": "system", "parts": [missing]})
-    return to_json(kept[::-1])
+class Conversation:
+    """The texts of one conversation. Each message is converted once, although every later request repeats it."""
+
+    def __init__(self, history: History, limit: int) -> None:
+        """
+        Args:
+            limit: longest text of one attribute in characters, about.
+        """
+        self._items, self._limit = history.messages_and_choices, limit
+        self._texts = [to_json(_shorten(_message(to_message(item)), limit // 4)) for item in self._items]
+        self.tools = _tool_definitions(history.tools, limit) if history.tools else None
+        """`gen_ai.tool.definitions`: the tools that the model was offered; `None` if there are none."""
+
+    def before(self, place: int) -> str:
+        """Return the messages and answers before an item, as `gen_ai.input.messages`. The newest are kept."""
+        first, size = place, 0
+        while first > 0 and (first == place or size + len(self._texts[first - 1]) <= self._limit):
+            first -= 1
+            size += len(self._texts[first]) + 2
+        missing = {"role": "system", "parts": [{"type": "art.left_out", "messages": first}]}
+        return f"[{', '.join(([to_json(missing)] if first else []) + self._texts[first:place])}]"
+
+    def answer(self, place: int) -> str:
+        """Return the answer at a place, as `gen_ai.output.messages`."""
+        choice = self._items[place]
+        reason = str(getattr(choice, "finish_reason", None) or "")
+        message = _shorten(_message(to_message(choice)), self._limit // 2)
+        return to_json([{**message, "finish_reason": _FINISH_REASONS.get(reason, reason)}])
 
 
-def output_messages(choice: Any, limit: int) -> str:
-    """Return the answer of a choice as JSON text."""
-    message = _shorten(_message(to_message(choice)), limit // 2)
-    reason = getattr(choice, "finish_reason", None) if is_choice(choice) else None
-    reason = str(reason or "")
-    return to_json([{**message, "finish_reason": _FINISH_REASONS.get(reason, reason)}])
-
-
-def tool_definitions(tools: Iterable[Any], limit: int) -> str:
-    """Return the tools that a model was offered as JSON text; only their names if that is longer than `limit`."""
+def _tool_definitions(tools: Iterable[Any], limit: int) -> str:
+    """The tools as JSON text; only their names if that is longer than `limit`."""
     definitions = [_definition(tool) for tool in tools]
     text = to_json(definitions)
     return text if len(text) <= limit else to_json([{"type": one["type"], "name": one["name"]} for one in definitions])

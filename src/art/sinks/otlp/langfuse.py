@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -63,9 +63,15 @@ class LangfuseSink(OtlpSink):
             "langfuse.trace.tags": [place.split, f"step {place.step}"],
         }
 
-    def parcels(self, traces: Sequence[RolloutTrace]) -> Iterator[Parcel[Any]]:
-        yield from super().parcels(traces)
-        scores = [score for trace in traces for score in _scores(trace)]
+    def parcels(self, traces: Iterable[RolloutTrace]) -> Iterator[Parcel[Any]]:
+        scores: list[dict[str, Any]] = []
+
+        def noted() -> Iterator[RolloutTrace]:
+            for trace in traces:
+                scores.extend(_scores(trace))
+                yield trace
+
+        yield from super().parcels(noted())
         yield from pack(
             scores, self._send_scores, lambda score: len(json.dumps(score)),
             max_bytes=_MAX_SCORES_BYTES, max_items=_MAX_SCORES,

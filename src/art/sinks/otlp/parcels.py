@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _HOPELESS = 4
-"""Items refused one by one, with none accepted, after which the rest of a delivery counts as refused."""
+"""Items refused one by one, with none accepted, after which the rest of a parcel counts as refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,14 @@ def pack(
 
 
 @dataclass(slots=True)
+class Counts:
+    """What became of the items of one parcel."""
+
+    accepted: int = 0
+    lost: int = 0
+
+
+@dataclass(slots=True)
 class Progress:
     """What was sent of one delivery, kept while the delivery is repeated after an error."""
 
@@ -72,29 +80,28 @@ class Progress:
         """
         for number, parcel in enumerate(parcels):
             if number >= self.num_parcels:
-                self._send(parcel.items, parcel.send)
+                self._send(parcel.items, parcel.send, counts := Counts())
                 self.num_parcels += 1
+                self.num_accepted += counts.accepted
+                self.num_lost += counts.lost
         if self.num_lost:
             reasons = "; ".join(dict.fromkeys(self.reasons))
             raise Refused(f"{self.num_lost} of {self.num_lost + self.num_accepted}: {reasons}", num_lost=self.num_lost)
 
-    def _send(self, items: Sequence[T], send: Callable[[Sequence[T]], tuple[int, str]]) -> None:
-        if self.num_lost >= _HOPELESS and not self.num_accepted:
-            self.num_lost += len(items)
+    def _send(self, items: Sequence[T], send: Callable[[Sequence[T]], tuple[int, str]], counts: Counts) -> None:
+        if counts.lost >= _HOPELESS and not counts.accepted:
+            counts.lost += len(items)
             return
         try:
             num_rejected, reason = send(items)
         except Refused as error:
             if len(items) > 1:
                 middle = len(items) // 2
-                self._send(items[:middle], send)
-                self._send(items[middle:], send)
+                self._send(items[:middle], send, counts)
+                self._send(items[middle:], send, counts)
                 return
-            self.num_lost += 1
-            self.reasons.append(str(error))
-            return
-        num_lost = min(num_rejected, len(items))
-        self.num_accepted += len(items) - num_lost
+            num_rejected, reason = 1, str(error)
+        counts.lost += min(num_rejected, len(items))
+        counts.accepted += max(len(items) - num_rejected, 0)
         if num_rejected:
-            self.num_lost += num_lost
             self.reasons.append(reason or "rejected without a reason")

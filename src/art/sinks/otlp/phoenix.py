@@ -9,7 +9,7 @@ identifier replaces the earlier one. Phoenix takes them before their spans are s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from art.sinks.otlp.collector import JSON
@@ -46,9 +46,15 @@ class PhoenixSink(OtlpSink):
             resource={"openinference.project.name": environment.get("PHOENIX_PROJECT_NAME") or run.project},
         )
 
-    def parcels(self, traces: Sequence[RolloutTrace]) -> Iterator[Parcel[Any]]:
-        yield from super().parcels(traces)
-        annotations = [annotation for trace in traces for annotation in _annotations(trace)]
+    def parcels(self, traces: Iterable[RolloutTrace]) -> Iterator[Parcel[Any]]:
+        annotations: list[dict[str, Any]] = []
+
+        def noted() -> Iterator[RolloutTrace]:
+            for trace in traces:
+                annotations.extend(_annotations(trace))
+                yield trace
+
+        yield from super().parcels(noted())
         yield from pack(
             annotations, self._send_annotations, lambda one: len(json.dumps(one)),
             max_bytes=_MAX_BYTES, max_items=_MAX_ANNOTATIONS,

@@ -42,8 +42,8 @@ def evaluations(trajectory: Trajectory, *, with_explanations: bool) -> list[Eval
 def _judges(trajectory: Trajectory) -> list[str]:
     """Names of the judges that scored the trajectory.
 
-    `art.rewards` leaves the metrics `independent_reward` and `<judge>_score`, and takes the last judge's score as reward.
-    A metric of the user's own may end with `_score` too; then it has neither parts nor an explanation.
+    `art.rewards` leaves the metrics `independent_reward` and `<judge>_score`; the last judge's score is the reward. A
+    metric of the user's own may end with `_score` too; then it has neither parts nor an explanation.
     """
     if "independent_reward" not in trajectory.metrics:
         return []

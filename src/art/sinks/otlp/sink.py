@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from art.errors import ConfigError
 from art.sinks.otlp.collector import Collector
 from art.sinks.otlp.parcels import Parcel, Progress, pack
 from art.sinks.otlp.settings import OtlpSettings, read_content, read_settings
 from art.sinks.otlp.spans import failed_trace, rollout_trace
 from art.sinks.otlp.trace import Place, RolloutTrace, SpanSettings
 from art.sinks.sink import LoggedGroups, Refused, Row, Run, Sink
-from art.trajectory import Trajectory
+from art.trajectory import PydanticException
 
 MAX_REQUEST_BYTES = 3 * 2**20
 """Size of a request before compression. Langfuse takes 5 MB, collectors 4 MB and more."""
@@ -49,8 +50,14 @@ class OtlpSink(Sink):
         return read_settings(environment)
 
     def start(self, run: Run) -> None:
-        from art.sinks.otlp import wire
-
+        try:
+            from art.sinks.otlp import wire
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"the sink `{self.name}` needs the package {error.name!r}: "
+                "pip install 'agent-reinforcement-trainer[otlp]'",
+                param="report_metrics",
+            ) from error
         self._wire = wire
         self._run = run
         self._settings = self.settings(os.environ, run)
@@ -86,9 +93,11 @@ class OtlpSink(Sink):
             raise
         self._progress = None
 
-    def parcels(self, traces: Sequence[RolloutTrace]) -> Iterator[Parcel[Any]]:
+    def parcels(self, traces: Iterable[RolloutTrace]) -> Iterator[Parcel[Any]]:
         """Yield the requests that report these rollouts, the same ones at each call."""
-        yield from pack(traces, self._send, self._size, max_bytes=MAX_REQUEST_BYTES, max_items=MAX_TRACES)
+        resource = self._settings.resource
+        bodies = (body for trace in traces for body in self._wire.encode_trace(trace, resource, MAX_REQUEST_BYTES))
+        yield from pack(bodies, self._send, len, max_bytes=MAX_REQUEST_BYTES, max_items=MAX_TRACES)
 
     def root_attributes(self, place: Place) -> Mapping[str, Any]:
         """Return further attributes of a rollout's first span, for services that read names of their own."""
@@ -98,27 +107,28 @@ class OtlpSink(Sink):
         if hasattr(self, "_collector"):
             self._collector.close()
 
-    def _traces(self, groups: LoggedGroups) -> list[RolloutTrace]:
-        traces, failures = [], []
+    def _traces(self, groups: LoggedGroups) -> Iterator[RolloutTrace]:
+        """Make one trace after the other: with texts, those of a whole delivery would fill the memory."""
+        failures: list[tuple[PydanticException, Place]] = []
+        ended = 0.0
         for number, group in enumerate(groups.groups, start=groups.first):
-            for index, item in enumerate([*group.trajectories, *group.exceptions]):
-                place = Place(self._run, groups.split, groups.step, number, index)
-                if isinstance(item, Trajectory):
-                    traces.append(self._finish(rollout_trace(item, place, self._spans), place))
-                else:
-                    failures.append((item, place))
+            places = [
+                Place(self._run, groups.split, groups.step, number, index)
+                for index in range(len(group.trajectories) + len(group.exceptions))
+            ]
+            for trajectory, place in zip(group.trajectories, places, strict=False):
+                trace = rollout_trace(trajectory, place, self._spans)
+                ended = max(ended, trace.root.period.end)
+                yield self._finish(trace, place)
+            failures += zip(group.exceptions, places[len(group.trajectories) :], strict=True)
         # The log does not say when a rollout failed. The others of the delivery ran at about the same time.
-        at = max((trace.root.period.end for trace in traces), default=time.time())
-        return traces + [self._finish(failed_trace(item, place, at, self._spans), place) for item, place in failures]
+        for failure, place in failures:
+            yield self._finish(failed_trace(failure, place, ended or time.time(), self._spans), place)
 
     def _finish(self, trace: RolloutTrace, place: Place) -> RolloutTrace:
         trace.root.attributes.update(self.root_attributes(place))
         return trace
 
-    def _send(self, traces: Sequence[RolloutTrace]) -> tuple[int, str]:
-        settings = self._settings
-        body = self._wire.encode_traces(traces, settings.resource)
-        return self._wire.rejected_spans(self._collector.post(settings.traces_url, body, settings.headers))
-
-    def _size(self, trace: RolloutTrace) -> int:
-        return len(self._wire.encode_traces([trace], {}))
+    def _send(self, bodies: Sequence[bytes]) -> tuple[int, str]:
+        url, headers = self._settings.traces_url, self._settings.headers
+        return self._wire.rejected_spans(self._collector.post(url, b"".join(bodies), headers))

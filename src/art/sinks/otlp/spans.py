@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from art.messages import is_choice
 from art.sinks.otlp import content
-from art.sinks.otlp.calls import chat_attributes, chat_model, exchange_id, policy_version, tool_attributes
+from art.sinks.otlp.calls import chat_attributes, chat_content, chat_model, exchange_id, policy_version, tool_attributes
 from art.sinks.otlp.scores import Evaluation, evaluations
 from art.sinks.otlp.times import Period, choice_periods, rollout_period, tool_period
 from art.sinks.otlp.trace import (
@@ -70,6 +70,8 @@ class _Maker:
         if self._version is None:
             self._version = next((v for choice in choices if (v := policy_version(choice)) is not None), None)
         self._sent: set[str] = set()
+        limit = settings.max_characters
+        self._texts = [content.Conversation(history, limit) for history in self._histories] if settings.content else []
 
     def trace(self) -> RolloutTrace:
         results = evaluations(self._trajectory, with_explanations=self._settings.content)
@@ -100,10 +102,10 @@ class _Maker:
         """The messages before the first answer, the last answer, and the metadata."""
         limit, items = self._settings.max_characters, self._trajectory.messages_and_choices
         places = [i for i, item in enumerate(items) if is_choice(item)]
-        opening = items[: places[0]] if places else items
-        attributes: dict[str, Value] = {"gen_ai.input.messages": content.input_messages(opening, limit)}
+        opening = places[0] if places else len(items)
+        attributes: dict[str, Value] = {"gen_ai.input.messages": self._texts[0].before(opening)}
         if places:
-            attributes["gen_ai.output.messages"] = content.output_messages(items[places[-1]], limit)
+            attributes["gen_ai.output.messages"] = self._texts[0].answer(places[-1])
         for key, value in list(self._trajectory.metadata.items())[:MAX_NAMED]:
             if value is not None:
                 short = content.short_text(value, limit) if isinstance(value, str) else value
@@ -121,7 +123,9 @@ class _Maker:
             if recorded and recorded in self._sent:
                 continue
             self._sent.add(recorded)
-            attributes = chat_attributes(self._place.run, history, place, self._settings) | {"art.history": number}
+            attributes = chat_attributes(self._place.run, items[place]) | {"art.history": number}
+            if self._texts:
+                attributes |= chat_content(self._texts[number], place)
             events = self._turn_reward(turn, period.end, recorded) if number == 0 else []
             name = f"chat {chat_model(self._place.run, items[place])}"
             spans.append(self._span(("chat", number, place, recorded), name, period, attributes, events))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -31,15 +31,29 @@ _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_./-]")
 _MAX_METRIC_NAME = 255
 
 
-def encode_traces(traces: Iterable[RolloutTrace], resource: Mapping[str, str]) -> bytes:
-    """Make the body of a request to `/v1/traces`."""
-    spans = [_span(span) for trace in traces for span in trace.spans]
+def encode_trace(trace: RolloutTrace, resource: Mapping[str, str], max_bytes: int) -> Iterator[bytes]:
+    """Make bodies of requests to `/v1/traces` that hold the spans of a trace, one as a rule.
+
+    Bodies written one after the other are a body too, with the spans of all.
+
+    Args:
+        max_bytes: a longer trace becomes several bodies of about this size.
+    """
+    spans: list[trace_pb2.Span] = []
+    num_bytes = 0
+    for span in map(_span, trace.spans):
+        if spans and num_bytes + span.ByteSize() > max_bytes:
+            yield _traces_body(spans, resource)
+            spans, num_bytes = [], 0
+        spans.append(span)
+        num_bytes += span.ByteSize()
+    yield _traces_body(spans, resource)
+
+
+def _traces_body(spans: Sequence[trace_pb2.Span], resource: Mapping[str, str]) -> bytes:
     scope = trace_pb2.ScopeSpans(scope=_scope(), spans=spans)
-    return _bytes(
-        ExportTraceServiceRequest(
-            resource_spans=[trace_pb2.ResourceSpans(resource=_resource(resource), scope_spans=[scope])]
-        )
-    )
+    of_resource = trace_pb2.ResourceSpans(resource=_resource(resource), scope_spans=[scope])
+    return _bytes(ExportTraceServiceRequest(resource_spans=[of_resource]))
 
 
 def empty_request() -> bytes:

@@ -32,6 +32,8 @@ class Item(Answer):
     num_tokens: int | None = None
     """Number of sampled tokens."""
     started_at: float | None = None
+    duration_s: float | None = None
+    """Seconds from the request to the end of the answer, with the time that it waited."""
 
 
 class Tool(Answer):
@@ -57,6 +59,8 @@ class Judgement(Answer):
     """Score of each time that the judge was asked, where that was kept."""
     disagreement: float | None = None
     """Standard deviation of the scores of its passes."""
+    parts: dict[str, float] = {}
+    """Scores that make up its score, by name: criteria of a rubric, or judges of a weighted sum."""
     explanation: str | None = None
 
 

@@ -60,6 +60,8 @@ class RolloutRow(Answer):
     """Step whose weights sampled the first answer."""
     judge_score: float | None
     snippet: Snippet | None = None
+    group_rewards: list[float | None] | None = None
+    """In a list of rollouts, the rewards of all rollouts of its group by index, at most 32."""
     is_logged: bool = True
     """False for a rollout that was trained and that no script logged; it has what the server's record has."""
 

@@ -34,6 +34,12 @@ class PathInfo(Answer):
     num_sampled: int
     num_trained: int
     """Tokens that added to the gradient of a step."""
+    parent: int | None = None
+    """Number of the path of the same conversation that this one leaves; null for the first path of a conversation."""
+    branches_at: int = 0
+    """Number of tokens that it shares with the parent."""
+    branch_reason: str | None = None
+    """Why it could not continue the parent, as the recorder found (`BranchReason`); null where that is not recorded."""
 
 
 class TokenSpan(Answer):

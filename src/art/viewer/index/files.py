@@ -63,6 +63,23 @@ def survey(paths: ModelPaths) -> dict[Place, FileState]:
     return states
 
 
+def outline(paths: ModelPaths) -> list[tuple[int, int]]:
+    """Return times and sizes that tell whether a run has changed, without looking at each of its files.
+
+    A script that logs rollouts adds a row to the history last. A job that ends adds a folder, but for a job that
+    trained nothing.
+    """
+    folder = paths.root / "trajectories"
+    states = []
+    for path in (paths.history, paths.steps, folder, *(folder / split for split in _splits(folder))):
+        try:
+            stat = path.stat()
+        except OSError:
+            continue
+        states.append((stat.st_mtime_ns, stat.st_size))
+    return states
+
+
 def read_chunk(path: Path, offset: int) -> Chunk:
     """Read complete lines from a byte offset. A last line without a newline counts if it is a JSON object.
 

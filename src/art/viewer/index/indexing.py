@@ -16,7 +16,7 @@ from art.errors import StorageError
 from art.storage.layout import DataDir, ModelPaths
 from art.viewer.answers.base import Indexing
 from art.viewer.database import ReadOnlyDatabase
-from art.viewer.index.files import FileState, Place, survey
+from art.viewer.index.files import FileState, Place, outline, survey
 from art.viewer.index.store import IndexStore
 from art.viewer.index.writing import RunWriter
 
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 SURVEY_S = 0.5
 """A look at the files of a run counts for this long: the parts of a page ask at the same time."""
+THOROUGH_S = 10.0
+"""Where the folders and the history of a run are as they were, its files are looked at this often."""
 PATIENCE_S = 30.0
 """The background thread ends when nobody has asked for this long."""
 _AT_ONCE_BYTES = 64 << 20
@@ -42,7 +44,9 @@ class _Run:
     """Files on the disk."""
     indexed: dict[Place, FileState] = field(default_factory=dict)
     """State of each file when it was indexed; `size` is what was indexed of it."""
-    surveyed_at: float = -SURVEY_S
+    surveyed_at: float = -THOROUGH_S
+    outline: object = None
+    """Times of the folders and of the history at the last look."""
     asked_at: float = 0.0
     num_changes: int = 0
 
@@ -79,7 +83,7 @@ class Indexer:
         self._progressed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_closed = False
-        self.survey_s = SURVEY_S
+        self.survey_s, self.thorough_s = SURVEY_S, THOROUGH_S
         self.num_changes = 0
         """Number of times that the index has changed."""
 
@@ -158,11 +162,12 @@ class Indexer:
 
     def _survey(self, run: _Run) -> None:
         with run.lock:
-            now = time.monotonic()
-            if now - run.surveyed_at < self.survey_s:
+            passed = time.monotonic() - run.surveyed_at
+            if passed < self.survey_s or (passed < self.thorough_s and outline(run.writer.paths) == run.outline):
                 return
+            run.outline = outline(run.writer.paths)
             run.states = survey(run.writer.paths)
-            run.surveyed_at = now
+            run.surveyed_at = time.monotonic()
             for place in run.indexed.keys() - run.states.keys():
                 run.writer.forget(place)
                 del run.indexed[place]

@@ -37,10 +37,11 @@ def match_query(text: str) -> str | None:
 def find_in(text: str, search: str) -> tuple[int, int] | None:
     """Find the first match of any word or phrase of a search in a text, without regard to case."""
     best: tuple[int, int] | None = None
+    lower = text.lower()
     for content, is_prefix in pieces(search):
-        words = [re.escape(word) for word in re.findall(r"\w+", content)]
-        if not words:
-            continue
+        words = re.findall(r"\w+", content)
+        if not words or not all(word.lower() in lower for word in words):
+            continue  # the patterns below are slow on a long text
         pattern = r"(?<!\w)" + r"\W+".join(words) + ("" if is_prefix else r"(?!\w)")
         match = re.search(pattern, text, re.IGNORECASE) or re.search(r"\W*".join(words), text, re.IGNORECASE)
         if match and (best is None or match.start() < best[0]):

@@ -1,7 +1,8 @@
 """The file of the index: where it lies, its tables, and its connections.
 
     runs -1:n- files -1:n- rollouts -1:1- words (FTS5, without the texts themselves)
-                  `-1:n- sums (of rewards and metrics, for intervals)
+      |             `-1:n- sums (of rewards and metrics, for intervals)
+      `-1:1- summaries (the line in the list of runs, until a file changes)
 
 A file is `trajectories/<split>/<step>.jsonl`, or the plan records of a step whose rollouts nobody logged. The index can
 be deleted at any time. One that is damaged, or of an older form, is deleted and made again.
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from art.errors import StorageError
+from art.viewer.database import inode_of
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +35,8 @@ _MOST_IDLE = 4
 """Connections that are kept for the next query."""
 SORTED = ("reward", "advantage", "num_tokens", "num_turns", "started_at", "duration_s", "judge_score")
 """Columns by which the table of rollouts can be sorted. Each has an index."""
+FILTERED = ("outcome", "stop", "dropped", "scenario")
+"""Columns by which it can be filtered, and in which most values are rare."""
 _SCHEMA = """
 CREATE TABLE runs (id INTEGER PRIMARY KEY, project TEXT NOT NULL, name TEXT NOT NULL, UNIQUE (project, name));
 CREATE TABLE files (
@@ -56,10 +60,11 @@ CREATE TABLE sums (
     file INTEGER NOT NULL, metric TEXT NOT NULL, clusters REAL NOT NULL, n REAL NOT NULL, s REAL NOT NULL,
     xx REAL NOT NULL, ss REAL NOT NULL, sn REAL NOT NULL, nn REAL NOT NULL, PRIMARY KEY (file, metric)
 ) WITHOUT ROWID;
+CREATE TABLE summaries (run INTEGER PRIMARY KEY, version TEXT NOT NULL, content TEXT NOT NULL);
 CREATE TABLE choices (run INTEGER NOT NULL, kind TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (run, kind, value))
     WITHOUT ROWID;
 CREATE VIRTUAL TABLE words USING fts5(text, content='', columnsize=0, tokenize='unicode61');
-""" + "".join(f"CREATE INDEX rollouts_by_{name} ON rollouts (run, {name});\n" for name in SORTED)
+""" + "".join(f"CREATE INDEX rollouts_by_{name} ON rollouts (run, {name});\n" for name in (*SORTED, *FILTERED))
 
 
 class IndexStore:
@@ -78,6 +83,7 @@ class IndexStore:
         self._generation = 0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.path = self._choose()
+        self._inode = inode_of(self.path)
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query. It sees everything committed, and waits for nobody."""
@@ -99,7 +105,8 @@ class IndexStore:
 
     @property
     def generation(self) -> int:
-        """A number that changes when the index was made again, so that what is remembered of it no longer holds."""
+        """A number that changes when the file was deleted or made again: what is remembered of it no longer holds."""
+        self._check_file()
         return self._generation
 
     def close(self) -> None:
@@ -137,20 +144,36 @@ class IndexStore:
         connection.close()
 
     def _take(self) -> sqlite3.Connection:
+        self._check_file()
         with self._lock:
-            if self._idle and self.path.exists():
+            if self._idle:
                 return self._idle.pop()
-        return _open(self.path)
+        connection = _open(self.path)
+        with self._lock:
+            self._inode = inode_of(self.path)
+        return connection
+
+    def _check_file(self) -> None:
+        """Notice that somebody has deleted or replaced the file."""
+        inode = inode_of(self.path)
+        with self._lock:
+            if inode != self._inode:
+                self._inode = inode
+                self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._generation += 1
+        while self._idle:
+            self._idle.pop().close()
 
     def _translate(self, error: sqlite3.Error, generation: int) -> StorageError:
         if _is_damage(error):
             with self._lock:
                 if generation == self._generation:
                     logger.warning("the index %s is damaged (%s) and is made again", self.path, error)
-                    self._generation += 1
-                    while self._idle:
-                        self._idle.pop().close()
+                    self._begin_again()
                     _delete(self.path)
+                    self._inode = 0
         return StorageError(f"the index of rollouts {self.path} cannot be used: {error}")
 
     def _temporary(self) -> Path:
@@ -188,7 +211,7 @@ def _open(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous=NORMAL")
         if connection.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
             _create(connection, path)
-        connection.execute("PRAGMA cache_size=-4000")
+        connection.execute("PRAGMA cache_size=-8000")
     except BaseException:
         connection.close()
         raise

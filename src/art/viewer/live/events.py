@@ -16,8 +16,10 @@ class Streaming(Protocol):
     def live(self) -> LiveHub: ...
 
 
-async def live_events(runtime: Streaming, *, project: str | None, after: int | None) -> AsyncGenerator[LiveEvent, None]:
-    """Yield live events until the generator is closed.
+async def live_events(
+    runtime: Streaming, *, project: str | None, after: int | None
+) -> AsyncGenerator[list[LiveEvent], None]:
+    """Yield live events, some at a time, until the generator is closed.
 
     It never ends by itself, and yields nothing while nothing happens: send heartbeats meanwhile. A reader that is too
     slow loses events, which the next `Reset` says; nothing else waits for it.
@@ -26,5 +28,5 @@ async def live_events(runtime: Streaming, *, project: str | None, after: int | N
         project: only events of this project; `None` for all projects and the server's log.
         after: number of the last event that the viewer has got, to go on from there; `None` for a new viewer.
     """
-    async for event in runtime.live.watch(project, after):
-        yield event
+    async for events in runtime.live.watch(project, after):
+        yield events

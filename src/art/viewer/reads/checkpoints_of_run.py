@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import orjson
 
 from art.errors import ArtError
@@ -24,16 +25,16 @@ _MOST_KEYS = 8
 
 def list_checkpoints(run: RunFiles) -> CheckpointList:
     """List the complete checkpoints of a run, newest first."""
+    steps = checkpoints.list_steps(run.paths.checkpoints)
     with run.refreshed():
-        means = {name: run.points(name) for name in run.metric_names()}
+        logged: defaultdict[int, dict[str, float]] = defaultdict(dict)
+        for name in run.metric_names():
+            points = run.points(name)
+            for place in np.flatnonzero(np.isin(points.steps, steps)):
+                logged[int(points.steps[place])][name] = float(points.means[place])
         origins = list(dict.fromkeys(run.jobs.origins))
-    logged: dict[int, dict[str, float]] = defaultdict(dict)
-    for name, points in means.items():
-        for step, mean in zip(points.steps.tolist(), points.means.tolist(), strict=True):
-            logged[step][name] = mean
     for step, metrics in _reported(run).items():
         logged[step] |= metrics
-    steps = checkpoints.list_steps(run.paths.checkpoints)
     registered = run.database.read("SELECT step FROM models WHERE project = ? AND name = ?", (run.project, run.name))
     served = registered[0][0] if registered else None
     scores = {step: logged[step][BEST_METRIC] for step in steps if BEST_METRIC in logged.get(step, {})}

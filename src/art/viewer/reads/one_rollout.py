@@ -112,6 +112,13 @@ def judgement(content: Row) -> Judgement | None:
         for metric in sorted(metrics)
         if metric.startswith(name + _PASS) and (value := talk.number(metrics[metric])) is not None
     ]
+    parts = {
+        metric.removeprefix(f"{name}/"): value
+        for metric in sorted(metrics)
+        if metric.startswith(f"{name}/")
+        and not metric.startswith(name + _PASS)
+        and (value := talk.number(metrics[metric])) is not None
+    }
     begin = f"{name.upper()} explanation: "
     said = [line for line in content.get("logs") or [] if isinstance(line, str) and line.startswith(begin)]
     return Judgement(
@@ -119,6 +126,7 @@ def judgement(content: Row) -> Judgement | None:
         score=talk.number(metrics.get(f"{name}_score")),
         passes=passes or None,
         disagreement=statistics.stdev(passes) if len(passes) > 1 else None,
+        parts=parts,
         explanation=said[-1].removeprefix(begin) if said else None,
     )
 
@@ -158,7 +166,9 @@ def _item(message: Row, choice: Row | None, answers: Mapping[str, Answer]) -> It
     item.num_tokens = talk.num_logprobs(choice)
     if (answer := answers.get(item.exchange_id or "")) is not None:
         item.policy_version, item.num_tokens = answer.policy_version, answer.num_tokens
-        item.started_at = asked_at(item.exchange_id) or answer.created_at
+        asked = asked_at(item.exchange_id)
+        item.started_at = asked or answer.created_at
+        item.duration_s = None if asked is None else max(0.0, answer.created_at - asked)
     return item
 
 

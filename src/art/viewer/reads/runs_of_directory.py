@@ -14,8 +14,9 @@ from pathlib import Path
 from art.errors import InvalidRequestError
 from art.report.estimates import t_quantile
 from art.storage.checkpoints import list_steps
-from art.storage.layout import DataDir, validate_name
-from art.viewer.answers.run_list import CurrentReward, RunSummary, Spark, Trend
+from art.storage.layout import DataDir, ModelPaths, validate_name
+from art.viewer.answers.base import Answer
+from art.viewer.answers.run_list import CurrentReward, Job, RunSummary, Spark, Trend
 from art.viewer.database import ReadOnlyDatabase
 from art.viewer.live.state import LiveState, RunFacts, RunNow, describe_run, read_num_steps
 from art.viewer.reads.curves_of_run import CurvePoint, curve, thin
@@ -38,8 +39,16 @@ def list_names(data_dir: DataDir, database: ReadOnlyDatabase, project: str | Non
     return sorted((p, n) for p, n in names if project in (None, p))
 
 
-def summarize(run: RunFiles, number: int) -> RunSummary:
-    """Describe a run in one line, without what happens at this moment (`add_state`).
+class RunLine(Answer):
+    """A run in one line, as far as its files say it. `add_state` adds what happens at this moment."""
+
+    summary: RunSummary
+    training_job: Job | None
+    """The newest job that trains."""
+
+
+def summarize(run: RunFiles, number: int) -> RunLine:
+    """Describe a run in one line.
 
     Args:
         number: number of the run in the index.
@@ -51,12 +60,13 @@ def summarize(run: RunFiles, number: int) -> RunSummary:
         times = run.times()
         steps = run.steps().tolist()
         costs_usd = run.costs.total_usd()
+        training_job = run.jobs.training_job()
     registered = run.database.read(
         "SELECT base_model, step, created_at FROM models WHERE project = ? AND name = ?", (run.project, run.name)
     )
     base_model, step, created_at = registered[0] if registered else (None, None, None)
     ((num_rollouts,),) = run.indexer.store.read("SELECT total(num_rollouts) FROM files WHERE run = ?", (number,))
-    return RunSummary(
+    summary = RunSummary(
         project=run.project,
         name=run.name,
         base_model=base_model,
@@ -73,24 +83,23 @@ def summarize(run: RunFiles, number: int) -> RunSummary:
         updated_at=max([*times.values(), *_changed(run.paths.history, run.paths.costs)], default=created_at or None),
         started_at=created_at or min(times.values(), default=None),
     )
+    return RunLine(summary=summary, training_job=training_job)
 
 
-def add_state(summary: RunSummary, run: RunFiles, live: LiveState | None, *, is_used: bool) -> RunSummary:
+def add_state(line: RunLine, paths: ModelPaths, live: LiveState | None, *, is_used: bool) -> RunSummary:
     """Add the state of a run, the sentence about it, and the time that is left.
 
     Args:
         live: the server that runs here; `None` if this program only reads the files.
         is_used: whether a server uses the data directory.
     """
-    with run.lock:
-        run.jobs.refresh()
-        job = run.jobs.training_job()
+    summary, job = line.summary, line.training_job
     facts = RunFacts(
-        project=run.project,
-        name=run.name,
+        project=summary.project,
+        name=summary.name,
         step=summary.step,
         seconds_per_step=summary.seconds_per_step,
-        num_steps=read_num_steps(run.paths),
+        num_steps=read_num_steps(paths),
         training_job=job,
         is_used=is_used,
     )

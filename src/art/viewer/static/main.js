@@ -5,7 +5,7 @@ import { drawBar } from "./frame/bar.js";
 import { h, replace } from "./lib/dom.js";
 import { addHelp } from "./frame/help.js";
 import { addKeys, startKeys } from "./lib/keys.js";
-import { showLogin, useLoginLink } from "./lib/login.js";
+import { isLoginLink, showLogin, useLoginLink } from "./frame/login.js";
 import { go, parse } from "./lib/router.js";
 import { failed, loading, missing } from "./lib/states.js";
 import { applyTheme } from "./lib/theme.js";
@@ -52,6 +52,10 @@ const VIEWS = {
 let leave = () => {};
 
 async function showRoute() {
+  if (isLoginLink()) {
+    await startSession();
+    return;
+  }
   leave();
   const route = parse(location.hash);
   const view = VIEWS[route.view] ?? nowhereView;
@@ -70,7 +74,10 @@ async function showRoute() {
   try {
     cleanup = await view.show(root, route, makeContext(abort.signal));
     if (abort.signal.aborted) cleanup?.();
-    else announce(view.title(route));
+    else {
+      announce(view.title(route));
+      if (document.activeElement === document.body) mainElement().focus({ preventScroll: true });
+    }
   } catch (error) {
     if (!abort.signal.aborted) replace(root, failed(error, showRoute));
   }
@@ -96,6 +103,7 @@ async function startSession() {
   } finally {
     clearTimeout(timer);
   }
+  removeEventListener("hashchange", startSession);
   addEventListener("hashchange", showRoute);
   addEventListener("artlogin", loseSession);
   await showRoute();
@@ -110,6 +118,7 @@ function loseSession() {
 function askForLogin(message) {
   removeEventListener("artlogin", loseSession);
   removeEventListener("hashchange", showRoute);
+  addEventListener("hashchange", startSession, { once: true });
   leave();
   leave = () => {};
   document.title = "Log in - ART";

@@ -8,10 +8,23 @@ from dataclasses import dataclass, field
 import numpy as np
 import orjson
 
+from art.gateway.format.bridge import BranchReason
 from art.gateway.record.recorded_answers import RecordedAnswer, TokenArray, assemble_answers
 from art.gateway.record.recorder import SELECT_ANSWERS
 from art.viewer.answers.tokens import SpanRole
 from art.viewer.database import ReadOnlyDatabase
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Where a path leaves the path of the same conversation with which it has most tokens in common."""
+
+    parent: int
+    """Number of the path that it leaves."""
+    num_shared: int
+    """Number of tokens at the start that both have."""
+    reason: BranchReason | None
+    """Why its first prompt did not continue recorded tokens; `None` where that is not recorded."""
 
 
 @dataclass(slots=True)
@@ -20,6 +33,8 @@ class ExchangePath:
 
     label: str
     answers: list[RecordedAnswer] = field(default_factory=list)
+    branch: Branch | None = None
+    """Where it leaves another path of its conversation; `None` for the first path of a conversation."""
 
     @property
     def exchange_ids(self) -> list[str]:
@@ -43,7 +58,21 @@ def read_exchanges(database: ReadOnlyDatabase, ids: Iterable[str]) -> dict[str, 
     return {exchange_id: answers[exchange_id] for exchange_id in unique_ids & answers.keys()}
 
 
-def join_paths(histories: Sequence[Sequence[str]], recorded: Mapping[str, RecordedAnswer]) -> list[ExchangePath]:
+def read_branch_reasons(database: ReadOnlyDatabase, ids: Iterable[str]) -> dict[str, BranchReason]:
+    """Read why exchanges did not continue recorded tokens, by the id of the exchange."""
+    rows = database.read(
+        "SELECT id, branch_reason FROM exchanges WHERE branch_reason IS NOT NULL "
+        "AND id IN (SELECT value FROM json_each(?))",
+        (orjson.dumps(sorted(set(ids))).decode(),),
+    )
+    return dict(rows)
+
+
+def join_paths(
+    histories: Sequence[Sequence[str]],
+    recorded: Mapping[str, RecordedAnswer],
+    reasons: Mapping[str, BranchReason] | None = None,
+) -> list[ExchangePath]:
     """Join the exchanges of a rollout's conversations into token paths, as training does.
 
     An exchange continues the last path of the same model and temperature whose tokens begin its prompt; otherwise it
@@ -52,14 +81,15 @@ def join_paths(histories: Sequence[Sequence[str]], recorded: Mapping[str, Record
     paths: list[ExchangePath] = []
     seen: set[str] = set()
     for number, exchange_ids in enumerate(histories):
-        begun = 0
+        begun, first_path = 0, len(paths)
         for exchange_id in exchange_ids:
             if exchange_id in seen or (exchange := recorded.get(exchange_id)) is None:
                 continue
             seen.add(exchange_id)
             if (path := _continued(paths, exchange)) is None:
                 begun += 1
-                path = ExchangePath(_label(number, begun))
+                branch = _branch(paths, first_path, exchange, (reasons or {}).get(exchange_id))
+                path = ExchangePath(_label(number, begun), branch=branch)
                 paths.append(path)
             path.answers.append(exchange)
     return paths
@@ -68,6 +98,22 @@ def join_paths(histories: Sequence[Sequence[str]], recorded: Mapping[str, Record
 def _label(history: int, begun: int) -> str:
     name = "main conversation" if history == 0 else f"further conversation {history}"
     return name if begun == 1 else f"{name}, branch {begun - 1}"
+
+
+def _branch(
+    paths: Sequence[ExchangePath], first: int, exchange: RecordedAnswer, reason: BranchReason | None
+) -> Branch | None:
+    """Find the path from number `first` on that a new path leaves; of equally long ones the newest."""
+    prompt = exchange.prompt_token_ids
+    best: Branch | None = None
+    for number in range(first, len(paths)):
+        tokens = paths[number].token_ids()
+        size = min(len(tokens), len(prompt))
+        different = np.flatnonzero(tokens[:size] != prompt[:size])
+        num_shared = int(different[0]) if len(different) else size
+        if best is None or num_shared >= best.num_shared:
+            best = Branch(number, num_shared, reason)
+    return best
 
 
 def _continued(paths: Sequence[ExchangePath], exchange: RecordedAnswer) -> ExchangePath | None:

@@ -21,7 +21,7 @@ from art.viewer.index.files import TRAIN, read_line
 from art.viewer.reads.one_rollout import find_row
 from art.viewer.reads.table_of_rollouts import COLUMNS, member
 from art.viewer.run_files import RunFiles
-from art.viewer.tokens.exchanges import join_paths, read_exchanges
+from art.viewer.tokens.exchanges import join_paths, read_branch_reasons, read_exchanges
 from art.viewer.tokens.rollout_tokens import describe_tokens
 from art.viewer.tokens.rollout_training import RolloutTraining, find_training, open_token_file, open_training
 from art.viewer.tokens.texts import TokenTexts, texts_of_choice
@@ -65,7 +65,7 @@ class TokenReader:
         recorded = read_exchanges(self._database, exchange_ids)
         training = training or find_training(run.paths, key.step, exchange_ids)
         return describe_tokens(
-            join_paths(histories, recorded),
+            join_paths(histories, recorded, read_branch_reasons(self._database, recorded)),
             training,
             self._texts.tokenizer(self._texts.base_model(run.project, run.name, run.paths)),
             query,

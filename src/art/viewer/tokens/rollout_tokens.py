@@ -18,7 +18,7 @@ from art.errors import NotFoundError
 from art.gateway.format.tokenizer import Tokenizer
 from art.storage.steps.token_file import TokenReason
 from art.viewer.answers.tokens import MAX_TOKENS, PathInfo, RolloutTokens, SpanRole, TokenSpan, TokensQuery
-from art.viewer.tokens.exchanges import ExchangePath, role_between
+from art.viewer.tokens.exchanges import Branch, ExchangePath, role_between
 from art.viewer.tokens.rollout_training import REASONS, RolloutTraining, TrainedSample
 from art.viewer.tokens.texts import special_ids, token_texts
 
@@ -53,6 +53,7 @@ class _Path:
     fate: NDArray[np.int16]
     """`TokenReason`, or -1 for tokens that are no targets."""
     update: int | None = None
+    branch: Branch | None = None
     spans: list[TokenSpan] = field(default_factory=list)
 
 
@@ -143,7 +144,7 @@ def _from_exchanges(path: ExchangePath, training: RolloutTraining | None, model:
         logprobs = answer.sampling_logprobs
         values["sampling_logprob"][start : start + len(logprobs)] = logprobs
         done = end
-    made = _Path(path.label, len(tokens), tokens.tolist(), segments, values, _no_fate(len(tokens)))
+    made = _Path(path.label, len(tokens), tokens.tolist(), segments, values, _no_fate(len(tokens)), branch=path.branch)
     if training is not None:
         _add_training(made, training, path.exchange_ids)
     _split_spans(made)
@@ -255,7 +256,11 @@ def _no_fate(size: int) -> NDArray[np.int16]:
 def _info(number: int, path: _Path) -> PathInfo:
     sampled = sum(span.end - span.start for span in path.spans if span.sampled)
     trained = sum(span.end - span.start for span in path.spans if span.trained)
-    return PathInfo(path=number, label=path.label, num_tokens=path.num_tokens, num_sampled=sampled, num_trained=trained)
+    info = PathInfo(path=number, label=path.label, num_tokens=path.num_tokens, num_sampled=sampled, num_trained=trained)
+    if path.branch is not None:
+        info.parent, info.branches_at = path.branch.parent, path.branch.num_shared
+        info.branch_reason = path.branch.reason
+    return info
 
 
 def _texts(

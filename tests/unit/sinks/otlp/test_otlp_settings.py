@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from art.errors import ConfigError
+from art.sinks import Run
 from art.sinks.kinds import KINDS
 from art.sinks.otlp.settings import read_content, read_settings
+from art.sinks.otlp.sink import OtlpSink
 
 E = "OTEL_EXPORTER_OTLP_"
 
@@ -65,6 +70,12 @@ def test_what_cannot_be_honoured_is_an_error(variables: dict[str, str], said: st
     assert "hunter2" not in str(caught.value)
 
 
+def test_a_key_with_a_line_break_is_refused_without_showing_it() -> None:
+    with pytest.raises(ConfigError, match="the header 'authorization' has characters") as caught:
+        read_settings({f"{E}ENDPOINT": "http://c", f"{E}HEADERS": "authorization=hunter2%0A"})
+    assert "hunter2" not in str(caught.value)
+
+
 def test_a_timeout_is_bounded() -> None:
     assert read_settings({f"{E}ENDPOINT": "http://c", f"{E}TIMEOUT": "10000"}).timeout_s == 120
     assert read_settings({f"{E}ENDPOINT": "http://c"}).timeout_s == 10
@@ -85,6 +96,12 @@ def test_the_conventions_own_variable_asks_for_content(value: str | None, asked:
 def test_an_unknown_value_asks_for_nothing_and_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     assert read_content({"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "all of it"}) is False
     assert "expected one of" in caplog.text
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "art.sinks.otlp.wire", None)
+    with pytest.raises(ConfigError, match=r"agent-reinforcement-trainer\[otlp\]"):
+        OtlpSink().start(Run(project="p", name="m", folder=tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ export function lineValues(lines, convert) {
  * @returns {{series: any[], bands: any[]}}
  */
 export function stackedSeries(lines) {
-  const series = lines.toReversed().map((line) => ({ label: line.label, stroke: line.colour, width: 1, fill: withOpacity(line.colour, AREA_OPACITY), points: { show: line.steps.length < 2, size: 5 } }));
+  const series = lines.toReversed().map((line) => ({ label: line.label, stroke: line.colour, width: 1, fill: withOpacity(line.colour, AREA_OPACITY), points: { show: line.steps.length < 2, size: 5, fill: line.colour } }));
   const bands = lines.slice(1).map((_, at) => ({ series: [at + 1, at + 2], dir: 0 }));
   return { series, bands };
 }

@@ -16,6 +16,7 @@
  *   draws the view and returns what cleans up after it, if something must
  */
 import { canWrite, stream } from "./api.js";
+import { formatTime } from "./format.js";
 import { addKeys } from "./keys.js";
 
 const MAX_DELAY_FACTOR = 16;
@@ -51,6 +52,7 @@ export function announce(text) {
  * @param {AbortSignal} signal
  */
 function refreshEvery(seconds, refresh, signal) {
+  if (globalThis.artExport) return; // an exported page never changes
   let factor = 1;
   const tick = async () => {
     if (signal.aborted) return;
@@ -58,13 +60,28 @@ function refreshEvery(seconds, refresh, signal) {
       try {
         await refresh();
         factor = 1;
-      } catch {
+        if (!signal.aborted) showStale(null);
+      } catch (error) {
         factor = Math.min(factor * 2, MAX_DELAY_FACTOR);
+        if (!signal.aborted) showStale(error);
       }
     }
     if (!signal.aborted) setTimeout(tick, seconds * 1000 * factor);
   };
   setTimeout(tick, seconds * 1000);
+}
+
+let freshAt = Date.now() / 1000;
+
+/**
+ * Say that what is shown is old, since refreshing fails.
+ * @param {unknown} error  null when it works again
+ */
+function showStale(error) {
+  const place = document.getElementById("stale");
+  if (error === null) freshAt = Date.now() / 1000;
+  const text = error === null ? "" : `${error instanceof Error ? error.message : error} This is what was known at ${formatTime(freshAt)}.`;
+  if (place && place.textContent !== text) place.textContent = text;
 }
 
 /**

@@ -19,7 +19,7 @@ export function showDialog(title, ...content) {
 }
 
 /**
- * Ask, then act. The dialog says what happens, shows the error if it fails, and what `act` returns if it works.
+ * Ask, then act. The dialog says what happens, shows the error if it fails, and what `act` returns if it works; null closes the dialog.
  * @param {object} options
  * @param {string} options.title
  * @param {import("./dom.js").Child} options.text  what happens
@@ -39,8 +39,9 @@ export function askBefore({ title, text, button, isDanger = false, act }) {
     doIt.disabled = true;
     replace(problem);
     try {
-      replace(body, await act());
-      dialog.querySelector("button")?.focus();
+      const result = await act();
+      if (result === null) dialog.close();
+      else replace(body, result);
     } catch (error) {
       replace(problem, error instanceof Error ? error.message : String(error));
       doIt.disabled = false;

@@ -11,7 +11,7 @@ export function formatNumber(value) {
   const size = Math.abs(value);
   if (size === 0) return "0";
   if (size >= 1e6) return formatCount(value);
-  if (size < 1e-3) return minus(value.toExponential(1));
+  if (size < 1e-3) return minus(value.toExponential(1).replace(".0e", "e"));
   if (size >= 1000) return minus(Math.round(value).toLocaleString("en-US"));
   return minus(String(Number(value.toPrecision(3))));
 }

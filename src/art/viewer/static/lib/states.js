@@ -57,3 +57,17 @@ export async function showWhenLoaded(root, signal, load, draw) {
     replace(root, failed(error, () => showWhenLoaded(root, signal, load, draw)));
   }
 }
+
+/**
+ * Act, and show the error with a button if it fails. Nothing is shown when the view has gone.
+ * @param {Element} root
+ * @param {AbortSignal} signal
+ * @param {() => Promise<void>} act
+ */
+export async function orShowFailure(root, signal, act) {
+  try {
+    await act();
+  } catch (error) {
+    if (!signal.aborted) replace(root, failed(error, () => orShowFailure(root, signal, act)));
+  }
+}

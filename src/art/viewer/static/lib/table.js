@@ -62,6 +62,7 @@ class RowTable {
     this.version = 0;
     this.total = 0;
     this.selectedIndex = -1;
+    this.waitsForFocus = false;
     this.heads = options.columns.map((column) => this.makeHead(column));
     this.body = h("tbody");
     this.grid = h("table", { role: "grid", "aria-label": options.label, "aria-readonly": true },
@@ -168,7 +169,7 @@ class RowTable {
     const rows = [];
     for (let index = first; index < last; index++) rows.push(this.drawRow(index));
     replace(this.body, filler(first, this.options.columns.length), rows, filler(this.total - last, this.options.columns.length));
-    if (focused) /** @type {HTMLElement | null} */ (this.body.querySelector("[aria-selected=true]"))?.focus({ preventScroll: true });
+    if (focused || this.waitsForFocus) this.focusSelected();
   }
 
   /** @param {number} index */
@@ -209,7 +210,13 @@ class RowTable {
     if (top < this.element.scrollTop) this.element.scrollTop = top;
     else if (top > this.element.scrollTop + seen) this.element.scrollTop = top - seen;
     this.draw();
+    this.focusSelected();
+  }
+
+  /** A row that is not loaded yet gets the focus when it is. */
+  focusSelected() {
     const row = /** @type {HTMLElement | null} */ (this.body.querySelector("[aria-selected=true]"));
+    this.waitsForFocus = row === null;
     (row?.querySelector("a") ?? row)?.focus({ preventScroll: true });
   }
 }

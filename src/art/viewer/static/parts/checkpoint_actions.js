@@ -1,5 +1,6 @@
 /** What can be done with a checkpoint: download its files, fork it, delete it. Each asks first and says what happens. */
 import { actionPath, getAction, post } from "../lib/api.js";
+import { announce } from "../lib/context.js";
 import { askBefore, showDialog } from "../lib/dialog.js";
 import { h } from "../lib/dom.js";
 import { formatBytes } from "../lib/format.js";
@@ -39,7 +40,7 @@ export function forkCheckpoint({ run, signal, onChange }, { step }) {
   askBefore({
     title: `Fork step ${step}`,
     text: [
-      h("p", null, `Copies the checkpoint of step ${step}, with the optimiser's state, to another model of the project ${project}. It is the newest checkpoint there; this run stays as it is.`),
+      h("p", null, `Copies the weights of step ${step}, and the optimiser's state if it is still kept, to another model of the project ${project}. It is the newest checkpoint there; this run stays as it is.`),
       h("label", null, `${project}/`, input),
       h("p", { class: "soft" }, "A script that registers that name with the same base model continues from it, and requests to that name are answered by it."),
     ],
@@ -72,7 +73,8 @@ export function deleteCheckpoint({ run, signal, onChange }, { step, size_bytes: 
       const { deleted_steps: deleted } = await post(`${path}/delete`, { keep_steps: others });
       if (!deleted.includes(step)) throw new Error(`Step ${step} was kept: the newest, the best and checkpoints in use are never deleted.`);
       onChange();
-      return h("p", null, `Step ${step} is deleted.`);
+      announce(`Step ${step} is deleted.`);
+      return null;
     },
   });
 }

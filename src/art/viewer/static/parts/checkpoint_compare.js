@@ -16,6 +16,7 @@ export class CheckpointComparison {
    */
   constructor(run, split, signal) {
     this.run = run;
+    this.isSplitChosen = split !== null;
     this.split = split ?? "val";
     this.signal = signal;
     this.steps = "";
@@ -42,9 +43,15 @@ export class CheckpointComparison {
   /** @param {any} answer */
   draw(answer) {
     const { a, b, scenarios, num_scenarios: total, splits } = answer;
+    if (total === 0 && !this.isSplitChosen && splits.length > 0 && !splits.includes(this.split)) {
+      this.split = splits[0];
+      this.show(a, b);
+      return;
+    }
     const options = [...new Set([this.split, ...splits])];
     const choice = h("select", { "aria-label": "Split", "on:change": () => {
       this.split = choice.value;
+      this.isSplitChosen = true;
       setQuery({ split: choice.value });
       this.show(a, b);
     } }, options.map((split) => h("option", { value: split, selected: split === this.split }, split)));

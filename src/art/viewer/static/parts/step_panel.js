@@ -37,7 +37,7 @@ export class StepPanel {
 
   draw() {
     const { step, previous, next, ledger, seconds, num_groups: groups, num_rollouts: rollouts } = this.detail;
-    const phases = Object.entries(seconds);
+    const phases = phaseSeconds(seconds);
     replace(this.element,
       h("div", { class: "head" },
         h("div", { class: "row" },
@@ -46,7 +46,7 @@ export class StepPanel {
           h("a", { href: link("rollouts", this.run, { step }) }, `${formatCount(rollouts)} rollouts in ${formatCount(groups)} groups`),
           h("a", { href: link("tree", [...this.run, step]) }, "Prefix tree"),
           h("a", { href: link("ledger", [...this.run, step]) }, "Ledger")),
-        h("dl", { class: "figures small" }, phases.map(([phase, value]) => h("div", { class: "pair" }, h("dt", null, phase.replaceAll("_", " ")), h("dd", null, formatSeconds(Number(value))))))),
+        h("dl", { class: "figures small" }, phases.map(([phase, value]) => h("div", { class: "pair" }, h("dt", null, phase), h("dd", null, formatSeconds(value)))))),
       ledger ? ledgerBar(ledger, link("ledger", [...this.run, step])) : h("p", { class: "soft small" }, "No ledger was recorded for this step."));
   }
 
@@ -57,4 +57,19 @@ export class StepPanel {
   button(text, step) {
     return h("button", { type: "button", disabled: step === null, "on:click": () => step !== null && this.onStep(step) }, text);
   }
+}
+
+/**
+ * Times of a step by short names: "time/step_checkpoint_s" is "checkpoint".
+ * @param {Record<string, number>} seconds  by metric
+ * @returns {[string, number][]}
+ */
+export function phaseSeconds(seconds) {
+  /** @type {Map<string, number>} */
+  const phases = new Map();
+  for (const [metric, value] of Object.entries(seconds)) {
+    const name = metric.replace(/^time\//, "").replace(/^step_/, "").replace(/^(s\/)?gpu\//, "").replace(/_s$/, "").replaceAll("_", " ");
+    if (!phases.has(name)) phases.set(name, value);
+  }
+  return [...phases];
 }

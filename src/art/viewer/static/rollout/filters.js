@@ -72,7 +72,7 @@ export class RolloutFilters {
     this.#options("split", [["", "all splits"], ...same(this.splits)]);
     this.#options("outcome", OUTCOMES);
     this.#options("stop", [["", "any stop"], ...same(this.stops)]);
-    this.#options("dropped", [["", "dropped or not"], ["none", "not dropped"], ["any", "dropped"], ...same(this.dropped).map(([value]) => /** @type {[string, string]} */ ([value, `dropped: ${value}`]))]);
+    this.#options("dropped", [["", "dropped or not"], ["none", "not dropped"], ["any", "dropped"], ...same(this.dropped).map(([value]) => /** @type {[string, string]} */ ([value, `dropped: ${value.replaceAll("_", " ")}`]))]);
     for (const [name, control] of Object.entries(this.controls)) {
       if (control instanceof HTMLInputElement && control !== document.activeElement) control.value = query.get(name) ?? "";
       control.classList.toggle("is-set", query.has(name));

@@ -3,11 +3,10 @@
 import { prettyArguments } from "./visible_text.js";
 
 /** @typedef {{ id: string|null, name: string, arguments: string }} ToolCall */
-/** @typedef {{ queue_s: number|null, prefill_s: number|null, decode_s: number|null }} TimeSplit */
 /** @typedef {{
  *   role: string, text: string|null, is_sampled?: boolean, reasoning?: string|null, tool_calls?: ToolCall[]|null, tool_call_id?: string|null,
  *   exchange_id?: string|null, policy_version?: number|null, finish_reason?: string|null, num_tokens?: number|null,
- *   started_at?: number|null, time?: TimeSplit|null }} Item  one message of a conversation */
+ *   started_at?: number|null, duration_s?: number|null }} Item  one message of a conversation */
 /** @typedef {{ key: string, text: string }} Part  a text of an item: "role", "reasoning", "text", "call 0 name", ... */
 /** @typedef {{ item: number, part: string, char: number }} Difference  `char` counts UTF-16 units of that part */
 

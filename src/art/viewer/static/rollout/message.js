@@ -4,7 +4,7 @@ import { copyButton } from "../lib/copy.js";
 import { h } from "../lib/dom.js";
 import { formatSeconds, plural } from "../lib/format.js";
 import { saidNodes, saidText } from "./said_text.js";
-import { prettyArguments, sizeOfText } from "./visible_text.js";
+import { prettyArguments, sizeOfText, visibleText } from "./visible_text.js";
 
 /** @typedef {import("./first_difference.js").Item} Item */
 /** @typedef {import("./first_difference.js").ToolCall} ToolCall */
@@ -15,9 +15,9 @@ import { prettyArguments, sizeOfText } from "./visible_text.js";
 const FOLDED_TOOL_RESULT = 1200;
 const ROLE_WORDS = /** @type {Record<string, string>} */ ({ developer: "system" });
 
-/** @param {Item} item @returns {string} "policy" for an answer that the model sampled, else the role */
+/** @param {Item} item @returns {string} "policy" for an answer that the model sampled, else the role, as text that can be shown */
 export function speakerOf(item) {
-  return isSampledItem(item) ? "policy" : (ROLE_WORDS[item.role] ?? item.role);
+  return isSampledItem(item) ? "policy" : (ROLE_WORDS[item.role] ?? visibleText(item.role).slice(0, 80));
 }
 
 /** @param {Item} item @returns {boolean} */
@@ -31,25 +31,21 @@ export function messageView(item, options) {
   const known = ["system", "user", "policy", "assistant", "tool"].includes(speaker) ? speaker : "other";
   return h("article", { class: `message message-${known}`, id: `message-${options.number}`, "aria-label": `message ${options.number + 1}, ${speaker}` },
     h("header", { class: "message-head" },
-      h("span", { class: "speaker", title: `message ${options.number + 1}` }, saidNodes(speaker)),
+      h("span", { class: "speaker", title: `message ${options.number + 1}` }, speaker),
       item.role === "tool" ? h("span", { class: "tool-of" }, saidNodes(options.toolNames?.get(item.tool_call_id ?? "") ?? item.tool_call_id ?? "")) : null,
       factsOf(item),
       isSampledItem(item) && options.tokensHref ? h("a", { class: "to-tokens", href: options.tokensHref }, "tokens") : null),
     h("div", { class: "message-body" }, bodyOf(item, options.difference ?? null)));
 }
 
-/** What is known about an answer: finish reason, tokens, the step that sampled it, and where its time went.
+/** What is known about an answer: finish reason, tokens, the step that sampled it, seconds from the request to its end.
  * @param {Item} item @returns {HTMLElement|null} */
 function factsOf(item) {
   const facts = [];
   if (item.finish_reason) facts.push(item.finish_reason);
   if (item.num_tokens !== null && item.num_tokens !== undefined) facts.push(plural(item.num_tokens, "token"));
   if (item.policy_version !== null && item.policy_version !== undefined) facts.push(`step ${item.policy_version}`);
-  if (item.time) {
-    const split = /** @type {[string, number|null][]} */ ([["queue", item.time.queue_s], ["prefill", item.time.prefill_s], ["decode", item.time.decode_s]]);
-    const known = split.filter(([, seconds]) => seconds !== null && seconds !== undefined);
-    facts.push(...known.map(([name, seconds]) => `${name} ${formatSeconds(seconds)}`));
-  }
+  if (item.duration_s !== null && item.duration_s !== undefined) facts.push(formatSeconds(item.duration_s));
   return facts.length > 0 ? h("span", { class: "facts" }, facts.map((fact) => h("span", null, saidNodes(fact)))) : null;
 }
 

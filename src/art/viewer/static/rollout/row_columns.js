@@ -7,17 +7,26 @@ import { visibleText } from "./visible_text.js";
 
 /** @typedef {{ text: string, start: number, end: number }} Snippet  the match is characters (not UTF-16 units) start to end */
 
-/** A snippet before, in and after its match; characters outside the basic plane count as one.
+const BEFORE_MATCH = 28;
+
+/** A snippet before, in and after its match; characters outside the basic plane count as one. What is far before the match is
+ * left out, so that a cell shows the match.
  * @param {Snippet} snippet @returns {[string, string, string]} */
 export function splitSnippet(snippet) {
   const characters = [...snippet.text];
   const part = (/** @type {number} */ start, /** @type {number|undefined} */ end) => visibleText(characters.slice(start, end).join("")).replace(/\s+/g, " ");
-  return [part(0, snippet.start), part(snippet.start, snippet.end), part(snippet.end, undefined)];
+  const first = Math.max(0, snippet.start - BEFORE_MATCH);
+  return [(first > 0 ? "…" : "") + part(first, snippet.start), part(snippet.start, snippet.end), part(snippet.end, undefined)];
 }
 
 /** One line of at most `limit` characters, safe to show in a cell. @param {string|null|undefined} text @param {number} [limit] @returns {string} */
 export function oneLine(text, limit = 200) {
   return visibleText((text ?? "").slice(0, limit).replace(/\s+/g, " "));
+}
+
+/** A reason of the ledger in words: "no reward spread". @param {string|null|undefined} reason @returns {string} */
+export function reasonText(reason) {
+  return oneLine(reason?.replaceAll("_", " "));
 }
 
 /** The rewards of a group as bars, on a scale from the lowest of 0 and the rewards to the highest; this rollout's is filled.
@@ -58,12 +67,18 @@ export function columnsFor(args, shown) {
     duration: { key: "duration", title: "time", sort: "duration", number: true, width: 72, cell: (row) => formatSeconds(row.duration_s) },
     stop: { key: "stop", title: "stop", width: 84, cell: (row) => oneLine(row.stop) },
     outcome: { key: "outcome", title: "outcome", width: 92, cell: (row) => outcomeText(row.outcome) },
-    dropped: { key: "dropped", title: "dropped because", width: 168, cell: (row) => oneLine(row.dropped_because), cellHint: (row) => oneLine(row.dropped_because, 600) },
+    dropped: { key: "dropped", title: "dropped because", width: 168, cell: (row) => reasonText(row.dropped_because), cellHint: (row) => oneLine(row.dropped_because, 600) },
   };
   const wide = ["place", "scenario", "group", "reward", "advantage", "judge", "turns", "tokens", "duration", "stop", "outcome", "dropped"];
   const keys = shown.isNarrow ? ["place", "reward", "advantage", "scenario"] : wide;
-  if (shown.hasText) keys.splice(2, 0, "snippet");
-  return keys.map((key) => (shown.isNarrow && key === "scenario" ? { ...columns[key], width: 150 } : columns[key]));
+  const shownKeys = shown.hasText ? withSnippet(keys) : keys;
+  return shownKeys.map((key) => (shown.isNarrow && key === "scenario" ? { ...columns[key], width: 150 } : columns[key]));
+}
+
+/** The found words take the place of what matters less in a search. @param {string[]} keys @returns {string[]} */
+function withSnippet(keys) {
+  const kept = keys.filter((key) => !["judge", "turns", "duration", "dropped"].includes(key));
+  return [...kept.slice(0, 2), "snippet", ...kept.slice(2)];
 }
 
 /** @param {Snippet|null} snippet */

@@ -22,13 +22,13 @@ export function rangesOf(run, split) {
 }
 
 /** @param {import("../lib/context.js").Context} ctx @param {import("../lib/router.js").Route} route
- * @param {"rollout"|"group"} view @param {number} step @param {string} split */
-export function addStepKeys(ctx, route, view, step, split) {
-  const [project, name] = route.args;
+ * @param {"rollout"|"group"} view @param {() => import("../lib/router.js").Query} [kept] settings of the address that stay */
+export function addStepKeys(ctx, route, view, kept = () => ({})) {
+  const [project, name, split, step] = route.args;
   const move = async (/** @type {1|-1} */ direction) => {
-    const target = nextStep(rangesOf(await get(`runs/${project}/${name}`, {}, ctx.signal), split), step, direction);
+    const target = nextStep(rangesOf(await get(`runs/${project}/${name}`, {}, ctx.signal), split), Number(step), direction);
     if (target === null) ctx.announce(direction > 0 ? "This is the last step." : "This is the first step.");
-    else go(view, view === "rollout" ? [project, name, split, target, 0, 0] : [project, name, split, target, 0]);
+    else go(view, [project, name, split, target, ...(view === "rollout" ? [0, 0] : [0])], kept());
   };
   ctx.keys([
     { key: "[", text: "first one of the step before", run: () => void move(-1) },

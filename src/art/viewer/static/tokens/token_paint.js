@@ -20,7 +20,7 @@ export class TokenPainter {
     this.values = valuesOf(signal, tokens);
     this.scale = scaleOf(signal, this.values);
     this.categories = signal.kind === "category" ? categoriesOf(signal, tokens.spans) : [];
-    this.paints = new Map(this.categories.map((category, index) => [category.key, paintOfCategory(signal, category.key, index, this.categories.length)]));
+    this.paints = new Map(this.categories.map((category, index) => [category.key, paintOfCategory(signal, category, index, this.categories.length)]));
   }
 
   /** @param {number} place 0 to 1 on the scale @returns {string} */
@@ -38,12 +38,13 @@ export class TokenPainter {
   }
 }
 
-/** Policy versions go from light (old) to dark (new).
- * @param {Signal} signal @param {string} key @param {number} index @param {number} count of categories @returns {Paint} */
-function paintOfCategory(signal, key, index, count) {
+/** Policy versions go from light (old) to dark (new). What the policy did not sample is grey.
+ * @param {Signal} signal @param {import("./token_signals.js").Category} category @param {number} index @param {number} count of categories @returns {Paint} */
+function paintOfCategory(signal, category, index, count) {
+  const { key } = category;
   if (key === "not known") return { kind: "unknown", colour: UNKNOWN_COLOUR };
   if (key === "not sampled here") return { kind: "read", colour: "transparent" };
-  if (signal.key === "mask" && key !== "trained") return { kind: "hatch", colour: key === "prompt" ? UNKNOWN_COLOUR : categorical(index) };
+  if (signal.key === "mask" && key !== "trained") return { kind: "hatch", colour: category.isSampled ? categorical(index) : UNKNOWN_COLOUR };
   if (signal.key === "version") return { kind: "solid", colour: sequential(0.2 + (0.7 * index) / Math.max(1, count - 1)) };
   return { kind: "solid", colour: TRAINED_COLOUR, strong: categorical(0) };
 }

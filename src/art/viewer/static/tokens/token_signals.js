@@ -12,7 +12,7 @@ import { formatFixed, formatNumber, formatSigned } from "../lib/format.js";
 /** @typedef {{ key: string, label: string, kind: Kind, about: string }} Signal */
 /** @typedef {{ kind: Kind, low: number, high: number, ticks: { at: number, text: string }[],
  *   place: (value: number) => number }} Scale  `place` maps a value to 0..1: from light to dark, or with the middle of a diverging scale at 0.5 */
-/** @typedef {{ key: string, label: string, count: number }} Category */
+/** @typedef {{ key: string, label: string, count: number, isSampled: boolean }} Category  `isSampled`: whether the policy sampled any of its tokens */
 
 /** @type {Signal[]} */
 export const SIGNALS = [
@@ -41,7 +41,7 @@ export function valuesOf(signal, tokens) {
 }
 
 /** @param {number[]} sorted @param {number} share @returns {number} */
-function quantile(sorted, share) {
+function quantileOfSorted(sorted, share) {
   return sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))];
 }
 
@@ -77,7 +77,7 @@ export function scaleOf(signal, values) {
   }
   if (signal.key === "importance_ratio") {
     const far = numbers.map((value) => Math.abs(Math.log(Math.max(value, 1e-9)))).sort((a, b) => a - b);
-    const needed = far.length > 0 ? quantile(far, 0.99) : 0;
+    const needed = far.length > 0 ? quantileOfSorted(far, 0.99) : 0;
     const end = RATIO_ENDS.find((ratio) => Math.log(ratio) >= needed) ?? RATIO_ENDS[RATIO_ENDS.length - 1];
     const width = Math.log(end);
     const ticks = [1 / end, 1, end].map((at) => ({ at, text: at >= 1 ? String(at) : `1/${end}` }));
@@ -85,7 +85,7 @@ export function scaleOf(signal, values) {
     return { kind: "diverging", low: 1 / end, high: end, ticks, place: (value) => inLog(Math.log(Math.max(value, 1e-9))) };
   }
   const sizes = numbers.map(Math.abs).sort((a, b) => a - b);
-  const end = roundUp(sizes.length > 0 ? quantile(sizes, 0.99) : 1);
+  const end = roundUp(sizes.length > 0 ? quantileOfSorted(sizes, 0.99) : 1);
   if (signal.kind === "diverging") {
     const ticks = [-end, 0, end].map((at) => ({ at, text: formatSigned(at, decimalsOf(end)) }));
     return { kind: "diverging", low: -end, high: end, ticks, place: clampedPlace(-end, end) };
@@ -110,9 +110,11 @@ export function categoryOf(signal, span) {
 export function categoriesOf(signal, spans) {
   /** @type {Map<string, number>} */
   const counts = new Map();
+  const sampled = new Set();
   for (const span of spans) {
     const key = categoryOf(signal, span);
     counts.set(key, (counts.get(key) ?? 0) + span.end - span.start);
+    if (span.sampled) sampled.add(key);
   }
   const isLast = (/** @type {string} */ key) => key === "not sampled here" || key === "not known";
   const order = (/** @type {string} */ a, /** @type {string} */ b) =>
@@ -120,7 +122,7 @@ export function categoriesOf(signal, spans) {
     || (signal.key === "version" ? Number(a) - Number(b) : (counts.get(b) ?? 0) - (counts.get(a) ?? 0));
   return [...counts.keys()].sort(order).map((key) => {
     const label = signal.key === "version" && !isLast(key) ? `step ${key}` : key;
-    return { key, label, count: counts.get(key) ?? 0 };
+    return { key, label, count: counts.get(key) ?? 0, isSampled: sampled.has(key) };
   });
 }
 

@@ -10,7 +10,7 @@ const SPARE_TOKEN_ROWS = 8;
 const GUTTER_PX = 88;
 const NARROW_GUTTER_PX = 14;
 
-/** @typedef {{ onFocus: (token: number) => void, onWindow: (first: number, last: number) => void }} TokenViewEvents */
+/** @typedef {{ onFocus: (token: number, isChosen: boolean) => void, onWindow: (first: number, last: number) => void }} TokenViewEvents */
 
 export class TokenView {
   /** @param {import("./token_signals.js").PathTokens} tokens @param {TokenViewEvents} events @param {AbortSignal} signal */
@@ -163,8 +163,8 @@ export class TokenView {
   }
 
   /** Makes a token the one that the panel is about, and scrolls it into view.
-   * @param {number} token @param {"near"|"centre"|"none"} scroll */
-  focusToken(token, scroll) {
+   * @param {number} token @param {"near"|"centre"|"none"} scroll @param {boolean} [isChosen] false where the pointer only passes */
+  focusToken(token, scroll, isChosen = true) {
     const target = Math.min(Math.max(token, 0), this.tokens.ids.length - 1);
     if (target < 0) return;
     const row = this.rows.rowOf(target);
@@ -177,7 +177,7 @@ export class TokenView {
     if (scroll !== "none") this.draw();
     this.#mark(target, true);
     this.element.setAttribute("aria-activedescendant", `token-${target}`);
-    this.events.onFocus(target);
+    this.events.onFocus(target, isChosen);
   }
 
   /** @param {number} token @param {boolean} isFocused */
@@ -193,7 +193,7 @@ export class TokenView {
     const target = event.target instanceof Element ? event.target.closest("[data-token]") : null;
     const token = Number(target?.getAttribute("data-token") ?? -1);
     if (isClick) this.fixed = token >= 0 && !(this.fixed && token === this.focused);
-    if (token >= 0 && (isClick || !this.fixed)) this.focusToken(token, "none");
+    if (token >= 0 && (isClick || !this.fixed)) this.focusToken(token, "none", isClick);
   }
 
   /** @param {KeyboardEvent} event */

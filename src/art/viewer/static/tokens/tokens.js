@@ -53,7 +53,7 @@ class TokensTab {
     this.find = h("input", { type: "search", placeholder: "find in the tokens", "aria-label": "find in the tokens", class: "find" });
     this.strip = new TokenStrip((token) => this.view.focusToken(token, "centre"));
     this.view = new TokenView(this.tokens, {
-      onFocus: (token) => this.#showToken(token),
+      onFocus: (token, isChosen) => this.#showToken(token, isChosen),
       onWindow: (first, last) => this.strip.setWindow(first, last),
     }, options.signal);
   }
@@ -138,11 +138,12 @@ class TokensTab {
     this.view.setPainter(painter);
   }
 
-  /** "1,403 tokens, trained in step 12" */
+  /** "1,403 tokens, 580 learnt in step 12" */
   #about() {
     const { step, update } = this.tokens;
-    const trained = step === null ? "" : `, trained in step ${step}${update ? `, update ${update + 1}` : ""}`;
-    return plural(this.tokens.ids.length, "token") + trained;
+    const learnt = formatCount(this.paths.find((path) => path.path === this.tokens.path)?.num_trained ?? 0);
+    const where = step === null ? "" : ` in step ${step}${update ? `, update ${update + 1}` : ""}`;
+    return `${plural(this.tokens.ids.length, "token")}, ${learnt} learnt${where}`;
   }
 
   /** @param {boolean} whitespace */
@@ -151,12 +152,12 @@ class TokensTab {
     this.view.setWhitespace(whitespace);
   }
 
-  /** @param {number} token */
-  #showToken(token) {
-    if (token === this.shownToken) return;
+  /** @param {number} token @param {boolean} isChosen by a click or a key: then the address names it */
+  #showToken(token, isChosen) {
+    if (token !== this.shownToken) replace(this.panel, tokenPanel(this.tokens, token));
     this.shownToken = token;
-    replace(this.panel, tokenPanel(this.tokens, token));
     clearTimeout(this.saving);
+    if (!isChosen) return;
     this.saving = setTimeout(() => !this.options.signal.aborted && setQuery({ token, exchange: null }), 400);
   }
 
@@ -166,7 +167,10 @@ class TokensTab {
     const asked = this.options.query.get("token");
     const token = exchange !== null ? firstTokenOf(this.tokens, exchange) : asked !== null ? Number(asked) : null;
     if (token === null || !(token >= 0) || token >= this.tokens.ids.length) return false;
-    requestAnimationFrame(() => this.view.focusToken(token, "centre"));
+    requestAnimationFrame(() => {
+      this.view.focusToken(token, "centre");
+      this.view.element.scrollIntoView({ block: "nearest" });
+    });
     return true;
   }
 

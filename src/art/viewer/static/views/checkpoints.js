@@ -64,7 +64,7 @@ class CheckpointPage {
       replace(this.list, empty("No checkpoint yet.", "Each trained step leaves one here."));
       return;
     }
-    this.chooseDefaults(checkpoints);
+    this.chooseDefaults(checkpoints, bestMetric);
     const metrics = metricColumns(checkpoints, bestMetric);
     const heads = [h("th", { scope: "col", title: "The two checkpoints to compare" }, "Compare"), h("th", { scope: "col", class: "number" }, "Step"), h("th", { scope: "col" }, ""),
       metrics.map((metric) => h("th", { scope: "col", class: "number" }, metric)), h("th", { scope: "col" }, "Made"), h("th", { scope: "col", class: "number" }, "Size"), this.ctx.canWrite ? h("th", { scope: "col" }, "Actions") : null];
@@ -72,14 +72,16 @@ class CheckpointPage {
   }
 
   /**
-   * Without a choice: the oldest against the best, or the newest if the best is the oldest.
+   * Without a choice: the oldest against the best, or against the newest if the best is the oldest. Only those with a reward are chosen, if there are two.
    * @param {import("../parts/checkpoint_actions.js").CheckpointRow[]} checkpoints  newest first
+   * @param {string} bestMetric
    */
-  chooseDefaults(checkpoints) {
+  chooseDefaults(checkpoints, bestMetric) {
     if (this.chosen.a !== null || this.chosen.b !== null || checkpoints.length < 2) return;
-    const oldest = checkpoints[checkpoints.length - 1];
-    const best = checkpoints.find((one) => one.is_best);
-    this.chosen = { a: oldest.step, b: (best && best !== oldest ? best : checkpoints[0]).step };
+    const rated = [bestMetric, "train/reward"].map((metric) => checkpoints.filter((one) => metric in one.metrics)).find((some) => some.length > 1) ?? checkpoints;
+    const oldest = rated[rated.length - 1];
+    const best = rated.find((one) => one.is_best);
+    this.chosen = { a: oldest.step, b: (best && best !== oldest ? best : rated[0]).step };
     this.comparison.show(/** @type {number} */ (this.chosen.a), /** @type {number} */ (this.chosen.b));
   }
 

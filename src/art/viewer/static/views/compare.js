@@ -4,7 +4,7 @@ import { categorical } from "../lib/colours.js";
 import { h, replace } from "../lib/dom.js";
 import { formatCount, formatSeconds, formatUsd, UNKNOWN } from "../lib/format.js";
 import { link, setQuery } from "../lib/router.js";
-import { empty, showWhenLoaded } from "../lib/states.js";
+import { empty, orShowFailure, showWhenLoaded } from "../lib/states.js";
 import { CurvePanes } from "../curves/curve_panes.js";
 import { readSettings, settingControls, writeSettings } from "../curves/curve_settings.js";
 import { formatOf } from "../curves/lines.js";
@@ -82,7 +82,7 @@ class ComparePage {
     writeSettings(this.settings);
     this.panes.change(changes);
     if (changes.zoom !== undefined) this.controls.showZoom(changes.zoom);
-    if (changes.metrics !== undefined || changes.heldOut !== undefined || changes.zoom !== undefined) this.load();
+    if (changes.metrics !== undefined || changes.heldOut !== undefined || changes.zoom !== undefined) orShowFailure(this.values, this.ctx.signal, () => this.load());
     else this.panes.draw();
   }
 

@@ -2,7 +2,7 @@
 import { get } from "../lib/api.js";
 import { h, replace } from "../lib/dom.js";
 import { link, setQuery } from "../lib/router.js";
-import { empty, showWhenLoaded } from "../lib/states.js";
+import { empty, orShowFailure, showWhenLoaded } from "../lib/states.js";
 import { CurvePanes } from "../curves/curve_panes.js";
 import { readSettings, settingControls, writeSettings } from "../curves/curve_settings.js";
 import { MetricList } from "../curves/metric_list.js";
@@ -96,7 +96,7 @@ class CurvesPage {
     if (changes.zoom !== undefined) this.controls.showZoom(changes.zoom);
     const isDrawnOnly = Object.keys(changes).every((name) => ["smoothing", "bands", "log"].includes(name));
     if (isDrawnOnly && this.settings.metrics.length > 0) this.panes.draw();
-    else this.load();
+    else this.reload();
   }
 
   /** @param {string[]} runs */
@@ -105,7 +105,11 @@ class CurvesPage {
     this.panes.destroy();
     this.panes = this.makePanes();
     replace(this.place, this.panes.element);
-    this.load();
+    this.reload();
+  }
+
+  reload() {
+    return orShowFailure(this.place, this.ctx.signal, () => this.load());
   }
 }
 

@@ -8,8 +8,8 @@ import { go, link, setQuery } from "../lib/router.js";
 import { empty, missing, showWhenLoaded } from "../lib/states.js";
 import { aroundDifference, firstDifference, numAlikeItems, partsOf } from "../rollout/first_difference.js";
 import { judgementView } from "../rollout/judge.js";
-import { messageView, toolNamesOf } from "../rollout/message.js";
-import { oneLine, rewardStrip } from "../rollout/row_columns.js";
+import { messageView, speakerOf, toolNamesOf } from "../rollout/message.js";
+import { oneLine, reasonText, rewardStrip } from "../rollout/row_columns.js";
 import { namedValue, saidNodes } from "../rollout/said_text.js";
 import { addStepKeys } from "../rollout/step_keys.js";
 import { visibleText } from "../rollout/visible_text.js";
@@ -28,7 +28,7 @@ export const groupView = {
     const [project, name, split, step, group] = route.args;
     await showWhenLoaded(root, ctx.signal, () => get(`runs/${project}/${name}/groups/${split}/${step}/${group}`, {}, ctx.signal), (answer) => {
       new GroupPage(root, route, ctx, answer).draw();
-      addStepKeys(ctx, route, "group", Number(step), split);
+      addStepKeys(ctx, route, "group");
     });
   },
 };
@@ -94,7 +94,7 @@ class GroupPage {
         h("a", { href: link("rollouts", this.run, { split, step, group }) }, "as a table"), h("a", { href: link("tree", [...this.run, step]) }, "prefix tree")),
       h("dl", { class: "facts-line" },
         namedValue("rollouts", String(answer.num_rollouts ?? answer.rollouts.length)), namedValue("rewards, best first", rewardStrip(rewards, -1)),
-        answer.dropped_because ? namedValue("dropped because", saidNodes(answer.dropped_because)) : null,
+        answer.dropped_because ? namedValue("dropped because", reasonText(answer.dropped_because)) : null,
         metrics.slice(0, 8).map(([name, value]) => namedValue(saidNodes(name), formatNumber(/** @type {number} */ (value))))));
   }
 
@@ -160,7 +160,7 @@ class GroupPage {
     const cells = items.slice(numAlike, about.end).map((item, place) => {
       const number = numAlike + place;
       const isSame = difference !== null && number < difference.item;
-      return isSame ? h("p", { class: "same-as-best soft" }, `message ${number + 1} (${item.role}) as in the best`)
+      return isSame ? h("p", { class: "same-as-best soft" }, `message ${number + 1} (${speakerOf(item)}) as in the best`)
         : messageView(item, { number, toolNames, difference: difference?.item === number ? difference : null });
     });
     const first = cells[(difference?.item ?? 0) - numAlike];

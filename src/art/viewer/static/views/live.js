@@ -5,10 +5,10 @@ import { h, replace } from "../lib/dom.js";
 import { formatCount, formatSeconds, plural } from "../lib/format.js";
 import { setQuery } from "../lib/router.js";
 import { empty, missing } from "../lib/states.js";
-import { LiveCards } from "../parts/live_cards.js";
-import { LiveNewsList } from "../parts/live_news.js";
-import { findStraggler, forgetEnded, makeLiveFacts, takeLiveEvent, tokenRate } from "../parts/live_state.js";
-import { LiveTimes } from "../parts/live_times.js";
+import { LiveCards } from "../live/live_cards.js";
+import { LiveNewsList } from "../live/live_news.js";
+import { findStraggler, forgetEnded, makeLiveFacts, takeLiveEvent, tokenRate } from "../live/live_state.js";
+import { LiveTimes } from "../live/live_times.js";
 
 const DRAW_EVERY_MS = 250;
 
@@ -111,7 +111,7 @@ class LivePage {
   }
 
   /**
-   * @param {import("../parts/live_state.js").LiveRequest[]} running
+   * @param {import("../live/live_state.js").LiveRequest[]} running
    * @param {number} now
    */
   drawHead(running, now) {

@@ -9,6 +9,7 @@ import { showBranches } from "../rollout/branches.js";
 import { showConversation } from "../rollout/conversation.js";
 import { showJudge } from "../rollout/judge.js";
 import { showRecord } from "../rollout/record.js";
+import { reasonText } from "../rollout/row_columns.js";
 import { saidNodes } from "../rollout/said_text.js";
 import { addStepKeys } from "../rollout/step_keys.js";
 import { showTokens } from "../tokens/tokens.js";
@@ -26,7 +27,7 @@ export const rolloutView = {
     await showWhenLoaded(root, ctx.signal, () => get(path, {}, ctx.signal), (rollout) => {
       const page = new RolloutPage(root, route, ctx, rollout, path);
       page.draw();
-      addStepKeys(ctx, route, "rollout", Number(step), split);
+      addStepKeys(ctx, route, "rollout", () => page.kept());
     });
   },
 };
@@ -53,7 +54,7 @@ class RolloutPage {
     replace(this.root, this.#header(), this.tabs, this.body);
     this.#drawTab();
     this.ctx.signal.addEventListener("abort", () => this.closeTab.abort(), { once: true });
-    const move = (/** @type {any} */ key) => () => key !== null && go("rollout", [...this.run, key.split, key.step, key.group, key.index], this.#kept());
+    const move = (/** @type {any} */ key) => () => key !== null && go("rollout", [...this.run, key.split, key.step, key.group, key.index], this.kept());
     this.ctx.keys([
       { key: "j", text: "next rollout of the step", run: move(this.rollout.next ?? null) },
       { key: "k", text: "previous rollout of the step", run: move(this.rollout.previous ?? null) },
@@ -61,7 +62,7 @@ class RolloutPage {
   }
 
   /** What stays the same when another rollout is opened. */
-  #kept() {
+  kept() {
     const query = new URLSearchParams(location.hash.split("?")[1] ?? "");
     return { tab: query.get("tab"), color: query.get("color"), space: query.get("space") };
   }
@@ -127,7 +128,7 @@ class RolloutPage {
     const { rollout } = this;
     const [split, step, group, index] = this.key;
     const neighbour = (/** @type {any} */ key, /** @type {string} */ text, /** @type {string} */ hint) => key
-      ? h("a", { href: link("rollout", [...this.run, key.split, key.step, key.group, key.index], this.#kept()), title: hint }, text)
+      ? h("a", { href: link("rollout", [...this.run, key.split, key.step, key.group, key.index], this.kept()), title: hint }, text)
       : h("span", { class: "soft" }, text);
     return h("header", { class: "rollout-head" },
       h("h1", null, saidNodes(shortened(rollout.scenario ?? `rollout ${index} of group ${group}`))),
@@ -146,12 +147,12 @@ class RolloutPage {
     const facts = /** @type {[string, string|null, string][]} */ ([
       ["reward", formatNumber(rollout.reward), "main-fact"], ["advantage", formatSigned(rollout.advantage), "main-fact"],
       ["outcome", rollout.outcome.replace("_", " "), rollout.outcome === "ok" ? "" : "fault"],
-      ["dropped because", rollout.dropped_because, ""], ["stop", rollout.stop, ""],
+      ["dropped because", rollout.dropped_because && reasonText(rollout.dropped_because), ""], ["stop", rollout.stop, ""],
       ["policy version", rollout.policy_version === null ? null : `step ${rollout.policy_version}`, ""],
       ["turns", String(rollout.num_turns), ""], ["sampled", rollout.num_tokens === null ? null : plural(rollout.num_tokens, "token"), ""],
       ["duration", rollout.duration_s === null ? null : formatSeconds(rollout.duration_s), ""],
     ]);
-    return /** @type {[string, string, string][]} */ (facts.filter(([, value]) => value !== null));
+    return /** @type {[string, string, string][]} */ (facts.filter(([, value]) => value !== null && value !== undefined));
   }
 }
 

@@ -47,7 +47,10 @@ class RolloutsPage {
       { key: "[", text: "step before", run: () => this.#moveStep(-1) },
       { key: "]", text: "step after", run: () => this.#moveStep(1) },
     ]);
-    this.ctx.refreshEvery(REFRESH_S, () => this.table?.refresh());
+    this.ctx.refreshEvery(REFRESH_S, async () => {
+      this.run = await get(`runs/${this.args[0]}/${this.args[1]}`, {}, this.ctx.signal);
+      await this.table?.refresh();
+    });
   }
 
   /** @param {boolean} isNarrow */

@@ -2,9 +2,9 @@
 import { get } from "../lib/api.js";
 import { chart } from "../lib/chart.js";
 import { h, replace } from "../lib/dom.js";
-import { formatAge, formatCount, formatSeconds, formatUsd } from "../lib/format.js";
+import { formatAge, formatCount, formatInterval, formatSeconds, formatUsd } from "../lib/format.js";
 import { link, setQuery } from "../lib/router.js";
-import { empty, showWhenLoaded } from "../lib/states.js";
+import { empty, orShowFailure, showWhenLoaded } from "../lib/states.js";
 import { mainPanes, paneFormat } from "../curves/main_panes.js";
 import { baseModelText, rewardText, stateChip, trendText } from "../parts/run_summary.js";
 import { findingList, groupFindings, pinsOf } from "../parts/findings.js";
@@ -51,7 +51,7 @@ class RunPage {
     const load = () => get(this.path, {}, this.ctx.signal);
     await showWhenLoaded(this.root, this.ctx.signal, load, (detail) => {
       replace(this.root, this.top, h("div", { class: "run-body" }, this.curves, this.findings), this.panel.element);
-      return this.fill(detail);
+      this.fill(detail);
     });
     this.ctx.keys([
       { key: "[", text: "previous step", run: () => this.panel.move(-1) },
@@ -66,9 +66,10 @@ class RunPage {
     this.drawTop(detail, now);
     const text = JSON.stringify([detail.step, detail.metrics.length, detail.metrics[0]?.num_points, detail.all_findings.length, detail.num_rollouts]);
     if (text === this.text) return;
+    if (this.text !== "") this.ctx.announce(`Step ${detail.step}, reward ${formatInterval(detail.reward)}, ${detail.state}`);
     this.text = text;
     this.drawFindings(detail);
-    this.drawCurves(detail);
+    orShowFailure(this.curves, this.ctx.signal, () => this.drawCurves(detail));
     this.panel.show(this.chosen ?? detail.step);
   }
 

@@ -7,6 +7,7 @@ import { mainPanes } from "../static/curves/main_panes.js";
 import { bySection, nameMatcher } from "../static/curves/metric_search.js";
 import { HELD_OUT_COLOUR, TRAIN_COLOUR } from "../static/lib/colours.js";
 import { groupFindings, pinsOf } from "../static/parts/findings.js";
+import { phaseSeconds } from "../static/parts/step_panel.js";
 import { differingSettings } from "../static/parts/settings_table.js";
 
 const NAMES = ["train/reward", "val/reward", "loss/kl_to_sampler", "loss/kl_to_base", "offpolicy/ratio_p10", "offpolicy/ratio_p90", "x(y"];
@@ -85,4 +86,9 @@ test("findings that say the same about many steps are one item with one pin", ()
   assert.deepEqual(groups.map(({ text, steps }) => [text, steps]), [[findings[0].text, [9, 8, 3]], [findings[1].text, [9, 5]], [findings[4].text, [4]]]);
   assert.deepEqual(pinsOf(groups, null).map((pin) => pin.step), [3, 5, 4]);
   assert.deepEqual(pinsOf(groups, "entropy_fell").map((pin) => pin.step), [3, 9, 5, 4]);
+});
+
+test("times of a step have short names, each once", () => {
+  const seconds = { "time/step_s/gpu/trainer": 1, "time/step_s/gpu/rollouts": 2, "time/step_trainer_s": 1, "time/publish_s": 3, "time/step_token_file_s": 4, "gpu/trainer": 1 };
+  assert.deepEqual(phaseSeconds(seconds), [["trainer", 1], ["rollouts", 2], ["publish", 3], ["token file", 4]]);
 });

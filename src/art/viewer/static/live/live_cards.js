@@ -54,9 +54,7 @@ export class LiveCards {
     let hasMore = false;
     const now = Date.now() / 1000;
     for (const card of this.places) {
-      const isBehind = card.reveal(this.isCalm);
-      if (isBehind) card.update(now);
-      hasMore = isBehind || hasMore;
+      hasMore = card.reveal(this.isCalm, now) || hasMore;
     }
     return hasMore;
   }
@@ -97,7 +95,7 @@ class LiveCard {
     const { request } = this;
     if (request === null) return;
     const { ended } = request;
-    const [word, look] = ended ? outcomeOf(ended) : this.isSlowest ? ["slowest", "chip-note"] : request.num_tokens > 0 ? ["sampling", "chip-accent"] : ["waiting", ""];
+    const [word, look] = ended ? outcomeOf(ended) : this.isSlowest ? ["slowest", "chip-note"] : request.num_tokens > 0 ? ["sampling", "chip-accent"] : request.is_text_known ? ["waiting", ""] : ["runs", "chip-accent"];
     if (this.state.textContent !== word) {
       this.state.textContent = word;
       this.state.className = `chip ${look}`;
@@ -111,9 +109,10 @@ class LiveCard {
 
   /**
    * @param {boolean} isCalm  show all at once
-   * @returns {boolean}
+   * @param {number} now  Unix seconds
+   * @returns {boolean} whether there is more to show
    */
-  reveal(isCalm) {
+  reveal(isCalm, now) {
     const { request } = this;
     if (request === null) return false;
     const end = request.numCut + request.text.length;
@@ -129,6 +128,7 @@ class LiveCard {
       this.shown += count;
     }
     if (isAtEnd) this.text.scrollTop = this.text.scrollHeight;
+    this.update(now);
     return this.shown < end;
   }
 }

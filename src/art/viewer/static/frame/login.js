@@ -1,15 +1,20 @@
 /** Opens a session: by the one-time code in the address, or by a key that somebody types. */
-import { ApiError, logIn } from "./api.js";
-import { h, replace } from "./dom.js";
+import { ApiError, logIn } from "../lib/api.js";
+import { h, replace } from "../lib/dom.js";
 
 const LOGIN_MARK = "#login=";
+
+/** Whether the address is a login link, which somebody may also open in a tab that shows the page already. */
+export function isLoginLink() {
+  return location.hash.startsWith(LOGIN_MARK);
+}
 
 /**
  * Use the one-time code in the address, if there is one. The address loses it first, so it is in no history.
  * @returns {Promise<string | null>} why the code did not work
  */
 export async function useLoginLink() {
-  if (!location.hash.startsWith(LOGIN_MARK)) return null;
+  if (!isLoginLink()) return null;
   const code = location.hash.slice(LOGIN_MARK.length);
   history.replaceState(null, "", "#/");
   try {

@@ -1,14 +1,17 @@
+// Snippets, steps, groups, branches, weights, words in tokens.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { treeRows, whyItBranched } from "../../src/art/viewer/static/rollout/branches.js";
-import { splitSnippet, oneLine } from "../../src/art/viewer/static/rollout/row_columns.js";
-import { nextStep } from "../../src/art/viewer/static/rollout/step_keys.js";
-import { weightText, quotedToken } from "../../src/art/viewer/static/tokens/token_panel.js";
-import { findWords, firstTokenOf } from "../../src/art/viewer/static/tokens/token_path.js";
-import { shownAtFirst } from "../../src/art/viewer/static/views/group.js";
+import { treeRows, whyItBranched } from "../static/rollout/branches.js";
+import { splitSnippet, oneLine } from "../static/rollout/row_columns.js";
+import { nextStep } from "../static/rollout/step_keys.js";
+import { weightText, quotedToken } from "../static/tokens/token_panel.js";
+import { findWords, firstTokenOf } from "../static/tokens/token_path.js";
+import { shownAtFirst } from "../static/views/group.js";
 
 test("the match of a snippet counts characters, not UTF-16 units", () => {
   assert.deepEqual(splitSnippet({ text: "🙂 the invoice\nof", start: 6, end: 13 }), ["🙂 the ", "invoice", " of"]);
+  const far = splitSnippet({ text: `${"🙂".repeat(80)}found`, start: 80, end: 85 });
+  assert.deepEqual(far, [`…${"🙂".repeat(28)}`, "found", ""]);
 });
 
 test("a cell holds one line without hidden characters", () => {

@@ -1,6 +1,7 @@
+// Where two conversations part.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { aroundDifference, firstCharDifference, firstDifference, numAlikeItems, partsOf } from "../../src/art/viewer/static/rollout/first_difference.js";
+import { aroundDifference, firstCharDifference, firstDifference, numAlikeItems, partsOf } from "../static/rollout/first_difference.js";
 
 const item = (text, more = {}) => ({ role: "assistant", text, ...more });
 const call = (name, args) => ({ id: null, name, arguments: args });

@@ -1,7 +1,8 @@
+// The flow of the ledger: thickness and places of its bands.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { flowLayout } from "../../src/art/viewer/static/parts/ledger_flow.js";
-import { ledgerParts } from "../../src/art/viewer/static/parts/ledger_bar.js";
+import { flowLayout } from "../static/parts/ledger_flow.js";
+import { ledgerParts } from "../static/parts/ledger_bar.js";
 
 test("bands are as thick as their share, and stacked without gaps on the left", () => {
   const { bands, height } = flowLayout([600, 300, 100], 1000);

@@ -3,7 +3,7 @@ import { h, replace } from "../lib/dom.js";
 import { formatCount, formatTime, plural } from "../lib/format.js";
 import { link } from "../lib/router.js";
 
-const MAX_LINES = 50;
+const MAX_NEWS_LINES = 50;
 /** @typedef {import("./live_state.js").LiveJob} LiveJob */
 
 export class LiveNewsList {
@@ -29,7 +29,7 @@ export class LiveNewsList {
     const newest = `${news.length} ${news.at(-1)?.at ?? 0}`;
     if (newest !== this.drawn) {
       this.drawn = newest;
-      replace(this.lines, news.slice(-MAX_LINES).reverse().map(newsLine));
+      replace(this.lines, news.slice(-MAX_NEWS_LINES).reverse().map(newsLine));
     }
     this.empty.hidden = jobs.length + news.length > 0;
   }

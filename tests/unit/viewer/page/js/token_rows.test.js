@@ -1,6 +1,7 @@
+// Rows of tokens, and moving among them.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { TokenRows, drawnLines, numColumns, rowsInView } from "../../src/art/viewer/static/tokens/token_rows.js";
+import { TokenRows, drawnLines, numColumns, rowsInView } from "../static/tokens/token_rows.js";
 
 function layOut(texts, columns, { whitespace = false, starts = [] } = {}) {
   const rows = new TokenRows(columns, whitespace);

@@ -1,6 +1,7 @@
+// Signals, their scales and categories, joining pieces of a path, why a value is missing.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { SIGNALS, appendTokens, binsOf, categoriesOf, categoryOf, emptyPath, roundUp, scaleOf, signalAfter, signalOf, whyMissing } from "../../src/art/viewer/static/tokens/token_signals.js";
+import { SIGNALS, appendTokens, binsOf, categoriesOf, categoryOf, emptyPath, roundUp, scaleOf, signalAfter, signalOf, whyMissing } from "../static/tokens/token_signals.js";
 
 const span = (start, end, more = {}) => ({ start, end, role: "policy", exchange_id: "ex", policy_version: 3, sampled: true, trained: true, reason: "", ...more });
 const answer = (first, spans, values, more = {}) => {
