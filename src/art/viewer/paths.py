@@ -168,4 +168,3 @@ def find_path(text: str) -> tuple[ReadPath, Asked]:
 def query_parameters(row: ReadPath) -> dict[str, Any]:
     """Names and types of the parameters that the query of a path may have."""
     return {name: field.annotation for name, field in row.query.model_fields.items()}
-
