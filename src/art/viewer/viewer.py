@@ -110,7 +110,7 @@ class Viewer:
         if not paths.root.is_dir() and not self.database.read(
             "SELECT 1 FROM models WHERE project = ? AND name = ?", (project, name)
         ):
-            raise NotFoundError(f"there is no run {project}/{name} in {self.data_dir.root}", param="name")
+            raise NotFoundError(f"there is no run {project}/{name} in this data directory", param="name")
         return paths
 
     def run_files(self, project: str, name: str) -> RunFiles:
