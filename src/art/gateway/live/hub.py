@@ -179,8 +179,8 @@ class LiveHub:
     def _flush(self) -> None:
         """Publish what requests have sampled, one event for each project, then which have ended, and tell viewers."""
         pieces: dict[str, list[Piece]] = {}
-        for project, piece in self._last_pieces:
-            pieces.setdefault(project, []).append(piece)
+        for project, last in self._last_pieces:
+            pieces.setdefault(project, []).append(last)
         for request in self._fresh.values():
             if (piece := request.take()) is not None:
                 pieces.setdefault(request.project, []).append(piece)
