@@ -12,7 +12,7 @@ VLLM_INSTALLED := $(VLLM_VENV)/.installed
 # Where vLLM is, for what uses it; another interpreter may be named from outside.
 export ART_VLLM_PYTHON ?= $(if $(wildcard $(VLLM_INSTALLED)),$(abspath $(VLLM_VENV)/bin/python))
 
-.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards test-integrations test-clients fuzz test-gpu lint format types bench bench-gpu pages docs clean
+.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards test-integrations test-clients test-sinks fuzz test-gpu lint format types bench bench-gpu pages docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 20
@@ -101,6 +101,23 @@ CLIENTS := $(basename $(notdir $(wildcard tests/clients/requirements/*.txt)))
 test-clients: $(INSTALLED) $(CLIENTS:%=.venv-clients-%/.installed) .venv-clients-node/.installed ## real client libraries, in environments of their own, against a server; renews docs/clients.md
 	@echo "== Running the tests of client libraries"
 	$(BIN)/python -m pytest tests/clients --write-page $(ARGS)
+
+.venv-sinks/.installed: pyproject.toml
+	@echo "== Creating .venv-sinks and installing the trackers' extras into it"
+	$(PYTHON) -m venv .venv-sinks
+	.venv-sinks/bin/python -m pip install --quiet --disable-pip-version-check \
+		--editable '.[wandb,mlflow,tensorboard,trackio,otlp]' pytest pytest-asyncio pytest-timeout
+	@touch $@
+
+.venv-sinks-phoenix/.installed: Makefile
+	@echo "== Creating .venv-sinks-phoenix and installing a server of Phoenix into it"
+	$(PYTHON) -m venv .venv-sinks-phoenix
+	.venv-sinks-phoenix/bin/python -m pip install --quiet --disable-pip-version-check 'arize-phoenix>=15.10'
+	@touch $@
+
+test-sinks: .venv-sinks/.installed .venv-sinks-phoenix/.installed ## each tracker with its real library, offline: killed and resumed runs, read back
+	@echo "== Running the tests of trackers"
+	ART_PHOENIX_PYTHON=$(abspath .venv-sinks-phoenix/bin/python) .venv-sinks/bin/python -m pytest tests/sinks tests/unit/sinks $(ARGS)
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA device
 	@echo "== Running the GPU tests"

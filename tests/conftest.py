@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from art.sinks.kinds import KINDS
+
 if TYPE_CHECKING:
     from tests.support.app import AppBench
     from tests.support.served_app import ServedApp
@@ -39,6 +41,9 @@ def state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     """Keep keys of servers and notes of warm starts apart from those of the user and of other test processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        for kind in KINDS.values():  # the developer's own trackers get nothing
+            for name in "|".join(kind.environment).split("|"):
+                patch.delenv(name, raising=False)
         yield
 
 

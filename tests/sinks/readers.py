@@ -21,6 +21,8 @@ class Seen:
     samples: dict[tuple[str, int], list[str]] = field(default_factory=dict)
     """Conversations of the sample rollouts by split and step."""
     config: str = ""
+    files: set[str] = field(default_factory=set)
+    """Names of uploaded files and folders."""
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -42,13 +44,18 @@ def see_wandb(folder: Path) -> Seen:
 
     curves: Curves = defaultdict(list)
     samples: dict[tuple[str, int], list[str]] = {}
-    ids, config = set(), ""
+    ids, files, config = set(), set(), ""
     for path in sorted((model_folder(folder) / "sinks" / "wandb").glob("offline-run-*/*.wandb")):
         for data in records(path.read_bytes()):
             record = wandb_internal_pb2.Record.FromString(data)
-            if record.WhichOneof("record_type") == "run":
+            kind = record.WhichOneof("record_type")
+            if kind == "run":
                 ids.add(record.run.run_id)
-                config = str(record.run.config)
+                config += str(record.run.config)
+            elif kind == "artifact":
+                files.add(record.artifact.name)
+            elif kind == "request" and record.request.HasField("log_artifact"):
+                files.add(record.request.log_artifact.artifact.name)
         for row in history_rows(path):
             step = int(row["training_step"])
             for name, text in row.items():
@@ -59,7 +66,7 @@ def see_wandb(folder: Path) -> Seen:
                 if file := row.get(f"rollouts/{split}/path"):
                     table = json.loads((path.parent / "files" / json.loads(file)).read_text())
                     samples[split, step] = [line[table["columns"].index("conversation")] for line in table["data"]]
-    return Seen(dict(curves), len(ids), samples, config)
+    return Seen(dict(curves), len(ids), samples, config, files)
 
 
 def see_mlflow(folder: Path) -> Seen:
@@ -79,7 +86,8 @@ def see_mlflow(folder: Path) -> Seen:
             table = json.loads(mlflow.artifacts.load_text(f"{run.info.artifact_uri}/{file.path}"))
             step = int(Path(file.path).stem.split("-")[0])
             samples[split, step] = [line[table["columns"].index("conversation")] for line in table["data"]]
-    return Seen(curves, len(runs), samples, str(run.data.params))
+    files = {file.path for file in client.list_artifacts(run.info.run_id)}
+    return Seen(curves, len(runs), samples, str(run.data.params), files)
 
 
 def see_tensorboard(folder: Path) -> Seen:

@@ -65,7 +65,12 @@ def test_a_run_and_its_continuation_are_one_line(tmp_path: Path, tracker: str) -
     run(tmp_path, tracker, 0, 2)
     check(READERS[tracker](tmp_path), 2)
     run(tmp_path, tracker, 2, 3)
-    check(READERS[tracker](tmp_path), 3)
+    seen = READERS[tracker](tmp_path)
+    check(seen, 3)
+    if tracker == "wandb":
+        assert "agent-program" in seen.files
+    if tracker == "mlflow":
+        assert "program" in seen.files
 
 
 def test_a_killed_run_and_its_continuation_are_one_line(tmp_path: Path, tracker: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from art.errors import ConfigError
 
 _REFUSED = {
-    "entity": "there are no owners of projects; choose the name of the `project` instead",
+    "entity": "projects have no owners here. W&B's owner is set by the variable WANDB_ENTITY",
     "id": "a model is identified by `project` and `name`",
     "run_id": "a run in W&B is identified by `project` and `name`, and continues by itself",
 }

@@ -39,7 +39,8 @@ REFUSED: dict[str, dict[str, str]] = {
     ),
     "art.utils.benchmarking": {
         "pull_model_trajectories": _FILES + "; logs of models are kept where the script runs, and not in buckets",
-        "log_constant_metrics_wandb": "use `await model.log(metrics=..., step=...)`; there is no W&B sink",
+        "log_constant_metrics_wandb": "use `await model.log(metrics=..., step=...)`; `Model(report_metrics=['wandb'])` "
+        "sends it to W&B",
     },
 }  # fmt: skip
 """What to use today, by module and older name."""

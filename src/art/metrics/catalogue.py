@@ -260,6 +260,12 @@ LOG_METRICS: dict[str, Metric] = {
         "the other seconds since the row before: rollouts, rewards, waiting", "registered models"
     ),
     "time/cum/s/gpu/*": Metric("sums of `time/step_s/gpu/*` since the model was created", "registered models"),
+    "sinks/*_waiting_rows": Metric(
+        "rows before this one that a tracker does not have yet, by its name", "rows while a tracker fails or is slow"
+    ),
+    "sinks/*_lost": Metric(
+        "rows, groups and files that a tracker has refused in this run, by its name", "rows after such a loss"
+    ),
     "data/cum/*": Metric(
         "sums of `data/step_*` since the first row, including your own metrics; shares are not summed"
     ),

@@ -326,7 +326,8 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         metrics = check_metrics(metrics or {})
         step = await self.get_step() if step is None else step
         reporting = await self._start_sinks()
-        metrics = (reporting.metrics() if reporting else {}) | self._run_log.take_pending() | dict(metrics)
+        late = {} if reporting is None else await asyncio.to_thread(reporting.metrics)
+        metrics = late | self._run_log.take_pending() | dict(metrics)
         await self.book_costs(trainer_s=metrics.get("time/step_trainer_s", 0.0), split=split)
         row, written = await self._run_log.append(self._paths(), self.costs, groups, metrics, split, step)
         if reporting is not None:

@@ -32,9 +32,11 @@ class SinkKind:
     @property
     def is_installed(self) -> bool:
         try:
-            return importlib.util.find_spec(self.package) is not None
+            spec = importlib.util.find_spec(self.package)
         except ModuleNotFoundError:  # not even the package around it
             return False
+        # A folder of data, like the ./wandb that wandb makes, looks like a package but has no file of code.
+        return spec is not None and (spec.origin is not None or "." in self.package)
 
     def make(self) -> Sink:
         """Make a sink of this kind."""

@@ -54,14 +54,14 @@ class MlflowSink(Sink):
         uri = mlflow.get_tracking_uri()
         try:
             self._client = mlflow.MlflowClient(uri)
-            found = self._open(run, os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.project)
+            opened = self._open(run, os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.project)
         except MlflowException as error:
             raise ConfigError(
                 f"MLflow at {uri} did not open the run {run.project}/{run.name}: {error}. Check MLFLOW_TRACKING_URI "
                 "and its keys, or leave 'mlflow' out of `report_metrics`"
             ) from error
-        self._run_id = found.info.run_id
-        return int(found.data.tags.get(ROWS_TAG, 0))
+        self._run_id = opened.info.run_id
+        return int(opened.data.tags.get(ROWS_TAG, 0))
 
     def _open(self, run: Run, experiment_name: str) -> Any:
         """Return MLflow's run, which is made if there is none."""

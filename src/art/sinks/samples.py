@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from art.sinks.sink import LoggedGroups
 from art.trajectory import Trajectory, TrajectoryGroup
@@ -82,7 +83,7 @@ def conversation_text(trajectory: Trajectory) -> str:
     """Return the conversation as plain text: a heading with the role before each message."""
     parts = []
     for message in trajectory.messages():
-        fields = dict(message)
+        fields: dict[str, Any] = dict(message)
         parts.append(f"[{fields.get('role', '?')}]")
         if reasoning := fields.get("reasoning_content") or fields.get("reasoning"):
             parts.append(f"(reasoning) {reasoning}")

@@ -12,7 +12,7 @@ from typing import Any
 from art.errors import ConfigError
 from art.sinks.samples import COLUMNS, SAMPLES, Sampler
 from art.sinks.sink import Artefact, LoggedGroups, Row, Run, Sink
-from art.sinks.wandb_file import count_rows
+from art.sinks.wandb_file import count_rows, note_first_row
 
 AXIS = "training_step"
 
@@ -31,19 +31,27 @@ class WandbSink(Sink):
         """
         self._sampler = Sampler(samples)
         self._run: Any = None
+        self._has_rows = False
 
     def start(self, run: Run) -> int | None:
         import wandb
 
-        offline = os.environ.get("WANDB_MODE", "").lower() in ("offline", "dryrun")
-        if not offline and not wandb.api.api_key:
+        mode = wandb.setup().settings.mode  # of WANDB_MODE, or of `wandb offline`
+        if mode == "disabled":
+            raise ConfigError("W&B is disabled by WANDB_MODE: unset it, or leave 'wandb' out of `report_metrics`")
+        offline = mode in ("offline", "dryrun")
+        try:
+            has_key = offline or wandb.run is not None or wandb.login(prompt=False)
+        except (wandb.Error, ValueError) as error:
+            raise ConfigError(f"W&B did not accept the key: {error}. Check WANDB_API_KEY and WANDB_BASE_URL") from error
+        if not has_key:
             raise ConfigError(
                 "W&B needs a key: set WANDB_API_KEY, or run `wandb login`, or set WANDB_MODE=offline to keep its "
                 "files on this machine"
             )
         folder = Path(os.environ.get("WANDB_DIR") or run.folder)
         folder.mkdir(parents=True, exist_ok=True)
-        num_rows = count_rows(folder / "wandb", run.id)  # before this run has a file of its own
+        num_rows = count_rows(folder / "wandb", run.id)  # before this process has a file of its own
         try:
             self._run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT") or run.project, id=run.id, name=run.name, resume="allow",
@@ -58,11 +66,14 @@ class WandbSink(Sink):
             ) from error
         self._run.define_metric(AXIS)
         self._run.define_metric("*", step_metric=AXIS)
-        return num_rows if offline else int(self._run.step)
+        return num_rows if offline else int(self._run.starting_step)
 
     def metrics(self, row: Row) -> None:
         import wandb
 
+        if self._run.offline and not self._has_rows:
+            note_first_row(Path(self._run.dir).parent, row.number)
+        self._has_rows = True
         data: dict[str, Any] = {**row.metrics, AXIS: row.step, "_timestamp": row.recorded_at.timestamp()}
         for split, samples in self._sampler.waiting().items():
             rows = [[sample.to_row()[column] for column in COLUMNS] for sample in samples]

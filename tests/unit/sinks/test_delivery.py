@@ -173,6 +173,12 @@ async def test_a_sink_that_cannot_start_fails_the_first_log(tmp_path: Path) -> N
     assert good.numbers() == bad.numbers() == [0]
 
 
+async def test_any_error_of_a_start_says_what_to_do(tmp_path: Path, tracker: FakeTracker) -> None:
+    tracker.start_error = OSError("read-only file system")
+    with pytest.raises(ConfigError, match=r"fake cannot start \(OSError: read-only.*leave it out of `report_metrics`"):
+        await make_model(tmp_path, tracker).log(metrics={"x": 1.0})
+
+
 async def test_a_failing_tracker_gets_everything_once_it_is_back(
     tmp_path: Path, tracker: FakeTracker, caplog: pytest.LogCaptureFixture
 ) -> None:

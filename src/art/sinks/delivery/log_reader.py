@@ -59,6 +59,10 @@ class LogReader:
         place, size = self._cursor.get(self._history), _size(self._paths.history)
         if place is None or place.offset > size:  # the first time, or the log was removed and began again
             known = 0 if place is None else place.count
+            if num_rows:
+                logger.info(
+                    "%s has %d rows of this run from an earlier log, and continues it", self._sink.name, num_rows
+                )
             self._cursor.rewind(self._history, Position(0, known if num_rows is None else num_rows))
         elif num_rows is not None and num_rows < place.count:
             self._cursor.rewind(self._history, self._position_of(num_rows, place))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from art.errors import OverloadedError
+from art.errors import ConfigError, OverloadedError
 from art.sinks.delivery.log_reader import Delivery, LogReader
 from art.sinks.sink import Artefact, LoggedGroups, Refused, Row, Run, Sink
 from art.storage.layout import ModelPaths
@@ -65,11 +65,18 @@ class Worker:
         """Wait until the sink has started, or another process is known to deliver this log.
 
         Raises:
-            Exception: the error of `Sink.start`.
+            ConfigError: the sink cannot start.
         """
         self._has_started.wait()
-        if self._start_error is not None:
-            raise self._start_error
+        error = self._start_error
+        if error is None:
+            return
+        if isinstance(error, ConfigError):
+            raise error
+        raise ConfigError(
+            f"{self.name} cannot start ({type(error).__name__}: {error}). See docs/trackers.md, or leave it out of "
+            "`report_metrics`"
+        ) from error
 
     def wake(self) -> None:
         """Look at the log now."""
@@ -109,8 +116,8 @@ class Worker:
             self._has_started.set()
         failures = 0
         while True:
-            is_last_pass = self._deadline is not None  # rows logged before `begin_closing` are in this pass
             self._wake.clear()
+            is_last_pass = self._deadline is not None  # rows logged before `begin_closing` are in this pass
             try:
                 self._open()
                 self._deliver()

@@ -10,6 +10,8 @@ import { shownAtFirst } from "../static/views/group.js";
 
 test("the match of a snippet counts characters, not UTF-16 units", () => {
   assert.deepEqual(splitSnippet({ text: "🙂 the invoice\nof", start: 6, end: 13 }), ["🙂 the ", "invoice", " of"]);
+  const far = splitSnippet({ text: `${"🙂".repeat(80)}found`, start: 80, end: 85 });
+  assert.deepEqual(far, [`…${"🙂".repeat(28)}`, "found", ""]);
 });
 
 test("a cell holds one line without hidden characters", () => {
