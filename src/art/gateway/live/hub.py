@@ -20,8 +20,8 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from art.gateway.live.requests import LiveRequest
 from art.protocol.live.events import LiveData, LiveEvent, Piece, RequestEnded, Reset, Tokens
 
-FLUSH_S = 0.1
-"""Time between two deliveries to viewers. Ten per second look continuous."""
+FLUSH_S = 0.2
+"""Time between two deliveries to viewers. Each costs a write per viewer; the page lets the text flow between two."""
 MAX_EVENTS = 2048
 MAX_CHARS = 4_000_000
 """Largest number of characters of sampled text in the ring."""
