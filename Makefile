@@ -109,9 +109,15 @@ test-clients: $(INSTALLED) $(CLIENTS:%=.venv-clients-%/.installed) .venv-clients
 		--editable '.[wandb,mlflow,tensorboard,trackio,otlp]' pytest pytest-asyncio pytest-timeout
 	@touch $@
 
-test-sinks: .venv-sinks/.installed ## each tracker with its real library, offline: killed and resumed runs, read back
+.venv-sinks-phoenix/.installed: Makefile
+	@echo "== Creating .venv-sinks-phoenix and installing a server of Phoenix into it"
+	$(PYTHON) -m venv .venv-sinks-phoenix
+	.venv-sinks-phoenix/bin/python -m pip install --quiet --disable-pip-version-check 'arize-phoenix>=15.10'
+	@touch $@
+
+test-sinks: .venv-sinks/.installed .venv-sinks-phoenix/.installed ## each tracker with its real library, offline: killed and resumed runs, read back
 	@echo "== Running the tests of trackers"
-	.venv-sinks/bin/python -m pytest tests/sinks tests/unit/sinks $(ARGS)
+	ART_PHOENIX_PYTHON=$(abspath .venv-sinks-phoenix/bin/python) .venv-sinks/bin/python -m pytest tests/sinks tests/unit/sinks $(ARGS)
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA device
 	@echo "== Running the GPU tests"

@@ -37,7 +37,11 @@ from benchmarks.timing import Timing, progress, ratio
 CONNECTIONS, NEW_TOKENS = 16, 128
 GROUPS, GROUP_SIZE, ROLLOUT_TOKENS = 4, 8, 32
 READ_BYTES = 2**16
-_BUILD = "import sys; from art.testing.tiny.build import build_tiny_model; build_tiny_model(sys.argv[1], warm_start_steps=0)"
+_BUILD = """
+import sys
+from art.testing.tiny.build import build_tiny_model
+build_tiny_model(sys.argv[1], warm_start_steps=0)
+"""
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
@@ -63,8 +67,10 @@ def run(args: argparse.Namespace) -> Result:
         rows=[
             *serving.rows(f"serving {num_answers} answers"),
             *training.rows(f"{num_steps} training steps"),
-            {"measured": "bytes that each viewer has read", "with viewers": figures["serving"].num_bytes // num_watchers,
-             "without": 0, "ratio": ""},
+            {
+                "measured": "kB that each viewer has read", "ratio": "", "without": 0,
+                "with viewers": (serving.num_bytes + training.num_bytes) // num_watchers // 1000,
+            },
         ],
         notes=[
             "CPU is that of the server, its engine and its trainer; the viewers' own is not in it",

@@ -41,7 +41,7 @@ class Supervised:
     """An `art-server` that a loop starts again whenever it has ended."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self.num_starts = 0
@@ -59,18 +59,18 @@ class Supervised:
                 return
             time.sleep(0.05)
         self.close()
-        raise TimeoutError(f"the server did not listen within {START_DEADLINE_S:.0f} s; see {self._folder}/server.log")
+        raise TimeoutError(f"the server did not listen within {START_DEADLINE_S:.0f} s; see {self.folder}/server.log")
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def _loop(self) -> None:
-        command = [sys.executable, "-m", "art.cli.server", "--data-dir", str(self._folder / "data")]
+        command = [sys.executable, "-m", "art.cli.server", "--data-dir", str(self.folder / "data")]
         command += ["--port", str(self.port)]
         while not self._closing.is_set():
             self.num_starts += 1
-            with (self._folder / "server.log").open("ab") as log:
+            with (self.folder / "server.log").open("ab") as log:
                 self._process = subprocess.Popen(
                     command, stdout=log, stderr=log, env=os.environ | {"ART_API_KEY": KEY}, start_new_session=True
                 )

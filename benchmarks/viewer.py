@@ -71,7 +71,7 @@ def _measure(folder: Path, size: Size, *, repeats: int) -> Result:
     while not viewer.rollouts(*RUN, RolloutQuery(limit=1)).is_total_exact:
         for name in rng.sample(list(answers), 2):
             meanwhile[name].append(_timed(answers[name]))
-        time.sleep(0.2)
+        time.sleep(1.0)
     cpu, wall = time.process_time() - cpu, time.perf_counter() - began
     total = viewer.rollouts(*RUN, RolloutQuery(limit=1)).total
     rows += [_row(f"{name}, while it is indexed", times) for name, times in meanwhile.items() if times]

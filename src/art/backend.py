@@ -300,6 +300,13 @@ class Backend:
             checkpoint_path=status.checkpoint_path,
         )
 
+    async def page_link(self) -> str:
+        """Return an address that opens the live page of the server in a browser, once and within 15 minutes.
+
+        The page has the rights of this backend's key. A browser that has opened it stays logged in.
+        """
+        return await (await self._connection()).page_link()
+
     async def get_rollout(self, rollout_id: str, *, project: str | None = None) -> Trajectory:
         """Return a rollout of another program as a trajectory, made from the requests under the rollout's base URL."""
         from art.client.collector import load_trajectory

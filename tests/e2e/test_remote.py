@@ -56,6 +56,10 @@ def test_a_script_with_the_core_package_trains_and_fetches(
     assert re.findall(r"^step (\d): maybe", done.stdout, re.MULTILINE) == ["1", "2"]
     assert (tmp_path / ".art/remote/models/agent-001/history.jsonl").is_file(), "the log is where the script runs"
 
+    own, kept = (next(folder.rglob("remote/models/agent-001")) for folder in (tmp_path / ".art", server.folder))
+    for name in ("history.jsonl", "trajectories/train/0001.jsonl"):
+        assert (kept / name).read_bytes() == (own / name).read_bytes(), "the server's page has what the script logged"
+
     cli = str(Path(sys.modules["art"].__path__[0]) / "cli" / "main.py")
 
     def art_checkpoints(*words: str) -> str:

@@ -36,7 +36,7 @@ class Walker:
         await self.check(address)
 
     async def sees(self, text: str) -> None:
-        await self.page.get_by_text(text).first.wait_for(timeout=10_000)
+        await self.page.get_by_text(text).locator("visible=true").first.wait_for(timeout=10_000)
 
     async def check(self, where: str) -> None:
         assert not self.faults, f"{where}: {self.faults}"

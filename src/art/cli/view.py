@@ -18,6 +18,7 @@ import os
 import secrets
 import webbrowser
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from art.cli.viewing.export_options import add_export_options
 from art.client import ArtClient
@@ -106,7 +107,11 @@ def _running_page(data_dir: DataDir) -> str | None:
         if lock_holder(data_dir.lock) is None:
             return None
         url = data_dir.address.read_text().strip()
+        is_own = data_dir.address.stat().st_uid == os.getuid()
     except OSError:  # a copy that may only be read, or a server of an older version
+        return None
+    if not is_own or urlsplit(url).hostname not in LOOPBACK:  # a key is not sent to wherever a file says
+        print(f"a server runs on {data_dir.root}; `art view --url {url}` opens its page. These are the files")
         return None
     key = os.environ.get("ART_API_KEY") or find_local_key(url)
     try:

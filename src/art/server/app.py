@@ -174,8 +174,10 @@ class App:
     def _identify(self, scope: Scope, route: Route | None) -> Caller:
         page, keyring = self.state.page, self.state.keyring
         if route is not None and route.from_page and read_key(scope) is None:
-            if route.scope is None:
-                page.addresses.check_host(scope)
+            if route.scope is None and route.method == "GET":
+                page.addresses.check_host(scope)  # a link on any other page may lead here
+            elif route.scope is None:
+                page.addresses.check_page_request(scope)
             elif (text := read_cookie(scope, https=page.addresses.is_https(scope))) is not None:
                 page.addresses.check_page_request(scope)
                 return keyring.caller(page.sessions.find(text).key_id)

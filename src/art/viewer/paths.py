@@ -161,6 +161,8 @@ def find_path(text: str) -> tuple[ReadPath, Asked]:
         ):
             values = {name[1:-1]: part for name, part in zip(names, components, strict=True) if name[0] == "{"}
             return row, row.asked(values, parse_qs(query))
+    if components in (["system"], ["live"]):
+        raise NotFoundError(f"{path!r} is answered by a running server only; give its address with --url", param="path")
     raise NotFoundError(f"there is no path {path!r}; `art view --json` alone lists the paths", param="path")
 
 

@@ -52,6 +52,7 @@ def test_answers_for_programs(data_dir: Path, capsys: pytest.CaptureFixture[str]
     for path, message in (
         ("runs/games/nobody", "nobody"),
         (f"{run}/nothing", "art view --json"),
+        ("system", "--url"),
         (f"{run}/rollouts?colour=red", "colour"),
         (f"{run}/rollouts?limit=many", "limit"),
         ("runs/../etc", "project"),
@@ -99,13 +100,19 @@ def test_a_server_that_runs_on_the_folder_shows_its_own_page(
         assert main(["view", str(data_dir), "--port", "0"]) == 0  # who names a port wants the files
         assert len(served) == 2
 
+        place.address.write_text("http://elsewhere.example:5123")
+        assert main(["view", str(data_dir)]) == 0
+        assert "art view --url http://elsewhere.example:5123" in capsys.readouterr().out
+        assert len(served) == 3, "no key goes to an address that a file names"
+        place.address.write_text("http://127.0.0.1:5123")
+
         async def refuse(url: str, key: str | None) -> str:
             raise NotFoundError("no page here")
 
         monkeypatch.setattr(view, "_link", refuse)
         assert main(["view", str(data_dir)]) == 0
         assert "showing the files instead" in capsys.readouterr().out
-        assert len(served) == 3
+        assert len(served) == 4
     finally:
         lock.release()
 

@@ -29,6 +29,7 @@ from benchmarks import (
     logprobs,
     real_shapes,
     step_profile,
+    token_file,
     train_step,
 )
 from benchmarks.gradients import load_policy
@@ -55,6 +56,7 @@ def options(name: str) -> argparse.Namespace:
             logprobs,
             real_shapes,
             step_profile,
+            token_file,
             train_step,
         )
     }[name]
@@ -286,3 +288,11 @@ def test_the_gate_is_simulated_and_measured() -> None:
     assert all(float(str(row["1 token"]).split(" / ")[0]) < 1.0 for row in right)
     assert cells["wrong: adapter not applied, KL 0.3", "bfloat16", 128]["500 tokens"] == "100 / 100"
     assert float(cells["real: engine and trainer, 2 layers", "float32", 8]["rms"]) < 1e-3
+
+
+@pytest.mark.slow
+def test_the_token_file_is_weighed() -> None:
+    rows = {str(row["workload"]): row for row in token_file.run(options("token_file")).rows}
+    assert [row["trained tokens"] for row in rows.values()] == [40, 512, 384]
+    assert 7 < float(str(rows["prompt groups"]["bytes per token"])) < 12
+    assert isinstance(rows["agents"]["file"], Spread)

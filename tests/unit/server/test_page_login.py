@@ -96,6 +96,14 @@ async def test_a_session_ends_with_its_key(browser: Browser) -> None:
     assert "revoked" in response.text
 
 
+async def test_a_key_that_may_read_nothing_is_told_so_at_the_login(browser: Browser) -> None:
+    _, text = browser.keys.create("trainer", project="a", scopes=["train"])
+    response = await browser.client().post("/view/login", json={"key": text})
+    assert response.status_code == 403
+    assert "scope `infer`" in response.text
+    assert "set-cookie" not in response.headers
+
+
 async def test_logging_out_ends_the_session_and_not_only_the_cookie(browser: Browser) -> None:
     http = await browser.logged_in(OPERATOR)
     cookie = dict(http.cookies)
@@ -162,6 +170,16 @@ async def test_another_page_in_the_browser_changes_nothing(browser: Browser, cha
     response = await http.post("/api/models/a/agent/fork", json=FORK, headers={"cookie": cookie})
     assert response.status_code in (401, 403), response.text  # 401: the cookie is of another port
     assert browser.runtime.checkpoints.calls == []
+
+
+@pytest.mark.parametrize("name", ["origin", "x-art-page"])
+async def test_another_page_cannot_log_the_browser_in(browser: Browser, name: str) -> None:
+    http = browser.client()
+    http.headers.pop(name)
+    for path, body in (("/view/login", {"key": OPERATOR}), ("/view/logout", {})):
+        response = await http.post(path, json=body)
+        assert response.status_code == 403
+        assert "set-cookie" not in response.headers
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def read_cookie(scope: Scope, *, https: bool) -> str | None:
     name = cookie_name(scope, https=https)
     for key, value in scope["headers"]:
         if key == b"cookie":  # split by hand: other programs on this host may have set cookies of any form
-            for part in value.decode("latin-1").split(";"):
+            for part in str(value, "latin-1").split(";"):
                 own, _, text = part.strip().partition("=")
                 if own == name and text:
                     return text

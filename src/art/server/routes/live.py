@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 
 from art.errors import InvalidRequestError
 from art.protocol.live.events import LiveEvent
@@ -48,10 +48,10 @@ async def live(call: Call) -> None:
 
 async def with_heartbeats(
     events: AsyncGenerator[list[LiveEvent], None], silence_s: float = HEARTBEAT_S
-) -> AsyncIterator[list[LiveEvent] | None]:
+) -> AsyncGenerator[list[LiveEvent] | None, None]:
     """Yield the batches of events, and `None` after each `silence_s` seconds without one."""
     async with contextlib.aclosing(events):
-        coming: asyncio.Task[list[LiveEvent]] = asyncio.ensure_future(anext(events))  # type: ignore[arg-type]
+        coming: asyncio.Task[list[LiveEvent]] = asyncio.ensure_future(anext(events))
         try:
             while True:
                 done, _ = await asyncio.wait({coming}, timeout=silence_s)
@@ -63,7 +63,7 @@ async def with_heartbeats(
                 except StopAsyncIteration:
                     return
                 yield batch
-                coming = asyncio.ensure_future(anext(events))  # type: ignore[arg-type]
+                coming = asyncio.ensure_future(anext(events))
         finally:
             coming.cancel()
             with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration):

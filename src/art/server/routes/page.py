@@ -57,6 +57,7 @@ async def login(call: Call) -> None:
         if request.key is not None and error.message.startswith("the API key is wrong"):
             raise AuthenticationError("this key does not open the page of this server") from None
         raise
+    caller.check_scope("infer")  # all that the page shows needs it
     text, _ = page.sessions.open(caller.key_id)
     cookie = make_cookie(call.scope, text, https=page.addresses.is_https(call.scope))
     body = _describe(call, caller).model_dump_json().encode()

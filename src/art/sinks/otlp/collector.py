@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import ssl
 import time
 from collections.abc import Mapping
@@ -118,6 +119,6 @@ def _retry_after(value: str | None) -> float:
     except ValueError:
         try:
             pause_s = parsedate_to_datetime(value).timestamp() - time.time()
-        except ValueError:
+        except (ValueError, OverflowError):
             return 0.0
-    return min(max(pause_s, 0.0), _MAX_PAUSE_S)
+    return min(max(pause_s, 0.0), _MAX_PAUSE_S) if math.isfinite(pause_s) else 0.0

@@ -73,11 +73,14 @@ def read_settings(
     metrics_url = "" if traces_url else _signal(environment, "METRICS_ENDPOINT")
     if not traces_url:
         _check_protocol(environment)
+    headers = _headers(environment, "TRACES_HEADERS") if headers is None else headers
+    metrics_headers = _headers(environment, "METRICS_HEADERS")
+    _check_headers({**metrics_headers, **headers})
     return OtlpSettings(
         traces_url=check_url(url, f"{_PREFIX}TRACES_ENDPOINT or {_PREFIX}ENDPOINT"),
         metrics_url=check_url(metrics_url, f"{_PREFIX}METRICS_ENDPOINT") if metrics_url else None,
-        headers=_headers(environment, "TRACES_HEADERS") if headers is None else headers,
-        metrics_headers=_headers(environment, "METRICS_HEADERS"),
+        headers=headers,
+        metrics_headers=metrics_headers,
         timeout_s=_timeout(environment),
         is_compressed=_is_compressed(environment),
         certificate=_either(environment, "TRACES_CERTIFICATE", "CERTIFICATE") or None,
@@ -115,6 +118,16 @@ def check_url(url: str, what: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"{what} is {url!r}; expected an address like http://localhost:4318", param="report_metrics")
     return url
+
+
+def _check_headers(headers: Mapping[str, str]) -> None:
+    """Refuse what HTTP cannot send, such as a key with a line break. The error does not show the value."""
+    for name, value in headers.items():
+        if not (name + value).isascii() or not (name + value).isprintable():
+            raise ConfigError(
+                f"the header {name!r} has characters other than printable ASCII; was its key copied with a line break?",
+                param="report_metrics",
+            )
 
 
 def _check_protocol(environment: Mapping[str, str]) -> None:

@@ -160,11 +160,29 @@
   async function containing(folder, run, rows, text) {
     const words = [...text.toLowerCase().matchAll(/"([^"]+)"|(\S+)/g)].map((match) => match[1] ?? match[2].replace(/\*$/, ""));
     for (const place of new Set(rows.map((row) => `${row.split}-${row.step}`))) await load(`${folder}/${place}.js`);
-    return rows.filter((row) => {
-      const detail = answers.get(`${run}/rollouts/${row.split}/${row.step}/${row.group}/${row.index}`);
-      const said = JSON.stringify([detail?.histories, detail?.logs, detail?.judge, detail?.error], (_, value) => value).toLowerCase();
-      return words.every((word) => said.includes(JSON.stringify(word).slice(1, -1)));
+    return rows.flatMap((row) => {
+      const said = textsOf(answers.get(`${run}/rollouts/${row.split}/${row.step}/${row.group}/${row.index}`));
+      const all = said.join("\n").toLowerCase();
+      return words.every((word) => all.includes(word)) ? [{ ...row, snippet: snippet(said, words[0]) }] : [];
     });
+  }
+
+  /** What was said in a rollout, and about it. */
+  function textsOf(detail) {
+    if (!detail) return [];
+    const items = detail.histories.flatMap((history) => history.items);
+    const calls = items.flatMap((item) => item.tool_calls.map((call) => `${call.name} ${call.arguments}`));
+    const said = [...items.flatMap((item) => [item.reasoning, item.text]), ...calls, ...detail.logs, detail.judge?.explanation, detail.error];
+    return said.filter((text) => text);
+  }
+
+  /** The words around the first match, as the server's search shows them. */
+  function snippet(said, word) {
+    const text = said.find((one) => one.toLowerCase().includes(word));
+    if (word === undefined || text === undefined) return null;
+    const at = text.toLowerCase().indexOf(word);
+    const first = Math.max(0, at - 40);
+    return { text: text.slice(first, at + word.length + 80), start: at - first, end: at - first + word.length };
   }
 
   globalThis.artExport = { get };

@@ -78,6 +78,9 @@ def export_folder(
         return len(content)
 
     def write_answers(name: str, answers: dict[str, Any]) -> int:
+        for answer in answers.values():
+            if isinstance(answer, dict) and isinstance(answer.get("error"), str):
+                answer["error"] = hide_paths(answer["error"])  # the traceback of a rollout that failed
         text = json.dumps(answers, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
         if name.endswith(("run.js", "steps.js")):
             text = hide_paths(text)

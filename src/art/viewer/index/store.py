@@ -35,6 +35,8 @@ _MOST_IDLE = 4
 """Connections that are kept for the next query."""
 SORTED = ("reward", "advantage", "num_tokens", "num_turns", "started_at", "duration_s", "judge_score")
 """Columns by which the table of rollouts can be sorted. Each has an index."""
+FILTERED = ("outcome", "stop", "dropped", "scenario")
+"""Columns by which it can be filtered, and in which most values are rare."""
 _SCHEMA = """
 CREATE TABLE runs (id INTEGER PRIMARY KEY, project TEXT NOT NULL, name TEXT NOT NULL, UNIQUE (project, name));
 CREATE TABLE files (
@@ -62,7 +64,7 @@ CREATE TABLE summaries (run INTEGER PRIMARY KEY, version TEXT NOT NULL, content 
 CREATE TABLE choices (run INTEGER NOT NULL, kind TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (run, kind, value))
     WITHOUT ROWID;
 CREATE VIRTUAL TABLE words USING fts5(text, content='', columnsize=0, tokenize='unicode61');
-""" + "".join(f"CREATE INDEX rollouts_by_{name} ON rollouts (run, {name});\n" for name in SORTED)
+""" + "".join(f"CREATE INDEX rollouts_by_{name} ON rollouts (run, {name});\n" for name in (*SORTED, *FILTERED))
 
 
 class IndexStore:
@@ -209,7 +211,7 @@ def _open(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous=NORMAL")
         if connection.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
             _create(connection, path)
-        connection.execute("PRAGMA cache_size=-4000")
+        connection.execute("PRAGMA cache_size=-8000")
     except BaseException:
         connection.close()
         raise

@@ -11,6 +11,7 @@ from art.viewer.answers.rollout_rows import RolloutPage, RolloutQuery, RolloutRo
 from art.viewer.conversation import Row, dicts, texts
 from art.viewer.index.files import Place, read_line
 from art.viewer.index.search import find_in, match_query
+from art.viewer.index.store import IndexStore
 from art.viewer.reads.group_rewards import read_group_rewards
 from art.viewer.run_files import RunFiles
 
@@ -23,6 +24,8 @@ _ORDER: dict[SortKey, str] = {
     "reward": "reward", "advantage": "advantage", "tokens": "num_tokens", "turns": "num_turns",
     "started_at": "started_at", "duration": "duration_s", "judge_score": "judge_score",
 }  # fmt: skip
+_COUNTED = {"split", "step", "sort", "descending", "offset", "limit"}
+"""Parts of a query that choose whole files, or nothing."""
 _SNIPPET_S = 0.15
 """Time for the words around matches: they are read from the files of the trajectories."""
 _AROUND = 80
@@ -46,25 +49,53 @@ def list_rollouts(run: RunFiles, number: int, query: RolloutQuery, indexing: Ind
         stops=[value for kind, value in facets if kind == "stop"],
         dropped=[value for kind, value in facets if kind == "dropped"],
     )
-    where, values = _where(number, query)
+    match = None
     if query.text is not None and query.text.strip():
         match = match_query(query.text)
-        if match is None:
+        if match is None:  # no word in it
             return page
-        where, values = f"{where} AND id IN (SELECT rowid FROM words WHERE words MATCH ?)", [*values, match]
-    ((total,),) = store.read(f"SELECT count(*) FROM rollouts WHERE {where}", values)
-    rows = store.read(
-        f"SELECT {', '.join(COLUMNS)} FROM rollouts WHERE {where} ORDER BY {_order(query)} LIMIT ? OFFSET ?",
-        (*values, query.limit, query.offset),
-    )
-    snippets = _snippets(run, rows, query.text) if query.text else {}
+    page.total, rows = _find(store, number, query, match)
+    snippets = _snippets(run, rows, query.text or "") if match else {}
     page.rows = [make_row(row, snippets.get(row[0])) for row in rows]
     in_group = [(row[_FILE], row[_GROUP]) for row in rows]
     rewards = read_group_rewards(store, in_group)
     for listed, group in zip(page.rows, in_group, strict=True):
         listed.group_rewards = rewards.get(group)
-    page.total = total
     return page
+
+
+def _find(store: IndexStore, number: int, query: RolloutQuery, match: str | None) -> tuple[int, list[tuple[Any, ...]]]:
+    """Count the rollouts that match, and read one page of them."""
+    where, values = _where(number, query)
+    if match is None:
+        page = f"SELECT {', '.join(COLUMNS)} FROM rollouts WHERE {where} ORDER BY {_order(query)} LIMIT ? OFFSET ?"
+        return _count(store, number, query), store.read(page, (*values, query.limit, query.offset))
+    # The words are looked up once for both, and only among the rollouts of a step, where there is one.
+    hits = "SELECT rowid FROM words WHERE words MATCH ?"
+    match_values: list[Any] = [match]
+    if query.step is not None:
+        step_rows = "SELECT min(id), max(id) FROM rollouts WHERE run = ? AND step = ?"
+        ((first, last),) = store.read(step_rows, (number, query.step))
+        hits += " AND rowid BETWEEN ? AND ?"
+        match_values += [first or 0, last or 0]
+    hits = f"WITH hits AS MATERIALIZED ({hits})"
+    among = f"FROM rollouts WHERE {where} AND id IN (SELECT rowid FROM hits)"
+    rows = store.read(
+        f"{hits} SELECT (SELECT count(*) {among}), {', '.join(COLUMNS)} {among} "
+        f"ORDER BY {_order(query)} LIMIT ? OFFSET ?",
+        (*match_values, *values, *values, query.limit, query.offset),
+    )
+    if rows or not query.offset:
+        return (rows[0][0] if rows else 0), [row[1:] for row in rows]
+    return store.read(f"{hits} SELECT count(*) {among}", (*match_values, *values))[0][0], []
+
+
+def _count(store: IndexStore, number: int, query: RolloutQuery) -> int:
+    """Count the rollouts that match a query without a search. Those of whole files are counted already."""
+    where, values = _where(number, query)
+    if {name for name, value in query if value is not None} <= _COUNTED:
+        return int(store.read(f"SELECT total(num_rollouts) FROM files WHERE {where}", values)[0][0])
+    return int(store.read(f"SELECT count(*) FROM rollouts WHERE {where}", values)[0][0])
 
 
 def make_row(row: Sequence[Any], snippet: Snippet | None = None) -> RolloutRow:
@@ -108,7 +139,7 @@ def _where(number: int, query: RolloutQuery) -> tuple[str, list[Any]]:
             terms.append(f"reward {sign} ?")
             values.append(bound)
     if query.dropped == "any":
-        terms.append("dropped IS NOT NULL")
+        terms.append("dropped >= ''")  # every text is, and unlike `IS NOT NULL` it can use the index
     elif query.dropped == "none":
         terms.append("trained = 1")
     elif query.dropped is not None:

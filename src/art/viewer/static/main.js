@@ -74,7 +74,10 @@ async function showRoute() {
   try {
     cleanup = await view.show(root, route, makeContext(abort.signal));
     if (abort.signal.aborted) cleanup?.();
-    else announce(view.title(route));
+    else {
+      announce(view.title(route));
+      if (document.activeElement === document.body) mainElement().focus({ preventScroll: true });
+    }
   } catch (error) {
     if (!abort.signal.aborted) replace(root, failed(error, showRoute));
   }

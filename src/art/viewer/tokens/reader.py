@@ -23,8 +23,8 @@ from art.viewer.reads.table_of_rollouts import COLUMNS, member
 from art.viewer.run_files import RunFiles
 from art.viewer.tokens.exchanges import join_paths, read_branch_reasons, read_exchanges
 from art.viewer.tokens.rollout_tokens import describe_tokens
+from art.viewer.tokens.rollout_training import RolloutTraining, find_training, open_token_file, open_training
 from art.viewer.tokens.texts import TokenTexts, texts_of_choice
-from art.viewer.tokens.training import RolloutTraining, find_training, open_token_file, open_training
 from art.viewer.tokens.tree import StepTree, describe_tree, no_tree
 
 _MOST_TREES = 4

@@ -19,8 +19,8 @@ from art.gateway.format.tokenizer import Tokenizer
 from art.storage.steps.token_file import TokenReason
 from art.viewer.answers.tokens import MAX_TOKENS, PathInfo, RolloutTokens, SpanRole, TokenSpan, TokensQuery
 from art.viewer.tokens.exchanges import Branch, ExchangePath, role_between
+from art.viewer.tokens.rollout_training import REASONS, RolloutTraining, TrainedSample
 from art.viewer.tokens.texts import special_ids, token_texts
-from art.viewer.tokens.training import REASONS, RolloutTraining, TrainedSample
 
 FloatArray = NDArray[np.float64]
 

@@ -70,6 +70,12 @@ def test_what_cannot_be_honoured_is_an_error(variables: dict[str, str], said: st
     assert "hunter2" not in str(caught.value)
 
 
+def test_a_key_with_a_line_break_is_refused_without_showing_it() -> None:
+    with pytest.raises(ConfigError, match="the header 'authorization' has characters") as caught:
+        read_settings({f"{E}ENDPOINT": "http://c", f"{E}HEADERS": "authorization=hunter2%0A"})
+    assert "hunter2" not in str(caught.value)
+
+
 def test_a_timeout_is_bounded() -> None:
     assert read_settings({f"{E}ENDPOINT": "http://c", f"{E}TIMEOUT": "10000"}).timeout_s == 120
     assert read_settings({f"{E}ENDPOINT": "http://c"}).timeout_s == 10

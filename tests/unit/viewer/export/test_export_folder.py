@@ -126,6 +126,9 @@ def test_the_table_filters_sorts_pages_and_searches_as_the_server_does(viewer: V
         "outcome=ok&limit=1000", "outcome=policy_fault", "scenario=s1", "dropped=any",
     ):  # fmt: skip
         same(query, in_order=False)
+    (found,) = ask(tmp_path / "out", "runs/games/agent/rollouts?text=NEEDLE&limit=1")
+    snippet = found["rows"][0]["snippet"]
+    assert snippet["text"][snippet["start"] : snippet["end"]] == "needle"
     for sort in ("reward", "step"):
         (page,) = ask(tmp_path / "out", f"runs/games/agent/rollouts?sort={sort}&descending=false&limit=5&offset=3")
         assert len(page["rows"]) == 5

@@ -21,7 +21,7 @@ from art.storage.steps.token_file import (
 from art.viewer.answers.tokens import MAX_TOKENS, RolloutTokens, TokensQuery
 from art.viewer.tokens.exchanges import ExchangePath, join_paths
 from art.viewer.tokens.rollout_tokens import describe_tokens
-from art.viewer.tokens.training import RolloutTraining, find_training
+from art.viewer.tokens.rollout_training import RolloutTraining, find_training
 from tests.support.recorded_exchanges import AGAIN, BRANCH, FIRST, SECOND, USER, exchange, recorded_answer
 
 LABEL = "groups[0].trajectories[0]"

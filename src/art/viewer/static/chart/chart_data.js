@@ -93,6 +93,23 @@ export function stackLines(lines) {
 }
 
 /**
+ * Smallest and largest value that an axis should show: all means and dots, and of the bands what does not shrink these to less than half.
+ * A band that reaches below 0 around values that are never negative is cut off at 0.
+ * @param {(Values | null | undefined)[]} values
+ * @param {(Values | null | undefined)[]} bands
+ * @param {boolean} [onlyPositive]  for a log axis
+ * @returns {[number, number]}
+ */
+export function shownRange(values, bands, onlyPositive = false) {
+  const [low, high] = extent(values, onlyPositive);
+  const [bandLow, bandHigh] = extent(bands, onlyPositive);
+  if (!Number.isFinite(low)) return [low, high];
+  const reach = Math.max(high - low, Math.abs(low), Math.abs(high));
+  const floor = onlyPositive ? low / 10 : low >= 0 ? Math.max(0, low - reach) : low - reach;
+  return [Math.min(low, Math.max(bandLow, floor)), Math.max(high, Math.min(bandHigh, high + reach))];
+}
+
+/**
  * Range of an axis that starts where the meaning starts: at 0 if no value is negative, around 1 for ratios.
  * @param {number} low  smallest value
  * @param {number} high  largest value

@@ -12,6 +12,8 @@ import { setQuery } from "../lib/router.js";
  * @property {import("../lib/chart.js").Zoom | null} zoom
  */
 
+/** Most metrics that are drawn at once. */
+export const MAX_PANES = 24;
 const MAX_SMOOTHING = 0.98;
 
 /**
@@ -22,7 +24,7 @@ export function readSettings(query) {
   const smoothing = Number(query.get("smooth") ?? 0);
   const [first, last] = [readStep(query.get("first")), readStep(query.get("last"))];
   return {
-    metrics: query.getAll("metric"),
+    metrics: [...new Set(query.getAll("metric"))].slice(0, MAX_PANES),
     smoothing: smoothing >= 0 && smoothing <= MAX_SMOOTHING ? smoothing : 0,
     bands: query.get("bands") !== "off",
     log: query.get("axis") === "log",

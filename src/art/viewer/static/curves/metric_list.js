@@ -1,6 +1,7 @@
 /** The list of all metrics of a run, with a search; what is ticked is drawn. */
 import { h, replace } from "../lib/dom.js";
 import { plural } from "../lib/format.js";
+import { MAX_PANES } from "./curve_settings.js";
 import { bySection, nameMatcher } from "./metric_search.js";
 
 /** @typedef {{name: string, unit: string | null, meaning: string | null, num_points: number, has_band: boolean}} Metric */
@@ -19,9 +20,10 @@ export class MetricList {
       this.draw();
     } });
     this.count = h("p", { class: "small soft", "aria-live": "polite" });
+    this.full = h("p", { class: "small note", hidden: true }, `${MAX_PANES} metrics at most: untick one to add another.`);
     this.list = h("div", { class: "metric-sections" });
     const clear = h("button", { type: "button", class: "quiet small", "on:click": () => this.set([]) }, "Clear all");
-    this.element = h("div", { class: "metric-list" }, this.search, h("div", { class: "head" }, this.count, clear), this.list);
+    this.element = h("div", { class: "metric-list" }, this.search, h("div", { class: "head" }, this.count, clear), this.full, this.list);
   }
 
   /** @param {Metric[]} metrics */
@@ -36,6 +38,14 @@ export class MetricList {
     const shown = this.metrics.filter((metric) => matches(metric.name));
     this.count.textContent = this.search.value ? `${shown.length} of ${plural(this.metrics.length, "metric")}` : plural(this.metrics.length, "metric");
     replace(this.list, bySection(shown).map(([section, metrics]) => h("fieldset", null, h("legend", null, section), metrics.map((metric) => this.item(metric, section)))));
+    this.limit();
+  }
+
+  /** When as many are ticked as can be drawn, no further one can be. */
+  limit() {
+    const isFull = this.chosen.size >= MAX_PANES;
+    for (const box of this.list.querySelectorAll("input")) box.disabled = isFull && !box.checked;
+    this.full.hidden = !isFull;
   }
 
   /**
@@ -55,6 +65,7 @@ export class MetricList {
   tick(name, isOn) {
     if (isOn) this.chosen.add(name);
     else this.chosen.delete(name);
+    this.limit();
     this.onChange([...this.chosen]);
   }
 

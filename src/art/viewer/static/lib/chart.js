@@ -24,7 +24,7 @@
  *
  * @typedef {{element: HTMLElement, update: (changes: Partial<ChartOptions>) => void, light: (step: number | null) => void, destroy: () => void}} Chart
  */
-import { axisRange, extent, stackLines, steadyRange, unionSteps, valueAt, valuesAt } from "../chart/chart_data.js";
+import { axisRange, extent, shownRange, stackLines, steadyRange, unionSteps, valueAt, valuesAt } from "../chart/chart_data.js";
 import { lineSeries, lineValues, stackedSeries } from "../chart/chart_series.js";
 import { h, replace, setStyle } from "./dom.js";
 import { formatFixed, formatNumber, UNKNOWN } from "./format.js";
@@ -63,7 +63,7 @@ class StepChart {
     this.element = h("figure", { class: "chart" }, this.head, this.place, this.reset);
     this.resizer = new ResizeObserver(() => this.resize());
     this.resizer.observe(this.place);
-    onThemeChange(() => this.plot?.redraw(), this.abort.signal);
+    onThemeChange(() => this.plot?.redraw(false), this.abort.signal);
     this.drawHead();
   }
 
@@ -119,6 +119,7 @@ class StepChart {
     }
     replace(this.place);
     const width = Math.max(this.place.clientWidth, 80);
+    this.range = steadyRange(this.range, this.wantedRange());
     this.plot = new uPlot(this.plotOptions(width), this.alignedData(), this.place);
     this.fill(this.plot);
   }
@@ -131,20 +132,18 @@ class StepChart {
     const steps = /** @type {number[]} */ (data[0]);
     const zoom = this.options.zoom ?? null;
     const [first, last] = zoom ? [zoom.first, zoom.last] : [steps[0], steps[steps.length - 1]];
-    plot.batch(() => {
-      plot.setScale("x", first === last ? { min: first - 0.5, max: last + 0.5 } : { min: first, max: last });
-      const [min, max] = this.range ?? [0, 1];
-      plot.setScale("y", { min, max });
-    });
+    plot.setScale("x", first === last ? { min: first - 0.5, max: last + 0.5 } : { min: first, max: last });
     this.reset.hidden = zoom === null;
-    this.showValues(null);
+    this.showValues(plot.cursor.idx ?? null);
   }
 
   /** Range of the values that the zoom shows; the whole curve's when nothing lies in it. */
   wantedRange() {
     const { lines, stacked, zoom, log, around } = this.options;
-    const lists = stacked ? [...stackLines(lines).tops, [0]] : lines.flatMap((line) => [line.mean, line.low, line.high, line.dots].map((values) => within(line.steps, values, zoom)));
-    const [low, high] = extent(lists, log);
+    if (stacked) return axisRange(...extent([...stackLines(lines).tops, [0]]));
+    const values = lines.flatMap((line) => [line.mean, line.dots].map((list) => within(line.steps, list, zoom)));
+    const bands = lines.flatMap((line) => [line.low, line.high].map((list) => within(line.steps, list, zoom)));
+    const [low, high] = shownRange(values, bands, log);
     return axisRange(low, high, { around, log });
   }
 
@@ -172,7 +171,7 @@ class StepChart {
       height,
       padding: [8, 12, 0, 0],
       legend: { show: false },
-      scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
+      scales: { x: { time: false }, y: { distr: log ? 3 : 1, range: () => this.range ?? [0, 1] } },
       axes: [
         { ...axis, size: 24, gap: 4, space: 56, grid: { show: false }, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6] },
         { ...axis, size: 52, gap: 4, space: 32, values: (_, splits, __, ___, step) => splits.map((value) => (value === null ? "" : tickText(value, log ? null : step, format))) },

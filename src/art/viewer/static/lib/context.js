@@ -52,6 +52,7 @@ export function announce(text) {
  * @param {AbortSignal} signal
  */
 function refreshEvery(seconds, refresh, signal) {
+  if (globalThis.artExport) return; // an exported page never changes
   let factor = 1;
   const tick = async () => {
     if (signal.aborted) return;

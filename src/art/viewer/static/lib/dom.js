@@ -72,8 +72,8 @@ function setProps(element, props) {
     if (name.startsWith("on:")) element.addEventListener(name.slice(3), value);
     else if (name === "style") setStyle(element, value);
     else if (name === "value" || name === "checked") Object.assign(element, { [name]: value });
-    else if (name === "href" && !isSafeLink(String(value), props?.download !== undefined)) throw new Error(`a link must begin with #, got ${value}`);
-    else if (/^(on|src)/i.test(name)) throw new Error(`the attribute ${name} is not allowed; listeners are on:NAME`);
+    else if (/href$/i.test(name) && !isSafeLink(String(value), props?.download !== undefined)) throw new Error(`a link must begin with #, got ${value}`);
+    else if (/^(on|src|action|formaction)/i.test(name)) throw new Error(`the attribute ${name} is not allowed; listeners are on:NAME`);
     else element.setAttribute(name, value === true ? "" : String(value));
   }
 }

@@ -68,7 +68,7 @@ export function phaseSeconds(seconds) {
   /** @type {Map<string, number>} */
   const phases = new Map();
   for (const [metric, value] of Object.entries(seconds)) {
-    const name = metric.replace(/^time\//, "").replace(/^step_/, "").replace(/^s\/gpu\//, "").replace(/_s$/, "").replaceAll("_", " ");
+    const name = metric.replace(/^time\//, "").replace(/^step_/, "").replace(/^(s\/)?gpu\//, "").replace(/_s$/, "").replaceAll("_", " ");
     if (!phases.has(name)) phases.set(name, value);
   }
   return [...phases];

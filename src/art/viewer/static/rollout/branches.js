@@ -7,7 +7,7 @@ import { empty, missing, showWhenLoaded } from "../lib/states.js";
 import { saidNodes } from "./said_text.js";
 
 /** @typedef {{ path: number, label: string, num_tokens: number, num_sampled: number, num_trained: number, parent?: number|null,
- *   branches_at?: number|null, branch_reason?: string|null, history?: string|null }} TokenPath */
+ *   branches_at?: number|null, branch_reason?: string|null }} TokenPath */
 
 const REASONS = /** @type {Record<string, string>} */ ({
   unknown_history: "an earlier answer of it is not recorded on this server",
@@ -21,7 +21,7 @@ const REASONS = /** @type {Record<string, string>} */ ({
 
 /** @param {TokenPath} path @returns {string} why a path begins where it does, as a sentence */
 export function whyItBranched(path) {
-  if (path.parent === null || path.parent === undefined) return path.history && path.path > 0 ? "A conversation of its own." : "The first path.";
+  if (path.parent === null || path.parent === undefined) return path.path > 0 ? "A conversation of its own." : "The first path.";
   const at = `It shares ${plural(path.branches_at ?? 0, "token")} with path ${path.parent}`;
   const reason = path.branch_reason ? (REASONS[path.branch_reason] ?? path.branch_reason) : null;
   return reason ? `${at}; then ${reason}.` : `${at}; then it goes on in another way.`;

@@ -4,7 +4,7 @@ import { copyButton } from "../lib/copy.js";
 import { h } from "../lib/dom.js";
 import { formatSeconds, plural } from "../lib/format.js";
 import { saidNodes, saidText } from "./said_text.js";
-import { prettyArguments, sizeOfText } from "./visible_text.js";
+import { prettyArguments, sizeOfText, visibleText } from "./visible_text.js";
 
 /** @typedef {import("./first_difference.js").Item} Item */
 /** @typedef {import("./first_difference.js").ToolCall} ToolCall */
@@ -15,9 +15,9 @@ import { prettyArguments, sizeOfText } from "./visible_text.js";
 const FOLDED_TOOL_RESULT = 1200;
 const ROLE_WORDS = /** @type {Record<string, string>} */ ({ developer: "system" });
 
-/** @param {Item} item @returns {string} "policy" for an answer that the model sampled, else the role */
+/** @param {Item} item @returns {string} "policy" for an answer that the model sampled, else the role, as text that can be shown */
 export function speakerOf(item) {
-  return isSampledItem(item) ? "policy" : (ROLE_WORDS[item.role] ?? item.role);
+  return isSampledItem(item) ? "policy" : (ROLE_WORDS[item.role] ?? visibleText(item.role).slice(0, 80));
 }
 
 /** @param {Item} item @returns {boolean} */
@@ -31,7 +31,7 @@ export function messageView(item, options) {
   const known = ["system", "user", "policy", "assistant", "tool"].includes(speaker) ? speaker : "other";
   return h("article", { class: `message message-${known}`, id: `message-${options.number}`, "aria-label": `message ${options.number + 1}, ${speaker}` },
     h("header", { class: "message-head" },
-      h("span", { class: "speaker", title: `message ${options.number + 1}` }, saidNodes(speaker)),
+      h("span", { class: "speaker", title: `message ${options.number + 1}` }, speaker),
       item.role === "tool" ? h("span", { class: "tool-of" }, saidNodes(options.toolNames?.get(item.tool_call_id ?? "") ?? item.tool_call_id ?? "")) : null,
       factsOf(item),
       isSampledItem(item) && options.tokensHref ? h("a", { class: "to-tokens", href: options.tokensHref }, "tokens") : null),

@@ -7,12 +7,16 @@ import { visibleText } from "./visible_text.js";
 
 /** @typedef {{ text: string, start: number, end: number }} Snippet  the match is characters (not UTF-16 units) start to end */
 
-/** A snippet before, in and after its match; characters outside the basic plane count as one.
+const BEFORE_MATCH = 28;
+
+/** A snippet before, in and after its match; characters outside the basic plane count as one. What is far before the match is
+ * left out, so that a cell shows the match.
  * @param {Snippet} snippet @returns {[string, string, string]} */
 export function splitSnippet(snippet) {
   const characters = [...snippet.text];
   const part = (/** @type {number} */ start, /** @type {number|undefined} */ end) => visibleText(characters.slice(start, end).join("")).replace(/\s+/g, " ");
-  return [part(0, snippet.start), part(snippet.start, snippet.end), part(snippet.end, undefined)];
+  const first = Math.max(0, snippet.start - BEFORE_MATCH);
+  return [(first > 0 ? "…" : "") + part(first, snippet.start), part(snippet.start, snippet.end), part(snippet.end, undefined)];
 }
 
 /** One line of at most `limit` characters, safe to show in a cell. @param {string|null|undefined} text @param {number} [limit] @returns {string} */

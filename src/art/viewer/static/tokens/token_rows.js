@@ -2,7 +2,7 @@
 
 import { visibleText } from "../rollout/visible_text.js";
 
-/** @typedef {{ texts: (string|null)[], ids: (number|null)[], isSpecial: boolean[], starts: Set<number> }} RowTokens
+/** @typedef {{ texts: (string|null)[], ids: (number|null)[], starts: Set<number> }} RowTokens
  *   `starts`: tokens that begin a new row because the speaker changes */
 /** @typedef {{ token: number, text: string, continues: boolean }} Segment  a token, or a part of one, in a row */
 

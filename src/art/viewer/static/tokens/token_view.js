@@ -48,7 +48,7 @@ export class TokenView {
   }
 
   #rowTokens() {
-    return { texts: this.tokens.texts, ids: this.tokens.ids, isSpecial: this.tokens.isSpecial, starts: this.starts };
+    return { texts: this.tokens.texts, ids: this.tokens.ids, starts: this.starts };
   }
 
   /** @param {import("./token_paint.js").TokenPainter} painter */

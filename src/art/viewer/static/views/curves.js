@@ -9,7 +9,6 @@ import { MetricList } from "../curves/metric_list.js";
 import { RunPicker } from "../curves/run_picker.js";
 
 const DEFAULTS = ["train/reward", "val/reward", "loss/train", "loss/entropy", "loss/kl_to_sampler", "loss/grad_norm", "loss/sft"];
-const MAX_PANES = 24;
 
 /** @type {import("../lib/context.js").View} */
 export const curvesView = {
@@ -40,7 +39,7 @@ class CurvesPage {
     this.controls = settingControls(this.settings, (changes) => this.change(changes));
     this.list = new MetricList({
       text: route.query.get("text") ?? "", chosen: this.settings.metrics,
-      onChange: (metrics) => this.change({ metrics: metrics.slice(0, MAX_PANES) }), onSearch: (text) => setQuery({ text }),
+      onChange: (metrics) => this.change({ metrics }), onSearch: (text) => setQuery({ text }),
     });
   }
 

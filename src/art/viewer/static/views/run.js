@@ -2,7 +2,7 @@
 import { get } from "../lib/api.js";
 import { chart } from "../lib/chart.js";
 import { h, replace } from "../lib/dom.js";
-import { formatAge, formatCount, formatSeconds, formatUsd } from "../lib/format.js";
+import { formatAge, formatCount, formatInterval, formatSeconds, formatUsd } from "../lib/format.js";
 import { link, setQuery } from "../lib/router.js";
 import { empty, orShowFailure, showWhenLoaded } from "../lib/states.js";
 import { mainPanes, paneFormat } from "../curves/main_panes.js";
@@ -66,6 +66,7 @@ class RunPage {
     this.drawTop(detail, now);
     const text = JSON.stringify([detail.step, detail.metrics.length, detail.metrics[0]?.num_points, detail.all_findings.length, detail.num_rollouts]);
     if (text === this.text) return;
+    if (this.text !== "") this.ctx.announce(`Step ${detail.step}, reward ${formatInterval(detail.reward)}, ${detail.state}`);
     this.text = text;
     this.drawFindings(detail);
     orShowFailure(this.curves, this.ctx.signal, () => this.drawCurves(detail));

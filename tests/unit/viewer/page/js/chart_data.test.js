@@ -69,3 +69,10 @@ test("a live axis keeps its range until values leave it or fill less than a quar
 test("value at a step is the newest that is not later", () => {
   assert.deepEqual([0, 2, 3, 4, 9].map((step) => data.valueAt([2, 4, 6], [20, 40, 60], step)), [null, 20, 20, 40, 60]);
 });
+
+test("wide bands do not squeeze the values, and never pull a rate below 0", () => {
+  assert.deepEqual(data.shownRange([[0.4, 0.5]], [[-0.7, 0.3], [1.6, 0.7]]), [0, 1]);
+  assert.deepEqual(data.shownRange([[0.4, 0.5]], [[0.35, 0.3], [0.6, 0.7]]), [0.3, 0.7]);
+  assert.deepEqual(data.shownRange([[-1, 1]], [[-9], [2]]), [-3, 2]);
+  assert.deepEqual(data.shownRange([[null]], [[1]]), [Infinity, -Infinity]);
+});

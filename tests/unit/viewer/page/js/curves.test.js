@@ -89,6 +89,12 @@ test("findings that say the same about many steps are one item with one pin", ()
 });
 
 test("times of a step have short names, each once", () => {
-  const seconds = { "time/step_s/gpu/trainer": 1, "time/step_s/gpu/rollouts": 2, "time/step_trainer_s": 1, "time/publish_s": 3, "time/step_token_file_s": 4 };
+  const seconds = { "time/step_s/gpu/trainer": 1, "time/step_s/gpu/rollouts": 2, "time/step_trainer_s": 1, "time/publish_s": 3, "time/step_token_file_s": 4, "gpu/trainer": 1 };
   assert.deepEqual(phaseSeconds(seconds), [["trainer", 1], ["rollouts", 2], ["publish", 3], ["token file", 4]]);
+});
+
+test("an address with more metrics than can be drawn, or one twice, keeps the first 24", () => {
+  const query = new URLSearchParams(Array.from({ length: 40 }, (_, at) => ["metric", `m${at % 30}`]));
+  const { metrics } = readSettings(query);
+  assert.deepEqual([metrics.length, metrics[0], metrics[23]], [24, "m0", "m23"]);
 });

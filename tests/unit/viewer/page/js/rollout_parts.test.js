@@ -10,6 +10,8 @@ import { shownAtFirst } from "../static/views/group.js";
 
 test("the match of a snippet counts characters, not UTF-16 units", () => {
   assert.deepEqual(splitSnippet({ text: "🙂 the invoice\nof", start: 6, end: 13 }), ["🙂 the ", "invoice", " of"]);
+  const far = splitSnippet({ text: `${"🙂".repeat(80)}found`, start: 80, end: 85 });
+  assert.deepEqual(far, [`…${"🙂".repeat(28)}`, "found", ""]);
 });
 
 test("a cell holds one line without hidden characters", () => {
@@ -38,6 +40,8 @@ test("paths come after the path that they leave, and none is lost in a circle", 
 test("why a path branched is a sentence", () => {
   const path = { path: 1, label: "", num_tokens: 9, num_sampled: 1, num_trained: 1, parent: 0, branches_at: 5, branch_reason: "reasoning_dropped" };
   assert.match(whyItBranched(path), /shares 5 tokens with path 0; then the chat template drops the reasoning/);
+  assert.match(whyItBranched({ ...path, parent: null }), /conversation of its own/);
+  assert.match(whyItBranched({ ...path, path: 0, parent: null }), /first path/);
   assert.match(whyItBranched({ ...path, branch_reason: null }), /goes on in another way/);
 });
 

@@ -5,7 +5,7 @@ import { TokenRows, drawnLines, numColumns, rowsInView } from "../static/tokens/
 
 function layOut(texts, columns, { whitespace = false, starts = [] } = {}) {
   const rows = new TokenRows(columns, whitespace);
-  rows.add({ texts, ids: texts.map((_, index) => index), isSpecial: [], starts: new Set(starts) }, 0);
+  rows.add({ texts, ids: texts.map((_, index) => index), starts: new Set(starts) }, 0);
   return rows;
 }
 const lines = (rows) => Array.from({ length: rows.numRows }, (_, row) => rows.segments(row).map((segment) => segment.text).join(""));
@@ -49,7 +49,7 @@ test("every token is on a row, whatever arrives when", () => {
   const ids = texts.map((_, index) => index);
   const whole = layOut(texts, 12);
   const pieces = new TokenRows(12, false);
-  for (let end = 100; end <= 500; end += 100) pieces.add({ texts: texts.slice(0, end), ids: ids.slice(0, end), isSpecial: [], starts: new Set() }, end - 100);
+  for (let end = 100; end <= 500; end += 100) pieces.add({ texts: texts.slice(0, end), ids: ids.slice(0, end), starts: new Set() }, end - 100);
   assert.deepEqual(lines(pieces), lines(whole));
   for (const token of ids) assert.ok(whole.segments(whole.rowOf(token)).some((segment) => segment.token === token));
   for (let row = 0; row < whole.numRows; row += 1) assert.ok(whole.segments(row).length > 0);
