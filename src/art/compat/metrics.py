@@ -252,7 +252,7 @@ def track_api_cost(
     return decorate
 
 
-def _tokens_of(usage: Mapping[str, Any]) -> dict[str, int]:
+def _tokens_of(usage: Mapping[str, Any]) -> dict[str, Any]:
     """Return prompt, cached and completion tokens of an answer, by the names of OpenAI or Anthropic.
 
     OpenAI's prompt tokens include those from the cache. Anthropic's do not include those read from it or written to it.
