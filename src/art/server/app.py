@@ -173,7 +173,7 @@ class App:
 
     def _identify(self, scope: Scope, route: Route | None) -> Caller:
         page, keyring = self.state.page, self.state.keyring
-        # A logged-in page learns that an address does not exist; without a session, unknown routes look like known ones.
+        # A session learns that an address does not exist. Without one, unknown routes look like known ones.
         from_page = scope["path"].startswith(view.BASE) if route is None else route.from_page
         if from_page and read_key(scope) is None:
             if route is not None and route.scope is None and route.method == "GET":
