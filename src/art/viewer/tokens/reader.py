@@ -89,6 +89,8 @@ class TokenReader:
                 return self._tree(run, number, plan, file, query)
         if not plans and not run.paths.checkpoint(step).exists():
             raise NotFoundError(f"nothing is recorded of step {step} of {run.project}/{run.name}", param="step")
+        if not plans and step == 0:
+            return no_tree(step, "Step 0 is the model before training: nothing was learnt yet.")
         if plans and not any(plan.trained for plan in plans):
             return no_tree(step, "No step was trained here: none of the rollouts could be learnt from.")
         return no_tree(
