@@ -12,7 +12,7 @@ VLLM_INSTALLED := $(VLLM_VENV)/.installed
 # Where vLLM is, for what uses it; another interpreter may be named from outside.
 export ART_VLLM_PYTHON ?= $(if $(wildcard $(VLLM_INSTALLED)),$(abspath $(VLLM_VENV)/bin/python))
 
-.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards test-integrations test-clients test-sinks fuzz test-gpu lint format types bench bench-gpu pages docs clean
+.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards test-integrations test-clients test-sinks test-page fuzz test-gpu lint format types bench bench-gpu pages docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 20
@@ -118,6 +118,17 @@ test-clients: $(INSTALLED) $(CLIENTS:%=.venv-clients-%/.installed) .venv-clients
 test-sinks: .venv-sinks/.installed .venv-sinks-phoenix/.installed ## each tracker with its real library, offline: killed and resumed runs, read back
 	@echo "== Running the tests of trackers"
 	ART_PHOENIX_PYTHON=$(abspath .venv-sinks-phoenix/bin/python) .venv-sinks/bin/python -m pytest tests/sinks tests/unit/sinks $(ARGS)
+
+.venv-page/.installed: pyproject.toml
+	@echo "== Creating .venv-page and installing the extra local and Playwright into it"
+	$(PYTHON) -m venv .venv-page
+	.venv-page/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[local]' \
+		playwright pytest pytest-asyncio pytest-timeout
+	@touch $@
+
+test-page: .venv-page/.installed ## a browser walks the page over a real run; needs Chromium, or ART_CHROMIUM (ARGS="--shots FOLDER")
+	@echo "== Running the tests of the page in Chromium"
+	.venv-page/bin/python -m pytest -m slow tests/page $(ARGS)
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA device
 	@echo "== Running the GPU tests"
