@@ -267,11 +267,16 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         """Make an object that takes the user's own metrics and costs for the next row of the history.
 
         Args:
-            cost_context: first part of the names of costs, `train` or `eval`; by default `train`.
+            cost_context: first part of the names of costs, by default `train`. Other metrics wait for a row of it:
+                `train`, `eval` for the splits `val` and `test`, or another split; by default for the next row.
         """
         from art.compat.metrics import MetricsBuilder
 
-        return MetricsBuilder(cost_context or "train", lambda: self.costs, self._run_log.pending)
+        log = self._run_log
+        return MetricsBuilder(
+            "train" if cost_context is None else cost_context,
+            lambda: self.costs, log.pending, lambda: log.totals(self._paths()), cost_context or "",
+        )  # fmt: skip
 
     def activate_metrics_context(self, cost_context: str) -> Token[MetricsBuilder | None]:
         """Make `art.metrics.track_api_cost` book its costs on this model, until `token.var.reset(token)` is called."""
@@ -327,7 +332,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         step = await self.get_step() if step is None else step
         reporting = await self._start_sinks()
         late = {} if reporting is None else await asyncio.to_thread(reporting.metrics)
-        metrics = late | self._run_log.take_pending() | dict(metrics)
+        metrics = late | self._run_log.take_pending(split) | dict(metrics)
         await self.book_costs(trainer_s=metrics.get("time/step_trainer_s", 0.0), split=split)
         row, written = await self._run_log.append(self._paths(), self.costs, groups, metrics, split, step)
         if reporting is not None:
