@@ -65,8 +65,9 @@ class PolicyResolver:
         checkpoint = self._models.checkpoint(registered, step)
         if step > registered.step or not checkpoint.exists():
             self._check_directory()
+            what = f"step {step}, which is promoted" if asked.step == "promoted" else f"step {step}"
             raise NotFoundError(
-                f"model {registered.key!r} has no published checkpoint of step {step}; the newest is {registered.step}",
+                f"model {registered.key!r} has no published checkpoint of {what}; the newest is {registered.step}",
                 param="model",
             )
         await asyncio.to_thread(self._models.published, registered, step)
