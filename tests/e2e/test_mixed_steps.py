@@ -12,6 +12,8 @@ import pytest_asyncio
 import art
 from art.config import TrainConfig
 from art.errors import ConfigError, TrajectoryError
+from art.storage.steps.plan_record import read_plans
+from art.storage.steps.token_file import TokenFile
 from art.tasks.yes_no_maybe import parse_answer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -70,6 +72,12 @@ async def test_one_step_learns_from_rewards_examples_and_the_environment(model: 
     supervised = first["data/step_sft_tokens"] + first["data/step_observation_tokens"]
     assert first["data/step_trainable_tokens"] == supervised + first["ledger/trained_tokens"]
     assert '"loss/sft"' in (model._paths().history).read_text()
+    (plan,) = read_plans(model._paths().step(results[0].step))
+    rollouts = [rollout for group in plan.groups for rollout in group.rollouts]
+    assert sum(rollout.trained_tokens for rollout in rollouts) == first["ledger/trained_tokens"]
+    tokens = TokenFile(model._paths().step(results[0].step))
+    assert plan.has_token_file
+    assert len(tokens.read_all(["reasons"])["reasons"]) == first["data/step_trainable_tokens"]
 
 
 async def test_groups_without_spread_leave_the_step_to_the_examples(model: art.TrainableModel) -> None:

@@ -63,21 +63,24 @@ class MetricsBuilder:
         prompt_price_per_million: float | None = None,
         completion_price_per_million: float | None = None,
         cached_prompt_price_per_million: float | None = None,
+        cache_creation_price_per_million: float | None = None,
+        cache_read_price_per_million: float | None = None,
     ) -> float:
         """Book the cost of an answer of a chat API as `costs/<context>/<source>`, and return it in USD.
 
         The cost is taken from the answer (`usage.cost`), else from a registered extractor, the arguments,
         `register_model_pricing`, or litellm if it is imported.
 
+        Args:
+            cached_prompt_price_per_million: price of prompt tokens that were read from the provider's cache, in USD per
+                million; `cache_read_price_per_million` is another name for it. By default that of other tokens.
+            cache_creation_price_per_million: price of prompt tokens that Anthropic wrote to its cache.
+
         Raises:
             ConfigError: the price is not known.
         """
         usage = _plain(response.get("usage") if isinstance(response, Mapping) else getattr(response, "usage", None))
-        tokens: dict[str, Any] = {  # by the names of OpenAI or Anthropic
-            "prompt_tokens": usage.get("prompt_tokens", usage.get("input_tokens")) or 0,
-            "cached_tokens": _plain(usage.get("prompt_tokens_details")).get("cached_tokens") or 0,
-            "completion_tokens": usage.get("completion_tokens", usage.get("output_tokens")) or 0,
-        }
+        tokens = _tokens_of(usage)
         usd = usage.get("cost")
         if usd is None and (extract := self._extractors.get(provider)) is not None:
             usd = extract(response)
@@ -85,10 +88,14 @@ class MetricsBuilder:
         if prompt_price_per_million is not None or completion_price_per_million is not None:
             price = TokenPrice(
                 prompt=prompt_price_per_million or 0.0, completion=completion_price_per_million or 0.0,
-                cached=cached_prompt_price_per_million,
+                cached=_first(cached_prompt_price_per_million, cache_read_price_per_million),
             )  # fmt: skip
+        if usd is None and price is not None:
+            created = int(usage.get("cache_creation_input_tokens") or 0)
+            creation = _first(cache_creation_price_per_million, price.prompt) or 0.0
+            usd = price.usd(**tokens) + created * (creation - price.prompt) / 1e6
         if usd is None:
-            usd = _litellm_price(response, f"{provider}/{model_name}") if price is None else price.usd(**tokens)
+            usd = _litellm_price(response, f"{provider}/{model_name}")
         if usd is None:
             raise ConfigError(
                 f"the price of {provider}/{model_name} is not known: pass prompt_price_per_million and "
@@ -203,6 +210,8 @@ def track_api_cost(
     prompt_price_per_million: float | None = None,
     completion_price_per_million: float | None = None,
     cached_prompt_price_per_million: float | None = None,
+    cache_creation_price_per_million: float | None = None,
+    cache_read_price_per_million: float | None = None,
 ) -> Callable[[F], F]:
     """Decorate a function that asks a chat API, to book the cost of each answer with the active builder.
 
@@ -220,6 +229,8 @@ def track_api_cost(
                 model_name=model_name, prompt_price_per_million=prompt_price_per_million,
                 completion_price_per_million=completion_price_per_million,
                 cached_prompt_price_per_million=cached_prompt_price_per_million,
+                cache_creation_price_per_million=cache_creation_price_per_million,
+                cache_read_price_per_million=cache_read_price_per_million,
             )  # fmt: skip
         return result
 
@@ -239,6 +250,25 @@ def track_api_cost(
         return call  # type: ignore[return-value]
 
     return decorate
+
+
+def _tokens_of(usage: Mapping[str, Any]) -> dict[str, Any]:
+    """Return prompt, cached and completion tokens of an answer, by the names of OpenAI or Anthropic.
+
+    OpenAI's prompt tokens include those from the cache. Anthropic's do not include those read from it or written to it.
+    """
+    read = int(usage.get("cache_read_input_tokens") or 0)
+    if usage.get("prompt_tokens") is not None:
+        prompt = int(usage.get("prompt_tokens") or 0)
+        read = int(_plain(usage.get("prompt_tokens_details")).get("cached_tokens") or 0)
+    else:
+        prompt = int(usage.get("input_tokens") or 0) + read + int(usage.get("cache_creation_input_tokens") or 0)
+    completion = int(usage.get("completion_tokens", usage.get("output_tokens")) or 0)
+    return {"prompt_tokens": prompt, "cached_tokens": read, "completion_tokens": completion}
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)
 
 
 def _plain(value: Any) -> dict[str, Any]:

@@ -260,6 +260,12 @@ LOG_METRICS: dict[str, Metric] = {
         "the other seconds since the row before: rollouts, rewards, waiting", "registered models"
     ),
     "time/cum/s/gpu/*": Metric("sums of `time/step_s/gpu/*` since the model was created", "registered models"),
+    "throughput/avg_trainer_tok_per_s": Metric(
+        "`data/cum/trainer_tokens` / `time/cum/trainer_s`", "rows of training steps"
+    ),
+    "throughput/avg_actor_tok_per_s": Metric(
+        "`data/cum/actor_tokens` / `time/cum/actor_s`", "rows with both as metrics of your own"
+    ),
     "sinks/*_waiting_rows": Metric(
         "rows before this one that a tracker does not have yet, by its name", "rows while a tracker fails or is slow"
     ),

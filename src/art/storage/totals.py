@@ -1,4 +1,7 @@
-"""Add running sums to the rows of a history: for `time/step_rollouts_s`, a row also gets `time/cum/rollouts_s`."""
+"""Add running sums to the rows of a history: for `time/step_rollouts_s`, a row also gets `time/cum/rollouts_s`.
+
+Where a row has both tokens and seconds, it also gets their quotient over all rows: `throughput/avg_trainer_tok_per_s`.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,25 @@ class Totals:
         return self  # copies of a model add to the same file
 
     def of(self, row: Mapping[str, float]) -> dict[str, float]:
-        """Return the sums for a new row, including its own numbers. Metrics that end in `_share` are not summed."""
+        """Return the sums for a new row, its own numbers included, and mean speeds.
+
+        Metrics that end in `_share` are not summed.
+        """
         rows, self._offset = read_rows_from(self._path, self._offset)
         for earlier in rows:
             for name, key in _summed(earlier).items():
                 self._sums[name] += earlier[key]
-        return {name: self._sums[name] + row[key] for name, key in _summed(row).items()}
+        totals = {name: self._sums[name] + row[key] for name, key in _summed(row).items()}
+        return totals | _speeds(totals)
+
+
+def _speeds(totals: Mapping[str, float]) -> dict[str, float]:
+    """Return tokens per second over all rows, for the sums that a row has."""
+    return {
+        f"throughput/avg_{who}_tok_per_s": totals[f"data/cum/{who}_tokens"] / totals[f"time/cum/{who}_s"]
+        for who in ("trainer", "actor")
+        if f"data/cum/{who}_tokens" in totals and totals.get(f"time/cum/{who}_s", 0.0) > 0
+    }
 
 
 def _summed(row: Mapping[str, object]) -> dict[str, str]:

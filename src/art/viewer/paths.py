@@ -6,7 +6,6 @@ the same answers into files.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_origin
@@ -169,8 +168,3 @@ def find_path(text: str) -> tuple[ReadPath, Asked]:
 def query_parameters(row: ReadPath) -> dict[str, Any]:
     """Names and types of the parameters that the query of a path may have."""
     return {name: field.annotation for name, field in row.query.model_fields.items()}
-
-
-def match_pattern(row: ReadPath) -> re.Pattern[str]:
-    """Pattern of the texts that are this path."""
-    return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", row.path))

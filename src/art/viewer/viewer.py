@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from pydantic import ValidationError
+
 from art.errors import NotFoundError, StorageError
 from art.protocol.live.activity import Activity
 from art.storage.layout import DataDir, ModelPaths
@@ -108,7 +110,7 @@ class Viewer:
         if not paths.root.is_dir() and not self.database.read(
             "SELECT 1 FROM models WHERE project = ? AND name = ?", (project, name)
         ):
-            raise NotFoundError(f"there is no run {project}/{name} in {self.data_dir.root}", param="name")
+            raise NotFoundError(f"there is no run {project}/{name} in this data directory", param="name")
         return paths
 
     def run_files(self, project: str, name: str) -> RunFiles:
@@ -280,12 +282,12 @@ class Viewer:
             )
         )
         kept = self.store.read("SELECT content FROM summaries WHERE run = ? AND version = ?", (number, version))
-        if kept:
-            line = RunLine.model_validate_json(kept[0][0])
-        else:
+        line = _kept(kept[0][0]) if kept else None
+        if line is None:
             line = summarize(run, number)
             values = (number, version, line.model_dump_json())
-            self.store.write(lambda db: db.execute("INSERT OR REPLACE INTO summaries VALUES (?, ?, ?)", values))
+            if indexing is None:  # it changes again in a moment, and writing would wait for the indexing
+                self.store.write(lambda db: db.execute("INSERT OR REPLACE INTO summaries VALUES (?, ?, ?)", values))
         return line.model_copy(update={"summary": line.summary.model_copy(update={"indexing": indexing})})
 
     def _is_used(self) -> bool:
@@ -299,6 +301,14 @@ class Viewer:
                     is_used = False
                 self._used = (time.monotonic(), is_used)
             return is_used
+
+
+def _kept(content: str) -> RunLine | None:
+    """Load a line that was kept; `None` for one of another version of ART."""
+    try:
+        return RunLine.model_validate_json(content)
+    except ValidationError:
+        return None
 
 
 def _happening(activity: Activity | None) -> object:

@@ -57,6 +57,30 @@ async def test_sums_go_on_after_a_restart_and_count_concurrent_rows(model: art.M
     assert sorted(row.get("data/cum/games", 0) for row in rows(model)) == [0, *range(1, 9), 10]
 
 
+async def test_mean_speeds_over_all_rows(model: art.Model) -> None:
+    builder = model.metrics_builder()
+    for step, tokens in ((1, 100), (2, 500)):
+        builder.add_data(step_actor_tokens=tokens)
+        builder.add_user_timing(step_actor_s=2.0)
+        await model.log(split="train", step=step, metrics={"data/step_trainer_tokens": 10, "time/step_trainer_s": 0})
+    assert [row["throughput/avg_actor_tok_per_s"] for row in rows(model)] == [50, 150]
+    assert "throughput/avg_trainer_tok_per_s" not in rows(model)[0], "no time has passed"
+
+
+async def test_tokens_that_anthropic_reads_from_its_cache_or_writes_to_it(model: art.Model) -> None:
+    usage = {
+        "input_tokens": 1_000_000, "cache_read_input_tokens": 2_000_000, "cache_creation_input_tokens": 3_000_000,
+        "output_tokens": 1_000_000,
+    }  # fmt: skip
+    prices = {"prompt_price_per_million": 4.0, "completion_price_per_million": 8.0}
+    builder = model.metrics_builder()
+    ask = {"provider": "anthropic", "model_name": "m", **prices}
+    assert builder.add_response_cost("judge", {"usage": usage}, **ask) == pytest.approx(6 * 4 + 8)
+    further = {"cache_read_price_per_million": 0.5, "cache_creation_price_per_million": 5.0}
+    usd = builder.add_response_cost("judge", {"usage": usage}, **ask, **further)
+    assert usd == pytest.approx(1 * 4 + 2 * 0.5 + 3 * 5 + 8)
+
+
 async def test_taking_the_metrics_oneself(model: art.Model) -> None:
     builder = model.metrics_builder()
     builder.add_metric("train/a", 1.0)

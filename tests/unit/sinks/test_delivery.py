@@ -143,6 +143,36 @@ async def test_files_are_uploaded_after_the_metrics(tmp_path: Path, tracker: Fak
         await make_model(tmp_path, name="other").report_file(tmp_path / "notes.txt")
 
 
+class ExportingBackend:
+    """A backend whose model is at step 3."""
+
+    async def get_step(self, model: Any) -> int:
+        return 3
+
+    async def export(self, model: Any, format: str, *, step: int, path: Path) -> None:
+        def write() -> None:
+            path.mkdir(parents=True)
+            (path / "adapter_config.json").write_text(f"{format} of step {step}")
+
+        await asyncio.to_thread(write)
+
+
+async def test_a_checkpoint_is_uploaded_as_a_copy(tmp_path: Path, tracker: FakeTracker) -> None:
+    model = art.TrainableModel(
+        name="agent", project="games", base_model="base", base_path=str(tmp_path), report_metrics=[tracker.sink]
+    )
+    model._backend = ExportingBackend()  # type: ignore[assignment]
+    await model.report_checkpoint()
+    await model.close()
+    (artefact,) = tracker.artefacts
+    assert (artefact.name, artefact.kind, artefact.step) == ("checkpoint", "model", 3)
+    assert artefact.metadata["base_model"] == "base"
+    assert (artefact.path / "adapter_config.json").read_text() == "peft of step 3"
+    model.report_metrics = []
+    with pytest.raises(ConfigError, match="no tracker of this model takes files"):
+        await model.report_checkpoint()
+
+
 async def test_a_file_that_was_deleted_before_its_upload_is_lost(
     tmp_path: Path, tracker: FakeTracker, caplog: pytest.LogCaptureFixture
 ) -> None:

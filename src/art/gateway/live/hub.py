@@ -20,8 +20,8 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from art.gateway.live.requests import LiveRequest
 from art.protocol.live.events import LiveData, LiveEvent, Piece, RequestEnded, Reset, Tokens
 
-FLUSH_S = 0.1
-"""Time between two deliveries to viewers. Ten per second look continuous."""
+FLUSH_S = 0.2
+"""Time between two deliveries to viewers. Each costs a write per viewer; the page lets the text flow between two."""
 MAX_EVENTS = 2048
 MAX_CHARS = 4_000_000
 """Largest number of characters of sampled text in the ring."""
@@ -179,8 +179,8 @@ class LiveHub:
     def _flush(self) -> None:
         """Publish what requests have sampled, one event for each project, then which have ended, and tell viewers."""
         pieces: dict[str, list[Piece]] = {}
-        for project, piece in self._last_pieces:
-            pieces.setdefault(project, []).append(piece)
+        for project, last in self._last_pieces:
+            pieces.setdefault(project, []).append(last)
         for request in self._fresh.values():
             if (piece := request.take()) is not None:
                 pieces.setdefault(request.project, []).append(piece)

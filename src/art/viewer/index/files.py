@@ -17,7 +17,7 @@ from art.storage.layout import ModelPaths, validate_name
 from art.viewer.conversation import Row
 
 _MARK_SIZE = 4096
-_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES = 1 << 20
 """Lines that are read at once take about this much, and one line at least."""
 TRAIN = "train"
 

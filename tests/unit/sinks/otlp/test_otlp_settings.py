@@ -100,6 +100,7 @@ def test_an_unknown_value_asks_for_nothing_and_is_reported(caplog: pytest.LogCap
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "art.sinks.otlp.wire", None)
+    monkeypatch.delattr("art.sinks.otlp.wire", raising=False)
     with pytest.raises(ConfigError, match=r"agent-reinforcement-trainer\[otlp\]"):
         OtlpSink().start(Run(project="p", name="m", folder=tmp_path))
 

@@ -4,7 +4,7 @@ import { formatCount, formatSeconds } from "../lib/format.js";
 
 const MAX_PLACES = 24;
 const NEAR_END_PX = 24;
-/** Frames over which new text appears: at 60 Hz a tenth of a second, the time between two events. */
+/** Each frame shows this part of the text that has come: most of it appears in the fifth of a second between two deliveries. */
 const FRAMES_PER_PIECE = 8;
 
 /** @typedef {import("./live_state.js").LiveRequest} LiveRequest */
