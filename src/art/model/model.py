@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import Token
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 from typing_extensions import TypeVar
@@ -176,17 +176,18 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
             raise ConfigError(f"model {self.name!r} has no inference address yet: {how}")
         return Endpoint(check_address(base_url), check_api_key(api_key), self.project, self.name)
 
-    def get_inference_name(self, step: int | None = None) -> str:
+    def get_inference_name(self, step: int | Literal["promoted"] | None = None) -> str:
         """Return the name to send as `model` in a request.
 
         Args:
-            step: checkpoint of a trainable model that answers; by default the newest at the time of each request.
+            step: checkpoint of a trainable model that answers, "promoted" for the one that was promoted; by default the
+                newest at the time of each request.
         """
         if step is not None:
             raise ConfigError(f"model {self.name!r} is not trainable and has no step {step}")
         return self.inference_model_name or self.name
 
-    def litellm_completion_params(self, step: int | None = None) -> dict[str, Any]:
+    def litellm_completion_params(self, step: int | Literal["promoted"] | None = None) -> dict[str, Any]:
         """Return keyword arguments for `litellm.completion` and `litellm.acompletion` that ask this model."""
         name = self.get_inference_name(step)
         return {

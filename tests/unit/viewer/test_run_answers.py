@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sqlite3
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -329,9 +330,25 @@ def test_costs_by_source_and_step(viewer: Viewer, data_dir: DataDir) -> None:
 def test_checkpoints(mails: Viewer) -> None:
     answer = mails.checkpoints(*MAIL_RUN)
     (row,) = answer.checkpoints
-    assert (row.step, row.is_newest, row.is_promoted, row.is_best) == (12, True, True, False)
+    assert (row.step, row.is_newest, row.is_promoted, row.is_best) == (12, True, False, False)
     assert row.size_bytes > 2000
     assert row.metrics["train/reward"] == pytest.approx(mails.runs().runs[0].reward.mean)  # type: ignore[union-attr]
+
+
+def test_the_promoted_checkpoint(mails: Viewer, served: Path) -> None:
+    """The server records it; the database of an older one has no table for it."""
+    path = DataDir(served).database
+    with sqlite3.connect(path) as db:
+        db.execute("INSERT INTO promoted VALUES (?, ?, 12, 0.0)", MAIL_RUN)
+    try:
+        assert [row.is_promoted for row in mails.checkpoints(*MAIL_RUN).checkpoints] == [True]
+        db.execute("ALTER TABLE promoted RENAME TO kept")
+        assert [row.is_promoted for row in mails.checkpoints(*MAIL_RUN).checkpoints] == [False]
+        db.execute("ALTER TABLE kept RENAME TO promoted")
+    finally:
+        db.execute("DELETE FROM promoted")
+        db.commit()
+        db.close()
 
 
 def test_two_steps_are_compared_on_the_same_scenarios(viewer: Viewer, data_dir: DataDir) -> None:
