@@ -145,8 +145,8 @@ async def test_what_is_sampled_now_is_shown(
 ) -> None:
     await log_in(walker, backend)
     await walker.page.goto(f"{walker.base}#/live")
-    served = asyncio.gather(*(shop_run.serve_customer(model, "live tea", 3 + place) for place in range(4)))
-    await walker.sees("live tea")
+    served = asyncio.gather(*(shop_run.serve_customer(model, "live \u202etea", 3 + place) for place in range(4)))
+    await walker.sees("live ‹RLO›tea")
     await served
     await walker.sees("decode")
     await walker.check("live")

@@ -164,6 +164,7 @@ class _Demo:
     async def _evaluate(self, when: str, model: TrainableModel) -> Evaluation:
         with self.console.status(f"Playing {self.args.games} held-out rollouts {when} training ..."):
             evaluation = await evaluate(model, self.task, count=self.args.games, seed=EVALUATION_SEED)
+        await model.log(evaluation.trajectories, split="test")
         self.watch.rollout_s += evaluation.seconds
         mean, (low, high) = (f"{evaluation.mean:.3f}", "bold"), evaluation.interval
         heading = f"{self.task.headline_metric} {when}: "

@@ -173,10 +173,12 @@ class App:
 
     def _identify(self, scope: Scope, route: Route | None) -> Caller:
         page, keyring = self.state.page, self.state.keyring
-        if route is not None and route.from_page and read_key(scope) is None:
-            if route.scope is None and route.method == "GET":
+        # A session learns that an address does not exist. Without one, unknown routes look like known ones.
+        from_page = scope["path"].startswith(view.BASE) if route is None else route.from_page
+        if from_page and read_key(scope) is None:
+            if route is not None and route.scope is None and route.method == "GET":
                 page.addresses.check_host(scope)  # a link on any other page may lead here
-            elif route.scope is None:
+            elif route is not None and route.scope is None:
                 page.addresses.check_page_request(scope)
             elif (text := read_cookie(scope, https=page.addresses.is_https(scope))) is not None:
                 page.addresses.check_page_request(scope)

@@ -86,6 +86,13 @@ async def test_a_cookie_opens_only_what_the_page_needs(browser: Browser) -> None
     assert browser.runtime.gateway.calls == []
 
 
+async def test_an_unknown_address_is_not_taken_for_the_end_of_the_session(browser: Browser) -> None:
+    http = await browser.logged_in(OPERATOR)
+    assert (await http.get("/view/api/nothing/here")).status_code == 404
+    assert (await http.get("/view/api/nothing/here", headers={"sec-fetch-site": "cross-site"})).status_code == 403
+    assert (await browser.client().get("/view/api/nothing/here")).status_code == 401
+
+
 async def test_a_session_ends_with_its_key(browser: Browser) -> None:
     key, text = browser.keys.create("short", project=None, scopes=["infer"])
     http = await browser.logged_in(text)

@@ -22,6 +22,7 @@ import { runView } from "./views/run.js";
 import { runsView } from "./views/runs.js";
 import { systemView } from "./views/system.js";
 import { treeView } from "./views/tree.js";
+import { visibleText } from "./lib/visible_text.js";
 
 /** @type {import("./lib/context.js").View} */
 const nowhereView = {
@@ -68,7 +69,7 @@ async function showRoute() {
     cleanup?.();
   };
   drawBar(route);
-  document.title = `${view.title(route)} - ART`;
+  document.title = visibleText(`${view.title(route)} - ART`);
   replace(mainElement(), root);
   scrollTo(0, 0);
   try {

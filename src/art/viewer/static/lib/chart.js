@@ -30,6 +30,7 @@ import { h, replace, setStyle } from "./dom.js";
 import { formatFixed, formatNumber, UNKNOWN } from "./format.js";
 import { drawPins } from "../chart/pins.js";
 import { onThemeChange, themeColour } from "./theme.js";
+import { visibleText } from "./visible_text.js";
 
 const AXIS_FONT = "12px system-ui, -apple-system, \"Segoe UI\", Roboto, sans-serif";
 const CLICK_PX = 3;
@@ -239,7 +240,7 @@ class StepChart {
     const next = Math.max(0, Math.min(steps.length - 1, index + move));
     plot.setCursor({ left: plot.valToPos(steps[next], "x"), top: 8 });
     const place = document.getElementById("announcer");
-    if (place) place.textContent = this.options.lines.map((line) => `${line.label} ${(this.options.format ?? formatNumber)(valueAt(line.steps, line.mean, steps[next]))}`).join(", ") + ` at step ${steps[next]}`;
+    if (place) place.textContent = visibleText(this.options.lines.map((line) => `${line.label} ${(this.options.format ?? formatNumber)(valueAt(line.steps, line.mean, steps[next]))}`).join(", ")) + ` at step ${steps[next]}`;
   }
 
   /** @param {UPlot} plot */

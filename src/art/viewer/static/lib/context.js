@@ -18,6 +18,7 @@
 import { canWrite, stream } from "./api.js";
 import { formatTime } from "./format.js";
 import { addKeys } from "./keys.js";
+import { visibleText } from "./visible_text.js";
 
 const MAX_DELAY_FACTOR = 16;
 /** @type {Set<(event: import("./api.js").StreamEvent) => void>} */
@@ -43,7 +44,7 @@ export function makeContext(signal) {
 /** @param {string} text */
 export function announce(text) {
   const place = document.getElementById("announcer");
-  if (place) place.textContent = text;
+  if (place) place.textContent = visibleText(text);
 }
 
 /**

@@ -1,5 +1,6 @@
 /**
- * Makes elements. Strings always become text nodes, so that what a trajectory says is never read as HTML.
+ * Makes elements. Strings always become text nodes, so that what a trajectory says is never read as HTML, and their hidden
+ * characters become marks, so that no text can turn its neighbours around.
  *
  * @typedef {Node | string | number | null | undefined | false | Child[]} Child  what an element can hold; null, undefined and false are left out
  * @typedef {Record<string, any>} Props
@@ -7,8 +8,11 @@
  *   `on:NAME` is a listener. `style` is an object of CSS properties, set through CSSOM. `value` and `checked` are set as properties.
  *   `href` must begin with "#", or be a path on this server together with `download`.
  */
+import { visibleText } from "./visible_text.js";
 
 const SVG = "http://www.w3.org/2000/svg";
+/** Attributes that a person reads or hears. */
+const SAID = /^(title|placeholder|aria-)/;
 
 /**
  * Make an HTML element.
@@ -58,7 +62,7 @@ function addChildren(element, children) {
   for (const child of children) {
     if (child === null || child === undefined || child === false) continue;
     if (Array.isArray(child)) addChildren(element, child);
-    else element.append(child instanceof Node ? child : String(child));
+    else element.append(child instanceof Node ? child : visibleText(String(child)));
   }
 }
 
@@ -74,6 +78,7 @@ function setProps(element, props) {
     else if (name === "value" || name === "checked") Object.assign(element, { [name]: value });
     else if (/href$/i.test(name) && !isSafeLink(String(value), props?.download !== undefined)) throw new Error(`a link must begin with #, got ${value}`);
     else if (/^(on|src|action|formaction)/i.test(name)) throw new Error(`the attribute ${name} is not allowed; listeners are on:NAME`);
+    else if (SAID.test(name)) element.setAttribute(name, visibleText(String(value)));
     else element.setAttribute(name, value === true ? "" : String(value));
   }
 }

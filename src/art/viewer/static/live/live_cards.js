@@ -1,6 +1,7 @@
 /** One place of the live view for each request: its last message, and its text as it is sampled. Places stay where they are. */
 import { h, replace, setStyle } from "../lib/dom.js";
 import { formatCount, formatSeconds } from "../lib/format.js";
+import { visibleText } from "../lib/visible_text.js";
 
 const MAX_PLACES = 24;
 const NEAR_END_PX = 24;
@@ -85,7 +86,7 @@ class LiveCard {
     if (request === null) return;
     replace(this.name, `${request.project}/${request.name}`, h("span", { class: "soft" }, ` step ${request.policy_version}`));
     this.name.title = request.rollout_id === null ? `exchange ${request.id}` : `rollout ${request.rollout_id}`;
-    this.last.textContent = `${request.last_role ?? "prompt"}: ${request.last_text}`;
+    replace(this.last, `${request.last_role ?? "prompt"}: ${request.last_text}`);
     this.text.setAttribute("aria-label", `What ${request.project}/${request.name} says`);
     this.text.scrollTop = 0;
   }
@@ -119,18 +120,25 @@ class LiveCard {
     if (this.shown >= end) return false;
     const isAtEnd = this.text.scrollHeight - this.text.scrollTop - this.text.clientHeight < NEAR_END_PX;
     if (this.shown < request.numCut || this.shown - request.numCut > request.text.length || this.shown === 0) {
-      this.content.data = request.text;
+      this.content.data = visibleText(request.text);
       this.shown = end;
     } else {
       const count = isCalm ? end - this.shown : Math.ceil((end - this.shown) / FRAMES_PER_PIECE);
       const from = this.shown - request.numCut;
-      this.content.appendData(request.text.slice(from, from + count));
-      this.shown += count;
+      const piece = wholeCharacters(request.text, from, from + count);
+      this.content.appendData(visibleText(piece));
+      this.shown += piece.length;
     }
     if (isAtEnd) this.text.scrollTop = this.text.scrollHeight;
     this.update(now);
     return this.shown < end;
   }
+}
+
+/** A part of a text that does not end inside a character, or between the two characters of a line end.
+ * @param {string} text @param {number} start @param {number} end @returns {string} */
+export function wholeCharacters(text, start, end) {
+  return text.slice(start, /^(?:[\ud800-\udbff][\udc00-\udfff]|\r\n)/.test(text.slice(end - 1, end + 1)) ? end + 1 : end);
 }
 
 /**

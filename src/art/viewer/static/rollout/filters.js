@@ -1,7 +1,7 @@
 // The form that filters the table of rollouts. It holds no state of its own: it shows a query, and says what should change in it.
 
 import { h, replace } from "../lib/dom.js";
-import { visibleText } from "./visible_text.js";
+import { visibleText } from "../lib/visible_text.js";
 
 /** The filters of the answer `rollouts`, by their names in the address. */
 export const FILTERS = ["split", "step", "group", "scenario", "outcome", "stop", "dropped", "min_reward", "max_reward", "text"];

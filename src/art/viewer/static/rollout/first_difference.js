@@ -1,6 +1,6 @@
 // Where two conversations part: the first item, the part of it (reasoning, text, a tool call) and the first character.
 
-import { prettyArguments } from "./visible_text.js";
+import { prettyArguments } from "../lib/visible_text.js";
 
 /** @typedef {{ id: string|null, name: string, arguments: string }} ToolCall */
 /** @typedef {{

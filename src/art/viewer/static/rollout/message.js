@@ -4,7 +4,7 @@ import { copyButton } from "../lib/copy.js";
 import { h } from "../lib/dom.js";
 import { formatSeconds, plural } from "../lib/format.js";
 import { saidNodes, saidText } from "./said_text.js";
-import { prettyArguments, sizeOfText, visibleText } from "./visible_text.js";
+import { prettyArguments, sizeOfText, visibleText } from "../lib/visible_text.js";
 
 /** @typedef {import("./first_difference.js").Item} Item */
 /** @typedef {import("./first_difference.js").ToolCall} ToolCall */

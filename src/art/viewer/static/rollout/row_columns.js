@@ -3,7 +3,7 @@
 import { h, svg } from "../lib/dom.js";
 import { formatCount, formatFixed, formatNumber, formatSeconds, formatSigned } from "../lib/format.js";
 import { link } from "../lib/router.js";
-import { visibleText } from "./visible_text.js";
+import { visibleText } from "../lib/visible_text.js";
 
 /** @typedef {{ text: string, start: number, end: number }} Snippet  the match is characters (not UTF-16 units) start to end */
 

@@ -1,7 +1,7 @@
 // Texts of people, models and tools on the page: text nodes only, marks for hidden characters, long texts folded.
 
 import { h, replace } from "../lib/dom.js";
-import { beginningOf, sizeOfText, visiblePieces, visibleText } from "./visible_text.js";
+import { beginningOf, sizeOfText, visiblePieces, visibleText } from "../lib/visible_text.js";
 
 const MAX_MARKS = 500;
 const MORE = 100000;

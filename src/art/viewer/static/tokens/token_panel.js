@@ -3,7 +3,7 @@
 import { h } from "../lib/dom.js";
 import { formatCount, formatNumber, formatSigned } from "../lib/format.js";
 import { namedValue, saidNodes } from "../rollout/said_text.js";
-import { visibleText } from "../rollout/visible_text.js";
+import { visibleText } from "../lib/visible_text.js";
 import { SIGNALS, maskOf, whyMissing } from "./token_signals.js";
 
 /** The text of a token with every character visible, in quotes. @param {string|null} text @returns {string} */

@@ -1,6 +1,6 @@
 // Lays the tokens of a path out in rows of a monospaced font, so that only the rows in view have to exist on the page.
 
-import { visibleText } from "../rollout/visible_text.js";
+import { visibleText } from "../lib/visible_text.js";
 
 /** @typedef {{ texts: (string|null)[], ids: (number|null)[], starts: Set<number> }} RowTokens
  *   `starts`: tokens that begin a new row because the speaker changes */

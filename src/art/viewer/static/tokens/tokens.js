@@ -5,7 +5,7 @@ import { formatCount, plural } from "../lib/format.js";
 import { addKeys } from "../lib/keys.js";
 import { setQuery } from "../lib/router.js";
 import { empty, failed, missing, showWhenLoaded } from "../lib/states.js";
-import { visibleText } from "../rollout/visible_text.js";
+import { visibleText } from "../lib/visible_text.js";
 import { legendView } from "./token_legend.js";
 import { TokenPainter } from "./token_paint.js";
 import { tokenPanel } from "./token_panel.js";

@@ -12,7 +12,7 @@ import { messageView, speakerOf, toolNamesOf } from "../rollout/message.js";
 import { oneLine, reasonText, rewardStrip } from "../rollout/row_columns.js";
 import { namedValue, saidNodes } from "../rollout/said_text.js";
 import { addStepKeys } from "../rollout/step_keys.js";
-import { visibleText } from "../rollout/visible_text.js";
+import { visibleText } from "../lib/visible_text.js";
 
 /** @typedef {import("../rollout/first_difference.js").Item} Item */
 /** @typedef {import("../rollout/first_difference.js").Difference} Difference */

@@ -33,6 +33,13 @@ test("strings become text, whatever they hold", () => {
   assert.equal(svg("text", null, hostile).children[0], hostile);
 });
 
+test("hidden characters of texts, titles and spoken names become marks", () => {
+  const element = h("p", { title: "\u202eexe", "aria-label": "a\0b", placeholder: "\u2066", "data-id": "\u202e" }, "\u202egnp.exe", ["\x1b[31m"]);
+  assert.deepEqual(element.children, ["‹RLO›gnp.exe", "‹ESC›[31m"]);
+  assert.deepEqual(element.attributes, { title: "‹RLO›exe", "aria-label": "a‹NUL›b", placeholder: "‹LRI›", "data-id": "\u202e" });
+  assert.equal(svg("title", null, "\u202e").children[0], "‹RLO›");
+});
+
 test("links stay on the page; downloads stay on the server", () => {
   for (const href of ["javascript:alert(1)", "//evil.example/", "https://evil.example/", "data:text/html,x", " javascript:alert(1)", "/api/models"]) {
     assert.throws(() => h("a", { href }), /must begin with #/, href);

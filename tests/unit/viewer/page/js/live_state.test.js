@@ -1,6 +1,7 @@
 // What the live view makes of the server's events.
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { wholeCharacters } from "../static/live/live_cards.js";
 import { findStraggler, forgetEnded, LINGER_S, makeLiveFacts, quantile, takeLiveEvent, tokenRate } from "../static/live/live_state.js";
 
 const started = (id, fields = {}) => ({
@@ -99,4 +100,11 @@ test("quantiles lie between the values", () => {
   assert.equal(quantile([3, 1, 2], 0.5), 2);
   assert.equal(quantile([0, 10], 0.95), 9.5);
   assert.ok(Number.isNaN(quantile([], 0.5)));
+});
+
+test("text is shown in pieces of whole characters, so that none of them looks broken", () => {
+  assert.equal(wholeCharacters("a🙂b", 0, 2), "a🙂");
+  assert.equal(wholeCharacters("a🙂b", 0, 1), "a");
+  assert.equal(wholeCharacters("a🙂b", 1, 3), "🙂");
+  assert.equal(wholeCharacters("a\r\nb", 0, 2), "a\r\n");
 });

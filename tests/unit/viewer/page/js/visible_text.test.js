@@ -1,7 +1,7 @@
 // Hidden characters, arguments of tool calls, beginnings of long texts.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { beginningOf, markOf, prettyArguments, sizeOfText, visiblePieces, visibleText } from "../static/rollout/visible_text.js";
+import { beginningOf, markOf, prettyArguments, sizeOfText, visiblePieces, visibleText } from "../static/lib/visible_text.js";
 
 test("controls, ANSI codes and characters that turn text around become marks", () => {
   assert.equal(visibleText("\x1b[31mred\x1b[0m"), "‹ESC›[31mred‹ESC›[0m");
