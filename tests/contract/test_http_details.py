@@ -35,7 +35,7 @@ class Models:
         return [
             ModelStatus(
                 project=project, name="agent", base_model=BASE, step=3, inference_name=f"{project}/agent",
-                created_at=1.7e9, serves_base=project == "games", promoted_step=1 if project == "games" else None,
+                created_at=1.7e9, serves_base=project == "games", promoted_step=1,
             )
             for project in ("games", "mail")
         ]  # fmt: skip
@@ -47,7 +47,7 @@ class Models:
 
     def promoted_step(self, project: str, name: str) -> int:
         if project != "games":
-            raise NotFoundError("nothing is promoted")
+            raise NotFoundError("its engine holds one step at a time")
         return 1
 
 

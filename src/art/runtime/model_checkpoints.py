@@ -57,7 +57,7 @@ class ModelCheckpoints:
         self._metrics = metrics
         self._llama_cpp = llama_cpp
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """By model. Held while a checkpoint is promoted or some are deleted, so that no promoted one is deleted."""
+        """One per model. Promotions and deletions hold it, so that no checkpoint is deleted while it is promoted."""
 
     async def list_all(self, project: str, name: str, best_metric: str) -> list[CheckpointInfo]:
         """List the published checkpoints of a model, in the order of steps.

@@ -52,7 +52,7 @@ def _cards(call: Call) -> list[ModelCard]:
     promoted = [
         card.model_copy(update={"id": f"{card.id}@promoted", "step": model.promoted_step})
         for card, model in zip(cards, models, strict=True)
-        if model.promoted_step is not None
+        if model.promoted_step is not None and model.serves_base  # else the engine holds one step at a time
     ]
     bases: dict[str, ModelCard] = {}
     for model in models:
