@@ -110,7 +110,7 @@ async def test_held_out_rollouts_have_their_tokens_and_the_samplers_log_probs(
 ) -> None:
     answer = tokens(steps[0], "val", 3, 0, 0)
     assert answer.step is None
-    assert {span.reason for span in answer.spans if span.sampled} == {"not trained: no step was given this rollout"}
+    assert {span.reason for span in answer.spans if span.sampled} == {"no step is known that was given this rollout"}
     assert list(answer.values) == ["sampling_logprob"]
     assert all(isinstance(text, str) for text in answer.texts)
 
@@ -153,6 +153,20 @@ async def test_older_token_files_are_deleted_and_the_page_says_so(steps: tuple[V
     assert {span.reason for span in answer.spans if span.sampled} == {
         "trained; which of its tokens were masked is not known any more"
     }
+
+
+async def test_a_step_without_a_record_is_not_taken_for_one_that_learnt_nothing(
+    steps: tuple[Viewer, list[art.TrainResult]],
+) -> None:
+    viewer, _ = steps
+    for plan in viewer.data_dir.model(*NAMES).step(1).glob("plan-*"):
+        plan.write_text("damaged")
+    answer = tokens(viewer, "train", 1, 0, 1)
+    assert answer.step is None
+    assert "What the step learnt from this rollout is not known" in (answer.missing or "")
+    assert "sampling_logprob" in answer.values
+    assert "is damaged" in (viewer.tree(*NAMES, 1, TreeQuery()).missing or "")
+    assert "before training" in (viewer.tree(*NAMES, 0, TreeQuery()).missing or "")
 
 
 async def test_when_the_record_is_gone_the_trainers_values_are_still_there(

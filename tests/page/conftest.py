@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,9 +11,8 @@ import pytest_asyncio
 import art
 from art.testing.tiny.build import build_tiny_model
 from tests.page.browser import Walker, open_walker
+from tests.page.chromium import CHROMIUM
 from tests.support import shop_run
-
-CHROMIUM = os.environ.get("ART_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -89,16 +89,21 @@ def check_data_dir(path: Path | None) -> DataDir:
     root = (path or Path(".art")).absolute()
     how = "name one, e.g. `art view path/to/.art`; training scripts make `.art` where they run"
     if not root.is_dir():
-        raise ConfigError(f"there is no folder {root}; {how}", param="data_dir")
-    data_dir = DataDir(root)
-    if data_dir.is_known or next(root.glob("*/models/*/"), None) is not None:
-        return data_dir
-    inside = root / ".art"
-    hint = f"did you mean {inside}?" if inside.is_dir() else how
+        what = f"{root} is a file, not a folder" if root.exists() else f"there is no folder {root}"
+        raise ConfigError(f"{what}; {how}", param="data_dir")
+    if _holds_data(root):
+        return DataDir(root)
+    below = filter(_holds_data, (*root.glob("*/"), *root.glob("*/*/")))
+    inside = max(below, key=lambda one: one.stat().st_mtime, default=None)  # art demo makes a folder for each run
+    hint = how if inside is None else f"did you mean {inside}?"
     raise ConfigError(
         f"{root} is not a data directory: it has neither art.db nor a folder PROJECT/models/NAME; {hint}",
         param="data_dir",
     )
+
+
+def _holds_data(root: Path) -> bool:
+    return DataDir(root).is_known or next(root.glob("*/models/*/"), None) is not None
 
 
 def _running_page(data_dir: DataDir) -> str | None:

@@ -71,7 +71,10 @@ class TokenReader:
             query,
             model=(run.project, run.name),
             choice_texts=_choice_texts(trajectory),
-            missing=_why_missing(len(exchange_ids), len(recorded), training),
+            missing=[
+                *_why_missing(len(exchange_ids), len(recorded), training),
+                *_why_unknown(run.paths, key, training),
+            ],
         )
 
     def tree(self, run: RunFiles, number: int, step: int, query: TreeQuery) -> TreeAnswer:
@@ -89,12 +92,14 @@ class TokenReader:
                 return self._tree(run, number, plan, file, query)
         if not plans and not run.paths.checkpoint(step).exists():
             raise NotFoundError(f"nothing is recorded of step {step} of {run.project}/{run.name}", param="step")
+        if not plans and step == 0:
+            return no_tree(step, "Step 0 is the model before training: nothing was learnt yet.")
         if plans and not any(plan.trained for plan in plans):
             return no_tree(step, "No step was trained here: none of the rollouts could be learnt from.")
         return no_tree(
             step,
-            "This step has no token file: it was trained by an older version or with `keep_token_files=0`, or only "
-            "newer steps keep theirs.",
+            "This step has no token file: it was trained by an older version or with `keep_token_files=0`, only newer "
+            "steps keep theirs, or the file is damaged.",
         )
 
     def _tree(self, run: RunFiles, number: int, plan: PlanRecord, file: TokenFile, query: TreeQuery) -> TreeAnswer:
@@ -169,6 +174,16 @@ def _why_missing(num_named: int, num_recorded: int, training: RolloutTraining | 
     if training.plan.has_token_file:
         return [*notes, "The trainer's log-probs of this step have been deleted: only newer steps keep theirs."]
     return [*notes, "The trainer's log-probs of this step were not kept (`keep_token_files=0`, or an older version)."]
+
+
+def _why_unknown(paths: ModelPaths, key: RolloutKey, training: RolloutTraining | None) -> Sequence[str]:
+    """Say so where nothing can tell whether a rollout for training was trained."""
+    if training is not None or key.split != TRAIN or read_plans(paths.step(key.step or 1)):
+        return []
+    return [
+        "What the step learnt from this rollout is not known: it was trained by an older version of ART, or the record "
+        "in `steps/` is gone or damaged."
+    ]
 
 
 def _planned(paths: ModelPaths, key: RolloutKey) -> RolloutTraining | None:

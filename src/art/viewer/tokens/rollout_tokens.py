@@ -30,7 +30,7 @@ _NO_TOKENIZER = (
     "The tokenizer of the base model is not on this machine, so only sampled tokens whose log-probs were logged have "
     "texts."
 )
-_UNTRAINED = "not trained: no step was given this rollout"
+_UNTRAINED = "no step is known that was given this rollout"
 _UNKNOWN_MASKS = "trained; which of its tokens were masked is not known any more"
 _OUTSIDE: dict[SpanRole, str] = {
     "prompt": "prompt",

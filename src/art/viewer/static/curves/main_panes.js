@@ -33,7 +33,7 @@ export function mainPanes(splits) {
     pane("KL to the sampler", "How far the policy has moved from the one that sampled, in nats.", [["all updates", "loss/kl_to_sampler"], ["last update", "offpolicy/last_update_kl"]]),
     { title: "Importance ratio", hint: "Median, and the band from the 10th to the 90th percentile.", metrics: RATIO, lines: ratioLines, around: 1 },
     { title: "Time of a step", metrics: PHASES.map(([, metric]) => metric), lines: phaseLines, stacked: true, format: formatSeconds },
-    pane("Tokens per second", "Trained tokens per second of the step, and tree tokens per second of the updates.", [["whole step", "throughput/train_tokens_per_s"], ["updates", "throughput/train_tree_tokens_per_s"]]),
+    pane("Tokens per second in the trainer", "Tokens of all rollouts per second of the trainer's step, and tokens that the prefix tree computed per second of its updates.", [["all rollouts", "throughput/train_tokens_per_s"], ["computed", "throughput/train_tree_tokens_per_s"]]),
     pane("Loss", "The loss of supervised data.", [["cross-entropy", "loss/sft"]]),
   ];
 }

@@ -20,7 +20,7 @@ export class RolloutFilters {
       text: h("input", { type: "search", placeholder: "search the texts", "aria-label": "search the texts", title: "All words must occur. \"Two words\" in quotes are a phrase, word* is a beginning." }),
       split: this.#select("split"), step: this.#number("step", "step", 72), outcome: this.#select("outcome"),
       stop: this.#select("stop"), dropped: this.#select("dropped"),
-      min_reward: this.#number("min_reward", "reward ≥", 92), max_reward: this.#number("max_reward", "≤", 64),
+      min_reward: this.#number("min_reward", "reward ≥", 104), max_reward: this.#number("max_reward", "≤", 64),
     });
     this.others = h("span", { class: "row" });
     this.element = h("form", { class: "filters", role: "search", "on:submit": (/** @type {Event} */ event) => {

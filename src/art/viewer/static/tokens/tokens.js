@@ -141,9 +141,10 @@ class TokensTab {
   /** "1,403 tokens, 580 learnt in step 12" */
   #about() {
     const { step, update } = this.tokens;
-    const learnt = formatCount(this.paths.find((path) => path.path === this.tokens.path)?.num_trained ?? 0);
-    const where = step === null ? "" : ` in step ${step}${update ? `, update ${update + 1}` : ""}`;
-    return `${plural(this.tokens.ids.length, "token")}, ${learnt} learnt${where}`;
+    const path = this.paths.find((one) => one.path === this.tokens.path);
+    const tokens = plural(this.tokens.ids.length, "token");
+    if (step === null) return `${tokens}, ${formatCount(path?.num_sampled ?? 0)} sampled`;
+    return `${tokens}, ${formatCount(path?.num_trained ?? 0)} learnt in step ${step}${update ? `, update ${update + 1}` : ""}`;
   }
 
   /** @param {boolean} whitespace */

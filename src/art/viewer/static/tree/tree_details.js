@@ -12,7 +12,7 @@ export function treeSummary(answer) {
   const saved = answer.num_path_tokens > 0 ? 1 - answer.num_computed / answer.num_path_tokens : 0;
   return h("p", { class: "tree-summary" },
     `${plural(answer.num_paths, "path")} of ${formatCount(answer.num_path_tokens)} tokens are ${plural(answer.num_tokens, "token")} in the tree. `,
-    `The step computed ${formatCount(answer.num_computed)}: sharing saved ${formatPercent(saved)}. It learnt ${formatCount(answer.num_trained)}.`);
+    `The step computed ${formatCount(answer.num_computed)}: sharing saved ${formatPercent(saved)}. Of the paths' tokens, ${formatCount(answer.num_trained)} were learnt.`);
 }
 
 /**
