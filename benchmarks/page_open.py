@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,7 +82,10 @@ class _Figures:
             }
             for clock in ("cpu_s", "wall_s")
         ]
-        return [*rows, {"measured": "cpu s of the tabs", "page open": Spread.of(self.tabs_cpu_s), "closed": 0, "ratio": ""}]
+        return [
+            *rows,
+            {"measured": "cpu s of the tabs", "page open": Spread.of(self.tabs_cpu_s), "closed": 0, "ratio": ""},
+        ]
 
 
 @dataclass(slots=True)
