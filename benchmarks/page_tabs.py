@@ -41,7 +41,7 @@ class Tabs(Protocol):
 
 
 class PlainTabs:
-    """Clients without a browser: each asks what its view asks, at the view's intervals, with the tags of the answers."""
+    """Clients without a browser. Each asks what its view asks, at the view's intervals, with the answers' tags."""
 
     def __init__(self, url: str, key: str, run: str, views: list[str]) -> None:
         headers = {"authorization": f"Bearer {key}"}
