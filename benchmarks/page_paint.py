@@ -54,7 +54,7 @@ def paint(folder: Path, run: str, views: dict[str, str], chromium: str, repeats:
 
     Args:
         run: PROJECT/NAME.
-        views: address of each view, e.g. `#/run/mails/agent-001`, by name.
+        views: address of each view below that of the run, e.g. `/curves`, by name.
         chromium: the program of the browser.
     """
     return asyncio.run(_paint(folder, run, views, chromium, repeats))
@@ -77,8 +77,10 @@ async def _paint(folder: Path, run: str, views: dict[str, str], chromium: str, r
             await _open(context, painted, f"{root}#/", "list of runs")
             await _open(context, painted, f"{root}#/run/{run}", "a run")
             for name, address in views.items():
-                await page.evaluate(_GO, address)
+                await page.evaluate(_GO, f"#/run/{run}{address}")
                 await page.wait_for_function(_DRAWN)
+                if await page.locator(".view-nowhere, .state-failed").count():
+                    raise RuntimeError(f"the view {address!r} does not exist or has failed")
                 painted.add(f"view: {name}", await page.evaluate("paintWatch.last - goneAt"))
                 await page.evaluate(_GO, "#/nowhere")
                 await page.wait_for_function(_DRAWN)

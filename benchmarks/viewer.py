@@ -137,12 +137,12 @@ def _complete(viewer: Viewer, answers: dict[str, Callable[[], object]]) -> tuple
 def _draw_page(result: Result, folder: Path, size: Size, args: argparse.Namespace) -> None:
     """Add what a browser measures."""
     run = "/".join(RUN)
-    place = f"{run}/train/{size.steps}/0"
+    group = f"train/{size.steps}/0"
     views = {
-        "runs": "#/", "a run": f"#/run/{run}", "curves": f"#/curves/{run}", "rollouts": f"#/rollouts/{run}",
-        "a rollout": f"#/rollout/{place}/0", "exact tokens": f"#/rollout/{place}/0?tab=tokens",
-        "a group": f"#/group/{place}", "prefix tree": f"#/tree/{run}/{size.steps}", "ledger": f"#/ledger/{run}",
-        "checkpoints": f"#/checkpoints/{run}", "costs": f"#/costs/{run}",
+        "a run": "", "curves": "/curves", "rollouts": "/rollouts", "rollouts by reward": "/rollouts?sort=reward",
+        "a rollout": f"/rollout/{group}/0", "exact tokens": f"/rollout/{group}/0?tab=tokens",
+        "a group": f"/group/{group}", "prefix tree": f"/tree/{size.steps}", "ledger": "/ledger",
+        "checkpoints": "/checkpoints", "costs": "/costs",
     }  # fmt: skip
     painted = paint(folder, run, views, args.viewer_browser, max(args.repeats, 3))
     result.rows.extend(_row(f"in the browser, {name}", seconds) for name, seconds in painted.seconds.items())
