@@ -32,9 +32,9 @@ _SNIPPET_S = 0.15
 """Time for the words around matches: they are read from the files of the trajectories."""
 _SELECTED = ", ".join(COLUMNS)
 _AMONG = "id IN (SELECT value FROM json_each(?))"
-_MOST_HITS = 10_000
+_MOST_HITS = 15_000
 """A search with more matches is not counted to the end, if the page can be found without that."""
-_MOST_WALKED = 3000
+_MOST_WALKED = 2000
 """Rollouts that are looked at one after the other for such a page."""
 _WALKED_AT_ONCE = 150
 _AROUND = 80
