@@ -128,22 +128,25 @@ class Contender:
             groups = await self.gather(number * num_steps + step)
             await self.backend.train(self.agent, groups, config=TrainConfig(learning_rate=1e-4))
 
-    async def gather(self, number: int) -> list[art.TrajectoryGroup]:
+    async def gather(
+        self, number: int, num_groups: int = GROUPS, num_tokens: int = ROLLOUT_TOKENS
+    ) -> list[art.TrajectoryGroup]:
         """Roll out the groups of a step. The number of the step is part of their seeds."""
         return await art.gather_trajectory_groups(
             (
                 art.TrajectoryGroup(
-                    self._rollout(place, (number * GROUPS + place) * GROUP_SIZE + i) for i in range(GROUP_SIZE)
+                    self._rollout(place, (number * num_groups + place) * GROUP_SIZE + i, num_tokens)
+                    for i in range(GROUP_SIZE)
                 )
-                for place in range(GROUPS)
+                for place in range(num_groups)
             ),
             pbar_desc=None,
         )
 
-    async def _rollout(self, place: int, seed: int) -> art.Trajectory:
+    async def _rollout(self, place: int, seed: int, num_tokens: int) -> art.Trajectory:
         messages: list[object] = [{"role": "user", "content": f"respond with yes or no {place}"}]
         completion = await self.agent.openai_client().chat.completions.create(
-            model=self.agent.get_inference_name(), messages=messages, seed=seed, max_completion_tokens=ROLLOUT_TOKENS
+            model=self.agent.get_inference_name(), messages=messages, seed=seed, max_completion_tokens=num_tokens
         )
         return art.Trajectory(messages_and_choices=[*messages, completion.choices[0]], reward=float(seed % 7))
 

@@ -20,18 +20,19 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from art.config import TrainConfig
-from benchmarks.live_watchers import BUILD, GROUP_SIZE, GROUPS, ROLLOUT_TOKENS, Contender, contender
+from benchmarks.live_watchers import BUILD, GROUP_SIZE, Contender, contender
 from benchmarks.report import Cell, Result, Spread
 from benchmarks.serve_load import NAME, PROJECT
 from benchmarks.timing import Timing, progress, ratio
 
+GROUPS, ROLLOUT_TOKENS = 8, 96
 TABS = "run,curves,rollouts,live"
 SETTLE_S = 1.0
 """Time for the tabs to show their views before a round begins."""
@@ -39,12 +40,12 @@ SETTLE_S = 1.0
 
 def add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--tabs", default=TABS, help=f"views that are open (default: {TABS})")
-    group.add_argument("--open-steps", type=int, help="training steps of each round (default: 24, with --quick 2)")
+    group.add_argument("--open-steps", type=int, help="training steps of each round (default: 8, with --quick 1)")
     group.add_argument("--browser", metavar="CHROMIUM", help="open the tabs in this browser, headless")
 
 
 def run(args: argparse.Namespace) -> Result:
-    num_steps = args.open_steps or (2 if args.quick else 24)
+    num_steps = args.open_steps or (1 if args.quick else 8)
     with tempfile.TemporaryDirectory() as name:
         model = Path(name) / "model"
         subprocess.run([sys.executable, "-c", BUILD, str(model)], check=True, stdout=subprocess.DEVNULL)
@@ -82,7 +83,10 @@ class _Figures:
             }
             for clock in ("cpu_s", "wall_s")
         ]
-        return [*rows, {"measured": "cpu s of the tabs", "page open": Spread.of(self.tabs_cpu_s), "closed": 0, "ratio": ""}]
+        return [
+            *rows,
+            {"measured": "cpu s of the tabs", "page open": Spread.of(self.tabs_cpu_s), "closed": 0, "ratio": ""},
+        ]
 
 
 @dataclass(slots=True)
@@ -146,7 +150,7 @@ async def _round(
 
 async def _train(one: Contender, number: int, num_steps: int) -> None:
     for step in range(num_steps):
-        groups = await one.gather(number * num_steps + step)
+        groups = await one.gather(number * num_steps + step, GROUPS, ROLLOUT_TOKENS)
         await one.agent.train(groups, TrainConfig(learning_rate=1e-4))
 
 

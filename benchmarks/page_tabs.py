@@ -30,6 +30,12 @@ CURVES_METRICS = ["train/reward", "val/reward", "loss/train", "loss/entropy", "l
 TABLE = {"sort": "step", "descending": "true", "offset": 0, "limit": 100}
 
 
+_ADDRESSES = {
+    "runs": "#/", "run": "#/run/{run}", "curves": "#/run/{run}/curves", "rollouts": "#/run/{run}/rollouts",
+    "live": "#/live",
+}  # fmt: skip
+
+
 class Tabs(Protocol):
     """Tabs that can be opened and closed again and again."""
 
@@ -41,7 +47,7 @@ class Tabs(Protocol):
 
 
 class PlainTabs:
-    """Clients without a browser: each asks what its view asks, at the view's intervals, with the tags of the answers."""
+    """Clients without a browser. Each asks what its view asks, at the view's intervals, with the answers' tags."""
 
     def __init__(self, url: str, key: str, run: str, views: list[str]) -> None:
         headers = {"authorization": f"Bearer {key}"}
@@ -139,8 +145,7 @@ class BrowserTabs:
             page = await self._context.new_page()
             page.on("requestfinished", lambda _: self._counts.update(["requests"]))
             page.on("pageerror", lambda error: self._counts.update([f"error: {error}"]))
-            args = "" if view in ("runs", "live") else f"/{self._run}"
-            await page.goto(f"{self._url}/#/{view}{args}")
+            await page.goto(f"{self._url}/{_ADDRESSES[view].format(run=self._run)}")
             await page.locator(f".view-{view}").wait_for()
 
     async def close(self) -> Counter[str]:
