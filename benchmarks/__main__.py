@@ -57,6 +57,7 @@ ONLY_NAMED = (
     "handshake",
     "from_rewards",
     "live_watchers",
+    "page_open",
     "viewer",
     "token_file",
 )

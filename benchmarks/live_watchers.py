@@ -37,7 +37,7 @@ from benchmarks.timing import Timing, progress, ratio
 CONNECTIONS, NEW_TOKENS = 16, 128
 GROUPS, GROUP_SIZE, ROLLOUT_TOKENS = 4, 8, 32
 READ_BYTES = 2**16
-_BUILD = """
+BUILD = """
 import sys
 from art.testing.tiny.build import build_tiny_model
 build_tiny_model(sys.argv[1], warm_start_steps=0)
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> Result:
     with tempfile.TemporaryDirectory() as name:
         model = Path(name) / "model"
         # Without a warm start the model rambles: its answers are as long as they may be.
-        subprocess.run([sys.executable, "-c", _BUILD, str(model)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, "-c", BUILD, str(model)], check=True, stdout=subprocess.DEVNULL)
         figures = asyncio.run(_measure(Path(name), model, args.repeats, (num_watchers, num_answers, num_steps)))
     serving, training = figures["serving"], figures["training"]
     return Result(
@@ -100,7 +100,7 @@ class _Figures:
 
 
 @dataclass(slots=True)
-class _Contender:
+class Contender:
     """A server with its model."""
 
     server: Server
@@ -125,22 +125,28 @@ class _Contender:
 
     async def train(self, number: int, num_steps: int) -> None:
         for step in range(num_steps):
-            groups = await art.gather_trajectory_groups(
-                (
-                    art.TrajectoryGroup(
-                        self._rollout(place, ((number * num_steps + step) * GROUPS + place) * GROUP_SIZE + i)
-                        for i in range(GROUP_SIZE)
-                    )
-                    for place in range(GROUPS)
-                ),
-                pbar_desc=None,
-            )
+            groups = await self.gather(number * num_steps + step)
             await self.backend.train(self.agent, groups, config=TrainConfig(learning_rate=1e-4))
 
-    async def _rollout(self, place: int, seed: int) -> art.Trajectory:
+    async def gather(
+        self, number: int, num_groups: int = GROUPS, num_tokens: int = ROLLOUT_TOKENS
+    ) -> list[art.TrajectoryGroup]:
+        """Roll out the groups of a step. The number of the step is part of their seeds."""
+        return await art.gather_trajectory_groups(
+            (
+                art.TrajectoryGroup(
+                    self._rollout(place, (number * num_groups + place) * GROUP_SIZE + i, num_tokens)
+                    for i in range(GROUP_SIZE)
+                )
+                for place in range(num_groups)
+            ),
+            pbar_desc=None,
+        )
+
+    async def _rollout(self, place: int, seed: int, num_tokens: int) -> art.Trajectory:
         messages: list[object] = [{"role": "user", "content": f"respond with yes or no {place}"}]
         completion = await self.agent.openai_client().chat.completions.create(
-            model=self.agent.get_inference_name(), messages=messages, seed=seed, max_completion_tokens=ROLLOUT_TOKENS
+            model=self.agent.get_inference_name(), messages=messages, seed=seed, max_completion_tokens=num_tokens
         )
         return art.Trajectory(messages_and_choices=[*messages, completion.choices[0]], reward=float(seed % 7))
 
@@ -162,7 +168,7 @@ class _Contender:
 async def _measure(folder: Path, model: Path, repeats: int, sizes: tuple[int, int, int]) -> dict[str, _Figures]:
     num_watchers, num_answers, num_steps = sizes
     figures = {"serving": _Figures(), "training": _Figures()}
-    async with _contender(folder / "watched", model) as watched, _contender(folder / "alone", model) as alone:
+    async with contender(folder / "watched", model) as watched, contender(folder / "alone", model) as alone:
         num_bytes = [0] * num_watchers
         viewers = [asyncio.create_task(_watch(watched.server, num_bytes, place)) for place in range(num_watchers)]
         await asyncio.sleep(1.0)
@@ -189,12 +195,12 @@ async def _measure(folder: Path, model: Path, repeats: int, sizes: tuple[int, in
 
 
 @contextlib.asynccontextmanager
-async def _contender(folder: Path, model: Path) -> AsyncIterator[_Contender]:
+async def contender(folder: Path, model: Path) -> AsyncIterator[Contender]:
     async with server(folder) as one, art.Backend(one.client.base_url, one.api_key) as backend:
-        agent = art.TrainableModel(name=NAME, project=PROJECT, base_model=str(model), base_path=str(folder / "log"))
+        agent = art.TrainableModel(name=NAME, project=PROJECT, base_model=str(model), base_path=str(folder))
         await agent.register(backend)
         connections = [Connection(one.host, one.port, one.api_key) for _ in range(CONNECTIONS)]
-        yield _Contender(one, agent, backend, connections)
+        yield Contender(one, agent, backend, connections)
         for connection in connections:
             connection.close()
 

@@ -4,7 +4,9 @@ The directory has the files that ART's own writers make (`benchmarks/viewer_data
 asks them: first while nothing is indexed, then with the whole index, then for each further step that a training adds.
 
     python -m benchmarks viewer --viewer-steps 1000 --viewer-rollouts 256 --json viewer.json
-    python -m benchmarks viewer --viewer-dir FOLDER      keeps the directory, and uses it again
+    python -m benchmarks viewer --viewer-dir FOLDER                      keeps the directory, and uses it again
+    python -m benchmarks viewer --viewer-dir FOLDER --viewer-keep-index  uses its index too: two minutes
+    python -m benchmarks viewer --viewer-browser /usr/bin/chromium       draws the page too (needs Playwright)
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from art.viewer.answers.checkpoint_list import CompareQuery
 from art.viewer.answers.curves import SeriesQuery
 from art.viewer.answers.rollout_rows import RolloutKey, RolloutQuery
 from art.viewer.viewer import Viewer
+from benchmarks.page_paint import paint
 from benchmarks.report import Cell, Result
 from benchmarks.viewer_data import NAME, PROJECT, Size, Writer
 
@@ -40,6 +43,12 @@ def add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--viewer-dir", type=Path, metavar="FOLDER", help="keep the directory here, or use the one there"
     )
+    group.add_argument(
+        "--viewer-keep-index", action="store_true",
+        help="measure with the index of --viewer-dir, and add no step to the directory; an index that is not complete "
+        "is completed first",
+    )  # fmt: skip
+    group.add_argument("--viewer-browser", metavar="CHROMIUM", help="also draw the page in this browser, headless")
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -48,33 +57,24 @@ def run(args: argparse.Namespace) -> Result:
         folder = args.viewer_dir or Path(temporary, "data")
         if not folder.exists():
             asyncio.run(Writer(folder, size).write_all())
-        return _measure(folder, size, repeats=args.repeats)
+        result = _measure(DataDir(folder), size, repeats=args.repeats, keep_index=args.viewer_keep_index)
+        if args.viewer_browser:
+            _draw_page(result, folder, size, args)
+        return result
 
 
-def _measure(folder: Path, size: Size, *, repeats: int) -> Result:
-    data_dir = DataDir(folder)
-    for suffix in ("", "-wal", "-shm"):
-        Path(f"{data_dir.viewer_index}{suffix}").unlink(missing_ok=True)
+def _measure(data_dir: DataDir, size: Size, *, repeats: int, keep_index: bool) -> Result:
+    if not keep_index:
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{data_dir.viewer_index}{suffix}").unlink(missing_ok=True)
     before = resident_mb()
     peak = PeakMemory()
+    rows = _first_answers(data_dir, size)
     viewer = Viewer(data_dir)
-    rows = [
-        _row("first list of runs, without an index", [_timed(lambda: viewer.runs())]),
-        _row("first page of the newest step, without an index",
-             [_timed(lambda: viewer.rollouts(*RUN, RolloutQuery(step=size.steps, split="train")))]),
-        _row("first page of all rollouts, without an index", [_timed(lambda: viewer.rollouts(*RUN, RolloutQuery()))]),
-    ]  # fmt: skip
-    rng = random.Random(0)
-    answers = make_answers(viewer, size, Writer.vocabulary(0), rng)
-    meanwhile: dict[str, list[float]] = {name: [] for name in answers}
-    cpu, began = time.process_time(), time.perf_counter()
-    while not viewer.rollouts(*RUN, RolloutQuery(limit=1)).is_total_exact:
-        for name in rng.sample(list(answers), 2):
-            meanwhile[name].append(_timed(answers[name]))
-        time.sleep(1.0)
-    cpu, wall = time.process_time() - cpu, time.perf_counter() - began
+    answers = make_answers(viewer, size, Writer.vocabulary(0), random.Random(0))
+    rows_meanwhile, index_note = _complete(viewer, answers)
     total = viewer.rollouts(*RUN, RolloutQuery(limit=1)).total
-    rows += [_row(f"{name}, while it is indexed", times) for name, times in meanwhile.items() if times]
+    rows += rows_meanwhile
     rows += [_row(name, [_timed(answer) for _ in range(max(repeats, 3))]) for name, answer in answers.items()]
     grown = peak.stop() - before
     viewer.close()
@@ -82,20 +82,71 @@ def _measure(folder: Path, size: Size, *, repeats: int) -> Result:
     rows.append(_row("first list of runs, with an index", [_timed(lambda: again.runs())]))
     again.close()
     index_mb = data_dir.viewer_index.stat().st_size / 1e6
-    files_mb = sum(file.stat().st_size for file in folder.rglob("*.jsonl")) / 1e6
-    added = asyncio.run(_add_steps(data_dir, size))
+    files_mb = sum(file.stat().st_size for file in data_dir.root.rglob("*.jsonl")) / 1e6
+    notes = [
+        f"memory of the process: at most {grown:.0f} MB above what it was before the viewer was made",
+        f"the whole index has {index_mb:,.0f} MB{index_note}",
+    ]
+    if not keep_index:
+        added = asyncio.run(_add_steps(data_dir, size))
+        notes.append(
+            f"a further step: {added * 1e3 / size.rollouts:.2f} ms CPU per rollout to index it and to answer the page"
+        )
     return Result(
         summary=f"{size.steps:,} steps of {size.rollouts} rollouts in groups of 8; {total:,} rollouts with those held "
         f"out, {files_mb:,.0f} MB of JSON lines.",
         rows=rows,
-        notes=[
-            f"memory of the process: at most {grown:.0f} MB above what it was before the viewer was made",
-            f"the whole index: {wall:.0f} s, with {cpu * 1e3 / total:.2f} ms CPU per rollout, answers asked meanwhile "
-            f"included; {index_mb:,.0f} MB",
-            f"a further step: {added * 1e3 / size.rollouts:.2f} ms CPU per rollout to index it and to answer the page",
-        ],
+        notes=notes,
         clock="wall",
     )
+
+
+def _first_answers(data_dir: DataDir, size: Size) -> list[dict[str, Cell]]:
+    """Ask for what the page shows first while there is no index: with one in another place."""
+    with tempfile.TemporaryDirectory() as folder:
+        viewer = Viewer(data_dir, index_path=Path(folder, "index.db"))
+        rows = [
+            _row("first list of runs, without an index", [_timed(lambda: viewer.runs())]),
+            _row("first page of the newest step, without an index",
+                 [_timed(lambda: viewer.rollouts(*RUN, RolloutQuery(step=size.steps, split="train")))]),
+            _row("first page of all rollouts, without an index",
+                 [_timed(lambda: viewer.rollouts(*RUN, RolloutQuery()))]),
+        ]  # fmt: skip
+        viewer.close()
+    return rows
+
+
+def _complete(viewer: Viewer, answers: dict[str, Callable[[], object]]) -> tuple[list[dict[str, Cell]], str]:
+    """Make the index, and ask all the while. Returns rows and what the index took."""
+    rng = random.Random(1)
+    known = viewer.store.read("SELECT count(*) FROM rollouts")[0][0]
+    meanwhile: dict[str, list[float]] = {name: [] for name in answers}
+    cpu, began = time.process_time(), time.perf_counter()
+    while not (page := viewer.rollouts(*RUN, RolloutQuery(limit=1))).is_total_exact:
+        for name in rng.sample(list(answers), 2):
+            meanwhile[name].append(_timed(answers[name]))
+        time.sleep(1.0)
+    if page.total == known:
+        return [], " and was there before"
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - began
+    rows = [_row(f"{name}, while it is indexed", times) for name, times in meanwhile.items() if times]
+    made = f"; {page.total - known:,} rollouts were indexed in {wall:.0f} s, with "
+    return rows, f"{made}{cpu * 1e3 / (page.total - known):.2f} ms CPU each, answers asked meanwhile included"
+
+
+def _draw_page(result: Result, folder: Path, size: Size, args: argparse.Namespace) -> None:
+    """Add what a browser measures."""
+    run = "/".join(RUN)
+    group = f"train/{size.steps}/0"
+    views = {
+        "a run": "", "curves": "/curves", "rollouts": "/rollouts", "rollouts by reward": "/rollouts?sort=reward",
+        "a rollout": f"/rollout/{group}/0", "exact tokens": f"/rollout/{group}/0?tab=tokens",
+        "a group": f"/group/{group}", "prefix tree": f"/tree/{size.steps}", "ledger": "/ledger",
+        "checkpoints": "/checkpoints", "costs": "/costs",
+    }  # fmt: skip
+    painted = paint(folder, run, views, args.viewer_browser, max(args.repeats, 3))
+    result.rows.extend(_row(f"in the browser, {name}", seconds) for name, seconds in painted.seconds.items())
+    result.notes.append(f"memory of `art view` with the browser: {painted.grown_mb:.0f} MB above what it was before")
 
 
 def make_answers(viewer: Viewer, size: Size, words: list[str], rng: random.Random) -> dict[str, Callable[[], object]]:

@@ -112,7 +112,7 @@ class Backend:
 
     @cached_property
     def checkpoints(self) -> Checkpoints:
-        """List, download, fork, export, push and pull the checkpoints of models."""
+        """List, promote, delete, download, fork, export, push and pull the checkpoints of models."""
         return Checkpoints(self._connection, lambda model, step: self._steps.note(_name_of(model), step))
 
     if not TYPE_CHECKING:

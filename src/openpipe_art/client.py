@@ -266,7 +266,7 @@ class _Attached(art.RemoteBackend):
 
     async def known_models(self) -> list[ModelStatus]:
         client = await self._connection()
-        names = [card.id.split("/") for card in await client.list_models()]
+        names = [card.id.split("/") for card in await client.list_models() if not card.id.endswith("@promoted")]
         return [await client.model_status(project, name) for project, name in names]
 
     async def only_base_model(self) -> str:

@@ -35,7 +35,7 @@ class Models:
         return [
             ModelStatus(
                 project=project, name="agent", base_model=BASE, step=3, inference_name=f"{project}/agent",
-                created_at=1.7e9, serves_base=project == "games",
+                created_at=1.7e9, serves_base=project == "games", promoted_step=1,
             )
             for project in ("games", "mail")
         ]  # fmt: skip
@@ -44,6 +44,11 @@ class Models:
         if (project, name) != ("games", "agent") or step > 3:
             raise NotFoundError(f"there is no step {step}")
         return Path()
+
+    def promoted_step(self, project: str, name: str) -> int:
+        if project != "games":
+            raise NotFoundError("its engine holds one step at a time")
+        return 1
 
 
 class Runtime(GatewayOnly):
@@ -185,21 +190,32 @@ async def test_a_byte_order_mark_before_json(server: Server) -> None:
 async def test_one_model_by_its_name(server: Server) -> None:
     async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key=KEY, max_retries=0) as client:
         ids = [card.id async for card in client.models.list()]
-        assert ids == ["games/agent", "mail/agent", f"games/{BASE}"]
+        assert ids == ["games/agent", "mail/agent", "games/agent@promoted", f"games/{BASE}"]
         for name in [*ids, "games/agent@2", BASE]:
             card = await client.models.retrieve(name)
             assert (card.id, card.object, card.created) == (name, "model", 1_700_000_000)
-        for name in ("agent", "games/nobody", "games/agent@4", "games/agent@x", "games"):  # two projects have an agent
+        for name in (
+            "agent",
+            "games/nobody",
+            "games/agent@4",
+            "games/agent@x",
+            "games",
+            "agent@promoted",
+            "mail/agent@promoted",
+        ):  # two projects have an agent
             with pytest.raises(openai.NotFoundError):
                 await client.models.retrieve(name)
     inside = "/projects/games/v1/models"
     assert [card["id"] for card in (await server.http.get(inside)).json()["data"]] == [
         "games/agent",
         "mail/agent",
+        "games/agent@promoted",
         BASE,
     ]
     for name in ("agent", "games/agent", "games%2Fagent", "agent@3", BASE):
         assert (await server.http.get(f"{inside}/{name}")).json()["owned_by"] == "games"
+    for name in ("agent@promoted", "games/agent@promoted"):
+        assert (await server.http.get(f"{inside}/{name}")).json()["step"] == 1
     assert (await server.http.get("/projects%2Fgames/v1/models")).status_code == 404
 
 

@@ -124,6 +124,48 @@ async def test_retention_keeps_the_best_the_newest_and_what_is_in_use(
 
 
 @in_module_loop
+async def test_the_promoted_checkpoint_answers_while_training_goes_on(
+    backend: InProcess, model: art.TrainableModel, tiny_model: Path
+) -> None:
+    settings = art.ModelSettings(trainer=art.config.TrainerConfig(keep_moments=2))
+    shop = named("shop", tiny_model, settings=settings)
+    await backend.fork(shop, model, step=1)
+    await shop.register(backend)
+    http = httpx2.AsyncClient(transport=backend.transport, base_url="http://art.test", headers={"x-api-key": "key"})
+
+    async def ask() -> httpx2.Response:
+        chat = {"model": "p/shop@promoted", "messages": PROMPT, "temperature": 0}
+        return await http.post("/v1/chat/completions", json=chat)
+
+    refused = await ask()
+    assert refused.status_code == 404
+    assert "art checkpoints promote p/shop" in refused.json()["error"]["message"]
+    assert await shop.promote() == "p/shop@promoted" == shop.get_inference_name("promoted")
+    first = (await ask()).json()["choices"][0]["message"]["content"]
+    answer = art.Trajectory(messages_and_choices=[*PROMPT, {"role": "assistant", "content": "no"}])
+    for _ in range(3):
+        await backend.train_sft(shop, [answer], art.TrainSFTConfig(learning_rate=3e-2))
+    client = await backend._connection()
+    assert [(card.id, card.step) for card in await client.list_models() if "shop" in card.id] == [
+        ("p/shop", 4), ("p/shop@promoted", 1)
+    ]  # fmt: skip
+    folder = backend.runtime.data_dir.model("p", "shop").checkpoint(1)
+    assert not checkpoints.has_moments(folder), "only training needs them"
+    assert await backend.checkpoints.delete(shop) == [2, 3], "step 1 stays"
+    host = backend.runtime.models.find("p", "shop")[1]
+    await host.adapters.forget("p/shop@1")  # as if others had taken its place
+    again = (await ask()).json()["choices"][0]
+    assert again["message"]["content"] == first
+    assert backend.runtime.gateway.recorder.get([again["exchange_id"]])[0].policy_version == 1
+    assert (await http.post("/api/models/p/shop/checkpoints/9/promote")).status_code == 404
+    moved = await http.post("/api/models/p/shop/checkpoints/4/promote")
+    assert moved.json() == {"step": 4, "inference_name": "p/shop@promoted", "previous_step": 1}
+    assert (await shop.backend().get_step(shop), (await client.model_status("p", "shop")).promoted_step) == (4, 4)
+    assert await backend.checkpoints.delete(shop) == [1]
+    await http.aclose()
+
+
+@in_module_loop
 async def test_a_download_that_is_cut_goes_on_where_it_was(
     backend: InProcess, model: art.TrainableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

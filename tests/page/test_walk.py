@@ -107,18 +107,27 @@ async def test_groups_trees_ledgers_and_costs(walker: Walker, backend: art.Local
     await walker.shoot("costs")
 
 
-async def test_checkpoints_are_compared_and_deleted(walker: Walker, backend: art.LocalBackend) -> None:
+async def test_checkpoints_are_compared_promoted_and_deleted(walker: Walker, backend: art.LocalBackend) -> None:
     await log_in(walker, backend)
     await walker.go(f"{RUN}/checkpoints?a=0&b={shop_run.NUM_STEPS}", "paired difference")
     await walker.shoot("checkpoints")
-    await (
-        walker.page.get_by_role("row")
-        .filter(has=walker.page.get_by_role("cell", name="1", exact=True))
-        .get_by_text("Delete")
-        .click()
+    dialog = walker.page.get_by_role("dialog")
+    two, one = (
+        walker.page.get_by_role("row").filter(has=walker.page.get_by_role("cell", name=str(step), exact=True))
+        for step in (2, 1)
     )
-    await walker.page.get_by_role("dialog").get_by_role("button", name=re.compile("Delete")).click()
-    await walker.page.get_by_role("dialog").wait_for(state="hidden")
+    for row, says in ((one, "So far no checkpoint is promoted"), (two, "So far step 1 answers them")):
+        await row.get_by_role("button", name="Promote").click()
+        await dialog.get_by_text(says).wait_for()
+        await walker.shoot("promotion")
+        await dialog.get_by_role("button", name="Promote").click()
+        await row.get_by_text("promoted", exact=True).wait_for()
+        assert await walker.page.get_by_text("promoted", exact=True).count() == 1
+        assert await row.get_by_role("button", name="Delete").is_disabled()
+    await walker.shoot("promoted")
+    await one.get_by_text("Delete").click()
+    await dialog.get_by_role("button", name=re.compile("Delete")).click()
+    await one.wait_for(state="detached")
     await walker.check("a deleted checkpoint")
 
 

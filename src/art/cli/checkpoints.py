@@ -1,8 +1,9 @@
-"""`art checkpoints`: list, fetch, delete, fork, merge, export, push and pull the checkpoints of a model on a server.
+"""`art checkpoints`: list, promote, fetch, delete, fork, merge, export, push and pull checkpoints of a server's models.
 
 The server is at --url or ART_SERVER_URL, and the key is in ART_API_KEY. A model is PROJECT/NAME.
 
     art checkpoints list games/agent
+    art checkpoints promote games/agent --step 40
     art checkpoints download games/agent ./adapter --format peft
     art checkpoints delete games/agent --keep-recent 3
     art checkpoints fork games/agent games/agent-2 --step 40
@@ -61,10 +62,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     listing = add("list", list_checkpoints, "steps with their metrics, size and place", None)
     listing.add_argument("--metric", default=BEST_METRIC, help=f"by which the best is chosen (default: {BEST_METRIC})")
+    add("promote", promote, "answer requests to PROJECT/NAME@promoted by a checkpoint, and never delete it")
     fetching = add("download", download, "fetch a checkpoint, or an export that has been made")
     fetching.add_argument("path", type=Path, help="folder to make")
     fetching.add_argument("--format", choices=FORMATS, help="an export, instead of the checkpoint itself")
-    deleting = add("delete", delete, "delete all but the newest, the best, those in use and those named", None)
+    deleting = add("delete", delete, "delete all but the newest, best, promoted, those in use and those named", None)
     deleting.add_argument("--keep", type=int, nargs="*", default=[], metavar="STEP", help="further ones to keep")
     deleting.add_argument("--keep-recent", type=int, default=1, metavar="N", help="of the newest (default: 1)")
     deleting.add_argument("--metric", default=BEST_METRIC, help=f"of the best (default: {BEST_METRIC})")
@@ -105,8 +107,16 @@ async def list_checkpoints(backend: RemoteBackend, args: argparse.Namespace) -> 
 
 
 def _marks(info: CheckpointInfo) -> str:
-    marks = [word for word, applies in (("newest", info.newest), ("best", info.best)) if applies]
+    named = (("newest", info.newest), ("best", info.best), ("promoted", info.promoted))
+    marks = [word for word, applies in named if applies]
     return ", ".join([*marks, *(f"in use: {what}" for what in info.in_use)])
+
+
+async def promote(backend: RemoteBackend, args: argparse.Namespace) -> None:
+    promotion = await backend.checkpoints.promote(args.model, args.step)
+    before = promotion.previous_step
+    replaced = "" if before in (None, promotion.step) else f" in place of step {before}"
+    print(f"step {promotion.step} answers requests to {promotion.inference_name}{replaced}")
 
 
 async def download(backend: RemoteBackend, args: argparse.Namespace) -> None:

@@ -26,7 +26,7 @@ COMMANDS = {
     "auto": "train an agent from one sentence",
     "mcp-rl": "train an agent for the tools of an MCP server, without labels",
     "doctor": "check a model, this machine and a task before training",
-    "checkpoints": "list, fetch, delete, fork, merge, export and push checkpoints of a server",
+    "checkpoints": "list, promote, fetch, delete, fork, merge, export and push checkpoints of a server",
     "view": "open the page about a data directory, export it, or print its answers as JSON",
     "status": "show what the server of a data directory does, and who waits for whom",
     "judge": "measure a judge: noise, order bias, agreement, cost; serve one without network",

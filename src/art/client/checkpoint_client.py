@@ -1,4 +1,4 @@
-"""`backend.checkpoints`: list, download, fork, export, push and pull checkpoints."""
+"""`backend.checkpoints`: list, promote, delete, download, fork, export, push and pull checkpoints."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from art.protocol.checkpoint_calls import (
     ExportRequest,
     ForkRequest,
     HubTarget,
+    Promotion,
     PullRequest,
     PushRequest,
     S3Target,
@@ -47,7 +48,7 @@ Steps = list[int]
 
 
 class Checkpoints:
-    """Lists, copies, exports and deletes the checkpoints of models on a server. Every call is safe to repeat."""
+    """Lists, promotes, copies, exports and deletes checkpoints of models on a server. Every call is safe to repeat."""
 
     def __init__(
         self, connect: Callable[[], Awaitable[ArtClient]], note_step: Callable[[NamedModel, int], int]
@@ -61,14 +62,14 @@ class Checkpoints:
         self._note_step = note_step
 
     async def list(self, model: NamedModel, *, best_metric: str = BEST_METRIC) -> Infos:
-        """List checkpoints by step, with metrics, size, and which is the newest, the best, and in use."""
+        """List checkpoints by step, with metrics, size, and which is the newest, the best, promoted, and in use."""
         client = await self._connect()
         return (await client.checkpoints(model.project, model.name, best_metric=best_metric)).checkpoints
 
     async def delete(
         self, model: NamedModel, *, keep_steps: Iterable[int] = (), keep_recent: int = 1, best_metric: str = BEST_METRIC
     ) -> Steps:
-        """Delete all checkpoints but `keep_steps`, the `keep_recent` newest, the best and those in use.
+        """Delete all checkpoints but `keep_steps`, the `keep_recent` newest, the best, the promoted and those in use.
 
         Returns:
             The steps that were deleted.
@@ -78,6 +79,27 @@ class Checkpoints:
         )
         client = await self._connect()
         return (await client.delete_checkpoints(model.project, model.name, request)).deleted_steps
+
+    async def promote(self, model: NamedModel, step: int | None = None) -> Promotion:
+        """Make a checkpoint the one that answers requests to `project/name@promoted`, while training goes on.
+
+        A model has one promoted checkpoint, which is never deleted; promoting another one takes its place. The engine
+        loads the checkpoint first, so that no request waits for it.
+
+        Args:
+            step: step of the checkpoint; by default the newest.
+
+        Returns:
+            The step, the name to send as `model` in requests, and the step that was promoted before.
+
+        Raises:
+            NotFoundError: there is no such model or checkpoint.
+            ConfigError: the model's engine cannot serve a step beside the newest, with `weights="merged"`.
+        """
+        client = await self._connect()
+        if step is None:
+            step = (await client.model_status(model.project, model.name)).step
+        return await client.promote(model.project, model.name, step)
 
     async def download(
         self, model: NamedModel, path: str | Path, *, step: int | None = None, format: ExportFormat | None = None

@@ -24,6 +24,7 @@ from art.protocol.checkpoint_calls import (
     Logged,
     LogRequest,
     MetricsRow,
+    Promotion,
     Recorded,
 )
 from art.protocol.keys import LOGIN_MARK, Empty, PageLink
@@ -114,6 +115,14 @@ class ArtClient(JobClient):
     ) -> DeleteCheckpointsResponse:
         path = model_path(project, name, "checkpoints/delete")
         return await self.typed(DeleteCheckpointsResponse, "POST", path, body=request)
+
+    async def promote(self, project: str, name: str, step: int) -> Promotion:
+        """Make a checkpoint the one that `project/name@promoted` means. The engine loads it first."""
+        path, what = (
+            model_path(project, name, f"checkpoints/{step}/promote"),
+            f"step {step} of {project}/{name} to load",
+        )
+        return await self.typed(Promotion, "POST", path, read_timeout_s=REGISTER_TIMEOUT_S, what=what)
 
     async def get_rollout(self, rollout_id: str, *, project: str | None = None) -> RolloutRecord:
         """Return a rollout and its recorded conversations; `project` is needed if several projects use the same id."""

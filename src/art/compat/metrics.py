@@ -14,17 +14,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar, Token
 from typing import Any, ClassVar, TypeVar
 
-from art.costs import Ledger, TokenPrice
+from art.compat.api_answers import CostExtractor, cost_of, first, without_none
+from art.compat.metrics_state import lacking_costs, make_state, read_state
+from art.costs import Ledger
+from art.costs.ledger import full_name
 from art.errors import ConfigError
+from art.storage.totals import Pending, Totals, hash_scenario
 
 F = TypeVar("F", bound=Callable[..., Any])
-CostExtractor = Callable[[Any], float | None]
 _SUMMED = ("time/step_", "data/step_", "throughput/step_")
 
 
@@ -32,20 +35,34 @@ class MetricsBuilder:
     """Collects metrics and costs for the next row of a model's history (`history.jsonl`), as older code does."""
 
     _extractors: ClassVar[dict[str, CostExtractor]] = {}
-    _prices: ClassVar[dict[str, TokenPrice]] = {}
+    _prices: ClassVar[dict[str, dict[str, float]]] = {}
+    """USD per million tokens, by model: `prompt`, `completion`, perhaps `cached` and `creation`."""
 
-    def __init__(self, cost_context: str, ledger: Callable[[], Ledger], pending: dict[str, float]) -> None:
+    def __init__(
+        self,
+        cost_context: str,
+        ledger: Callable[[], Ledger],
+        pending: defaultdict[str, Pending],
+        totals: Callable[[], Totals],
+        scope: str = "",
+    ) -> None:
         """
         Args:
             cost_context: first part of the names of costs: `train` or `eval`.
             ledger: returns the model's ledger, whose file may move when the model is registered.
-            pending: metrics that wait for the next row; shared by all builders of a model.
+            pending: what waits for the next row by context; shared by all builders of a model.
+            totals: returns the sums over the rows of the model's history.
+            scope: context whose row the metrics wait for; "" is the next row.
         """
         if not cost_context or "/" in cost_context:
             raise ConfigError(f"a cost context is a word such as 'train' or 'eval', got {cost_context!r}")
         self.cost_context = cost_context
-        self._ledger = ledger
-        self._pending = pending
+        self._ledger, self._all_pending, self._totals = ledger, pending, totals
+        self._scope = scope
+
+    @property
+    def _pending(self) -> Pending:
+        return self._all_pending[self._scope]
 
     # -- costs --
 
@@ -68,8 +85,8 @@ class MetricsBuilder:
     ) -> float:
         """Book the cost of an answer of a chat API as `costs/<context>/<source>`, and return it in USD.
 
-        The cost is taken from the answer (`usage.cost`), else from a registered extractor, the arguments,
-        `register_model_pricing`, or litellm if it is imported.
+        The cost is taken from the answer (`usage.cost`), else from a registered extractor, from prices (the arguments,
+        then those of `register_model_pricing`), or from litellm if it is imported.
 
         Args:
             cached_prompt_price_per_million: price of prompt tokens that were read from the provider's cache, in USD per
@@ -77,37 +94,21 @@ class MetricsBuilder:
             cache_creation_price_per_million: price of prompt tokens that Anthropic wrote to its cache.
 
         Raises:
-            ConfigError: the price is not known.
+            ConfigError: the price is not known, or the answer does not say how many tokens it used.
         """
-        usage = _plain(response.get("usage") if isinstance(response, Mapping) else getattr(response, "usage", None))
-        tokens = _tokens_of(usage)
-        usd = usage.get("cost")
-        if usd is None and (extract := self._extractors.get(provider)) is not None:
-            usd = extract(response)
-        price = self._prices.get(model_name)
-        if prompt_price_per_million is not None or completion_price_per_million is not None:
-            price = TokenPrice(
-                prompt=prompt_price_per_million or 0.0, completion=completion_price_per_million or 0.0,
-                cached=_first(cached_prompt_price_per_million, cache_read_price_per_million),
-            )  # fmt: skip
-        if usd is None and price is not None:
-            created = int(usage.get("cache_creation_input_tokens") or 0)
-            creation = _first(cache_creation_price_per_million, price.prompt) or 0.0
-            usd = price.usd(**tokens) + created * (creation - price.prompt) / 1e6
-        if usd is None:
-            usd = _litellm_price(response, f"{provider}/{model_name}")
-        if usd is None:
-            raise ConfigError(
-                f"the price of {provider}/{model_name} is not known: pass prompt_price_per_million and "
-                "completion_price_per_million, or call MetricsBuilder.register_model_pricing"
-            )
-        self._ledger().book(f"{self.cost_context}/{source}", usd=float(usd), **tokens)
-        return float(usd)
+        price = self._prices.get(model_name, {}) | without_none(
+            prompt=prompt_price_per_million, completion=completion_price_per_million,
+            cached=first(cached_prompt_price_per_million, cache_read_price_per_million),
+            creation=cache_creation_price_per_million,
+        )  # fmt: skip
+        usd, tokens = cost_of(response, f"{provider}/{model_name}", price, self._extractors.get(provider.lower()))
+        self._ledger().book(f"{self.cost_context}/{source.strip('/')}", usd=usd, **tokens)
+        return usd
 
     @classmethod
     def register_cost_extractor(cls, provider: str, fn: CostExtractor) -> None:
         """Register a function that gives the cost of a provider's answer in USD, or `None`."""
-        cls._extractors[provider] = fn
+        cls._extractors[provider.lower()] = fn
 
     @classmethod
     def register_model_pricing(
@@ -117,11 +118,14 @@ class MetricsBuilder:
         prompt_per_million: float,
         completion_per_million: float,
         cached_prompt_per_million: float | None = None,
+        cache_creation_per_million: float | None = None,
+        cache_read_per_million: float | None = None,
     ) -> None:
-        """Register the price of a model's tokens in USD."""
-        cls._prices[model_name] = TokenPrice(
-            prompt=prompt_per_million, completion=completion_per_million, cached=cached_prompt_per_million
-        )
+        """Register the price of a model's tokens in USD. See `add_response_cost` for those of a provider's cache."""
+        cls._prices[model_name] = without_none(
+            prompt=prompt_per_million, completion=completion_per_million,
+            cached=first(cached_prompt_per_million, cache_read_per_million), creation=cache_creation_per_million,
+        )  # fmt: skip
 
     # -- other metrics --
 
@@ -133,11 +137,26 @@ class MetricsBuilder:
         if section == "costs":
             self.add_cost(name, value)
             return
-        before = self._pending.get(key, 0.0) if key.startswith(_SUMMED) else 0.0
-        self._pending[key] = before + float(value)
+        metrics = self._pending.metrics
+        before = metrics.get(key, 0.0) if key.startswith(_SUMMED) else 0.0
+        metrics[key] = before + float(value)
 
-    def add_data(self, step_num_scenarios: int | None = None, step_actor_tokens: int | None = None) -> None:
+    def add_data(
+        self,
+        step_num_scenarios: int | None = None,
+        step_actor_tokens: int | None = None,
+        scenario_ids: Iterable[str] | None = None,
+    ) -> None:
+        """Add counts of the step.
+
+        Args:
+            scenario_ids: scenarios that the step used. `data/cum/num_unique_scenarios` counts the different ones, with
+                those of the groups that are logged with `split="train"`.
+        """
+        if isinstance(scenario_ids, str):
+            raise ConfigError(f"scenario_ids is a list of ids, got the text {scenario_ids!r}; write [{scenario_ids!r}]")
         self._add("data", step_num_scenarios=step_num_scenarios, step_actor_tokens=step_actor_tokens)
+        self._pending.scenarios.update(map(hash_scenario, scenario_ids or ()))
 
     def add_user_timing(
         self, step_wall_s: float | None = None, step_actor_s: float | None = None, step_eval_s: float | None = None
@@ -162,16 +181,55 @@ class MetricsBuilder:
             self.add_metric(key, time.monotonic() - start)
 
     async def flush(self) -> dict[str, float]:
-        """Return the waiting metrics and forget them. Costs stay with the model and are in its next row."""
-        taken = dict(self._pending)
-        self._pending.clear()
+        """Return the waiting metrics and forget them. Costs and scenarios stay with the model, for its next row."""
+        taken = dict(self._pending.metrics)
+        self._pending.metrics.clear()
         return taken
+
+    # -- what a model counted elsewhere --
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums over all rows, costs and scenarios included, as JSON data. What waits is not in it.
+
+        A model finds them in its own files after a restart. This is for moving them to another model.
+        """
+        sums, scenarios = self._totals().state()
+        return make_state(sums, self._spent(), scenarios)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise the model's sums to those of `state`, and count its scenarios too. Loading it again changes nothing.
+
+        Costs that the ledger lacks are booked now, so that the next row and the budget have them.
+
+        Args:
+            state: what `state_dict` returned, or what ART 0.5 kept in `state.json` as `_metrics_builder_state`.
+
+        Raises:
+            ConfigError: it is something else.
+        """
+        sums, costs, scenarios = read_state(state)
+        self._totals().load_state(sums, scenarios)
+        for source, usd in lacking_costs(costs, self._spent()).items():
+            self._ledger().book(source, usd=usd)
+
+    def _spent(self) -> dict[str, float]:
+        """Return what was spent in USD by source. Sources of no row yet get the context of this builder."""
+        spent: defaultdict[str, float] = defaultdict(float)
+        for source, amount in self._ledger().totals().items():
+            if amount.priced:
+                spent[full_name(source, self.cost_context)] += amount.usd
+        return spent
 
     # -- which builder is asked --
 
-    def for_cost_context(self, cost_context: str) -> MetricsBuilder:
-        """Return a builder for the same model that books costs under another context, e.g. `eval`."""
-        return MetricsBuilder(cost_context, self._ledger, self._pending)
+    def for_cost_context(self, cost_context: str, *, buffer_scope: str | None = None) -> MetricsBuilder:
+        """Return a builder for the same model that books costs under another context, e.g. `eval`.
+
+        Args:
+            buffer_scope: context whose row the metrics wait for, by default the same.
+        """
+        scope = cost_context if buffer_scope is None else buffer_scope
+        return MetricsBuilder(cost_context, self._ledger, self._all_pending, self._totals, scope)
 
     def activate(self) -> Token[MetricsBuilder | None]:
         """Make functions with the decorator `track_api_cost` book their costs here until `token.var.reset(token)`."""
@@ -250,38 +308,3 @@ def track_api_cost(
         return call  # type: ignore[return-value]
 
     return decorate
-
-
-def _tokens_of(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Return prompt, cached and completion tokens of an answer, by the names of OpenAI or Anthropic.
-
-    OpenAI's prompt tokens include those from the cache. Anthropic's do not include those read from it or written to it.
-    """
-    read = int(usage.get("cache_read_input_tokens") or 0)
-    if usage.get("prompt_tokens") is not None:
-        prompt = int(usage.get("prompt_tokens") or 0)
-        read = int(_plain(usage.get("prompt_tokens_details")).get("cached_tokens") or 0)
-    else:
-        prompt = int(usage.get("input_tokens") or 0) + read + int(usage.get("cache_creation_input_tokens") or 0)
-    completion = int(usage.get("completion_tokens", usage.get("output_tokens")) or 0)
-    return {"prompt_tokens": prompt, "cached_tokens": read, "completion_tokens": completion}
-
-
-def _first(*values: float | None) -> float | None:
-    return next((value for value in values if value is not None), None)
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    if isinstance(value, Mapping):
-        return dict(value)
-    return dict(value.model_dump()) if hasattr(value, "model_dump") else {}
-
-
-def _litellm_price(response: Any, name: str) -> float | None:
-    """The cost by litellm, if the program has imported it."""
-    if (litellm := sys.modules.get("litellm")) is None:
-        return None
-    try:
-        return float(litellm.completion_cost(completion_response=response, model=name))
-    except Exception:  # it raises various errors for an unknown model
-        return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, cast
 
 from art.engine import Engine
 from art.errors import NotFoundError
@@ -53,14 +53,15 @@ class ModelResolver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """The parts of a model name in a request: `project/name`, `project/name@step`, `name` or `name@step`."""
+    """The parts of a model name in a request: `project/name` or `name`, then nothing, `@step` or `@promoted`."""
 
     project: str | None
     name: str
-    step: int | None
+    step: int | Literal["promoted"] | None
+    """"promoted" is the step that the model's owner has promoted, whichever it is at the time of the request."""
 
 
-_MODEL_NAME = re.compile(r"(?:([^/@]+)/)?([^/@]+)(?:@(\d{1,9}))?")
+_MODEL_NAME = re.compile(r"(?:([^/@]+)/)?([^/@]+)(?:@(?:(\d{1,9})|(promoted)))?")
 
 
 def parse_model_name(model: str) -> ModelName:
@@ -72,10 +73,12 @@ def parse_model_name(model: str) -> ModelName:
     match = _MODEL_NAME.fullmatch(model)
     if match is None:
         raise NotFoundError(
-            f"there is no model {model!r}: write 'project/name', 'project/name@step' or 'name'", param="model"
+            f"there is no model {model!r}: write 'project/name' or 'name', and '@step' or '@promoted' after it for one "
+            "of its checkpoints",
+            param="model",
         )
-    project, name, step = match.groups()
-    return ModelName(project, name, None if step is None else int(step))
+    project, name, step, promoted = match.groups()
+    return ModelName(project, name, cast("Literal['promoted'] | None", promoted) if step is None else int(step))
 
 
 def find_model(model: ModelName, registered: Iterable[tuple[str, str]]) -> tuple[str, str]:

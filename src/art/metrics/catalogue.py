@@ -272,6 +272,12 @@ LOG_METRICS: dict[str, Metric] = {
     "sinks/*_lost": Metric(
         "rows, groups and files that a tracker has refused in this run, by its name", "rows after such a loss"
     ),
+    "data/cum/num_unique_scenarios": Metric(
+        "number of different scenarios since the model was created: by `scenario_id` in the metadata of the groups or "
+        "rollouts of `train`, and by `add_data(scenario_ids=)` of the metrics builder. Above 65,536 it is an estimate "
+        "with a standard error of 0.4 %",
+        "rows with such ids",
+    ),
     "data/cum/*": Metric(
         "sums of `data/step_*` since the first row, including your own metrics; shares are not summed"
     ),

@@ -105,13 +105,22 @@ def take_costs(metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[str
 
 
 def count_groups(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """Count scenarios, groups and trajectories of a training step. `metadata["scenario_id"]` identifies a scenario."""
-    scenarios = {group.metadata.get("scenario_id", f"group {i}") for i, group in enumerate(groups)}
+    """Count scenarios, groups and trajectories of a training step. A group without an id is a scenario of its own."""
+    unnamed = sum(not scenarios_of(group) for group in groups)
     return {
-        "data/step_num_scenarios": len(scenarios),
+        "data/step_num_scenarios": len(set().union(*map(scenarios_of, groups))) + unnamed,
         "data/step_num_groups_submitted": len(groups),
         "data/step_num_trajectories": sum(len(group) for group in groups),
     }
+
+
+def scenarios_of(group: TrajectoryGroup) -> set[str]:
+    """Return the ids of a group's scenarios: `metadata["scenario_id"]` of the group, else of its trajectories."""
+    for records in ([group], group):
+        ids = {str(name) for record in records if (name := record.metadata.get("scenario_id")) is not None}
+        if ids:
+            return ids
+    return set()
 
 
 def _spread(group: TrajectoryGroup) -> float:

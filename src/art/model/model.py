@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import Token
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 from typing_extensions import TypeVar
@@ -176,17 +176,18 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
             raise ConfigError(f"model {self.name!r} has no inference address yet: {how}")
         return Endpoint(check_address(base_url), check_api_key(api_key), self.project, self.name)
 
-    def get_inference_name(self, step: int | None = None) -> str:
+    def get_inference_name(self, step: int | Literal["promoted"] | None = None) -> str:
         """Return the name to send as `model` in a request.
 
         Args:
-            step: checkpoint of a trainable model that answers; by default the newest at the time of each request.
+            step: checkpoint of a trainable model that answers, "promoted" for the one that was promoted; by default the
+                newest at the time of each request.
         """
         if step is not None:
             raise ConfigError(f"model {self.name!r} is not trainable and has no step {step}")
         return self.inference_model_name or self.name
 
-    def litellm_completion_params(self, step: int | None = None) -> dict[str, Any]:
+    def litellm_completion_params(self, step: int | Literal["promoted"] | None = None) -> dict[str, Any]:
         """Return keyword arguments for `litellm.completion` and `litellm.acompletion` that ask this model."""
         name = self.get_inference_name(step)
         return {
@@ -267,11 +268,16 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         """Make an object that takes the user's own metrics and costs for the next row of the history.
 
         Args:
-            cost_context: first part of the names of costs, `train` or `eval`; by default `train`.
+            cost_context: first part of the names of costs, by default `train`. Other metrics wait for a row of it:
+                `train`, `eval` for the splits `val` and `test`, or another split; by default for the next row.
         """
         from art.compat.metrics import MetricsBuilder
 
-        return MetricsBuilder(cost_context or "train", lambda: self.costs, self._run_log.pending)
+        log = self._run_log
+        return MetricsBuilder(
+            "train" if cost_context is None else cost_context,
+            lambda: self.costs, log.pending, lambda: log.totals(self._paths()), cost_context or "",
+        )  # fmt: skip
 
     def activate_metrics_context(self, cost_context: str) -> Token[MetricsBuilder | None]:
         """Make `art.metrics.track_api_cost` book its costs on this model, until `token.var.reset(token)` is called."""
@@ -327,7 +333,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         step = await self.get_step() if step is None else step
         reporting = await self._start_sinks()
         late = {} if reporting is None else await asyncio.to_thread(reporting.metrics)
-        metrics = late | self._run_log.take_pending() | dict(metrics)
+        metrics = late | self._run_log.take_pending(split) | dict(metrics)
         await self.book_costs(trainer_s=metrics.get("time/step_trainer_s", 0.0), split=split)
         row, written = await self._run_log.append(self._paths(), self.costs, groups, metrics, split, step)
         if reporting is not None:

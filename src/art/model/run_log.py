@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from art.costs import Ledger
+from art.costs.ledger import context_of
 from art.costs.meter import close_row
-from art.metrics.groups import count_groups, name_metrics, summarize_groups, take_costs
+from art.metrics.groups import count_groups, name_metrics, scenarios_of, summarize_groups, take_costs
 from art.storage.history import append_row, means_by_step
 from art.storage.layout import ModelPaths
-from art.storage.totals import Totals
+from art.storage.totals import Pending, Totals, hash_scenario
 from art.storage.trajectories import append_groups
 from art.trajectory import TrajectoryGroup
 
@@ -24,8 +26,8 @@ class RunLog:
     """Writes a model's history, trajectories and costs. Each call names the files: a copy of a model may be renamed."""
 
     def __init__(self) -> None:
-        self.pending: dict[str, float] = {}
-        """Metrics that wait for the next row of the history."""
+        self.pending: defaultdict[str, Pending] = defaultdict(Pending)
+        """What waits for the next row of the history by context: `train`, `eval`, another split, or "" for any row."""
         self._ledgers: dict[Path, Ledger] = {}
         self._totals: dict[Path, Totals] = {}
 
@@ -36,11 +38,20 @@ class RunLog:
         self._ledgers[paths.costs].max_usd = max_usd
         return self._ledgers[paths.costs]
 
-    def take_pending(self) -> dict[str, float]:
-        """Return the pending metrics and forget them."""
-        taken = dict(self.pending)
-        self.pending.clear()
+    def totals(self, paths: ModelPaths) -> Totals:
+        """Return the sums over the rows of the history."""
+        return self._totals.setdefault(paths.history, Totals(paths.history, paths.totals))
+
+    def take_pending(self, split: str) -> dict[str, float]:
+        """Return the metrics that wait for a row of `split`, and forget them."""
+        taken: dict[str, float] = {}
+        for pending in self._waiting(split):
+            taken |= pending.metrics
+            pending.metrics.clear()
         return taken
+
+    def _waiting(self, split: str) -> list[Pending]:
+        return [self.pending[context] for context in ("", context_of(split)) if context in self.pending]
 
     async def append(
         self,
@@ -66,17 +77,26 @@ class RunLog:
         if groups and split == "train":
             row |= count_groups(groups)
         row |= name_metrics(metrics, split)
-        totals = self._totals.setdefault(paths.history, Totals(paths.history))
-        return row, await asyncio.to_thread(_write, paths, totals, groups, split, row, step)
+        if groups:
+            await asyncio.to_thread(append_groups, paths.trajectories(split, step), groups)
+        scenarios = self._take_scenarios(groups, split)
+        return row, await asyncio.to_thread(_append_row, paths, self.totals(paths), scenarios, row, step)
+
+    def _take_scenarios(self, groups: list[TrajectoryGroup], split: str) -> set[int]:
+        """Return the scenarios of a row by their hashes. Held-out groups have none, since they are not trained on."""
+        trained = groups if split == "train" else []
+        scenarios = {hash_scenario(name) for group in trained for name in scenarios_of(group)}
+        for pending in self._waiting(split):
+            scenarios |= pending.scenarios
+            pending.scenarios.clear()
+        return scenarios
 
 
-def _write(
-    paths: ModelPaths, totals: Totals, groups: list[TrajectoryGroup], split: str, row: dict[str, float], step: int
+def _append_row(
+    paths: ModelPaths, totals: Totals, scenarios: set[int], row: dict[str, float], step: int
 ) -> dict[str, Any]:
-    if groups:
-        append_groups(paths.trajectories(split, step), groups)
     with totals.lock:
-        return append_row(paths.history, totals.of(row) | row, step=step)
+        return append_row(paths.history, totals.of(row, scenarios) | row, step=step)
 
 
 def best_step(history: Path, metric: str) -> int | None:

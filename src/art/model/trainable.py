@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Generic, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Literal, Unpack
 
 from pydantic import PrivateAttr
 
@@ -95,7 +95,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         self._registered_as = (self.project, self.name)
         remember(self)
 
-    def get_inference_name(self, step: int | None = None) -> str:
+    def get_inference_name(self, step: int | Literal["promoted"] | None = None) -> str:
         # After a copy was renamed, the name that the server gave is not its own.
         known = self.inference_model_name if self._registered_as == (self.project, self.name) else None
         name = known or f"{self.project}/{self.name}"
@@ -246,8 +246,25 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         metadata = {"base_model": self.base_model, "project": self.project, "model": self.name}
         await self.report_file(folder, name="checkpoint", kind="model", step=step, metadata=metadata)
 
+    async def promote(self, step: int | None = None) -> str:
+        """Declare a checkpoint good for production: it answers requests to `project/name@promoted` from then on.
+
+        Training goes on and leaves it alone, and no deletion removes it. Promoting another step replaces it at once.
+
+        Args:
+            step: step of the checkpoint; by default the newest.
+
+        Returns:
+            The name to send as `model` in a request; `get_inference_name("promoted")` is the same.
+
+        Raises:
+            NotFoundError: there is no such checkpoint.
+            ConfigError: the engine cannot serve a step beside the newest, with `VllmConfig(weights="merged")`.
+        """
+        return (await self.backend().checkpoints.promote(self, step)).inference_name
+
     async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> None:
-        """Delete all checkpoints but the newest, those in use, and the best, which has the highest mean of the metric.
+        """Delete all checkpoints but the newest, the promoted, those in use, and the best by the mean of the metric.
 
         If the history has damaged lines, nothing is deleted: the best checkpoint could be in one of them.
         """

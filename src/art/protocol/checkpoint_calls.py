@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from art.config.addresses import check_no_userinfo
 from art.config.base_models import HUB_ID_PATTERN
@@ -30,12 +30,32 @@ class CheckpointInfo(Wire):
     """Whether it has the highest mean of the requested metric."""
     in_use: list[str] = []
     """Descriptions of what needs the checkpoint: running requests, unfinished jobs."""
+    promoted: bool = False
+    """Whether `project/name@promoted` means this checkpoint, which is then never deleted; absent if not."""
+
+    @model_serializer(mode="wrap")
+    def _only_what_is_promoted(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """An older client refuses fields that it does not know, so this one is sent only where it says something."""
+        body: dict[str, Any] = serialize(self)
+        if not self.promoted:
+            del body["promoted"]
+        return body
 
 
 class CheckpointList(Wire):
     steps: list[int]
     checkpoints: list[CheckpointInfo]
     """All checkpoints, in the order of steps."""
+
+
+class Promotion(Wire):
+    """The promoted checkpoint of a model."""
+
+    step: int
+    inference_name: str
+    """Value of `model` in chat requests that this checkpoint answers, whatever is trained: `project/name@promoted`."""
+    previous_step: int | None
+    """Step that was promoted before this call; null if none was."""
 
 
 class FileInfo(Wire):

@@ -60,13 +60,24 @@ class ModelStatus(Wire):
     step: int
     """Step (number) of the checkpoint that is served."""
     inference_name: str
-    """Value of `model` in chat requests: `project/name`. With `@step` appended it asks one checkpoint."""
+    """Value of `model` in chat requests: `project/name`. With `@step` appended it asks one checkpoint, with `@promoted`
+    the promoted one."""
     created_at: float = 0.0
     """When the model was first registered, in seconds since the epoch."""
     serves_base: bool = False
     """Whether chat requests can name the base model to ask it without any training."""
     tokens: TokenCounts | None = None
     """Tokens that the model has read and sampled on this server. Only in the status of a single model."""
+    promoted_step: int | None = None
+    """Step of the promoted checkpoint; absent while nothing is promoted."""
+
+    @model_serializer(mode="wrap")
+    def _only_what_is_promoted(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """An older client refuses fields that it does not know, so this one is sent only where it says something."""
+        body: dict[str, Any] = serialize(self)
+        if self.promoted_step is None:
+            del body["promoted_step"]
+        return body
 
 
 class WireAnswer(Wire):
@@ -197,7 +208,7 @@ class JobStatus(Wire):
 
 
 class DeleteCheckpointsRequest(Wire):
-    """Which checkpoints to keep. The newest, the best and those in use are always kept."""
+    """Which checkpoints to keep. The newest, the best, the promoted and those in use are always kept."""
 
     keep_steps: list[int] = []
     keep_recent: int = Field(default=1, ge=1)

@@ -1,19 +1,20 @@
-"""The checkpoints of a model on the server: list them, delete old ones, read their files, and queue jobs on them.
+"""The checkpoints of a model on the server: list, promote and delete them, read their files, and queue jobs on them.
 
-Some checkpoints are never deleted, whatever a request says: the newest, the best by a metric, and those in use. A
-checkpoint is in use while requests sample from it or an unfinished job needs it.
+Some checkpoints are never deleted, whatever a request says: the newest, the best by a metric, the promoted one, and
+those in use. A checkpoint is in use while requests sample from it or an unfinished job needs it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from art.errors import NotFoundError
+from art.errors import ConfigError, NotFoundError
 from art.protocol.checkpoint_calls import (
     CheckpointInfo,
     ExportRequest,
@@ -21,6 +22,7 @@ from art.protocol.checkpoint_calls import (
     FileList,
     ForkRequest,
     MetricsRow,
+    Promotion,
     PullRequest,
     PushRequest,
 )
@@ -33,14 +35,20 @@ from art.runtime.jobs.runner import JobRunner
 from art.runtime.metric_store import MetricStore
 from art.runtime.models import Models
 from art.runtime.registry import RegisteredModel
+from art.runtime.supervision.waits import acquired
 from art.storage import checkpoints
 from art.storage.layout import validate_name
 
+logger = logging.getLogger(__name__)
+
+CHANGE_TIMEOUT_S = 600.0
+"""Longest wait of a promotion or deletion for another one of the same model."""
 FileRequest = TypeVar("FileRequest", ForkRequest, PullRequest, ExportRequest, PushRequest)
 
 
 class ModelCheckpoints:
-    """Lists, deletes and serves checkpoints of models, named by `project` and `name`, and queues jobs on them."""
+    """Lists, promotes, deletes and serves checkpoints of models, named by `project` and `name`, and queues jobs on
+    them."""
 
     def __init__(self, models: Models, jobs: JobRunner, metrics: MetricStore, llama_cpp: str | None) -> None:
         """`llama_cpp` is the folder of llama.cpp for exports; `None` looks for it in the usual places."""
@@ -48,6 +56,8 @@ class ModelCheckpoints:
         self._jobs = jobs
         self._metrics = metrics
         self._llama_cpp = llama_cpp
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """One per model. Promotions and deletions hold it, so that no checkpoint is deleted while it is promoted."""
 
     async def list_all(self, project: str, name: str, best_metric: str) -> list[CheckpointInfo]:
         """List the published checkpoints of a model, in the order of steps.
@@ -77,6 +87,7 @@ class ModelCheckpoints:
                     "newest": info.step == model.step,
                     "best": info.step == best,
                     "in_use": needed.get(info.step, []),
+                    "promoted": info.step == model.promoted_step,
                 }
             )
             for info in infos
@@ -85,19 +96,47 @@ class ModelCheckpoints:
     async def delete(self, project: str, name: str, request: DeleteCheckpointsRequest) -> list[int]:
         """Delete checkpoints of a model and return their steps.
 
-        The checkpoints that the request names stay, and the newest, the best and those in use.
+        The checkpoints that the request names stay, and the newest, the best, the promoted and those in use.
         """
         model, host = self._models.find(project, name)
-        infos = await self.list_all(project, name, request.best_metric)
-        keep = {*request.keep_steps, *[info.step for info in infos][-request.keep_recent :]}
-        deleted = []
-        for info in infos:
-            if info.step in keep or info.newest or info.best or info.in_use:
-                continue
-            await host.adapters.forget(model.adapter_id(info.step))
-            await asyncio.to_thread(checkpoints.delete, self._models.checkpoint(model, info.step))
-            deleted.append(info.step)
+        async with acquired(self._locks[model.key], f"changes of the checkpoints of {model.key}", CHANGE_TIMEOUT_S):
+            infos = await self.list_all(project, name, request.best_metric)
+            keep = {*request.keep_steps, *[info.step for info in infos][-request.keep_recent :]}
+            deleted = []
+            for info in infos:
+                if info.step in keep or info.newest or info.best or info.promoted or info.in_use:
+                    continue
+                await host.adapters.forget(model.adapter_id(info.step))
+                await asyncio.to_thread(checkpoints.delete, self._models.checkpoint(model, info.step))
+                deleted.append(info.step)
         return deleted
+
+    async def promote(self, project: str, name: str, step: int) -> Promotion:
+        """Make a checkpoint the promoted one of its model, once the engine has loaded and proved it.
+
+        Until then, and if that fails, `project/name@promoted` goes on to mean the checkpoint that was promoted before.
+
+        Raises:
+            NotFoundError: there is no such model or published checkpoint.
+            ConfigError: the model's engine cannot serve a step beside the newest.
+            CorruptCheckpointError, AdapterError, HandshakeError: the checkpoint cannot be served.
+            ProcessError: the engine cannot start, or another promotion or deletion took too long.
+        """
+        model, host = self._models.find(project, name)
+        if host.one_policy:
+            raise ConfigError(
+                f'{model.key} cannot have a promoted checkpoint: with `weights="merged"` vLLM serves one step at a '
+                'time, the newest. Register the model with `weights="lora"` or the embedded engine, or fork step '
+                f"{step} to a model of another name on a server of its own",
+                param="step",
+            )
+        async with acquired(self._locks[model.key], f"changes of the checkpoints of {model.key}", CHANGE_TIMEOUT_S):
+            path = await asyncio.to_thread(self._models.folder, project, name, step)
+            await host.adapters.load(model.adapter_id(step), path)
+            previous = self._models.find(project, name)[0].promoted_step
+            await self._models.promote(model, step)
+        logger.info("promoted step %d of %s; before it was %s", step, model.key, previous)
+        return Promotion(step=step, inference_name=f"{model.key}@promoted", previous_step=previous)
 
     async def files(self, project: str, name: str, step: int, form: str | None = None) -> FileList:
         """List the files of a checkpoint, or of its export in the format `form`.

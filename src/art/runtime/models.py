@@ -29,7 +29,7 @@ class Models:
         self.by_key: dict[str, RegisteredModel] = {}
         """The models by `project/name`."""
         self.on_change: Callable[[], None] = lambda: None
-        """Called after each change of a model's step or settings."""
+        """Called after each change of a model's steps or settings."""
 
     def find(self, project: str, name: str) -> tuple[RegisteredModel, BaseModelHost]:
         """Return a registered model and the host of its base model.
@@ -80,9 +80,33 @@ class Models:
         return path
 
     def replace(self, model: RegisteredModel) -> None:
-        """Add a model, or replace everything but its step: a job may have published a step in the meantime."""
+        """Add a model, or replace everything but its steps: in the meantime a job may have published one, or somebody
+        promoted one."""
         current = self.by_key.get(model.key, model)
-        self.by_key[model.key] = dataclasses.replace(model, step=current.step)
+        self.by_key[model.key] = dataclasses.replace(model, step=current.step, promoted_step=current.promoted_step)
+        self.on_change()
+
+    def promoted_step(self, project: str, name: str) -> int:
+        """Return the step that `project/name@promoted` means.
+
+        Raises:
+            NotFoundError: the model is not registered, or none of its checkpoints is promoted.
+        """
+        model, _ = self.find(project, name)
+        if model.promoted_step is None:
+            promoted = f"{model.key}@promoted"
+            raise NotFoundError(
+                f"there is no {promoted!r}: no checkpoint of {model.key} is promoted. Promote one with "
+                f"`art checkpoints promote {model.key} --step STEP` or `await model.promote(step)`, or ask for "
+                f"{model.key!r}, its newest step",
+                param="model",
+            )
+        return model.promoted_step
+
+    async def promote(self, model: RegisteredModel, step: int) -> None:
+        """Record `step` as the promoted one. From then on `project/name@promoted` means it."""
+        await self._registry.save_promoted(model, step)
+        self.by_key[model.key] = dataclasses.replace(self.by_key[model.key], promoted_step=step)
         self.on_change()
 
     def set_step(self, key: str, step: int) -> None:
@@ -109,4 +133,5 @@ def status_of(model: RegisteredModel) -> ModelStatus:
     return ModelStatus(
         project=model.project, name=model.name, base_model=model.base_model, step=model.step, inference_name=model.key,
         created_at=model.created_at, serves_base=not (isinstance(engine, VllmConfig) and engine.weights == "merged"),
+        promoted_step=model.promoted_step,
     )  # fmt: skip

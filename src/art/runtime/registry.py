@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from dataclasses import dataclass
 
 from art.config import ModelSettings
@@ -19,6 +20,10 @@ CREATE TABLE IF NOT EXISTS published (
     project TEXT NOT NULL, name TEXT NOT NULL, step INTEGER NOT NULL, identity TEXT NOT NULL,
     PRIMARY KEY (project, name, step)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS promoted (
+    project TEXT NOT NULL, name TEXT NOT NULL, step INTEGER NOT NULL, promoted_at REAL NOT NULL,
+    PRIMARY KEY (project, name)
+) WITHOUT ROWID;
 """
 
 
@@ -33,6 +38,8 @@ class RegisteredModel:
 
     created_at: float = 0.0
     """When the model was first registered, in seconds since the epoch."""
+    promoted_step: int | None = None
+    """Step of the checkpoint that `project/name@promoted` means; `None` while nothing is promoted."""
 
     @property
     def key(self) -> str:
@@ -52,11 +59,14 @@ class Registry:
         await self._database.run(lambda db: db.executescript(_SCHEMA))
 
     async def models(self) -> list[RegisteredModel]:
-        sql = "SELECT project, name, base_model, settings, step, created_at FROM models"
+        sql = (
+            "SELECT project, name, base_model, settings, models.step, created_at, promoted.step "
+            "FROM models LEFT JOIN promoted USING (project, name)"
+        )
         rows = await asyncio.to_thread(self._database.read, sql)
         return [
-            RegisteredModel(project, name, base_model, ModelSettings.model_validate_json(settings), step, created_at)
-            for project, name, base_model, settings, step, created_at in rows
+            RegisteredModel(project, name, base_model, ModelSettings.model_validate_json(settings), *others)
+            for project, name, base_model, settings, *others in rows
         ]
 
     def identity(self, model: RegisteredModel, step: int) -> str | None:
@@ -68,8 +78,13 @@ class Registry:
     async def save_identity(self, model: RegisteredModel, step: int, identity: str) -> None:
         await self._database.run(lambda db: set_identity(db, model.project, model.name, step, identity))
 
+    async def save_promoted(self, model: RegisteredModel, step: int) -> None:
+        """Record `step` as the promoted one, in place of any other step of the model."""
+        row = (model.project, model.name, step, time.time())
+        await self._database.run(lambda db: db.execute("INSERT OR REPLACE INTO promoted VALUES (?, ?, ?, ?)", row))
+
     async def save_model(self, model: RegisteredModel) -> None:
-        """Insert a model, or update everything but its step."""
+        """Insert a model, or update everything but its step and what is promoted."""
         row = (
             model.project,
             model.name,

@@ -41,12 +41,13 @@ class PolicyResolver:
         return policy if policy is not None and self.is_ready(policy) else None
 
     async def resolve(self, model: str) -> PolicyRef:
-        """Find the policy that `project/name[@step]` or `name[@step]` means. Load its adapter if the engine dropped it.
+        """Find the policy that `project/name`, `name`, or one of them with `@step` or `@promoted` means. Load its
+        adapter if the engine dropped it.
 
         The name of a registered model's base model means that base model without any training.
 
         Raises:
-            NotFoundError: the model or step is unknown, or two projects have a model of this name.
+            NotFoundError: the model or step is unknown, nothing is promoted, or two projects have a model of this name.
             StorageError: the data directory is gone.
         """
         try:
@@ -59,17 +60,19 @@ class PolicyResolver:
                 raise
             return await self._untrained(based, model)
         registered, host = self._models.find(*key)
-        step = registered.step if asked.step is None else asked.step
+        asked_step = self._models.promoted_step(*key) if asked.step == "promoted" else asked.step
+        step = registered.step if asked_step is None else asked_step
         checkpoint = self._models.checkpoint(registered, step)
         if step > registered.step or not checkpoint.exists():
             self._check_directory()
+            what = f"step {step}, which is promoted" if asked.step == "promoted" else f"step {step}"
             raise NotFoundError(
-                f"model {registered.key!r} has no published checkpoint of step {step}; the newest is {registered.step}",
+                f"model {registered.key!r} has no published checkpoint of {what}; the newest is {registered.step}",
                 param="model",
             )
         await asyncio.to_thread(self._models.published, registered, step)
         if host.one_policy:
-            step = await self._only_step(registered, host, asked.step)
+            step = await self._only_step(registered, host, asked_step)
         adapter_id = registered.adapter_id(step)
         if not host.one_policy:
             await host.adapters.load(adapter_id, checkpoint)

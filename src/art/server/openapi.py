@@ -17,7 +17,9 @@ from art.server.call import Route
 from art.storage.layout import NAME_PATTERN
 
 _REFERENCE = "#/components/schemas/{model}"
-_JSON, _TEXT = "application/json", {"type": "string"}
+_JSON = "application/json"
+_OTHER_MEDIA = {"text/event-stream": {"type": "object"}}
+"""Schemas of other media types than JSON and plain text: of each server-sent event, with its fields."""
 _DISTRIBUTION = "agent-reinforcement-trainer"
 
 
@@ -62,7 +64,11 @@ def _operation(route: Route, schemas: dict[type[BaseModel], Any]) -> dict[str, A
             str(route.status): {
                 "description": HTTPStatus(route.status).phrase,
                 "content": {
-                    media: {"schema": schemas[route.response] if route.response and media == _JSON else _TEXT}
+                    media: {
+                        "schema": schemas[route.response]
+                        if route.response and media == _JSON
+                        else _OTHER_MEDIA.get(media, {"type": "string"})
+                    }
                     for media in route.media
                 },
             },

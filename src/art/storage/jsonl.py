@@ -133,10 +133,16 @@ def read_lines_from(path: Path, offset: int) -> Iterator[tuple[dict[str, Any] | 
 
 
 def encode(row: dict[str, Any]) -> str:
+    """Return a row as one line of JSON, with null for NaN and infinities."""
     try:
-        return json.dumps(row, allow_nan=False, ensure_ascii=False)
+        line = json.dumps(row, allow_nan=False, ensure_ascii=False)
     except ValueError:
-        return json.dumps(_without_nan(row), allow_nan=False, ensure_ascii=False)
+        line = json.dumps(_without_nan(row), allow_nan=False, ensure_ascii=False)
+    try:
+        line.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair: models and tools write that, and UTF-8 cannot hold it
+        return json.dumps(json.loads(line))
+    return line
 
 
 def _without_nan(value: Any) -> Any:

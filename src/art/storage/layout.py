@@ -34,6 +34,8 @@ class ModelPaths:
         self.state = root / "state.json"
         self.history = root / "history.jsonl"
         self.costs = root / "costs.jsonl"
+        self.totals = root / "totals.jsonl"
+        """What the sums of the history need and do not find in it (`art.storage.totals`)."""
         self.checkpoints = root / "checkpoints"
         self.exports = root / "exports"
         self.steps = root / "steps"

@@ -80,6 +80,9 @@ class ReadPath:
     names_files: bool = False
     """Whether the answer can say where files lie on the machine, which only keys with scope `admin` may see."""
 
+    is_of_log: bool = False
+    """Whether the answer is made of files, jobs and the index only, and so stays the same between two steps."""
+
     def asked(self, values: Mapping[str, str], query: Mapping[str, Sequence[str]]) -> Asked:
         """Check parameters and query.
 
@@ -111,10 +114,12 @@ PATHS: list[ReadPath] = [
     ReadPath("runs", "list runs", RunList, lambda v, a: v.runs(a.query.project), RunsQuery, names_files=True),
     ReadPath(_RUN, "describe a run", RunDetail, lambda v, a: v.run(*a.run), names_files=True),
     ReadPath(
-        f"{_RUN}/series", "curves of metrics", SeriesAnswer, lambda v, a: v.series(*a.run, a.query), SeriesQuery
+        f"{_RUN}/series", "curves of metrics", SeriesAnswer, lambda v, a: v.series(*a.run, a.query), SeriesQuery,
+        is_of_log=True,
     ),
     ReadPath(
-        f"{_RUN}/rollouts", "list rollouts", RolloutPage, lambda v, a: v.rollouts(*a.run, a.query), RolloutQuery
+        f"{_RUN}/rollouts", "list rollouts", RolloutPage, lambda v, a: v.rollouts(*a.run, a.query), RolloutQuery,
+        is_of_log=True,
     ),
     ReadPath(_ROLLOUT, "describe a rollout", RolloutDetail, lambda v, a: v.rollout(*a.run, _key(a))),
     ReadPath(
@@ -125,21 +130,24 @@ PATHS: list[ReadPath] = [
         f"{_RUN}/groups/{{split}}/{{step}}/{{group}}", "the rollouts of a scenario side by side", GroupAnswer,
         lambda v, a: v.group(*a.run, a.values["split"], a.number("step"), a.number("group")),
     ),
-    ReadPath(f"{_RUN}/steps/{{step}}", "describe a step", StepDetail, lambda v, a: v.step(*a.run, a.number("step"))),
+    ReadPath(
+        f"{_RUN}/steps/{{step}}", "describe a step", StepDetail, lambda v, a: v.step(*a.run, a.number("step")),
+        is_of_log=True,
+    ),
     ReadPath(
         f"{_RUN}/steps/{{step}}/tree", "the prefix tree of a step as it was trained", TreeAnswer,
         lambda v, a: v.tree(*a.run, a.number("step"), a.query), TreeQuery,
     ),
     ReadPath(
         f"{_RUN}/ledger", "what became of sampled tokens", LedgerAnswer,
-        lambda v, a: v.ledger(*a.run, a.query.first, a.query.last), LedgerQuery,
+        lambda v, a: v.ledger(*a.run, a.query.first, a.query.last), LedgerQuery, is_of_log=True,
     ),
     ReadPath(f"{_RUN}/checkpoints", "list checkpoints", CheckpointList, lambda v, a: v.checkpoints(*a.run)),
     ReadPath(
         f"{_RUN}/checkpoints/compare", "compare two checkpoints on the same scenarios", Comparison,
         lambda v, a: v.compare(*a.run, a.query), CompareQuery,
     ),
-    ReadPath(f"{_RUN}/costs", "what a run has cost", CostsAnswer, lambda v, a: v.costs(*a.run)),
+    ReadPath(f"{_RUN}/costs", "what a run has cost", CostsAnswer, lambda v, a: v.costs(*a.run), is_of_log=True),
 ]  # fmt: skip
 """All paths. Each is one method of `Viewer`."""
 

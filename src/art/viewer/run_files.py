@@ -58,6 +58,17 @@ class RunFiles:
         logged = self.history.columns
         return join(logged.points(metric), self.jobs.columns.points(metric), logged.steps())
 
+    def nums_of_points(self) -> dict[str, int]:
+        """Return the number of steps of each metric, as `points` has them."""
+        logged, measured = self.history.columns, self.jobs.columns
+        nums = {name: logged.num_steps(name) for name in logged.names}
+        only_measured = np.setdiff1d(measured.steps(), logged.steps())
+        if len(only_measured) > 0:
+            for name in measured.names:
+                extra = np.isin(measured.points(name).steps, only_measured)
+                nums[name] = nums.get(name, 0) + int(extra.sum())
+        return nums
+
     def steps(self) -> NDArray[np.int64]:
         """Return the steps that have metrics, in order."""
         return np.union1d(self.history.columns.steps(), self.jobs.columns.steps())

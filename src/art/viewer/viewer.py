@@ -118,16 +118,28 @@ class Viewer:
         self.run_paths(project, name)
         return self._runs.get(project, name)
 
-    def version(self, project: str | None = None, name: str | None = None) -> str:
+    def version(self, project: str | None = None, name: str | None = None, *, of_log: bool = False) -> str:
         """Return a text that changes when an answer about the run can change; of all runs without a name. It is made
-        of sizes and times of files, and costs no more than looking at them."""
+        of sizes and times of files, and costs no more than looking at them.
+
+        Args:
+            of_log: for an answer that is made of files, jobs and the index only. It does not change with every
+                request to the model, as the state of the server and its record of exchanges do.
+        """
         names = [(project, name)] if project and name else list_names(self.data_dir, self.database, project)
-        states = [_stat(Path(f"{self.data_dir.database}{suffix}")) for suffix in ("", "-wal")]
+        if of_log:
+            jobs = (
+                "SELECT count(*), max(rowid), group_concat(state) FROM (SELECT rowid, state FROM jobs "
+                "WHERE project = ? AND name = ? ORDER BY rowid DESC LIMIT 20)"
+            )
+            states: list[object] = [self.database.read(jobs, each) for each in names]
+        else:
+            states = [_stat(Path(f"{self.data_dir.database}{suffix}")) for suffix in ("", "-wal")]
         for each in names:
             paths = self.data_dir.model(*each)
             files = (paths.history, paths.costs, paths.state, paths.checkpoints, paths.steps)
             states += [_stat(path) for path in (*files, paths.root / "trajectories" / TRAIN)]
-        live = [_happening(self.live.activity(*each)) for each in names] if self.live is not None else []
+        live = [] if self.live is None or of_log else [_happening(self.live.activity(*each)) for each in names]
         digest = hashlib.blake2b(repr((states, live)).encode(), digest_size=12).hexdigest()
         return f"{self.indexer.num_changes}-{self._is_used():d}-{digest}"
 

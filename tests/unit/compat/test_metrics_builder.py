@@ -31,7 +31,10 @@ async def test_metrics_wait_for_the_next_row(model: art.Model) -> None:
     builder.add_idle_times(step_actor_idle_s=0.25)
     builder.add_data(step_num_scenarios=4)
     builder.add_metric("train/temperature", 1.0)
-    builder.for_cost_context("eval").add_metric("train/temperature", 0.5)
+    model.metrics_builder("train").add_metric("train/temperature", 0.5)
+    builder.for_cost_context("eval").add_metric("val/temperature", 0.7)
+    builder.for_cost_context("eval", buffer_scope="train").add_metric("train/heat", 0.9)
+    model.metrics_builder().add_metric("train/any", 1.0)
     with builder.measure("time/step_tools_s"):
         await asyncio.sleep(0.01)
     await model.log(split="train", step=1, metrics={"data/step_games": 3})
@@ -42,7 +45,10 @@ async def test_metrics_wait_for_the_next_row(model: art.Model) -> None:
     assert (first["time/step_wall_s"], first["time/step_actor_s"], first["train/temperature"]) == (2.0, 1.5, 0.5)
     assert (first["throughput/step_actor_idle_s"], first["data/step_num_scenarios"]) == (0.25, 4)
     assert first["time/step_tools_s"] >= 0.01
-    assert "train/temperature" not in second
+    assert (first["train/heat"], first["train/any"], "val/temperature" in first) == (0.9, 1.0, False)
+    assert not {"train/temperature", "train/any", "val/temperature"} & second.keys()
+    await model.log(split="val", step=2)
+    assert rows(model)[2]["val/temperature"] == 0.7
     assert (first["data/cum/games"], second["data/cum/games"]) == (3, 7)
     assert (first["time/cum/actor_s"], second["time/cum/actor_s"]) == (1.5, 3.5)
     assert "time/cum/tools_s" not in second
@@ -93,6 +99,42 @@ async def test_taking_the_metrics_oneself(model: art.Model) -> None:
         model.metrics_builder("a/b")
 
 
+async def test_state_moves_sums_costs_and_scenarios_to_another_model(model: art.Model, tmp_path: Path) -> None:
+    builder = model.metrics_builder("train")
+    builder.add_data(step_num_scenarios=3, scenario_ids=["a", "b"])
+    builder.add_cost("train/judge/ruler", 0.5)
+    builder.add_cost("search", 0.25)
+    await model.log(split="train", step=1, metrics={"time/step_actor_s": 2.0})
+    state = json.loads(json.dumps(builder.state_dict()))
+
+    copy = art.Model(name="copy", project="games", base_path=str(tmp_path))
+    for _ in range(2):  # the second time changes nothing
+        copy.metrics_builder("train").load_state_dict(state)
+        builder.load_state_dict(state)
+    copy = art.Model(name="copy", project="games", base_path=str(tmp_path))
+    copy.metrics_builder("train").add_data(step_num_scenarios=1, scenario_ids=["b", "c"])
+    await copy.log(split="train", step=5, metrics={"time/step_actor_s": 1.0})
+    (row,) = rows(copy)
+    assert (row["data/cum/num_scenarios"], row["data/cum/num_unique_scenarios"], row["time/cum/actor_s"]) == (4, 3, 3.0)
+    assert (row["costs/cum/train/judge/ruler"], row["costs/cum/train/search"]) == (0.5, 0.25)
+    assert (model.costs.spent_usd, copy.costs.spent_usd) == (0.75, 0.75)
+    assert model._paths().totals.read_text().count("\n") == 1, "the model that knew it all wrote nothing"
+
+
+async def test_state_of_art_05_with_ids_and_sums_of_costs(model: art.Model) -> None:
+    cum = {"costs/cum/train/x": 1.0, "costs/cum/train": 1.0, "costs/cum/gpu": 2.0, "costs/cum/all": 3.0}
+    builder = model.metrics_builder("train")
+    builder.load_state_dict({"cum_state": cum, "unique_scenario_ids": ["a", "b"]})
+    builder.add_data(scenario_ids=["b"])
+    await model.log(split="train", step=1)
+    (row,) = rows(model)
+    assert {name: row[name] for name in cum} == cum
+    assert row["data/cum/num_unique_scenarios"] == 2
+    for wrong in ({"sums": {}}, {"cum_state": 3}, {"cum_state": {"data/step_x": 1}}, {"unique_scenario_hashes": ["a"]}):
+        with pytest.raises(ConfigError, match="expected"):
+            builder.load_state_dict(wrong)
+
+
 ANSWER = SimpleNamespace(usage={"prompt_tokens": 1_000_000, "completion_tokens": 500_000})
 
 
@@ -139,7 +181,17 @@ def test_prices_that_are_registered_and_prices_that_nobody_knows(model: art.Mode
     try:
         assert builder.add_response_cost("llm", ANSWER, provider="openai", model_name="new-model") == 2.0
         assert builder.add_response_cost("llm", ANSWER, provider="flat", model_name="any") == 0.5
+        MetricsBuilder.register_model_pricing(
+            "claude", prompt_per_million=1, completion_per_million=2, cache_read_per_million=0.5,
+            cache_creation_per_million=3,
+        )  # fmt: skip
+        usage = {"input_tokens": 10**6, "cache_read_input_tokens": 10**6, "cache_creation_input_tokens": 10**6}
+        ask = {"provider": "anthropic", "model_name": "claude"}
+        assert builder.add_response_cost("llm/", {"usage": usage}, **ask) == 1 + 0.5 + 3
+        assert builder.add_response_cost("llm", {"usage": usage}, **ask, prompt_price_per_million=2) == 2 + 0.5 + 3
+        with pytest.raises(ConfigError, match="has no `usage`"):  # a stream: 0 USD would be wrong
+            builder.add_response_cost("llm", iter(()), **ask)
     finally:
         MetricsBuilder._prices.clear()
         MetricsBuilder._extractors.clear()
-    assert model.costs.spent_usd == 2.5
+    assert model.costs.spent_usd == 2.5 + 4.5 + 5.5

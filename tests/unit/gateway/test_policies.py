@@ -20,6 +20,7 @@ from tests.support.gateway import LOOK_UP, Bench, user
         ("games/agent@12", ModelName("games", "agent", 12)),
         ("agent", ModelName(None, "agent", None)),
         ("agent@0", ModelName(None, "agent", 0)),
+        ("games/agent@promoted", ModelName("games", "agent", "promoted")),
         ("my-model.v2", ModelName(None, "my-model.v2", None)),
     ],
 )
@@ -27,7 +28,24 @@ def test_model_names_are_split_into_their_parts(text: str, name: ModelName) -> N
     assert parse_model_name(text) == name
 
 
-@pytest.mark.parametrize("text", ["", "a/b/c", "a@", "a@x", "a@-1", "@3", "/a", "a/", "a@1@2", "a@" + "9" * 30])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a/b/c",
+        "a@",
+        "a@x",
+        "a@-1",
+        "@3",
+        "a@promoted2",
+        "a@2promoted",
+        "@promoted",
+        "/a",
+        "a/",
+        "a@1@2",
+        "a@" + "9" * 30,
+    ],
+)
 def test_malformed_model_names_are_not_found(text: str) -> None:
     with pytest.raises(NotFoundError, match="project/name"):
         parse_model_name(text)

@@ -14,7 +14,9 @@ OPEN = {
     ("GET", "/static/{version}/{folder}/{file}"), ("POST", "/view/login"), ("POST", "/view/logout"),
 }  # fmt: skip
 """Asked by what has no key. A new route needs one."""
-WITHOUT_BODY = {("POST", "/api/jobs/{job_id}/cancel")}
+WITHOUT_BODY = {
+    ("POST", "/api/jobs/{job_id}/cancel"), ("POST", "/api/models/{project}/{name}/checkpoints/{step}/promote")
+}  # fmt: skip
 
 each_route = pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
 
@@ -35,7 +37,7 @@ def test_routes_are_different() -> None:
 FROM_PAGE = {
     ("POST", "/view/login"), ("POST", "/view/logout"), ("POST", "/api/models/{project}/{name}/checkpoints/delete"),
     ("POST", "/api/models/{project}/{name}/fork"), ("POST", "/api/models/{project}/{name}/export"),
-    ("POST", "/api/jobs/{job_id}/cancel"),
+    ("POST", "/api/jobs/{job_id}/cancel"), ("POST", "/api/models/{project}/{name}/checkpoints/{step}/promote"),
 }  # fmt: skip
 """What a cookie may do besides reading. A route that samples, trains or uses the server's credentials is not among it."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sqlite3
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,6 +133,39 @@ def test_answers_change_their_version_when_files_do(viewer: Viewer, data_dir: Da
     assert viewer.version(*RUN) == before
     log(data_dir, [TrajectoryGroup([rollout(1.0)])], step=1)
     assert viewer.version(*RUN) != before
+
+
+def test_answers_of_the_log_keep_their_version_while_the_model_answers(viewer: Viewer, data_dir: DataDir) -> None:
+    log(data_dir, [TrajectoryGroup([rollout(1.0)])], step=1)
+    complete(viewer)
+    database = sqlite3.connect(data_dir.database)
+    database.execute("CREATE TABLE jobs (project, name, kind, state, status)")
+    database.execute("CREATE TABLE exchanges (id)")
+    database.commit()
+    all_of_it, of_log = viewer.version(*RUN), viewer.version(*RUN, of_log=True)
+    database.execute("INSERT INTO exchanges VALUES ('one')")
+    database.commit()
+    assert viewer.version(*RUN) != all_of_it
+    assert viewer.version(*RUN, of_log=True) == of_log
+    database.execute("INSERT INTO jobs VALUES (?, ?, 'train', 'running', '{}')", RUN)
+    database.commit()
+    running = viewer.version(*RUN, of_log=True)
+    assert running != of_log
+    database.execute("UPDATE jobs SET state = 'succeeded'")
+    database.commit()
+    database.close()
+    ended = viewer.version(*RUN, of_log=True)
+    assert ended != running
+    log(data_dir, [], step=2, train__reward=3.0)
+    assert viewer.version(*RUN, of_log=True) != ended
+
+
+def test_the_number_of_points_is_that_of_the_curve(mails: Viewer) -> None:
+    metrics = [metric for metric in mails.run(*MAIL_RUN).metrics if not metric.has_band]
+    assert len(metrics) > 20
+    for metric in metrics:
+        (curve,) = mails.series(*MAIL_RUN, SeriesQuery(metric=[metric.name])).series
+        assert metric.num_points == len(curve.steps), metric.name
 
 
 # -- curves --
@@ -329,9 +363,25 @@ def test_costs_by_source_and_step(viewer: Viewer, data_dir: DataDir) -> None:
 def test_checkpoints(mails: Viewer) -> None:
     answer = mails.checkpoints(*MAIL_RUN)
     (row,) = answer.checkpoints
-    assert (row.step, row.is_newest, row.is_promoted, row.is_best) == (12, True, True, False)
+    assert (row.step, row.is_newest, row.is_promoted, row.is_best) == (12, True, False, False)
     assert row.size_bytes > 2000
     assert row.metrics["train/reward"] == pytest.approx(mails.runs().runs[0].reward.mean)  # type: ignore[union-attr]
+
+
+def test_the_promoted_checkpoint(mails: Viewer, served: Path) -> None:
+    """The server records it; the database of an older one has no table for it."""
+    path = DataDir(served).database
+    with sqlite3.connect(path) as db:
+        db.execute("INSERT INTO promoted VALUES (?, ?, 12, 0.0)", MAIL_RUN)
+    try:
+        assert [row.is_promoted for row in mails.checkpoints(*MAIL_RUN).checkpoints] == [True]
+        db.execute("ALTER TABLE promoted RENAME TO kept")
+        assert [row.is_promoted for row in mails.checkpoints(*MAIL_RUN).checkpoints] == [False]
+        db.execute("ALTER TABLE kept RENAME TO promoted")
+    finally:
+        db.execute("DELETE FROM promoted")
+        db.commit()
+        db.close()
 
 
 def test_two_steps_are_compared_on_the_same_scenarios(viewer: Viewer, data_dir: DataDir) -> None:

@@ -1,11 +1,12 @@
-"""The benchmark of the page's answers runs. What it measures here says nothing."""
+"""The benchmarks of the page run. What they measure here says nothing."""
 
 from __future__ import annotations
 
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import viewer
+from benchmarks import page_open, viewer
+from benchmarks.report import Spread
 
 pytestmark = pytest.mark.slow
 
@@ -17,3 +18,13 @@ def test_every_answer_is_asked() -> None:
     assert {"runs", "six curves", "a rollout", "two checkpoints compared"} <= asked
     assert all(float(str(row["median ms"])) >= 0 for row in result.rows)
     assert "CPU per rollout" in result.notes[-1]
+
+
+def test_training_with_the_page_open_is_measured() -> None:
+    args = command.make_parser({"page_open": page_open}).parse_args(["page_open", "--quick", "--repeats", "1"])
+    cpu, wall, tabs = page_open.run(args).rows
+    for row in (cpu, wall):
+        assert isinstance(row["ratio"], Spread)
+        assert row["ratio"].median > 0
+    assert isinstance(tabs["page open"], Spread)
+    assert tabs["page open"].median > 0

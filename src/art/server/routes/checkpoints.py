@@ -1,4 +1,5 @@
-"""Checkpoints of a model: list them, delete them, download files, and queue jobs that copy, export and send them."""
+"""Checkpoints of a model: list, promote and delete them, download files, and queue jobs that copy, export and send
+them."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from art.protocol.checkpoint_calls import (
     FileList,
     ForkRequest,
     MetricsRow,
+    Promotion,
     PullRequest,
     PushRequest,
     Recorded,
@@ -27,9 +29,14 @@ async def list_checkpoints(call: Call) -> CheckpointList:
 
 
 async def delete_checkpoints(call: Call) -> DeleteCheckpointsResponse:
-    """Delete the checkpoints of a model except the named ones, the newest, the best, and those in use."""
+    """Delete the checkpoints of a model except the named ones, the newest, the best, the promoted, and those in use."""
     request = await call.body(DeleteCheckpointsRequest)
     return DeleteCheckpointsResponse(deleted_steps=await call.runtime.checkpoints.delete(*_model(call), request))
+
+
+async def promote(call: Call) -> Promotion:
+    """Make a checkpoint the one that `project/name@promoted` means, and keep it from every deletion."""
+    return await call.runtime.checkpoints.promote(*_model(call), _step(call))
 
 
 async def list_files(call: Call) -> FileList:
@@ -102,6 +109,7 @@ ROUTES = [
         "POST", f"{_MODEL}/checkpoints/delete", delete_checkpoints, scope="train", request=DeleteCheckpointsRequest,
         response=DeleteCheckpointsResponse, from_page=True,
     ),
+    Route("POST", f"{_STEP}/promote", promote, scope="train", response=Promotion, from_page=True),
     Route("GET", f"{_STEP}/files", list_files, scope="train", response=FileList, from_page=True),
     Route("GET", f"{_STEP}/files/{{file}}", get_file, scope="train", media=_BYTES, from_page=True),
     Route("GET", f"{_EXPORT}/files", list_files, scope="train", response=FileList, from_page=True),

@@ -1,4 +1,4 @@
-"""`/v1/models`: the models that can be sampled from, in OpenAI's format."""
+"""`/v1/models`: the models that can be sampled from, in OpenAI's format. A promoted checkpoint is one of them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ async def get_model(call: Call) -> ModelCard:
     cards = [card for card in _cards(call) if name in _names(card)]
     if cards and all(card.base_model == card.id or card.id.endswith(f"/{card.base_model}") for card in cards):
         cards = cards[:1]  # base models are the same in all projects
-    if len(cards) != 1 or (step and not (step.isdecimal() and len(step) < 10)):
+    if len(cards) != 1 or (step not in ("", "promoted") and not (step.isdecimal() and len(step) < 10)):
         names = ", ".join(card.id for card in cards) or "GET /v1/models lists them"
         raise NotFoundError(f"there is no model {short(asked)}, or several have this name: {names}", param="model")
     card = cards[0]
     if not step:
         return card.model_copy(update={"id": asked})
     project, _, own_name = name.rpartition("/")
-    call.runtime.models.folder(project or card.owned_by, own_name, int(step))  # an error if there is none
-    return card.model_copy(update={"id": asked, "step": int(step)})
+    models, project = call.runtime.models, project or card.owned_by
+    number = models.promoted_step(project, own_name) if step == "promoted" else int(step)
+    models.folder(project, own_name, number)  # an error if there is none
+    return card.model_copy(update={"id": asked, "step": number})
 
 
 def _names(card: ModelCard) -> tuple[str, ...]:
@@ -47,6 +49,11 @@ def _cards(call: Call) -> list[ModelCard]:
         )
         for model in models
     ]  # fmt: skip
+    promoted = [
+        card.model_copy(update={"id": f"{card.id}@promoted", "step": model.promoted_step})
+        for card, model in zip(cards, models, strict=True)
+        if model.promoted_step is not None and model.serves_base  # else the engine holds one step at a time
+    ]
     bases: dict[str, ModelCard] = {}
     for model in models:
         base = model.base_model
@@ -56,7 +63,7 @@ def _cards(call: Call) -> list[ModelCard]:
         name = base if call.caller.project or call.path.get("project") == model.project else f"{model.project}/{base}"
         card = ModelCard(id=name, created=int(model.created_at), owned_by=model.project, base_model=base, step=0)
         bases.setdefault(name, card)
-    return cards + list(bases.values())
+    return [*cards, *promoted, *bases.values()]
 
 
 ROUTES = [

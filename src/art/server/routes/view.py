@@ -27,7 +27,7 @@ def _handler(row: ReadPath) -> Handler:
         def read(viewer: Viewer) -> tuple[str, bytes | None]:
             """Return the tag of the answer, and the answer if the browser does not have it."""
             project = asked.values.get("project") or getattr(asked.query, "project", None)
-            etag = _etag(call, viewer.version(project, asked.values.get("name")))
+            etag = _etag(call, viewer.version(project, asked.values.get("name"), of_log=row.is_of_log))
             return etag, None if etag == known else row.read(viewer, asked).model_dump_json().encode()
 
         etag, body = await call.server.page.read(read)

@@ -13,10 +13,11 @@ class CheckpointRow(Answer):
     created_at: float | None
     size_bytes: int
     is_newest: bool
+    """Whether requests without a step get it and the next step starts from it."""
     is_best: bool
     """Whether it has the highest mean of `val/reward`; it is never deleted automatically."""
     is_promoted: bool
-    """Whether it is the checkpoint that requests without a step get."""
+    """Whether it answers requests to `project/name@promoted`; it is never deleted."""
     metrics: dict[str, float]
     """Means of what was logged for its step."""
     parents: list[str] = []

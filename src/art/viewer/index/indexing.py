@@ -49,6 +49,8 @@ class _Run:
     """Times of the folders and of the history at the last look."""
     asked_at: float = 0.0
     num_changes: int = 0
+    complete: tuple[float, int] | None = None
+    """Look at the files and number of changes for which the index was complete."""
 
     def pending(self) -> list[Place]:
         """Files that are not up to date, the newest step first."""
@@ -60,7 +62,9 @@ class _Run:
 
     def progress(self) -> Indexing | None:
         """How far the index has got; `None` when it is complete."""
-        if not self.pending():
+        seen = (self.surveyed_at, self.num_changes)
+        if self.complete == seen or not self.pending():
+            self.complete = seen
             return None
         done = sum(min(self.indexed.get(place, FileState()).size, state.size) for place, state in self.states.items())
         return Indexing(done_bytes=done, total_bytes=sum(state.size for state in self.states.values()))

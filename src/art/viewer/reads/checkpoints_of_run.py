@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import orjson
@@ -35,8 +36,8 @@ def list_checkpoints(run: RunFiles) -> CheckpointList:
         origins = list(dict.fromkeys(run.jobs.origins))
     for step, metrics in _reported(run).items():
         logged[step] |= metrics
-    registered = run.database.read("SELECT step FROM models WHERE project = ? AND name = ?", (run.project, run.name))
-    served = registered[0][0] if registered else None
+    served, promoted = _recorded_step(run, "models"), _recorded_step(run, "promoted")
+    newest = served if served in steps else max(steps, default=None)
     scores = {step: logged[step][BEST_METRIC] for step in steps if BEST_METRIC in logged.get(step, {})}
     best = max(scores, key=lambda step: (scores[step], step), default=None)
     rows = [
@@ -44,9 +45,9 @@ def list_checkpoints(run: RunFiles) -> CheckpointList:
             step=step,
             created_at=_created_at(run, step),
             size_bytes=_size(run, step),
-            is_newest=step == steps[-1],
+            is_newest=step == newest,
             is_best=step == best,
-            is_promoted=step == served,
+            is_promoted=step == promoted,
             metrics=logged.get(step, {}),
             parents=origins if step == steps[0] else [],
         )
@@ -89,6 +90,12 @@ def compare_steps(run: RunFiles, number: int, query: CompareQuery) -> Comparison
         splits=_common_splits(run, number, query),
         missing=_missing(query, before, after),
     )
+
+
+def _recorded_step(run: RunFiles, table: Literal["models", "promoted"]) -> int | None:
+    """The step that the server recorded for the run in a table that has one step per model."""
+    rows = run.database.read(f"SELECT step FROM {table} WHERE project = ? AND name = ?", (run.project, run.name))
+    return rows[0][0] if rows else None
 
 
 def _reported(run: RunFiles) -> dict[int, dict[str, float]]:

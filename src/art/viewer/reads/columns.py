@@ -33,11 +33,40 @@ class Points(NamedTuple):
         return Points(self.steps[inside], self.means[inside], self.counts[inside])
 
 
+class _Column:
+    """Values of one metric, in the order of the rows."""
+
+    __slots__ = ("_is_ascending", "steps", "values")
+
+    def __init__(self) -> None:
+        self.steps: array[int] = array("q")
+        self.values: array[float] = array("d")
+        self._is_ascending = True
+        """Whether each value is of a later step than the one before."""
+
+    def add(self, step: int, value: float) -> None:
+        self._is_ascending = self._is_ascending and (not self.steps or step > self.steps[-1])
+        self.steps.append(step)
+        self.values.append(value)
+
+    def num_steps(self) -> int:
+        return len(self.steps) if self._is_ascending else len(set(self.steps))
+
+    def points(self) -> Points:
+        steps, values = np.array(self.steps, dtype=np.int64), np.array(self.values, dtype=np.float64)
+        if self._is_ascending:
+            return Points(steps, values, np.ones(len(steps), dtype=np.int64))
+        unique, place = np.unique(steps, return_inverse=True)
+        counts = np.bincount(place, minlength=len(unique)).astype(np.int64)
+        sums = np.bincount(place, weights=values, minlength=len(unique))
+        return Points(unique, sums / counts, counts)
+
+
 class Columns:
     """Collects rows of metrics, and gives each metric by step. Values that are no finite numbers are left out."""
 
     def __init__(self) -> None:
-        self._columns: dict[str, tuple[array[int], array[float]]] = {}
+        self._columns: dict[str, _Column] = {}
         self._steps: array[int] = array("q")
 
     def add(self, step: int, row: Mapping[str, Any]) -> None:
@@ -51,9 +80,8 @@ class Columns:
             if column is None:
                 if len(self._columns) >= MOST_NAMES or len(name) > _LONGEST_NAME:
                     continue
-                column = self._columns[name] = (array("q"), array("d"))
-            column[0].append(step)
-            column[1].append(value)
+                column = self._columns[name] = _Column()
+            column.add(step, value)
 
     @property
     def names(self) -> list[str]:
@@ -65,20 +93,23 @@ class Columns:
 
     def points(self, name: str) -> Points:
         """Return a metric by step; empty for one without values."""
-        steps, values = self._columns.get(name, (array("q"), array("d")))
-        unique, place = np.unique(np.array(steps, dtype=np.int64), return_inverse=True)
-        counts = np.bincount(place, minlength=len(unique)).astype(np.int64)
-        sums = np.bincount(place, weights=np.array(values, dtype=np.float64), minlength=len(unique))
-        return Points(unique, sums / np.maximum(counts, 1), counts)
+        return self._columns.get(name, _EMPTY).points()
+
+    def num_steps(self, name: str) -> int:
+        """Return the number of steps that have a value of a metric."""
+        return self._columns.get(name, _EMPTY).num_steps()
 
     def at(self, step: int) -> dict[str, float]:
         """Return the mean of each metric at a step."""
         means = {}
-        for name, (steps, values) in self._columns.items():
-            chosen = np.array(values)[np.array(steps, dtype=np.int64) == step]
+        for name, column in self._columns.items():
+            chosen = np.array(column.values)[np.array(column.steps, dtype=np.int64) == step]
             if len(chosen):
                 means[name] = float(chosen.mean())
         return means
+
+
+_EMPTY = _Column()
 
 
 def join(first: Points, second: Points, covered: NDArray[np.int64]) -> Points:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from art.metrics.groups import SECTIONS
 from art.report.estimates import t_quantile
 from art.viewer.answers.base import Interval
 from art.viewer.answers.curves import Series, SeriesAnswer, SeriesQuery
 from art.viewer.index.sums import Sums
+from art.viewer.reads.columns import Points
 from art.viewer.run_files import RunFiles
 
 _Z = 1.959964
@@ -44,18 +47,46 @@ def read_series(run: RunFiles, number: int, query: SeriesQuery) -> SeriesAnswer:
         number: number of the run in the index.
     """
     with run.refreshed():
-        curves = [(name, curve(run, number, name, query.first, query.last)) for name in dict.fromkeys(query.metric)]
+        series = [_read_one(run, number, name, query) for name in dict.fromkeys(query.metric)]
         damaged = run.num_damaged_rows
-    series = [_series(name, thin(points, query.max_points)) for name, points in curves]
     return SeriesAnswer(series=series, num_unreadable_lines=damaged)
+
+
+def _read_one(run: RunFiles, number: int, metric: str, query: SeriesQuery) -> Series:
+    sums = _sums(run, number, metric, query.first, query.last)
+    logged = run.points(metric).between(query.first, query.last)
+    if sums:
+        return _series(metric, thin(_curve(logged, sums), query.max_points))
+    points = _thin_logged(logged, query.max_points)
+    return Series(
+        metric=metric,
+        split=_split_of(metric),
+        steps=points.steps.tolist(),
+        mean=points.means.tolist(),
+        low=None,
+        high=None,
+        num=None,
+        num_steps=points.counts.tolist() if len(points.steps) < len(logged.steps) else None,
+    )
+
+
+def _thin_logged(points: Points, max_points: int) -> Points:
+    """Do what `thin` does for a metric without intervals; the counts become numbers of steps."""
+    width = max(1, math.ceil(len(points.steps) / max_points))
+    firsts = np.arange(0, len(points.steps), width)
+    counts = np.diff(np.append(firsts, len(points.steps)))
+    means = np.add.reduceat(points.means, firsts) / counts if len(firsts) else points.means
+    return Points(points.steps[firsts + counts // 2], means, counts)
 
 
 def curve(
     run: RunFiles, number: int, metric: str, first: int | None = None, last: int | None = None
 ) -> list[CurvePoint]:
     """Return every point of a metric, in the order of steps. Hold the lock of `run`."""
-    logged = run.points(metric).between(first, last)
-    sums = _sums(run, number, metric, first, last)
+    return _curve(run.points(metric).between(first, last), _sums(run, number, metric, first, last))
+
+
+def _curve(logged: Points, sums: dict[int, Sums]) -> list[CurvePoint]:
     rows = {
         int(step): (float(mean), int(count))
         for step, mean, count in zip(logged.steps, logged.means, logged.counts, strict=True)
@@ -138,13 +169,17 @@ def _joined(points: list[CurvePoint]) -> CurvePoint:
     return replace(joined, low=mean - _Z * error, high=mean + _Z * error, error=error)
 
 
-def _series(metric: str, points: list[CurvePoint]) -> Series:
+def _split_of(metric: str) -> str | None:
     split = metric.partition("/")[0]
+    return None if "/" not in metric or split in SECTIONS else split
+
+
+def _series(metric: str, points: list[CurvePoint]) -> Series:
     has_band = any(point.low is not None for point in points)
     has_num = any(point.num is not None for point in points)
     return Series(
         metric=metric,
-        split=None if "/" not in metric or split in SECTIONS else split,
+        split=_split_of(metric),
         steps=[point.step for point in points],
         mean=[point.mean for point in points],
         low=[point.low for point in points] if has_band else None,

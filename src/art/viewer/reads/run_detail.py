@@ -31,13 +31,13 @@ def detail(run: RunFiles, number: int, summary: RunSummary, files: dict[Place, F
     banded = banded_metrics(run, number)
     ((num_damaged,),) = run.indexer.store.read("SELECT total(num_damaged) FROM files WHERE run = ?", (number,))
     with run.refreshed():
-        names = sorted({*run.metric_names(), *banded})
+        names, nums = sorted({*run.metric_names(), *banded}), run.nums_of_points()
         metrics = [
             Metric(
                 name=name,
                 unit=unit_of(name),
                 meaning=meaning_of(name),
-                num_points=len(run.points(name).steps),
+                num_points=nums.get(name, 0),
                 has_band=name in banded,
             )
             for name in names

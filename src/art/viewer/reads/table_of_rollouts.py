@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import orjson
 
 from art.viewer.answers.base import Indexing
 from art.viewer.answers.rollout_rows import RolloutPage, RolloutQuery, RolloutRow, Snippet, SortKey
@@ -28,8 +30,24 @@ _COUNTED = {"split", "step", "sort", "descending", "offset", "limit"}
 """Parts of a query that choose whole files, or nothing."""
 _SNIPPET_S = 0.15
 """Time for the words around matches: they are read from the files of the trajectories."""
+_SELECTED = ", ".join(COLUMNS)
+_AMONG = "id IN (SELECT value FROM json_each(?))"
+_MOST_HITS = 15_000
+"""A search with more matches is not counted to the end, if the page can be found without that."""
+_MOST_WALKED = 2000
+"""Rollouts that are looked at one after the other for such a page."""
+_WALKED_AT_ONCE = 150
 _AROUND = 80
 """Characters before and after a match."""
+
+
+class _Found(NamedTuple):
+    """One page of a search."""
+
+    total: int
+    rows: list[tuple[Any, ...]]
+    is_exact: bool = True
+    """Whether `total` counts all matches; else there may be more."""
 
 
 def list_rollouts(run: RunFiles, number: int, query: RolloutQuery, indexing: Indexing | None) -> RolloutPage:
@@ -54,7 +72,12 @@ def list_rollouts(run: RunFiles, number: int, query: RolloutQuery, indexing: Ind
         match = match_query(query.text)
         if match is None:  # no word in it
             return page
-    page.total, rows = _find(store, number, query, match)
+    if match is None:
+        page.total, rows = _find(store, number, query)
+    else:
+        found = _search(store, number, query, match)
+        page.total, rows = found.total, found.rows
+        page.is_total_exact = page.is_total_exact and found.is_exact
     snippets = _snippets(run, rows, query.text or "") if match else {}
     page.rows = [make_row(row, snippets.get(row[0])) for row in rows]
     in_group = [(row[_FILE], row[_GROUP]) for row in rows]
@@ -64,30 +87,67 @@ def list_rollouts(run: RunFiles, number: int, query: RolloutQuery, indexing: Ind
     return page
 
 
-def _find(store: IndexStore, number: int, query: RolloutQuery, match: str | None) -> tuple[int, list[tuple[Any, ...]]]:
-    """Count the rollouts that match, and read one page of them."""
+def _find(store: IndexStore, number: int, query: RolloutQuery) -> tuple[int, list[tuple[Any, ...]]]:
+    """Count the rollouts that match a query without a search, and read one page of them."""
     where, values = _where(number, query)
-    if match is None:
-        page = f"SELECT {', '.join(COLUMNS)} FROM rollouts WHERE {where} ORDER BY {_order(query)} LIMIT ? OFFSET ?"
-        return _count(store, number, query), store.read(page, (*values, query.limit, query.offset))
-    # The words are looked up once for both, and only among the rollouts of a step, where there is one.
-    hits = "SELECT rowid FROM words WHERE words MATCH ?"
-    match_values: list[Any] = [match]
-    if query.step is not None:
+    page = f"SELECT {_SELECTED} FROM rollouts WHERE {where} ORDER BY {_order(query)} LIMIT ? OFFSET ?"
+    return _count(store, number, query), store.read(page, (*values, query.limit, query.offset))
+
+
+def _search(store: IndexStore, number: int, query: RolloutQuery, match: str) -> _Found:
+    """Find one page of the rollouts that match a query with a search."""
+    hits, values = "SELECT rowid FROM words WHERE words MATCH ?", [match]
+    if query.step is not None:  # only words of the step are looked up
         step_rows = "SELECT min(id), max(id) FROM rollouts WHERE run = ? AND step = ?"
         ((first, last),) = store.read(step_rows, (number, query.step))
-        hits += " AND rowid BETWEEN ? AND ?"
-        match_values += [first or 0, last or 0]
-    hits = f"WITH hits AS MATERIALIZED ({hits})"
-    among = f"FROM rollouts WHERE {where} AND id IN (SELECT rowid FROM hits)"
-    rows = store.read(
-        f"{hits} SELECT (SELECT count(*) {among}), {', '.join(COLUMNS)} {among} "
-        f"ORDER BY {_order(query)} LIMIT ? OFFSET ?",
-        (*match_values, *values, *values, query.limit, query.offset),
-    )
-    if rows or not query.offset:
-        return (rows[0][0] if rows else 0), [row[1:] for row in rows]
-    return store.read(f"{hits} SELECT count(*) {among}", (*match_values, *values))[0][0], []
+        hits, values = f"{hits} AND rowid BETWEEN ? AND ?", [match, first or 0, last or 0]
+    ids = [row_id for (row_id,) in store.read(f"{hits} LIMIT ?", (*values, _MOST_HITS + 1))]
+    if len(ids) > _MOST_HITS:
+        found = _walk(store, number, query, match)
+        if found is not None:
+            where, conditions = _where(number, query)
+            known = store.read(f"SELECT count(*) FROM rollouts WHERE {where} AND {_AMONG}", (*conditions, _json(ids)))
+            return found._replace(total=max(found.total, known[0][0]))
+        ids = [row_id for (row_id,) in store.read(hits, values)]
+    where, values = _where(number, query)
+    among = f"FROM rollouts WHERE {where} AND {_AMONG}"
+    values.append(_json(ids))
+    page = f"SELECT {_SELECTED} {among} ORDER BY {_order(query)} LIMIT ? OFFSET ?"
+    rows = store.read(page, (*values, query.limit, query.offset))
+    return _Found(int(store.read(f"SELECT count(*) {among}", values)[0][0]), rows)
+
+
+def _walk(store: IndexStore, number: int, query: RolloutQuery, match: str) -> _Found | None:
+    """Find one page by looking for the words in one rollout after the other, in the order of the page.
+
+    That is quick for words that many rollouts have, which take long to count and sort.
+
+    Returns:
+        The page, whose `total` counts what was passed on the way; `None` where it is too far down or has too few
+        matches among the first rollouts.
+    """
+    where, values = _where(number, query)
+    ordered = f"SELECT id FROM rollouts WHERE {where} ORDER BY {_order(query)} LIMIT ?"
+    ids = [row_id for (row_id,) in store.read(ordered, (*values, _MOST_WALKED))]
+    matching: list[int] = []
+    hits = "SELECT rowid FROM words WHERE words MATCH ? AND rowid IN (SELECT value FROM json_each(?))"
+    needed, is_whole = query.offset + query.limit, len(ids) < _MOST_WALKED
+    for start in range(0, len(ids), _WALKED_AT_ONCE):
+        chunk = ids[start : start + _WALKED_AT_ONCE]
+        with_words = {row_id for (row_id,) in store.read(hits, (match, _json(chunk)))}
+        matching += [row_id for row_id in chunk if row_id in with_words]
+        if len(matching) >= needed and start + len(chunk) < len(ids):
+            is_whole = False
+            break
+    if len(matching) < needed and not is_whole:
+        return None
+    shown = matching[query.offset : needed]
+    rows = {row[0]: row for row in store.read(f"SELECT {_SELECTED} FROM rollouts WHERE {_AMONG}", (_json(shown),))}
+    return _Found(len(matching), [rows[row_id] for row_id in shown if row_id in rows], is_exact=is_whole)
+
+
+def _json(ids: list[int]) -> str:
+    return orjson.dumps(ids).decode()
 
 
 def _count(store: IndexStore, number: int, query: RolloutQuery) -> int:

@@ -39,8 +39,8 @@ def test_an_accepted_request_gives_the_answer() -> None:
     ("value", "pause_s"),
     [
         (None, 0), ("7", 7), ("0.5", 0.5), ("-3", 0), ("nan", 0), ("inf", 0), ("1e9", 300), ("soon", 0), ("", 0),
-        (format_datetime(datetime.now(UTC) + timedelta(seconds=9000)), 300),
-        (format_datetime(datetime.now(UTC) - timedelta(seconds=9000)), 0),
+        pytest.param(format_datetime(datetime.now(UTC) + timedelta(seconds=9000)), 300, id="a date to come"),
+        pytest.param(format_datetime(datetime.now(UTC) - timedelta(seconds=9000)), 0, id="a date that has passed"),
     ],
 )  # fmt: skip
 def test_a_busy_collector_is_asked_again_when_it_says(status: int, value: str | None, pause_s: float) -> None:

@@ -1,4 +1,4 @@
-/** What can be done with a checkpoint: download its files, fork it, delete it. Each asks first and says what happens. */
+/** What can be done with a checkpoint: promote it, download its files, fork it, delete it. Each asks first and says what happens. */
 import { actionPath, getAction, post } from "../lib/api.js";
 import { announce } from "../lib/context.js";
 import { askBefore, showDialog } from "../lib/dialog.js";
@@ -11,7 +11,7 @@ const ENDED = ["succeeded", "failed", "cancelled"];
 
 /**
  * @typedef {{step: number, size_bytes: number, is_newest: boolean, is_best: boolean, is_promoted: boolean, metrics: Record<string, number>, parents: string[], created_at: number | null}} CheckpointRow
- * @typedef {{run: string[], signal: AbortSignal, onChange: () => void}} ActionContext
+ * @typedef {{run: string[], signal: AbortSignal, onChange: () => Promise<void>}} ActionContext
  */
 
 /**
@@ -33,6 +33,30 @@ export async function downloadFiles({ run, signal }, { step }) {
 /**
  * @param {ActionContext} context
  * @param {CheckpointRow} checkpoint
+ * @param {number | null} promoted  the step that is promoted now
+ */
+export function promoteCheckpoint({ run, onChange }, { step }, promoted) {
+  const name = `${run.join("/")}@promoted`;
+  const now = promoted === null ? "So far no checkpoint is promoted, and such requests fail." : `So far step ${promoted} answers them; it may be deleted after that.`;
+  askBefore({
+    title: `Promote step ${step}`,
+    text: [
+      h("p", null, "Requests to the model ", h("code", null, name), ` are answered by step ${step} from then on, whatever is trained. ${now}`),
+      h("p", { class: "soft" }, `The engine loads the weights first. No deletion removes the promoted checkpoint. Requests to ${run.join("/")} still get the newest step.`),
+    ],
+    button: "Promote",
+    act: async () => {
+      await post(`models/${run.join("/")}/checkpoints/${step}/promote`, {});
+      await onChange();
+      announce(`Step ${step} answers requests to ${name}.`);
+      return null;
+    },
+  });
+}
+
+/**
+ * @param {ActionContext} context
+ * @param {CheckpointRow} checkpoint
  */
 export function forkCheckpoint({ run, signal, onChange }, { step }) {
   const [project, name] = run;
@@ -49,7 +73,7 @@ export function forkCheckpoint({ run, signal, onChange }, { step }) {
       const target = input.value.trim();
       const job = await post(`models/${project}/${target}/fork`, { job_id: randomId(), from_project: project, from_name: name, step });
       await waitForJob(job, signal);
-      onChange();
+      await onChange();
       return h("p", null, `Step ${step} is in `, h("a", { href: link("checkpoints", [project, target]) }, `${project}/${target}`), ".");
     },
   });
@@ -71,8 +95,8 @@ export function deleteCheckpoint({ run, signal, onChange }, { step, size_bytes: 
       const { steps } = await getAction(path, signal);
       const others = steps.filter((/** @type {number} */ one) => one !== step);
       const { deleted_steps: deleted } = await post(`${path}/delete`, { keep_steps: others });
-      if (!deleted.includes(step)) throw new Error(`Step ${step} was kept: the newest, the best and checkpoints in use are never deleted.`);
-      onChange();
+      if (!deleted.includes(step)) throw new Error(`Step ${step} was kept: the newest, the best, the promoted and checkpoints in use are never deleted.`);
+      await onChange();
       announce(`Step ${step} is deleted.`);
       return null;
     },

@@ -5,7 +5,7 @@ import { h, replace } from "../lib/dom.js";
 import { formatAge, formatBytes, formatFixed, formatNumber, formatTime, UNKNOWN } from "../lib/format.js";
 import { link, setQuery } from "../lib/router.js";
 import { empty, showWhenLoaded } from "../lib/states.js";
-import { deleteCheckpoint, downloadFiles, forkCheckpoint } from "../parts/checkpoint_actions.js";
+import { deleteCheckpoint, downloadFiles, forkCheckpoint, promoteCheckpoint } from "../parts/checkpoint_actions.js";
 import { readStep } from "../curves/curve_settings.js";
 import { CheckpointComparison } from "../parts/checkpoint_compare.js";
 
@@ -36,6 +36,8 @@ class CheckpointPage {
     this.comparison = new CheckpointComparison(this.run, route.query.get("split"), ctx.signal);
     this.list = h("div", { class: "scroll checkpoint-list", tabindex: 0, role: "region", "aria-label": "Checkpoints" });
     this.text = "";
+    /** @type {import("../parts/checkpoint_actions.js").CheckpointRow[]} */
+    this.checkpoints = [];
   }
 
   async start() {
@@ -59,6 +61,7 @@ class CheckpointPage {
   /** @param {{checkpoints: import("../parts/checkpoint_actions.js").CheckpointRow[], best_metric: string}} answer */
   draw(answer) {
     this.text = JSON.stringify(answer);
+    this.checkpoints = answer.checkpoints;
     const { checkpoints, best_metric: bestMetric } = answer;
     if (checkpoints.length === 0) {
       replace(this.list, empty("No checkpoint yet.", "Each trained step leaves one here."));
@@ -95,9 +98,9 @@ class CheckpointPage {
       h("td", { class: "nowrap" }, this.radio("a", step), this.radio("b", step)),
       h("td", { class: "number" }, h("a", { href: link("run", this.run, { step }) }, String(step))),
       h("td", null, h("span", { class: "chips" },
-        checkpoint.is_promoted ? h("span", { class: "chip chip-accent", title: "Requests without a step get this checkpoint" }, "served") : null,
+        checkpoint.is_promoted ? h("span", { class: "chip chip-accent", title: `Answers requests to ${this.run.join("/")}@promoted; never deleted` }, "promoted") : null,
         checkpoint.is_best ? h("span", { class: "chip chip-good", title: "The highest mean of the metric; never deleted automatically" }, "best") : null,
-        checkpoint.is_newest && !checkpoint.is_promoted ? h("span", { class: "chip" }, "newest") : null,
+        checkpoint.is_newest ? h("span", { class: "chip", title: `Answers requests to ${this.run.join("/")}` }, "newest") : null,
         checkpoint.parents.length > 0 ? h("span", { class: "small soft" }, `from ${checkpoint.parents.join(", ")}`) : null)),
       metrics.map((metric) => h("td", { class: "number" }, metric in checkpoint.metrics ? inColumn(checkpoint.metrics[metric]) : h("span", { class: "soft" }, UNKNOWN))),
       h("td", { class: "nowrap", title: formatTime(created) }, formatAge(created)),
@@ -126,9 +129,11 @@ class CheckpointPage {
 
   /** @param {import("../parts/checkpoint_actions.js").CheckpointRow} checkpoint */
   actions(checkpoint) {
-    const context = { run: this.run, signal: this.ctx.signal, onChange: () => this.refresh() };
-    const kept = checkpoint.is_newest || checkpoint.is_best ? "The newest and the best checkpoint are never deleted" : null;
+    const context = { run: this.run, signal: this.ctx.signal, onChange: () => this.refresh().catch(() => undefined) };
+    const kept = checkpoint.is_newest || checkpoint.is_best || checkpoint.is_promoted ? "The newest, the best and the promoted checkpoint are never deleted" : null;
+    const promoted = this.checkpoints.find((one) => one.is_promoted)?.step ?? null;
     return [
+      h("button", { type: "button", class: "quiet", disabled: checkpoint.is_promoted, title: checkpoint.is_promoted ? "This checkpoint is promoted" : null, "on:click": () => promoteCheckpoint(context, checkpoint, promoted) }, "Promote"),
       h("button", { type: "button", class: "quiet", "on:click": () => downloadFiles(context, checkpoint).catch(showProblem) }, "Download"),
       h("button", { type: "button", class: "quiet", "on:click": () => forkCheckpoint(context, checkpoint) }, "Fork"),
       h("button", { type: "button", class: "quiet", disabled: kept !== null, title: kept, "on:click": () => deleteCheckpoint(context, checkpoint) }, "Delete"),
