@@ -34,6 +34,11 @@ def test_a_folder_that_is_none(tmp_path: Path, data_dir: Path, capsys: pytest.Ca
     error = capsys.readouterr().err
     assert "neither art.db nor a folder PROJECT/models/NAME" in error
     assert f"did you mean {data_dir}?" in error
+    assert main(["view", str(tmp_path.parent), "--json", "runs"]) == 1  # a folder of several, as `art demo` makes
+    assert f"did you mean {data_dir}?" in capsys.readouterr().err
+    (tmp_path / "notes").write_text("a file")
+    assert main(["view", str(tmp_path / "notes"), "--json", "runs"]) == 1
+    assert "is a file, not a folder" in capsys.readouterr().err
 
 
 def test_the_paths_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
