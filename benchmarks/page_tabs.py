@@ -185,8 +185,12 @@ async def main(url: str, run: str, views: str, chromium: str | None = None) -> N
 async def _serve(tabs: Tabs) -> None:
     print(json.dumps({}), flush=True)
     while line := (await asyncio.to_thread(sys.stdin.readline)).strip():
-        counts = await tabs.close() if line == "close" else await tabs.open()
-        print(json.dumps(counts or {}), flush=True)
+        counts: Counter[str] = Counter()
+        if line == "close":
+            counts = await tabs.close()
+        else:
+            await tabs.open()
+        print(json.dumps(counts), flush=True)
 
 
 if __name__ == "__main__":

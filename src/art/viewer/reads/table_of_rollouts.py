@@ -96,7 +96,8 @@ def _find(store: IndexStore, number: int, query: RolloutQuery) -> tuple[int, lis
 
 def _search(store: IndexStore, number: int, query: RolloutQuery, match: str) -> _Found:
     """Find one page of the rollouts that match a query with a search."""
-    hits, values = "SELECT rowid FROM words WHERE words MATCH ?", [match]
+    hits = "SELECT rowid FROM words WHERE words MATCH ?"
+    values: list[Any] = [match]
     if query.step is not None:  # only words of the step are looked up
         step_rows = "SELECT min(id), max(id) FROM rollouts WHERE run = ? AND step = ?"
         ((first, last),) = store.read(step_rows, (number, query.step))
