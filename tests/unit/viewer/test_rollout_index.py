@@ -13,6 +13,7 @@ import pytest
 from art.storage.layout import DataDir
 from art.trajectory import TrajectoryGroup
 from art.viewer.answers.rollout_rows import RolloutKey, RolloutPage, RolloutQuery
+from art.viewer.index.rows import trajectory_entry
 from art.viewer.index.store import IndexStore
 from art.viewer.viewer import Viewer
 from tests.support.viewer_dirs import RUN, group_file, log, rollout
@@ -207,3 +208,15 @@ def test_trajectories_of_unexpected_form_are_no_error(viewer: Viewer, data_dir: 
     detail = viewer.rollout(*RUN, RolloutKey(split="train", step=1, group=1, index=0))
     assert detail.histories[0].items[0].text == "[image_url]\nhi"
     assert viewer.rollout(*RUN, RolloutKey(split="train", step=1, group=2, index=0)).model_dump_json()
+
+
+def test_a_rollout_takes_from_its_first_request_to_its_last_answer() -> None:
+    choices = [
+        {"finish_reason": "stop", "index": 0, "message": {"role": "assistant", "content": "a"},
+         "exchange": {"started_at": start, "ended_at": start + 2.0}}
+        for start in (100.0, 105.0)
+    ]  # fmt: skip
+    trajectory = {"messages_and_choices": choices, "reward": 1.0}
+    assert trajectory_entry(trajectory, {}).values.duration_s == 7.0
+    assert trajectory_entry(trajectory | {"metrics": {"duration": 3.5}}, {}).values.duration_s == 3.5
+    assert trajectory_entry({"messages_and_choices": [], "reward": 1.0}, {}).values.duration_s is None

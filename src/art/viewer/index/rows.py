@@ -72,7 +72,7 @@ def trajectory_entry(trajectory: Row, group_metadata: Row) -> RolloutEntry:
         stop=talk.text_or_none(main[-1].get("finish_reason")) if main else None,
         outcome=_outcome(metadata, metrics),
         started_at=_seconds(trajectory.get("start_time")),
-        duration_s=talk.number(metrics.get("duration")),
+        duration_s=_duration(metrics, choices),
         policy_version=talk.whole(trajectory.get("initial_policy_version")),
         judge_score=judge_score(metrics),
         first_exchange=ids[0] if ids else None,
@@ -81,6 +81,18 @@ def trajectory_entry(trajectory: Row, group_metadata: Row) -> RolloutEntry:
     if values.reward is not None:
         numbers["reward"] = values.reward
     return RolloutEntry(values, searchable("\n".join(talk.texts(trajectory))), numbers, ids)
+
+
+def _duration(metrics: Row, choices: Sequence[Row]) -> float | None:
+    """Return the seconds of a rollout: its metric `duration`, or the time from its first request to its last answer."""
+    if (logged := talk.number(metrics.get("duration"))) is not None:
+        return logged
+    exchanges = [talk.mapping(choice.get("exchange")) for choice in choices]
+    starts, ends = (
+        [at for exchange in exchanges if (at := talk.number(exchange.get(name))) is not None]
+        for name in ("started_at", "ended_at")
+    )
+    return max(0.0, max(ends) - min(starts)) if starts and ends else None
 
 
 def scenario_of(trajectory: Row, metadata: Row, group_metadata: Row) -> tuple[str | None, int]:

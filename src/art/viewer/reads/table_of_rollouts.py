@@ -75,9 +75,9 @@ def list_rollouts(run: RunFiles, number: int, query: RolloutQuery, indexing: Ind
     if match is None:
         page.total, rows = _find(store, number, query)
     else:
-        found = _search(store, number, query, match)
-        page.total, rows = found.total, found.rows
-        page.is_total_exact = page.is_total_exact and found.is_exact
+        matches = _search(store, number, query, match)
+        page.total, rows = matches.total, matches.rows
+        page.is_total_exact = page.is_total_exact and matches.is_exact
     snippets = _snippets(run, rows, query.text or "") if match else {}
     page.rows = [make_row(row, snippets.get(row[0])) for row in rows]
     in_group = [(row[_FILE], row[_GROUP]) for row in rows]
@@ -104,11 +104,11 @@ def _search(store: IndexStore, number: int, query: RolloutQuery, match: str) -> 
         hits, values = f"{hits} AND rowid BETWEEN ? AND ?", [match, first or 0, last or 0]
     ids = [row_id for (row_id,) in store.read(f"{hits} LIMIT ?", (*values, _MOST_HITS + 1))]
     if len(ids) > _MOST_HITS:
-        found = _walk(store, number, query, match)
-        if found is not None:
+        matches = _walk(store, number, query, match)
+        if matches is not None:
             where, conditions = _where(number, query)
             known = store.read(f"SELECT count(*) FROM rollouts WHERE {where} AND {_AMONG}", (*conditions, _json(ids)))
-            return found._replace(total=max(found.total, known[0][0]))
+            return matches._replace(total=max(matches.total, known[0][0]))
         ids = [row_id for (row_id,) in store.read(hits, values)]
     where, values = _where(number, query)
     among = f"FROM rollouts WHERE {where} AND {_AMONG}"
