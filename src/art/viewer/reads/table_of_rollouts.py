@@ -41,7 +41,7 @@ _AROUND = 80
 """Characters before and after a match."""
 
 
-class _Found(NamedTuple):
+class _Matches(NamedTuple):
     """One page of a search."""
 
     total: int
@@ -75,9 +75,9 @@ def list_rollouts(run: RunFiles, number: int, query: RolloutQuery, indexing: Ind
     if match is None:
         page.total, rows = _find(store, number, query)
     else:
-        found = _search(store, number, query, match)
-        page.total, rows = found.total, found.rows
-        page.is_total_exact = page.is_total_exact and found.is_exact
+        matches = _search(store, number, query, match)
+        page.total, rows = matches.total, matches.rows
+        page.is_total_exact = page.is_total_exact and matches.is_exact
     snippets = _snippets(run, rows, query.text or "") if match else {}
     page.rows = [make_row(row, snippets.get(row[0])) for row in rows]
     in_group = [(row[_FILE], row[_GROUP]) for row in rows]
@@ -94,7 +94,7 @@ def _find(store: IndexStore, number: int, query: RolloutQuery) -> tuple[int, lis
     return _count(store, number, query), store.read(page, (*values, query.limit, query.offset))
 
 
-def _search(store: IndexStore, number: int, query: RolloutQuery, match: str) -> _Found:
+def _search(store: IndexStore, number: int, query: RolloutQuery, match: str) -> _Matches:
     """Find one page of the rollouts that match a query with a search."""
     hits = "SELECT rowid FROM words WHERE words MATCH ?"
     values: list[Any] = [match]
@@ -104,21 +104,21 @@ def _search(store: IndexStore, number: int, query: RolloutQuery, match: str) -> 
         hits, values = f"{hits} AND rowid BETWEEN ? AND ?", [match, first or 0, last or 0]
     ids = [row_id for (row_id,) in store.read(f"{hits} LIMIT ?", (*values, _MOST_HITS + 1))]
     if len(ids) > _MOST_HITS:
-        found = _walk(store, number, query, match)
-        if found is not None:
+        matches = _walk(store, number, query, match)
+        if matches is not None:
             where, conditions = _where(number, query)
             known = store.read(f"SELECT count(*) FROM rollouts WHERE {where} AND {_AMONG}", (*conditions, _json(ids)))
-            return found._replace(total=max(found.total, known[0][0]))
+            return matches._replace(total=max(matches.total, known[0][0]))
         ids = [row_id for (row_id,) in store.read(hits, values)]
     where, values = _where(number, query)
     among = f"FROM rollouts WHERE {where} AND {_AMONG}"
     values.append(_json(ids))
     page = f"SELECT {_SELECTED} {among} ORDER BY {_order(query)} LIMIT ? OFFSET ?"
     rows = store.read(page, (*values, query.limit, query.offset))
-    return _Found(int(store.read(f"SELECT count(*) {among}", values)[0][0]), rows)
+    return _Matches(int(store.read(f"SELECT count(*) {among}", values)[0][0]), rows)
 
 
-def _walk(store: IndexStore, number: int, query: RolloutQuery, match: str) -> _Found | None:
+def _walk(store: IndexStore, number: int, query: RolloutQuery, match: str) -> _Matches | None:
     """Find one page by looking for the words in one rollout after the other, in the order of the page.
 
     That is quick for words that many rollouts have, which take long to count and sort.
@@ -144,7 +144,7 @@ def _walk(store: IndexStore, number: int, query: RolloutQuery, match: str) -> _F
         return None
     shown = matching[query.offset : needed]
     rows = {row[0]: row for row in store.read(f"SELECT {_SELECTED} FROM rollouts WHERE {_AMONG}", (_json(shown),))}
-    return _Found(len(matching), [rows[row_id] for row_id in shown if row_id in rows], is_exact=is_whole)
+    return _Matches(len(matching), [rows[row_id] for row_id in shown if row_id in rows], is_exact=is_whole)
 
 
 def _json(ids: list[int]) -> str:
