@@ -41,7 +41,7 @@ _AROUND = 80
 """Characters before and after a match."""
 
 
-class _Found(NamedTuple):
+class _Matches(NamedTuple):
     """One page of a search."""
 
     total: int
@@ -94,7 +94,7 @@ def _find(store: IndexStore, number: int, query: RolloutQuery) -> tuple[int, lis
     return _count(store, number, query), store.read(page, (*values, query.limit, query.offset))
 
 
-def _search(store: IndexStore, number: int, query: RolloutQuery, match: str) -> _Found:
+def _search(store: IndexStore, number: int, query: RolloutQuery, match: str) -> _Matches:
     """Find one page of the rollouts that match a query with a search."""
     hits = "SELECT rowid FROM words WHERE words MATCH ?"
     values: list[Any] = [match]
@@ -115,10 +115,10 @@ def _search(store: IndexStore, number: int, query: RolloutQuery, match: str) -> 
     values.append(_json(ids))
     page = f"SELECT {_SELECTED} {among} ORDER BY {_order(query)} LIMIT ? OFFSET ?"
     rows = store.read(page, (*values, query.limit, query.offset))
-    return _Found(int(store.read(f"SELECT count(*) {among}", values)[0][0]), rows)
+    return _Matches(int(store.read(f"SELECT count(*) {among}", values)[0][0]), rows)
 
 
-def _walk(store: IndexStore, number: int, query: RolloutQuery, match: str) -> _Found | None:
+def _walk(store: IndexStore, number: int, query: RolloutQuery, match: str) -> _Matches | None:
     """Find one page by looking for the words in one rollout after the other, in the order of the page.
 
     That is quick for words that many rollouts have, which take long to count and sort.
@@ -144,7 +144,7 @@ def _walk(store: IndexStore, number: int, query: RolloutQuery, match: str) -> _F
         return None
     shown = matching[query.offset : needed]
     rows = {row[0]: row for row in store.read(f"SELECT {_SELECTED} FROM rollouts WHERE {_AMONG}", (_json(shown),))}
-    return _Found(len(matching), [rows[row_id] for row_id in shown if row_id in rows], is_exact=is_whole)
+    return _Matches(len(matching), [rows[row_id] for row_id in shown if row_id in rows], is_exact=is_whole)
 
 
 def _json(ids: list[int]) -> str:
