@@ -24,6 +24,7 @@ def run(folder: Path, *command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_its_short_form(tmp_path: Path) -> None:
     """With a warm start that is too short to answer well."""
     run(tmp_path, "-m", "art.cli.main", "tiny-model", "tiny", "--task", "warm_up:Support", "--warm-start-steps", "60")

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import art
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +44,7 @@ async def rollout(model: art.TrainableModel, prompt: str) -> art.Trajectory:
     return trajectory
 
 
+@pytest.mark.slow
 def test_the_2025_style_learns_too(tiny_model: Path, tmp_path: Path) -> None:
     async def run() -> list[float]:
         rewards = []

@@ -45,6 +45,7 @@ def models() -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_auto(
     tiny_model: Path, tmp_path: Path, models: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

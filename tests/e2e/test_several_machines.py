@@ -76,6 +76,7 @@ def weights(backend: InProcess, model: art.TrainableModel, step: int) -> dict[st
     }
 
 
+@pytest.mark.slow
 async def test_a_trainer_on_two_machines(tiny_model: Path, tmp_path: Path) -> None:
     async with serving(tmp_path, SHELL) as backend:
         await train(backend, tiny_model, num_nodes=2)
@@ -88,6 +89,7 @@ async def test_a_trainer_on_two_machines(tiny_model: Path, tmp_path: Path) -> No
             await model.register(backend)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not is_root or shutil.which("unshare") is None, reason="needs root and `unshare`")
 async def test_a_machine_that_does_not_share_the_data_directory_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()

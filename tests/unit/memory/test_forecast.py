@@ -28,6 +28,7 @@ def sizes(made: TrainerForecast) -> dict[str, float]:
     return {part.name: part.size_bytes / 2**30 for part in (*made.fixed, *made.passing, *made.updating)}
 
 
+@pytest.mark.slow
 def test_it_is_near_the_peak_of_a_real_process() -> None:
     """A small model in a fresh process, where Python and torch are most of it. `benchmarks memory_forecast` has more."""
     made, peak_bytes = compare(QUICK)

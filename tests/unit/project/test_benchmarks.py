@@ -135,6 +135,7 @@ def test_growth_counts_what_is_shared(tmp_path: Path) -> None:
     assert (tmp_path / "growth.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_grammar_measures_masks_and_an_engine() -> None:
     result = grammar.run(options("grammar"))
     assert {row["grammar"] for row in result.rows} == set(grammar.GRAMMARS)
@@ -231,6 +232,7 @@ def test_constraints_have_masks_and_replays() -> None:
     assert all(int(str(row["replay, tokens/s"])) > 0 for name, row in cells.items() if name != "free")
 
 
+@pytest.mark.slow
 def test_logprobs_in_fresh_processes(tmp_path: Path) -> None:
     pytest.importorskip("trl")
     result = logprobs.run(options("logprobs"))
