@@ -150,7 +150,7 @@ def _draw_page(result: Result, folder: Path, size: Size, args: argparse.Namespac
 
 
 def make_answers(viewer: Viewer, size: Size, words: list[str], rng: random.Random) -> dict[str, Callable[[], object]]:
-    """Every answer of the page, for a step that is drawn anew each time."""
+    """Every answer of the page. Each repetition draws another step at random."""
 
     def step() -> int:
         return rng.randint(1, size.steps)

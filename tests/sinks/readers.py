@@ -107,7 +107,7 @@ def see_tensorboard(folder: Path) -> Seen:
 
 
 def see_trackio(folder: Path) -> Seen:
-    """By `trackio query`, as a user would."""
+    """Read a project with `trackio query`, as a user would."""
     import os
 
     os.environ["TRACKIO_DIR"] = str(folder / "trackio")

@@ -302,6 +302,10 @@ FAULT_METRICS: dict[str, Metric] = {
     "data/judge_faults/*": Metric("number of such groups, by what failed", "steps with such groups"),
 }
 """Metrics of failed rollouts and failed judges, which `FaultWatch` and `GroupScorer` count."""
+CATALOGUE: dict[str, Metric] = {
+    **LOG_METRICS, **FAULT_METRICS, **JOB_METRICS, **TREND_METRICS, **SFT_METRICS, **PLAN_METRICS, **TRAINER_METRICS,
+}  # fmt: skip
+"""Every metric of ART, by name. A name that ends in `*` is for all that begin like it."""
 
 
 def describe(name: str, values: Sequence[float]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from tests.support.spies import SECRET, TwoProjects
 
 
 async def stream(app: Any, key: str, *headers: tuple[bytes, bytes], pieces: int, query: bytes = b"") -> tuple[int, str]:
-    """Status, and what arrives until so many pieces of the body have come; then the client hangs up."""
+    """Return the status and the first pieces of the body. The client hangs up after that number of pieces."""
     scope = {
         "type": "http", "method": "GET", "path": "/view/api/live", "raw_path": b"/view/api/live", "query_string": query,
         "headers": [(b"authorization", b"Bearer " + key.encode()), *headers], "scheme": "http",

@@ -37,7 +37,6 @@ from art.storage.atomic import remove_leftovers, storage_errors, write_file
 FORMAT = 1
 NAME = "tokens.safetensors"
 COLUMNS = ("policy_logprobs", "log_ratios", "entropy", "reasons")
-OPTIONAL_COLUMNS = ("anchor_ratios", "advantages")
 
 
 class TokenReason(IntEnum):

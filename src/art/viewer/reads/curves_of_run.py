@@ -13,7 +13,6 @@ import numpy as np
 
 from art.metrics.groups import SECTIONS
 from art.report.estimates import t_quantile
-from art.viewer.answers.base import Interval
 from art.viewer.answers.curves import Series, SeriesAnswer, SeriesQuery
 from art.viewer.index.sums import Sums
 from art.viewer.reads.columns import Points
@@ -112,11 +111,6 @@ def thin(points: list[CurvePoint], max_points: int) -> list[CurvePoint]:
     if width <= 1:
         return points
     return [_joined(points[i : i + width]) for i in range(0, len(points), width)]
-
-
-def interval_of(point: CurvePoint) -> Interval:
-    """Return a point's mean with its interval."""
-    return Interval(mean=point.mean, low=point.low, high=point.high, num=point.num or 1)
 
 
 def _sums(run: RunFiles, number: int, metric: str, first: int | None, last: int | None) -> dict[int, Sums]:

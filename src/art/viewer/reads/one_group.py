@@ -1,4 +1,4 @@
-"""A group: its rollouts side by side, the best first, and the first place where each differs from the best."""
+"""A group: its rollouts side by side, the best first."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from art.errors import NotFoundError
 from art.viewer import conversation as talk
-from art.viewer.answers.group import Difference, GroupAnswer
-from art.viewer.answers.rollout import Item, Judgement, RolloutDetail
+from art.viewer.answers.group import GroupAnswer
+from art.viewer.answers.rollout import Judgement, RolloutDetail
 from art.viewer.conversation import Row
 from art.viewer.index.files import read_line
 from art.viewer.reads.one_rollout import describe, trained_rollouts
@@ -53,34 +53,12 @@ def read_group(run: RunFiles, number: int, split: str, step: int, group: int) ->
         scenario=first["scenario"],
         rollouts=shown,
         num_rollouts=len(rows),
-        first_difference=[None, *(first_difference(shown[0], other) for other in shown[1:])],
         metrics={str(name): talk.number(value) for name, value in metrics.items()},
         logs=[line for line in logs if isinstance(line, str)] if isinstance(logs, list) else [],
         judges=_judges(shown, metrics),
         dropped_because=reasons.pop() if len(reasons) == 1 else None,
         missing=_CHANGED if first["length"] and content is None else None,
     )
-
-
-def first_difference(best: RolloutDetail, other: RolloutDetail) -> Difference | None:
-    """Find the first place where the main conversations of two rollouts differ; `None` if they are equal."""
-    ours, theirs = (detail.histories[0].items if detail.histories else [] for detail in (best, other))
-    for number, (mine, its) in enumerate(zip(ours, theirs, strict=False)):
-        if _said(mine) != _said(its):
-            return Difference(item=number, char=_common_length(mine.text, its.text))
-    if len(ours) == len(theirs):
-        return None
-    return Difference(item=min(len(ours), len(theirs)), char=0)
-
-
-def _said(item: Item) -> tuple[object, ...]:
-    """What an item says, without the ids that differ by chance."""
-    return (item.role, item.reasoning, item.text, [(call.name, call.arguments) for call in item.tool_calls])
-
-
-def _common_length(first: str, second: str) -> int:
-    shorter = min(len(first), len(second))
-    return next((i for i in range(shorter) if first[i] != second[i]), shorter)
 
 
 def _judges(rollouts: Sequence[RolloutDetail], metrics: Row) -> list[Judgement]:

@@ -136,11 +136,6 @@ async function sendLogin(path, body) {
   if (!response.ok) throw new ApiError(response.status, await readMessage(response));
 }
 
-/** @param {string} path */
-export async function del(path) {
-  return readBody(await send(actionPath(path), { method: "DELETE", headers: PAGE_HEADER }));
-}
-
 /**
  * Get an answer of one of the server's own routes, for example "models/search/agent-001/checkpoints/12/files".
  * @param {string} path

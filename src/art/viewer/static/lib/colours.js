@@ -52,16 +52,6 @@ export function diverging(value) {
 }
 
 /**
- * Blue, white, orange on a log scale with white at 1, for importance ratios; `widest` and 1/`widest` get the full colours.
- * @param {number | null} ratio
- * @param {number} [widest]
- */
-export function divergingLog(ratio, widest = 2) {
-  if (ratio === null || !(ratio >= 0)) return NO_DATA;
-  return diverging(Math.max(-1, Math.min(1, Math.log(Math.max(ratio, 1e-9)) / Math.log(widest))));
-}
-
-/**
  * Black or white, whichever can be read on a background.
  * @param {string} background "#rrggbb"
  */

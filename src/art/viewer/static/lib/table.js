@@ -228,15 +228,3 @@ class RowTable {
 function filler(rows, columns) {
   return rows <= 0 ? null : h("tr", { class: "filler", "aria-hidden": true }, h("td", { colspan: columns, style: { height: `${rows * ROW_PX}px` } }));
 }
-
-/**
- * The keys j and k of a table, for `ctx.keys`.
- * @param {Table} table
- * @returns {import("./keys.js").KeyBinding[]}
- */
-export function tableKeys(table) {
-  return [
-    { key: "j", text: "next row (Enter opens it)", run: () => table.move(1) },
-    { key: "k", text: "previous row", run: () => table.move(-1) },
-  ];
-}

@@ -78,16 +78,11 @@ test("the sequential scale only gets darker, for all eyes", () => {
 
 test("the diverging scale is white in the middle and its ends differ for all eyes", () => {
   assert.equal(colours.diverging(0), "#ffffff");
-  assert.equal(colours.divergingLog(1), "#ffffff");
-  assert.equal(colours.divergingLog(2), colours.diverging(1));
-  assert.equal(colours.divergingLog(0.5), colours.diverging(-1));
-  assert.equal(colours.divergingLog(100), colours.diverging(1));
   for (const eye of Object.keys(EYES)) for (const size of [0.5, 1]) assert.ok(distance(colours.diverging(size), colours.diverging(-size), eye) > 25, eye);
 });
 
 test("values that are not known get a colour of their own", () => {
   const unknown = colours.sequential(null);
   assert.equal(colours.diverging(NaN), unknown);
-  assert.equal(colours.divergingLog(null), unknown);
   assert.match(unknown, /^#[0-9a-f]{6}$/);
 });
