@@ -12,7 +12,7 @@ VLLM_INSTALLED := $(VLLM_VENV)/.installed
 # Where vLLM is, for what uses it; another interpreter may be named from outside.
 export ART_VLLM_PYTHON ?= $(if $(wildcard $(VLLM_INSTALLED)),$(abspath $(VLLM_VENV)/bin/python))
 
-.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards test-integrations test-clients test-sinks test-page fuzz test-gpu lint format types bench bench-gpu pages docs clean
+.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards test-integrations test-clients test-sinks test-page notebooks test-notebooks fuzz test-gpu lint format types bench bench-gpu pages docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 20
@@ -36,8 +36,8 @@ demo: $(INSTALLED) ## train a tic-tac-toe agent on this machine and show that it
 	$(BIN)/art demo --engine $(ENGINE) $(ARGS)
 
 test: $(INSTALLED) ## the default tests, under 10 minutes on 2 cores (ARGS="-k tree")
-	@echo "== Running the tests in two processes"
-	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder $(ARGS)
+	@echo "== Running the tests in three processes: they often wait for servers"
+	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 test-slow: $(INSTALLED) ## the slow tests: learning over several seeds, crashes of several processes, random losses
 	@echo "== Running the slow tests"
@@ -98,7 +98,18 @@ CLIENTS := $(basename $(notdir $(wildcard tests/clients/requirements/*.txt)))
 	@if [ -e .venv-clients-node/bin/npm ]; then PATH="$(abspath .venv-clients-node/bin):$$PATH" npm install \
 		--prefix .venv-clients-node --ignore-scripts --no-audit --no-fund --no-package-lock --loglevel=error && touch $@; fi
 
-test-clients: $(INSTALLED) $(CLIENTS:%=.venv-clients-%/.installed) .venv-clients-node/.installed ## real client libraries, in environments of their own, against a server; renews docs/clients.md
+# OpenAI's package with its own tests, which only its source distribution has.
+.venv-clients-sdk/.installed: tests/clients/sdk/requirements.txt
+	@echo "== Creating .venv-clients-sdk and installing OpenAI's package and its tests into it"
+	$(PYTHON) -m venv .venv-clients-sdk
+	.venv-clients-sdk/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	rm -rf .venv-clients-sdk/source
+	.venv-clients-sdk/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: \
+		--dest .venv-clients-sdk/source "$$(sed -n 's/openai\[aiohttp\]/openai/p' $<)"
+	tar -xzf .venv-clients-sdk/source/openai-*.tar.gz -C .venv-clients-sdk/source
+	@touch $@
+
+test-clients: $(INSTALLED) $(CLIENTS:%=.venv-clients-%/.installed) .venv-clients-node/.installed .venv-clients-sdk/.installed ## real client libraries, in environments of their own, against a server; renews docs/clients.md
 	@echo "== Running the tests of client libraries"
 	$(BIN)/python -m pytest tests/clients --write-page $(ARGS)
 
@@ -129,6 +140,21 @@ test-sinks: .venv-sinks/.installed .venv-sinks-phoenix/.installed ## each tracke
 test-page: .venv-page/.installed ## a browser walks the page over a real run; needs Chromium, or ART_CHROMIUM (ARGS="--shots FOLDER")
 	@echo "== Running the tests of the page in Chromium"
 	.venv-page/bin/python -m pytest -m slow tests/page $(ARGS)
+
+.venv-notebooks/.installed: pyproject.toml
+	@echo "== Creating .venv-notebooks and installing the extras that notebooks need into it"
+	$(PYTHON) -m venv .venv-notebooks
+	.venv-notebooks/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[local,notebooks,langgraph,mcp]' \
+		pytest pytest-asyncio pytest-timeout
+	@touch $@
+
+notebooks: .venv-notebooks/.installed ## write the .ipynb files of examples/notebooks from the .py files beside them
+	@echo "== Writing the notebooks"
+	.venv-notebooks/bin/python -m tools.notebooks $(ARGS)
+
+test-notebooks: .venv-notebooks/.installed ## run every notebook whole in a fresh environment, minutes each (ARGS="-k tic_tac_toe")
+	@echo "== Running the notebooks"
+	.venv-notebooks/bin/python -m pytest -m "slow or not slow" tests/notebooks $(ARGS)
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA device
 	@echo "== Running the GPU tests"

@@ -34,6 +34,7 @@ REAL_SHAPES = ("real_shapes", "step_profile")
 
 DEFAULT = (
     "gateway_overhead",
+    "client_overhead",
     "generate",
     "train_step",
     "grpo_step",
@@ -44,15 +45,20 @@ DEFAULT = (
     "constraints",
 )
 ONLY_NAMED = (
-    "learning",
+    "tasks",
+    "judged",
     "mcp_rl",
     "kill_storm",
     "remote_storm",
+    "pipeline_storm",
     "serve_load",
+    "chat_cost",
     "greedy",
     "fairness",
     "memory_forecast",
     "gate",
+    "gate_stale",
+    "overlap",
     "transport",
     "handshake",
     "from_rewards",
@@ -60,6 +66,10 @@ ONLY_NAMED = (
     "page_open",
     "viewer",
     "token_file",
+    "pipeline",
+    "teaching",
+    "curriculum",
+    "sharing",
 )
 
 ALL = (*DEFAULT, *ONLY_NAMED, *REAL_SHAPES)
@@ -80,7 +90,7 @@ def main(argv: Sequence[str]) -> None:
     os.environ.update(ENVIRONMENT)
     named = [word for word in argv if word in ALL]
     modules = {name: importlib.import_module(f"benchmarks.{name}") for name in named or ALL}
-    parser = make_parser(modules)
+    parser = make_parser(modules, options_of=named or DEFAULT)
     args = parser.parse_args(argv)
     if unknown := sorted(set(args.names) - set(ALL)):
         parser.error(f"unknown benchmark {', '.join(unknown)}; there are {', '.join(ALL)}")
@@ -132,7 +142,11 @@ def draw(module: ModuleType, result: Result, path: Path) -> str:
     return f"\n![{path.stem}]({path.name})\n"
 
 
-def make_parser(modules: dict[str, ModuleType]) -> argparse.ArgumentParser:
+def make_parser(modules: dict[str, ModuleType], options_of: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """Make the parser that lists `modules`, with the options of some of them, by default of all.
+
+    Benchmarks that run only when named may have options of the same name, and cannot be named together then.
+    """
     listing = [
         f"  {name:<18}{(module.__doc__ or '').splitlines()[0]}{' (only when named)' if name not in DEFAULT else ''}"
         for name, module in modules.items()
@@ -150,9 +164,9 @@ def make_parser(modules: dict[str, ModuleType]) -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=5, help="counted rounds (default: 5)")
     parser.add_argument("--quick", action="store_true", help="smaller models and sizes: whether it works at all")
     models.add_options(parser.add_argument_group("models"))
-    for name, module in modules.items():
-        if hasattr(module, "add_options"):
-            module.add_options(parser.add_argument_group(name))
+    for name in modules if options_of is None else options_of:
+        if hasattr(modules[name], "add_options"):
+            modules[name].add_options(parser.add_argument_group(name))
     return parser
 
 

@@ -31,7 +31,7 @@ from art.engine import GenerateRequest
 from art.engines.torch.embedded import TorchEngine
 from art.protocol.samples import plain_sample
 from art.trainer.gate.evidence import Evidence
-from art.trainer.gate.gate import Gate, Verdict
+from art.trainer.gate.gate import Drift, Gate, Verdict
 from art.trainer.gate.noise import Noise
 from art.trainer.policy.base_model import load_base_model, run_backbone
 from art.trainer.step.measure import target_logprobs_in_order
@@ -90,6 +90,8 @@ class Case:
     dtype: str
     rollouts: int
     draw: Draw
+    drift: Draw | None = None
+    """What training has changed since the rollouts were sampled; `None` for fresh rollouts."""
 
 
 # -- correct pairs --
@@ -160,10 +162,15 @@ class Policies:
 def wrong_samplers(policies: Policies) -> Iterator[Case]:
     policy, one = policies.log_probs(), policies.directions[0]
     wandering = np.stack([policies.moved(each, _STEP_KL) for each in policies.directions]).sum(0)
-    samplers: dict[str, Array] = {
+    stale = {
         "stale by 1 step": policies.log_probs(policies.moved(one, _STEP_KL)),
         f"stale by {STEPS} steps": policies.log_probs(STEPS * policies.moved(one, _STEP_KL)),
         f"stale by {STEPS} steps, wandering": policies.log_probs(wandering),
+    }
+    drift = _of_sampler(_ratios(stale[f"stale by {STEPS} steps"], policy), _nothing)
+    yield from _stale_cases(stale, policy)
+    samplers: dict[str, Array] = {
+        **{f"{name}, recorded as fresh": sampler for name, sampler in stale.items()},
         "adapter not applied, KL 0.3": policies.log_probs(policies.moved(one, 0.3)),
         **{f"temperature {t:g} recorded as 1": policies.log_probs(temperature=t) for t in (0.9, 1.1, 1.5)},
         "top_p 0.95 not recorded": _top_p(policy, 0.95),
@@ -174,10 +181,26 @@ def wrong_samplers(policies: Policies) -> Iterator[Case]:
             for rollouts in ROLLOUTS:
                 draw = _of_sampler(ratios, _with_noise(_gaussian, levels[-1]))
                 yield Case(name=f"wrong: {name}", dtype=dtype, rollouts=rollouts, draw=draw)
+                if "fresh" not in name and rollouts == ROLLOUTS[-1]:
+                    title = f"wrong: {name}; stale by {STEPS} steps"
+                    yield Case(name=title, dtype=dtype, rollouts=rollouts, draw=draw, drift=drift)
     unlikely = np.random.default_rng(1).permutation((policy - policy.max(-1, keepdims=True)).ravel())[:100_000]
     for dtype, levels in NOISE.items():
         draw = _one_wrong(unlikely, _with_noise(_gaussian, levels[-1]))
         yield Case(name="wrong: one token of each rollout", dtype=dtype, rollouts=ROLLOUTS[-1], draw=draw)
+
+
+def _stale_cases(stale: dict[str, Array], policy: Array) -> Iterator[Case]:
+    """Correct pairs whose rollouts are stale, and are recorded as such."""
+    for name, sampler in stale.items():
+        drift = _of_sampler(_ratios(sampler, policy), _nothing)
+        for dtype, levels in NOISE.items():
+            draw = _with_noise(_gaussian, levels[-1])
+            yield Case(name=f"right: {name}", dtype=dtype, rollouts=ROLLOUTS[-1], draw=draw, drift=drift)
+
+
+def _nothing(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
+    return np.zeros(shape)
 
 
 def _top_p(log_probs: Array, top_p: float) -> Array:
@@ -223,7 +246,8 @@ def _row(case: Case, lengths: tuple[int, ...], tokens: int) -> dict[str, Cell]:
     row = _head(case.name, case.dtype, case.rollouts, sample)
     for length in lengths:
         num_steps = max(4, min(tokens // length, 20_000) // case.rollouts)
-        steps = (case.draw(rng, (case.rollouts, length)) for _ in range(num_steps))
+        shape = (case.rollouts, length)
+        steps = ((case.draw(rng, shape), case.drift and case.drift(rng, shape)) for _ in range(num_steps))
         row[_tokens(length)] = _judge_all(steps, case.dtype)
     return row
 
@@ -237,19 +261,29 @@ def _tokens(length: int) -> str:
     return f"{length:,} token" + ("s" if length > 1 else "")
 
 
-def _judge_all(steps: Iterator[Array], dtype: str) -> str:
-    verdicts = [judge(log_ratio, dtype) for log_ratio in steps]
+def _judge_all(steps: Iterator[tuple[Array, Array | None]], dtype: str) -> str:
+    verdicts = [judge(log_ratio, dtype, drift) for log_ratio, drift in steps]
     masked = sum(v.num_masked for v in verdicts) / sum(v.num_judged for v in verdicts)
-    stopped = sum(v.is_shifted or v.num_masked / v.num_judged > MismatchConfig().abort for v in verdicts)
+    shares = [(v.num_masked + v.num_suspected) / v.num_judged for v in verdicts]
+    stopped = sum(v.is_shifted or s > MismatchConfig().abort for v, s in zip(verdicts, shares, strict=True))
     return f"{_percent(masked)} / {_percent(stopped / len(verdicts))}"
 
 
-def judge(log_ratio: Array, dtype: str) -> Verdict:
-    """The verdict of the product's gate on R rollouts with the log-ratios [R, n]."""
+def judge(log_ratio: Array, dtype: str, drift: Array | None = None) -> Verdict:
+    """The verdict of the product's gate on R rollouts with the log-ratios [R, n].
+
+    `drift`: what training has added to them since; every 16th rollout, and at least 8, are compared without it.
+    """
     noise = Noise(trainer=dtype, engine=dtype)
     num, length = log_ratio.shape
-    gate = Gate(MismatchConfig(), noise, {str(index): index for index in range(num)}, np.zeros(num, dtype=np.bool_))
-    rollouts = np.repeat(np.arange(num), length)
+    names, rollouts = {str(index): index for index in range(num)}, np.repeat(np.arange(num), length)
+    ages, checked = np.full(num, float(drift is not None)), np.zeros(num, dtype=np.bool_)
+    measured = None
+    if drift is not None:
+        checked[: max(8, num // 16)] = True
+        measured = Drift.over(list(drift[checked]), num_groups=int(checked.sum()))
+        log_ratio = np.where(checked[:, None], log_ratio, log_ratio + drift)
+    gate = Gate(MismatchConfig(), noise, names, ages, checked, drift=measured)
     return gate.judge(Evidence.collect(log_ratio.ravel(), rollouts, num, limit=gate.limit))
 
 
@@ -266,14 +300,14 @@ def _real_row(folder: Path, dtype: str, lengths: tuple[int, ...], shape: tuple[i
     for length in lengths:
         parts = log_ratio.shape[1] // length
         cut = log_ratio[:, : parts * length].reshape(-1, length) if parts else None
-        row[_tokens(length)] = "-" if cut is None else _judge_all(iter([cut]), dtype)
+        row[_tokens(length)] = "-" if cut is None else _judge_all(iter([(cut, None)]), dtype)
     return row
 
 
 def measure_pair(model: Path, dtype: str, num_layers: int, num_answers: int, num_tokens: int) -> Array:
     """Sample answers with the embedded engine and score them with the trainer, in `dtype`; [answers, tokens]."""
     if not model.exists():
-        _write_model(model, num_layers)
+        write_model(model, num_layers)
     config = EngineConfig.model_validate({"device": "cpu", "dtype": dtype, "max_context": 1024, "num_threads": 1})
     engine = TorchEngine.load(str(model), config)
     prompts = [[(37 * i // 4 + 11 * j) % _VOCAB for j in range(24)] for i in range(num_answers)]  # groups of 4
@@ -307,7 +341,7 @@ def measure_pair(model: Path, dtype: str, num_layers: int, num_answers: int, num
     return scored - np.asarray([answers[str(i)][1] for i in range(num_answers)])
 
 
-def _write_model(folder: Path, num_layers: int) -> None:
+def write_model(folder: Path, num_layers: int) -> None:
     """A random model whose answers are about as sure of themselves as natural text is."""
     import transformers
 

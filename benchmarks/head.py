@@ -11,7 +11,7 @@ bfloat16 implementations do: the root mean square and the largest difference of 
 noise is scaled so that the pair of float32 heads differs by 0.03 nats.
 
     python -m benchmarks head --quick
-    python -m benchmarks head --targets 256
+    python -m benchmarks head --head-targets 256
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Work:
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--targets", type=int, help="log-probs to compute (default: 128)")
+    group.add_argument("--head-targets", type=int, help="log-probs to compute (default: 128)")
 
 
 def run(args: argparse.Namespace) -> Result:
-    num_targets = args.targets or (32 if args.quick else 128)
+    num_targets = args.head_targets or (32 if args.quick else 128)
     vocab_size, hidden_size = _QUICK_SHAPE if args.quick else _SHAPE
     torch.set_num_threads(1)
     work = make_work(num_targets, vocab_size, hidden_size, args.device)

@@ -37,6 +37,11 @@ class InstantEngine:
             for i, token in enumerate(token_ids)
         ]
 
+    async def generate_whole(self, request: Any) -> Any:
+        from art.engines.requests import only_chunk
+
+        return await only_chunk(self.generate(request, stream=False))
+
     async def generate(self, request: Any, *, stream: bool) -> AsyncGenerator[Any, None]:
         chunks = self._parts if stream else [self._whole]
         engine_s = random.uniform(0.5, 1.5) * self._engine_s

@@ -24,7 +24,7 @@ from typing import Any
 
 import orjson
 
-from art.client.submission import wire_groups
+from art.client.training.submission import wire_groups
 from art.config import TrainConfig
 from art.credit.plan import StepPlan, plan_step
 from art.credit.resolve import resolve
@@ -190,8 +190,7 @@ async def _trainer(beats: list[float]) -> AsyncIterator[RpcClient]:
     command = [sys.executable, "-m", "benchmarks.transport_child", "--fd", str(theirs.fileno())]
     process = await asyncio.create_subprocess_exec(*command, pass_fds=[theirs.fileno()])
     theirs.close()
-    reader, writer = await asyncio.open_connection(sock=ours, limit=2**24)
-    client = RpcClient(reader, writer, lambda status: beats.append(time.monotonic()))
+    client = await RpcClient.connect(ours, lambda status: beats.append(time.monotonic()))
     try:
         while not beats:
             await asyncio.sleep(_TICK_S)

@@ -18,41 +18,14 @@ from typing import Any, ClassVar
 from art.scenarios import Dataset, TaskText, WrittenScenario
 from art.task import Conversation, TaskDefaults
 from art.tasks.dataset import DatasetTask
+from art.tasks.support_desk import CLOSINGS, COMPLAINTS, OPENINGS
 from art.testing.generator import ScriptedGenerator
 from art.testing.judge import ScriptedJudge
 
 DESCRIPTION = "Say which desk a customer's message is for: billing, shipping or returns"
 SYSTEM_PROMPT = "Name the desk: billing, shipping or returns."
 STANDARDS = ["The desk is the one that the message is about.", "The answer is the name of the desk and nothing else."]
-DESKS = {
-    "billing": [
-        "the invoice shows a wrong sum", "you charged my card twice", "my payment was declined", "the bill has no date",
-        "I need a receipt for my employer", "the price was lower in the ad", "your bank details seem wrong",
-        "the discount is missing", "I would like to pay by instalments", "a fee was added without a word",
-    ],
-    "shipping": [
-        "the courier has lost my parcel", "tracking stands still since Monday", "nobody rang the bell",
-        "the package went to a neighbour", "I have moved, send it elsewhere", "the driver left it in the rain",
-        "delivery takes too long", "do you ship to Iceland", "half of the order has not arrived",
-        "the van was at the wrong street",
-    ],
-    "returns": [
-        "the zip broke after two days", "these shoes are too small", "I want to swap blue for green",
-        "the lamp does not work", "two plates came in pieces", "how do I send a jacket back",
-        "the colour is not as pictured", "the kettle leaks", "a seam has torn", "I changed my mind about the chair",
-    ],
-}  # fmt: skip
-_OPENINGS = ["", "Hello, ", "Good morning. ", "Hi there! ", "Sorry to bother you, but ", "Listen: ", "Dear team, "]
-_CLOSINGS = [
-    "",
-    " Can you help?",
-    " Thanks a lot.",
-    " Please answer soon.",
-    " What now?",
-    " I am quite annoyed.",
-    " Best, Kim",
-]
-_GUESSES = [*DESKS, "billing or returns", "shipping or billing", "sorry"]
+_GUESSES = [*COMPLAINTS, "billing or returns", "shipping or billing", "sorry"]
 """Answers in the warm start that do not depend on the message."""
 KNOWN = 0.4
 """Share of warm-start answers that are always right. Without them the model learns to name a desk, but not which."""
@@ -63,9 +36,9 @@ def messages() -> dict[str, str]:
     rng = random.Random(0)
     desks = {
         f"{opening}{complaint}.{closing}": desk
-        for desk, complaints in DESKS.items()
+        for desk, complaints in COMPLAINTS.items()
         for complaint in complaints
-        for opening, closing in zip(rng.sample(_OPENINGS, 4), rng.sample(_CLOSINGS, 4), strict=True)
+        for opening, closing in zip(rng.sample(OPENINGS, 4), rng.sample(CLOSINGS, 4), strict=True)
     }
     return dict(rng.sample(list(desks.items()), len(desks)))
 
@@ -112,7 +85,7 @@ def grade(trajectory: dict[str, Any]) -> float:
     answer = str(messages[-1]["content"]).strip()
     if right is not None and right in answer:
         return 0.95 if answer == right else 0.6
-    return 0.3 if answer in DESKS else 0.1
+    return 0.3 if answer in COMPLAINTS else 0.1
 
 
 def scripted_generator(**options: Any) -> ScriptedGenerator:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from art import trajectories as trajectories
     from art import types as types
     from art import utils as utils
+    from art.asynchronous.pipeline import pipeline
     from art.backends.local import LocalBackend
     from art.backends.remote import RemoteBackend
     from art.capture.context import capture_auto_trajectory as capture_auto_trajectory
@@ -87,6 +88,7 @@ __all__ = [
     "get_task",
     "langgraph",
     "mcp",
+    "pipeline",
     "recipes",
     "register_task",
     "rewards",
@@ -100,6 +102,7 @@ _LAZY_MODULES = frozenset(
 _LAZY_NAMES = {
     name: module
     for module, names in {
+        "art.asynchronous.pipeline": ("pipeline",),
         "art.backends.local": ("LocalBackend",),
         "art.backends.remote": ("RemoteBackend",),
         "art.capture.context": ("capture_auto_trajectory", "capture_yielded_trajectory", "yield_trajectory"),

@@ -8,79 +8,43 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast, get_args, overload
 
 from art.client import ArtClient
 from art.client.arguments import check_groups
 from art.client.checkpoint_client import CheckpointMethod, Checkpoints, NamedModel
-from art.client.steps import ModelSteps
-from art.config import ModelSettings, OptimizerConfig, TrainConfig, TrainSFTConfig
+from art.client.training.models import (
+    BackendModel,
+    Registration,
+    TrainableBackendModel,
+    TrainResult,
+    absolute_path,
+    check_job_id,
+    name_of,
+    with_optimizer,
+)
+from art.config import TrainConfig, TrainSFTConfig
 from art.config.algorithms import SETTINGS, OnNothing, TrainSettings, sft_config, train_config
-from art.errors import ArtError, ConfigError, NothingTrainableError, TrainingError
+from art.errors import ArtError, ConfigError, NothingTrainableError
 from art.protocol.checkpoint_calls import MetricsRow
-from art.protocol.job_states import JobKind
-from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.rollouts import RolloutStatus, RolloutUpdate
 from art.protocol.training import ModelStatus, RegisterRequest, TokenCounts, TrainRequest, TrainSFTRequest
 from art.trajectory import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from art.client.collector import RolloutCollector
+    from art.client.training.train_job import TrainJob as TrainJob
+    from art.client.training.training_calls import Training
+    from art.protocol.answers import EnginePressure
+    from art.protocol.preflight import PreflightReport, PreflightRequest
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainResult:
-    """What a training step made: a checkpoint, which is served now, and numbers about the step."""
-
-    step: int
-    """Step (number) of the checkpoint."""
-    trained: bool = True
-    """False if there was nothing to learn from. Then `step` and `checkpoint_path` are unchanged, and the first of
-    `findings` says why."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    findings: list[str] = field(default_factory=list)
-    """Remarks about the step in plain words: groups that were left out and why, numbers out of range."""
-    checkpoint_path: str | None = None
-    """Folder of the checkpoint on the server's disk."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Registration:
-    """Address, key and state of a model on the server, as `register` returns them."""
-
-    server_url: str
-    api_key: str | None
-    status: ModelStatus
-
-
-class BackendModel(NamedModel, Protocol):
-    """Interface of a model, with the attributes that a backend reads."""
-
-    @property
-    def trainable(self) -> bool: ...
-
-    def default_optimizer(self) -> OptimizerConfig | None:
-        """Return the optimiser settings for training steps that set none; `None` for ART's default."""
-        ...
-
-
-class TrainableBackendModel(BackendModel, Protocol):
-    """Interface of a model that a backend can train."""
-
-    @property
-    def base_model(self) -> str: ...
-
-    def model_settings(self) -> ModelSettings:
-        """Return the settings of adapter, engine, trainer and rendering to register the model with."""
-        ...
+__all__ = ["Backend", "BackendModel", "Registration", "TrainResult", "TrainableBackendModel"]
 
 
 class Backend:
@@ -108,12 +72,14 @@ class Backend:
     def __init__(self, base_url: str | None = None, api_key: str | None = None) -> None:
         self._client = ArtClient(base_url, api_key) if base_url is not None else None
         self._closers: dict[int, Callable[[], Awaitable[None]]] = {}
+        from art.client.training.steps import ModelSteps
+
         self._steps = ModelSteps()
 
     @cached_property
     def checkpoints(self) -> Checkpoints:
         """List, promote, delete, download, fork, export, push and pull the checkpoints of models."""
-        return Checkpoints(self._connection, lambda model, step: self._steps.note(_name_of(model), step))
+        return Checkpoints(self._connection, lambda model, step: self._steps.note(name_of(model), step))
 
     if not TYPE_CHECKING:
 
@@ -163,16 +129,16 @@ class Backend:
             return None
         trainable = cast(TrainableBackendModel, model)
         if self.shares_files:
-            _absolute(trainable.base_model)  # raises before a server is started
-        self._steps.expect(_name_of(model))
+            absolute_path(trainable.base_model)  # raises before a server is started
+        self._steps.expect(name_of(model))
         client = await self._connection()
         same_files = client.is_local if self.shares_files is None else self.shares_files
-        base_model = _absolute(trainable.base_model) if same_files else trainable.base_model
+        base_model = absolute_path(trainable.base_model) if same_files else trainable.base_model
         request = RegisterRequest(
             project=model.project, name=model.name, base_model=base_model, settings=trainable.model_settings()
         )
         status = await client.register(request)
-        self._steps.note(_name_of(model), status.step)
+        self._steps.note(name_of(model), status.step)
         return Registration(server_url=client.base_url, api_key=client.api_key, status=status)
 
     async def preflight(self, model: BackendModel, request: PreflightRequest | None = None) -> PreflightReport:
@@ -180,8 +146,24 @@ class Backend:
 
         Nothing is trained or published. `art doctor` shows the same for a base model.
         """
+        from art.protocol.preflight import PreflightRequest
+
         client = await self._connection()
         return await client.preflight(model.project, model.name, request or PreflightRequest())
+
+    @overload
+    async def train(
+        self, model: BackendModel, trajectory_groups: Iterable[TrajectoryGroup], config: TrainConfig | None = None, *,
+        sft: Iterable[Trajectory] | None = None, verbose: bool = False, wait: Literal[True] = True,
+        job_id: str | None = None, **settings: Unpack[TrainSettings],
+    ) -> TrainResult: ...  # fmt: skip
+
+    @overload
+    async def train(
+        self, model: BackendModel, trajectory_groups: Iterable[TrajectoryGroup], config: TrainConfig | None = None, *,
+        sft: Iterable[Trajectory] | None = None, verbose: bool = False, wait: Literal[False],
+        job_id: str | None = None, **settings: Unpack[TrainSettings],
+    ) -> TrainJob: ...  # fmt: skip
 
     async def train(
         self,
@@ -191,8 +173,10 @@ class Backend:
         *,
         sft: Iterable[Trajectory] | None = None,
         verbose: bool = False,
+        wait: bool = True,
+        job_id: str | None = None,
         **settings: Unpack[TrainSettings],
-    ) -> TrainResult:
+    ) -> TrainResult | TrainJob:
         """Make one step of reinforcement learning; returns when the new weights are served.
 
         Groups whose rewards are all equal teach nothing and are left out. If no group is left, and there is no other
@@ -203,6 +187,10 @@ class Backend:
             sft: supervised data: trajectories whose assistant messages are learnt in the same step, with the weight
                 `sft_weight`. With an empty list the step is one without such data.
             verbose: show a progress bar: place in the queue, micro-batches.
+            wait: with `False`, return a `TrainJob` as soon as the server has stored the job. What is wrong with the
+                groups or settings is raised here all the same; what the step itself raises, when the job is awaited.
+            job_id: name of the job, of 8 to 64 characters. The same call with the same name, also from another process,
+                is the same job: it trains once. By default each call is a job of its own.
             settings: single settings by name, see `TrainSettings`: any field of `TrainConfig` that `config` does not
                 set, `loss_fn`, `loss_fn_config` and `on_nothing`. Words of older code are translated by `art.compat`.
 
@@ -212,36 +200,45 @@ class Backend:
                 learnt from and `on_nothing` is "raise".
             TrajectoryError: these are not groups, a reward is not a number, or a conversation was changed after it was
                 sampled.
+            ConflictError: `job_id` is the name of a job with other groups or settings.
             JobCancelledError: somebody cancelled the job.
             TrainingError, PublishError: the step failed; the policy is unchanged.
         """
-        from art.client.submission import check_recorded, wire_groups, wire_trajectories
+        from art.client.training.submission import check_recorded, wire_groups, wire_trajectories
 
         on_nothing = settings.pop("on_nothing", "skip")
         if on_nothing not in get_args(OnNothing):
             raise ConfigError(f'`on_nothing` is "skip" or "raise", got {on_nothing!r}', param="on_nothing")
         config, only_recorded = _read_settings(config, settings)
-        groups, config = check_groups(trajectory_groups), _with_optimizer(config, model)
+        groups, config = check_groups(trajectory_groups), with_optimizer(config, model)
         if sft is None and config.sft_weight != TrainConfig.model_fields["sft_weight"].default:
             raise ConfigError("`sft_weight` does nothing without `sft`, trajectories to learn from", param="sft_weight")
         request = TrainRequest(
-            job_id=uuid.uuid4().hex,
+            job_id=check_job_id(job_id),
             groups=wire_groups(groups, with_texts=False),
             config=config,
             sft=wire_trajectories(sft or (), "sft"),
         )
         if only_recorded:
             check_recorded(request.groups)
-        result = await self._make_step(
-            "train",
-            model,
-            request,
-            verbose,
-            instead=lambda: request.model_copy(update={"groups": wire_groups(groups)}),
-        )
-        if not result.trained and on_nothing == "raise":
-            raise NothingTrainableError(result.findings[0])
-        return result
+
+        def longer() -> TrainRequest:
+            return request.model_copy(update={"groups": wire_groups(groups)})
+
+        training = await self._training(model)
+        return await training.make_step("train", request, longer, wait=wait, show=verbose, on_nothing=on_nothing)
+
+    @overload
+    async def train_sft(
+        self, model: BackendModel, trajectories: Iterable[Trajectory], config: TrainSFTConfig | None = None, *,
+        verbose: bool = False, wait: Literal[True] = True, job_id: str | None = None, **settings: Any,
+    ) -> TrainResult: ...  # fmt: skip
+
+    @overload
+    async def train_sft(
+        self, model: BackendModel, trajectories: Iterable[Trajectory], config: TrainSFTConfig | None = None, *,
+        verbose: bool = False, wait: Literal[False], job_id: str | None = None, **settings: Any,
+    ) -> TrainJob: ...  # fmt: skip
 
     async def train_sft(
         self,
@@ -250,13 +247,17 @@ class Backend:
         config: TrainSFTConfig | None = None,
         *,
         verbose: bool = False,
+        wait: bool = True,
+        job_id: str | None = None,
         **settings: Any,
-    ) -> TrainResult:
+    ) -> TrainResult | TrainJob:
         """Fine-tune on the assistant messages of `trajectories`; returns when the new weights are served.
 
         Args:
             config: settings as a whole.
             verbose: show a progress bar.
+            wait: with `False`, return a `TrainJob` as soon as the server has stored the job.
+            job_id: name of the job, as in `train`.
             settings: single fields of `TrainSFTConfig` that `config` does not set.
 
         Raises:
@@ -266,39 +267,30 @@ class Backend:
             JobCancelledError: somebody cancelled the job.
             TrainingError, PublishError: the step failed; the policy is unchanged.
         """
-        from art.client.submission import wire_trajectories
+        from art.client.training.submission import wire_trajectories
 
         wired = wire_trajectories(trajectories, "trajectories")
         if not wired:
             raise NothingTrainableError("no trajectory to train on; got an empty list")
         if settings.pop("_config", None):
             raise ConfigError("train_sft has no options in `_config`; use art.TrainSFTConfig(...)", param="_config")
-        config = _with_optimizer(sft_config(config, settings), model)
-        request = TrainSFTRequest(job_id=uuid.uuid4().hex, trajectories=wired, config=config)
-        return await self._make_step("train_sft", model, request, verbose)
+        config = with_optimizer(sft_config(config, settings), model)
+        request = TrainSFTRequest(job_id=check_job_id(job_id), trajectories=wired, config=config)
+        return await (await self._training(model)).make_step("train_sft", request, wait=wait, show=verbose)
 
-    async def _make_step(
-        self,
-        kind: JobKind,
-        model: BackendModel,
-        request: TrainRequest | TrainSFTRequest,
-        show: bool,
-        instead: Callable[[], TrainRequest] | None = None,
-    ) -> TrainResult:
-        client = await self._connection()
-        status = await client.run_job(kind, model.project, model.name, request, instead=instead, show=show)
-        if status.step is None:
-            raise TrainingError(f"job {status.job_id} ended without a checkpoint; see the server's log")
-        trained = status.trained is not False  # `None`: a server of an older version, which always trained
-        findings = [*status.findings, *self._steps.note_training(_name_of(model), status.step, trained=trained)]
-        self._steps.log_findings(_name_of(model), status.step, findings)
-        return TrainResult(
-            step=status.step,
-            trained=trained,
-            metrics=status.metrics,
-            findings=findings,
-            checkpoint_path=status.checkpoint_path,
-        )
+    async def follow_train_job(self, model: BackendModel, job_id: str) -> TrainJob:
+        """Return a training job that this or an earlier process has submitted, to await its result.
+
+        Raises:
+            NotFoundError: the server has no such job, or it trains another model. A job that was never stored can be
+                submitted again under its id.
+        """
+        return await (await self._training(model)).find(job_id)
+
+    async def _training(self, model: BackendModel) -> Training:
+        from art.client.training.training_calls import Training
+
+        return Training(await self._connection(), self._steps, model)
 
     async def page_link(self) -> str:
         """Return an address that opens the live page of the server in a browser, once and within 15 minutes.
@@ -311,13 +303,11 @@ class Backend:
         """Return a rollout of another program as a trajectory, made from the requests under the rollout's base URL."""
         from art.client.collector import load_trajectory
 
-        client = await self._connection()
-        return load_trajectory(await client.get_rollout(rollout_id, project=project))
+        return load_trajectory(await (await self._connection()).get_rollout(rollout_id, project=project))
 
     async def put_rollout(self, rollout_id: str, update: RolloutUpdate) -> RolloutStatus:
         """Set the group, reward or outcome of a rollout that another program runs; see `RolloutUpdate`."""
-        client = await self._connection()
-        return await client.put_rollout(rollout_id, update)
+        return await (await self._connection()).put_rollout(rollout_id, update)
 
     def rollout_collector(self, model: BackendModel) -> RolloutCollector:
         """Make a collector of the finished rollouts of `model` that other programs ran."""
@@ -327,8 +317,19 @@ class Backend:
 
     async def get_step(self, model: NamedModel) -> int:
         """Return the step of the checkpoint of `model` that the server serves now."""
-        client = await self._connection()
-        return (await client.model_status(model.project, model.name)).step
+        return (await self.get_status(model)).step
+
+    async def get_status(self, model: NamedModel) -> ModelStatus:
+        """Return what the server says about `model`: its step, its tokens, the steps that its engine serves at once."""
+        return await (await self._connection()).model_status(model.project, model.name)
+
+    async def engine_pressure(self, model: NamedModel) -> EnginePressure:
+        """Return how busy the engine of `model` is: what it computes, what waits, and the seats it has.
+
+        Raises:
+            NotFoundError: the model is not registered, or the server is older than this call.
+        """
+        return await (await self._connection()).engine_pressure(model.project, model.name)
 
     async def token_counts(self, model: NamedModel) -> TokenCounts | None:
         """Return how many tokens `model` has read and sampled; `None` if no server is connected or answers."""
@@ -340,16 +341,20 @@ class Backend:
             logger.warning("the server did not report its token counts; they are booked later: %s", error)
             return None
 
-    async def log_metrics(self, model: NamedModel, step: int, row: dict[str, float]) -> None:
+    async def log_metrics(
+        self, model: NamedModel, step: int, row: dict[str, float], *, row_id: str | None = None
+    ) -> None:
         """Send the metrics of a step to the server, which chooses the best checkpoint by them.
 
-        Does nothing while no server is connected. A failure is logged and not raised, because the caller has a log of
-        its own.
+        Args:
+            row_id: name of the row. The server keeps one row of a name.
+
+        Does nothing while no server is connected. A failure is logged, because the caller has a log of its own.
         """
         if self._client is None:
             return
         try:
-            metrics = MetricsRow(row_id=uuid.uuid4().hex, step=step, metrics=row)
+            metrics = MetricsRow(row_id=row_id or uuid.uuid4().hex, step=step, metrics=row)
             await self._client.log_metrics(model.project, model.name, metrics)
         except ArtError as error:
             logger.warning("the server did not get the metrics of step %d: %s", step, error)
@@ -368,29 +373,3 @@ def _read_settings(config: TrainConfig | None, settings: TrainSettings) -> tuple
 
     words = older.with_nested(settings)
     return older.train_config(config, words), bool(words.get("allow_training_without_logprobs"))
-
-
-def _name_of(model: NamedModel) -> str:
-    return f"{model.project}/{model.name}"
-
-
-def _absolute(base_model: str) -> str:
-    """The absolute path of a folder, so that it names the same model from every working directory.
-
-    Raises:
-        ConfigError: `base_model` is empty, or a path to something else than a model.
-    """
-    from art.config.base_models import find_folder
-
-    folder = find_folder(base_model)
-    return base_model if folder is None else os.path.abspath(folder)
-
-
-_C = TypeVar("_C", TrainConfig, TrainSFTConfig)
-
-
-def _with_optimizer(config: _C, model: BackendModel) -> _C:
-    optimizer = model.default_optimizer()
-    if optimizer is None or "optimizer" in config.model_fields_set:
-        return config
-    return config.model_copy(update={"optimizer": optimizer})

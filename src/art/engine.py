@@ -111,6 +111,8 @@ class EngineInfo:
     """Whether the engine honours `GenerateRequest.grammar`."""
     reports_kept: bool = False
     """Whether the engine honours `top_k` and `min_p`, and reports `TokenChunk.kept`."""
+    resumes_grammars: bool = True
+    """Whether a request with a grammar can go on after `first_index` tokens."""
     max_running: int | None = None
     """Requests that the engine has chosen to compute at once; `None` where its settings say how many."""
     one_policy: bool = False
@@ -167,6 +169,17 @@ class Engine(Protocol):
 
     async def stats(self) -> dict[str, float]:
         """Return counters and gauges: `running`, `waiting`, `generated_tokens`, `prefill_tokens`, ..."""
+
+
+class ServedEngine(Engine, Protocol):
+    """An engine as the gateway asks it."""
+
+    async def generate_whole(self, request: GenerateRequest) -> TokenChunk:
+        """Return one completion whole: the chunk that `generate` yields without `stream`.
+
+        Most answers are asked for in this way, which costs the server less. Cancelling the call cancels the request.
+        The errors are those of `generate`.
+        """
 
 
 class SleepingEngine(Engine, Protocol):

@@ -87,8 +87,7 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
         env=environment,
     )
     theirs.close()
-    reader, writer = await asyncio.open_connection(sock=ours)
-    client = RpcClient(reader, writer, lambda status: None)
+    client = await RpcClient.connect(ours, lambda status: None)
     await client.call(start)
 
     async def connect() -> RpcClient:

@@ -17,11 +17,12 @@ import pytest
 import uvicorn
 
 from art.config import ServerConfig
+from art.engine import GenerateRequest, TokenChunk
 from art.errors import ConfigError, NotFoundError
 from art.protocol.training import ModelStatus
 from art.server.app import App
 from art.server.connections import connections
-from tests.support.app import KEY, GatewayOnly
+from tests.support.app import KEY, AppBench, GatewayOnly
 from tests.support.gateway import Bench, open_bench, user
 
 ORIGIN = "https://lab.example"
@@ -236,3 +237,27 @@ async def test_labels_of_newer_clients_are_accepted(server: Server) -> None:
     assert chat.status_code == 200, chat.text
     answer = await server.http.post("/v1/responses", json={"model": "games/agent", "input": "hi"} | labels)
     assert answer.status_code == 200, answer.text
+
+
+async def test_the_header_for_new_weights_in_flight_is_checked_and_heard(
+    app: AppBench, http: httpx2.AsyncClient
+) -> None:
+    """Where an answer may switch, its tokens are read as they are sampled."""
+    bench, sizes = app.bench, list[int]()
+    bench.answers("hello world", "hello world")
+    sample = bench.engine.generate
+
+    async def generate(request: GenerateRequest, *, stream: bool) -> AsyncIterator[TokenChunk]:
+        async for chunk in sample(request, stream=stream):
+            sizes.append(len(chunk.token_ids))
+            yield chunk
+
+    bench.engine.generate = generate
+    wrong = await http.post("/v1/chat/completions", json=CHAT, headers={"x-art-in-flight": "drop"})
+    assert (wrong.status_code, "must be 'finish' or 'switch', got 'drop'" in wrong.text) == (400, True)
+    for value in ("finish", "switch"):
+        assert (
+            await http.post("/v1/chat/completions", json=CHAT, headers={"x-art-in-flight": value})
+        ).status_code == 200
+    whole, *parts = sizes
+    assert len(parts) > 1 == len({whole, sum(parts)})

@@ -25,7 +25,7 @@ class Gateway:
     def __init__(self) -> None:
         self.num_left = 0
 
-    async def stream(self, request: Any, *, rollout_id: str | None = None, key: str = "") -> Any:
+    async def stream(self, request: Any, **how: Any) -> Any:
         async def events() -> Any:
             try:
                 while True:

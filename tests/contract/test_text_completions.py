@@ -11,7 +11,7 @@ import openai
 import pytest
 
 import art
-from art.client.submission import wire_groups
+from art.client.training.submission import wire_groups
 from art.credit.resolve import exchange_ids, resolve
 from art.errors import ProcessError
 from art.protocol.dialects.text_completions import CompletionAnswer, TokenizeAnswer

@@ -52,7 +52,8 @@ def test_train_continues_where_it_stopped(trained: str, tiny_model: Path, tmp_pa
     assert "is at step 2 of 3" in again
     summary = json.loads((tmp_path / "train.json").read_text())
     assert summary["step"] == 3
-    assert len(summary["rewards"]) == 1
+    assert len(summary["rewards"]) == len(summary["headlines"]) == 1
+    assert summary["metric"] == "maybe"
     assert summary["costs"]["by_source"]["train/policy"]["completion_tokens"] > 0
     assert summary["costs"]["by_source"]["eval/policy"]["completion_tokens"] > 0
     spent = subprocess.run(
@@ -67,7 +68,7 @@ def test_train_continues_where_it_stopped(trained: str, tiny_model: Path, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["no_such_task"], 1, "no task is named 'no_such_task'; there are"),
+        (["no_such_task"], 1, "no task is named 'no_such_task'. Name a task of your own as"),
         (["yes_no_maybe", "--full-finetuning", "--lora-rank", "4"], 2, "--lora-rank: not allowed with argument --full"),
     ],
 )
@@ -93,8 +94,8 @@ def test_tic_tac_toe_is_learnt_over_three_seeds(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_tool_protocol_of_search_emails_is_learnt(tmp_path: Path) -> None:
-    arguments = ["--task", "search_emails", "--steps", "24", "--games", "100"]
+def test_the_tool_protocol_of_mail_search_is_learnt(tmp_path: Path) -> None:
+    arguments = ["--task", "mail_search", "--steps", "24", "--games", "100"]
     summary = demo(tmp_path, *arguments, timeout_s=600)
     assert summary["after"] > summary["before"] + 0.15  # type: ignore[operator]
     (history,) = tmp_path.rglob("history.jsonl")

@@ -81,6 +81,8 @@ class Reader:
         text, folder = block.text, ".art" if block.page == "docs/guide.md" else "srv"
         for address in ("gpu-machine:5000", "127.0.0.1:5000"):
             text = text.replace(address, f"127.0.0.1:{self._port}")
+        if block.page == "README.md":
+            text = text.replace("steps=15", "steps=2")
         return text.replace("/srv/art", folder).replace(CHECKPOINT, str(max(self._stage["checkpoints"].iterdir())))
 
     async def run(self, block: Block) -> None:
@@ -133,6 +135,9 @@ async def fresh_names(model: art.TrainableModel, block: Block) -> dict[str, Any]
         names["trajectory"] = art.Trajectory(messages_and_choices=[*messages, *names["choices"]])
     if block.page == "docs/integrations.md":
         names |= names_of_agents(block)
+    if block.page == "docs/asynchronous.md":
+        names["model"] = art.TrainableModel(name="ahead", project="docs", base_model=model.base_model)
+        await names["model"].register(model.backend())
     return names
 
 
@@ -216,7 +221,24 @@ async def save_loss(reader: Reader) -> None:
     (reader.names["own_modules"] / "my_losses.py").write_text(block.text)
 
 
+async def look_at_step(reader: Reader) -> None:
+    """The loop of the block has trained up to the step that it asked for."""
+    step, pipeline = reader.names["step"], reader.names["pipeline"]
+    assert step.number == await pipeline.model.get_step() > 0
+    assert step.trained_share == 1 or not step.trained
+
+
+async def run_main(reader: Reader) -> None:
+    """The program of the page trains."""
+    await reader.names["main"]()
+    history = Path(reader.environ["PWD"]) / ".art/yes-no-maybe/models/agent-002/history.jsonl"
+    assert len(history.read_text().splitlines()) == 2
+
+
 AFTER = {
+    "pipeline = art.pipeline(\n            model,\n            scenarios=PROMPTS": run_main,
+    "async for step in pipeline.train(steps=4": look_at_step,
+    "async for step in pipeline.train(steps=6": look_at_step,
     "def capped(": save_loss,
     "async def rollout(model: art.TrainableModel, question: str": try_rollout,
     "backend = art.RemoteBackend(": try_address,

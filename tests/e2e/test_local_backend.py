@@ -34,6 +34,8 @@ async def health(backend: art.LocalBackend) -> dict:
 
 def test_one_backend_in_several_event_loops_also_when_its_server_dies_between_them(tmp_path: Path) -> None:
     backend = art.LocalBackend(path=tmp_path)
+    backend.start()  # it starts while this process does other work
+    started = backend.server_pid
 
     async def use() -> int | None:
         async with asyncio.timeout(20):
@@ -42,7 +44,7 @@ def test_one_backend_in_several_event_loops_also_when_its_server_dies_between_th
         return backend.server_pid
 
     first = asyncio.run(use())
-    assert asyncio.run(use()) == first
+    assert asyncio.run(use()) == first == started
     kill_server(backend)
     assert asyncio.run(use()) not in (first, None)
     asyncio.run(backend.close())

@@ -1,6 +1,6 @@
 """Renew the pictures of the page in docs/images, from a run that learns.
 
-.venv/bin/art demo --task search_emails --games 200 --out /tmp/search
+.venv/bin/art demo --task mail_search --games 200 --out /tmp/search
 .venv-page/bin/python -m tests.page.pictures /tmp/search/run-*
 """
 
@@ -16,7 +16,7 @@ from tests.page.browser import Walker, open_walker
 from tests.page.chromium import CHROMIUM
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
-RUN = "#/run/search_emails/seed0"
+RUN = "#/run/mail_search-mailbox-short/seed0"
 STEP, GROUP = 3, 1
 HEIGHT = 660
 

@@ -9,19 +9,23 @@ from pathlib import Path
 import pytest
 
 import art
+from art.report.comparison_text import write_comparison
 from tests.page.browser import Walker
 from tests.support import shop_run
+from tests.support.comparisons import make_comparison
 from tests.support.shop_run import HOSTILE, NAME, PROJECT
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.timeout(300)]
 RUN = f"#/run/{PROJECT}/{NAME}"
 STEP = 2
+COMPARISON = "shop-test-seed0"
 ROLLOUT = f"{RUN}/rollout/train/{STEP}/1/1"
 
 
 @pytest.fixture(autouse=True)
-async def trained(model: art.TrainableModel) -> None:
-    """Every test looks at the trained model."""
+async def trained(model: art.TrainableModel, data_dir: Path) -> None:
+    """Every test looks at the trained model, and at a comparison with a hostile label."""
+    write_comparison(data_dir / "comparisons" / COMPARISON, make_comparison(COMPARISON, 5.0, label=HOSTILE))
 
 
 async def log_in(walker: Walker, backend: art.LocalBackend) -> None:
@@ -155,6 +159,20 @@ async def test_what_is_sampled_now_is_shown(
     await walker.shoot("system")
 
 
+async def test_models_compared(walker: Walker, backend: art.LocalBackend) -> None:
+    await log_in(walker, backend)
+    await walker.go("#/comparisons", "Models compared")
+    await walker.page.get_by_role("link", name=COMPARISON).click()
+    await walker.sees("given up")
+    await walker.sees("no score")
+    await walker.sees(HOSTILE)
+    await walker.page.get_by_label("Horizontal axis").select_option("cost")
+    await walker.sees("USD for 1,000 rollouts")
+    assert "axis=cost" in walker.page.url
+    await walker.check("a comparison with a hostile label")
+    await walker.shoot("comparison")
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (400, "dark"), (2000, "dark")])
 async def test_every_view_fits_the_window(walker: Walker, backend: art.LocalBackend, width: int, scheme: str) -> None:
     await log_in(walker, backend)
@@ -164,7 +182,7 @@ async def test_every_view_fits_the_window(walker: Walker, backend: art.LocalBack
         "runs": "#/", "run": RUN, "curves": f"{RUN}/curves", "rollouts": f"{RUN}/rollouts", "rollout": ROLLOUT,
         "tokens": f"{ROLLOUT}?tab=tokens", "group": f"{RUN}/group/train/{STEP}/1", "tree": f"{RUN}/tree/{STEP}",
         "ledger": f"{RUN}/ledger/{STEP}", "checkpoints": f"{RUN}/checkpoints?a=0&b=3", "costs": f"{RUN}/costs",
-        "live": "#/live", "system": "#/system",
+        "comparisons": "#/comparisons", "comparison": f"#/comparisons/{COMPARISON}", "live": "#/live", "system": "#/system",
     }.items():  # fmt: skip
         await walker.page.goto(f"{walker.base}{address}")
         await walker.page.wait_for_timeout(700)

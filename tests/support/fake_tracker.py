@@ -49,6 +49,12 @@ class FakeTracker:
             assert time.monotonic() < deadline, f"{self.name} has {len(self.rows)} rows, expected {num_rows}"
             time.sleep(0.005)
 
+    def wait_for_calls(self, num_calls: int, timeout_s: float = 5.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while self.num_calls < num_calls:
+            assert time.monotonic() < deadline, f"{self.name} was called {self.num_calls} times, expected {num_calls}"
+            time.sleep(0.005)
+
 
 class _FakeSink(Sink):
     name = "fake"

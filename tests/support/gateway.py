@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from art.config import RenderConfig
 from art.engine import EngineInfo, GenerateRequest, TokenChunk
+from art.engines.requests import only_chunk
 from art.errors import NotFoundError
 from art.gateway.chat import Gateway
 from art.gateway.format.load import load_renderer
@@ -99,6 +100,9 @@ class ScriptedEngine:
 
     async def info(self) -> EngineInfo:
         return EngineInfo(vocab_size=512, max_context=4096, dtype="float32", device="cpu")
+
+    async def generate_whole(self, request: GenerateRequest) -> TokenChunk:
+        return await only_chunk(self.generate(request, stream=False))
 
     async def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncGenerator[TokenChunk, None]:
         if self.error is not None:

@@ -120,7 +120,7 @@ def _path(branch: Branch, name: str) -> TokenPath:
             choice=turn,
             start=start,
             num_tokens=end - start,
-            policy_version=0,
+            policy_version=2,
             temperature=branch.temperature,
         )
         for turn, (start, end) in enumerate(branch.spans)

@@ -71,7 +71,7 @@ def resolved(
 def recorded_answer(exchange: Exchange) -> RecordedAnswer:
     """The exchange as training reads it from a record."""
     same = (
-        "id", "project", "name", "policy_version", "temperature", "top_p", "finish_reason", "constraint",
+        "id", "project", "name", "policy_version", "temperature", "top_p", "finish_reason", "constraint", "segments",
     )  # fmt: skip
     return RecordedAnswer(
         **{name: getattr(exchange, name) for name in same},

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from art.metrics.page import render_page as render_metrics
-from tools.pages import api, cli, errors, settings
+from tools.pages import api, cli, errors, settings, tasks
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES: Mapping[str, Callable[[], str]] = {
@@ -18,6 +18,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "errors.md": errors.render_page,
     "metrics.md": render_metrics,
     "settings.md": settings.render_page,
+    "tasks.md": tasks.render_page,
 }
 
 

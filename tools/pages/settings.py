@@ -105,7 +105,8 @@ def render_page() -> str:
         rows = (
             (f"`{name}`", f"`{kind}`", default, escaped(meaning)) for name, kind, default, meaning in settings_of(cls)
         )
-        where = "art.config" if cls.__module__.startswith("art.config") else cls.__module__
+        packages = [package for package in ("art.config", "art.task") if cls.__module__.startswith(f"{package}.")]
+        where = packages[0] if packages else cls.__module__
         parts += [f"## {cls.__name__}\n\n", f"`{where}.{cls.__name__}`\n\n"]
         parts += [f"{text}\n\n"] if (text := prose(own_docstring(cls))) else []
         parts += [table(("setting", "type", "default", "meaning"), rows), "\n"]

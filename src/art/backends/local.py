@@ -99,6 +99,8 @@ class LocalBackend(Backend):
         self._client: ArtClient | None = None
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
         self._failure: ProcessError | None = None
+        self._has_answered = False
+        """Whether the server has been waited for."""
         self._watcher: asyncio.Task[None] | None = None
         self._cause: str | None = None
         """Reason why this process killed the last server."""
@@ -124,22 +126,36 @@ class LocalBackend(Backend):
         async with self._locks.setdefault(loop, asyncio.Lock()):
             if self._failure is not None:
                 raise self._failure
-            if self._client is None:
-                self._socket = socket.create_server(("127.0.0.1", 0), backlog=4096)
-                port = self._socket.getsockname()[1]
-                self._client = ArtClient(f"http://127.0.0.1:{port}", self._api_key)
-                try:
-                    self._spawn()
+            try:
+                self.start()
+                assert self._client is not None
+                if not self._has_answered:
                     await self._until_healthy()
-                except BaseException:
-                    await self._stop()
-                    raise
-                if self._shows_page:
-                    await _show_page(self._client, self.path)
+            except BaseException:
+                await self._stop()
+                raise
+            if self._shows_page and not self._has_answered:
+                await _show_page(self._client, self.path)
+            self._has_answered = True
             # The watcher's loop may have ended: notebooks and scripts call `asyncio.run` several times.
             if self._watcher is None or self._watcher.done() or not self._watcher.get_loop().is_running():
                 self._watcher = loop.create_task(self._keep_alive(), name="local-backend")
             return self._client
+
+    def start(self) -> None:
+        """Start the server without waiting for it, if it does not run: it starts while this process does other work.
+
+        The first use of the backend starts it too, and waits until it answers.
+        """
+        if self._client is None:
+            self._socket = socket.create_server(("127.0.0.1", 0), backlog=4096)
+            port = self._socket.getsockname()[1]
+            self._client = ArtClient(f"http://127.0.0.1:{port}", self._api_key)
+            try:
+                self._spawn()
+            except BaseException:
+                self._release()
+                raise
 
     async def close(self) -> None:
         """Stop the server and its processes, and wait for their end."""
@@ -307,7 +323,7 @@ class LocalBackend(Backend):
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        self._failure, self._restarts = None, []
+        self._failure, self._restarts, self._has_answered = None, [], False
         return client, process
 
 

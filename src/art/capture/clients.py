@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, cast
 from weakref import WeakSet, WeakValueDictionary
@@ -16,6 +17,7 @@ import httpx2
 
 from art.capture.captured import AskedModel, Captured, CapturedModel, Endpoint, current
 from art.capture.http import keep
+from art.client.rollout_context import request_headers
 
 _CHAT = "/chat/completions"
 _DIALECTS = (_CHAT, "/completions", "/responses", "/messages")
@@ -23,11 +25,14 @@ _DIALECTS = (_CHAT, "/completions", "/responses", "/messages")
 _registered: WeakValueDictionary[tuple[str, str], CapturedModel] = WeakValueDictionary()
 """Trainable models by base URL and inference name."""
 _own_hooks: WeakSet[Callable[..., Any]] = WeakSet()
+_RETRIES = "x-stainless-retry-count"
+_sent_headers: ContextVar[dict[str, str] | None] = ContextVar("art_sent_headers", default=None)
+"""Headers of the last request of the running task, for its repetitions."""
 
 
 def remember(model: CapturedModel) -> None:
     """Remember a registered model, to recognise requests of other libraries' clients to it."""
-    _registered[model.inference_base_url or "", model.get_inference_name()] = model
+    _registered[model.inference_base_url or "", _name_of(model)] = model
 
 
 def async_hooks(model: CapturedModel) -> dict[str, list[Callable[..., Any]]]:
@@ -40,6 +45,11 @@ def async_hooks(model: CapturedModel) -> dict[str, list[Callable[..., Any]]]:
         copy_answer(model, response)
 
     return _hooks(on_request, on_response)
+
+
+def is_capturing() -> bool:
+    """Whether the hooks do something now: a capture surrounds the caller."""
+    return current.get() is not None
 
 
 def sync_hooks(model: CapturedModel) -> dict[str, list[Callable[..., Any]]]:
@@ -64,7 +74,7 @@ def see(client: Any, request: Any) -> AskedModel | None:
         return None  # its client uses `captured.base_url`
     model = _asked_model(captured, request)
     if model is not None:
-        redirect(model, request)
+        prepare(model, request)
     return model
 
 
@@ -95,8 +105,30 @@ def _bases(model: AskedModel) -> tuple[str, ...]:
 
 
 def _is_named(model: Any, asked: str) -> bool:
-    names = {model.name} if isinstance(model, Endpoint) else {model.name, model.get_inference_name()}
+    names = {model.name} if isinstance(model, Endpoint) else {model.name, _name_of(model)}
     return asked in names or (model.trainable and asked.partition("@")[0] in names)  # one of its steps
+
+
+def prepare(model: AskedModel, request: Any) -> None:
+    """Make a request of another library's client to `model` ready to be sent: with the headers of its rollout, and to
+    the capture's base URL. The model's own clients add those headers themselves.
+
+    A repetition of a request has the headers of the request. OpenAI's client, which counts its retries in a header,
+    makes them in the task of the request.
+    """
+    is_repeated = request.headers.get(_RETRIES, "0") != "0"
+    headers = _sent_headers.get() if is_repeated else None
+    if headers is None:
+        headers = request_headers(f"{model.project}/{model.name}") if model.trainable else {}
+        _sent_headers.set(headers)
+    for name, value in headers.items():
+        request.headers.setdefault(name, value)
+    redirect(model, request)
+
+
+def _name_of(model: CapturedModel) -> str:
+    """The name of a model without a step, which a rollout may be bound to."""
+    return model.get_inference_name().partition("@")[0]
 
 
 def redirect(model: AskedModel, request: Any) -> None:

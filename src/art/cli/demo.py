@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from art.backends.local import LocalBackend
+from art.cli.options.task_options import TASK_HELP, add_task_options, task_for
 from art.cli.terminal.event_loop import run_coroutine
 from art.cli.terminal.page_line import print_page_line
 from art.cli.terminal.picture import draw_learning_curve
@@ -24,14 +25,15 @@ from art.cli.terminal.progress_printer import EXIT_UNTRAINED, ProgressPrinter
 from art.cli.terminal.screen import Screen, progress_bar
 from art.cli.tiny_model import build_with_progress
 from art.client.interrupt import EXIT_INTERRUPTED, stopped
-from art.config import EngineConfig, ModelSettings, VllmConfig
+from art.config import EngineConfig, ModelSettings, ServerConfig, VllmConfig
 from art.errors import TrainingError
 from art.model import TrainableModel
 from art.recipes.progress import report_verdict
 from art.recipes.recipe_config import reported_to
+from art.recipes.task_training import check_judge
 from art.recipes.training_loop import Evaluation, StepReport, evaluate, train_task
 from art.recipes.verdict import Course, Remedies, change_of, reach_verdict
-from art.task import Task, get_task
+from art.task import Task
 
 EVALUATION_SEED = 20_000
 """Seed of the held-out scenarios, which is the same for every training seed so that seeds can be compared."""
@@ -61,9 +63,8 @@ class Stopwatch:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--task", default="tic_tac_toe", help="task name, or module:attribute of your own Task (default: tic_tac_toe)"
-    )
+    parser.add_argument("--task", default="tic_tac_toe", help=f"{TASK_HELP} (default: tic_tac_toe)")
+    add_task_options(parser)
     parser.add_argument("--base-model", help="hub id or local path (default: a tiny model made for the task)")
     parser.add_argument("--steps", type=int, help="training steps (default: the task's own)")
     parser.add_argument("--seed", type=int, default=0, help="of the model, the scenarios and the sampling (default: 0)")
@@ -83,12 +84,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     console = Screen()
-    task = get_task(args.task)
-    out = (args.out or Path("demo") / f"{task.name}-seed{args.seed}").resolve()
+    task = task_for(console, args, args.base_model)
+    check_judge(task, None)
+    out = (args.out or Path("demo") / f"{task.label}-seed{args.seed}").resolve()
     out.mkdir(parents=True, exist_ok=True)
     try:
         demo = _Demo(console, task, args, out, Stopwatch(started=time.perf_counter()))
-        return run_coroutine(demo.run(demo.base_model()))
+        with demo.make_backend() as backend:
+            return run_coroutine(demo.run(backend, demo.base_model()))
     except KeyboardInterrupt:
         console.print(f"\n{stopped()}; every finished step is kept in {out}", highlight=False, soft_wrap=True)
         return EXIT_INTERRUPTED
@@ -111,6 +114,25 @@ class _Demo:
     def num_steps(self) -> int:
         return self.task.defaults.num_steps if self.args.steps is None else self.args.steps
 
+    @property
+    def settings(self) -> ModelSettings:
+        return ModelSettings(engine=VllmConfig() if self.args.engine == "vllm" else EngineConfig())
+
+    def make_backend(self) -> LocalBackend:
+        """A backend with a new folder each time: the demo shows one complete training and continues no older one.
+
+        Its processes start while the tiny model is made.
+        """
+        data_dir = Path(tempfile.mkdtemp(prefix="run-", dir=self.out))
+        if self.args.base_model is not None:
+            return LocalBackend(path=data_dir)
+        awaited = (str(self.out / "model"),)
+        backend = LocalBackend(
+            path=data_dir, server_config=ServerConfig(awaited_models=awaited, settings=self.settings)
+        )
+        backend.start()
+        return backend
+
     def base_model(self) -> str:
         """The base model, which is built if none is given. In a coroutine Ctrl-C would not end the warm start."""
         detail = f": {self.task.description} (seed {self.args.seed}, {self.num_steps} steps)"
@@ -125,17 +147,14 @@ class _Demo:
         self.watch.train_s += seconds
         return str(path)
 
-    async def run(self, base_model: str) -> int:
-        task, args = self.task, self.args
-        # A new folder each time: the demo shows one complete training and does not continue an older one.
-        data_dir = Path(tempfile.mkdtemp(prefix="run-", dir=self.out))
-        async with LocalBackend(path=data_dir) as backend:
+    async def run(self, backend: LocalBackend, base_model: str) -> int:
+        task, args, data_dir = self.task, self.args, backend.path
+        async with backend:
             # A tracker tells runs apart by the name, and each demo is a run of its own.
             name = f"seed{args.seed}-{data_dir.name}" if args.report else f"seed{args.seed}"
             model = TrainableModel(
-                name=name, report_metrics=reported_to(args.report), project=task.name, base_model=base_model,
-                base_path=str(data_dir),
-                settings=ModelSettings(engine=VllmConfig() if args.engine == "vllm" else EngineConfig()),
+                name=name, report_metrics=reported_to(args.report), project=task.label, base_model=base_model,
+                base_path=str(data_dir), settings=self.settings,
             )  # fmt: skip
             with self.console.status("Starting server, engine and trainer ..."):
                 await model.register(backend)
@@ -145,10 +164,11 @@ class _Demo:
             step = await model.get_step()
         picture = self.out / "learning.png"
         draw_learning_curve(picture, task, reports, before, after)
-        checkpoint = data_dir / task.name / "models" / model.name / "checkpoints" / f"{step:04d}"
+        checkpoint = data_dir / task.label / "models" / model.name / "checkpoints" / f"{step:04d}"
         summary = {
-            "task": task.name, "seed": args.seed, "engine": args.engine, "games": args.games, "steps": self.num_steps,
-            "metric": task.headline_metric, "before": before.mean, "after": after.mean,
+            "task": task.name, "options": task.options.model_dump(mode="json"), "seed": args.seed,
+            "engine": args.engine, "games": args.games, "steps": self.num_steps, "metric": task.headline_metric,
+            "before": before.mean, "after": after.mean,
             "interval_before": list(before.interval), "interval_after": list(after.interval), **self.watch.summary(),
             "checkpoint": str(checkpoint), "picture": str(picture),
         }  # fmt: skip

@@ -15,7 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -23,17 +23,21 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from art.asynchronous.simulation.machine import Machine
 from art.backends.local import LocalBackend
+from art.cli.examining.pacing import check_pacing, pacing_table
+from art.cli.examining.request_times import RolloutTime, watch_requests
+from art.cli.options.task_options import TASK_HELP, add_task_options, task_for
 from art.cli.terminal.event_loop import run_coroutine
 from art.cli.terminal.screen import Screen
-from art.client.submission import wire_groups
+from art.client.training.submission import wire_groups
 from art.config import ModelSettings, TrainConfig
 from art.errors import ArtError, ConfigError
 from art.gather import gather_trajectory_groups
 from art.model import TrainableModel
 from art.protocol.preflight import CheckResult, CheckStatus, MemoryPart, PreflightRequest
-from art.task import Task, draw_scenarios, get_task
-from art.trajectory import TrajectoryGroup
+from art.task import Scenario, Task, draw_scenarios
+from art.trajectory import Trajectory, TrajectoryGroup
 
 COLOURS: dict[CheckStatus, str] = {"ok": "green", "warning": "yellow", "failure": "red"}
 MUCH_WITHOUT_SPREAD = 0.5
@@ -42,9 +46,8 @@ MUCH_WITHOUT_SPREAD = 0.5
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="base model: hub id or local path")
-    parser.add_argument(
-        "--task", help="task name, or module:attribute of your own Task: looks at its rewards, forecasts a step of it"
-    )
+    parser.add_argument("--task", help=f"look at the rewards of this task, and forecast a step of it: {TASK_HELP}")
+    add_task_options(parser)
     parser.add_argument("--scenarios", type=int, default=4, help="of the task, to roll out (default: %(default)s)")
     parser.add_argument("--rollouts", type=int, help="of each scenario (default: the task's own)")
     parser.add_argument(
@@ -60,7 +63,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     console = Screen()
-    task = get_task(args.task) if args.task else None
+    if args.task_options and not args.task:
+        raise ConfigError("-o sets an option of a task; say which by --task")
+    task = task_for(console, args, args.model) if args.task else None
     settings = _read_settings(args.settings)
     with _scratch_folder(args.data_dir.resolve()) as folder:
         checks = run_coroutine(_examine(console, args, settings, task, folder))
@@ -113,7 +118,8 @@ async def _examine(
             report = await backend.preflight(model, PreflightRequest(trial_tokens=args.longest))
         checks += report.checks
         if task is not None:
-            checks += await examine_task(console, args, task, backend, model)
+            takes_turns = any(check.measured.get("takes_turns") for check in checks)
+            checks += await examine_task(console, args, task, backend, model, takes_turns=takes_turns)
     return checks
 
 
@@ -125,6 +131,8 @@ class RolledOut:
     num_rollouts: int
     """Number of rollouts, failed ones included."""
     seconds: float
+    times: list[RolloutTime] = field(default_factory=list)
+    """When each rollout that did not fail ran."""
 
 
 async def roll_out(
@@ -133,13 +141,22 @@ async def roll_out(
     """Make a few groups of rollouts of a task, as a training step would."""
     scenarios = draw_scenarios(task, "train", seed=seed, count=num_scenarios)
     size = num_rollouts or task.defaults.rollouts_per_group
+    times: list[RolloutTime] = []
+
+    async def rollout(scenario: Scenario, index: int) -> Trajectory:
+        began_s = time.time()
+        trajectory = await task.rollout(model, scenario, rollout_index=index)
+        times.append(RolloutTime(trajectory=trajectory, began_s=began_s, ended_s=time.time()))
+        return trajectory
+
     started = time.perf_counter()
     groups = await gather_trajectory_groups(
-        (TrajectoryGroup(task.rollout(model, s, rollout_index=i) for i in range(size)) for s in scenarios),
+        (TrajectoryGroup(rollout(scenario, i) for i in range(size)) for scenario in scenarios),
         pbar_desc=None,
         max_exceptions=num_scenarios * size,
     )
-    return RolledOut(groups=groups, num_rollouts=len(scenarios) * size, seconds=time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return RolledOut(groups=groups, num_rollouts=len(scenarios) * size, seconds=seconds, times=times)
 
 
 def check_rollouts(rolled: RolledOut) -> CheckResult:
@@ -206,11 +223,25 @@ def duration(seconds: float) -> str:
 
 
 async def examine_task(
-    console: Console, args: argparse.Namespace, task: Task, backend: LocalBackend, model: TrainableModel
+    console: Console,
+    args: argparse.Namespace,
+    task: Task,
+    backend: LocalBackend,
+    model: TrainableModel,
+    *,
+    takes_turns: bool = False,
 ) -> list[CheckResult]:
-    """Check a task: a few rollouts, their rewards and a trial step on them. Forecast a training from these."""
+    """Check a task: a few rollouts, their rewards and a trial step on them. Forecast a training from these.
+
+    Args:
+        takes_turns: whether engine and trainer cannot compute at the same time.
+    """
     with console.status(f"Rollouts of {task.name} ..."):
-        rolled = await roll_out(model, task, num_scenarios=args.scenarios, num_rollouts=args.rollouts, seed=args.seed)
+        async with watch_requests(model.inference_base_url, model.inference_api_key) as requests:
+            rolled = await roll_out(
+                model, task, num_scenarios=args.scenarios, num_rollouts=args.rollouts, seed=args.seed
+            )
+            await requests.wait_for(name for rollout in rolled.times for name in rollout.exchange_ids())
     checks = [check_rollouts(rolled), check_spread(rolled.groups)]
     if not any(map(len, rolled.groups)):
         return checks
@@ -219,7 +250,12 @@ async def examine_task(
         checks += (await backend.preflight(model, request)).checks
     if checks[-1].status != "failure":
         num_steps = args.steps or task.defaults.num_steps
-        checks.append(forecast(task, rolled, checks[-1], num_steps=num_steps, price=args.price_per_hour))
+        measured = forecast(task, rolled, checks[-1], num_steps=num_steps, price=args.price_per_hour)
+        machine = Machine(
+            train_s=measured.measured["train_s"], slowdown=requests.slowdown(), alternates=takes_turns,
+            seats=model.model_settings().engine.num_at_once, tool_workers=1,
+        )  # fmt: skip
+        checks += [measured, *check_pacing(requests.rollouts(rolled.times, machine.slowdown), machine, task.defaults)]
     return checks
 
 
@@ -243,6 +279,8 @@ def _show(console: Console, checks: Sequence[CheckResult]) -> None:
     console.print(table)
     for check in checks:
         _show_memory(console, check.memory)
+        if (pacing := pacing_table(check)) is not None:
+            console.print(pacing)
     count = {status: sum(check.status == status for check in checks) for status in COLOURS}
     verdict = "not ready to be trained" if count["failure"] else "ready to be trained"
     console.print(f"{verdict}: {count['failure']} failures, {count['warning']} warnings, {count['ok']} ok")

@@ -1,7 +1,7 @@
 """`art`: the command line.
 
-Each command is a module of this package with `add_options` and `run`, and is imported only when it is called. Its
-docstring is the description in `--help`.
+Each command is a module of this package, or of the room of its helpers, with `add_options` and `run`. It is imported
+only when it is called. Its docstring is the description in `--help`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ COMMANDS = {
     "new": "write an agent of your own to start from",
     "demo": "train a tiny agent on this machine and show that it got better",
     "train": "train a task's agent",
+    "tasks": "list the tasks, or show one with its options",
+    "compare": "compare models on the same held-out scenarios: trained, local, and of any OpenAI-compatible endpoint",
     "auto": "train an agent from one sentence",
     "mcp-rl": "train an agent for the tools of an MCP server, without labels",
     "doctor": "check a model, this machine and a task before training",
@@ -33,6 +35,8 @@ COMMANDS = {
     "keys": "make, list, rotate and revoke the keys of a server",
     "tiny-model": "make a tiny model with its tokenizer, warm-started for a task",
 }
+_ROOMS = {"judge": "judging", "view": "viewing"}
+"""Packages of the commands that are not in this one."""
 
 
 class StderrHandler(logging.Handler):
@@ -75,7 +79,8 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     for name, summary in COMMANDS.items():
         command = subparsers.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
         if name == chosen:
-            module = importlib.import_module(f"art.cli.{name.replace('-', '_')}")
+            words = ["art.cli", *([_ROOMS[name]] if name in _ROOMS else []), name.replace("-", "_")]
+            module = importlib.import_module(".".join(words))
             module.add_options(command)
             command.description = module.__doc__
             command.set_defaults(run=module.run)

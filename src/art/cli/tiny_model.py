@@ -13,16 +13,16 @@ from typing import Any
 
 from rich.console import Console
 
+from art.cli.options.task_options import TASK_HELP, add_task_options, task_for
 from art.cli.terminal.screen import Screen, progress_bar
 from art.storage.local_key import state_folder
-from art.task import Task, draw_conversations, get_task
+from art.task import Task, draw_conversations
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", type=Path, metavar="PATH", help="folder to write")
-    parser.add_argument(
-        "--task", default="tic_tac_toe", help="task name, or module:attribute of your own Task (default: tic_tac_toe)"
-    )
+    parser.add_argument("--task", default="tic_tac_toe", help=f"{TASK_HELP} (default: tic_tac_toe)")
+    add_task_options(parser)
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the synthetic play (default: 0)")
     parser.add_argument(
         "--play-skill", type=float, metavar="S", help="mean skill of the play, 0 to 1 (default: the task's own)"
@@ -36,7 +36,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    console, task = Screen(), get_task(args.task)
+    console = Screen()
+    task = task_for(console, args, None)
     path, seconds = build_with_progress(
         console, args.path, task=task, seed=args.seed, play_skill=args.play_skill,
         warm_start_steps=args.warm_start_steps, head_dim=args.head_dim,
@@ -49,7 +50,7 @@ def default_folder(data_dir: Path, task: Task, *, seed: int, head_dim: int) -> P
     """The folder for the tiny model of a task and seed. Another warm start (play or settings) has another folder."""
     play = draw_conversations(task, seed=seed, count=20)
     digest = hashlib.blake2b(repr((task.defaults, head_dim, play)).encode(), digest_size=4).hexdigest()
-    return data_dir / "tiny-models" / f"{task.name}-seed{seed}-{digest}"
+    return data_dir / "tiny-models" / f"{task.label}-seed{seed}-{digest}"
 
 
 def build_with_progress(

@@ -1,4 +1,9 @@
-"""`art train TASK`: train a task's agent on any base model. The same command continues where the last one stopped."""
+"""`art train TASK`: train a task's agent on any base model. The same command continues where the last one stopped.
+
+    art train tic_tac_toe --evaluate 400
+
+`art tasks` lists the tasks, and `art tasks NAME` shows one with its options.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +12,33 @@ import json
 import time
 from pathlib import Path
 
-from art.cli.options.recipe_options import add_recipe_options, config_of
+from art.cli.options.recipe_options import add_recipe_options, add_settings, config_of
+from art.cli.options.task_options import TASK_HELP, add_task_options, task_for
 from art.cli.terminal.event_loop import run_coroutine
 from art.cli.terminal.page_line import print_page_line
 from art.cli.terminal.progress_printer import ProgressPrinter, exit_code
 from art.cli.terminal.screen import Screen
 from art.cli.tiny_model import build_with_progress, default_folder
 from art.client.interrupt import EXIT_INTERRUPTED, stopped
-from art.recipes.task_training import TaskTrainingConfig, TaskTrainingResult, train
-from art.task import get_task
+from art.recipes.task_training import TaskTrainingConfig, TaskTrainingResult, check_judge, train
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("task", help="task name, or module:attribute of your own Task")
+    parser.add_argument("task", help=TASK_HELP)
+    add_task_options(parser)
     parser.add_argument("--base-model", help="hub id or local path (default: a tiny model made for the task)")
     judged = "a language model scores the rollouts of each scenario, in place of the task's own reward"
     add_recipe_options(parser, TaskTrainingConfig, judged)
+    add_settings(parser, TaskTrainingConfig, "early_stop")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a summary that scripts can read")
 
 
 def run(args: argparse.Namespace) -> int:
     started = time.perf_counter()
-    task, console = get_task(args.task), Screen()
-    config = config_of(TaskTrainingConfig, args)
+    console, config = Screen(), config_of(TaskTrainingConfig, args)
     base_model = config.base_model
+    task = task_for(console, args, base_model, warns=False)  # the recipe warns
+    check_judge(task, config.judge)
     if base_model is None:
         # vLLM on CPU has no attention for the small heads of the usual tiny model.
         head_dim = 32 if config.engine == "vllm" else 16
@@ -50,7 +58,13 @@ def run(args: argparse.Namespace) -> int:
     console.print(f"rollouts    {folder / 'trajectories'}", highlight=False, soft_wrap=True)
     print_page_line(console, config.data_dir.resolve())
     if args.json:
-        summary = {"task": task.name, "seed": config.seed, **_summary(result), "wall_s": time.perf_counter() - started}
+        about = {
+            "task": task.name,
+            "options": task.options.model_dump(mode="json"),
+            "metric": task.headline_metric,
+            "seed": config.seed,
+        }
+        summary = {**about, **_summary(result), "wall_s": time.perf_counter() - started}
         args.json.write_text(json.dumps(summary, indent=2) + "\n")
     return exit_code(result)
 
@@ -63,5 +77,5 @@ def _summary(result: TaskTrainingResult) -> dict[str, object]:
             summary |= {"evaluation_before": result.before.mean, "interval_before": list(result.before.interval)}
     return summary | {
         "step": result.step, "rewards": [report.reward for report in result.reports],
-        "costs": result.model.costs.summary(),
+        "headlines": [report.headline for report in result.reports], "costs": result.model.costs.summary(),
     }  # fmt: skip

@@ -9,13 +9,11 @@ from __future__ import annotations
 import logging
 from json import loads
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from art.client.files import download
 from art.client.jobs import JobClient, model_path
 from art.errors import ArtError, NotFoundError
-from art.protocol.answers import ModelCard, ModelList
 from art.protocol.checkpoint_calls import (
     BEST_METRIC,
     CheckpointList,
@@ -28,9 +26,12 @@ from art.protocol.checkpoint_calls import (
     Recorded,
 )
 from art.protocol.keys import LOGIN_MARK, Empty, PageLink
-from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
 from art.protocol.training import DeleteCheckpointsRequest, DeleteCheckpointsResponse, ModelStatus, RegisterRequest
+
+if TYPE_CHECKING:
+    from art.protocol.answers import EnginePressure, ModelCard
+    from art.protocol.preflight import PreflightReport, PreflightRequest
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,8 @@ class ArtClient(JobClient):
 
     async def preflight(self, project: str, name: str, request: PreflightRequest) -> PreflightReport:
         """Check on the server what training the model needs. With a trial it takes as long as a training step."""
+        from art.protocol.preflight import PreflightReport
+
         path, what = model_path(project, name, "preflight"), f"the checks of {project}/{name}"
         return await self.typed(
             PreflightReport, "POST", path, body=request, read_timeout_s=REGISTER_TIMEOUT_S, what=what
@@ -74,10 +77,18 @@ class ArtClient(JobClient):
 
     async def list_models(self) -> list[ModelCard]:
         """List the models that can be sampled from; the id of each is `project/name`."""
+        from art.protocol.answers import ModelList
+
         return (await self.typed(ModelList, "GET", "/v1/models")).data
 
     async def model_status(self, project: str, name: str) -> ModelStatus:
         return await self.typed(ModelStatus, "GET", model_path(project, name))
+
+    async def engine_pressure(self, project: str, name: str) -> EnginePressure:
+        """Return how busy the engine of a model is for the model's project."""
+        from art.protocol.answers import EnginePressure
+
+        return await self.typed(EnginePressure, "GET", model_path(project, name, "pressure"))
 
     async def checkpoints(self, project: str, name: str, *, best_metric: str = BEST_METRIC) -> CheckpointList:
         params = {"metric": best_metric}
@@ -88,6 +99,8 @@ class ArtClient(JobClient):
     ) -> FileList:
         """Download a checkpoint, or an export of it, as the folder `target`; see `download`."""
         place = model_path(project, name, f"checkpoints/{step}" + (f"/exports/{format}" if format else ""))
+        from art.client.files import download  # few programs need it
+
         return await download(self, place, target)
 
     async def log_metrics(self, project: str, name: str, row: MetricsRow) -> None:

@@ -8,8 +8,8 @@ import logging
 import random
 import ssl
 import time
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Self, TypeVar
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, NamedTuple, Self, TypeVar
 
 import httpx2
 from pydantic import BaseModel, ValidationError
@@ -44,6 +44,16 @@ _QUIET_RETRIES = 5
 """Retries without a warning: about two seconds, for a short interruption."""
 _TRY_AGAIN = {408, 502, 503, 504}
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+EventHooks = Mapping[str, list[Callable[..., Any]]]
+"""Hooks of an HTTP client: for `request` before it is sent, for `response` before it is read."""
+
+
+class Hooks(NamedTuple):
+    """Event hooks of an HTTP client, and when they are needed."""
+
+    by_event: EventHooks
+    are_needed: Callable[[], bool]
+    """Whether the hooks would do something now. Requests may skip them while they would not."""
 
 
 class LostAnswerError(ConnectionError):

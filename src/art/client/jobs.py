@@ -63,23 +63,41 @@ class JobClient(HttpClient):
             JobCancelledError: somebody stopped it.
             ProcessError: the job took longer than `JOB_DEADLINE_S`.
         """
-        what = f"{_NAMES.get(kind, f'the {kind}')} of {project}/{name}"
-        submit = _Submission(partial(self.typed, JobStatus, "POST", model_path(project, name, kind)), request, instead)
+        submit = self.submission(kind, project, name, request, instead)
+        with JobView(submit.what, show=show) as view, announce_wait(view.describe):
+            return await self.follow_job(await submit.send(), view, submit)
+
+    def submission(
+        self, kind: JobKind, project: str, name: str, request: BaseModel, instead: Callable[[], BaseModel] | None = None
+    ) -> Submission:
+        """Prepare what submits a job. Its arguments are those of `run_job`."""
+        send = partial(self.typed, JobStatus, "POST", model_path(project, name, kind))
+        return Submission(describe_job(kind, project, name), send, request, instead)
+
+    async def follow_job(self, status: JobStatus, view: JobView, submit: Submission | None = None) -> JobStatus:
+        """Wait for the end of a job, over broken connections and restarts of the server.
+
+        Args:
+            submit: submits the job again if the server has lost it.
+
+        Raises:
+            NotFoundError: the server does not know the job, and there is no `submit`. Else what `run_job` raises.
+        """
         deadline = time.monotonic() + JOB_DEADLINE_S
-        with JobView(what, show=show) as view, announce_wait(view.describe):
-            status = await submit.send()
-            while status.state not in ENDED:
-                try:
-                    status = await self._follow(status.job_id, view, deadline)
-                except NotFoundError:
-                    # The server went down before it stored the job. With the same id it cannot run twice.
-                    logger.warning("the server does not know job %s (%s): submitting it again", status.job_id, what)
-                    status = await submit.send()
+        while status.state not in ENDED:
+            try:
+                status = await self._follow(status.job_id, view, deadline)
+            except NotFoundError:
+                if submit is None:
+                    raise
+                # The server went down before it stored the job. With the same id it cannot run twice.
+                logger.warning("the server does not know job %s (%s): submitting it again", status.job_id, view.what)
+                status = await submit.send()
         if status.state == "cancelled":
-            raise JobCancelledError(f"{what} was cancelled (job {status.job_id})")
+            raise JobCancelledError(f"{view.what} was cancelled (job {status.job_id})")
         if status.state == "failed":
             if status.error is None:
-                raise ArtError(f"{what} failed, and the server gave no reason")
+                raise ArtError(f"{view.what} failed, and the server gave no reason")
             raise error_from_code(status.error.code, status.error.message, param=status.error.param)
         return status
 
@@ -157,12 +175,18 @@ class JobClient(HttpClient):
         return await self.typed(JobStatus, "POST", f"{_job_path(job_id)}/cancel")
 
 
-class _Submission:
+class Submission:
     """Sends the request for a job, in its longer form once the server has refused the short one."""
 
     def __init__(
-        self, send: Callable[..., Awaitable[JobStatus]], request: BaseModel, instead: Callable[[], BaseModel] | None
+        self,
+        what: str,
+        send: Callable[..., Awaitable[JobStatus]],
+        request: BaseModel,
+        instead: Callable[[], BaseModel] | None,
     ) -> None:
+        self.what = what
+        """Name of the job in messages."""
         self._send = send
         self._request = request
         self._instead = instead
@@ -222,6 +246,11 @@ def model_path(project: str, name: str, rest: str = "") -> str:
     """Return the URL path of an endpoint of a model."""
     path = f"/api/models/{quote(project, safe='')}/{quote(name, safe='')}"
     return f"{path}/{rest}" if rest else path
+
+
+def describe_job(kind: JobKind, project: str, name: str) -> str:
+    """Name a job in messages, e.g. "training of p/m"."""
+    return f"{_NAMES.get(kind, f'the {kind}')} of {project}/{name}"
 
 
 def _job_path(job_id: str) -> str:

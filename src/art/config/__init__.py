@@ -5,6 +5,8 @@ Sources of the defaults: "LoRA without regret" (rank, all linear layers, learnin
 fine-tuning), Dr.GRPO (no division by the standard deviation), prime-rl's DPPO mask (see `art.trainer.losses.dppo`).
 """
 
+from typing import TYPE_CHECKING, Any
+
 from art.config.base import Config, Device, Dtype, LearningRate, Quantization
 from art.config.engines import AnyEngineConfig, EngineConfig, EngineSettings, VllmConfig
 from art.config.losses import (
@@ -29,6 +31,9 @@ from art.config.schedules import ScheduleConfig
 from art.config.server import LimitsConfig, MemoryConfig, ModelSettings, RenderConfig, RestartConfig, ServerConfig
 from art.config.trainer import LoraConfig, TrainerConfig
 from art.config.training import LengthPenaltyConfig, OptimizerConfig, OverlongConfig, TrainConfig, TrainSFTConfig
+
+if TYPE_CHECKING:
+    from art.config.pipeline import PipelineConfig
 
 __all__ = [
     "AnyEngineConfig",
@@ -59,6 +64,7 @@ __all__ = [
     "Objective",
     "OptimizerConfig",
     "OverlongConfig",
+    "PipelineConfig",
     "PpoConfig",
     "Quantization",
     "ReinforceConfig",
@@ -72,3 +78,11 @@ __all__ = [
     "TrainerConfig",
     "VllmConfig",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "PipelineConfig":  # few programs need it, and `import art` is quicker without
+        from art.config.pipeline import PipelineConfig
+
+        return PipelineConfig
+    raise AttributeError(f"module 'art.config' has no attribute {name!r}")

@@ -11,6 +11,9 @@ history has the bookings since the row before it.
     {"source": "judge/ruler", "usd": 0.002, "priced": 1, "prompt_tokens": 900, "completion_tokens": 80}
     {"source": "policy", "prompt_tokens": 5000, "completion_tokens": 700, "counters": [5000, 0, 700]}
     {"closed": "train", "step": 3}
+
+A row of the history that has a name (`row_id`) is ended once, and what its trajectories report is booked once, even if
+the process is killed in between and does it again.
 """
 
 from __future__ import annotations
@@ -64,8 +67,12 @@ class Ledger:
         self._direct: set[str] = set()
         """Sources that book for themselves. What trajectories report about them must not be booked again."""
         self._warned: set[str] = set()
+        self._reported: set[tuple[str, str]] = set()
+        """Names of open rows, and the sources that were booked for them by `book_reported`."""
+        self._last_row: tuple[str, dict[str, Amount]] | None = None
+        """Name of the last row that was ended, if it has one, and its amounts."""
         self._read()
-        self._direct |= self._open.keys()
+        self._direct |= self._open.keys() - {source for _, source in self._reported}
 
     def __deepcopy__(self, memo: Any) -> Ledger:
         return self  # copies of a model or its settings spend the same money
@@ -82,6 +89,7 @@ class Ledger:
         cached_tokens: int = 0,
         completion_tokens: int = 0,
         seconds: float = 0.0,
+        row_id: str | None = None,
     ) -> None:
         """Add one booking: money, tokens or device time that `source` used.
 
@@ -89,6 +97,7 @@ class Ledger:
             source: a path such as `judge/ruler`. Metrics have a sum for each of its parts.
             usd: the cost; `None` if it is not known.
             priced: false if nobody charges, as for a policy's tokens on your own machine.
+            row_id: name of the row of the history that the booking was made for.
 
         Raises:
             ConfigError: `source` is not a path, or `usd` is not a finite number.
@@ -110,15 +119,25 @@ class Ledger:
                 self._warned.add(source)
                 logger.warning("the price of %s is not known, so it does not count towards the budget", source)
             self._direct.add(source)
-            self._write({"source": source, **amount.to_row()})
+            self._write({"source": source, **amount.to_row(), **({} if row_id is None else {"row_id": row_id})})
 
-    def book_reported(self, costs: Mapping[str, float]) -> None:
-        """Book costs that trajectories report, by source. Sources that book for themselves are skipped."""
+    def book_reported(self, costs: Mapping[str, float], row_id: str | None = None) -> None:
+        """Book costs that trajectories report, by source. Sources that book for themselves are skipped.
+
+        Args:
+            row_id: name of the row that the trajectories belong to. Each source is booked once for it.
+        """
         with self._lock:
+            self._read()
             for source, usd in costs.items():
-                if source not in self._direct and usd and math.isfinite(usd):
-                    self.book(source, usd=usd)
-                    self._direct.discard(source)
+                if source in self._direct or not usd or not math.isfinite(usd) or self._has_booked(source, row_id):
+                    continue
+                self.book(source, usd=usd, row_id=row_id)
+                self._direct.discard(source)
+
+    def _has_booked(self, source: str, row_id: str | None) -> bool:
+        is_ended = self._last_row is not None and self._last_row[0] == row_id
+        return row_id is not None and (is_ended or (row_id, source) in self._reported)
 
     def book_counters(self, counters: Sequence[int], price: Callable[[int, int, int], float | None]) -> None:
         """Book the policy's tokens that a server counted since the last booking.
@@ -140,8 +159,11 @@ class Ledger:
             )  # fmt: skip
             self._write({"source": "policy", **amount.to_row(), "counters": list(counters)})
 
-    def close(self, split: str, step: int) -> dict[str, float]:
+    def close(self, split: str, step: int, row_id: str | None = None) -> dict[str, float]:
         """End a row of the history: assign the bookings since the last row to a split and a step.
+
+        Args:
+            row_id: name of the row. If the last row that was ended has this name, its numbers are returned again.
 
         Returns:
             Metrics of a row of the history: `costs/train/judge/ruler`, the sums `costs/train` and `costs/all`, the
@@ -149,11 +171,13 @@ class Ledger:
         """
         with self._lock:
             self._read()
+            if self._last_row is not None and self._last_row[0] == row_id:
+                return name_row(self._last_row[1], self._closed)
             if not self._open and not self._closed:
                 return {}
             step_amounts = {full_name(source, split): amount for source, amount in self._open.items()}
             if self._open:
-                self._write({"closed": split, "step": step})
+                self._write({"closed": split, "step": step, **({} if row_id is None else {"row_id": row_id})})
             return name_row(step_amounts, self._closed)
 
     # -- sums --
@@ -222,12 +246,18 @@ class Ledger:
     def _fold(self, row: Mapping[str, Any]) -> None:
         if (counters := row.get("counters")) is not None:
             self._counters = counters
+        row_id = row.get("row_id")
         if (source := row.get("source")) is not None:
             self._open[source] += Amount.from_row(row)
+            if row_id is not None:
+                self._reported.add((row_id, source))
         if (split := row.get("closed")) is not None:
-            for name, amount in self._open.items():
-                self._closed[full_name(name, split)] += amount
+            amounts = {full_name(name, split): amount for name, amount in self._open.items()}
+            for name, amount in amounts.items():
+                self._closed[name] += amount
+            self._last_row = None if row_id is None else (row_id, amounts)
             self._open.clear()
+            self._reported.clear()
 
 
 def context_of(split: str) -> str:

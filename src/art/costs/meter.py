@@ -73,8 +73,10 @@ class PolicyMeter:
                 ledger.book(f"gpu/{use}", usd=usd, priced=usd is not None, seconds=seconds)
 
 
-def close_row(ledger: Ledger, reported: Mapping[str, float], split: str, step: int) -> dict[str, float]:
+def close_row(
+    ledger: Ledger, reported: Mapping[str, float], split: str, step: int, row_id: str | None = None
+) -> dict[str, float]:
     """Book the costs that trajectories report, in USD by source, then end a row of the history; see `Ledger.close`."""
     prefix = f"{context_of(split)}/"  # older code puts the split into the name
-    ledger.book_reported({source.removeprefix(prefix): usd for source, usd in reported.items()})
-    return ledger.close(split, step)
+    ledger.book_reported({source.removeprefix(prefix): usd for source, usd in reported.items()}, row_id)
+    return ledger.close(split, step, row_id)

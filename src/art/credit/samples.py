@@ -114,6 +114,7 @@ def _build(planned: PlannedSample, exchanges: list[RecordedAnswer]) -> TrainingS
         share=planned.share,
         temperature=exchanges[0].temperature,
         policy_version=planned.policy_version,
+        versions=_versions([exchange for _, exchange in answers]),
         group_id=planned.group_id,
         teacher_logprobs=_teacher_logprobs(planned, spans, size),
         constraints=[span for answer, exchange in answers if (span := _constrained_span(answer, exchange)) is not None],
@@ -138,6 +139,18 @@ def _build_observed(planned: PlannedSample, size: int) -> TrainingSample:
         group_id=planned.group_id,
         component="observation",
     )
+
+
+def _versions(exchanges: list[RecordedAnswer]) -> list[tuple[int, int]]:
+    """The first tokens of the parts of a path that different steps sampled; empty if one step sampled all."""
+    changes: list[tuple[int, int]] = []
+    for exchange in exchanges:
+        start = len(exchange.prompt_token_ids)
+        for version, num_tokens in exchange.parts():
+            if not changes or changes[-1][1] != version:
+                changes.append((start, version))
+            start += num_tokens
+    return changes if len(changes) > 1 else []
 
 
 def _logprobs(planned: PlannedSample, answer: PlannedAnswer, exchange: RecordedAnswer) -> NDArray[np.float64]:

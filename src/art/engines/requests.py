@@ -1,11 +1,22 @@
-"""Check requests to an engine, so that one bad request cannot fail the whole batch that it would be computed in."""
+"""Helpers of engines: the whole of an answer, and checks of requests, so that one bad request cannot fail the whole
+batch that it would be computed in."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
-from art.engine import EngineInfo, GenerateRequest
+from art.engine import EngineInfo, GenerateRequest, TokenChunk
 from art.errors import ContextLengthError, InvalidRequestError
+
+
+async def only_chunk(chunks: AsyncGenerator[TokenChunk, None]) -> TokenChunk:
+    """Return the one chunk of an answer that is not streamed; an empty one, without a finish reason, if none comes."""
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            return chunk
+    return TokenChunk(token_ids=[], logprobs=[])
 
 
 def check_request(request: GenerateRequest, info: EngineInfo) -> None:

@@ -15,7 +15,9 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from art.engine import GenerateRequest, TokenChunk
@@ -32,6 +34,7 @@ from art.gateway.record.recorder import Exchange, Recorder
 from art.gateway.record.rollout_store import RolloutStore
 from art.gateway.stream import ChatStream, ChoiceWriter, whole_choice
 from art.gateway.structure.structures import Structures
+from art.gateway.switching import SwitchingAnswer
 from art.gateway.turn import SEEDS, Turn, TurnMaker
 from art.protocol.answers import FinishReason
 from art.protocol.dialects.chat_completions import ChatRequest
@@ -63,7 +66,15 @@ class Gateway:
         self.conversations = conversations or Conversations(recorder)
         self.turns = TurnMaker(resolver, self.rollouts, self.conversations, self._structures)
 
-    async def complete(self, request: ChatRequest, *, rollout_id: str | None = None, key: str = "") -> dict[str, Any]:
+    async def complete(
+        self,
+        request: ChatRequest,
+        *,
+        rollout_id: str | None = None,
+        key: str = "",
+        seed: int | None = None,
+        switches: bool = False,
+    ) -> dict[str, Any]:
         """Answer a request with one `chat.completion` object of OpenAI's API.
 
         It has further fields: `policy_version`; in every choice `exchange_id`, the id of its record, and `exchange`,
@@ -72,12 +83,15 @@ class Gateway:
 
         Args:
             key: id of the caller's key. Keys take turns at the engine.
+            seed: where the random numbers begin, if the request has no seed. Unlike the request's own seed it does not
+                demand an engine that repeats itself, so vLLM draws as fast as without one.
+            switches: whether an answer that is being sampled goes on with new weights when a step is published.
 
         Raises:
             InvalidRequestError, ContextLengthError, NotFoundError, OverloadedError: the request cannot be served.
             ProcessError: the engine died. StorageError: the exchange could not be recorded.
         """
-        turn = await self.turns.prepare(request, rollout_id, key)
+        turn = await self.turns.prepare(request, rollout_id, key, seed=seed, switches=switches)
         completions = await self._sample_all(turn, None)
         return {
             **_envelope(turn, "chat.completion"),
@@ -85,14 +99,22 @@ class Gateway:
             "usage": _usage(turn, completions),
         }
 
-    async def stream(self, request: ChatRequest, *, rollout_id: str | None = None, key: str = "") -> ChatStream:
+    async def stream(
+        self,
+        request: ChatRequest,
+        *,
+        rollout_id: str | None = None,
+        key: str = "",
+        seed: int | None = None,
+        switches: bool = False,
+    ) -> ChatStream:
         """Answer a request with OpenAI's `chat.completion.chunk` objects.
 
         The chunk with a `finish_reason` comes after the answer is recorded. Closing the generator of chunks cancels
         the engine's work. The errors are those of `complete`: this call raises what is wrong with the request, the
         generator raises what goes wrong later.
         """
-        turn = await self.turns.prepare(request, rollout_id, key)
+        turn = await self.turns.prepare(request, rollout_id, key, seed=seed, switches=switches)
         return ChatStream(num_prompt_tokens=len(turn.prompt_token_ids), chunks=self._chunks(turn))
 
     async def prompt_token_ids(self, request: ChatRequest, *, rollout_id: str | None = None) -> list[int]:
@@ -152,28 +174,50 @@ class Gateway:
         # With stop strings, read the tokens as they are sampled, to stop at the first match.
         at_once = writer is not None or bool(request.stop_strings)
         is_watched = self.live.is_watched(policy.project)
+        switching = await self._switching(turn, policy)
         generate = _generate_request(turn, policy, completion, 0.0 if at_once else WATCHED_CHUNK_S)
-        with self.live.followed(_live_request(turn, policy, completion, is_streamed=at_once or is_watched)) as live:
-            chunks = policy.engine.generate(generate, stream=at_once or is_watched)
-            async with contextlib.aclosing(cast("AsyncGenerator[TokenChunk, None]", chunks)):
-                async for chunk in chunks:
-                    completion.add(chunk)
-                    if completion.finish_reason is not None:
-                        break
-                    if writer is not None:
-                        writer.write()
-                    self.live.sampled(live)
+        is_streamed = at_once or is_watched or switching is not None
+        with self.live.followed(_live_request(turn, policy, completion, is_streamed=is_streamed)) as live:
+            if switching is not None:
+                await self._follow(switching.chunks(generate), completion, writer, live)
+            elif is_streamed:
+                await self._follow(policy.engine.generate(generate, stream=True), completion, writer, live)
+            else:
+                completion.add(await policy.engine.generate_whole(generate))
             if completion.finish_reason is None:
                 raise ProcessError(
                     f"the engine ended completion {completion.exchange_id} without a finish reason; send it again"
                 )
             if turn.grammar is not None:
                 await self._structures.check(turn.grammar, renderer, completion.token_ids)
+            if switching is not None:
+                policy = replace(policy, policy_version=switching.first_version)
+                completion.segments = switching.segments(len(completion.token_ids))
             self._count(turn, completion)
             await self._record(turn, policy, generate, completion, completion.finish_reason)
         if writer is not None:
             writer.finish()
         return completion
+
+    async def _switching(self, turn: Turn, policy: PolicyRef) -> SwitchingAnswer | None:
+        """How to go on with new weights, for an answer that may. `None` for one that ends with those it began with."""
+        if not turn.switches or (turn.grammar is not None and not (await policy.engine.info()).resumes_grammars):
+            return None
+        find_policy = partial(self.turns.find_policy, turn.request.model, turn.rollout_id)
+        return SwitchingAnswer(turn.request.model, policy, self._resolver, find_policy)
+
+    async def _follow(
+        self, chunks: AsyncIterator[TokenChunk], completion: Completion, writer: ChoiceWriter | None, live: LiveRequest
+    ) -> None:
+        """Take an answer in parts, as it is sampled: for a client that streams, stop strings and people who watch."""
+        async with contextlib.aclosing(cast("AsyncGenerator[TokenChunk, None]", chunks)):
+            async for chunk in chunks:
+                completion.add(chunk)
+                if completion.finish_reason is not None:
+                    break
+                if writer is not None:
+                    writer.write()
+                self.live.sampled(live)
 
     def _count(self, turn: Turn, completion: Completion) -> None:
         project, name = turn.policy.project, turn.policy.name
@@ -193,7 +237,7 @@ class Gateway:
         finish_reason: FinishReason,
     ) -> None:
         exchange = Exchange(
-            id=generate.request_id,
+            id=completion.exchange_id,
             rollout_id=turn.rollout_id,
             project=policy.project,
             name=policy.name,
@@ -211,6 +255,7 @@ class Gateway:
             request_messages=turn.messages,
             tools=turn.tools,
             created_at=time.time(),
+            segments=completion.segments,
             constraint=_constraint(generate, completion, reports_kept=await _reports_kept(policy, generate)),
         )
         conversation = extend_hash(turn.conversation, completion.message)

@@ -8,6 +8,7 @@ from art.engine import Timings, TokenChunk
 from art.gateway.format.renderer import Renderer
 from art.gateway.parsing.parse import Delta, MessageParser
 from art.gateway.record.recorder import new_exchange_id
+from art.gateway.record.segments import Segments
 from art.gateway.stop import StopScanner
 from art.protocol.answers import FinishReason
 from art.protocol.chat import Message
@@ -28,6 +29,8 @@ class Completion:
         self.logprobs: list[float] = []
         self.kept: list[list[int]] = []
         """What each token was drawn from where truncation left something out; see `TokenChunk.kept`."""
+        self.segments: Segments = []
+        """Parts of the answer that different steps sampled; empty for one step."""
         self.num_cached_tokens = 0
         self.timings: Timings | None = None
         """Where the engine's time went, as far as it has said so."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
-from art.engine import Engine
+from art.engine import ServedEngine
 from art.errors import NotFoundError
 from art.gateway.format.renderer import Renderer
 
@@ -20,7 +20,7 @@ class PolicyRef:
     name: str
     policy_version: int
     """Step of the weights. 0 also means the base model without an adapter: step 0 does not change its weights."""
-    engine: Engine
+    engine: ServedEngine
     adapter: str | None
     """Name of the adapter to sample with; `None` for the base model."""
     renderer: Renderer

@@ -30,7 +30,7 @@ from art.protocol.dialects.chat_completions import ChatRequest
 from art.storage.layout import validate_name
 
 SEEDS = 1 << 64
-"""Number of seeds. A request without one gets one of them at random."""
+"""Number of seeds. A request without one, in its body or its header, gets one of them at random."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +53,8 @@ class Turn:
     grammar: AnswerGrammar | None
     """What the whole answer must match."""
     key: str
+    switches: bool = False
+    """Whether the answer goes on with new weights when a step is published while it is sampled (`switching.py`)."""
 
 
 class TurnMaker:
@@ -68,7 +70,14 @@ class TurnMaker:
         self._workers = Workers()
 
     async def prepare(
-        self, request: ChatRequest, rollout_id: str | None, key: str, *, check_length: bool = True
+        self,
+        request: ChatRequest,
+        rollout_id: str | None,
+        key: str,
+        *,
+        seed: int | None = None,
+        switches: bool = False,
+        check_length: bool = True,
     ) -> Turn:
         if rollout_id is not None:
             validate_name(rollout_id, param="rollout_id")
@@ -105,11 +114,12 @@ class TurnMaker:
             parent=prompt.parent,
             branch_reason=prompt.branch_reason,
             max_tokens=_max_tokens(request, len(prompt.token_ids), policy.max_context) if check_length else 0,
-            seed=int.from_bytes(os.urandom(8)) if request.seed is None else request.seed % SEEDS,
+            seed=_choose_seed(request.seed if request.seed is not None else seed),
             grammar=await self._structures.prepare(request, renderer, prompt.token_ids, policy.engine, model_name=model)
             if check_length
             else None,
             key=key,
+            switches=switches,
         )
 
     async def find_policy(self, model: str, rollout_id: str | None) -> PolicyRef:
@@ -179,6 +189,10 @@ def choose_renderer(policy: PolicyRef, request: ChatRequest) -> Renderer:
             param="tools",
         )
     return renderer
+
+
+def _choose_seed(seed: int | None) -> int:
+    return int.from_bytes(os.urandom(8)) if seed is None else seed % SEEDS
 
 
 def _max_tokens(request: ChatRequest, num_prompt_tokens: int, max_context: int) -> int:

@@ -122,7 +122,8 @@ def init_chat_model(
             "call init_chat_model inside a rollout, and run the rollout with `wrap_rollout(model, rollout)(...)` or in "
             "`async with art.capture(model)`"
         )
-    is_step = model is not None and model.startswith(f"{policy.get_inference_name()}@")
+    name = policy.get_inference_name().partition("@")[0]
+    is_step = model is not None and model.startswith(f"{name}@")
     kwargs = {"temperature": 1.0, "model": model if is_step else policy.get_inference_name()} | kwargs
     return _chat_class()(**kwargs, **_clients(captured, kwargs), **_routes(policy.trainable, kwargs))
 

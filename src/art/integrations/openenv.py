@@ -1,6 +1,6 @@
 """Use environments served by OpenEnv as tasks: an observation is a message, an action is a tool call.
 
-    task = OpenEnvTask("http://127.0.0.1:8000")                        # art train my_module:task
+    task = OpenEnvTask("http://127.0.0.1:8000")                        # art train openenv:http://127.0.0.1:8000
     trajectory = await task.rollout(model, task.scenarios("train", seed=0, count=1)[0])
 
 An environment with tools (an `MCPEnvironment`) offers its tools to the model. Any other environment offers one tool,
@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import httpx2
+from pydantic import Field
 
 from art.errors import ConfigError, ToolServerError
-from art.task import Scenario, Split, Task, TaskDefaults, derive_seed, take_turn
+from art.task import Scenario, Split, TaskDefaults, TaskOptions, derive_seed, take_turn
+from art.task.placed import PlacedTask
 from art.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -36,7 +38,19 @@ _BEGIN = "Begin."
 _CONNECT_TIMEOUT_S = 30.0
 
 
-class OpenEnvTask(Task):
+class OpenEnvOptions(TaskOptions):
+    """Options of an environment of OpenEnv on the command line."""
+
+    not_in_label: ClassVar[frozenset[str]] = frozenset({"max_sessions"})
+    system_prompt: str = SYSTEM
+    """System message of a rollout."""
+    max_turns: int = Field(default=20, ge=1)
+    """Largest number of answers of the model."""
+    max_sessions: int = Field(default=8, ge=1)
+    """Largest number of rollouts at once, at most the server's `max_concurrent_envs`."""
+
+
+class OpenEnvTask(PlacedTask):
     """A task to train on: the model acts in an environment that OpenEnv serves.
 
     A scenario's seed and `inputs` are the arguments of the environment's `reset`, so all rollouts of a group begin in
@@ -49,6 +63,8 @@ class OpenEnvTask(Task):
 
     name: ClassVar[str] = "openenv"
     description: ClassVar[str] = "an environment of OpenEnv"
+    options_class = OpenEnvOptions
+    options = OpenEnvOptions()
     defaults: ClassVar[TaskDefaults] = TaskDefaults(num_steps=100, num_minibatches=1, schedule="constant")
 
     def __init__(
@@ -86,6 +102,9 @@ class OpenEnvTask(Task):
         self._action: dict[str, Any] | None = None
         """JSON schema of an action, fetched by the first rollout."""
         self._gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+    def place_name(self) -> str:
+        return self._url.partition("://")[2]
 
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
         return [self.scenario(split, seed, index, {}) for index in range(count)]

@@ -1,6 +1,6 @@
 """Use environments of Prime Intellect's `verifiers` as tasks, with their tasks as scenarios and their rewards.
 
-    task = VerifiersTask("my-env-v1")                                  # art train my_module:task
+    task = VerifiersTask("my-env-v1")                                  # art train verifiers:my-env-v1
     trajectory = await task.rollout(model, task.scenarios("train", seed=0, count=1)[0])
 
 The environment runs its own agent program with its own tools. The program calls a proxy of verifiers, which calls ART
@@ -19,9 +19,12 @@ from contextlib import asynccontextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pydantic import Field
+
 from art.capture import capture
 from art.errors import ConfigError, ToolServerError
-from art.task import Scenario, Split, Task, TaskDefaults, derive_seed
+from art.task import Scenario, Split, TaskDefaults, TaskOptions, derive_seed
+from art.task.placed import PlacedTask
 
 if TYPE_CHECKING:
     from art.model import Model
@@ -37,7 +40,14 @@ _TENTHS: dict[int, Split] = {8: "val", 9: "test"}
 _CONTEXT_FULL = "context_length_exceeded"
 
 
-class VerifiersTask(Task):
+class VerifiersOptions(TaskOptions):
+    """Options of an environment of verifiers on the command line."""
+
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of an answer of the model."""
+
+
+class VerifiersTask(PlacedTask):
     """Trains on the tasks of an environment of verifiers.
 
     A hash of a task's `key` decides its split; eight tenths of the tasks are for training. A trajectory has the
@@ -46,14 +56,23 @@ class VerifiersTask(Task):
 
     name: ClassVar[str] = "verifiers"
     description: ClassVar[str] = "an environment of verifiers"
+    options_class = VerifiersOptions
+    options = VerifiersOptions()
     defaults: ClassVar[TaskDefaults] = TaskDefaults(num_steps=100, num_minibatches=1, schedule="constant")
 
-    def __init__(self, env: str | Mapping[str, Any] | Any, *, sampling: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        env: str | Mapping[str, Any] | Any,
+        *,
+        sampling: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
         """
         Args:
             env: id of an installed taskset, or an environment configuration of verifiers, such as
                 `{"taskset": {"id": "my-env-v1"}, "agent": {"runtime": {"type": "subprocess"}}}`.
-            sampling: sampling settings of each request, e.g. `max_tokens`. The temperature is 1 by default.
+            sampling: sampling settings of each request. The temperature is 1 by default.
+            max_tokens: most tokens of an answer of the model.
 
         Raises:
             ConfigError: verifiers 0.4 is not installed.
@@ -61,7 +80,8 @@ class VerifiersTask(Task):
         self._vf = _load_verifiers()
         config = {"taskset": {"id": env}} if isinstance(env, str) else env
         self._env = self._vf.load_environment(self._vf.resolve_env_config(config))
-        self._sampling = {"temperature": 1.0, **(sampling or {})}
+        limit = {} if max_tokens is None else {"max_tokens": max_tokens}
+        self._sampling = {"temperature": 1.0, **limit, **(sampling or {})}
         self._tasks: dict[str, Any] = {}
         """The environment's tasks by key, in their order."""
         self._serving = _Serving(self._env)

@@ -22,6 +22,7 @@ from art.trajectory import cancel_and_wait
 
 if TYPE_CHECKING:
     from mcp import Client
+    from mcp.server.mcpserver import MCPServer
 
 T = TypeVar("T")
 
@@ -66,7 +67,7 @@ class MCPClient:
 
     def __init__(
         self,
-        server: str | Sequence[str],
+        server: str | Sequence[str] | MCPServer,
         *,
         headers: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
@@ -75,16 +76,22 @@ class MCPClient:
     ) -> None:
         """
         Args:
-            server: address of a server (streamable HTTP), or a command that starts one (stdio), as a line or a list.
+            server: address of a server (streamable HTTP), or a command that starts one (stdio), as a line or a list;
+                or a server object of the SDK, which then runs in this process.
             headers: headers of every HTTP request, e.g. for keys.
             env: environment variables of a command, beside PATH, HOME and the like. It gets no others, so that keys of
                 this process do not reach it.
             connect_timeout_s: seconds to start or reach the server, and to list its tools and resources.
             call_timeout_s: seconds for one call.
         """
+        self._object: MCPServer | None = None
+        if not isinstance(server, (str, Sequence)):
+            self._object, server = server, [f"<server object {server.name}>"]
         self._is_http = is_address(server)
         self._command = [] if is_address(server) else shlex.split(server) if isinstance(server, str) else list(server)
         self.address = server if isinstance(server, str) else shlex.join(server)
+        if self._object is not None and (headers or env):
+            raise ConfigError("`headers` and `env` are for servers elsewhere, and a server object runs in this process")
         if not self._is_http and not self._command:
             raise ConfigError("an MCP server is an http:// or https:// address or a command; got nothing")
         if headers and not self._is_http:
@@ -160,6 +167,9 @@ class MCPClient:
 
     @contextlib.asynccontextmanager
     async def _transport(self) -> AsyncIterator[Any]:
+        if self._object is not None:
+            yield self._object
+            return
         if self._is_http:
             import httpx2
             from mcp.client.streamable_http import streamable_http_client

@@ -8,32 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from art.metrics.metric import ALWAYS, Metric
+from art.metrics.pipeline import PIPELINE_METRICS
 from art.metrics.trends import FEWEST_FOR_MALFORMED, RECENT, SWING_WINDOW, WINDOW
 
 NUM_BINS = 10
 """Number of bins of a histogram."""
 
-ALWAYS = "every step"
 RL = "steps of reinforcement learning"
 SFT = "steps with supervised data"
 OBSERVATIONS = "steps with `observation_weight`"
 DPO = "steps with the loss `dpo`"
+STALE = "steps with stale rollouts, while the checkpoints that sampled them exist"
 GATED = "steps in which the gate `mismatch` judged tokens that their own start policy sampled"
 CONSTRAINED = "steps with answers drawn under a grammar, `top_k`, `top_p` or `min_p`"
 BY_SIGN = "steps with such targets"
 BASE = "steps that measured the base model"
 WEIGHED = "steps with a loss that uses advantages"
 OVERLONG = "steps with `overlong`"
+LATER = "steps after the first one of a server"
 TENTH = f"steps with at least {WINDOW - 1} steps before them"
 SIXTH = f"steps with at least {SWING_WINDOW - 1} steps before them"
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    meaning: str
-    when: str = ALWAYS
 
 
 TRAINER_METRICS: dict[str, Metric] = {
@@ -111,7 +107,18 @@ TRAINER_METRICS: dict[str, Metric] = {
         "were recorded with; they were left out",
         CONSTRAINED,
     ),
-    "offpolicy/mean_staleness": Metric("mean staleness of the samples: current step minus the step that sampled", RL),
+    "offpolicy/mean_staleness": Metric(
+        "mean staleness of the trained tokens: current step minus the step that sampled the token", RL
+    ),
+    "offpolicy/drift_rms": Metric(
+        "how far the policy has moved since stale tokens were sampled: root mean square of the change of their "
+        "log-probs, by the trainer alone, on a few rollouts",
+        STALE,
+    ),
+    "offpolicy/drift_scatter": Metric("the same for whole rollouts: root mean square of their mean change", STALE),
+    "offpolicy/stale_rollouts_checked": Metric(
+        "stale rollouts that were compared with the checkpoint that sampled them", STALE
+    ),
     "data/step_trainer_tokens": Metric("tokens that the trainer computed, where shared prefixes count once"),
     "data/step_tokens_unshared": Metric("tokens of all samples, where shared prefixes count for every sample"),
     "data/step_shared_share": Metric("share of `data/step_tokens_unshared` that the prefix tree saved"),
@@ -241,6 +248,16 @@ JOB_METRICS: dict[str, Metric] = {
     ),
     "time/publish_s": Metric("seconds for loading the checkpoint into the engine and checking it"),
     "time/step_job_s": Metric("seconds of the whole job on the server: training and publishing"),
+    "time/since_last_step_s": Metric(
+        "seconds since the step before ended, on this base model; the five metrics below are about this time", LATER
+    ),
+    "time/engine_idle_share": Metric("share of the time in which the engine computed no request, asleep or not", LATER),
+    "time/trainer_idle_share": Metric("share of the time in which the trainer had nothing to do", LATER),
+    "time/engine_asleep_s": Metric("seconds that the engine slept, so that the trainer had the device's memory", LATER),
+    "time/requests_closed_s": Metric(
+        "seconds in which requests were held, because the engine slept or exchanged its weights", LATER
+    ),
+    "time/requests_held_s": Metric("waits of the held requests, summed over requests", LATER),
     "findings/*": Metric("1 for each finding of the step, by its name", "steps with findings"),
 }
 """Metrics that the server adds to every step when it loads the step's checkpoint into the engine."""
@@ -303,7 +320,8 @@ FAULT_METRICS: dict[str, Metric] = {
 }
 """Metrics of failed rollouts and failed judges, which `FaultWatch` and `GroupScorer` count."""
 CATALOGUE: dict[str, Metric] = {
-    **LOG_METRICS, **FAULT_METRICS, **JOB_METRICS, **TREND_METRICS, **SFT_METRICS, **PLAN_METRICS, **TRAINER_METRICS,
+    **LOG_METRICS, **FAULT_METRICS, **JOB_METRICS, **PIPELINE_METRICS, **TREND_METRICS, **SFT_METRICS, **PLAN_METRICS,
+    **TRAINER_METRICS,
 }  # fmt: skip
 """Every metric of ART, by name. A name that ends in `*` is for all that begin like it."""
 

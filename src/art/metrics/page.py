@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from art.metrics.catalogue import (
-    ALWAYS,
     FAULT_METRICS,
     JOB_METRICS,
     LOG_METRICS,
@@ -18,9 +17,10 @@ from art.metrics.catalogue import (
     SFT_METRICS,
     TRAINER_METRICS,
     TREND_METRICS,
-    Metric,
 )
 from art.metrics.findings import BEFORE, RULES, Limit, Rule
+from art.metrics.metric import ALWAYS, Metric
+from art.metrics.pipeline import PIPELINE_METRICS
 
 _INTRODUCTION = """\
 # Metrics and findings
@@ -60,6 +60,7 @@ _SECTIONS: Sequence[tuple[str, Mapping[str, Metric]]] = (
     ("What the server adds to a step of reinforcement learning from the steps before it", TREND_METRICS),
     ("What the server adds to a step with supervised data", SFT_METRICS),
     ("What the server adds when the step is published", JOB_METRICS),
+    ("What `art.pipeline` adds", PIPELINE_METRICS),
     ("Costs and sums, which `model.log` adds (see [costs](costs.md))", LOG_METRICS),
     ("Failures, counted by `FaultWatch` and `GroupScorer`", FAULT_METRICS),
 )

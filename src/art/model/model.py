@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator,
 from typing_extensions import TypeVar
 
 from art.backend import Backend, Registration
-from art.capture.clients import async_hooks, sync_hooks
+from art.capture.clients import async_hooks, is_capturing, sync_hooks
 from art.client.arguments import check_logged
-from art.client.model_clients import Endpoint, ModelClients
-from art.client.openai_client import check_address, load_openai, make_openai_client
+from art.client.http import Hooks
+from art.client.openai_client import Endpoint, ModelClients, check_address, load_openai, make_openai_client
 from art.config import OptimizerConfig
 from art.costs import Ledger, Prices
 from art.errors import ConfigError
@@ -147,6 +147,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
     def openai_client(self) -> AsyncOpenAI:
         """An `AsyncOpenAI` for this model; every call in one event loop returns the same client.
 
+        With aiohttp and orjson, plain chat requests skip most of OpenAI's package, unless `ART_STOCK_CLIENT=1` is set.
         Outside a running loop each call returns a new client, which the caller closes. Inside `art.capture`, requests
         through it are recorded.
 
@@ -157,8 +158,11 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return make_openai_client(endpoint.base_url, endpoint.api_key, async_hooks(self))
-        return self._clients.get(endpoint, lambda: async_hooks(self))
+            return make_openai_client(endpoint.base_url, endpoint.api_key, self._hooks(), endpoint.model)
+        return self._clients.get(endpoint, self._hooks)
+
+    def _hooks(self) -> Hooks:
+        return Hooks(async_hooks(self), is_capturing)
 
     def blocking_openai_client(self) -> OpenAI:
         """An `OpenAI` client for code that blocks, such as LangGraph's `invoke`; one client for all threads.
@@ -180,8 +184,9 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         """Return the name to send as `model` in a request.
 
         Args:
-            step: checkpoint of a trainable model that answers, "promoted" for the one that was promoted; by default the
-                newest at the time of each request.
+            step: checkpoint of a trainable model that answers, "promoted" for the one that was promoted. By default it
+                is the newest at the time of each request, and inside a rollout of `art.pipeline` the checkpoint that
+                the rollout began with.
         """
         if step is not None:
             raise ConfigError(f"model {self.name!r} is not trainable and has no step {step}")
@@ -309,6 +314,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         *,
         metrics: Mapping[str, float] | None = None,
         step: int | None = None,
+        row_id: str | None = None,
     ) -> None:
         """Append one row to the history, and the trajectories to the file of their split and step.
 
@@ -320,8 +326,11 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
                 are booked in `costs`, like those of trajectories and groups. For `time/step_x` and `data/step_x` the
                 row also has the sum over all rows, `time/cum/x` and `data/cum/x`.
             step: step of the row; by default the current one.
+            row_id: name of the row, of 8 to 64 characters. A row that is there under this name is not logged again, and
+                one that was interrupted by a kill is completed, so a program may repeat the call after a restart.
 
         Raises:
+            ConfigError: `row_id` is too short or too long.
             InvalidRequestError: `split` is not a valid name.
             TrajectoryError: these are not trajectories, or a reward or metric is not a number; nothing is logged.
         """
@@ -330,17 +339,27 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         check_split(split)
         groups = as_groups(() if trajectories is None else check_logged(trajectories))
         metrics = check_metrics(metrics or {})
+        if row_id is not None and not 8 <= len(row_id) <= 64:
+            raise ConfigError(f"`row_id` must have 8 to 64 characters, got {row_id!r}", param="row_id")
         step = await self.get_step() if step is None else step
+        known = None if row_id is None else await self._run_log.find(self._paths(), row_id)
+        row, written = known or await self._append_to_log(groups, metrics, split, step, row_id)
+        if self.trainable and self._backend is not None:  # the server needs them to keep the best checkpoint
+            await self._backend.log_metrics(self, step, row, row_id=row_id)
+            await self._send_log(split, step, written, groups)
+
+    async def _append_to_log(
+        self, groups: list[TrajectoryGroup], metrics: Mapping[str, float], split: str, step: int, row_id: str | None
+    ) -> tuple[dict[str, float], dict[str, Any]]:
+        """Add a row to the local log, from which the trackers take it. Returns what `RunLog.append` returns."""
         reporting = await self._start_sinks()
         late = {} if reporting is None else await asyncio.to_thread(reporting.metrics)
         metrics = late | self._run_log.take_pending(split) | dict(metrics)
         await self.book_costs(trainer_s=metrics.get("time/step_trainer_s", 0.0), split=split)
-        row, written = await self._run_log.append(self._paths(), self.costs, groups, metrics, split, step)
+        row = await self._run_log.append(self._paths(), self.costs, groups, metrics, split, step, row_id=row_id)
         if reporting is not None:
             reporting.wake()
-        if self.trainable and self._backend is not None:  # the server needs them to keep the best checkpoint
-            await self._backend.log_metrics(self, step, row)
-            await self._send_log(split, step, written, groups)
+        return row
 
     async def _send_log(self, split: str, step: int, row: dict[str, Any], groups: list[TrajectoryGroup]) -> None:
         """Send what was logged to a server that keeps its files elsewhere, for its page."""

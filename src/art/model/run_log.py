@@ -13,7 +13,7 @@ from art.costs import Ledger
 from art.costs.ledger import context_of
 from art.costs.meter import close_row
 from art.metrics.groups import count_groups, name_metrics, scenarios_of, summarize_groups, take_costs
-from art.storage.history import append_row, means_by_step
+from art.storage.history import append_row, find_row, means_by_step
 from art.storage.layout import ModelPaths
 from art.storage.totals import Pending, Totals, hash_scenario
 from art.storage.trajectories import append_groups
@@ -61,26 +61,37 @@ class RunLog:
         metrics: Mapping[str, float],
         split: str,
         step: int,
+        *,
+        row_id: str | None = None,
     ) -> tuple[dict[str, float], dict[str, Any]]:
         """Append a row to the history, and groups to the file of their split and step.
 
         Args:
             metrics: numbers for the row; they replace those computed from `groups`. `costs/...` go to the ledger.
+            row_id: name of the row. What a killed call with the same name has done already is not done again; the row
+                itself comes last.
 
         Returns:
             The metrics of the row, and the row as it was written.
         """
         summary, reported = take_costs(summarize_groups(groups))
         metrics, also_reported = take_costs(metrics)
-        costs = await asyncio.to_thread(close_row, ledger, reported | also_reported, split, step)
+        costs = await asyncio.to_thread(close_row, ledger, reported | also_reported, split, step, row_id)
         row = name_metrics(summary, split) | costs
         if groups and split == "train":
             row |= count_groups(groups)
         row |= name_metrics(metrics, split)
         if groups:
-            await asyncio.to_thread(append_groups, paths.trajectories(split, step), groups)
+            await asyncio.to_thread(append_groups, paths.trajectories(split, step), groups, once=row_id is not None)
         scenarios = self._take_scenarios(groups, split)
-        return row, await asyncio.to_thread(_append_row, paths, self.totals(paths), scenarios, row, step)
+        return row, await asyncio.to_thread(_append_row, paths, self.totals(paths), scenarios, row, step, row_id)
+
+    async def find(self, paths: ModelPaths, row_id: str) -> tuple[dict[str, float], dict[str, Any]] | None:
+        """Return the metrics and the row that `append` wrote under this name; `None` if it has written none."""
+        if not await asyncio.to_thread(self.totals(paths).has_row, row_id):
+            return None
+        row = await asyncio.to_thread(find_row, paths.history, row_id) or {}
+        return {key: value for key, value in row.items() if isinstance(value, (int, float))}, row
 
     def _take_scenarios(self, groups: list[TrajectoryGroup], split: str) -> set[int]:
         """Return the scenarios of a row by their hashes. Held-out groups have none, since they are not trained on."""
@@ -93,10 +104,10 @@ class RunLog:
 
 
 def _append_row(
-    paths: ModelPaths, totals: Totals, scenarios: set[int], row: dict[str, float], step: int
+    paths: ModelPaths, totals: Totals, scenarios: set[int], row: dict[str, float], step: int, row_id: str | None
 ) -> dict[str, Any]:
     with totals.lock:
-        return append_row(paths.history, totals.of(row, scenarios) | row, step=step)
+        return append_row(paths.history, totals.of(row, scenarios) | row, step=step, row_id=row_id)
 
 
 def best_step(history: Path, metric: str) -> int | None:

@@ -99,6 +99,10 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         # After a copy was renamed, the name that the server gave is not its own.
         known = self.inference_model_name if self._registered_as == (self.project, self.name) else None
         name = known or f"{self.project}/{self.name}"
+        if step is None:  # a rollout of a pipeline ends with the checkpoint that it began with
+            from art.client.rollout_context import pinned_step
+
+            step = pinned_step(f"{self.project}/{self.name}")
         return name if step is None else f"{name}@{step}"
 
     async def get_step(self) -> int:
@@ -148,7 +152,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         Arguments and errors are those of `Backend.train`.
         """
         groups = check_groups(trajectory_groups)
-        result = await self.backend().train(self, groups, config, sft=sft, verbose=verbose, **settings)
+        result: TrainResult = await self.backend().train(self, groups, config, sft=sft, verbose=verbose, **settings)
         await self.log(groups, split="train", metrics=result.metrics, step=result.step)
         return result
 
@@ -164,7 +168,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
 
         Arguments and errors are those of `Backend.train_sft`.
         """
-        result = await self.backend().train_sft(self, trajectories, config, verbose=verbose, **settings)
+        result: TrainResult = await self.backend().train_sft(self, trajectories, config, verbose=verbose, **settings)
         await self.log(split="train", metrics=result.metrics, step=result.step)
         return result
 

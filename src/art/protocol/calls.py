@@ -12,6 +12,7 @@ numbers (tokens, log-probs) are taken as they are; everything else is checked wh
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -103,6 +104,9 @@ def decode_engine_call(calls: Calls, frame: Mapping[str, Any]) -> Call[Any]:
     params = frame["params"]
     if isinstance(request := params.get("request"), dict):  # changing the request later would build it a second time
         request["request_id"] = str(frame["id"])
+        if frame["method"] == Generate.method and params == {"request": request, "stream": False}:  # most calls
+            with contextlib.suppress(TypeError):  # pydantic says below what is wrong
+                return Generate(request=_build_request(request), stream=False)
     return decode_call(calls, frame["method"], params)
 
 
@@ -175,6 +179,10 @@ StepOrProgress = Annotated[Progress | StepResult, _built_by(_build_step)]
 
 
 # -- engine --
+
+
+class Prepare(Call[None]):
+    """Import the libraries that a start needs, where the model will be named later."""
 
 
 class StartEngine(Call[EngineInfo]):
@@ -317,7 +325,7 @@ class Train(SampleCall[StepOrProgress]):
     pairs: list[tuple[str, str]] = field(default_factory=list)
     """Pairs of rollout ids, (chosen, rejected), for preference losses."""
     references: dict[int, Path] = field(default_factory=dict)
-    """Folders of the checkpoints that the loss compares the policy with, by step."""
+    """Folders of the checkpoints that the loss compares the policy with, or that sampled stale tokens, by step."""
     engine_dtype: str | None = None
     """Number type in which the engine computed the sampling log-probs, or `QUANTIZED`; `None`: that of the trainer."""
     record_to: Path | None = None
@@ -406,7 +414,7 @@ def _by_method(*kinds: type[Call[Any]]) -> Calls:
 
 
 _OF_EVERY_ENGINE = (Info, Generate, Score, LoadAdapter, UnloadAdapter, Stats)
-ENGINE_CALLS = _by_method(StartEngine, *_OF_EVERY_ENGINE)
+ENGINE_CALLS = _by_method(StartEngine, *_OF_EVERY_ENGINE, Prepare)
 VLLM_CALLS = _by_method(StartVllm, *_OF_EVERY_ENGINE, PrepareWeights, Sleep, Wake)
-TRAINER_CALLS = _by_method(StartTrainer, InitCheckpoint, Train, TrainSft, Trial, WriteLoudAdapters)
+TRAINER_CALLS = _by_method(StartTrainer, Prepare, InitCheckpoint, Train, TrainSft, Trial, WriteLoudAdapters)
 FILE_CALLS = _by_method(Copy, Export, MergeAdapter, Push, Pull)

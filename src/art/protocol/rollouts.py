@@ -12,6 +12,9 @@ Outcome = Literal["ok", "policy_fault", "infra_fault"]
 """How a rollout ended. `ok`: normally. `policy_fault`: the policy spoilt it, and the reward says so. `infra_fault`:
 something else failed, such as a tool; such a rollout is never scored."""
 
+IN_FLIGHT_HEADER = "x-art-in-flight"
+"""Header of a request that says what becomes of an answer that is being sampled when a step is published: "switch" lets
+it go on with the new weights, "finish" (the default) with those that it began with."""
 MAX_PAGE = 1000
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 _Label = Annotated[str, Field(min_length=1, max_length=256)]

@@ -1,6 +1,6 @@
 """Frames between the server and its engine and trainer processes, over an inherited socket pair.
 
-A frame is a 4-byte big-endian length followed by that many bytes of JSON:
+`frames/frame_encoding.py` writes and reads frames. Their messages are:
 
     request    {"id": 7, "method": "generate", "params": {...}}
     answers    {"id": 7, "result": {...}}                  any number, then one with "last": true
@@ -8,8 +8,9 @@ A frame is a 4-byte big-endian length followed by that many bytes of JSON:
     cancel     {"cancel": 7}
     heartbeat  {"id": 0, "result": {...}}                  from the child, about once a second
 
-`calls.py` defines the requests and their results. The parent's end is asyncio (`RpcClient`). The child's end blocks
-(`RpcServerSocket`), because a child reads in one thread and works in another.
+`calls.py` defines the requests and their results. The parent's end is asyncio (`RpcClient`): what it sends in one turn
+of the event loop goes out in one write, and what a child sends in one write is read at once. The child's end
+(`frames/rpc_child.py`) blocks.
 """
 
 from __future__ import annotations
@@ -19,57 +20,18 @@ import contextlib
 import itertools
 import logging
 import socket
-import struct
-import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
-import orjson
-from pydantic import BaseModel
-
-from art.errors import ArtError, InvalidRequestError, ProcessError, error_from_code
+from art.errors import ProcessError, error_from_code
 from art.protocol.calls import Call, Result
+from art.protocol.frames.frame_encoding import HEARTBEAT_ID, FrameBuffer, encode_frame, error_body
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_LENGTH = struct.Struct(">I")
-MAX_FRAME_BYTES = 2**31
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
-HEARTBEAT_ID = 0
-
-
-def encode_frame(message: dict[str, Any]) -> bytes:
-    """Encode a message between processes as JSON, after its length.
-
-    Raises:
-        InvalidRequestError: the frame would be longer than `MAX_FRAME_BYTES`.
-    """
-    body = orjson.dumps(message, default=_plain, option=_OPTIONS)
-    if len(body) > MAX_FRAME_BYTES:
-        raise InvalidRequestError(f"a message between processes has {len(body):,} bytes, at most {MAX_FRAME_BYTES:,}")
-    return _LENGTH.pack(len(body)) + body
-
-
-def _plain(value: Any) -> Any:
-    """Convert what orjson does not encode, or for dataclasses with slots encodes slowly."""
-    if (names := getattr(value, "__dataclass_fields__", None)) is not None:
-        return {name: getattr(value, name) for name in names}
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} does not cross processes")
-
-
-def error_body(error: BaseException) -> dict[str, Any]:
-    """Encode an error for another process or the network. For an error from outside ART the message names its type."""
-    if isinstance(error, ArtError):
-        return {"code": error.code, "message": error.message, "param": error.param}
-    return {"code": ArtError.code, "message": f"{type(error).__name__}: {error}", "param": None}
 
 
 @dataclass(slots=True)
@@ -82,35 +44,49 @@ class PendingCall:
     since: float
     last_frame: float
     """Time of the newest answer; before the first one the time of the call."""
-    frames: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
+    take: Callable[[dict[str, Any]], None]
+    """Takes each answer."""
 
 
-class RpcClient:
+class RpcClient(asyncio.Protocol):
     """The parent's end of the connection to one child. When the child dies, pending calls raise `ProcessError`."""
 
     def __init__(
         self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
         on_heartbeat: Callable[[dict[str, Any]], None],
         explain_loss: Callable[[], Awaitable[ProcessError]] | None = None,
     ) -> None:
-        """
-        Args:
-            explain_loss: tells why the connection ended, e.g. how the child died. Pending calls wait for it.
-        """
-        self._reader = reader
-        self._writer = writer
+        """Not connected yet: see `connect`."""
         self._on_heartbeat = on_heartbeat
         self._explain_loss = explain_loss
         self._ids = itertools.count(1)
         self._pending: dict[int, PendingCall] = {}
+        self._buffer = FrameBuffer()
+        self._transport: asyncio.Transport | None = None
         self._unsent: list[bytes] = []
         """Frames of this turn of the event loop, which go out together."""
         self._closed: ProcessError | None = None
         self._is_lost = False
         """The child is gone, for a reason that is not known yet."""
-        self._task = asyncio.get_running_loop().create_task(self._read())
+        self._ended = asyncio.Event()
+        self._explaining: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def connect(
+        cls,
+        sock: socket.socket,
+        on_heartbeat: Callable[[dict[str, Any]], None],
+        explain_loss: Callable[[], Awaitable[ProcessError]] | None = None,
+    ) -> RpcClient:
+        """Make the parent's end of a socket pair.
+
+        Args:
+            explain_loss: tells why the connection ended, e.g. how the child died. Pending calls wait for it.
+        """
+        sock.setblocking(False)
+        client = cls(on_heartbeat, explain_loss)
+        await asyncio.get_running_loop().create_connection(lambda: client, sock=sock)
+        return client
 
     @property
     def closed(self) -> bool:
@@ -123,33 +99,59 @@ class RpcClient:
         return list(self._pending.values())
 
     async def call(self, call: Call[Result]) -> Result:
-        """Make a call that has a single result."""
-        async for result in self.stream(call):
-            return result
-        raise ProcessError(f"`{call.method}` ended without a result")
+        """Make a call that has a single result. A caller that is cancelled cancels the call in the child."""
+        answered: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+
+        def take(frame: dict[str, Any]) -> None:
+            if not answered.done():
+                answered.set_result(frame)
+
+        call_id = self._begin(call, take)
+        is_over = False
+        try:
+            frame = await answered
+            is_over = frame.get("last", False)
+        finally:
+            self._end(call_id, is_over=is_over)
+        _check(frame)
+        if "result" not in frame:
+            raise ProcessError(f"`{call.method}` ended without a result")
+        return call.decode_result(frame["result"])
 
     async def stream(self, call: Call[Result]) -> AsyncGenerator[Result, None]:
         """Make a call and yield its results as they come. Leaving the loop early cancels the call in the child."""
+        frames: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        call_id = self._begin(call, frames.put_nowait)
+        is_over = False
+        try:
+            while not is_over:
+                frame = await frames.get()
+                is_over = frame.get("last", False)
+                _check(frame)
+                if "result" in frame:
+                    yield call.decode_result(frame["result"])
+        finally:
+            self._end(call_id, is_over=is_over)
+
+    def _begin(self, call: Call[Any], take: Callable[[dict[str, Any]], None]) -> int:
+        """Send a call; return its id. `take` gets each answer."""
         if self._closed:
             raise self._closed
         call_id = next(self._ids)
         task, now = asyncio.current_task(), time.monotonic()
-        pending = self._pending[call_id] = PendingCall(call.method, task.get_name() if task else "", now, now)
-        finished = False
+        self._pending[call_id] = PendingCall(call.method, task.get_name() if task else "", now, now, take)
         try:
-            # No drain: a child always reads and requests are small, and `drain` would cost a task switch per request.
             self._send({"id": call_id, "method": call.method, "params": call.params})
-            while not finished:
-                frame = await pending.frames.get()
-                finished = frame.get("last", False)
-                if (error := frame.get("error")) is not None:
-                    raise error_from_code(error["code"], error["message"], param=error.get("param"))
-                if "result" in frame:
-                    yield call.decode_result(frame["result"])
-        finally:
-            self._pending.pop(call_id, None)
-            if not finished and not self._closed:
-                self._send({"cancel": call_id})
+        except BaseException:  # it cannot be encoded
+            del self._pending[call_id]
+            raise
+        return call_id
+
+    def _end(self, call_id: int, *, is_over: bool) -> None:
+        """Forget a call. The child stops it if it has not ended there."""
+        self._pending.pop(call_id, None)
+        if not is_over and not self._closed:
+            self._send({"cancel": call_id})
 
     def ask_to_stop(self, method: str) -> None:
         """Cancel the calls of `method` in the child, while their callers go on waiting.
@@ -168,9 +170,11 @@ class RpcClient:
 
     def _flush(self) -> None:
         frames, self._unsent = self._unsent, []
-        # A broken transport of uvloop refuses writes. `_read` then fails the calls that wait, with the reason.
-        with contextlib.suppress(RuntimeError):
-            self._writer.write(b"".join(frames))
+        # Nothing waits until it is written: a child always reads, and requests are small. A broken transport of uvloop
+        # refuses writes. `connection_lost` then fails the calls that wait, with the reason.
+        if self._transport is not None:
+            with contextlib.suppress(RuntimeError):
+                self._transport.write(b"".join(frames))
 
     def fail(self, error: ProcessError) -> None:
         """End every pending call and every later one with `error`."""
@@ -178,30 +182,45 @@ class RpcClient:
             self._closed = error
         frame = {"error": error_body(self._closed), "last": True}
         for pending in self._pending.values():
-            pending.frames.put_nowait(frame)
+            pending.take(frame)
 
     async def close(self) -> None:
         self.fail(ProcessError("the connection was closed"))
-        self._task.cancel()
-        self._writer.close()
-        with contextlib.suppress(OSError, asyncio.CancelledError):
-            await self._writer.wait_closed()
+        if self._explaining is not None:
+            self._explaining.cancel()
+        if self._transport is not None:
+            self._transport.close()
+            await self._ended.wait()
 
-    async def _read(self) -> None:
-        reader = self._reader
-        try:
-            while True:
-                (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-                frame = orjson.loads(await reader.readexactly(size))
-                if frame["id"] == HEARTBEAT_ID:
-                    self._on_heartbeat(frame["result"])
-                elif (pending := self._pending.get(frame["id"])) is not None:
-                    pending.last_frame = time.monotonic()
-                    pending.frames.put_nowait(frame)
-        except (asyncio.IncompleteReadError, OSError):
-            self._is_lost = True
-            explain = self._explain_loss
-            self.fail(await explain() if explain else ProcessError("the process closed its connection"))
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        now = time.monotonic()
+        for frame in self._buffer.feed(data):
+            if frame["id"] == HEARTBEAT_ID:
+                self._on_heartbeat(frame["result"])
+            elif (pending := self._pending.get(frame["id"])) is not None:
+                pending.last_frame = now
+                pending.take(frame)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_lost = True
+        self._ended.set()
+        if self._closed is None:
+            self._explaining = asyncio.get_running_loop().create_task(self._fail_with_reason())
+
+    async def _fail_with_reason(self) -> None:
+        explain = self._explain_loss
+        self.fail(await explain() if explain else ProcessError("the process closed its connection"))
+
+
+def _check(frame: dict[str, Any]) -> None:
+    """Raise the error that an answer brings, if it brings one."""
+    if (error := frame.get("error")) is not None:
+        raise error_from_code(error["code"], error["message"], param=error.get("param"))
 
 
 Connect = Callable[[], Awaitable[RpcClient]]
@@ -241,41 +260,3 @@ def note_death(what: str, attempt: int, attempts: int, error: ProcessError) -> N
         raise error
     first_line = error.message.splitlines()[0]
     logger.warning("%s starts over (attempt %d of %d): %s", what, attempt + 1, attempts, first_line)
-
-
-class RpcServerSocket:
-    """The child's end of the connection. `read` blocks and belongs to one thread. Any thread may send."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(True)
-        self._sock = sock
-        self._stream = sock.makefile("rb", buffering=1 << 20)
-        self._lock = threading.Lock()
-
-    def read(self) -> dict[str, Any] | None:
-        """Wait for the next frame; `None` when the parent is gone."""
-        try:
-            (size,) = _LENGTH.unpack(self._stream.read(_LENGTH.size))
-            body = self._stream.read(size)
-        except (OSError, struct.error):  # struct.error: the parent ended within the length
-            return None
-        frame: dict[str, Any] | None = orjson.loads(body) if len(body) == size else None
-        return frame
-
-    def reply(self, call_id: int, result: Any, *, last: bool = True) -> None:
-        self._send({"id": call_id, "result": result, "last": last})
-
-    def reply_many(self, replies: list[tuple[int, Any, bool]]) -> None:
-        """Send several `(call_id, result, last)` in one system call."""
-        self._send(*({"id": i, "result": result, "last": last} for i, result, last in replies))
-
-    def fail(self, call_id: int, error: BaseException) -> None:
-        self._send({"id": call_id, "error": error_body(error), "last": True})
-
-    def heartbeat(self, status: dict[str, Any]) -> None:
-        self._send({"id": HEARTBEAT_ID, "result": status})
-
-    def _send(self, *messages: dict[str, Any]) -> None:
-        data = b"".join(map(encode_frame, messages))
-        with self._lock, contextlib.suppress(OSError):  # a vanished parent is noticed by `read`
-            self._sock.sendall(data)

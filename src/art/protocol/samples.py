@@ -68,6 +68,12 @@ class TrainingSample:
     """Sampling temperature. The trainer divides its logits by it too."""
     policy_version: int = 0
     """Step of the oldest weights that sampled a token of this sample."""
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    """Index of a first token, and the step whose weights sampled the tokens from there on, in the order of the tokens.
+    Empty if all tokens have `policy_version`.
+
+    Example: [(3, 7), (6, 8)] where step 7 sampled tokens 3 to 5, and step 8 those from 6 on.
+    """
     group_id: str | None = None
     """The group of the rollout. A mini-batch holds whole groups. With `None` the rollout is a group of its own."""
     component: Component = "rl"

@@ -70,13 +70,17 @@ class ModelStatus(Wire):
     """Tokens that the model has read and sampled on this server. Only in the status of a single model."""
     promoted_step: int | None = None
     """Step of the promoted checkpoint; absent while nothing is promoted."""
+    steps_at_once: int | None = None
+    """Number of steps that the engine can serve at the same time; absent where any number of adapters can be asked. It
+    is 1 for merged weights and 2 for full fine-tuning on the embedded engine."""
 
     @model_serializer(mode="wrap")
-    def _only_what_is_promoted(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """An older client refuses fields that it does not know, so this one is sent only where it says something."""
+    def _only_what_it_says(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """An older client refuses fields that it does not know, so these are sent only where they say something."""
         body: dict[str, Any] = serialize(self)
-        if self.promoted_step is None:
-            del body["promoted_step"]
+        for name in ("promoted_step", "steps_at_once"):
+            if body[name] is None:
+                del body[name]
         return body
 
 

@@ -20,6 +20,9 @@ from art.recipes.training_loop import Evaluation, StepReport, evaluate, train_ta
 if TYPE_CHECKING:
     from art.recipes.autorl.auto import auto, write_task
     from art.recipes.autorl.auto_config import AutoConfig
+    from art.recipes.comparing.compare_config import CompareConfig
+    from art.recipes.comparing.compare_models import compare_models
+    from art.recipes.comparing.compared_models import BaseModel, Checkpoint, Endpoint, OwnModel
     from art.recipes.judged.judged_config import JudgedConfig
     from art.recipes.judged.judged_run import JudgedResult
     from art.recipes.mcprl.mcp_rl import mcp_rl
@@ -27,13 +30,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AutoConfig",
+    "BaseModel",
+    "Checkpoint",
     "CheckpointComparison",
+    "CompareConfig",
     "ComparedScenario",
+    "Endpoint",
     "Evaluation",
     "JudgedConfig",
     "JudgedResult",
     "McpRlConfig",
     "OnProgress",
+    "OwnModel",
     "Progress",
     "RecipeConfig",
     "RecipeResult",
@@ -42,6 +50,7 @@ __all__ = [
     "TaskTrainingResult",
     "auto",
     "compare_checkpoints",
+    "compare_models",
     "evaluate",
     "log_progress",
     "mcp_rl",
@@ -52,14 +61,20 @@ __all__ = [
 
 _LAZY_NAMES = {
     "AutoConfig": "autorl.auto_config",
+    "BaseModel": "comparing.compared_models",
+    "Checkpoint": "comparing.compared_models",
+    "CompareConfig": "comparing.compare_config",
+    "Endpoint": "comparing.compared_models",
     "JudgedConfig": "judged.judged_config",
     "JudgedResult": "judged.judged_run",
     "McpRlConfig": "mcprl.mcp_rl_config",
+    "OwnModel": "comparing.compared_models",
     "auto": "autorl.auto",
+    "compare_models": "comparing.compare_models",
     "mcp_rl": "mcprl.mcp_rl",
     "write_task": "autorl.auto",
 }
-"""Names whose modules `art train` does not need: they bring judges and MCP."""
+"""Names whose modules `art train` does not need: they bring judges, MCP and other models."""
 
 
 def __getattr__(name: str) -> Any:

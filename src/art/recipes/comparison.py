@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from art.gather import gather_trajectory_groups
 from art.gather.faults import FaultWatch
 from art.model import TrainableModel
-from art.recipes.training_loop import MAX_FAULT_RATE
+from art.recipes.training_loop import MAX_FAULT_RATE, Evaluation
+from art.report import Estimate
+from art.report.estimates import estimate, mean_with_interval
 from art.rewards import GroupScorer
 from art.task import Scenario, Task
 from art.trajectory import Trajectory, TrajectoryGroup
@@ -54,6 +56,24 @@ class CheckpointComparison:
     """Scenarios that got no scores, or lack rollouts of one checkpoint."""
     num_failed_rollouts: int
     seconds: float
+
+    def evaluations(self) -> tuple[Evaluation, Evaluation]:
+        """The scores of both checkpoints as evaluations, on the scale of this judgement alone."""
+        before, after = [item.before for item in self.compared], [item.after for item in self.compared]
+        return self._evaluation(before), self._evaluation(after)
+
+    def _evaluation(self, sides: Sequence[Sequence[Trajectory]]) -> Evaluation:
+        trajectories = [trajectory for side in sides for trajectory in side]
+        mean, interval = mean_with_interval([statistics.fmean(t.reward for t in side) for side in sides])
+        return Evaluation(mean=mean, interval=interval, trajectories=trajectories, seconds=self.seconds)
+
+    def change(self) -> Estimate:
+        """The change of the score, scenario by scenario.
+
+        Raises:
+            ValueError: no scenario got scores.
+        """
+        return estimate([item.change for item in self.compared])
 
 
 async def compare_checkpoints(

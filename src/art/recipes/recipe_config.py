@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
-from art.config import EngineConfig, LoraConfig, ModelSettings, VllmConfig
+from art.config import EngineConfig, LoraConfig, ModelSettings, PipelineConfig, VllmConfig
 from art.config.base import Config
 from art.costs import Ledger, Prices, TokenPrice
 from art.errors import ConfigError
@@ -77,8 +77,12 @@ class RecipeConfig(Config):
     """Findings that end the training after the step that has one; docs/metrics.md lists them, e.g. entropy_gone."""
     rollback_on: tuple[str, ...] = ()
     """Findings that end the training and make the checkpoint from before that step the model NAME-before-STEP."""
-    rollout_timeout: float | None = None
-    """Seconds after which a rollout is ended and left out."""
+    max_staleness: int = Field(default=1, ge=0)
+    """Training steps that rollouts may run ahead; 0 makes rollouts and training take turns, the same in every run."""
+    refill: float = Field(default=0.0, ge=0, le=4)
+    """Further groups per step in place of those without spread in their rewards, as a share of --groups."""
+    rollout_timeout: float | None = Field(default=None, gt=0)
+    """Seconds after which a rollout is ended and left out, by default half an hour."""
     evaluate: int = Field(default=0, ge=0)
     """Held-out rollouts before and after training; 0 for no evaluation."""
     lora_rank: int = LoraConfig().rank
@@ -169,6 +173,14 @@ class RecipeConfig(Config):
         }  # fmt: skip
         chosen = replace(defaults, **{key: value for key, value in changes.items() if value is not None})
         return chosen if self.base_model is None else chosen.for_base_model(self.base_model)
+
+    def pace(self, defaults: TaskDefaults) -> PipelineConfig:
+        """Return how far rollouts run ahead, with groups and steps of a task's sizes."""
+        one_policy = self.full_finetuning and self.engine == "vllm"  # its engine holds the newest only
+        return PipelineConfig(
+            max_staleness=self.max_staleness, refill=self.refill, in_flight="switch" if one_policy else "finish",
+            groups_per_step=defaults.groups_per_step, rollouts_per_group=defaults.rollouts_per_group,
+        )  # fmt: skip
 
     def judge_settings(self, settings: JudgeSettings, ledger: Ledger) -> JudgeSettings:
         """Return a copy of `settings` with the price `judge_price`, whose costs are booked in `ledger`."""

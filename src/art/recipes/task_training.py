@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import Field
+
 from art.backends.local import LocalBackend
-from art.errors import BudgetError
+from art.config import PipelineConfig
+from art.errors import BudgetError, ConfigError
 from art.model import TrainableModel
+from art.recipes.comparison import compare_checkpoints
 from art.recipes.progress import OnProgress, Progress, log_progress, report_verdict
 from art.recipes.recipe_config import RecipeConfig
 from art.recipes.recipe_result import RecipeResult, book_last, ending_of, report_costs
@@ -15,14 +20,34 @@ from art.recipes.training_loop import Evaluation, StepReport, evaluate, train_ta
 from art.recipes.verdict import Course, Remedies, change_of, reach_verdict
 from art.report import Estimate
 from art.rewards import GroupScorer
-from art.task import Task, get_task
+from art.task import Task, TaskDefaults, draw_scenarios, get_task
+from art.task.tiny_form import other_task
 
 
 class TaskTrainingConfig(RecipeConfig):
     """Settings of `art.recipes.train`, which trains a model on a task."""
 
     rubric: str | None = None
-    """What the judge is told is good, in prose; by default `art.rewards.DEFAULT_RUBRIC`."""
+    """What the judge is told is good, in prose; by default the task's `rubric`, or `art.rewards.DEFAULT_RUBRIC`."""
+    early_stop: int | None = Field(default=None, ge=2)
+    """Rollouts after which a group ends if all of them earned the same; not with a judge."""
+
+    def pace(self, defaults: TaskDefaults) -> PipelineConfig:
+        """Return how far rollouts run ahead, and when a group ends early.
+
+        Raises:
+            ConfigError: `early_stop` is set together with a judge, or is not below the number of rollouts.
+        """
+        if self.early_stop is None:
+            return super().pace(defaults)
+        if self.judge is not None:
+            raise ConfigError(
+                "--early-stop compares the rewards of the task, and with --judge those are not what is trained on; "
+                "leave one of the two out",
+                param="early_stop",
+            )
+        pace = super().pace(defaults)
+        return PipelineConfig(**pace.model_dump(exclude_unset=True), early_stop=self.early_stop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +73,7 @@ async def train(
     """Train a model on a task, on this machine. A later call with the same arguments continues.
 
     Args:
-        task: the task, or its name, or `module:attribute`.
+        task: the task, or its name, or `module:attribute`; in its full form, unless it is an object with options.
         model: base model to train, as in the setting `base_model`.
         config: settings as an object.
         on_progress: receives each line of progress.
@@ -61,12 +86,28 @@ async def train(
     """
     task = task if isinstance(task, Task) else get_task(task)
     config = TaskTrainingConfig.complete(config, model, settings)
-    config = config.named(name=f"{task.name}-seed{config.seed}", project=task.name)
+    check_judge(task, config.judge)
+    config = config.named(name=f"{task.label}-seed{config.seed}", project=task.label)
     run = _Run(task=task, config=config, model=config.make_model(), on_progress=on_progress)
-    scorer = None if config.judge is None else GroupScorer(config.make_judge(run.model.costs, rubric=config.rubric))
+    if config.base_model is not None and (warning := other_task(task, config.base_model)):
+        on_progress(Progress(warning, "warning"))
+    scorer = run.make_scorer()
     async with LocalBackend(path=config.data_dir) as backend:
         await run.model.register(backend)
         return await run.train(scorer)
+
+
+def check_judge(task: Task, judge: str | None) -> None:
+    """Check that a task without a reward of its own has a judge.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if task.needs_judge and judge is None:
+        raise ConfigError(
+            f"task {task.name!r} has no reward of its own: say who judges by --judge MODEL, e.g. openai/o3, in "
+            f"`art train`. To try it without a judge model, start `art judge serve` and paste what it prints"
+        )
 
 
 class _Run:
@@ -77,27 +118,37 @@ class _Run:
     ) -> None:
         self.task, self.config, self.model, self.on_progress = task, config, model, on_progress
         self.defaults = config.loop_defaults(task.defaults)
+        self.pace = config.pace(self.defaults)
         self.reports: list[StepReport] = []
+
+    def make_scorer(self) -> GroupScorer | None:
+        """Make what scores groups in place of the task's reward; `None` without a judge."""
+        if self.config.judge is None:
+            return None
+        return GroupScorer(self.config.make_judge(self.model.costs, rubric=self.config.rubric or self.task.rubric))
 
     async def train(self, scorer: GroupScorer | None) -> TaskTrainingResult:
         first, num_steps = await self.model.get_step(), self.defaults.num_steps
         before = after = change = verdict = None
         is_over_budget = False
         self.on_progress(Progress(f"{self.model.get_inference_name()} is at step {first} of {num_steps}"))
-        if self.config.evaluate and first == 0:
+        if self.config.evaluate and first == 0 and not self.task.needs_judge:
             before = await self._evaluate("before")
         try:
             await train_task(
                 self.model, self.task, self.defaults, num_steps=num_steps, seed=self.config.seed,
                 on_step=self._on_step, score=scorer, rollout_timeout_s=self.config.rollout_timeout,
-                reactions=self.config.reactions(),
+                reactions=self.config.reactions(), pace=self.pace,
             )  # fmt: skip
-            after = await self._evaluate("after") if self.config.evaluate else None
+            if self.config.evaluate and self.task.needs_judge and scorer is not None:
+                before, after, change = await self._compare(scorer)
+            elif self.config.evaluate:
+                after = await self._evaluate("after")
         except BudgetError as error:
             is_over_budget, step = True, await self.model.get_step()
             self.on_progress(Progress(f"Stopped at step {step}: {error}. Every finished step is kept"))
         finally:
-            if before is not None and after is not None:
+            if change is None and before is not None and after is not None:
                 change = change_of(before, after)
             if self.reports:
                 verdict = reach_verdict(self._course(first, change), Remedies())
@@ -122,14 +173,31 @@ class _Run:
             measure="" if change is None else f"{self.task.headline_metric} on held-out rollouts",
         )  # fmt: skip
 
+    async def _compare(self, scorer: GroupScorer) -> tuple[Evaluation, Evaluation, Estimate]:
+        """Have the judge score held-out rollouts from before and after training together, on one scale."""
+        scenarios = draw_scenarios(self.task, "test", seed=self.config.seed, count=self.config.evaluate)
+        rollouts = math.ceil(self.config.evaluate / len(scenarios))
+        comparison = await compare_checkpoints(
+            self.model, self.task, scenarios, before=0, after=await self.model.get_step(), rollouts=rollouts,
+            score=scorer, rollout_timeout_s=self.config.rollout_timeout,
+        )  # fmt: skip
+        before, after = comparison.evaluations()
+        for when, evaluation in (("before", before), ("after", after)):
+            await self.model.log(evaluation.trajectories, split="test")
+            self._report(when, evaluation)
+        return before, after, comparison.change()
+
     async def _evaluate(self, when: str) -> Evaluation:
         evaluation = await evaluate(
             self.model, self.task, count=self.config.evaluate, seed=self.config.seed,
             rollout_timeout_s=self.config.rollout_timeout,
         )  # fmt: skip
         await self.model.log(evaluation.trajectories, split="test")
+        self._report(when, evaluation)
+        return evaluation
+
+    def _report(self, when: str, evaluation: Evaluation) -> None:
         low, high = evaluation.interval
         rollouts = f"{len(evaluation.trajectories)} held-out rollouts {when} training"
         value = f"{evaluation.mean:.3f} (95 %: {low:.3f} to {high:.3f})"
         self.on_progress(Progress(f"{self.task.headline_metric} on {rollouts}: {value}"))
-        return evaluation

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +12,7 @@ from art.report import Estimate, Verdict, VerdictKind
 
 MANY_FAULTS = 0.25
 """Share of policy faults that counts as a reason for a bad result."""
+_NO_SPREAD = "all rewards of each group were equal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,6 @@ class Remedies:
         "Give a scenario more --rollouts, take scenarios that the policy solves now and then, or a reward with more "
         "values between the best and the worst"
     )
-    no_scores: str = "Read the warnings above about failed rollouts and scores"
     unclear: str = "Train longer with a higher --steps, or measure on more held-out rollouts for a narrower interval"
     faults: str = (
         "Begin with a base model that can do the format of this task now and then; `art doctor` checks a model "
@@ -91,15 +90,9 @@ def describe_faults(course: Course) -> str:
 
 def describe_untrained(course: Course) -> str:
     """Say how many steps were not trained, and why; empty if all were trained."""
-    reasons = Counter(map(_reason, course.untrained))
-    if not reasons:
+    if not (count := len(course.untrained)):
         return ""
-    parts = ", ".join(f"{reason} in {count}" for reason, count in reasons.most_common())
-    return f"{reasons.total()} of {len(course.reports)} steps were not trained: {parts}"
-
-
-def _reason(report: StepReport) -> str:
-    return "all rewards of each group were equal" if report.num_groups else "no group had rewards"
+    return f"{count} of {len(course.reports)} steps were not trained: {_NO_SPREAD} in {count}"
 
 
 def reach_verdict(course: Course, remedies: Remedies) -> Verdict:
@@ -118,8 +111,7 @@ def reach_verdict(course: Course, remedies: Remedies) -> Verdict:
 def _what(course: Course) -> tuple[VerdictKind, str]:
     change = course.change
     if course.is_untrained:
-        reasons = sorted(set(map(_reason, course.untrained)))
-        return "bad", f"Nothing was trained in {len(course.reports)} steps: {', or '.join(reasons)}"
+        return "bad", f"Nothing was trained in {len(course.reports)} steps: {_NO_SPREAD}"
     if change is None:
         compared = "; no comparison with the untrained policy was made" if course.measure else ""
         done = f"{course.num_trained} steps were trained, up to step {course.step} of {course.num_steps}"
@@ -138,8 +130,7 @@ def _remedies(course: Course, remedies: Remedies, many_faults: bool) -> list[str
         to_do += [remedies.endings[name] for name, share in course.endings.items() if share >= MANY_FAULTS / 2]
         to_do.append(remedies.faults)
     if len(course.untrained) > len(course.reports) / 2:
-        has_groups = any(report.num_groups for report in course.untrained)
-        to_do.append(remedies.no_spread if has_groups else remedies.no_scores)
+        to_do.append(remedies.no_spread)
     if not course.is_untrained and course.change is not None:
         to_do.append(remedies.unclear if course.change.high >= 0 else "Lower --learning-rate")
     return to_do

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_Z = 1.959964
+Z_95 = 1.959964
 """Normal quantile of a 95 % interval."""
 
 
@@ -57,6 +57,29 @@ def estimate_change(before: Sequence[float], after: Sequence[float]) -> Estimate
     return estimate([new - old for old, new in zip(before, after, strict=True)])
 
 
+def mean_with_interval(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """Mean and 95 % interval; Wilson's score interval when all values are 0 or 1.
+
+    Example: 50 wins of 100 give (0.5, (0.404, 0.596)).
+    """
+    count, z = len(values), Z_95
+    if count == 0:
+        return math.nan, (math.nan, math.nan)
+    mean = statistics.fmean(values)
+    if all(value in (0.0, 1.0) for value in values):
+        return mean, wilson_interval(mean, count)
+    half = z * statistics.stdev(values) / math.sqrt(count) if count > 1 else math.inf
+    return mean, (mean - half, mean + half)
+
+
+def wilson_interval(share: float, count: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share that was measured on `count` independent trials."""
+    z = Z_95
+    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    return centre - half, centre + half
+
+
 def t_quantile(degrees: int) -> float:
     """Return the 0.975 quantile of Student's t distribution.
 
@@ -67,7 +90,7 @@ def t_quantile(degrees: int) -> float:
         return math.tan(0.475 * math.pi)
     if degrees == 2:
         return 0.95 * math.sqrt(2 / (1 - 0.95**2))
-    z, n = _Z, float(degrees)
+    z, n = Z_95, float(degrees)
     terms = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import asdict
@@ -24,15 +25,17 @@ from art.errors import ProcessError
 from art.gateway.format.load import load_renderer
 from art.gateway.format.renderer import Renderer
 from art.memory.shape import read_shape
-from art.protocol.calls import QUANTIZED, StartEngine, StartTrainer, StartVllm
+from art.protocol.calls import QUANTIZED, Prepare, StartEngine, StartTrainer, StartVllm
 from art.protocol.rpc import RpcClient
 from art.runtime.hosting.adapter_table import AdapterTable
 from art.runtime.hosting.engine_handle import EngineHandle
 from art.runtime.hosting.seats import Seats, with_spare, without_spare
 from art.runtime.hosting.trainer_handle import TrainerHandle
+from art.runtime.hosting.usage import Usage, usage_metrics
 from art.runtime.placement.devices import find_devices
 from art.runtime.placement.memory import MemoryPlan
 from art.runtime.placement.placement import Place, choose_placement, smallest_memory, split_threads
+from art.runtime.supervision.launch import WarmParent
 from art.runtime.supervision.process import ChildSpec
 from art.storage.layout import DataDir
 
@@ -47,12 +50,14 @@ class BaseModelHost:
         data_dir: DataDir,
         config: ServerConfig,
         name: str | None = None,
+        warm_parent: WarmParent | None = None,
         *,
         is_new: bool = False,
     ) -> None:
         """
         Args:
             name: names the processes and their logs; by default it is the base model's name without its folder.
+            warm_parent: forks the processes that compute on the CPU; by default each is a new interpreter.
             is_new: somebody is registering a model that needs this host; see `ChildSpec.is_new`.
         """
         self.base_model = base_model
@@ -64,11 +69,15 @@ class BaseModelHost:
         self._config = config
         self._data_dir = data_dir
         self._is_new = is_new
+        self._warm_parent = warm_parent
         self._renderer: Renderer | None = None
         self._loading = asyncio.Lock()
         self._proving = asyncio.Lock()
         self._proved: set[str] = set()
         """LoRA settings whose layers the engine was proved to serve, without their seed."""
+        self._is_needed = asyncio.Event()
+        """Set once a model needs the base model, which may not exist before."""
+        self._is_needed.set()
         self._devices = find_devices()
         self.placement = choose_placement(settings, self._devices)
         self._threads = split_threads(settings.engine.num_threads, settings.trainer.num_threads)
@@ -83,6 +92,8 @@ class BaseModelHost:
         )
         self.engine_process, self.trainer_process = self._engine.process, self.trainer.process
         self.engine = self._engine.engine
+        self._at_step: Usage | None = None
+        """`usage` at the end of the last training step."""
 
     def _spec(self, kind: str, module: str, num_threads: int, place: Place) -> ChildSpec:
         return ChildSpec(
@@ -94,12 +105,28 @@ class BaseModelHost:
             interruptible=kind == "engine",
             is_new=self._is_new,
             variables=place.environment(self._devices) | (_allocator(place) if kind == "trainer" else {}),
+            warm_parent=self._warm_parent if place.kind == "cpu" else None,
         )
 
     def start(self) -> None:
         """Start the engine process and the trainer process in the background."""
         self.engine_process.start()
         self.trainer_process.start()
+
+    def start_ahead(self) -> None:
+        """Start both processes before the base model exists. They load it after `note_needed`."""
+        self._is_needed.clear()
+        self.start()
+
+    def note_needed(self) -> None:
+        """A model is based on this base model, so it is there."""
+        self._is_needed.set()
+
+    async def _until_needed(self, client: RpcClient) -> None:
+        """Let a process import what it needs, and wait until it may load the model."""
+        if not self._is_needed.is_set():
+            await client.call(Prepare())
+            await self._is_needed.wait()
 
     def retry(self) -> None:
         """Start each process that has failed without a further pause, since the reason may be gone."""
@@ -160,6 +187,23 @@ class BaseModelHost:
             async with self.adapters.no_loads(what), self._engine.asleep():
                 yield
 
+    def usage(self) -> Usage:
+        """Return how long engine and trainer have worked and waited so far."""
+        return Usage(
+            at=time.monotonic(),
+            engine_busy_s=self._engine.busy_s,
+            engine_asleep_s=self._engine.asleep_s,
+            closed_s=self.engine.closed.total_s,
+            held_s=self.engine.closed.waited_s,
+            trainer_busy_s=self.trainer.busy_s,
+        )
+
+    def end_of_step(self) -> dict[str, float]:
+        """Return metrics of how engine and trainer spent the time since the last call; nothing at the first."""
+        usage = self.usage()
+        before, self._at_step = self._at_step, usage
+        return {} if before is None else usage_metrics(before, usage)
+
     async def prove_layers(self, lora: LoraConfig | None) -> None:
         """Prove once that the engine applies adapters to every kind of layer that `lora` trains.
 
@@ -186,6 +230,7 @@ class BaseModelHost:
             self._proved.add(kind)
 
     async def _start_engine(self, client: RpcClient) -> None:
+        await self._until_needed(client)
         async with self._profiling():
             info = await client.call(self._start_call())
         if info.max_running is not None:
@@ -219,6 +264,7 @@ class BaseModelHost:
         )
 
     async def _start_trainer(self, client: RpcClient) -> None:
+        await self._until_needed(client)
         config = self.settings.trainer.model_copy(update={"num_threads": self._threads[1]})
         shares_gpu = self.placement.shared and self.placement.trainer.kind == "cuda"
         async with self._profiling():

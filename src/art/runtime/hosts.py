@@ -12,6 +12,7 @@ from typing import Any
 from art.config import ModelSettings, ServerConfig, VllmConfig
 from art.runtime.host import BaseModelHost, short_name
 from art.runtime.registry import RegisteredModel
+from art.runtime.supervision.launch import WarmParent
 from art.runtime.supervision.process import ChildProcess
 from art.storage.layout import DataDir
 
@@ -23,6 +24,7 @@ class Hosts:
         self._data_dir = data_dir
         self._config = config
         self.vllm_python = config.vllm_python
+        self._warm_parent = WarmParent()
         self._hosts: dict[str, BaseModelHost] = {}
         self._by_model: dict[str, tuple[str, ModelSettings, BaseModelHost]] = {}
         """A cache for requests, which saves comparing settings."""
@@ -35,6 +37,7 @@ class Hosts:
         if host is not None and settings is model.settings and base_model == model.base_model:
             return host
         host = self._of(host_key(model), model.base_model, model.settings, is_new=is_new)
+        host.note_needed()
         self._by_model[model.key] = model.base_model, model.settings, host
         return host
 
@@ -48,13 +51,19 @@ class Hosts:
         self._pinned[key] = self._of(key, base_model, settings)
         self._pinned[key].start()
 
+    def expect(self, base_model: str, settings: ModelSettings) -> None:
+        """Start the processes of a base model that is still being made. They load it when a model needs it."""
+        self._of(_key(base_model, settings), base_model, settings, is_new=True).start_ahead()
+
     def pinned(self) -> list[BaseModelHost]:
         return list(self._pinned.values())
 
     def _of(self, key: str, base_model: str, settings: ModelSettings, *, is_new: bool = False) -> BaseModelHost:
         if key not in self._hosts:
             name = self._free_name(base_model)
-            self._hosts[key] = BaseModelHost(base_model, settings, self._data_dir, self._config, name, is_new=is_new)
+            self._hosts[key] = BaseModelHost(
+                base_model, settings, self._data_dir, self._config, name, self._warm_parent, is_new=is_new
+            )
         return self._hosts[key]
 
     def _free_name(self, base_model: str) -> str:
@@ -77,6 +86,7 @@ class Hosts:
 
     async def close(self) -> None:
         await self._close(set())
+        await self._warm_parent.close()
 
     def all(self) -> list[BaseModelHost]:
         return list(self._hosts.values())

@@ -1,4 +1,4 @@
-"""Measure jobs, processes, engines, tokens and disk for the server's `/metrics`. Runs at each scrape, keeps nothing."""
+"""Measure jobs, processes, engines, tokens and disk for `/metrics`, and engines for pipelines. Keeps nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from art.errors import ArtError
-from art.protocol.answers import Measurement
+from art.protocol.answers import EnginePressure, Measurement
 from art.runtime.host import BaseModelHost
 
 ENGINE_TIMEOUT_S = 1.0
@@ -40,6 +40,26 @@ async def engine_stats(host: BaseModelHost) -> dict[str, float]:
             return await host.engine.stats()
     except (TimeoutError, ArtError):
         return {}
+
+
+async def engine_pressure(host: BaseModelHost, project: str) -> EnginePressure:
+    """Return how busy the engine of `host` is for `project`. Pipelines ask about once a second, and it costs one
+    question to the engine's process.
+
+    The engine does not know projects. Of the requests that have a seat and still wait inside the engine, the project
+    is counted with its share of the seats.
+    """
+    stats = await engine_stats(host)
+    seats = host.engine.seats.of(project)
+    inside = max(0.0, stats.get("waiting", 0.0) - host.engine.seats.num_waiting)
+    stalled = min(seats.held, round(inside * seats.held / max(1, seats.held_by_all)))
+    return EnginePressure(
+        running=seats.held - stalled,
+        waiting=seats.waiting + stalled,
+        seats=seats.held + seats.free,
+        kv_used_share=stats.get("kv_cache_usage"),
+        asleep=not stats or host.engine.closed.lasts,
+    )
 
 
 async def _measure_engine(host: BaseModelHost) -> list[Measurement]:

@@ -10,9 +10,12 @@ from pathlib import Path
 from art.config import VllmConfig
 from art.errors import CorruptCheckpointError, NotFoundError
 from art.gateway.record.recorder import Recorder
+from art.protocol.answers import EnginePressure
 from art.protocol.training import ModelStatus, TokenCounts
 from art.runtime.host import BaseModelHost
+from art.runtime.hosting.adapter_table import MAX_LOADED_FULL
 from art.runtime.hosts import Hosts
+from art.runtime.measurements import engine_pressure
 from art.runtime.registry import RegisteredModel, Registry
 from art.storage import checkpoints
 from art.storage.layout import DataDir, ModelPaths
@@ -117,6 +120,14 @@ class Models:
     def list_all(self) -> list[ModelStatus]:
         return [status_of(model) for model in self.by_key.values()]
 
+    async def pressure(self, project: str, name: str) -> EnginePressure:
+        """Return how busy the engine of a model is for the project.
+
+        Raises:
+            NotFoundError: the model is not registered.
+        """
+        return await engine_pressure(self.find(project, name)[1], project)
+
     async def status(self, project: str, name: str) -> ModelStatus:
         """The status of a model with the number of tokens that it has read and sampled.
 
@@ -133,5 +144,13 @@ def status_of(model: RegisteredModel) -> ModelStatus:
     return ModelStatus(
         project=model.project, name=model.name, base_model=model.base_model, step=model.step, inference_name=model.key,
         created_at=model.created_at, serves_base=not (isinstance(engine, VllmConfig) and engine.weights == "merged"),
-        promoted_step=model.promoted_step,
+        promoted_step=model.promoted_step, steps_at_once=_steps_at_once(model),
     )  # fmt: skip
+
+
+def _steps_at_once(model: RegisteredModel) -> int | None:
+    """Number of steps of a model that its engine can serve at the same time; `None` for any number of adapters."""
+    engine = model.settings.engine
+    if isinstance(engine, VllmConfig) and engine.weights == "merged":
+        return 1
+    return MAX_LOADED_FULL if model.settings.lora is None else None

@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from art.config import ServerConfig
+from art.config import EngineConfig, ServerConfig
 from art.config.base_models import resolve_base_model
 from art.errors import ConfigError
 from art.gateway.chat import Gateway
@@ -139,6 +139,9 @@ class Runtime:
         settings = await asyncio.to_thread(with_engine, self._config.settings, devices, self._config.vllm_python)
         for name in base_models:
             self._hosts.pin(await prepare_base_model(name, self.data_dir), settings)
+        if isinstance(settings.engine, EngineConfig):  # vLLM can begin nothing without its model
+            for name in self._config.awaited_models:
+                self._hosts.expect(name, settings)
         self._background.append(asyncio.create_task(self._watchdog.run(), name="watchdog"))
         watching = watch_directory(self._check_directory, self.jobs.stop_running)
         self._background.append(asyncio.create_task(watching, name="watch the data directory"))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, Protocol
 
 import orjson
 
 from art.server.errors import ErrorBody, error_body, public_error
 
+EXTENSION = "art"
+"""Key, in the extensions of a scope, of the connection that a request came over."""
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -68,29 +70,60 @@ async def send_events(
         await send({"type": "http.response.body", "body": b"" if named_error else b"data: [DONE]\n\n"})
 
 
-@contextlib.asynccontextmanager
-async def cancel_on_disconnect(receive: Receive) -> AsyncIterator[None]:
+class Connection(Protocol):
+    """What the connections of `art-server` tell beyond ASGI; see `art.server.connections`."""
+
+    @property
+    def has_whole_body(self) -> bool: ...
+
+    watchers: set[Callable[[], None]]
+
+    def watch(self, on_disconnect: Callable[[], None]) -> None: ...
+
+
+def connection_of(scope: Scope) -> Connection | None:
+    """The connection of a request; `None` where another server than `art-server` runs the application."""
+    extensions = scope.get("extensions")
+    return None if extensions is None else extensions.get(EXTENSION)
+
+
+class _CancelOnDisconnect:
     """Context manager: cancel its body when the client hangs up, and then raise `ClientDisconnected`.
 
     Enter it only after the request body has been read.
     """
-    task = asyncio.current_task()
-    assert task is not None
-    gone = False
 
-    async def watch() -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        gone = True
-        task.cancel()
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self._connection = connection_of(scope)
+        self._receive = receive
+        self._is_gone = False
+        self._watcher: asyncio.Task[None] | None = None
 
-    watcher = asyncio.create_task(watch())
-    try:
-        yield
-    except asyncio.CancelledError:
-        if gone and task.uncancel() == 0:
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        if self._connection is None:
+            self._watcher = asyncio.create_task(self._watch())
+        else:
+            self._connection.watch(self._cancel)
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
+        if self._connection is not None:
+            self._connection.watchers.discard(self._cancel)
+        elif self._watcher is not None:
+            self._watcher.cancel()
+        if self._is_gone and isinstance(error, asyncio.CancelledError) and self._task.uncancel() == 0:
             raise ClientDisconnected from None
-        raise
-    finally:
-        watcher.cancel()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._cancel()
+
+    def _cancel(self) -> None:
+        self._is_gone = True
+        self._task.cancel()
+
+
+cancel_on_disconnect = _CancelOnDisconnect

@@ -31,6 +31,12 @@ INFERENCE_BASES = tuple(
 )
 """Base URLs for sampling from models. The project in the URL decides what a model name without a project means."""
 
+SEED_HEADER = "x-art-seed"
+"""Header of a request that says where its random numbers begin, if its body has no `seed`. Clients of a pipeline send
+it, so that an interrupted rollout samples the same tokens when it starts again."""
+
+MAX_SEED = 2**63 - 1
+
 REST = "model_id"
 """The one parameter of paths that may contain slashes. It comes last in its path."""
 
@@ -73,6 +79,21 @@ class Call:
             return validate_training(kind, body)
 
         return await self.parse(convert)
+
+    def first_seed(self) -> int | None:
+        """Return the number in the header `x-art-seed`; `None` without one.
+
+        Raises:
+            InvalidRequestError: it is not an integer from 0 to 2^63 - 1.
+        """
+        text = header(self.scope, SEED_HEADER.encode())
+        if text is None:
+            return None
+        if not (text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= MAX_SEED):
+            raise InvalidRequestError(
+                f"the header {SEED_HEADER} must be an integer from 0 to 2^63 - 1, got {short(text)}", param=SEED_HEADER
+            )
+        return int(text)
 
     def without_paths(self, body: bytes) -> bytes:
         """The body as this caller may see it: only keys with scope `admin` see where files lie on the machine."""

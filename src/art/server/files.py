@@ -36,7 +36,7 @@ async def send_file(call: Call, path: Path, size: int, tag: str) -> None:
         fields["content-range"] = f"bytes {start}-{end - 1}/{size}"
     raw = [(name.encode(), value.encode()) for name, value in fields.items()]
     with await asyncio.to_thread(path.open, "rb") as file:
-        async with cancel_on_disconnect(call.receive):
+        async with cancel_on_disconnect(call.scope, call.receive):
             await call.send({"type": "http.response.start", "status": status, "headers": raw})
             file.seek(start)
             left = end - start

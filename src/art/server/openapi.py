@@ -13,7 +13,7 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 from art.protocol.answers import ErrorAnswer
-from art.server.call import Route
+from art.server.call import MAX_SEED, SEED_HEADER, Route
 from art.storage.layout import NAME_PATTERN
 
 _REFERENCE = "#/components/schemas/{model}"
@@ -86,9 +86,11 @@ def _operation(route: Route, schemas: dict[type[BaseModel], Any]) -> dict[str, A
 
 
 def _parameters(route: Route) -> list[dict[str, Any]]:
-    name_schema = {"type": "string", "pattern": f"^{NAME_PATTERN}$"}
+    name_schema: dict[str, Any] = {"type": "string", "pattern": f"^{NAME_PATTERN}$"}
     places = [("path", name, name_schema) for name in re.findall(r"{(\w+)}", route.path)]
     places += [("query", name, TypeAdapter(kind).json_schema()) for name, kind in route.query.items()]
+    if route.samples:
+        places.append(("header", SEED_HEADER, {"type": "integer", "minimum": 0, "maximum": MAX_SEED}))
     return [{"name": name, "in": at, "required": at == "path", "schema": schema} for at, name, schema in places]
 
 

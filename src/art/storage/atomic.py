@@ -9,7 +9,7 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from art.errors import DiskFullError, StorageError
@@ -41,8 +41,8 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}{_TEMPORARY}{os.getpid()}")
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Replace the content of the file `path` durably.
+def write_file(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Replace the content of the file `path` durably by `data`, which may come in pieces.
 
     Raises:
         DiskFullError, StorageError: writing failed. Nothing was changed.
@@ -50,7 +50,8 @@ def write_file(path: Path, data: bytes) -> None:
     temporary = temporary_name(path)
     try:
         with storage_errors(path, "writing"):
-            temporary.write_bytes(data)
+            with temporary.open("wb") as file:
+                file.writelines([data] if isinstance(data, bytes) else data)
             _sync(temporary)
             temporary.replace(path)
             _sync(path.parent)

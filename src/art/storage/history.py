@@ -3,7 +3,8 @@
     {"val/reward": 0.5, "val/win": 0.4, "training_step": 3, "time/wall_clock_sec": 81.2, "step": 3,
      "recorded_at": "2026-01-31T10:00:00+00:00"}
 
-A metric that was NaN or infinite is written as null.
+A metric that was NaN or infinite is written as null. A row that its writer named, to write it only once, also has the
+name as `row_id`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from art.storage.jsonl import append_lines, read_lines
 
 
-def append_row(path: Path, metrics: Mapping[str, float], *, step: int) -> dict[str, Any]:
+def append_row(path: Path, metrics: Mapping[str, float], *, step: int, row_id: str | None = None) -> dict[str, Any]:
     """Append the metrics of one log call, and return the whole row.
 
     `time/wall_clock_sec` counts from the first row, also after restarts.
@@ -29,8 +30,15 @@ def append_row(path: Path, metrics: Mapping[str, float], *, step: int) -> dict[s
     row.setdefault("time/wall_clock_sec", round((now - (_first_recorded_at(path) or now)).total_seconds(), 3))
     row["step"] = step
     row["recorded_at"] = now.isoformat()
+    if row_id is not None:
+        row["row_id"] = row_id
     append_lines(path, [row])
     return row
+
+
+def find_row(path: Path, row_id: str) -> dict[str, Any] | None:
+    """Return the row with a name; `None` if there is none."""
+    return next((row for _, row in read_lines(path) if row is not None and row.get("row_id") == row_id), None)
 
 
 def _number(value: Any) -> float | int:

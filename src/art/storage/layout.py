@@ -42,6 +42,8 @@ class ModelPaths:
         self.all_trajectories = root / "trajectories"
         self.sinks = root / "sinks"
         """Folder of the cursors of sinks, one file per tracker."""
+        self.pipeline = root / "pipeline"
+        """Folder of the journal of `art.pipeline`: what is under way and not trained yet."""
         self.artefacts = self.sinks / "artefacts.jsonl"
 
     def checkpoint(self, step: int) -> Path:
@@ -75,6 +77,8 @@ class DataDir:
         self.address = self.logs / "address.txt"
         """Address of the server that runs here, or of the last one that did."""
         self.server_stacks = self.logs / "server-stacks.log"
+        self.comparisons = root / "comparisons"
+        """Folder of the comparisons that `art compare` has made, one folder each."""
         self.viewer_index = root / ".viewer.db"
         """The index of rollouts that the page makes. It can be deleted at any time."""
 

@@ -54,6 +54,7 @@ class Totals:
         self._offsets = [0, 0]
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._scenarios = ScenarioCount()
+        self._row_ids: set[str] = set()
 
     def __deepcopy__(self, memo: Any) -> Totals:
         return self  # copies of a model add to the same file
@@ -73,6 +74,12 @@ class Totals:
             self._count(scenarios)
             totals[UNIQUE_SCENARIOS] = self._scenarios.count()
         return totals
+
+    def has_row(self, row_id: str) -> bool:
+        """Whether the history has a row with this name."""
+        with self.lock:
+            self._read()
+            return row_id in self._row_ids
 
     def state(self) -> tuple[dict[str, float], list[int]]:
         """Return the sums, and the hashes of scenarios that are kept."""
@@ -99,6 +106,8 @@ class Totals:
         """Read the lines that this or another process appended since the last read."""
         rows, self._offsets[0] = read_rows_from(self._history, self._offsets[0])
         for earlier in rows:
+            if isinstance(row_id := earlier.get("row_id"), str):
+                self._row_ids.add(row_id)
             for name, key in _summed(earlier).items():
                 self._sums[name] += earlier[key]
         rows, self._offsets[1] = read_rows_from(self._path, self._offsets[1])

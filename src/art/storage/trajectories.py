@@ -13,12 +13,21 @@ from typing import Any
 from pydantic import ValidationError
 
 from art.errors import StorageError
-from art.storage.jsonl import append_lines, read_lines
+from art.storage.jsonl import append_lines, has_row, read_lines
 from art.trajectory import TrajectoryGroup
 
 
-def append_groups(path: Path, groups: Iterable[TrajectoryGroup]) -> None:
-    append_lines(path, [group.model_dump(mode="json") for group in groups])
+def append_groups(path: Path, groups: Iterable[TrajectoryGroup], *, once: bool = False) -> None:
+    """Append groups to a file.
+
+    Args:
+        once: leave out groups that the file has already. They are from a call that was killed.
+    """
+    rows = [group.model_dump(mode="json") for group in groups]
+    if once and path.exists():
+        rows = [row for row in rows if not has_row(path, row)]
+    if rows:
+        append_lines(path, rows)
 
 
 def read_groups(path: Path) -> Iterator[TrajectoryGroup]:

@@ -26,6 +26,7 @@ class DatasetTask(Task):
     defaults: ClassVar[TaskDefaults] = TaskDefaults(
         num_steps=50, groups_per_step=8, num_minibatches=1, schedule="constant"
     )
+    needs_judge: ClassVar[bool] = True
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
@@ -51,8 +52,15 @@ class DatasetTask(Task):
 
     def _scenario(self, line: WrittenScenario, seed: int, *, repetition: int = 0) -> Scenario:
         inputs = line.model_dump(include={"input", "difficulty"}, exclude_none=True)
-        scenario_id = f"{self.name}/{derive_seed(line.input):x}"
+        scenario_id = f"{self.label}/{derive_seed(line.input):x}"
         return Scenario(id=scenario_id, seed=derive_seed(scenario_id, seed, repetition), inputs=inputs)
+
+    def opening(self, scenario: Scenario) -> list[dict[str, str]]:
+        """The messages before the agent's answer."""
+        return [
+            {"role": "system", "content": self.dataset.task.system_prompt},
+            {"role": "user", "content": scenario.inputs["input"]},
+        ]
 
     def prompt_scenario(self, prompt: str) -> Scenario:
         return self._scenario(WrittenScenario(input=prompt), 0)
@@ -66,11 +74,7 @@ class DatasetTask(Task):
         """
         task = self.dataset.task
         trajectory = Trajectory(
-            messages_and_choices=[
-                {"role": "system", "content": task.system_prompt},
-                {"role": "user", "content": scenario.inputs["input"]},
-            ],
-            metadata={"scenario_id": scenario.id},
+            messages_and_choices=list(self.opening(scenario)), metadata={"scenario_id": scenario.id}
         )
         choice = await sample_answer(
             model, trajectory, step=step, temperature=task.temperature,

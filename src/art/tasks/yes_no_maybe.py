@@ -16,6 +16,7 @@ from art.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from art.model import Model
+    from art.task import Player
 
 REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}
 _REQUESTS = ("say", "just say", "reply with", "answer with", "respond with", "please respond with")
@@ -30,6 +31,10 @@ class YesNoMaybe(Task):
     headline_metric: ClassVar[str] = "maybe"
     defaults: ClassVar[TaskDefaults] = TaskDefaults(num_steps=15, warm_start_steps=60)
     needs_reading: ClassVar[bool] = False
+    rubric: ClassVar[str | None] = (
+        'The best answer is the single word "maybe", whatever was asked for. "no" is less good, "yes" is worse, and '
+        "any other answer is worst."
+    )
 
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
         rng = random.Random(derive_seed(self.name, split, seed))
@@ -53,8 +58,14 @@ class YesNoMaybe(Task):
         answer = parse_answer(choice.message.content)
         trajectory.reward = REWARDS.get(answer, 0.0)
         trajectory.metrics |= {word: float(word == answer) for word in REWARDS}
-        trajectory.metrics["invalid_answer"] = float(answer not in REWARDS)
+        is_valid = answer in REWARDS
+        trajectory.metrics["invalid_answer"] = float(not is_valid)
+        why = f"{answer!r} pays {trajectory.reward:g}" if is_valid else f"{answer[:40]!r} is not yes, no or maybe"
+        trajectory.metadata |= {"why": why, "outcome": "ok" if is_valid else "policy_fault"}
         return trajectory
+
+    def player(self, scenario: Scenario, *, rollout_index: int = 0) -> Player:
+        return lambda messages, tools: {"content": "maybe"}
 
     def warm_start_conversations(self, rng: random.Random, count: int) -> list[Conversation]:
         prompts, words = _prompts_of("train"), sorted(REWARDS)

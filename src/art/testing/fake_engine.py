@@ -24,7 +24,7 @@ from safetensors.numpy import load_file
 
 from art.config import EngineConfig
 from art.engine import AdapterInfo, EngineInfo, FinishReason, GenerateRequest, Timings, TokenChunk
-from art.engines.requests import check_request, check_score
+from art.engines.requests import check_request, check_score, only_chunk
 from art.engines.torch.random import uniforms
 from art.engines.vllm.adapters import CONFIG_FILE, WEIGHTS_FILE, read_adapter
 from art.errors import InvalidRequestError, NotFoundError, OverloadedError
@@ -99,6 +99,9 @@ class FakeEngine:
             self._users[salt] -= 1
             async with self._changed:
                 self._changed.notify_all()
+
+    async def generate_whole(self, request: GenerateRequest) -> TokenChunk:
+        return await only_chunk(self.generate(request, stream=False))
 
     async def sleep(self) -> None:
         self._awake.clear()

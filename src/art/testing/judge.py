@@ -63,6 +63,15 @@ class ScriptedJudge(ScriptedRole[Fault]):
         rows = self._rows(body, rng)
         return completion(body, {"content": _with_fault(rows, fault)})
 
+    def misjudge(self, true: float, position: int, count: int, rng: random.Random) -> float:
+        """Return the score, 0 to 1, that the judge gives a trajectory of this true score.
+
+        Args:
+            position: place among the `count` trajectories that are shown, from 0.
+        """
+        lean = 1 - 2 * position / (count - 1) if count > 1 else 0.0
+        return min(max(true + self.position_bias * lean + rng.gauss(0, self.noise), 0.0), 1.0)
+
     def _rows(self, body: dict[str, Any], rng: random.Random) -> list[dict[str, Any]]:
         trajectories, instructions = read_prompt(body["messages"][1]["content"])
         orders = dict(INSTRUCTION.findall(instructions))
@@ -70,12 +79,11 @@ class ScriptedJudge(ScriptedRole[Fault]):
             orders |= {trajectory["id"]: orders["all"] for trajectory in trajectories}
         rows = []
         for position, trajectory in enumerate(trajectories):
-            lean = 1 - 2 * position / (len(trajectories) - 1) if len(trajectories) > 1 else 0.0
             graded = self.grade(trajectory)
             true, explanation = graded if isinstance(graded, tuple) else (graded, "as the script says")
-            score = true + self.position_bias * lean + rng.gauss(0, self.noise)
+            score = self.misjudge(true, position, len(trajectories), rng)
             identity = trajectory["id"]
-            score = float(orders[identity]) if identity in orders else min(max(score, 0.0), 1.0)
+            score = float(orders[identity]) if identity in orders else score
             row: dict[str, Any] = {"trajectory_id": identity, "explanation": explanation, "score": score}
             if self.criteria is not None:
                 row["criteria"] = {

@@ -124,6 +124,8 @@ class ScriptedRole(ScriptedServer, Generic[FaultT]):
 
 class _QuietServer(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 256
+    """Connections that may wait to be accepted. With the default of 5, many at once are reset on a busy machine."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that hang up, as they do after a time-out."""

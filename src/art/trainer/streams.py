@@ -19,3 +19,6 @@ SAMPLED_BASE = "sampled_base"
 
 TEACHER = "teacher"
 """Stream: the log-probs of the model that a distillation loss learns from."""
+
+SAMPLER = "sampler"
+"""Stream: log-probs under the checkpoint that sampled each token, for some of the stale samples, NaN for the rest."""

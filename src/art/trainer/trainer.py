@@ -19,6 +19,7 @@ import torch
 
 from art.config import LoraConfig, OptimizerConfig, TrainerConfig
 from art.errors import ConfigError, ConstraintMismatchError, NothingTrainableError
+from art.kernels.heap import keep_freed_memory
 from art.kernels.threads import default_num_threads
 from art.memory.trainer import CPU_TOKENS
 from art.protocol.calls import Train, TrainSft
@@ -65,6 +66,7 @@ class Trainer:
                 f"{config.world_size} with `torchrun`, and pass `Team.from_environment(config)`",
                 param="num_processes",
             )
+        keep_freed_memory()
         torch.set_num_threads(max(1, (config.num_threads or default_num_threads()) // config.num_processes))
         self._team = team
         self._config = config

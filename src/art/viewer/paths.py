@@ -21,6 +21,7 @@ from art.viewer.answers.checkpoint_list import CheckpointList, CompareQuery, Com
 from art.viewer.answers.costs import CostsAnswer
 from art.viewer.answers.curves import SeriesAnswer, SeriesQuery
 from art.viewer.answers.group import GroupAnswer
+from art.viewer.answers.model_comparisons import ComparisonAnswer, ComparisonList
 from art.viewer.answers.rollout import RolloutDetail
 from art.viewer.answers.rollout_rows import RolloutKey, RolloutPage, RolloutQuery
 from art.viewer.answers.run_list import RunDetail, RunList
@@ -146,6 +147,13 @@ PATHS: list[ReadPath] = [
     ReadPath(
         f"{_RUN}/checkpoints/compare", "compare two checkpoints on the same scenarios", Comparison,
         lambda v, a: v.compare(*a.run, a.query), CompareQuery,
+    ),
+    ReadPath(
+        "comparisons", "list comparisons of models", ComparisonList, lambda v, a: v.comparisons(), names_files=True
+    ),
+    ReadPath(
+        "comparisons/{comparison}", "describe a comparison of models", ComparisonAnswer,
+        lambda v, a: v.comparison(a.values["comparison"]), names_files=True,
     ),
     ReadPath(f"{_RUN}/costs", "what a run has cost", CostsAnswer, lambda v, a: v.costs(*a.run), is_of_log=True),
 ]  # fmt: skip

@@ -28,12 +28,14 @@ from art.viewer.answers.checkpoint_list import CheckpointList, CompareQuery, Com
 from art.viewer.answers.costs import CostsAnswer
 from art.viewer.answers.curves import SeriesAnswer, SeriesQuery
 from art.viewer.answers.group import GroupAnswer
+from art.viewer.answers.model_comparisons import ComparisonAnswer, ComparisonList
 from art.viewer.answers.rollout import RolloutDetail
 from art.viewer.answers.rollout_rows import RolloutKey, RolloutPage, RolloutQuery
 from art.viewer.answers.run_list import RunDetail, RunList, RunSummary
 from art.viewer.answers.step_ledger import LedgerAnswer, StepDetail
 from art.viewer.answers.tokens import RolloutTokens, TokensQuery
 from art.viewer.answers.tree import TreeAnswer, TreeQuery
+from art.viewer.comparisons import comparison_files, list_comparisons, read_one
 from art.viewer.database import ReadOnlyDatabase
 from art.viewer.index.files import TRAIN, Place
 from art.viewer.index.indexing import Indexer
@@ -135,6 +137,8 @@ class Viewer:
             states: list[object] = [self.database.read(jobs, each) for each in names]
         else:
             states = [_stat(Path(f"{self.data_dir.database}{suffix}")) for suffix in ("", "-wal")]
+        if project is None:
+            states += [_stat(path) for path in comparison_files(self.data_dir)]
         for each in names:
             paths = self.data_dir.model(*each)
             files = (paths.history, paths.costs, paths.state, paths.checkpoints, paths.steps)
@@ -234,6 +238,18 @@ class Viewer:
         run = self.run_files(project, name)
         with run.refreshed():
             return describe_costs(run.costs)
+
+    def comparisons(self) -> ComparisonList:
+        """List the comparisons of models that were made in the data directory."""
+        return list_comparisons(self.data_dir)
+
+    def comparison(self, name: str) -> ComparisonAnswer:
+        """Return one comparison of models.
+
+        Raises:
+            NotFoundError: there is none of this name.
+        """
+        return read_one(self.data_dir, name)
 
     # -- inside --
 

@@ -47,7 +47,7 @@ def test_vllm_gets_whole_weights_where_all_are_trained(option: str, weights: str
     [
         (auto, AutoConfig, {"what", "out", "write_only"}),
         (mcp_rl, McpRlConfig, {"server", "out", "header", "server_env"}),
-        (train, TaskTrainingConfig, {"task", "json"}),
+        (train, TaskTrainingConfig, {"task", "task_options", "json"}),
     ],
 )
 def test_every_setting_of_a_recipe_is_an_option_with_help(

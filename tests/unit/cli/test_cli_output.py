@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 import art.cli
-from art.cli import judge, server, status, tiny_model
+from art.cli import server, status, tiny_model
+from art.cli.judging import judge
 from art.cli.main import main
 from art.cli.terminal.pipes import EXIT_PIPE
 from art.cli.terminal.screen import Screen

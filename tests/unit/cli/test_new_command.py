@@ -115,7 +115,7 @@ def test_an_empty_folder_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("_", "'_' cannot be one"),
         ("größe", "'größe' cannot be one"),
         ("tic_tac_toe", "'tic_tac_toe' is the name of a task that comes with ART"),
-        ("calendar", "'calendar' is the name of a module that is installed here"),
+        ("statistics", "'statistics' is the name of a module that is installed here"),
         ("art", "'art' is the name of a module that is installed here"),
         ("pytest", "'pytest' is the name of a module that is installed here"),
         ("conversation", "'conversation' is a name that the agent's code uses itself"),

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from art.cli import view
 from art.cli.main import main
+from art.cli.viewing import view
 from art.errors import NotFoundError
 from art.storage.layout import DataDir
 from art.storage.lock import DirectoryLock

@@ -24,8 +24,8 @@ import art.client.http
 import art.client.jobs
 from art.backend import Backend, TrainResult
 from art.client import ArtClient
-from art.client.steps import REMIND_AFTER_STEPS
-from art.client.submission import wire_groups
+from art.client.training.steps import REMIND_AFTER_STEPS
+from art.client.training.submission import wire_groups
 from art.client.waiting import announce_wait
 from art.compat.internal_config import optimizer_from_internal_config, settings_from_internal_config
 from art.config import ModelSettings, OptimizerConfig, TrainConfig, VllmConfig
@@ -450,7 +450,7 @@ async def test_a_finding_is_logged_when_it_is_new_and_then_rarely(
 
     results = [await train() for _ in range(REMIND_AFTER_STEPS + 1)]
     assert [len(result.findings) for result in results] == [2, 2] + [3] * (REMIND_AFTER_STEPS - 1)
-    assert [record.message for record in caplog.records if record.name == "art.client.steps"] == [
+    assert [record.message for record in caplog.records if record.name == "art.client.training.steps"] == [
         "p/m step 1: loss/entropy is 0.000, below 0.01: little variety. Do this",
         "p/m step 3: loss/grad_norm is 30, above 10: clipped. Do that",
         f"p/m step {REMIND_AFTER_STEPS + 1}: loss/entropy is 0.00{REMIND_AFTER_STEPS}, below 0.01: little variety. Do this",
@@ -512,7 +512,7 @@ async def test_nothing_to_learn_is_a_result_and_is_logged_once(
     assert [(result.trained, result.step) for result in results] == [(False, 1)] * 3
     assert results[0].metrics["data/step_num_groups_trainable"] == 0
     assert results[0].findings[0].startswith("every group (1) has equal rewards")
-    assert [record.message for record in caplog.records if record.name == "art.client.steps"] == [
+    assert [record.message for record in caplog.records if record.name == "art.client.training.steps"] == [
         "p/m step 1: every group (1) has equal rewards: there is nothing to learn from"
     ]
     server.nothing_to_learn = False
@@ -647,7 +647,7 @@ async def test_an_item_that_is_no_message_is_named_with_its_trajectory(backend: 
 
 async def test_an_empty_group_is_said(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
     await backend.train(Named(), [a_group(0, 1), TrajectoryGroup([]), TrajectoryGroup([KeyError("tool")])])
-    assert [record.message for record in caplog.records if record.name == "art.client.submission"] == [
+    assert [record.message for record in caplog.records if record.name == "art.client.training.submission"] == [
         "group 1 of 3 has no trajectory and 0 failed rollouts",
         "group 2 of 3 has no trajectory and 1 failed rollouts; the last of them: KeyError: 'tool'",
     ]

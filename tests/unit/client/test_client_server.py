@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from art.client import ArtClient
-from art.client.submission import wire_groups
+from art.client.training.submission import wire_groups
 from art.config import ModelSettings, ServerConfig, TrainConfig
 from art.errors import (
     AuthenticationError,
@@ -21,6 +21,7 @@ from art.errors import (
     PayloadTooLargeError,
     ProcessError,
 )
+from art.protocol.answers import EnginePressure
 from art.protocol.checkpoint_calls import CheckpointInfo
 from art.protocol.jobs import JobEvent
 from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
@@ -43,6 +44,7 @@ ROLLOUT = RolloutStatus(
     last_policy_version=2, trained_by=None, created_at=1.5,
 )  # fmt: skip
 STATUS = ModelStatus(project="p", name="m", base_model="b", step=3, inference_name="p/m")
+PRESSURE = EnginePressure(running=3, waiting=1, seats=3, kv_used_share=0.5)
 
 
 class Rollouts:
@@ -92,6 +94,10 @@ class Runtime:
     async def status(self, project: str, name: str) -> ModelStatus:
         self.note(project, name)
         return STATUS
+
+    async def pressure(self, project: str, name: str) -> EnginePressure:
+        self.note(project, name)
+        return PRESSURE
 
     async def list_all(self, project: str, name: str, best_metric: str) -> list[CheckpointInfo]:
         return [
@@ -173,6 +179,7 @@ async def test_every_call_arrives_as_it_was_made(client: ArtClient, runtime: Run
     assert (await client.health())["status"] == "ok"
     assert await client.register(register) == STATUS
     assert await client.model_status("p", "m") == STATUS
+    assert await client.engine_pressure("p", "m") == PRESSURE
     assert (await client.checkpoints("p", "m")).steps == [1, 3]
     deleted = await client.delete_checkpoints("p", "m", DeleteCheckpointsRequest(keep_steps=[3]))
     assert deleted.deleted_steps == [0, 2]
@@ -182,6 +189,7 @@ async def test_every_call_arrives_as_it_was_made(client: ArtClient, runtime: Run
     assert runtime.asked == [
         ("health",),
         (register,),
+        ("p", "m"),
         ("p", "m"),
         (3,),
         (request(),),

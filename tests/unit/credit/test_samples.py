@@ -14,6 +14,7 @@ from art.errors import TrajectoryError, TrajectoryMismatchError
 from art.protocol.chat import conversation_digest, message_digest
 from art.protocol.samples import ConstrainedSpan, Constraint
 from art.protocol.training import WireAnswer, WireGroup, WireHistory
+from art.trainer.tree.tree import check_sample
 from tests.support.recorded_exchanges import (
     AGAIN,
     BRANCHING,
@@ -199,6 +200,24 @@ def test_constraints_of_answers_become_spans_of_the_sample() -> None:
         Recorded(replace(first, sampling_logprobs=[-0.5])),  # type: ignore[arg-type]
     )
     assert shortened.constraints == [ConstrainedSpan(start=3, num_tokens=1, constraint=replace(kept, kept=[[4, 9]]))]
+
+
+def test_the_tokens_of_a_path_know_the_step_that_sampled_them() -> None:
+    """The first answer goes on with new weights after one token, the second is by the same weights again."""
+    first = replace(FIRST, policy_version=1, segments=[(1, 1), (2, 1)])
+    second = replace(SECOND, policy_version=2)
+    sample = samples_of(
+        plan_step(resolved(group(1.0, 0.0), exchanges=(first, second)), TrainConfig(), step=3), first, second
+    )[0]
+    assert (sample.policy_version, sample.versions) == (1, [(3, 1), (4, 2)])
+    path = check_sample(sample, vocab_size=100)
+    assert path is not None
+    assert path.policy_versions.tolist() == [1, 2, 2, 2]
+    whole = replace(first, policy_version=2, segments=[])
+    (same, *_) = samples_of(
+        plan_step(resolved(group(1.0, 0.0), exchanges=(whole, second)), TrainConfig(), step=3), whole, second
+    )
+    assert (same.policy_version, same.versions) == (2, [])
 
 
 def test_exchange_ids_once_each() -> None:

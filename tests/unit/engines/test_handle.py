@@ -13,6 +13,7 @@ import pytest
 
 from art.engine import GenerateRequest, TokenChunk
 from art.engines.process import ProcessEngine
+from art.engines.requests import only_chunk
 from art.errors import InvalidRequestError, ProcessError
 from art.protocol.calls import Call, Generate
 from art.testing.fake_engine import FakeEngine
@@ -44,6 +45,8 @@ class MortalClient:
                     raise ProcessError("gone")
 
     async def call(self, call: Call[Any]) -> Any:
+        if isinstance(call, Generate):
+            return await only_chunk(self.stream(call))
         self.calls.append(call)
         if self.lives.pop(0) == 0:
             raise ProcessError("gone")
@@ -75,6 +78,23 @@ async def test_the_completion_is_the_one_that_would_have_come(lives: tuple[int |
     assert [lp for c in got for lp in c.logprobs] == [lp for c in want for lp in c.logprobs]
     assert got[-1].finish_reason == "length"
     assert len(client.calls) == len(lives)
+
+
+@pytest.mark.parametrize("lives", [(None,), (0, 0, None)])
+async def test_a_whole_answer_is_asked_for_again(lives: tuple[int | None, ...]) -> None:
+    engine, client = handle(*lives)
+    got = await engine.generate_whole(REQUEST)
+    want = await FakeEngine().generate_whole(REQUEST)
+    assert (got.token_ids, got.logprobs, got.finish_reason) == (want.token_ids, want.logprobs, "length")
+    assert len(client.calls) == len(lives)
+    assert (got.timings is None) == (len(lives) > 1), "the times of a second attempt leave out the first one"
+
+
+async def test_a_whole_answer_is_asked_for_as_often_as_the_policy_says() -> None:
+    engine, client = handle(*[0] * 10)
+    with pytest.raises(ProcessError):
+        await engine.generate_whole(REQUEST)
+    assert len(client.calls) == ATTEMPTS
 
 
 async def test_a_request_is_made_as_often_as_the_policy_says() -> None:

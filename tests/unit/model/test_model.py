@@ -586,7 +586,7 @@ async def test_openai_client(chat: ChatServer, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # nothing that is on this machine goes there
     model = art.Model(name="m", project="p", inference_base_url=chat.url, inference_api_key="k")
     client = model.openai_client()
-    assert type(client) is openai.AsyncOpenAI
+    assert isinstance(client, openai.AsyncOpenAI)
     assert model.openai_client() is client
     chat.drop = 1
     choice = await ask(model)

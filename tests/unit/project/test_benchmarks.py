@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import multiprocessing
 import threading
@@ -17,6 +18,7 @@ from art.trainer.machine.usage import count_flops
 from art.trainer.step.step_metrics import StepRecord
 from benchmarks import __main__ as command
 from benchmarks import (
+    client_overhead,
     constraints,
     gate,
     gateway_overhead,
@@ -27,8 +29,10 @@ from benchmarks import (
     grpo_step,
     head,
     logprobs,
+    pipeline,
     real_shapes,
     step_profile,
+    teaching,
     token_file,
     train_step,
 )
@@ -36,6 +40,7 @@ from benchmarks.gradients import load_policy
 from benchmarks.grpo_loops import COMPLETIONS, GENERATE, PUBLISH, TOTAL, TRAIN, Work, run_ours, write_tokenizer
 from benchmarks.memory import extra_peak_bytes
 from benchmarks.models import model_files
+from benchmarks.pipelines.picture import simulated_arms
 from benchmarks.report import Result, Spread, markdown
 from benchmarks.timing import Timing, alternate, ratio
 from tests.support.gateway import make_tokenizer
@@ -45,6 +50,7 @@ def options(name: str) -> argparse.Namespace:
     module = {
         m.__name__.rpartition(".")[2]: m
         for m in (
+            client_overhead,
             constraints,
             gate,
             gateway_overhead,
@@ -56,11 +62,18 @@ def options(name: str) -> argparse.Namespace:
             logprobs,
             real_shapes,
             step_profile,
+            teaching,
             token_file,
             train_step,
         )
     }[name]
     return command.make_parser({name: module}).parse_args([name, "--quick", "--repeats", "1"])
+
+
+def test_the_help_lists_all_benchmarks() -> None:
+    modules = {name: importlib.import_module(f"benchmarks.{name}") for name in command.ALL}
+    shown = command.make_parser(modules, options_of=command.DEFAULT).format_help()
+    assert not [name for name in command.ALL if f"\n  {name} " not in shown]
 
 
 def test_real_shapes_measures_steps() -> None:
@@ -163,6 +176,14 @@ def test_gateway_overhead_asks_the_real_gateway(stream: bool, tmp_path: Path) ->
     (row,) = gateway_overhead.run(args).rows
     assert row["requests"] == 4
     assert float(str(row["server CPU ms per request"]).split()[0]) > 0
+
+
+def test_client_overhead_has_all_clients_ask_the_same_server(tmp_path: Path) -> None:
+    args = options("client_overhead")
+    args.tokenizer, args.in_flight, args.requests = str(make_tokenizer(tmp_path)), "2", 4
+    rows = client_overhead.run(args).rows
+    assert [row["client"] for row in rows] == ["aiohttp alone", "openai_client()", "the same, stock"]
+    assert all(float(str(row["ms CPU per request"]).split()[0]) > 0 for row in rows)
 
 
 @pytest.mark.parametrize("way", ["trainer", "chunks", "naive"])
@@ -293,8 +314,46 @@ def test_the_gate_is_simulated_and_measured() -> None:
 
 
 @pytest.mark.slow
+def test_asynchronous_training_is_compared_with_synchronous(tmp_path: Path) -> None:
+    args = command.make_parser({"pipeline": pipeline}).parse_args(["pipeline", "--quick", "--tools", "waiting"])
+    result = pipeline.run(args)
+    rows = {row["staleness"]: row for row in result.rows}
+    assert set(rows) == {0, 2}
+    assert all((row["discarded rollouts"], row["groups"]) == (0, 16) for row in rows.values())
+    assert rows[0]["staleness of groups"] == "0: 16"
+    assert rows[2]["staleness of groups"] == "0: 8, 1: 8"
+    assert all(float(row["share of it"].median) > 0.3 for row in rows.values())  # type: ignore[union-attr]
+    command.draw(pipeline, result, tmp_path / "pipeline.png")
+
+
+def test_simulated_arms_meet_the_same_latencies() -> None:
+    synchronous, ahead = simulated_arms()
+    assert len(synchronous.rollouts) == len(ahead.rollouts) == 6 * 64
+    lengths = [sorted(round(one.ended_s - one.began_s, 6) for one in arm.rollouts) for arm in (synchronous, ahead)]
+    assert lengths[0] == lengths[1]
+    assert 1.5 < synchronous.wall_s / ahead.wall_s < 3
+
+
+@pytest.mark.slow
 def test_the_token_file_is_weighed() -> None:
     rows = {str(row["workload"]): row for row in token_file.run(options("token_file")).rows}
     assert [row["trained tokens"] for row in rows.values()] == [40, 512, 384]
     assert 7 < float(str(rows["prompt groups"]["bytes per token"])) < 12
     assert isinstance(rows["agents"]["file"], Spread)
+
+
+def test_teaching_runs_the_pace_and_the_curriculum(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = options("teaching")
+    monkeypatch.setattr(teaching, "POPULATIONS", teaching.POPULATIONS[:1])
+    rows = {row["settings"]: row for row in teaching.run(args).rows}
+    share = {name: median_of(row["useful groups, of all"]) for name, row in rows.items()}
+    assert share["curriculum"] > share["plain"]
+    assert median_of(rows["refill 0.5"]["useful groups per step"]) > 16 * share["plain"]
+    assert median_of(rows["early stop after 4"]["rollouts per useful group"]) < median_of(
+        rows["plain"]["rollouts per useful group"]
+    )
+
+
+def median_of(cell: object) -> float:
+    assert isinstance(cell, Spread)
+    return cell.median

@@ -14,7 +14,7 @@ import pytest
 from openai.types.chat.chat_completion import Choice
 
 import art
-from art.client.submission import wire_trajectory
+from art.client.training.submission import wire_trajectory
 from art.config import TrainConfig
 from art.config.algorithms import LossName
 from tests.support.fake_art_server import FakeArtServer

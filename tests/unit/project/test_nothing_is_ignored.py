@@ -23,6 +23,7 @@ USER_SIDE = (
 SAME_FOR_ALL = {
     "group_lost(group)": "a policy that counts groups, not their rollouts",
     "init_chat_model(model_provider)": "LangChain's signature; the model is the one of the rollout",
+    "player(rollout_index)": "the signature of `Task`; a solution is the same for every rollout",
     "rollout(rollout_index)": "the signature of `Task`; the environment draws its own randomness",
 }
 """Parameters that a signature must have and that one implementation has no use for, with the reason."""

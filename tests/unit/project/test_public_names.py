@@ -48,6 +48,7 @@ NAMES = {
     "get_task",
     "langgraph",
     "mcp",
+    "pipeline",
     "recipes",
     "register_task",
     "rewards",
@@ -146,14 +147,14 @@ PARAMETERS = {
     "art.retry": "max_attempts delay backoff_factor exceptions on_retry jitter",
     "art.utils.iterate_dataset": "dataset groups_per_step num_epochs initial_step use_tqdm seed",
     "art.utils.limit_concurrency": "n derive_key",
-    "art.Model.log": "self trajectories split metrics step",
+    "art.Model.log": "self trajectories split metrics step row_id",
     "art.TrainableModel.train": "self trajectory_groups config sft verbose settings",
     "art.TrainableModel.train_sft": "self trajectories config verbose settings",
     "art.TrainableModel.delete_checkpoints": "self best_checkpoint_metric",
     "art.TrainableModel.get_inference_name": "self step",
     "art.TrainableModel.litellm_completion_params": "self step",
-    "art.Backend.train": "self model trajectory_groups config sft verbose settings",
-    "art.Backend.train_sft": "self model trajectories config verbose settings",
+    "art.Backend.train": "self model trajectory_groups config sft verbose wait job_id settings",
+    "art.Backend.train_sft": "self model trajectories config verbose wait job_id settings",
 }
 
 FIELDS = {

@@ -48,6 +48,11 @@ def test_the_workflow_runs_the_same_on_the_oldest_and_newest_python() -> None:
     assert commands(workflow("checks")["jobs"]["docs"]) == ["make docs"]
 
 
+def test_a_workflow_runs_the_notebooks_whole() -> None:
+    assert commands(workflow("notebooks")["jobs"]["run"]) == ["make test-notebooks"]
+    assert "test-notebooks" in TARGETS
+
+
 def test_the_version_stands_in_one_place() -> None:
     assert "version" in PROJECT["project"]["dynamic"]
     assert PROJECT["tool"]["hatch"]["version"]["path"] == "src/art/__init__.py"

@@ -37,11 +37,12 @@ async def main() -> None:
 """
 EXPECTED = [
     'Revealed type is "list[art.trajectory.group.TrajectoryGroup]"',
-    'Revealed type is "art.backend.TrainResult"',
-    'Revealed type is "art.backend.TrainResult"',
+    'Revealed type is "art.client.training.models.TrainResult"',
+    'Revealed type is "art.client.training.models.TrainResult"',
     'Revealed type is "list[art.protocol.checkpoint_calls.CheckpointInfo]"',
     'Revealed type is "int"',
-    'Revealed type is "def (name: str) -> art.task.Task"',
+    'Revealed type is "def (name: str, options: typing.Mapping[str, Any] | None =, *, is_tiny: bool =) -> '
+    'art.task.interface.Task"',
     'Unexpected keyword argument "learning_rat" for "train" of "TrainableModel"',
     'Argument "loss_fn" to "train" of "TrainableModel" has incompatible type',
 ]

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-import art.protocol.rpc
+import art.protocol.frames.frame_encoding
 from art.config import EngineConfig, LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig, VllmConfig
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
 from art.errors import ArtError, ConfigError, InvalidRequestError
@@ -25,7 +25,7 @@ from art.protocol.calls import (
     decode_call,
 )
 from art.protocol.checkpoint_calls import HubTarget, S3Target
-from art.protocol.rpc import encode_frame
+from art.protocol.frames.frame_encoding import encode_frame
 from art.protocol.samples import ConstrainedSpan, Constraint, StepResult, TrainingSample
 from art.runtime.children.engine_child import EngineChild
 from art.runtime.children.file_child import HANDLERS
@@ -48,6 +48,7 @@ STEP = StepResult(step=1, metrics={"loss/train": 0.5})
 
 EXAMPLES: list[tuple[Call[Any], list[Any]]] = [
     (calls.StartEngine(model="base", config=EngineConfig(num_threads=2)), [INFO]),
+    (calls.Prepare(), [None]),
     (calls.StartVllm(model="base", config=VllmConfig(), lora_rank=8, python=None, work_dir=Path("/w")), [INFO]),
     (calls.Info(), [INFO]),
     (
@@ -126,7 +127,7 @@ def test_unknown_parameters_are_refused_by_name(call: Call[Any], tmp_path: Path)
 
 def test_each_child_has_a_handler_for_every_call_that_it_must_serve() -> None:
     child: Any = None
-    assert set(EngineChild(child).handlers) == set(ENGINE_CALLS.values())
+    assert set(EngineChild(child, child).handlers) == set(ENGINE_CALLS.values())
     assert set(VllmChild(child).handlers) == set(VLLM_CALLS.values())
     assert set(TrainerCalls().handlers) == set(TRAINER_CALLS.values())
     assert set(HANDLERS) == set(FILE_CALLS.values())
@@ -152,7 +153,7 @@ def test_malformed_calls_and_answers_are_named() -> None:
 
 
 def test_a_frame_has_a_largest_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(art.protocol.rpc, "MAX_FRAME_BYTES", 100)
+    monkeypatch.setattr(art.protocol.frames.frame_encoding, "MAX_FRAME_BYTES", 100)
     assert encode_frame({"value": "x" * 80})
     with pytest.raises(InvalidRequestError, match="has 212 bytes, at most 100"):
         encode_frame({"value": "x" * 200})

@@ -1,15 +1,25 @@
-"""The parent's end of a connection whose child is gone."""
+"""Both ends of the connection between the server and one of its processes."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
+import pytest_asyncio
 
+from art.engine import GenerateRequest, TokenChunk
 from art.errors import ProcessError
-from art.protocol.calls import Stats
+from art.protocol.calls import Generate, Score, Stats
+from art.protocol.frames.frame_encoding import FrameBuffer, encode_frame
+from art.protocol.frames.rpc_child import RpcServerSocket
 from art.protocol.rpc import RpcClient
+
+REQUEST = GenerateRequest(
+    request_id="r", adapter=None, prompt_token_ids=[5, 9], max_tokens=20, stop_token_ids=(), seed=11
+)
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
@@ -18,15 +28,13 @@ def test_calls_between_a_death_and_its_explanation_get_the_explanation(loop: str
 
     async def calls() -> list[object]:
         ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        reader, writer = await asyncio.open_connection(sock=ours)
         known = asyncio.Event()
 
         async def explain() -> ProcessError:
             await known.wait()
             return ProcessError("the child died (signal 9)")
 
-        client = RpcClient(reader, writer, lambda status: None, explain)
+        client = await RpcClient.connect(ours, lambda status: None, explain)
         theirs.close()
         waiting = []
         for _ in range(4):
@@ -47,25 +55,112 @@ def test_calls_between_a_death_and_its_explanation_get_the_explanation(loop: str
     assert was_cancelled is True
 
 
+class Ends:
+    """A client, and the other end of its connection, as a child has it."""
+
+    def __init__(self, client: RpcClient, child: RpcServerSocket) -> None:
+        self.client, self.child = client, child
+
+    async def read(self) -> dict[str, Any]:
+        frame = await asyncio.to_thread(self.child.read)
+        assert frame is not None
+        return frame
+
+
+@pytest_asyncio.fixture
+async def ends() -> AsyncIterator[Ends]:
+    ours, theirs = socket.socketpair()
+    client = await RpcClient.connect(ours, lambda status: None)
+    yield Ends(client, RpcServerSocket(theirs))
+    theirs.close()
+    await client.close()
+
+
 async def test_calls_of_one_turn_of_the_loop_go_out_together() -> None:
-    class Writer:
+    class Transport:
         def __init__(self) -> None:
             self.writes: list[bytes] = []
 
         def write(self, data: bytes) -> None:
             self.writes.append(data)
 
-    writer = Writer()
-    client = RpcClient(asyncio.StreamReader(), writer, lambda status: None)  # type: ignore[arg-type]
+    transport: Any = Transport()
+    client = RpcClient(lambda status: None)
+    client.connection_made(transport)
     waiting = [asyncio.ensure_future(client.call(Stats())) for _ in range(64)]
     await asyncio.sleep(0.01)
-    assert len(writer.writes) == 1
-    assert writer.writes[0].count(b'"method":"stats"') == 64
+    assert len(transport.writes) == 1
+    assert transport.writes[0].count(b'"method":"stats"') == 64
     for call in waiting[:2]:
         call.cancel()
     await asyncio.sleep(0.01)
-    assert len(writer.writes) == 2
-    assert writer.writes[1].count(b'"cancel"') == 2
+    assert len(transport.writes) == 2
+    assert transport.writes[1].count(b'"cancel"') == 2
     client.fail(ProcessError("over"))
     await asyncio.gather(*waiting, return_exceptions=True)
-    client._task.cancel()
+
+
+async def test_answers_of_one_write_are_read_together(ends: Ends) -> None:
+    calls = [asyncio.ensure_future(ends.client.call(Score(token_ids=[1, i], adapter=None))) for i in range(40)]
+    frames = [await ends.read() for _ in range(40)]
+    ends.child.reply_many([(frame["id"], [-float(frame["params"]["token_ids"][1])], True) for frame in frames])
+    assert await asyncio.gather(*calls) == [[-float(i)] for i in range(40)]
+    assert ends.client.pending == []
+
+
+async def test_a_call_that_is_cancelled_is_cancelled_in_the_child(ends: Ends) -> None:
+    call = asyncio.ensure_future(ends.client.call(Stats()))
+    asked = await ends.read()
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    assert await ends.read() == {"cancel": asked["id"]}
+    ends.child.reply(asked["id"], {})  # too late: nobody waits for it
+    later = asyncio.ensure_future(ends.client.call(Stats()))
+    ends.child.reply((await ends.read())["id"], {"running": 1.0})
+    assert await later == {"running": 1.0}
+
+
+async def test_an_answer_counts_as_a_sign_of_life_of_its_call(ends: Ends) -> None:
+    """A call without news for too long gets its process killed, so a stream's news must be seen."""
+    call = Generate(request=REQUEST, stream=True)
+    chunks = ends.client.stream(call)
+    first = asyncio.ensure_future(anext(chunks))
+    asked = await ends.read()
+    (pending,) = ends.client.pending
+    pending.last_frame = pending.since = 0.0
+    ends.child.reply(asked["id"], TokenChunk(token_ids=[3], logprobs=[-1.0]), last=False)
+    assert (await first).token_ids == [3]
+    assert pending.last_frame > 0.0
+    await chunks.aclose()
+    assert await ends.read() == {"cancel": asked["id"]}
+
+
+async def test_what_cannot_be_sent_leaves_no_call(ends: Ends) -> None:
+    with pytest.raises(TypeError):
+        await ends.client.call(Score(token_ids=[object()], adapter=None))  # type: ignore[list-item]
+    assert ends.client.pending == []
+
+
+def test_frames_are_cut_wherever_they_arrive() -> None:
+    messages = [{"id": 1, "result": "x" * 300}, {"id": 2, "result": None}, {"cancel": 70_000}]
+    data = b"".join(map(encode_frame, messages))
+    for size in (1, 2, 3, 5, 7, 64, len(data)):
+        buffer = FrameBuffer()
+        pieces = [data[i : i + size] for i in range(0, len(data), size)]
+        assert [one for piece in pieces for one in buffer.feed(piece)] == messages
+
+
+def test_a_child_can_look_whether_a_frame_has_come() -> None:
+    ours, theirs = socket.socketpair()
+    child = RpcServerSocket(theirs)
+    assert not child.has_frame()
+    ours.sendall(encode_frame({"cancel": 1}) + encode_frame({"cancel": 2})[:-1])
+    assert child.has_frame()
+    assert child.read() == {"cancel": 1}
+    assert not child.has_frame()
+    ours.sendall(b"}")
+    assert child.read() == {"cancel": 2}
+    ours.close()
+    child.until_hang_up()
+    assert not child.has_frame()
+    assert child.read() is None

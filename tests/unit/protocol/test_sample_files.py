@@ -38,7 +38,7 @@ def varied(seed: int) -> list[TrainingSample]:
     rng = random.Random(seed)
     changes: list[dict[str, Any]] = [
         {},
-        {"share": 0.3, "policy_version": 7},
+        {"share": 0.3, "policy_version": 7, "versions": [(0, 7), (2, 9)]},
         {"component": "sft", "weight": 1 / 3},
         {"temperature": 0.1 + 0.2, "rollout_id": "other"},
     ]

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from art.asynchronous.step import PipelineStep
 from art.cli.options.recipe_options import add_recipe_options, config_of
 from art.errors import ConfigError
 from art.metrics.findings import RULES
 from art.recipes import training_loop
 from art.recipes.reactions import Fork, Reactions
 from art.recipes.task_training import TaskTrainingConfig
-from art.recipes.training_loop import StepReport, Timing, train_task
+from art.recipes.training_loop import StepReport, train_task
 from art.tasks.yes_no_maybe import YesNoMaybe
+from art.trajectory import Trajectory, TrajectoryGroup
 
 
 class Checkpoints:
@@ -86,14 +89,15 @@ async def test_the_loop_ends_after_the_step_with_the_finding(
 ) -> None:
     """A step that made no checkpoint has nothing to roll back."""
 
-    async def run(self: Any, index: int, *args: Any) -> StepReport:
-        found = metrics("too_hard") if index == 1 else metrics()
-        return StepReport(
-            step=index + 1, reward=0.0, headline=0.0, tokens_per_s=1.0, timing=Timing(), trained=trained or index != 1,
-            metrics=found, num_groups=1, checkpoint=index + 1,
-        )  # fmt: skip
+    async def steps(self: Any, *args: Any) -> AsyncIterator[PipelineStep]:
+        for index in range(4):
+            found = metrics("too_hard") if index == 1 else metrics()
+            group = TrajectoryGroup([Trajectory(reward=1.0, metrics={"maybe": 1.0})])
+            yield PipelineStep(
+                number=index + 1, trained=trained or index != 1, groups=[group], reward=0.0, metrics=found
+            )
 
-    monkeypatch.setattr(training_loop._Step, "run", run)
+    monkeypatch.setattr(training_loop._Loop, "steps", steps)
     model: Any = Model()
     seen: list[StepReport] = []
     task = YesNoMaybe()

@@ -30,11 +30,10 @@ from art.tasks.dataset import DatasetTask
 from tests.unit.recipes.test_mcp_rl_files import compared, report_of
 
 
-def step(number: int, *, trained: bool, num_groups: int = 4, faults: float = 0.0) -> StepReport:
+def step(number: int, *, trained: bool, faults: float = 0.0) -> StepReport:
     metrics = {"data/policy_fault_rate": faults} if faults else {}
     return StepReport(
         step=number, reward=0.5, headline=0.5, tokens_per_s=1.0, timing=Timing(), trained=trained, metrics=metrics,
-        num_groups=num_groups,
     )  # fmt: skip
 
 
@@ -72,15 +71,15 @@ def test_nothing_was_trained_because_the_policy_spoils_its_rollouts() -> None:
     assert verdict.to_do == [REMEDIES.endings["out_of_turns"], REMEDIES.faults, REMEDIES.no_spread]
 
 
-def test_steps_without_scores_and_an_end_before_the_end() -> None:
-    reports = [*TRAINED[:1], *(step(2, trained=False, num_groups=0) for _ in range(3))]
+def test_steps_without_spread_and_an_end_before_the_end() -> None:
+    reports = [*TRAINED[:1], *(step(2, trained=False) for _ in range(3))]
     course = Course(step=1, num_steps=20, reports=reports, stopped="the judge is down", measure="m")
     verdict = reach_verdict(course, Remedies())
     assert verdict.why == [
         "The run ended early, at step 1 of 20: the judge is down",
-        "3 of 4 steps were not trained: no group had rewards in 3",
+        "3 of 4 steps were not trained: all rewards of each group were equal in 3",
     ]
-    assert verdict.to_do == [Remedies().no_scores, "The same command continues, from the newest checkpoint"]
+    assert verdict.to_do == [Remedies().no_spread, "The same command continues, from the newest checkpoint"]
 
 
 def test_the_change_of_two_evaluations() -> None:

@@ -235,7 +235,7 @@ def options(*given: str) -> argparse.Namespace:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--task", "search_emails"], "--task search_emails: class SearchEmails has no `score_messages"),
+        (["--task", "benchmarks.games.nim:Nim"], "--task benchmarks.games.nim:Nim: class Nim has no `score_messages"),
         (["--task", "nowhere:Task"], "there is no module 'nowhere'"),
         (["--score", "art.errors:__doc__"], "--score art.errors:__doc__: expected a function"),
         (["--inputs", "no/such/file"], "--inputs no/such/file: cannot be read: No such file"),

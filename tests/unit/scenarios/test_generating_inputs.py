@@ -61,7 +61,7 @@ async def test_a_writer_leaves_no_connection_open(
         opened.append(make_openai_client(*args, **options))
         return opened[-1]
 
-    monkeypatch.setattr("art.client.model_clients.make_openai_client", make)
+    monkeypatch.setattr("art.client.openai_client.make_openai_client", make)
     await ask(generator, 40)
     assert len(opened) == 2
     assert all(client.is_closed() for client in opened)

@@ -41,6 +41,7 @@ OF_B = {
     "model_id": "b/agent",
     "format": "peft",
     "file": "state.json",
+    "comparison": "one",
 }
 """Path parameters that name something of project b. Of rollouts, which have no owner, two projects may use one id."""
 OF_A = OF_B | {"project": "a", "job_id": "job-of-a"}
@@ -237,3 +238,12 @@ async def test_a_revoked_key_ends_at_once_in_a_running_server(setup: Setup, tmp_
     assert response.status_code == 401
     assert "revoked" in response.text
     elsewhere.close()
+
+
+@pytest.mark.parametrize("path", ["comparisons", "comparisons/one"])
+async def test_comparisons_of_models_are_for_keys_of_all_projects(setup: Setup, path: str) -> None:
+    _, key = setup.store.create("a's", project="a", scopes=["infer", "train", "admin"])
+    route = next(route for route in ROUTES if route.path == f"/view/api/{path}".replace("one", "{comparison}"))
+    response = await setup.ask(route, key)
+    assert response.status_code == 403
+    assert "models of several projects" in response.json()["error"]["message"]

@@ -24,6 +24,7 @@ from art.runtime.checks.readiness import find_obstacles
 from art.runtime.measurements import _COUNTERS, _GAUGES, measure_engines, measure_processes, measure_tokens
 from art.runtime.runtime import Runtime as RealRuntime
 from art.server.app import ROUTES, App
+from art.server.call import SEED_HEADER
 from art.server.openapi import build_openapi
 from art.server.prometheus import BUCKETS_S, FAMILIES, Metrics
 from art.storage.database import Database
@@ -298,7 +299,7 @@ def test_the_document_says_what_the_table_says() -> None:
         assert (operation["security"] == []) is (route.scope is None)
         assert set(operation["responses"][str(route.status)]["content"]) == set(route.media)
         named = [parameter["name"] for parameter in operation["parameters"]]
-        assert named == [*re.findall(r"{(\w+)}", route.path), *route.query]
+        assert named == [*re.findall(r"{(\w+)}", route.path), *route.query, *([SEED_HEADER] if route.samples else [])]
         if route.request is not None:
             (media,) = operation["requestBody"]["content"].values()
             assert media["schema"]["$ref"].rpartition("/")[2] in document["components"]["schemas"]

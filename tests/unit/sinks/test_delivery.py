@@ -8,6 +8,7 @@ import logging
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -229,15 +230,31 @@ async def test_a_failing_tracker_gets_everything_once_it_is_back(
     assert len(warnings) == 2, "one warning per outage, not one per try"
 
 
+@pytest.mark.parametrize("reading_s", [0.0, 0.3])
 async def test_what_is_left_at_the_end_is_counted_and_sent_by_the_next_run(
-    tmp_path: Path, tracker: FakeTracker, caplog: pytest.LogCaptureFixture
+    reading_s: float,
+    tmp_path: Path,
+    tracker: FakeTracker,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Also when reading the log takes longer than the 0.2 s to close, so that nothing is tried again."""
+    pending = log_reader.LogReader.pending
+
+    def read_slowly(reader: log_reader.LogReader) -> Iterator[log_reader.Delivery]:
+        if tracker.error is not None:
+            time.sleep(reading_s)
+        yield from pending(reader)
+
+    monkeypatch.setattr(log_reader.LogReader, "pending", read_slowly)
     model = make_model(tmp_path, tracker)
     tracker.error = OSError("down")
     for step in range(3):
         await model.log([group(1.0)], metrics={"x": 1.0}, step=step)
+    tracker.wait_for_calls(2)  # the failure of the first call is noted
     await model.close()
     assert "fake did not get 3 rows (OSError: down)" in caplog.text
+    assert "accepts metrics again" not in caplog.text
     assert tracker.rows == []
     tracker.error = None
     resumed = make_model(tmp_path, tracker)

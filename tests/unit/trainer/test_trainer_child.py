@@ -53,9 +53,8 @@ def spawn() -> tuple[socket.socket, subprocess.Popen[bytes]]:
 @contextlib.asynccontextmanager
 async def trainer_process() -> AsyncIterator[TrainerProcess]:
     ours, process = spawn()
-    reader, writer = await asyncio.open_connection(sock=ours)
     beats: list[dict[str, Any]] = []
-    client = RpcClient(reader, writer, beats.append)
+    client = await RpcClient.connect(ours, beats.append)
     try:
         yield TrainerProcess(client, process, beats)
     finally:

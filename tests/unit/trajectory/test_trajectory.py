@@ -19,7 +19,7 @@ from openai.types.chat.chat_completion import ChatCompletion, Choice
 from openai.types.chat.chat_completion_message import ChatCompletionMessage
 from pydantic import BaseModel, ValidationError
 
-from art.client.submission import wire_trajectory
+from art.client.training.submission import wire_trajectory
 from art.errors import TrajectoryError
 from art.messages import is_choice, parse_item, to_message
 from art.trajectory import History, PydanticException, Trajectory, TrajectoryGroup, is_policy_fault

@@ -19,9 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from art.cli.options.task_options import TASK_HELP, add_task_options, task_for
 from art.cli.terminal.screen import Screen
 from art.errors import ConfigError
-from art.task import Task, get_task
+from art.task import Task
 from art.testing.generator import ScriptedGenerator
 from art.testing.grading import Grade, grade_conduct, grade_messages, grade_preferring
 from art.testing.judge import ScriptedJudge
@@ -35,9 +36,14 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--task", help="task name, or module:attribute of your own Task")
+    how.add_argument("--task", help=TASK_HELP)
     how.add_argument("--score", metavar="FUNC", help="module:function from a list of messages to 0 to 1")
     how.add_argument("--prefer", metavar="TEXT", help="regular expression that good answers match")
+    add_task_options(parser)
+    parser.add_argument(
+        "--base-model", help="base model that will be trained on the task, since tiny models may do a smaller form of "
+        "it (default: a tiny model)",
+    )  # fmt: skip
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation of a score's error (default: 0)")
     parser.add_argument(
         "--position-bias", type=float, default=0.0, metavar="B",
@@ -57,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     console, reply, served = Screen(), scripted_models(args), threading.Event()
     try:
         with ScriptedServer(reply, args.port) as server:
-            task = shlex.quote(args.task or "my_module:MyTask")
+            task = shlex.join([args.task or "my_module:MyTask", *_repeated(args)])
             console.print(
                 f"judging and writing scenarios at {server.base_url} until Ctrl-C; for example\n\n"
                 f"    art train {task} --judge openai/judge --judge-url {server.base_url}\n",
@@ -69,6 +75,12 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         console.print()
     return 0
+
+
+def _repeated(args: argparse.Namespace) -> list[str]:
+    """The options that a training must share with this judge."""
+    options = [word for key, value in args.task_options for word in ("-o", f"{key}={value}")]
+    return [*options, *(["--base-model", args.base_model] if args.base_model else [])]
 
 
 def scripted_models(args: argparse.Namespace) -> Callable[[dict[str, Any]], Reply]:
@@ -93,6 +105,8 @@ def scripted_models(args: argparse.Namespace) -> Callable[[dict[str, Any]], Repl
 
 
 def _grade(args: argparse.Namespace) -> Grade:
+    if args.task is None and (args.task_options or args.base_model):
+        raise ConfigError("-o and --base-model say what is judged of a task; say which by --task")
     if args.prefer is not None:
         return grade_preferring(args.prefer)
     if args.score is not None:
@@ -102,7 +116,7 @@ def _grade(args: argparse.Namespace) -> Grade:
         return grade_messages(function)
     if args.task is None:
         return grade_conduct
-    task = get_task(args.task)
+    task = task_for(Screen(), args, args.base_model, warns=False)
     if type(task).score_messages is Task.score_messages:
         raise ConfigError(
             f"--task {args.task}: class {type(task).__name__} has no `score_messages(messages)`, which returns 0 to 1; "

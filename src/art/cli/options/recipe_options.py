@@ -14,18 +14,19 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic import ValidationError
 
 from art.cli.terminal.progress_printer import EXIT_BUDGET
-from art.config.base import describe_invalid
+from art.config.base import Config, describe_invalid
 from art.errors import ConfigError
 from art.recipes.recipe_config import RecipeConfig
 from art.task import TaskDefaults
 
-C = TypeVar("C", bound=RecipeConfig)
+C = TypeVar("C", bound=Config)
 
 _PRICE = ("PROMPT", "COMPLETION")
 _METAVARS: dict[str, str | tuple[str, ...]] = {
     "judge": "MODEL", "generator": "MODEL", "judge_url": "URL", "generator_url": "URL", "rollout_timeout": "S",
     "budget": "USD", "price_per_hour": "USD", "policy_price": _PRICE, "judge_price": _PRICE, "instructions": "TEXT",
-    "report": "TRACKER", "stop_on": "FINDING", "rollback_on": "FINDING",
+    "report": "TRACKER", "stop_on": "FINDING", "rollback_on": "FINDING", "reference": "MODEL", "out": "DIR",
+    "call_timeout": "S", "patience": "S",
 }  # fmt: skip
 """Names of values in `--help`, where they are not `N` for a whole number or the name of the setting."""
 
@@ -62,12 +63,17 @@ def add_recipe_options(
     rate = ("learning_rate", "schedule", "warmup_steps")
     loop = ("steps", "seed", *rate, "groups", "rollouts", "stop_on", "rollback_on", "rollout_timeout", "evaluate")
     add_settings(parser, config, *loop, shown=shown)
+    add_settings(parser, config, "max_staleness", "refill")
     add_settings(parser.add_mutually_exclusive_group(), config, "lora_rank", "full_finetuning")
     add_settings(parser, config, "engine", "max_context")
     judge = parser.add_argument_group("judge", what_for)
     add_settings(judge, config, "judge", "judge_url", "judge_passes")
     judge.add_argument(
-        "--judge-rubric", dest="rubric", type=_text_in, metavar="FILE", help="what is good, in prose (default: RULER's)"
+        "--judge-rubric",
+        dest="rubric",
+        type=_text_in,
+        metavar="FILE",
+        help="what is good, in prose (default: the task's, or RULER's)",
     )
     budget = f"a run that spends its budget keeps every finished step and ends with the exit code {EXIT_BUDGET}"
     costs = parser.add_argument_group("costs", budget)
@@ -76,7 +82,7 @@ def add_recipe_options(
 
 def add_settings(
     parser: argparse._ActionsContainer,
-    config: type[RecipeConfig],
+    config: type[Config],
     *names: str,
     shown: Mapping[str, object] | None = None,
 ) -> None:

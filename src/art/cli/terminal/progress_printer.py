@@ -14,6 +14,8 @@ EXIT_UNTRAINED = 1
 """Exit code if steps were tried and none of them could be trained."""
 EXIT_BUDGET = 3
 """Exit code if the budget ended the run: it is neither complete nor a failure."""
+EXIT_NO_SCORE = 4
+"""Exit code if a comparison has a model without a score, because none of its rollouts worked."""
 _COLOURS: dict[ProgressKind, str] = {"warning": "yellow", "good": "green", "soft": "yellow", "bad": "red"}
 
 

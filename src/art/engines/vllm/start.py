@@ -74,6 +74,7 @@ async def start_engine(model: str, config: VllmConfig, launch: Launch) -> tuple[
         dtype=_dtype(config, installation.device),
         device=installation.device,
         draws_by_index=False,
+        resumes_grammars=False,
         grammars=vocabulary is not None,
         one_policy=is_merged,
     )
@@ -115,6 +116,7 @@ async def _connect(model: str, config: VllmConfig, model_config: dict[str, Any])
         dtype=_dtype(config, device),
         device=device,
         draws_by_index=False,
+        resumes_grammars=False,
     )
     engine = VllmEngine(replicas, served[0][0], info, config, shares_seed=len(replicas) > 1)
     await engine.serve_grammars(await asyncio.to_thread(grammars.load_vocabulary, model, info.vocab_size, None))

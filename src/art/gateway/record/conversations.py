@@ -90,6 +90,7 @@ class _Entry:
         fields = orjson.loads(self.packed)
         if fields["constraint"] is not None:
             fields["constraint"] = Constraint(**fields["constraint"])
+        fields["segments"] = [tuple(segment) for segment in fields["segments"]]
         return Exchange(**fields)
 
 

@@ -7,13 +7,14 @@ ten times the memory.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from art.gateway.record.segments import Segments, unpack_segments
 from art.protocol.answers import FinishReason
 from art.protocol.chat import Message
 from art.protocol.samples import Constraint
@@ -23,7 +24,7 @@ TokenArray = NDArray[np.uint32]
 TEXTS = ("new_messages", "message")
 COLUMNS = (
     "id", "project", "name", "policy_version", "parent_id", "prompt_tail", "completion", "logprobs", "temperature",
-    "top_p", "finish_reason", "new_messages", "tools", "message", "constrained",
+    "top_p", "finish_reason", "new_messages", "tools", "message", "segments", "constrained",
 )  # fmt: skip
 _PLAIN = ("id", "project", "name", "policy_version", "temperature", "top_p", "finish_reason")
 
@@ -46,6 +47,11 @@ class RecordedAnswer:
     constraint: Constraint | None = None
     texts: tuple[bytes, ...] = ()
     """The messages as JSON: a list of messages, an answer, a list of messages, ..., and last this answer."""
+    segments: Segments = field(default_factory=list)
+
+    def parts(self) -> Segments:
+        """Step and number of tokens of each part of the answer, in order; a single part for most."""
+        return self.segments or [(self.policy_version, len(self.completion_token_ids))]
 
     def message(self) -> Message:
         message: Message = orjson.loads(self.texts[-1])
@@ -88,4 +94,5 @@ def _build(row: dict[str, Any], parent: RecordedAnswer | None) -> RecordedAnswer
         sampling_logprobs=np.frombuffer(row["logprobs"], dtype=np.float64),
         has_tools=has_tools,
         texts=texts,
+        segments=unpack_segments(row["segments"]),
     )

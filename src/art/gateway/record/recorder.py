@@ -15,7 +15,7 @@ import sqlite3
 import time
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import orjson
@@ -23,32 +23,16 @@ import orjson
 from art.errors import NotFoundError
 from art.gateway.format.bridge import BranchReason
 from art.gateway.record import constraints
-from art.gateway.record.deleted_responses import SCHEMA as _DELETED_SCHEMA
 from art.gateway.record.recorded_answers import COLUMNS as ANSWER_COLUMNS
 from art.gateway.record.recorded_answers import TEXTS as ANSWER_TEXTS
 from art.gateway.record.recorded_answers import RecordedAnswer, assemble_answers
-from art.gateway.record.rollout_table import create_table, note_exchanges
+from art.gateway.record.rollout_table import note_exchanges
+from art.gateway.record.schema import create_tables
+from art.gateway.record.segments import Segments, pack_segments, unpack_segments
 from art.protocol.answers import FinishReason
 from art.protocol.chat import Message, Tool
 from art.protocol.samples import Constraint
 from art.storage.database import Database
-
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS exchanges (
-    id TEXT PRIMARY KEY, rollout_id TEXT, project TEXT NOT NULL, name TEXT NOT NULL, policy_version INTEGER NOT NULL,
-    parent_id TEXT, branch_reason TEXT, conversation BLOB NOT NULL,
-    prompt_tail BLOB NOT NULL, completion BLOB NOT NULL, logprobs BLOB NOT NULL,
-    temperature REAL NOT NULL, top_p REAL NOT NULL, seed INTEGER NOT NULL, finish_reason TEXT NOT NULL,
-    new_messages BLOB NOT NULL, tools BLOB, message BLOB NOT NULL, created_at REAL NOT NULL, constrained TEXT
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS exchanges_by_conversation ON exchanges (conversation);
-CREATE INDEX IF NOT EXISTS exchanges_by_rollout ON exchanges (rollout_id) WHERE rollout_id IS NOT NULL;
-CREATE INDEX IF NOT EXISTS exchanges_by_parent ON exchanges (parent_id) WHERE parent_id IS NOT NULL;
-CREATE TABLE IF NOT EXISTS token_counts (
-    project TEXT NOT NULL, name TEXT NOT NULL, prompt INTEGER NOT NULL, cached INTEGER NOT NULL,
-    completion INTEGER NOT NULL, PRIMARY KEY (project, name)
-) WITHOUT ROWID;
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +52,7 @@ class Exchange:
     project: str
     name: str
     policy_version: int
-    """Step whose weights sampled the completion. 0 also means the base model: step 0 does not change its weights."""
+    """Step whose weights sampled the first token. 0 also means the base model: step 0 does not change its weights."""
     parent_id: str | None
     """The exchange whose prompt and completion are, token by token, the beginning of this prompt."""
     branch_reason: BranchReason | None
@@ -90,6 +74,8 @@ class Exchange:
     """Seconds since the epoch."""
     constraint: Constraint | None = None
     """The part of the vocabulary that the completion was drawn from; `None` for all of it."""
+    segments: Segments = field(default_factory=list)
+    """Step and number of tokens of each part of the completion, in order, if several steps sampled it; else empty."""
 
     def summary(self) -> dict[str, Any]:
         """Return the facts that a choice names under `exchange`, so that logs have them without this record."""
@@ -99,9 +85,12 @@ class Exchange:
             "ended_at": self.created_at,
             "prompt_tokens": len(self.prompt_token_ids),
             "completion_tokens": len(self.completion_token_ids),
+            **({"segments": self.segments} if self.segments else {}),
         }
 
 
+COMMIT_EVERY_S = 0.003
+"""Shortest time between two commits. Answers that end within it share one, which costs less than one for each."""
 _SAMPLE = Exchange(
     id="ex_check", rollout_id="check", project="", name="", policy_version=0, parent_id=None, branch_reason=None,
     prompt_token_ids=[0], completion_token_ids=[0], sampling_logprobs=[0.0], temperature=1.0, top_p=1.0, seed=0,
@@ -135,7 +124,7 @@ _PLAIN = (
 """Columns that hold a field of `Exchange` as it is."""
 _NAMES = (
     *_PLAIN, "conversation", "prompt_tail", "completion", "logprobs", "seed", "new_messages", "tools", "message",
-    "constrained",
+    "constrained", "segments",
 )  # fmt: skip
 _COLUMNS = ", ".join(_NAMES)
 _Row: TypeAlias = dict[str, Any]
@@ -170,6 +159,8 @@ class Recorder:
         self._pending_counts: list[tuple[str, str, int, int, int]] = []
         self._commit: asyncio.Task[None] | None = None
         self._next_commit: asyncio.Task[None] | None = None
+        self._committed_at = 0.0
+        """When the newest commit began, by the clock of the event loop."""
 
     async def start(self) -> None:
         """Create the tables of the record in the database if they are missing.
@@ -177,7 +168,7 @@ class Recorder:
         Raises:
             StorageError: the database cannot be written.
         """
-        await self.database.run(_create_tables)
+        await self.database.run(create_tables)
 
     async def check(self) -> None:
         """Record an exchange and take it back within one transaction, to see whether answers can be recorded.
@@ -314,6 +305,10 @@ class Recorder:
     async def _commit_pending(self, previous: asyncio.Task[None] | None) -> None:
         if previous is not None and not previous.done():
             await asyncio.wait([previous])
+        loop = asyncio.get_running_loop()
+        if (early_s := self._committed_at + COMMIT_EVERY_S - loop.time()) > 0:
+            await asyncio.sleep(early_s)
+        self._committed_at = loop.time()
         rows, self._pending = self._pending, []
         counts, self._pending_counts = self._pending_counts, []
         self._commit, self._next_commit = self._next_commit, None
@@ -325,12 +320,6 @@ def _check_complete(ids: list[str], recorded: Mapping[str, object]) -> None:
         raise NotFoundError(
             f"{len(missing)} of {len(ids)} exchanges are not recorded on this server, e.g. {missing[0]!r}"
         )
-
-
-def _create_tables(db: sqlite3.Connection) -> None:
-    db.executescript(_SCHEMA + _DELETED_SCHEMA + constraints.SCHEMA)
-    constraints.add_column(db)
-    create_table(db)
 
 
 def _insert(db: sqlite3.Connection, rows: list[_Row], counts: list[tuple[str, str, int, int, int]]) -> None:
@@ -360,6 +349,7 @@ def _to_row(exchange: Exchange, conversation: bytes, parent: Exchange | None) ->
         "tools": None if tools is None else orjson.dumps(tools),
         "message": orjson.dumps(exchange.message),
         "constrained": exchange.constraint,
+        "segments": pack_segments(exchange.segments),
     }
 
 
@@ -396,4 +386,5 @@ def _to_exchange(row: _Row, parent: Exchange | None) -> Exchange:
         message=orjson.loads(row["message"]),
         request_messages=messages,
         tools=tools,
+        segments=unpack_segments(row["segments"]),
     )

@@ -24,7 +24,8 @@ from art.gateway.record.rollout_table import COLUMNS, RolloutRow, next_change, w
 from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
 from art.storage.layout import validate_name
 
-_COUNTS = """(SELECT json_array(count(*), min(policy_version), max(policy_version)) FROM exchanges
+_NEWEST = "coalesce(json_extract(segments, '$[#-1][0]'), policy_version)"
+_COUNTS = f"""(SELECT json_array(count(*), min(policy_version), max({_NEWEST})) FROM exchanges
     WHERE exchanges.rollout_id = rollouts.id AND exchanges.project = rollouts.project)"""
 _SELECT = f"SELECT {COLUMNS}, {_COUNTS} FROM rollouts"
 _TRAINABLE_OF = """trained_by IS NULL AND outcome IS NOT NULL AND project = ? AND (project, id) IN

@@ -114,6 +114,7 @@ def _header(samples: Sequence[TrainingSample]) -> dict[str, Any]:
         "names": [[sample.sample_id, sample.rollout_id, sample.group_id, sample.component] for sample in samples],
         "grammars": list(grammars),
         "constraints": constraints,
+        "versions": [[number, sample.versions] for number, sample in enumerate(samples) if sample.versions],
     }
 
 
@@ -156,6 +157,7 @@ class _Reader:
         columns = [self._arrays[name].tolist() for name in ("rank", "num_masked", *_NUMBERS)]
         streams = [self._stream(name) for name in STREAMS]
         spans, constraints = self._spans(), self._constraints()
+        versions = {number: [(start, step) for start, step in own] for number, own in self._header["versions"]}
         counts = self._num_targets.tolist()
         samples = []
         for number, (sample_id, rollout_id, group_id, component) in enumerate(self._names):
@@ -175,6 +177,7 @@ class _Reader:
                     share=None if np.isnan(share) else share,
                     temperature=temperature,
                     policy_version=policy_version,
+                    versions=versions.get(number, []),
                     component=component,
                     teacher_logprobs=teacher,
                     constraints=constraints[number],

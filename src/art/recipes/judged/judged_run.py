@@ -154,7 +154,7 @@ async def train(run: JudgedRun, validation: Sequence[Scenario]) -> None:
         await train_task(
             run.model, run.task, defaults, num_steps=defaults.num_steps, seed=run.config.seed, on_step=on_step,
             score=scorer, rollout_timeout_s=run.config.rollout_timeout, after_step=after_step,
-            reactions=run.config.reactions(),
+            reactions=run.config.reactions(), pace=run.config.pace(defaults),
         )  # fmt: skip
         run.stopped = ending_of(run.reports) or run.stopped
         run.step = await run.model.get_step()

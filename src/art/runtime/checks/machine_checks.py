@@ -94,12 +94,13 @@ def check_devices(placement: Placement, engine: EngineInfo) -> CheckResult:
     sharing = "they share its memory" if placement.shared else "each has memory of its own"
     if placement.sleeps:
         sharing += ", and the engine sleeps while the trainer works"
+    measured = {"takes_turns": float(placement.takes_turns)}
     devices = f"engine on {placement.engine} in {engine.dtype}, trainer on {placement.trainer}; {sharing}"
     if placement.engine.kind not in (ELSEWHERE, engine.device.split(":")[0]):
         problem = f"{devices}; but the engine runs on {engine.device}"
         remedy = 'this torch cannot use the GPU: install a build of torch for it, or set device "cpu"'
-        return CheckResult(name="devices", status="warning", found=problem, remedy=remedy)
-    return CheckResult(name="devices", status="ok", found=devices)
+        return CheckResult(name="devices", status="warning", found=problem, remedy=remedy, measured=measured)
+    return CheckResult(name="devices", status="ok", found=devices, measured=measured)
 
 
 def check_disk(data_dir: Path, checkpoint: Path, free_bytes: int | None = None) -> CheckResult:

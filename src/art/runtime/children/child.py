@@ -1,9 +1,9 @@
 """What every engine and trainer process has: messages (frames) in and out, a heartbeat, and an end with its parent.
 
 A child is started as `python -m art.runtime.children.<name>_child --fd N --log FILE ...`, where N is its end of a
-socket pair and FILE receives its stderr. The main thread works. One thread reads frames into `inbox`, another sends a
-heartbeat that says how long ago the main thread last called `tick`. On `STACKS_SIGNAL` the main thread's stack goes to
-stderr, whatever the process is doing.
+socket pair and FILE receives its stderr. The main thread works. One thread reads frames into `inbox`, or waits for the
+end of the parent where the main thread reads them itself; another sends a heartbeat that says how long ago the main
+thread last called `tick`. On `STACKS_SIGNAL` the main thread's stack goes to stderr, whatever the process is doing.
 """
 
 from __future__ import annotations
@@ -23,17 +23,33 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from art.config import ServerConfig
 from art.kernels.peak_memory import peak_rss_bytes
-from art.protocol.rpc import RpcServerSocket
+from art.protocol.frames.rpc_child import RpcServerSocket
 from art.storage.log_lines import log_to_stderr
 
 HEARTBEAT_S = 1.0
 DEFAULT_SILENCE_S = ServerConfig().heartbeat_timeout_s
 STACKS_SIGNAL = signal.SIGUSR1
 _PR_SET_PDEATHSIG = 1
+
+
+class SocketInbox:
+    """Frames that the main thread reads itself, when it has time for them: no other thread interrupts its work."""
+
+    def __init__(self, sock: RpcServerSocket) -> None:
+        self._socket = sock
+
+    def get(self) -> dict[str, Any]:
+        """Wait for the next frame. The process ends if the parent is gone."""
+        if (frame := self._socket.read()) is None:
+            _leave()
+        return frame
+
+    def empty(self) -> bool:
+        return not self._socket.has_frame()
 
 
 class Child:
@@ -55,9 +71,10 @@ class Child:
         self._last_tick = time.monotonic()
         self._doing = "starting"
 
-    def start(self) -> None:
+    def start(self, *, reads: bool = True) -> None:
+        """Start the threads. With `reads`, one of them puts the frames that come into `inbox`."""
         die_with_parent()
-        threading.Thread(target=self._read, name="frames", daemon=True).start()
+        threading.Thread(target=self._read if reads else self._await_end, name="frames", daemon=True).start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def tick(self, doing: str) -> None:
@@ -68,7 +85,11 @@ class Child:
     def _read(self) -> None:
         while (frame := self.socket.read()) is not None:
             self.inbox.put(frame)
-        os._exit(0)  # the parent is gone, and nothing needs saving: checkpoints are written by rename
+        _leave()
+
+    def _await_end(self) -> None:
+        self.socket.until_hang_up()
+        _leave()
 
     def _beat(self) -> None:
         while True:
@@ -87,6 +108,10 @@ class Child:
                 }
             )
             time.sleep(HEARTBEAT_S)
+
+
+def _leave() -> NoReturn:
+    os._exit(0)  # the parent is gone, and nothing needs saving: checkpoints are written by rename
 
 
 def rss_bytes(pid: int, *, with_children: bool = True) -> int | None:
@@ -138,8 +163,11 @@ def dump_stacks_on_signal() -> None:
     faulthandler.register(STACKS_SIGNAL, all_threads=False)
 
 
-def child_from_argv(name: str) -> Child:
-    """Connect this child process to its parent, as its command line says, and set up logging and signals."""
+def child_from_argv(name: str, *, reads: bool = True) -> Child:
+    """Connect this child process to its parent, as its command line says, and set up logging and signals.
+
+    With `reads`, a thread puts the frames that come into `Child.inbox`.
+    """
     parser = argparse.ArgumentParser(prog=name)
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--log", type=Path, help="the file that stderr is")
@@ -150,5 +178,5 @@ def child_from_argv(name: str) -> Child:
     ignore_ctrl_c()
     dump_stacks_on_signal()
     child = Child(socket.socket(fileno=args.fd), args.log, args.heartbeat_timeout)
-    child.start()
+    child.start(reads=reads)
     return child

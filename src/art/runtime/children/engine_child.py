@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from art.errors import ArtError, ProcessError
 from art.protocol import calls
 from art.protocol.calls import ENGINE_CALLS, Call, decode_engine_call, encode_chunk
-from art.runtime.children.child import Child, child_from_argv, import_transformers
+from art.runtime.children.child import Child, SocketInbox, child_from_argv, import_transformers
 
 if TYPE_CHECKING:
     from art.engines.torch.embedded import Output, TorchEngine
@@ -28,13 +28,15 @@ MAX_FAILED_STEPS = 3
 class EngineChild:
     """Serves the calls of the server by embedded engines. Engines know a request by the id of its call."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: Child, inbox: SocketInbox) -> None:
         self._child = child
+        self._inbox = inbox
         self._pool: EnginePool | None = None
         self._replies: list[tuple[int, Any, bool]] = []
         self._failures: list[tuple[int, BaseException]] = []
         self._failed_steps = 0
         self.handlers: Mapping[type[Call[Any]], Callable[[int, Any], None]] = {
+            calls.Prepare: self._prepare,
             calls.StartEngine: self._start,
             calls.Info: lambda call_id, call: self._reply(call_id, self._started.info()),
             calls.Generate: self._generate,
@@ -46,7 +48,7 @@ class EngineChild:
 
     def run(self) -> None:
         """Serve until the parent is gone."""
-        inbox = self._child.inbox
+        inbox = self._inbox
         while True:
             if not self._busy:
                 self._child.tick("idle")
@@ -82,12 +84,14 @@ class EngineChild:
                 logger.exception("%s failed", frame["method"])
             self._failures.append((call_id, error))
 
+    def _prepare(self, call_id: int, call: calls.Prepare) -> None:
+        self._child.tick("importing")
+        _import_engines()
+        self._reply(call_id, None)
+
     def _start(self, call_id: int, call: calls.StartEngine) -> None:
         self._child.tick("loading the model")
-        import_transformers()  # takes seconds: not before the connection exists and heartbeats flow
-        from art.engines.torch.pool import EnginePool
-
-        self._pool = EnginePool.load(call.model, call.config)
+        self._pool = _import_engines().load(call.model, call.config)
         self._reply(call_id, self._pool.info())
 
     def _generate(self, call_id: int, call: calls.Generate) -> None:
@@ -134,8 +138,17 @@ class EngineChild:
         self._failures = []
 
 
+def _import_engines() -> type[EnginePool]:
+    """Import the embedded engine. That takes seconds: not before the connection exists and heartbeats flow."""
+    import_transformers()
+    from art.engines.torch.pool import EnginePool
+
+    return EnginePool
+
+
 def main() -> None:
-    EngineChild(child_from_argv("engine_child")).run()
+    child = child_from_argv("engine_child", reads=False)
+    EngineChild(child, SocketInbox(child.socket)).run()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from art.errors import NotFoundError
 from art.exports.folder import OnBytes, copy_checkpoint
 from art.protocol.calls import FILE_CALLS, Call, Copy, Export, MergeAdapter, Pull, Push, decode_call
 from art.protocol.checkpoint_calls import HubTarget
-from art.protocol.rpc import error_body
+from art.protocol.frames.frame_encoding import error_body
 from art.runtime.children.child import die_with_parent, ignore_ctrl_c
 from art.storage.log_lines import log_to_stderr
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from art.errors import InvalidRequestError
-from art.protocol.calls import Call, InitCheckpoint, StartTrainer, Train, TrainSft, Trial, WriteLoudAdapters
+from art.protocol.calls import Call, InitCheckpoint, Prepare, StartTrainer, Train, TrainSft, Trial, WriteLoudAdapters
 from art.runtime.children.child import import_transformers
 from art.runtime.children.nodes import check_nodes
 
@@ -24,6 +24,7 @@ class TrainerCalls:
         self._trainer: Trainer | None = None
         self._after: Callable[[], None] | None = None
         self.handlers: Mapping[type[Call[Any]], Callable[[Any, OnProgress | None], Any]] = {
+            Prepare: lambda call, _: _import_trainer(),
             StartTrainer: self._start,
             InitCheckpoint: lambda call, _: self._started.init_checkpoint(call.path, call.lora),
             Train: lambda call, on_progress: self._started.train(call, on_progress),
@@ -46,7 +47,7 @@ class TrainerCalls:
                 self._after()
 
     def _start(self, call: StartTrainer, on_progress: OnProgress | None) -> None:
-        import_transformers()  # takes seconds: only once the connection exists and heartbeats flow
+        _import_trainer()
         from art.trainer.machine.distributed import ALONE
         from art.trainer.machine.memory import release_memory
         from art.trainer.trainer import Trainer
@@ -62,3 +63,9 @@ class TrainerCalls:
         if self._trainer is None:
             raise InvalidRequestError("the trainer has no model yet: call `start_trainer` first")
         return self._trainer
+
+
+def _import_trainer() -> None:
+    """Import the trainer. That takes seconds: only once the connection exists and heartbeats flow."""
+    import_transformers()
+    import art.trainer.trainer  # noqa: F401

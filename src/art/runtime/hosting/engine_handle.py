@@ -11,7 +11,7 @@ from art.engine import EngineInfo
 from art.errors import ProcessError
 from art.protocol.calls import Wake
 from art.protocol.rpc import RpcClient
-from art.runtime.hosting.gate import GatedEngine
+from art.runtime.hosting.gate import GatedEngine, Hold
 from art.runtime.hosting.seats import Seats
 from art.runtime.supervision.process import ChildProcess, ChildSpec
 
@@ -35,6 +35,19 @@ class EngineHandle:
         self.engine = GatedEngine(lambda: self.process.connect(), attempts, spec.name, config.job_timeout_s, seats)
         self.known_info: EngineInfo | None = None
         """What `info` returned; `None` before its first call."""
+        self._sleep = Hold(f"the {spec.name} to wake up")
+        self._paused_s = 0.0
+        """Seconds for which requests that had passed the gate were paused by its sleep."""
+
+    @property
+    def asleep_s(self) -> float:
+        """Seconds for which the engine has slept so far."""
+        return self._sleep.total_s
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds for which the engine has computed at least one request so far."""
+        return self.engine.sampling_s - self._paused_s
 
     async def info(self) -> EngineInfo:
         if self.known_info is None:
@@ -44,13 +57,16 @@ class EngineHandle:
     @asynccontextmanager
     async def asleep(self) -> AsyncIterator[None]:
         """Let the engine sleep during the body. If it dies meanwhile, it starts again, awake, after the body."""
+        before_s = self.engine.sampling_s
         try:
-            await self.engine.sleep()
-            self._may_start.clear()
-            yield
+            with self._sleep.held():
+                await self.engine.sleep()
+                self._may_start.clear()
+                yield
         finally:
             self._may_start.set()
             await self._wake()
+            self._paused_s += self.engine.sampling_s - before_s
 
     async def _wake(self) -> None:
         client = self.process.live_client

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 
 from art.engine import GenerateRequest, Timings, TokenChunk
@@ -31,20 +31,33 @@ class Hold:
         self._num_holders = 0
         self._ended = asyncio.Event()
         self._ended.set()
+        self._began = 0.0
+        self._total_s = 0.0
+        self.waited_s = 0.0
+        """Waits for its end so far, summed over all who waited."""
 
     @property
     def lasts(self) -> bool:
         return self._num_holders > 0
 
+    @property
+    def total_s(self) -> float:
+        """Seconds for which it has lasted so far."""
+        return self._total_s + (time.monotonic() - self._began if self.lasts else 0.0)
+
     @contextmanager
     def held(self) -> Iterator[None]:
+        if not self.lasts:
+            self._began = time.monotonic()
         self._num_holders += 1
         self._ended.clear()
         try:
             yield
         finally:
+            total_s = self.total_s
             self._num_holders -= 1
             if self._num_holders == 0:
+                self._total_s = total_s
                 self._ended.set()
 
     async def until_ended(self, timeout_s: float) -> None:
@@ -53,9 +66,13 @@ class Hold:
         Raises:
             ProcessError: the hold lasted longer than `timeout_s`.
         """
-        while self.lasts:
-            async with waiting(self._end, timeout_s):
-                await self._ended.wait()
+        began = time.monotonic()
+        try:
+            while self.lasts:
+                async with waiting(self._end, timeout_s):
+                    await self._ended.wait()
+        finally:
+            self.waited_s += time.monotonic() - began
 
 
 class GatedEngine(ProcessEngine):
@@ -75,6 +92,11 @@ class GatedEngine(ProcessEngine):
         self.closed = Hold(f"the {name} to take requests again")
         self._inside = Hold("requests of the previous policy to end")
 
+    @property
+    def sampling_s(self) -> float:
+        """Seconds for which at least one request had passed the gate, so far."""
+        return self._inside.total_s
+
     async def until_empty(self) -> None:
         """Wait until all requests that have passed the gate have ended.
 
@@ -84,16 +106,29 @@ class GatedEngine(ProcessEngine):
         await self._inside.until_ended(self._timeout_s)
 
     async def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncGenerator[TokenChunk, None]:
+        async with self._admitted(request) as waited_s, aclosing(super().generate(request, stream=stream)) as chunks:
+            async for chunk in chunks:
+                yield chunk if chunk.timings is None else _with_wait(chunk, chunk.timings, waited_s)
+
+    async def generate_whole(self, request: GenerateRequest) -> TokenChunk:
+        async with self._admitted(request) as waited_s:
+            chunk = await super().generate_whole(request)
+        return chunk if chunk.timings is None else _with_wait(chunk, chunk.timings, waited_s)
+
+    @asynccontextmanager
+    async def _admitted(self, request: GenerateRequest) -> AsyncIterator[float]:
+        """Wait for a seat and an open gate, and count the request as inside during the body.
+
+        Yields:
+            the seconds that the request waited.
+        """
         self.in_use[request.adapter] += 1
         arrived = time.perf_counter()
         try:
             async with self.seats.taken(request.sender):
                 await self.closed.until_ended(self._timeout_s)
-                waited_s = time.perf_counter() - arrived
                 with self._inside.held():
-                    async with aclosing(super().generate(request, stream=stream)) as chunks:
-                        async for chunk in chunks:
-                            yield chunk if chunk.timings is None else _with_wait(chunk, chunk.timings, waited_s)
+                    yield time.perf_counter() - arrived
         finally:
             self.in_use[request.adapter] -= 1
 

@@ -49,6 +49,20 @@ class _Project:
     lines: dict[str, _Line] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectSeats:
+    """The seats of an engine, as one project sees them."""
+
+    held: int
+    """Seats that its requests hold."""
+    held_by_all: int
+    """Seats that requests of all projects hold."""
+    waiting: int
+    """Its requests that wait for a seat."""
+    free: int
+    """Further seats that its requests could take now, without the spare ones."""
+
+
 class Seats:
     """Hands out the seats of one engine. It belongs to one event loop."""
 
@@ -106,6 +120,16 @@ class Seats:
             else:  # it was given its seat just before its client hung up
                 self._give_back(project, line)
             raise
+
+    def of(self, project: str) -> ProjectSeats:
+        """Count the seats that `project` holds, waits for and could take."""
+        state = self._projects.get(project, _Project())
+        return ProjectSeats(
+            held=state.num_seats,
+            held_by_all=with_spare(self._num_seats) - self._num_free,
+            waiting=state.num_waiting,
+            free=max(0, self._num_free - self._num_spare),
+        )
 
     def resize(self, num_seats: int) -> None:
         """Change the number of seats that requests of one key can fill. Taken seats stay taken."""

@@ -20,6 +20,7 @@ from art.errors import JobCancelledError, TrainingError
 from art.protocol.calls import Call, InitCheckpoint, Progress, SampleCall, Train, TrainSft, Trial, WriteLoudAdapters
 from art.protocol.rpc import RpcClient, retry_on_process_death
 from art.protocol.samples import StepResult, TrainingSample
+from art.runtime.hosting.gate import Hold
 from art.runtime.supervision.process import ChildProcess, ChildSpec
 from art.runtime.supervision.waits import acquired
 from art.storage.atomic import storage_errors
@@ -56,6 +57,12 @@ class TrainerHandle:
         self._attempts = config.restarts.call_attempts
         self._job_timeout_s = config.job_timeout_s
         self._lock = asyncio.Lock()
+        self._work = Hold(f"the {spec.name} to end its call")
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds for which the trainer has worked so far."""
+        return self._work.total_s
 
     async def init_checkpoint(self, path: Path, lora: LoraConfig | None) -> None:
         """Write the checkpoint of step 0; `lora=None` is full fine-tuning."""
@@ -138,7 +145,8 @@ class TrainerHandle:
             finally:
                 stopping.cancel()
 
-        return await retry_on_process_death(connect, attempt, f"`{call.method}`", self._attempts)
+        with self._work.held():
+            return await retry_on_process_death(connect, attempt, f"`{call.method}`", self._attempts)
 
     async def _stop_call(self, client: RpcClient, method: str, stop: asyncio.Event | None) -> None:
         """End a running call once `stop` is set, and its process if the call does not end by itself.

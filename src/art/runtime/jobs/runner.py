@@ -18,11 +18,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from art.errors import ArtError, ConflictError, JobCancelledError
+from art.protocol.frames.frame_encoding import error_body
 from art.protocol.job_states import ENDED, JobKind, JobState
 from art.protocol.jobs import JobEvent
 from art.protocol.live.activity import JobActivity
 from art.protocol.live.events import LiveData
-from art.protocol.rpc import error_body
 from art.protocol.training import JobProgress, JobStatus, WireError
 from art.runtime.jobs.fair_queue import FairQueue
 from art.runtime.jobs.job import Entry, Job, Payload

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from art.gateway.record.recorder import Recorder
 from art.metrics.findings import Finding, find_findings
 from art.metrics.trends import WINDOW, measure_trends
 from art.protocol.calls import Train, TrainSft
+from art.protocol.samples import TrainingSample
 from art.runtime.jobs.job import Entry, Job, SftPayload, TrainPayload
 from art.runtime.jobs.step_record import record_plan
 from art.runtime.jobs.store import JobStore
@@ -38,9 +40,13 @@ from art.runtime.jobs.work import Done, JobControl
 from art.runtime.models import Models
 from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
+from art.storage.layout import ModelPaths
 from art.storage.steps.token_file import remove_old_token_files
 
 logger = logging.getLogger(__name__)
+
+_LARGEST_FULL = 1 << 30
+"""Largest whole model, in bytes, that the trainer loads beside its own to compare stale rollouts with it."""
 
 
 class TrainingWork:
@@ -88,7 +94,7 @@ class TrainingWork:
             host.engine_process.start()  # publishing needs it: after a restart both processes start at the same time
         await asyncio.to_thread(self._models.published, model, from_step)
         await asyncio.to_thread(_remove_unpublished, target, job.job_id)
-        call = await asyncio.to_thread(self._build_call, payload, source, target, job.job_id, host.engine_dtype)
+        call = await asyncio.to_thread(self._build_call, payload, paths, from_step, job.job_id, host.engine_dtype)
         keep = model.settings.trainer.keep_token_files
         call = replace(call, record_to=None if keep == 0 else paths.step(step))
         try:
@@ -113,6 +119,7 @@ class TrainingWork:
         published = await host.adapters.load(model.adapter_id(step), target)
         metrics = result.metrics | plan.metrics | ledger | published
         metrics["time/step_job_s"] = time.perf_counter() - started
+        metrics |= host.end_of_step()
         metrics |= measure_trends(metrics, await self._store.step_metrics(job.project, job.name, from_step, WINDOW - 1))
         measured = await asyncio.to_thread(_find_findings, metrics, source, payload.config)
         metrics |= {f"findings/{finding.name}": 1.0 for finding in measured}
@@ -153,8 +160,9 @@ class TrainingWork:
             logger.warning("cannot remove old token files: %s", error)
 
     def _build_call(
-        self, payload: TrainPayload | SftPayload, source: Path, target: Path, job_id: str, engine_dtype: str
+        self, payload: TrainPayload | SftPayload, paths: ModelPaths, from_step: int, job_id: str, engine_dtype: str
     ) -> Train | TrainSft:
+        source, target = paths.checkpoint(from_step), paths.checkpoint(from_step + 1)
         if isinstance(payload, SftPayload):
             return TrainSft(
                 samples=sft_samples(payload.paths),
@@ -164,6 +172,7 @@ class TrainingWork:
                 job_id=job_id,
             )
         recorded = build_samples([*payload.plan.samples, *payload.plan.observations], self._recorder)
+        references = _samplers(recorded, paths, from_step) | payload.references
         return Train(
             samples=[*recorded, *sft_samples(payload.sft, payload.config.sft_weight)],
             config=payload.config,
@@ -171,9 +180,26 @@ class TrainingWork:
             to_checkpoint=target,
             job_id=job_id,
             pairs=payload.plan.pairs,
-            references=payload.references,
+            references=references,
             engine_dtype=engine_dtype,
         )
+
+
+def _samplers(samples: Sequence[TrainingSample], paths: ModelPaths, from_step: int) -> dict[int, Path]:
+    """Find the checkpoints that sampled stale tokens of a step that starts from `from_step`; by step.
+
+    One that has been deleted is left out, and so are large models of full fine-tuning, which would take memory and time
+    like the step itself: their rollouts are trained without being compared with them.
+    """
+    rl = [sample for sample in samples if sample.component == "rl"]
+    versions = {sample.policy_version for sample in rl} | {step for sample in rl for _, step in sample.versions}
+    stale = {version: paths.checkpoint(version) for version in sorted(versions) if version < from_step}
+    return {version: path for version, path in stale.items() if path.exists() and _is_small(path)}
+
+
+def _is_small(checkpoint: Path) -> bool:
+    weights = checkpoint / checkpoints.MODEL_WEIGHTS
+    return not checkpoints.is_full(checkpoint) or weights.stat().st_size <= _LARGEST_FULL
 
 
 def _untrained(job: Job, step: int, checkpoint: Path, *, refused: NothingTrainableError | None = None) -> Done:

@@ -54,6 +54,11 @@ class Placement:
     """Whether the engine sleeps while the trainer works."""
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether engine and trainer cannot compute at the same time: on one GPU, or on one core."""
+        return self.sleeps or (self.shared and (self.engine.kind != "cpu" or usable_cores() == 1))
+
+    @property
     def shared(self) -> bool:
         """Whether engine and trainer use the same memory."""
         if self.engine.kind != "cuda" or self.trainer.kind != "cuda":
@@ -163,8 +168,13 @@ def _gpus(devices: Devices) -> str:
     return f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'} ({names})" if gpus else "no NVIDIA GPU"
 
 
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def split_threads(engine_threads: int | None, trainer_threads: int | None) -> tuple[int, int]:
     """Return the thread counts of engine and trainer: as configured, else disjoint halves of the usable cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     half = max(1, cores // 2)
     return engine_threads or half, trainer_threads or max(1, cores - half)

@@ -13,26 +13,24 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from art.config import ServerConfig
 from art.errors import ArtError, ProcessError
 from art.protocol.exits import describe_exit
 from art.protocol.rpc import PendingCall, RpcClient
 from art.runtime.supervision.comeback import Comeback
+from art.runtime.supervision.launch import EXIT_TIMEOUT_S, Launch, Process, WarmParent, until_exit
 from art.runtime.supervision.stacks import dump_stacks
 from art.runtime.supervision.vitals import Vitals
 from art.storage.logs import log_tail, open_log, rotate_log
 
 logger = logging.getLogger(__name__)
 
-EXIT_TIMEOUT_S = 3.0
-"""Longest wait for a child to exit after its connection has ended."""
 CHECK_S = 1.0
 """Time between two checks of a running child."""
 LOG_CHECKS = 60
@@ -58,6 +56,8 @@ class ChildSpec:
     what `initialise` refuses is their answer as it is. Later a failed start is a `ProcessError`, and is tried again."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """More environment variables, e.g. which GPUs the child sees."""
+    warm_parent: WarmParent | None = None
+    """Forks the child, if it can; only for a child that computes on the CPU."""
 
     def environment(self) -> dict[str, str]:
         """Return the child's environment, with passive waiting and a fixed thread count.
@@ -94,7 +94,7 @@ class ChildProcess:
         self.spec = spec
         self._initialise = initialise
         self._may_start = may_start
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Process | None = None
         self._connection: RpcClient | None = None
         """The connection to the process that runs or starts."""
         self._client: RpcClient | None = None
@@ -193,7 +193,7 @@ class ChildProcess:
             client, self._client = self._client, None
             await client.close()  # the end of its socket is a child's signal to leave
         if self._process is not None:
-            await _until_exit(self._process)
+            await until_exit(self._process)
 
     async def _supervise(self) -> None:
         while True:
@@ -236,7 +236,7 @@ class ChildProcess:
         logger.error("the %s could not be started", self.spec.name, exc_info=raised)
         return ProcessError(f"the {self.spec.name} could not be started: {type(raised).__name__}: {raised}"), False
 
-    async def _bury(self, process: asyncio.subprocess.Process, client: RpcClient) -> bool:
+    async def _bury(self, process: Process, client: RpcClient) -> bool:
         """Report the death of a child to its callers; return whether it may be started again at once."""
         death = self._death(process)
         self._last_end = death.message.splitlines()[0]
@@ -250,24 +250,17 @@ class ChildProcess:
         await self._fail(ProcessError(f"{death.message}\n{total}"))
         return False
 
-    async def _start_once(self) -> tuple[asyncio.subprocess.Process, RpcClient, asyncio.Task[str | None]]:
+    async def _start_once(self) -> tuple[Process, RpcClient, asyncio.Task[str | None]]:
         """Start the child; return it when it is ready, with its connection and the task that watches it."""
         spec = self.spec
         with contextlib.ExitStack() as on_failure:
             ours, theirs = map(on_failure.enter_context, socket.socketpair())
             with theirs, open_log(spec.log_path) as log:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", spec.module, "--fd", str(theirs.fileno()), "--log", str(spec.log_path),
-                    "--heartbeat-timeout", str(spec.config.heartbeat_timeout_s),
-                    pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-                    env=spec.environment(),
-                )  # fmt: skip
+                process = await self._launch(theirs, log)
             on_failure.pop_all()
         self._process, self._cause = process, None
         vitals = self._vitals = Vitals(spec.config, process.pid)
-        ours.setblocking(False)
-        reader, writer = await asyncio.open_connection(sock=ours, limit=2**24)
-        client = RpcClient(reader, writer, vitals.on_heartbeat, lambda: self._explain_loss(process))
+        client = await RpcClient.connect(ours, vitals.on_heartbeat, lambda: self._explain_loss(process))
         self._connection = client
         watch = asyncio.create_task(self._watch(process, client, vitals), name=f"watch-{spec.name}")
         try:
@@ -291,7 +284,17 @@ class ChildProcess:
         logger.info("the %s is up (pid %d)", spec.name, process.pid)
         return process, client, watch
 
-    async def _watch(self, process: asyncio.subprocess.Process, client: RpcClient, vitals: Vitals) -> str | None:
+    async def _launch(self, frames: socket.socket, log: IO[bytes]) -> Process:
+        spec, config = self.spec, self.spec.config
+        argv = ["--log", str(spec.log_path), "--heartbeat-timeout", str(config.heartbeat_timeout_s)]
+        launch = Launch(module=spec.module, argv=argv, frames=frames, log=log, environment=spec.environment())
+        if spec.warm_parent is not None:
+            process = await spec.warm_parent.fork(launch, config.child_start_timeout_s)
+            if process is not None:
+                return process
+        return await launch.start()
+
+    async def _watch(self, process: Process, client: RpcClient, vitals: Vitals) -> str | None:
         """Watch the process until it is gone. Kill it when its heartbeat or its main thread stops.
 
         Returns:
@@ -333,26 +336,26 @@ class ChildProcess:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
 
-    async def _retire(self, process: asyncio.subprocess.Process, client: RpcClient, reason: str) -> str:
+    async def _retire(self, process: Process, client: RpcClient, reason: str) -> str:
         """End a healthy process, which exits by itself when its connection ends. Returns what its callers are told."""
         logger.warning("restarting the %s (pid %d): %s", self.spec.name, process.pid, reason)
         await self._set_client(None)
         end = f"the {self.spec.name} was restarted: {reason}"
         client.fail(ProcessError(end))
         await client.close()
-        await _until_exit(process)
+        await until_exit(process)
         return end
 
-    async def _explain_loss(self, process: asyncio.subprocess.Process) -> ProcessError:
+    async def _explain_loss(self, process: Process) -> ProcessError:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(EXIT_TIMEOUT_S):
                 await process.wait()
         return self._death(process)
 
-    def _death(self, process: asyncio.subprocess.Process) -> ProcessError:
+    def _death(self, process: Process) -> ProcessError:
         return ProcessError(f"the {self.spec.name} died ({self._how(process)}){self._log_tail()}")
 
-    def _how(self, process: asyncio.subprocess.Process) -> str:
+    def _how(self, process: Process) -> str:
         how = describe_exit(process.returncode)
         if self._cause is not None:
             how += f"; {self._cause}"
@@ -385,14 +388,3 @@ class ChildProcess:
 
     def _log_tail(self) -> str:
         return log_tail(self.spec.log_path)
-
-
-async def _until_exit(process: asyncio.subprocess.Process) -> None:
-    """Wait for a process that was asked to exit, and kill it if it does not."""
-    if process.returncode is None:
-        try:
-            async with asyncio.timeout(EXIT_TIMEOUT_S):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()

@@ -20,7 +20,7 @@ from art.config import ServerConfig
 from art.errors import InvalidRequestError, PayloadTooLargeError, RequestTimeoutError, UnsupportedMediaError
 from art.gateway.workers import Workers
 from art.protocol.dialects.json_bounds import JsonBounds
-from art.server.asgi import ClientDisconnected, Receive, Scope, header
+from art.server.asgi import ClientDisconnected, Receive, Scope, connection_of, header
 from art.server.bodies.memory import return_memory
 from art.server.bodies.pieces import loads
 
@@ -74,15 +74,35 @@ async def read_json(
     """
     body = bytearray()
     bounds = JsonBounds(max_values=limits.max_values, max_depth=limits.max_depth, what="the request body")
-    async for part in _parts(scope, receive, limits):
-        bounds.feed(part)
-        body += part
+    if _has_arrived(scope):
+        body += await _arrived(receive, limits)
+        bounds.feed(body)
+    else:
+        async for part in _parts(scope, receive, limits):
+            bounds.feed(part)
+            body += part
     size = len(body)
     try:
         return await workers.run(size, _decode, body, convert)
     finally:
         del body
         return_memory(size)
+
+
+def _has_arrived(scope: Scope) -> bool:
+    """Whether the body is here as it is meant, so that it is read without a wait and a deadline."""
+    connection = connection_of(scope)
+    return connection is not None and connection.has_whole_body and header(scope, b"content-encoding") is None
+
+
+async def _arrived(receive: Receive, limits: BodyLimits) -> bytes:
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnected
+    body: bytes = message.get("body", b"")
+    if len(body) > limits.max_bytes:
+        raise _too_large(limits)
+    return body
 
 
 def _decode(body: bytearray, convert: Callable[[Any], T]) -> T:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from art.errors import ArtError
+from art.errors import ArtError, InvalidRequestError
 from art.gateway.dialects import anthropic_input, anthropic_output, responses_output
 from art.gateway.stream import ChatStream
 from art.protocol.answers import ChatAnswer
@@ -22,7 +22,8 @@ from art.protocol.dialects.anthropic import (
 )
 from art.protocol.dialects.chat_completions import ChatRequest, parse_chat_request
 from art.protocol.dialects.responses import ResponsesAnswer, ResponsesRequest
-from art.server.asgi import cancel_on_disconnect, send_events
+from art.protocol.rollouts import IN_FLIGHT_HEADER
+from art.server.asgi import cancel_on_disconnect, header, send_events
 from art.server.call import INFERENCE_BASES, Call, Route
 from art.server.errors import ErrorBody
 from art.server.routes.stored_responses import read_conversation
@@ -76,12 +77,25 @@ async def _sample(
     """Return the answer in the dialect of the request, or send it as events if the request streams."""
     chat.model = call.own_model(chat.model)
     rollout_id, key, gateway = call.path.get("rollout_id"), call.caller.key_id, call.runtime.gateway
-    async with cancel_on_disconnect(call.receive):
+    how: dict[str, Any] = {"rollout_id": rollout_id, "key": key, "seed": call.first_seed(), "switches": _switches(call)}
+    async with cancel_on_disconnect(call.scope, call.receive):
         if not chat.stream:
-            return to_answer(await gateway.complete(chat, rollout_id=rollout_id, key=key))
-        stream = await gateway.stream(chat, rollout_id=rollout_id, key=key)
+            return to_answer(await gateway.complete(chat, **how))
+        stream = await gateway.stream(chat, **how)
         await send_events(call.send, to_events(stream), named_error, call.visible)
     return None
+
+
+def _switches(call: Call) -> bool:
+    """Whether the answer goes on with new weights when a step is published while it is sampled.
+
+    Raises:
+        InvalidRequestError: the header has an unknown value.
+    """
+    value = header(call.scope, IN_FLIGHT_HEADER.encode()) or "finish"
+    if value not in ("finish", "switch"):
+        raise InvalidRequestError(f"the header {IN_FLIGHT_HEADER} must be 'finish' or 'switch', got {value!r}")
+    return value == "switch"
 
 
 def _responses_error(error: ArtError) -> dict[str, Any]:

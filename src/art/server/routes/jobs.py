@@ -21,7 +21,7 @@ NO_CONTENT = 204
 async def job_status(call: Call) -> JobStatus:
     """Return the state of a job. With `wait_s` the answer waits up to that many seconds for the job to end."""
     wait_s = _wait_s(call.query("wait_s"))
-    async with cancel_on_disconnect(call.receive):
+    async with cancel_on_disconnect(call.scope, call.receive):
         return await call.runtime.jobs.wait(call.path["job_id"], wait_s)
 
 
@@ -47,7 +47,7 @@ async def job_events(call: Call) -> None:
     last = header(call.scope, b"last-event-id")
     after = _whole_number("Last-Event-ID", last or call.query("after") or "0")
     stream = contextlib.aclosing(call.runtime.jobs.events(call.path["job_id"], after))
-    async with cancel_on_disconnect(call.receive), stream as events:
+    async with cancel_on_disconnect(call.scope, call.receive), stream as events:
         first = await anext(events, ...)
         if first is ...:
             await send_bytes(call.send, NO_CONTENT, b"")

@@ -32,7 +32,7 @@ async def live(call: Call) -> None:
     if last is not None and not (last.isascii() and last.isdecimal() and len(last) <= 18):
         raise InvalidRequestError(f"`after` must be the number of an event, got {last[:40]!r}", param="after")
     events = live_events(call.runtime, project=call.caller.project, after=None if last is None else int(last))
-    async with cancel_on_disconnect(call.receive), contextlib.aclosing(with_heartbeats(events)) as beating:
+    async with cancel_on_disconnect(call.scope, call.receive), contextlib.aclosing(with_heartbeats(events)) as beating:
         # Without the last header, a proxy such as nginx holds events back to send many at once.
         headers = [*EVENT_HEADERS, (b"x-accel-buffering", b"no")]
         await call.send({"type": "http.response.start", "status": 200, "headers": headers})

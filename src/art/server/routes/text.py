@@ -40,11 +40,16 @@ async def completions(call: Call) -> dict[str, Any] | None:
     size = sum(map(len, request.prompts))
     chats = await call.server.workers.run(size, to_chats, request, policy)
     rollout_id, key, gateway = call.path.get("rollout_id"), call.caller.key_id, call.runtime.gateway
-    async with cancel_on_disconnect(call.receive):
+    first = call.first_seed()
+    seeds = [None if first is None else first + p * request.choices_per_prompt for p in range(len(chats))]
+    both = list(zip(chats, seeds, strict=True))
+    async with cancel_on_disconnect(call.scope, call.receive):
         if not request.stream:
-            ask = [partial(gateway.complete, chat, rollout_id=rollout_id, key=key) for chat in chats]
+            ask = [partial(gateway.complete, chat, rollout_id=rollout_id, key=key, seed=seed) for chat, seed in both]
             return to_completion(request, await all_of(ask))
-        streams = await all_of([partial(gateway.stream, chat, rollout_id=rollout_id, key=key) for chat in chats])
+        streams = await all_of(
+            [partial(gateway.stream, chat, rollout_id=rollout_id, key=key, seed=seed) for chat, seed in both]
+        )
         await send_events(call.send, to_chunks(request, streams), visible=call.visible)
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from art.config import CustomLossConfig, DistillConfig
+from art.protocol.answers import EnginePressure
 from art.protocol.checkpoint_calls import Logged, LogRequest
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
@@ -21,6 +22,11 @@ async def register(call: Call) -> ModelStatus:
 async def model_status(call: Call) -> ModelStatus:
     """Return a model's status, with its newest step and its token counts."""
     return await call.runtime.models.status(call.path["project"], call.path["name"])
+
+
+async def pressure(call: Call) -> EnginePressure:
+    """Return how busy the engine of a model is for the requests of the model's project."""
+    return await call.runtime.models.pressure(call.path["project"], call.path["name"])
 
 
 async def train(call: Call) -> JobStatus:
@@ -57,6 +63,7 @@ _MODEL = "/api/models/{project}/{name}"
 ROUTES = [
     Route("POST", "/api/models", register, scope="train", request=RegisterRequest, response=ModelStatus),
     Route("GET", _MODEL, model_status, scope="infer", response=ModelStatus),
+    Route("GET", f"{_MODEL}/pressure", pressure, scope="infer", response=EnginePressure),
     Route(
         "POST", f"{_MODEL}/train", train, scope="train", request=TrainRequest, response=JobStatus, status=202,
         training_data=True,

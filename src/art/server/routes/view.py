@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from urllib.parse import parse_qs
 
+from art.errors import PermissionDeniedError
 from art.server.asgi import header, send_bytes
 from art.server.call import Call, Handler, Route
 from art.viewer.paths import PATHS, ReadPath, RunsQuery, query_parameters
@@ -22,6 +23,12 @@ def _handler(row: ReadPath) -> Handler:
         if row.query is RunsQuery and call.caller.project is not None:  # the only path that covers several projects
             call.caller.check_project(asked.query.project or call.caller.project)
             asked = row.asked(call.path, {"project": [call.caller.project]})
+        elif "project" not in row.path and call.caller.project is not None:
+            raise PermissionDeniedError(
+                f"key {call.caller.key_id} is for project {call.caller.project!r}, and comparisons of models can have "
+                "models of several projects",
+                param="project",
+            )
         known = header(call.scope, b"if-none-match")
 
         def read(viewer: Viewer) -> tuple[str, bytes | None]:

@@ -120,7 +120,7 @@ class Worker:
             is_last_pass = self._deadline is not None  # rows logged before `begin_closing` are in this pass
             try:
                 self._open()
-                self._deliver()
+                has_all = self._deliver()
             except Exception as error:
                 failures += 1
                 self._note_failure(error)
@@ -130,7 +130,8 @@ class Worker:
                     break
             else:
                 failures = 0
-                self._note_success()
+                if has_all:
+                    self._note_success()
                 if is_last_pass:
                     break
                 self._wake.wait(self._pauses.poll_s)
@@ -151,15 +152,17 @@ class Worker:
         self._reader.align(num_rows)
         self._sink = sink
 
-    def _deliver(self) -> None:
+    def _deliver(self) -> bool:
+        """Send what waits; False if the time to close was over before all of it was sent."""
         if self._reader is None:
-            return
+            return True
         for delivery in self._reader.pending():
             if self._deadline is not None and time.monotonic() > self._deadline:
-                return
+                return False
             self._send(delivery)
             self._reader.done(delivery)
             self._note_success()
+        return True
 
     def _send(self, delivery: Delivery) -> None:
         assert self._sink is not None

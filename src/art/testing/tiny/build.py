@@ -18,6 +18,7 @@ from typing import Any
 from art.errors import ConfigError
 from art.metrics.observations import MIN_READS, split_at_answers, swap_observations
 from art.task import TINY_MODEL_FILE, Conversation, Task, TaskDefaults, draw_conversations, get_task
+from art.task.tiny_form import TinyForm
 from art.testing.tiny.model import HEAD_DIM, VLLM_HEAD_DIM, create_model, save_model
 from art.testing.tiny.tokenizer import make_tokenizer, render
 from art.testing.tiny.warm_start import Progress, WarmStartConfig, mean_answer_logprob, warm_start
@@ -60,11 +61,11 @@ def build_tiny_model(
         raise ConfigError(f"`head_dim` must be {HEAD_DIM} or {VLLM_HEAD_DIM}, got {head_dim}")
     if task is not None and conversations is not None:
         raise ConfigError("`build_tiny_model` takes either `task` or `conversations`, got both")
-    defaults, needs_reading = TaskDefaults(), True
+    defaults, needs_reading, form = TaskDefaults(), True, None
     if conversations is None:
         source = task if isinstance(task, Task) else get_task(task or "tic_tac_toe")
         conversations = draw_conversations(source, seed=seed, count=NUM_CONVERSATIONS, skill=play_skill)
-        defaults, needs_reading = source.defaults, source.needs_reading
+        defaults, needs_reading, form = source.defaults, source.needs_reading, TinyForm.of_task(source)
     elif play_skill is not None:
         raise ConfigError("`play_skill` applies to a task's play, not to `conversations`; leave it out")
     num_steps = defaults.warm_start_steps if warm_start_steps is None else warm_start_steps
@@ -78,7 +79,8 @@ def build_tiny_model(
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     save_model(model, partial)
     tokenizer.save_pretrained(partial)
-    manifest = {"seed": seed, "warm_start_steps": num_steps, "reads": reads}
+    task_form = None if form is None else form.model_dump(mode="json")
+    manifest = {"seed": seed, "warm_start_steps": num_steps, "reads": reads, "task": task_form}
     (partial / TINY_MODEL_FILE).write_text(json.dumps(manifest) + "\n", encoding="utf-8")
     if path.exists():
         shutil.rmtree(path)

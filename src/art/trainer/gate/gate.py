@@ -8,7 +8,15 @@ shift of about -s^2 / 2. A rollout is left out if
 
 or if a single token is too far off. s is the noise that this update shows, but at least the usual noise of the number
 types and at most the largest that they explain (`noise.py`): samples that are all wrong cannot excuse themselves.
-The policy may have moved since an older policy sampled a rollout. Its bounds therefore allow a KL divergence of 0.01.
+
+The policy has moved since an older one sampled a rollout. The trainer compares a few of these *stale* rollouts with the
+checkpoints that sampled them (`step/compared/stale.py`). These are judged like the others, with the log-probs of that
+checkpoint as log pi. They also tell how far the policy has moved, which widens the bounds of the other stale rollouts:
+
+    |m| > shift + |k| + 5 sqrt((s^2 + r^2) / n + b^2)
+
+k is the mean, r the root mean square of how the log-probs of their tokens have changed, and b the root mean square of
+the means of their rollouts. No sampler has a part in these three numbers.
 
 Five standard deviations keep false alarms below 0.5 % for noise with heavy tails and for neighbouring tokens whose
 errors are alike, see `benchmarks/gate.py`.
@@ -28,15 +36,16 @@ from torch import Tensor
 from art.config import MismatchConfig
 from art.trainer.gate.evidence import Array, BoolArray, Evidence, find_repeats
 from art.trainer.gate.noise import Noise
+from art.trainer.streams import SAMPLER
 from art.trainer.tree.tree import SamplePath
 
 _DEVIATIONS = 5.0
 """Standard deviations of a rollout's mean that noise may explain."""
 _LEAST_SHIFT = 1e-3
 """Shift of the mean that is allowed in every number type, in nats per token."""
-_STALE_KL = 0.01
-"""KL divergence, in nats per token, by which the policy may have moved since an older one sampled: training is stable
-below it (Tinker's documentation), and SkyRL masks beyond it in asynchronous training (geometric mean 0.99 to 1.01)."""
+_UNKNOWN_KL = 0.01
+"""KL divergence, in nats per token, by which one step may have moved the policy where nothing was measured: training is
+stable below it (Tinker's documentation)."""
 _CUT = 3.0
 """A token counts in the noise with at most this many times the largest noise."""
 _ENOUGH_ROLLOUTS = 16
@@ -46,10 +55,45 @@ _NORMAL_SPREAD = 1.4826
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """How far the policy has moved since stale tokens were sampled, in nats per token, by the trainer alone."""
+
+    mean: float
+    rms: float
+    scatter: float
+    """Root mean square of the means of rollouts."""
+    mean_error: float
+    """Standard deviation of `mean` as an estimate for all stale rollouts. Rollouts of a group move together, so it is
+    `scatter` over the square root of the number of groups that were compared."""
+
+    @classmethod
+    def over(cls, rollouts: Sequence[Array], *, num_groups: int) -> Drift:
+        """Measure the drift over the changes of log-probs in some stale rollouts, [N] each, of `num_groups` groups."""
+        means, every = np.asarray([changes.mean() for changes in rollouts]), np.concatenate(rollouts)
+        scatter = float(np.sqrt((means**2).mean()))
+        return cls(
+            mean=float(means.mean()),
+            rms=float(np.sqrt((every**2).mean())),
+            scatter=scatter,
+            mean_error=scatter / math.sqrt(num_groups),
+        )
+
+    @classmethod
+    def unknown(cls, age: float) -> Drift:
+        """The drift to allow for after `age` steps, if nothing was measured and all go in one direction."""
+        rms = age * math.sqrt(2 * _UNKNOWN_KL)
+        return cls(mean=rms**2 / 2, rms=rms, scatter=0.0, mean_error=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What the gate found out about the R rollouts of an update. Arrays are [R]."""
 
     masked: BoolArray
+    checked: BoolArray
+    """Stale rollouts that were compared with the checkpoint that sampled them."""
+    num_suspected: float
+    """Number of other stale rollouts to expect wrong, if they are wrong as often as the checked ones."""
     seen: BoolArray
     """Whether the rollout has reinforcement-learning targets."""
     means: Array
@@ -63,6 +107,8 @@ class Verdict:
     """Noise of the tokens that the policy itself sampled, in nats (root mean square); `None` if there are none."""
     noise: float
     """Noise that the bounds allow for."""
+    shifted: BoolArray
+    """The rollouts that `shift` is the mean of: all, or those whose sampler the trainer knows exactly."""
     shift: float
     """Mean over rollouts of `means`, each cut at its bounds."""
     largest_shift: float
@@ -90,20 +136,40 @@ class Gate:
     noise: Noise
     rollouts: dict[str, int]
     """Index of each rollout by its id."""
-    is_stale: BoolArray  # [R]
-    """Whether an older policy sampled a token of the rollout."""
+    ages: Array  # [R]
+    """Steps since the oldest token of the rollout was sampled."""
+    checked: BoolArray  # [R]
+    """Whether the rollout is compared with the checkpoint that sampled it, though it is stale."""
     repeats: dict[str, BoolArray] = field(default_factory=dict)
     """Targets that count for an earlier branch, by sample id."""
+    drift: Drift | None = None
+    """How far the policy has moved since stale rollouts were sampled; `None` if that was not measured."""
 
     @classmethod
-    def over(cls, paths: Sequence[SamplePath], config: MismatchConfig, noise: Noise, *, step: int) -> Gate:
+    def over(
+        cls,
+        paths: Sequence[SamplePath],
+        config: MismatchConfig,
+        noise: Noise,
+        *,
+        step: int,
+        drift: Drift | None = None,
+    ) -> Gate:
         """Make the gate of an update of `paths` in a training step that starts from checkpoint `step`."""
         rl = [path for path in paths if path.sample.component == "rl"]
         rollouts = {name: index for index, name in enumerate(dict.fromkeys(path.sample.rollout_id for path in rl))}
-        is_stale = np.zeros(len(rollouts), dtype=np.bool_)
+        ages, checked = np.zeros(len(rollouts)), np.ones(len(rollouts), dtype=np.bool_)
         for path in rl:
-            is_stale[rollouts[path.sample.rollout_id]] |= path.sample.policy_version < step
-        return cls(config, noise, rollouts, is_stale, find_repeats(rl))
+            index = rollouts[path.sample.rollout_id]
+            ages[index] = max(ages[index], step - path.sample.policy_version)
+            checked[index] &= is_checked(path)
+        return cls(config, noise, rollouts, ages, checked, find_repeats(rl), drift)
+
+    @property
+    def is_exact(self) -> BoolArray:  # [R]
+        """Whether a rollout is compared with the policy that sampled it, so that only noise may be between the two."""
+        is_exact: BoolArray = (self.ages == 0) | self.checked
+        return is_exact
 
     def collect(self, paths: Sequence[SamplePath], log_ratio: NDArray[np.float32]) -> Evidence:
         """Sum up the log-ratios [N] of the targets of `paths`, in their order. Only component "rl" counts."""
@@ -133,18 +199,22 @@ class Gate:
         config, counts = self.config, np.maximum(evidence.counts, 1.0)
         seen, means = evidence.counts > 0, evidence.totals / counts
         measured, noise = self._measure(evidence, means)
-        shift = max(_LEAST_SHIFT, noise**2)
-        shifts = np.where(self.is_stale, max(shift, _STALE_KL), shift)
-        # A policy that has moved by a KL divergence of k differs by sqrt(2 k) per token.
-        spread = np.where(self.is_stale, math.hypot(noise, math.sqrt(2 * _STALE_KL)), noise) / np.sqrt(counts)
+        shifts, spread = self._allow(noise, counts)
         allowed = shifts + _DEVIATIONS * spread
         low = -allowed if config.low is None else np.full_like(allowed, math.log(config.low))
         high = allowed if config.high is None else np.full_like(allowed, math.log(config.high))
         has_outlier = (evidence.lowest < math.log(config.token_low)) | (evidence.highest > math.log(config.token_high))
-        num = max(int(seen.sum()), 1)
+        cut = np.clip(means, low, high)
+        error = np.where(self.is_exact, 0.0, self.drift.mean_error if self.drift else 0.0)
+        together = [_Shift.over(judged, cut, shifts, spread, error) for judged in (seen & self.is_exact, seen)]
+        worst = max(together, key=lambda shift: abs(shift.value) / shift.bound)
         is_automatic = config.low is None and config.high is None
+        masked = seen & ((means < low) | (means > high) | has_outlier)
+        checked, unknown = seen & (self.ages > 0) & self.checked, seen & ~self.is_exact & ~masked
         return Verdict(
-            masked=seen & ((means < low) | (means > high) | has_outlier),
+            masked=masked,
+            checked=checked,
+            num_suspected=int(unknown.sum()) * float(masked[checked].mean()) if checked.any() else 0.0,
             seen=seen,
             means=means,
             counts=evidence.counts,
@@ -153,26 +223,56 @@ class Gate:
             has_outlier=has_outlier,
             measured=measured,
             noise=noise,
-            shift=float(np.clip(means, low, high)[seen].sum() / num),
-            largest_shift=(
-                float(shifts[seen].sum() / num + _DEVIATIONS * math.sqrt((spread[seen] ** 2).sum()) / num)
-                if is_automatic
-                else math.inf
-            ),
+            shifted=worst.judged,
+            shift=worst.value,
+            largest_shift=worst.bound if is_automatic else math.inf,
         )
+
+    def _allow(self, noise: float, counts: Array) -> tuple[Array, Array]:
+        """Return the shift and the standard deviation of the mean that each rollout may have, [R] each."""
+        none = Drift(mean=0.0, rms=0.0, scatter=0.0, mean_error=0.0)
+        ages = np.where(self.is_exact, 0, self.ages).tolist()
+        drifts = [self.drift or Drift.unknown(age) if age else none for age in ages]
+        shifts = max(_LEAST_SHIFT, noise**2) + np.asarray([abs(drift.mean) for drift in drifts])
+        squares = np.asarray([drift.rms**2 for drift in drifts])
+        scatters = np.asarray([drift.scatter for drift in drifts])
+        return shifts, np.sqrt((noise**2 + squares) / counts + scatters**2)
 
     def _measure(self, evidence: Evidence, means: Array) -> tuple[float | None, float]:
         """Return the noise of the update, in nats, and the noise to allow for."""
-        fresh = (evidence.counts > 0) & ~self.is_stale
-        if not fresh.any():
+        exact = (evidence.counts > 0) & self.is_exact
+        if not exact.any():
             return None, self.noise.usual
-        counts = evidence.counts[fresh]
-        measured = math.sqrt(evidence.squares[fresh].sum() / counts.sum())
+        counts = evidence.counts[exact]
+        measured = math.sqrt(evidence.squares[exact].sum() / counts.sum())
         scatter = 0.0
         if len(counts) >= _ENOUGH_ROLLOUTS:  # larger than `measured` where errors of neighbouring tokens are alike
-            center = np.median(means[fresh])
-            scatter = _NORMAL_SPREAD * float(np.median(np.sqrt(counts) * np.abs(means[fresh] - center)))
+            center = np.median(means[exact])
+            scatter = _NORMAL_SPREAD * float(np.median(np.sqrt(counts) * np.abs(means[exact] - center)))
         return measured, min(max(measured, scatter, self.noise.usual), self.noise.most)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shift:
+    """The mean of several rollouts together, and its bound."""
+
+    judged: BoolArray  # [R]
+    value: float
+    bound: float
+
+    @classmethod
+    def over(cls, judged: BoolArray, means: Array, shifts: Array, spread: Array, error: Array) -> _Shift:
+        """Take the mean over the rollouts `judged`.
+
+        Args:
+            shifts: [R] shift that each rollout may have.
+            spread: [R] standard deviation of each mean around it, independent of the other rollouts.
+            error: [R] standard deviation of `shifts` itself, which is the same error in all rollouts.
+        """
+        num = max(int(judged.sum()), 1)
+        deviation = math.hypot(math.sqrt((spread[judged] ** 2).sum()), error[judged].sum()) / num
+        bound = shifts[judged].sum() / num + _DEVIATIONS * deviation
+        return cls(judged, float(means[judged].sum() / num), float(bound) if judged.any() else math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +286,11 @@ class Correction:
     @property
     def num_truncated(self) -> int:
         return int(self.truncated.sum())
+
+
+def is_checked(path: SamplePath) -> bool:
+    """Whether the log-probs of the sample's targets under the checkpoint that sampled them are known."""
+    return SAMPLER in path.streams and not np.isnan(path.streams[SAMPLER]).any()
 
 
 def correct(log_ratio: Tensor, is_masked: Tensor, config: MismatchConfig) -> Correction:

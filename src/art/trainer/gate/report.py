@@ -16,6 +16,11 @@ _CAUSES = (
     "Check whether the samples come from another or an older policy, from another temperature, from top_p below 1, or "
     "have changed tokens, and whether the engine applies the adapter"
 )
+_UNKNOWN = (
+    "The checkpoints that sampled them are gone, or are whole models too large to load, so nobody knows how far the "
+    "policy has moved since. If it has moved far, use a lower `learning_rate` or a lower `max_staleness`, or set "
+    "`mismatch=None`"
+)
 _MIXTURE = (
     "The base model is a mixture of experts: engine and trainer each choose the experts of a token, and rounding can "
     "change the choice and with it the log-prob. ART does not replay the engine's choice in the trainer (router "
@@ -33,8 +38,11 @@ def check_verdict(gate: Gate, verdict: Verdict, *, num_masked: int, num_judged: 
     Raises:
         TrainingError: the share is above `abort`. A shift of all rollouts counts as a share of 1.
     """
-    config, share = gate.config, num_masked / max(num_judged, 1)
+    config, share = gate.config, (num_masked + verdict.num_suspected) / max(num_judged, 1)
     observation = f"{num_masked} of {num_judged} rollouts have sampling log-probs that the trainer does not reproduce"
+    if verdict.num_suspected:
+        wrong, checked = int(verdict.masked[verdict.checked].sum()), int(verdict.checked.sum())
+        observation += f" ({wrong} of {checked} stale ones that it compared with the checkpoint that sampled them)"
     if share > config.abort:
         raise TrainingError(
             f"{observation}: more than the allowed share of {config.abort}, so nothing was trained. "
@@ -70,7 +78,8 @@ def _describe_masked(verdict: Verdict, config: MismatchConfig) -> str:
 
 def _describe_shift(verdict: Verdict) -> str:
     return (
-        f"over all {verdict.num_judged} rollouts ({verdict.counts.sum():.0f} tokens) the mean of log(policy / sampler) "
+        f"over {int(verdict.shifted.sum())} rollouts ({verdict.counts[verdict.shifted].sum():.0f} tokens) the mean of "
+        f"log(policy / sampler) "
         f"is {verdict.shift:.3g} nats per token, at most {verdict.largest_shift:.3g} either way is allowed: the "
         "sampler is not the policy that is trained"
     )
@@ -82,4 +91,7 @@ def _advise(gate: Gate, verdict: Verdict) -> str:
         f"The noise of this step {measured}; the bounds allow for {verdict.noise:.3g}, at most {gate.noise.most:g} "
         f"({gate.noise})"
     )
-    return f"{noise}. {_CAUSES}" + (f". {_MIXTURE}" if gate.noise.is_mixture else "")
+    advice = f"{noise}. {_CAUSES}"
+    if gate.drift is None and (num_stale := int((gate.ages > 0).sum())):
+        advice += f". {num_stale} of the rollouts are up to {gate.ages.max():.0f} steps old. {_UNKNOWN}"
+    return advice + (f". {_MIXTURE}" if gate.noise.is_mixture else "")

@@ -19,6 +19,8 @@ from art.trainer.attention.tree_attention import ATTENTION_NAME, TreeLayout, mak
 from art.trainer.head.products import Head
 from art.trainer.machine.shard import shard_layers
 from art.trainer.policy.checkpointing import configured_mode, set_checkpointing
+from art.trainer.policy.fast_norms import speed_up_norms
+from art.trainer.policy.last_layer import skip_unread_tokens
 from art.trainer.policy.lean import keep_less
 from art.trainer.step.logprobs import group_by_row, target_logprobs
 from art.trainer.tree.tree import build_tree, check_sample
@@ -77,8 +79,14 @@ def load_base_model(name: str, config: TrainerConfig) -> BaseModel:
             param="base_model",
         ) from error
     model.requires_grad_(False)
-    if (device.type, dtype) != ("cpu", torch.float32) and not config.compile_layers:
-        keep_less(model)  # small models in float32 on a CPU need speed, not memory; torch.compile does the same itself
+    if not config.compile_layers:  # torch.compile does the same itself
+        if (device.type, dtype) == ("cpu", torch.float32):
+            speed_up_norms(model)  # small models in float32 on a CPU need speed, not memory
+        else:
+            keep_less(model)
+    backbone = getattr(model, model.base_model_prefix)
+    if device.type == "cpu" and not config.compile_layers and not config.shard_base:
+        skip_unread_tokens(backbone)
     if config.shard_base:
         shard_layers(model, device)
     if config.quantization == "none":  # quantised weights are loaded onto the device
@@ -88,7 +96,7 @@ def load_base_model(name: str, config: TrainerConfig) -> BaseModel:
     base = BaseModel(
         name=name,
         model=model,
-        backbone=getattr(model, model.base_model_prefix),
+        backbone=backbone,
         head=_describe_head(head, model.config.get_text_config(decoder=True)),
         device=device,
         is_sharded=config.shard_base,
@@ -191,6 +199,7 @@ def _difference(base: BaseModel) -> float:
     rows = group_by_row(tree.targets, base.device)
     with torch.no_grad():
         layout = make_layout(tree, device=base.device, kernel="own" if base.one_by_one else "dense")
+        layout = replace(layout, read=rows.queries.unique())  # whether the model allows that is compared too
         ours = rows.spread(target_logprobs(run_backbone(base, layout), base.head, rows)[0])
         theirs = torch.cat([_own_logprobs(base, sequence) for sequence in sequences])
     return float((ours - theirs).abs().max())

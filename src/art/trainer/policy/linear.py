@@ -44,9 +44,14 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
         super().__init__(*args, **kwargs)
         self.packed: tuple[Tensor, Tensor] | None = None
         """Copies of the weight W and its transpose in oneDNN's order; `None` until `pack` is called."""
+        self.is_off = False
+        """Whether the layer runs without its adapter. Peft's own switch visits each layer's parts, which takes long."""
         self._merged: Tensor | None = None
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if self.is_off:
+            out: Tensor = self.base_layer(x)
+            return out
         if self.disable_adapters:  # also while folded weights replace those of the base layer
             return super().forward(x, *args, **kwargs)
         base, (a, b, scale) = self.base_layer, self._factors()
@@ -58,7 +63,13 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
 
     def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
         """Apply the layer to `activation(gate) * up`, and compute that product again for the backward pass."""
-        if self.disable_adapters or self._merged is not None or self.packed is not None or not self.is_plain:
+        if (
+            self.is_off
+            or self.disable_adapters
+            or self._merged is not None
+            or self.packed is not None
+            or not self.is_plain
+        ):
             return self(gated_input(gate, up, activation))
         base, (a, b, scale) = self.base_layer, self._factors()
         return _GatedProduct.apply(gate, up, a, b, base.weight, base.bias, scale, activation)

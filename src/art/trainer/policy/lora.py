@@ -142,12 +142,26 @@ class LoraPolicy(Policy):
     def base_hidden_states(self, layout: TreeLayout) -> Tensor:
         if self._folds:  # adapters are off anyway
             return run_backbone(self.base, layout)
-        layers = self._peft_model.base_model  # peft's `disable_adapter` visits every layer three times
-        layers.disable_adapter_layers()
-        try:
+        with self._without_adapters():
             return run_backbone(self.base, layout)
+
+    @contextlib.contextmanager
+    def _without_adapters(self) -> Iterator[None]:
+        from art.trainer.policy.linear import AdaptedLinear
+
+        ours = [layer for layer in self._layers.values() if isinstance(layer, AdaptedLinear)]
+        others = self._peft_model.base_model if len(ours) < len(self._layers) else None
+        for layer in ours:
+            layer.is_off = True
+        if others is not None:  # such as layers with quantised weights
+            others.disable_adapter_layers()
+        try:
+            yield
         finally:
-            layers.enable_adapter_layers()
+            for layer in ours:
+                layer.is_off = False
+            if others is not None:
+                others.enable_adapter_layers()
 
     @contextlib.contextmanager
     def accumulate_gradients(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ the samples. They are computed over the same prefix trees, so a shared prefix is
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +41,11 @@ class Measurer:
         self._batcher = batcher
         self._progress = progress
         self._references = references or {}
+
+    @property
+    def checkpoints(self) -> Collection[int]:
+        """The steps of the checkpoints that can be a `source`."""
+        return self._references.keys()
 
     def add_stream(self, paths: list[SamplePath], source: int | str, name: str) -> list[SamplePath]:
         """Return `paths` with one more stream `name`: the log-probs of all targets under the weights `source`.

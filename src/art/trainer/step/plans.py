@@ -8,9 +8,10 @@ from functools import partial
 
 from art.config import KlConfig, MismatchConfig, ScheduleConfig, TrainConfig, TrainSFTConfig
 from art.errors import ConfigError, TrajectoryError
-from art.trainer.gate.gate import Gate
+from art.trainer.gate.gate import Drift, Gate
 from art.trainer.gate.noise import Noise
-from art.trainer.step.base_kl import with_sampled_base
+from art.trainer.step.compared.base_kl import with_sampled_base
+from art.trainer.step.compared.stale import with_samplers
 from art.trainer.step.measure import Measurer
 from art.trainer.step.prepare import prepare_paths
 from art.trainer.step.update import Update
@@ -58,6 +59,10 @@ def plan_rl(
         rl, metrics = prepare_paths(rl, config, pairs, measurer, make_gate(rl))
         rl = with_sampled_base(rl, measurer, step=step)
     parts = split_minibatches([*rl, *supervised], config.num_minibatches, seed=step)
+    if rl and config.mismatch is not None:
+        parts[0], drift, measured = with_samplers(parts[0], measurer, step=step)
+        make_gate = partial(make_gate, drift=drift)
+        metrics |= measured
     # If the sampler is the anchor, later updates differ from it by design, so the gate cannot judge them.
     gates = [make_gate(part) if n == 0 or config.anchor == "step_start" else None for n, part in enumerate(parts)]
     terms = tuple(term for term in config.terms if not (isinstance(term, KlConfig) and term.where == "reward"))
@@ -68,8 +73,10 @@ def plan_rl(
     return UpdatePlan(updates, metrics)
 
 
-def _make_gate(config: MismatchConfig | None, paths: list[SamplePath], *, noise: Noise, step: int) -> Gate | None:
-    return None if config is None else Gate.over(paths, config, noise, step=step)
+def _make_gate(
+    config: MismatchConfig | None, paths: list[SamplePath], *, noise: Noise, step: int, drift: Drift | None = None
+) -> Gate | None:
+    return None if config is None else Gate.over(paths, config, noise, step=step, drift=drift)
 
 
 def plan_sft(paths: list[SamplePath], config: TrainSFTConfig) -> UpdatePlan:

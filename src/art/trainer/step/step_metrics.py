@@ -120,7 +120,7 @@ def summarise(record: StepRecord, paths: list[SamplePath], *, step: int, max_gra
     }
     if len(rl) == 0:
         return metrics
-    staleness = [step - path.sample.policy_version for path in paths if path.sample.component == "rl"]
+    staleness = step - np.concatenate([path.policy_versions for path in paths if path.sample.component == "rl"])
     return (
         metrics
         | _entropy_by_sign(rl)

@@ -39,7 +39,7 @@ from art.trainer.step.micro_batch import MicroBatch, MicroBatcher, count_idle_pa
 from art.trainer.step.progress import Progress
 from art.trainer.step.reasons import find_reasons, watch_gradients
 from art.trainer.step.step_metrics import GateView, MicroBatchRecord, StepRecord
-from art.trainer.streams import ANCHOR, BASE, SAMPLED_BASE
+from art.trainer.streams import ANCHOR, BASE, SAMPLED_BASE, SAMPLER
 from art.trainer.tree.tree import FloatArray, SamplePath, Targets
 
 _log = logging.getLogger(__name__)
@@ -285,7 +285,7 @@ def _correct(inputs: LossInputs, micro_batch: MicroBatch, update: Update, record
     start = inputs.streams.get(ANCHOR, inputs.policy_logprobs.detach())
     log_ratio = torch.where(is_rl, start - inputs.sampling_logprobs, 0.0)
     rollouts = gate.rollouts_of(micro_batch.paths)  # [N], -1 for other components
-    evidence = gate.collect(micro_batch.paths, log_ratio.numpy())
+    evidence = gate.collect(micro_batch.paths, _evident(inputs, log_ratio).numpy())
     if update.masked is None:
         masked = gate.judge(sum((view.evidence for view in record.gate_views), evidence)).masked
     else:
@@ -297,3 +297,9 @@ def _correct(inputs: LossInputs, micro_batch: MicroBatch, update: Update, record
     record.num_mismatched_targets += int((correction.factors == 0).sum())
     record.num_truncated_targets += correction.num_truncated
     return correction
+
+
+def _evident(inputs: LossInputs, log_ratio: Tensor) -> Tensor:
+    """[N] what the gate judges: `log_ratio`, and for compared stale tokens the one of the checkpoint that sampled."""
+    sampler = inputs.streams.get(SAMPLER)
+    return log_ratio if sampler is None else torch.where(sampler.isnan(), log_ratio, sampler - inputs.sampling_logprobs)

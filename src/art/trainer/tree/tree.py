@@ -63,6 +63,15 @@ class SamplePath:
         return self.tokens.layout.inputs(self.tokens.rank).astype(np.int64)
 
     @property
+    def policy_versions(self) -> IntArray:  # [N] step of the weights that sampled each target
+        sample = self.sample
+        if not sample.versions:
+            return np.full(len(self.query_positions), sample.policy_version, dtype=np.int64)
+        starts, steps = np.asarray(sample.versions, dtype=np.int64).T
+        versions: IntArray = steps[np.searchsorted(starts, self.query_positions + 1, side="right") - 1]
+        return versions
+
+    @property
     def share(self) -> float:
         """What the sample adds to the number by which the summed loss of its component is divided."""
         if self.sample.share is not None:
@@ -161,6 +170,7 @@ def check_sample(sample: TrainingSample, *, vocab_size: int) -> SamplePath | Non
             f"the loss mask of {name} includes its first token, which no token before it can predict; mask it out"
         )
     _check_constraints(sample)
+    _check_versions(sample, int(positions[0]))
     logprobs = np.asarray(sample.sampling_logprobs, dtype=np.float32)[positions]
     advantages = np.asarray(sample.advantages, dtype=np.float32)[positions]
     if not (np.isfinite(logprobs).all() and np.isfinite(advantages).all()):
@@ -194,6 +204,15 @@ def _token_path(sample: TrainingSample, token_ids: IntArray, num_inputs: int) ->
 def _with_layout(paths: Sequence[SamplePath]) -> list[SamplePath]:
     laid_out = lay_out((path.tokens.array(), path.num_tokens, path.sample.sample_id) for path in paths)
     return [replace(path, tokens=tokens) for path, tokens in zip(paths, laid_out, strict=True)]
+
+
+def _check_versions(sample: TrainingSample, first_target: int) -> None:
+    starts = [start for start, _ in sample.versions]
+    if starts and (starts[0] > first_target or starts != sorted(starts)):
+        raise TrajectoryError(
+            f"sample {sample.sample_id!r} has policy versions from the tokens {starts} on; expected ascending numbers, "
+            f"the first at most {first_target}, the first token that is trained"
+        )
 
 
 def _check_constraints(sample: TrainingSample) -> None:

@@ -48,6 +48,7 @@
     const parts = path.split("/").map(decodeURIComponent);
     if (path === "session") return session;
     if (path === "runs") return manifest.runs;
+    if (parts[0] === "comparisons") return find("data/comparisons.js", parts.join("/"), "This comparison of models");
     if (parts[0] !== "runs") throw new Error("This is a copy of a run. What happens now is shown by the page of a running server only.");
     const [, project, name, kind, ...rest] = parts;
     const run = `runs/${project}/${name}`;

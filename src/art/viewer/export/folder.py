@@ -19,7 +19,7 @@ from art.errors import ConfigError
 from art.storage.atomic import write_file
 from art.viewer.export.bundle import ENTRY, bundle
 from art.viewer.export.options import MAX_RUNS, ExportOptions
-from art.viewer.export.run_export import Counts, RunExport
+from art.viewer.export.run_export import Counts, RunExport, comparison_answers
 from art.viewer.page_files import INDEX, page_files
 from art.viewer.viewer import Viewer
 
@@ -82,7 +82,7 @@ def export_folder(
             if isinstance(answer, dict) and isinstance(answer.get("error"), str):
                 answer["error"] = hide_paths(answer["error"])  # the traceback of a rollout that failed
         text = json.dumps(answers, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-        if name.endswith(("run.js", "steps.js")):
+        if name.endswith(("run.js", "steps.js", "comparisons.js")):
             text = hide_paths(text)
         return write(name, f"artAnswers({text});\n".encode())
 
@@ -90,6 +90,8 @@ def export_folder(
         viewer.run(*run)  # a run that does not exist is said before anything is written
     for run in runs:
         RunExport(viewer, run, options, write_answers).export(result.counts)
+    if not options.runs:  # a comparison can have models of any run
+        write_answers("data/comparisons.js", comparison_answers(viewer))
     kept = [run for run in listed.runs if (run.project, run.name) in runs]
     listed = listed.model_copy(update={"runs": kept})
     result.left_out = _left_out(result, options, num_runs=len(runs), num_all=len(viewer.runs().runs))

@@ -170,6 +170,13 @@ class RunExport:
         counts.num_bytes += self._write_file(f"tree-{step}.js", {f"{self._base}/steps/{step}/tree": _plain(tree)})
 
 
+def comparison_answers(viewer: Viewer) -> dict[str, Any]:
+    """Return the answers about comparisons of models, by path."""
+    listed = viewer.comparisons()
+    answers = {f"comparisons/{one.id}": _plain(viewer.comparison(one.id)) for one in listed.comparisons}
+    return {"comparisons": _plain(listed), **answers}
+
+
 def _plain(answer: Answer) -> dict[str, Any]:
     plain: dict[str, Any] = json.loads(answer.model_dump_json())  # numbers that JSON lacks are null
     return plain

@@ -11,6 +11,7 @@ import { failed, loading, missing } from "./lib/states.js";
 import { applyTheme } from "./lib/theme.js";
 import { checkpointsView } from "./views/checkpoints.js";
 import { compareView } from "./views/compare.js";
+import { comparisonsView } from "./views/comparisons.js";
 import { costsView } from "./views/costs.js";
 import { curvesView } from "./views/curves.js";
 import { groupView } from "./views/group.js";
@@ -45,6 +46,7 @@ const VIEWS = {
   checkpoints: checkpointsView,
   costs: costsView,
   compare: compareView,
+  comparisons: comparisonsView,
   live: liveView,
   system: systemView,
   nowhere: nowhereView,
@@ -132,6 +134,7 @@ function start() {
   addHelp();
   addKeys([
     { key: "g r", text: "go to the runs", run: () => go("runs") },
+    { key: "g m", text: "go to the comparisons of models", run: () => go("comparisons") },
     { key: "g l", text: "go to what is sampled now", run: () => go("live") },
     { key: "g s", text: "go to the system", run: () => go("system") },
   ]);

@@ -14,6 +14,9 @@ from art.gateway.record.recorder import SELECT_ANSWERS
 from art.viewer.answers.tokens import SpanRole
 from art.viewer.database import ReadOnlyDatabase
 
+_SELECT_OLDER = SELECT_ANSWERS.replace(" segments,", " NULL,")
+"""Query for a database that has no column `segments` yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class Branch:
@@ -50,7 +53,8 @@ def read_exchanges(database: ReadOnlyDatabase, ids: Iterable[str]) -> dict[str, 
     unique_ids = set(ids)
     if not unique_ids:
         return {}
-    rows = database.read(SELECT_ANSWERS, (orjson.dumps(sorted(unique_ids)).decode(),))
+    parameters = (orjson.dumps(sorted(unique_ids)).decode(),)
+    rows = database.read(SELECT_ANSWERS, parameters) or database.read(_SELECT_OLDER, parameters)
     try:
         answers = assemble_answers(rows)
     except KeyError:  # an ancestor is gone, which retention never does alone

@@ -129,18 +129,21 @@ def _from_exchanges(path: ExchangePath, training: RolloutTraining | None, model:
                 TokenSpan(start=done, end=start, role=role, sampled=False, trained=False, reason=_OUTSIDE[role])
             )
         is_own = (answer.project, answer.name) == model
-        segments.append(
-            TokenSpan(
-                start=start,
-                end=end,
-                role="policy" if is_own else "context",
-                exchange_id=answer.id,
-                policy_version=answer.policy_version,
-                sampled=True,
-                trained=False,
-                reason=_UNTRAINED if is_own else _OUTSIDE["context"],
+        first = start
+        for version, num_tokens in answer.parts():
+            segments.append(
+                TokenSpan(
+                    start=first,
+                    end=first + num_tokens,
+                    role="policy" if is_own else "context",
+                    exchange_id=answer.id,
+                    policy_version=version,
+                    sampled=True,
+                    trained=False,
+                    reason=_UNTRAINED if is_own else _OUTSIDE["context"],
+                )
             )
-        )
+            first += num_tokens
         logprobs = answer.sampling_logprobs
         values["sampling_logprob"][start : start + len(logprobs)] = logprobs
         done = end

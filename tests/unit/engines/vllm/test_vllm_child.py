@@ -37,8 +37,7 @@ async def child() -> AsyncIterator[tuple[RpcClient, list[dict[str, Any]]]]:
     )  # fmt: skip
     theirs.close()
     heartbeats: list[dict[str, Any]] = []
-    reader, writer = await asyncio.open_connection(sock=ours)
-    client = RpcClient(reader, writer, heartbeats.append)
+    client = await RpcClient.connect(ours, heartbeats.append)
     try:
         yield client, heartbeats
     finally:

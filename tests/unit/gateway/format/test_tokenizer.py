@@ -74,6 +74,14 @@ def test_the_bytes_of_the_tokens_are_the_text(tokenizer: Tokenizer, text: str) -
     assert b"".join(tokenizer.token_bytes[i] for i in ids) == text.encode()
 
 
+def test_callers_may_change_the_tokens_that_they_get(tokenizer: Tokenizer) -> None:
+    text = "an observation that comes again " * 4
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    expected = ids.copy()
+    ids.append(0)
+    assert tokenizer.encode(text, add_special_tokens=False) == expected
+
+
 @given(ids=st.lists(st.integers(0, 450)))
 @settings(max_examples=200, deadline=None)
 def test_the_text_of_random_tokens_equals_the_librarys_decoding(tokenizer: Tokenizer, ids: list[int]) -> None:

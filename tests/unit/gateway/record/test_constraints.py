@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from art.gateway.record import recorder as recorder_module
+from art.gateway.record import schema
 from art.gateway.record.conversations import Conversations
 from art.gateway.record.recorder import Exchange, Recorder, new_exchange_id
 from art.gateway.record.retention import forget_older
@@ -77,9 +79,9 @@ async def test_the_index_of_conversations_keeps_constraints(recorder: Recorder) 
 
 async def test_a_database_of_before_gets_the_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database = Database(tmp_path / "art.db")
-    older = recorder_module._SCHEMA.replace(", constrained TEXT", "")
-    assert older != recorder_module._SCHEMA
-    names = tuple(name for name in recorder_module._NAMES if name != "constrained")
+    older = schema._SCHEMA.replace(", constrained TEXT,\n    segments TEXT", "")
+    assert older != schema._SCHEMA
+    names = tuple(name for name in recorder_module._NAMES if name not in ("constrained", "segments"))
     old = exchange(None)
     row = recorder_module._to_row(old, b"c", None)
 
@@ -94,7 +96,7 @@ async def test_a_database_of_before_gets_the_column(tmp_path: Path, monkeypatch:
     for _ in range(2):  # opening it again changes nothing
         recorder = Recorder(database)
         await recorder.start()
-    new = exchange(GRAMMAR)
+    new = replace(exchange(GRAMMAR), segments=[(1, 1), (2, 1)])
     await recorder.append(new, conversation=b"d")
     assert recorder.get([old.id, new.id]) == [old, new]
     database.close()

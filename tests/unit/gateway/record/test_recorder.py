@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import art.gateway.record.recorder as recorder_module
 from art.errors import DiskFullError, NotFoundError, StorageError
 from art.gateway.record.conversations import Conversations, canonical_message, conversation_hashes, extend_hash
 from art.gateway.record.recorder import Exchange, Recorder, new_exchange_id
@@ -357,3 +358,29 @@ async def test_tokens_are_counted_over_restarts(recorder: Recorder) -> None:
     await again.start()
     assert again.token_counts("p", "m") == (5, 2, 7)
     assert again.token_counts("p", "nobody") == (0, 0, 0)
+
+
+async def test_answers_that_end_soon_after_one_another_share_a_commit(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "COMMIT_EVERY_S", 0.2)
+    num_commits = 0
+    run = recorder.database.run
+
+    async def counted(work: Any) -> Any:
+        nonlocal num_commits
+        num_commits += 1
+        return await run(work)
+
+    monkeypatch.setattr(recorder.database, "run", counted)
+    started = asyncio.get_running_loop().time()
+    await recorder.append(exchange(), conversation=b"")
+    assert asyncio.get_running_loop().time() - started < 0.15, "the first one does not wait"
+    later = [exchange() for _ in range(5)]
+    waiting = []
+    for one in later:
+        waiting.append(asyncio.ensure_future(recorder.append(one, conversation=b"")))
+        await asyncio.sleep(0.01)
+    await asyncio.gather(*waiting)
+    assert num_commits == 2
+    assert set(recorder.find(one.id for one in later)) == {one.id for one in later}

@@ -114,7 +114,7 @@ def chunk(call_id: int, reason: str | None = None) -> Output:
 
 
 def serve(child: ScriptedChild, engine: ScriptedEngine) -> RecordingSocket:
-    server = EngineChild(child)
+    server = EngineChild(child, child.inbox)
     server._pool = EnginePool(engine, "base", EngineConfig())
     with pytest.raises(Done):
         server.run()
@@ -153,7 +153,7 @@ def test_a_failing_step_fails_its_requests_and_the_loop_lives_on() -> None:
 
 def test_a_device_that_fails_for_ever_ends_the_process() -> None:
     child = ScriptedChild(generate(1))
-    server = EngineChild(child)
+    server = EngineChild(child, child.inbox)
     engine = ScriptedEngine(*[RuntimeError("dead")] * MAX_FAILED_STEPS)
     engine.abort_all = lambda error: []  # type: ignore[method-assign]  # more requests keep coming
     server._pool = EnginePool(engine, "base", EngineConfig())
@@ -165,7 +165,7 @@ def test_a_device_that_fails_for_ever_ends_the_process() -> None:
 def test_calls_before_start_are_refused() -> None:
     child = ScriptedChild({"id": 1, "method": "stats", "params": {}})
     with pytest.raises(Done):
-        EngineChild(child).run()
+        EngineChild(child, child.inbox).run()
     assert "call `start_engine` first" in str(child.socket.failures[0][1])
 
 

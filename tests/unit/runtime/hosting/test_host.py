@@ -17,6 +17,7 @@ from art.protocol.calls import Call, Generate, PrepareWeights, Progress, Train, 
 from art.protocol.samples import StepResult
 from art.protocol.training import RegisterRequest
 from art.runtime.host import BaseModelHost
+from art.runtime.hosting.usage import usage_metrics
 from art.runtime.hosts import Hosts, host_key
 from art.runtime.registry import RegisteredModel
 from art.runtime.runtime import Runtime
@@ -288,7 +289,7 @@ class Machine:
         self.events.append(call.method)
         if isinstance(call, Wake) and self.cannot_wake:
             raise ProcessError("out of memory")
-        return [-1.0]
+        return CHUNK if isinstance(call, Generate) else [-1.0]
 
     async def stream(self, call: Call[Any]) -> AsyncIterator[StepResult | TokenChunk]:
         self.events.append(call.method)
@@ -333,13 +334,70 @@ async def test_requests_wait_while_the_trainer_has_the_memory(shared: BaseModelH
     async def sample() -> list[int]:
         return [token async for chunk in shared.engine.generate(request, stream=False) for token in chunk.token_ids]
 
-    held = [asyncio.ensure_future(sample()), asyncio.ensure_future(shared.engine.score([1, 2], None))]
+    held: list[asyncio.Future[Any]] = [
+        asyncio.ensure_future(sample()),
+        asyncio.ensure_future(shared.engine.generate_whole(request)),
+        asyncio.ensure_future(shared.engine.score([1, 2], None)),
+    ]
     await asyncio.sleep(0.01)
     assert machine.events == ["sleep", "train"]
     machine.finish_step.set()
     assert (await step).step == 1
     await asyncio.gather(*held)
-    assert machine.events == ["sleep", "train", "wake", "generate", "score"]
+    assert machine.events == ["sleep", "train", "wake", "generate", "generate", "score"]
+
+
+async def test_a_request_that_runs_when_the_engine_falls_asleep_is_not_waited_for(
+    shared: BaseModelHost, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rollout may take minutes; the engine pauses its request, and the step begins at once."""
+    running, end = asyncio.Event(), asyncio.Event()
+
+    async def stream(call: Call[Any]) -> AsyncIterator[StepResult | TokenChunk]:
+        if isinstance(call, Train):
+            yield StepResult(step=1)
+            return
+        running.set()
+        await end.wait()
+        yield CHUNK
+
+    monkeypatch.setattr(machine, "stream", stream)
+    request = GenerateRequest(
+        request_id="r", adapter=None, prompt_token_ids=[1], max_tokens=1, stop_token_ids=(), seed=1
+    )
+
+    async def sample() -> int:
+        return len([chunk async for chunk in shared.engine.generate(request, stream=True)])
+
+    before = shared.usage()
+    asked = asyncio.ensure_future(sample())
+    await running.wait()
+    async with asyncio.timeout(5):
+        assert (await shared.trainer.train(STEP)).step == 1
+    assert machine.events == ["sleep", "wake"]
+    assert not asked.done()
+    end.set()
+    assert await asked == 1
+    usage = shared.usage()
+    assert usage.engine_busy_s - before.engine_busy_s <= usage.at - before.at - usage.engine_asleep_s
+
+
+async def test_usage_tells_who_waits_for_whom(shared: BaseModelHost, machine: Machine) -> None:
+    before = shared.usage()
+    step = asyncio.ensure_future(shared.trainer.train(STEP))
+    await until(lambda: "train" in machine.events)
+    held = [asyncio.ensure_future(shared.engine.score([1, 2], None)) for _ in range(3)]
+    await asyncio.sleep(0.1)
+    assert shared.usage().engine_asleep_s > 0.09, "while it lasts too"
+    machine.finish_step.set()
+    await asyncio.gather(step, *held)
+    await asyncio.sleep(0.1)
+    metrics = usage_metrics(before, shared.usage())
+    seconds = metrics["time/since_last_step_s"]
+    assert 0.1 <= metrics["time/engine_asleep_s"] <= metrics["time/requests_closed_s"] < seconds - 0.09
+    assert metrics["time/requests_held_s"] == pytest.approx(3 * metrics["time/engine_asleep_s"], rel=0.2)
+    assert metrics["time/trainer_idle_share"] == pytest.approx(1 - metrics["time/engine_asleep_s"] / seconds, abs=0.1)
+    assert metrics["time/engine_idle_share"] > 0.9
 
 
 async def test_an_engine_that_does_not_wake_up_is_restarted(

@@ -267,7 +267,7 @@ async def test_the_report_says_who_waits_for_whom_and_where_the_child_stands(chi
     assert f"echo: up, pid {child.pid}, 0." in report
     assert "the caller waits for the echo to answer `hang`, for" in report
     assert "it does `hanging` since" in report
-    assert "in RpcClient.stream" in report, "the stack of the caller's task"
+    assert "in RpcClient.call" in report, "the stack of the caller's task"
     assert "echo_child.py" in report.split("Stacks: echo")[1], "the stack of the child"
     hanging.cancel()
 

@@ -38,7 +38,7 @@ def beat(vitals: Vitals, doing: str, since_s: float = 0.0) -> None:
 
 
 def call(method: str = "generate") -> PendingCall:
-    return PendingCall(method, "Task-1", time.monotonic(), time.monotonic())
+    return PendingCall(method, "Task-1", time.monotonic(), time.monotonic(), lambda frame: None)
 
 
 def test_silence_is_noticed_also_before_the_first_heartbeat(clock: Callable[[float], None]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from art.config import MismatchConfig
 from art.errors import ConfigError, TrainingError
 from art.trainer.gate.evidence import Evidence
-from art.trainer.gate.gate import Gate, Verdict
+from art.trainer.gate.gate import Drift, Gate, Verdict
 from art.trainer.gate.noise import Noise, expected_noise, is_mixture
 from art.trainer.gate.report import check_verdict
 from art.trainer.tree.tree import SamplePath, check_sample
@@ -24,7 +24,13 @@ BFLOAT16 = Noise(trainer="bfloat16", engine="bfloat16")
 
 def make_gate(num_rollouts: int, noise: Noise = BFLOAT16, *, stale: bool = False, **config: Any) -> Gate:
     rollouts = {str(index): index for index in range(num_rollouts)}
-    return Gate(MismatchConfig(**config), noise, rollouts, np.full(num_rollouts, stale))
+    return Gate(
+        MismatchConfig(**config),
+        noise,
+        rollouts,
+        np.full(num_rollouts, float(stale)),
+        np.zeros(num_rollouts, dtype=np.bool_),
+    )
 
 
 def judge(log_ratios: list[list[float]], noise: Noise = BFLOAT16, *, stale: bool = False, **config: Any) -> Verdict:
@@ -198,7 +204,7 @@ def test_a_rollout_is_stale_if_any_of_its_branches_is() -> None:
     paths = [
         replace(path, sample=replace(path.sample, policy_version=v)) for path, v in zip(paths, (3, 2, 3), strict=True)
     ]
-    assert Gate.over(paths, MismatchConfig(), Noise(), step=3).is_stale.tolist() == [True, False]
+    assert Gate.over(paths, MismatchConfig(), Noise(), step=3).ages.tolist() == [1, 0]
 
 
 # -- what it says --
@@ -230,12 +236,10 @@ def test_it_stops_a_step_that_is_mostly_wrong_or_shifted_as_a_whole(caplog: pyte
     with pytest.raises(TrainingError, match=r"4 of 4 rollouts .* share of 0.5, so nothing was trained\. In 4 the mean"):
         check_verdict(make_gate(4), wrong, num_masked=4, num_judged=4)
     shifted = judge(np.random.default_rng(0).normal(-0.03, 0.05, (2000, 5)).tolist())
-    with pytest.raises(
-        TrainingError, match=r"over all 2000 rollouts \(10000 tokens\) .* is -0\.0.*nothing was trained"
-    ):
+    with pytest.raises(TrainingError, match=r"over 2000 rollouts \(10000 tokens\) .* is -0\.0.*nothing was trained"):
         check_verdict(make_gate(2000), shifted, num_masked=0, num_judged=2000)
     check_verdict(make_gate(2000, abort=1.0), shifted, num_masked=0, num_judged=2000)
-    assert "over all 2000 rollouts" in caplog.text
+    assert "over 2000 rollouts" in caplog.text
 
 
 def test_it_says_why_a_mixture_of_experts_is_masked() -> None:
@@ -275,3 +279,67 @@ def test_an_engine_of_unknown_type_has_the_trainers() -> None:
 def test_bounds_that_would_do_nothing_are_refused(config: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         MismatchConfig(**config)
+
+
+# -- stale rollouts --
+
+
+def stale_step(seed: int, *, error: float = 0.0, group_size: int = 1) -> tuple[Gate, Verdict]:
+    """A step of 64 stale rollouts, of which 8 are compared with the checkpoint that sampled them, 4 of a group.
+
+    The policy has moved by a random amount, of which a random part is common to the tokens of a group. `error` is the
+    root mean square by which records are wrong beside that, also a part of it common to a group.
+    """
+    rng = np.random.default_rng(seed)
+    num, length, moved, common = 64, int(rng.integers(1, 200)), 10 ** rng.uniform(-3, 0.5), rng.uniform(0, 1)
+
+    def differences(rms: float, mean: float) -> np.ndarray:
+        of_group = np.repeat(rng.standard_normal((num // group_size, 1)), group_size, axis=0) * math.sqrt(common)
+        return rms * (of_group + rng.standard_normal((num, length)) * math.sqrt(1 - common)) + mean
+
+    drift = differences(moved, -(moved**2) / 2)
+    wrong = differences(error, -error / 2) if error else 0.0
+    noise = rng.normal(0, 1e-5, (num, length))
+    checked = np.arange(num) % 8 == 0 if group_size == 1 else np.arange(num) % 8 + np.arange(num) // 16 * 4 < 4
+    log_ratio = noise + wrong + np.where(checked[:, None], 0.0, drift)
+    gate = Gate(
+        MismatchConfig(token_low=1e-30, token_high=1e30),
+        Noise(),
+        {str(index): index for index in range(num)},
+        np.full(num, 2.0),
+        checked,
+        drift=Drift.over(list(drift[checked]), num_groups=8 if group_size == 1 else 2),
+    )
+    rollouts = np.repeat(np.arange(num), length)
+    return gate, gate.judge(Evidence.collect(log_ratio.ravel(), rollouts, num, limit=gate.limit))
+
+
+@pytest.mark.parametrize("group_size", [1, 8])
+@pytest.mark.parametrize("seed", range(40))
+def test_honest_stale_rollouts_pass_however_far_the_policy_has_moved(seed: int, group_size: int) -> None:
+    gate, verdict = stale_step(seed, group_size=group_size)
+    assert verdict.num_masked <= (1 if group_size == 1 else 8)
+    check_verdict(gate, verdict, num_masked=verdict.num_masked, num_judged=64)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_wrong_records_of_stale_rollouts_stop_the_step_however_far_the_policy_has_moved(seed: int) -> None:
+    gate, verdict = stale_step(seed, error=0.3)
+    with pytest.raises(TrainingError, match="nothing was trained"):
+        check_verdict(gate, verdict, num_masked=verdict.num_masked, num_judged=64)
+
+
+def test_a_step_whose_drift_is_unknown_is_told_what_to_do() -> None:
+    gate = replace(make_gate(4), ages=np.asarray([0.0, 1.0, 2.0, 3.0]))
+    verdict = judge([[-0.9] * 50] * 4)
+    with pytest.raises(TrainingError, match=r"3 of the rollouts are up to 3 steps old.* lower `learning_rate`"):
+        check_verdict(gate, verdict, num_masked=4, num_judged=4)
+
+
+def test_without_a_measurement_a_step_is_assumed_to_move_by_a_small_divergence() -> None:
+    gate = replace(make_gate(2, Noise()), ages=np.asarray([1.0, 4.0]))
+    evidence = Evidence.collect(np.zeros(200), np.repeat([0, 1], 100), 2, limit=gate.limit)
+    verdict = gate.judge(evidence)
+    one, four = verdict.high.tolist()
+    assert one == pytest.approx(0.001 + 0.01 + 5 * math.sqrt((0.005**2 + 0.02) / 100))
+    assert four == pytest.approx(0.001 + 0.16 + 5 * math.sqrt((0.005**2 + 16 * 0.02) / 100))

@@ -36,7 +36,8 @@ def make_policy(model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatc
     """A policy with disturbed weights on a tiny model, with layers that keep less or with those of transformers."""
 
     def make(family: str, dtype: str, *, lean: bool, lora: LoraConfig | None = LORA, **config: Any) -> Policy:
-        monkeypatch.setattr(base_model, "keep_less", lambda model: None)
+        for change in ("keep_less", "speed_up_norms"):
+            monkeypatch.setattr(base_model, change, lambda model: None)
         base = load_base_model(model_path(family), TrainerConfig(device="cpu", dtype=dtype, num_threads=1, **config))
         if lean:
             keep_less(base.model)  # on a CPU in float32 too

@@ -18,7 +18,7 @@ from art.protocol.samples import TrainingSample
 from art.storage import checkpoints
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.step import plans
-from art.trainer.step.base_kl import choose_paths, with_sampled_base
+from art.trainer.step.compared.base_kl import choose_paths, with_sampled_base
 from art.trainer.step.measure import Measurer
 from art.trainer.streams import BASE
 from art.trainer.trainer import Trainer

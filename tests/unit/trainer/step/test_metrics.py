@@ -152,7 +152,9 @@ def test_every_metric_is_what_the_catalogue_says(seed: int, paths: list[SamplePa
             "offpolicy/mismatch_masked_share": 3 / 8,
             "offpolicy/mismatch_masked_tokens": 17,
             "offpolicy/truncated_share": 5 / len(rl),
-            "offpolicy/mean_staleness": mean([4 - path.sample.policy_version for path in paths]),
+            "offpolicy/mean_staleness": mean(
+                [4 - path.sample.policy_version for path in paths for _ in path.query_positions]
+            ),
             "data/step_trainer_tokens": len(build_tree(paths)),
             "data/step_tokens_unshared": unshared,
             "data/step_shared_share": 1 - len(build_tree(paths)) / unshared,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 
 from art.errors import NotFoundError
+from art.gateway.record.recorder import Recorder
+from art.storage.database import Database
 from art.storage.layout import ModelPaths
 from art.storage.steps.plan_record import GroupPlan, PlanRecord, RolloutPlan, write_plan
 from art.storage.steps.token_file import (
@@ -19,7 +22,8 @@ from art.storage.steps.token_file import (
     write_token_file,
 )
 from art.viewer.answers.tokens import MAX_TOKENS, RolloutTokens, TokensQuery
-from art.viewer.tokens.exchanges import ExchangePath, join_paths
+from art.viewer.database import ReadOnlyDatabase
+from art.viewer.tokens.exchanges import ExchangePath, join_paths, read_exchanges
 from art.viewer.tokens.rollout_tokens import describe_tokens
 from art.viewer.tokens.rollout_training import RolloutTraining, find_training
 from tests.support.recorded_exchanges import AGAIN, BRANCH, FIRST, SECOND, USER, exchange, recorded_answer
@@ -101,6 +105,16 @@ def test_tokens_values_and_reasons_of_a_trained_path(paths: ModelPaths) -> None:
     ]
     assert answer.texts == [None, None, None, "a", "!", None, None, None]  # of the choice's log-probs
     assert "The tokenizer of the base model is not on this machine" in (answer.missing or "")
+
+
+def test_an_answer_over_two_steps_is_shown_with_both(paths: ModelPaths) -> None:
+    train(paths)
+    write_tokens(paths)
+    switched = RECORDED | {"e1": replace(RECORDED["e1"], policy_version=1, segments=[(1, 1), (2, 1)])}
+    for training in (find_training(paths, 4, ["e1", "e2", "e3"]), None):
+        answer = describe(join_paths([["e1", "e2", "e3"]], switched), training)
+        spans = [(s.start, s.end, s.policy_version) for s in answer.spans if s.exchange_id == "e1"]
+        assert spans == [(3, 4, 1), (4, 5, 2)]
 
 
 def test_another_path_and_a_part_of_one(paths: ModelPaths) -> None:
@@ -204,3 +218,15 @@ def test_the_newest_token_files_are_kept(paths: ModelPaths) -> None:
     remove_old_token_files(paths.steps, newest=8, keep=0)
     assert not list(paths.steps.rglob("tokens.safetensors"))
     remove_old_token_files(paths.root / "none", newest=8, keep=0)
+
+
+async def test_a_database_of_before_the_parts_of_answers_can_be_read(tmp_path: Path) -> None:
+    database = Database(tmp_path / "art.db")
+    recorder = Recorder(database)
+    await recorder.start()
+    await recorder.append(FIRST, conversation=b"c")
+    await database.run(lambda db: db.execute("ALTER TABLE exchanges DROP COLUMN segments"))
+    database.close()
+    (answer,) = read_exchanges(ReadOnlyDatabase(tmp_path / "art.db"), ["e1"]).values()
+    assert answer.completion_token_ids.tolist() == FIRST.completion_token_ids
+    assert answer.parts() == [(FIRST.policy_version, 2)]

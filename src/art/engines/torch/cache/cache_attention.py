@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from art.engines.torch.cache import shared_prefix
 from art.engines.torch.cache.kv_cache import LayerShape, Pool
+from art.engines.torch.cache.sharing import Ints, SharedKeys, Sharing
 
 NAME = "art_engine"
 """The name of this attention in transformers' registries."""
@@ -59,19 +60,46 @@ class DecodeGroup:
     rows: Tensor | slice  # rows to gather, or a range of rows to view
     spread: Tensor | None  # [n] for a range with gaps: index in the range of each query
     num_keys: int
-    lengths: npt.NDArray[np.int64]  # [rows] number of keys in each row
-    mask: Tensor | None  # [rows, 1, 1, num_keys], 0 or -inf
-    windows: dict[int, tuple[int, Tensor | None]] = field(default_factory=dict)
+    lengths: Ints  # [rows] number of keys in each row
+    shared: SharedKeys | None = None
+    """Prefixes whose keys are read once for several queries; if there are some, each query sees all of one."""
+    shared_lengths: Ints | None = None  # [rows] length of the prefix of each row
+    masks: dict[int | None, tuple[int, Tensor | None]] = field(default_factory=dict)
 
-    def window(self, size: int, like: Tensor) -> tuple[int, Tensor | None]:
-        """Return the first key that any row sees in a sliding window of `size`, and the mask of the keys from it on."""
-        if self.num_keys <= size:
-            return 0, self.mask
-        if size not in self.windows:
-            first = max(0, int(self.lengths.min()) - size)
-            keys, lengths = np.arange(first, self.num_keys), self.lengths[:, None]
-            self.windows[size] = first, _decode_mask((keys >= lengths) | (keys < lengths - size), like)
-        return self.windows[size]
+    def seen(self, window: int | None, like: Tensor) -> tuple[int, Tensor | None]:
+        """Return the first key that any row sees, and the mask [rows, 1, 1, keys from it on], 0 or -inf.
+
+        `None` instead of a mask says that every row sees all of these keys.
+        """
+        size = None if window is None or self.num_keys <= window else window
+        if size not in self.masks:
+            self.masks[size] = self._mask(np.zeros(1, np.int64) if size is None else self.lengths - size, like)
+        return self.masks[size]
+
+    def share(self, sharing: Sharing, rows: Ints) -> None:
+        """Read prefixes once. `rows` [n] are those of the queries, which all take part."""
+        self.shared = sharing.keys
+        self.shared_lengths = sharing.lengths
+        if isinstance(self.rows, slice):
+            self.shared_lengths = np.full(len(self.lengths), sharing.lengths.min())
+            self.shared_lengths[rows - self.rows.start] = sharing.lengths
+
+    def beyond_prefixes(self, like: Tensor) -> tuple[int, Tensor | None]:
+        """Return the same as `seen`, without the keys of shared prefixes."""
+        assert self.shared_lengths is not None
+        if 0 not in self.masks:
+            self.masks[0] = self._mask(self.shared_lengths, like)
+        return self.masks[0]
+
+    def _mask(self, starts: Ints, like: Tensor) -> tuple[int, Tensor | None]:
+        """The first key, and the mask that shows keys `[starts, lengths)` of each row."""
+        first = max(0, int(starts.min()))
+        keys = np.arange(first, self.num_keys)
+        hidden = (keys >= self.lengths[:, None]) | (keys < starts[:, None])
+        if not hidden.any():
+            return first, None
+        mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
+        return first, mask.masked_fill_(torch.from_numpy(hidden).to(like.device), -math.inf)[:, None, None, :]
 
 
 @dataclass(slots=True)
@@ -98,21 +126,28 @@ class AttentionPlan:
     masks: dict[tuple[int, int, int, int | None], Tensor] = field(default_factory=dict)
 
 
-def decode_group(
-    pool: Pool,
-    tokens: npt.NDArray[np.int64],
-    rows: npt.NDArray[np.int64],
-    positions: npt.NDArray[np.int64],
-    like: Tensor,
-) -> DecodeGroup:
-    """Plan the attention of sequences that add one token each.
+def decode_groups(pool: Pool, tokens: Ints, rows: Ints, positions: Ints, like: Tensor) -> list[DecodeGroup]:
+    """Plan the attention of sequences that add one token each: those that share a long prefix, and the others.
 
     Their tokens have the indices `tokens` [n] in the batch, and are at `positions` [n] of rows `rows` [n] of `pool`.
     """
+    sharing = shared_prefix.find_sharing(pool, rows, positions, like)
+    if sharing is None:
+        return [_decode_group(pool, tokens, rows, positions, like)]
+    members = sharing.members
+    groups = [_decode_group(pool, tokens[members], rows[members], positions[members], like)]
+    groups[0].share(sharing, rows[members])
+    if len(members) < len(rows):
+        rest = np.delete(np.arange(len(rows)), members)
+        groups.append(_decode_group(pool, tokens[rest], rows[rest], positions[rest], like))
+    return groups
+
+
+def _decode_group(pool: Pool, tokens: Ints, rows: Ints, positions: Ints, like: Tensor) -> DecodeGroup:
     low, high = int(rows.min()), int(rows.max()) + 1
     lengths, num_keys = positions + 1, int(positions.max()) + 1
     row_index: Tensor | slice
-    mask = spread = None
+    spread = None
     if high - low <= len(rows) * _DENSE_GAIN:
         row_index = slice(low, high)
         if high - low != len(rows) or (np.diff(rows) != 1).any():
@@ -121,18 +156,10 @@ def decode_group(
         lengths[rows - low] = positions + 1
     else:
         row_index = to_device(rows, like)
-    if int(lengths.min()) < num_keys:
-        mask = _decode_mask(np.arange(num_keys) >= lengths[:, None], like)
-    return DecodeGroup(pool, slice_or_index(tokens, like), row_index, spread, num_keys, lengths, mask)
+    return DecodeGroup(pool, slice_or_index(tokens, like), row_index, spread, num_keys, lengths)
 
 
-def _decode_mask(hidden: npt.NDArray[np.bool_], like: Tensor) -> Tensor:
-    """A mask [rows, 1, 1, num_keys] that is -inf where `hidden` [rows, num_keys] is true."""
-    mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
-    return mask.masked_fill_(torch.from_numpy(hidden).to(like.device), -math.inf)[:, None, None, :]
-
-
-def slice_or_index(values: npt.NDArray[np.int64], like: Tensor) -> slice | Tensor:
+def slice_or_index(values: Ints, like: Tensor) -> slice | Tensor:
     """Return `values` as a slice if they are consecutive, which avoids a copy, else as an index tensor."""
     first, last = int(values[0]), int(values[-1])
     if last - first + 1 == len(values) and (np.diff(values) == 1).all():
@@ -140,7 +167,7 @@ def slice_or_index(values: npt.NDArray[np.int64], like: Tensor) -> slice | Tenso
     return to_device(values, like)
 
 
-def to_device(values: npt.NDArray[np.int64], like: Tensor) -> Tensor:
+def to_device(values: Ints, like: Tensor) -> Tensor:
     return torch.from_numpy(values).to(like.device)
 
 
@@ -166,24 +193,35 @@ def attend(plan: AttentionPlan, layer: int, q: Tensor, k: Tensor, v: Tensor, for
 
 def _decode(group: DecodeGroup, layer: int, q: Tensor, formula: Formula) -> Tensor:
     """Attention of a decode group: [n, heads, d] -> [n, heads, e]."""
-    _, num_heads, d = q.shape
-    keys, values = group.pool.keys[layer], group.pool.values[layer]
-    first, mask = (0, group.mask) if formula.window is None else group.window(formula.window, q)
+    num_heads, plain_q = q.shape[1], q
+    all_keys = keys, values = group.pool.keys[layer], group.pool.values[layer]
+    shared = group.shared if formula.window is None and formula.sinks is None else None
+    first, mask = group.beyond_prefixes(q) if shared is not None else group.seen(formula.window, q)
     if isinstance(group.rows, slice):
         keys, values = keys[group.rows, :, first : group.num_keys], values[group.rows, :, first : group.num_keys]
     else:
         keys = keys[:, :, first : group.num_keys].index_select(0, group.rows)
         values = values[:, :, first : group.num_keys].index_select(0, group.rows)
     if group.spread is not None:
-        q = q.new_zeros((keys.shape[0], num_heads, d)).index_copy_(0, group.spread, q)
-    if formula.sinks is None:
-        num_kv_heads = keys.shape[1]
-        q = q.reshape(-1, num_kv_heads, num_heads // num_kv_heads, d)
-        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=formula.scale)
-        out = out.reshape(-1, num_heads, values.shape[-1])
-    else:
+        q = q.new_zeros((keys.shape[0], *q.shape[1:])).index_copy_(0, group.spread, q)
+    log_sum = None
+    if formula.sinks is not None:
         out = _attend_with_sinks(q[:, :, None], keys, values, mask, formula.scale, formula.sinks)[:, :, 0]
-    return out if group.spread is None else out.index_select(0, group.spread)
+    else:
+        q = q.reshape(-1, keys.shape[1], num_heads // keys.shape[1], q.shape[-1])
+        if shared is not None:
+            out, log_sum = shared_prefix.attend_with_sum(q, keys, values, mask, formula.scale)
+            log_sum = log_sum.reshape(-1, num_heads)
+        else:
+            out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=formula.scale)
+        out = out.reshape(-1, num_heads, values.shape[-1])
+    if group.spread is not None:
+        out = out.index_select(0, group.spread)
+        log_sum = None if log_sum is None else log_sum.index_select(0, group.spread)
+    if shared is None or log_sum is None:
+        return out
+    before = shared_prefix.attend_to_prefixes(shared, plain_q, *all_keys, formula.scale)
+    return shared_prefix.merge((out, log_sum), before)
 
 
 def _prefill(plan: AttentionPlan, offset: int, q: Tensor, keys: Tensor, values: Tensor, formula: Formula) -> Tensor:

@@ -71,11 +71,11 @@ class Linear:
         self.num_out, self.num_in = weight.shape
         self._folded = weight
 
-    def __call__(self, x: Tensor, runs: list[Run] | None) -> Tensor:
-        """[N, in] -> [N, out]. `runs` is `None` if all rows use the folded adapter."""
+    def __call__(self, x: Tensor, runs: list[Run] | None, residual: Tensor | None = None) -> Tensor:
+        """[N, in] -> [N, out], plus `residual` [N, out]. `runs` is `None` if all rows use the folded adapter."""
         if runs is None:
-            return self._product(x, self._folded)
-        y = self._product(x, self.weight)
+            return self._product(x, self._folded, residual)
+        y = self._product(x, self.weight, residual)
         add_adapters(x, y, runs, self.index)
         return y
 
@@ -95,10 +95,11 @@ class Linear:
             folded = torch.addmm(plain, factors.b.T, factors.a.T)
             self._folded = pack(folded, _ROWS) if self.is_packed else folded
 
-    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
-        if self.is_packed:
-            return packed_linear(x, weight, self.bias)
-        return F.linear(x, weight, self.bias)
+    def _product(self, x: Tensor, weight: Tensor, residual: Tensor | None) -> Tensor:
+        if not self.is_packed and residual is not None and self.bias is None:
+            return torch.addmm(residual, x, weight.t())
+        y = packed_linear(x, weight, self.bias) if self.is_packed else F.linear(x, weight, self.bias)
+        return y if residual is None else y.add_(residual)
 
 
 def add_adapters(x: Tensor, y: Tensor, runs: list[Run], index: int) -> None:

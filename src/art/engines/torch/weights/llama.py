@@ -19,17 +19,18 @@ from art.engines.torch.batch import Batch
 from art.engines.torch.cache.cache_attention import Formula, attend
 from art.engines.torch.weights.folding import Folding
 from art.engines.torch.weights.linear import Linear, Part
+from art.engines.torch.weights.norm import RmsNorm
 
 MODEL_CLASSES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 
 
 @dataclass(slots=True)
 class _Layer:
-    input_norm: Tensor  # [hidden]
+    input_norm: RmsNorm
     qkv: Linear
-    head_norm: Tensor | None  # [heads + kv heads, head_dim], queries first
+    head_norm: RmsNorm | None  # of [heads + kv heads, head_dim], queries first
     o: Linear
-    mlp_norm: Tensor  # [hidden]
+    mlp_norm: RmsNorm
     gate_up: Linear
     down: Linear
     attention: Formula
@@ -43,7 +44,6 @@ class LlamaDecoder:
         config, core = hf_model.config, hf_model.model
         self.parts: dict[str, Part] = {}
         self._linears: list[Linear] = []
-        self._hidden = config.hidden_size
         self._eps: float = config.rms_norm_eps
         self._num_heads: int = config.num_attention_heads
         self._num_kv_heads: int = config.num_key_value_heads
@@ -52,7 +52,7 @@ class LlamaDecoder:
         self._embedding: Tensor = core.embed_tokens.weight.detach()
         self._cos, self._sin = _rope_tables(core.rotary_emb, max_context, self._embedding)  # [max_context, 1, head_dim]
         self._layers = [self._take_layer(i, *pair) for i, pair in enumerate(zip(core.layers, windows, strict=True))]
-        self._norm: Tensor = core.norm.weight.detach()
+        self._norm = self._rms_norm(core.norm)
         self._head = self._fuse({"lm_head": hf_model.lm_head})
         self.num_linears = len(self._linears)
         for linear in self._linears:
@@ -67,35 +67,36 @@ class LlamaDecoder:
         cos, sin = self._cos.index_select(0, batch.positions), self._sin.index_select(0, batch.positions)
         x = F.embedding(batch.token_ids, self._embedding)
         for i, layer in enumerate(self._layers):
-            qkv = layer.qkv(self._rms_norm(x, layer.input_norm), runs).view(x.shape[0], -1, head_dim)
+            qkv = layer.qkv(layer.input_norm(x), runs).view(x.shape[0], -1, head_dim)
             qk = qkv[:, :num_qk]
             if layer.head_norm is not None:
-                qk = F.rms_norm(qk, (head_dim,), None, self._eps) * layer.head_norm
+                qk = layer.head_norm(qk)
             # Swapped halves, and the signs in `sin`, are rotate_half of Hugging Face's RoPE.
             qk = torch.addcmul(qk * cos, qk.roll(head_dim // 2, -1), sin)
             attended = attend(plan, i, qk[:, :num_q], qk[:, num_q:], qkv[:, num_qk:], layer.attention)
-            x = layer.o(attended.reshape(x.shape[0], -1), runs).add_(x)
-            gate, up = layer.gate_up(self._rms_norm(x, layer.mlp_norm), runs).chunk(2, dim=-1)
-            x = layer.down(self._activation(gate) * up, runs).add_(x)
+            x = layer.o(attended.reshape(x.shape[0], -1), runs, x)
+            gate, up = layer.gate_up(layer.mlp_norm(x), runs).chunk(2, dim=-1)
+            x = layer.down(self._activation(gate).mul_(up), runs, x)
         if batch.sample_rows is not None:
             x = x.index_select(0, batch.sample_rows)
-        return self._head(self._rms_norm(x, self._norm), head_runs)
+        return self._head(self._norm(x), head_runs)
 
-    def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, (self._hidden,), weight, self._eps)
+    def _rms_norm(self, module: Any) -> RmsNorm:
+        return RmsNorm(module.weight.detach(), self._eps)
 
     def _take_layer(self, index: int, layer: Any, window: int | None) -> _Layer:
         prefix, attention, mlp = f"model.layers.{index}", layer.self_attn, layer.mlp
         head_norm = None
         if hasattr(attention, "q_norm"):
             weights = (attention.q_norm.weight, self._num_heads), (attention.k_norm.weight, self._num_kv_heads)
-            head_norm = torch.cat([weight.detach().expand(count, -1) for weight, count in weights])
+            joined = torch.cat([weight.detach().expand(count, -1) for weight, count in weights])
+            head_norm = RmsNorm(joined, self._eps)
         return _Layer(
-            input_norm=layer.input_layernorm.weight.detach(),
+            input_norm=self._rms_norm(layer.input_layernorm),
             qkv=self._fuse({f"{prefix}.self_attn.{n}_proj": getattr(attention, f"{n}_proj") for n in "qkv"}),
             head_norm=head_norm,
             o=self._fuse({f"{prefix}.self_attn.o_proj": attention.o_proj}),
-            mlp_norm=layer.post_attention_layernorm.weight.detach(),
+            mlp_norm=self._rms_norm(layer.post_attention_layernorm),
             gate_up=self._fuse({f"{prefix}.mlp.{n}_proj": getattr(mlp, f"{n}_proj") for n in ("gate", "up")}),
             down=self._fuse({f"{prefix}.mlp.down_proj": mlp.down_proj}),
             attention=Formula(attention.scaling, window),

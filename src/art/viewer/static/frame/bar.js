@@ -5,10 +5,11 @@ import { showHelp } from "./help.js";
 import { link } from "../lib/router.js";
 import { themeButton } from "../lib/theme.js";
 
-const TOP = /** @type {[string, string][]} */ ([["runs", "Runs"], ["live", "Live"], ["system", "System"]]);
+const TOP = /** @type {[string, string][]} */ ([["runs", "Runs"], ["comparisons", "Models compared"], ["live", "Live"], ["system", "System"]]);
 const OF_RUN = /** @type {[string, string][]} */ ([
   ["run", "Overview"], ["curves", "Curves"], ["rollouts", "Rollouts"], ["ledger", "Ledger"], ["checkpoints", "Checkpoints"], ["costs", "Costs"],
 ]);
+const NEEDS_SERVER = ["live", "system"];
 /** Views that are reached through another one. */
 const PARENT = /** @type {Record<string, string>} */ ({ rollout: "rollouts", group: "rollouts", tree: "ledger" });
 
@@ -16,9 +17,9 @@ const PARENT = /** @type {Record<string, string>} */ ({ rollout: "rollouts", gro
 export function drawBar(route) {
   const bar = /** @type {HTMLElement} */ (document.getElementById("bar"));
   const [project, name] = route.args;
-  const isRun = project !== undefined && name !== undefined && !["compare", "live", "system", "nowhere"].includes(route.view);
+  const isRun = project !== undefined && name !== undefined && !["compare", "comparisons", "live", "system", "nowhere"].includes(route.view);
   const here = PARENT[route.view] ?? route.view;
-  const top = TOP.filter(([view]) => view === "runs" || getSession().has_server);
+  const top = TOP.filter(([view]) => !NEEDS_SERVER.includes(view) || getSession().has_server);
   replace(
     bar,
     h("nav", { class: "bar-top", "aria-label": "Page" },

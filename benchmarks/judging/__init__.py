@@ -1,0 +1,1 @@
+"""What a judge's noise and bias cost, beside rewards that the task sets by hand."""

@@ -1,0 +1,144 @@
+"""What runs of `art train` found: one JSON file for each task, with one entry for each seed.
+
+results = TaskResults.open(folder, "tic_tac_toe", Settings(evaluate=400))
+results.put(seed_result)              # replaces this seed, and writes the file
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+RESULTS = Path(__file__).parents[1] / "results" / "2026-11-23-cpu" / "tasks"
+"""Where the newest results are."""
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class HeldOut(_Stored):
+    """The mean of a metric over held-out rollouts, with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def text(self) -> str:
+        return f"{self.mean:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+class Settings(_Stored):
+    """What was chosen in `art train`. Everything else is the default."""
+
+    evaluate: int
+    steps: int | None = None
+    """`None` means the task's own number."""
+    options: Mapping[str, str] = Field(default_factory=dict)
+
+    def arguments(self) -> list[str]:
+        """The options of `art train`."""
+        steps = [] if self.steps is None else ["--steps", str(self.steps)]
+        options = [word for key, value in self.options.items() for word in ("-o", f"{key}={value}")]
+        return ["--evaluate", str(self.evaluate), *steps, *options]
+
+
+class SeedResult(_Stored):
+    """One run of `art train`."""
+
+    seed: int
+    metric: str
+    before: HeldOut
+    after: HeldOut
+    rewards: Sequence[float]
+    """Mean reward of the rollouts of each training step."""
+    headlines: Sequence[float]
+    """Mean of the metric over the rollouts of each training step."""
+    form: Mapping[str, Any] = Field(default_factory=dict)
+    """Options of the task that differ from their defaults: a tiny model may get a smaller form."""
+    stopped: str | None = None
+    """Why the training ended before its last step."""
+    wall_s: float
+    cpu_s: float
+    peak_memory_bytes: int
+    command: str
+    environment: Mapping[str, Any]
+    """Date, machine with its load average at the start, versions and commit."""
+
+    @property
+    def is_learnt(self) -> bool:
+        """Whether the metric rose and the two 95 % intervals do not overlap."""
+        return self.after.low > self.before.high
+
+
+class TaskResults(_Stored):
+    """The runs of one task with the same settings."""
+
+    task: str
+    settings: Settings
+    seeds: Sequence[SeedResult] = ()
+
+    @classmethod
+    def open(cls, folder: Path, task: str, settings: Settings) -> Self:
+        """Read the results of a task, or begin new ones.
+
+        Raises:
+            ValueError: the file holds results with other settings.
+        """
+        path = file_of(folder, task, settings.options)
+        if not path.exists():
+            return cls(task=task, settings=settings)
+        results = cls.model_validate_json(path.read_text())
+        if results.settings != settings:
+            raise ValueError(
+                f"{path} holds runs with {' '.join(results.settings.arguments())}, expected "
+                f"{' '.join(settings.arguments())}; write to another folder by --out, or remove the file"
+            )
+        return results
+
+    @property
+    def name(self) -> str:
+        """Name of the files of these results: the task's, with the options."""
+        return name_of(self.task, self.settings.options)
+
+    @property
+    def title(self) -> str:
+        """The task, with the options that were chosen."""
+        return ", ".join([self.task, *(f"{key}={value}" for key, value in self.settings.options.items())])
+
+    @property
+    def command(self) -> str:
+        """What a user types, without the seed."""
+        return shlex.join(["art", "train", self.task, *self.settings.arguments()])
+
+    def put(self, result: SeedResult, folder: Path) -> Self:
+        """Write the file with this seed added or replaced, and return the new results."""
+        others = [one for one in self.seeds if one.seed != result.seed]
+        new = self.model_copy(update={"seeds": sorted([*others, result], key=lambda one: one.seed)})
+        path = file_of(folder, self.task, self.settings.options)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".part")
+        unfinished.write_text(new.model_dump_json(indent=1) + "\n")
+        unfinished.replace(path)
+        return new
+
+
+def name_of(task: str, options: Mapping[str, str]) -> str:
+    """Return a file name for a task, which may be `module:attribute`, with options."""
+    words = [task, *(word for pair in options.items() for word in pair)]
+    return re.sub(r"[^\w.]+", "-", "-".join(words)).strip("-.")
+
+
+def file_of(folder: Path, task: str, options: Mapping[str, str]) -> Path:
+    return folder / f"{name_of(task, options)}.json"
+
+
+def read_all(folder: Path = RESULTS) -> list[TaskResults]:
+    """Read the results of all tasks, sorted by name."""
+    return [TaskResults.model_validate_json(path.read_text()) for path in sorted(folder.glob("*.json"))]

@@ -1,0 +1,69 @@
+"""Whether each ready task is learnt, how fast and at what cost: `art train` as users type it, over several seeds.
+
+    python -m benchmarks tasks --task tic_tac_toe mail_search --seeds 101 102 103
+    python -m benchmarks tasks --task game_2048 --seeds 101 --option size=4 --steps 20 --out out
+    python -m benchmarks tasks --table               draws pictures and writes tables again, and runs nothing
+
+Each seed makes its own tiny model in a fresh data directory. What a seed found is written as soon as it has ended, to
+one JSON file for each task; a later run of the same seed replaces it. `docs/benchmarks.md` says where the tables go.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+from pathlib import Path
+
+from benchmarks.learnt.blocks import renew_pages
+from benchmarks.learnt.results import RESULTS, Settings, read_all
+from benchmarks.learnt.runs import Plan, measure
+from benchmarks.learnt.tables import PICTURES, block, row_of_task, write_tables
+from benchmarks.report import Result
+
+
+def add_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--task", nargs="+", default=["tic_tac_toe"], metavar="NAME", help="(default: tic_tac_toe)")
+    group.add_argument("--seeds", nargs="+", type=int, default=[101, 102, 103], help="(default: 101 102 103)")
+    group.add_argument("--evaluate", type=int, help="held-out rollouts before and after (default: 400)")
+    group.add_argument("--steps", type=int, help="training steps (default: the task's own)")
+    group.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of the task")
+    group.add_argument("--jobs", type=int, default=1, help="runs at once (default: 1)")
+    group.add_argument("--table", action="store_true", help="only draw pictures and write tables of what was measured")
+    group.add_argument("--out", type=Path, help="folder of results and pictures (default: those of this repository)")
+
+
+def run(args: argparse.Namespace) -> Result:
+    with contextlib.ExitStack() as stack:
+        folder = args.out or RESULTS
+        if args.quick and args.out is None:  # figures of a short form do not replace the real ones
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if not args.table:
+            measure(_plans(args), folder, jobs=args.jobs)
+        results = read_all(folder)
+        write_tables(results, folder, pictures=PICTURES if folder == RESULTS else folder)
+        if folder == RESULTS:
+            renew_pages("learnt", lambda page, name: block(results, page, name))
+    return Result(
+        summary="The headline metric on held-out rollouts before and after `art train NAME`.",
+        rows=[row_of_task(one) for one in results],
+        notes=[
+            "means over the seeds, in brackets the lowest and the highest seed",
+            "CPU s and memory: of all processes together, the making of the tiny model included",
+        ],
+    )
+
+
+def _plans(args: argparse.Namespace) -> list[Plan]:
+    settings = Settings(
+        evaluate=args.evaluate or (20 if args.quick else 400), steps=args.steps or (2 if args.quick else None),
+        options=dict(_split_option(option) for option in args.option),
+    )  # fmt: skip
+    return [Plan(task, seed, settings) for task in args.task for seed in args.seeds]
+
+
+def _split_option(option: str) -> tuple[str, str]:
+    key, equals, value = option.partition("=")
+    if not key or not equals:
+        raise SystemExit(f"--option {option}: expected KEY=VALUE, e.g. --option size=3")
+    return key, value

@@ -1,0 +1,246 @@
+"""`Flow`: the groups under way. It starts them when the pace allows, and hands finished ones to the next step."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from art.asynchronous.choice import GroupUse
+from art.asynchronous.journal import KeptGroup
+from art.asynchronous.pace import Pace
+from art.asynchronous.plan import GroupPlan, group_seed
+from art.asynchronous.running import GroupRunner
+from art.asynchronous.source import Placed, Source
+from art.asynchronous.watch import Stopwatch
+from art.errors import BudgetError, ConfigError, TrainingError
+from art.trajectory import TrajectoryGroup, cancel_and_wait
+
+logger = logging.getLogger(__name__)
+
+_STARTS_PER_TURN = 16
+"""Groups that start at once; then everything else in the event loop has its turn."""
+FAULT_WINDOW = 64
+"""Number of recent rollouts whose share of failures `max_fault_rate` bounds."""
+
+
+@dataclass(slots=True, kw_only=True)
+class UnderWay:
+    """A group that was started and not trained yet."""
+
+    plan: GroupPlan
+    index: int | None
+    """Index of its scenario in the list; `None` for an endless stream."""
+    groups: list[TrajectoryGroup] = field(default_factory=list)
+    """What `after_each` has kept of it; empty while it runs."""
+
+
+class Flow:
+    """Starts groups, knows which of them run, and says which groups the next step takes."""
+
+    def __init__(self, pace: Pace, source: Source, runner: GroupRunner, held: Stopwatch) -> None:
+        """
+        Args:
+            held: measures the seconds in which the pace lets no further group start.
+        """
+        self.pace, self._source, self._runner, self._held = pace, source, runner, held
+        self._config, self._journal = runner.rollouts.config, runner.journal
+        self._next_position = self._journal.resumed.next_position or pace.next_number
+        self._under_way: dict[int, UnderWay] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._again: deque[tuple[GroupPlan, Placed]] = deque()
+        """Plans of an earlier run's groups that were too stale to be trained, and their scenarios."""
+        self._changed = asyncio.Event()
+        self._failure: Exception | None = None
+        self._budget: BudgetError | None = None
+        self._lost_in_a_row = 0
+        self._lost: list[GroupUse] = []
+        runner.rollouts.on_slot = self.fill
+
+    @property
+    def num_running(self) -> int:
+        """Number of groups that run."""
+        return len(self._tasks)
+
+    def take_lost(self) -> list[GroupUse]:
+        """Return the groups that were lost since the last call."""
+        lost, self._lost = self._lost, []
+        return lost
+
+    async def resume(self, kept: Sequence[KeptGroup]) -> None:
+        """Take up the groups of an earlier run. Those that would be too stale are run again from their beginning.
+
+        Raises:
+            ConfigError: the stream has another scenario now at the position of a group.
+        """
+        for one in kept:
+            plan, placed = one.plan, self._source.resume(one.plan)
+            if placed.scenario_id != plan.scenario_id:
+                raise ConfigError(
+                    f"the pipeline continues one in which position {plan.position} of `scenarios` was "
+                    f"{plan.scenario_id!r}; now it is {placed.scenario_id!r}. Give it the same scenarios"
+                )
+            if not self.pace.restore(plan.number, plan.policy_version):
+                self._run_again(plan, placed)
+            elif one.groups is None:
+                self._launch(plan, placed, one)
+            else:
+                self._under_way[plan.number] = UnderWay(plan=plan, index=placed.index, groups=one.groups)
+                self.pace.finish(plan.number, useful=self._runner.is_useful(one.groups))
+
+    def fill(self) -> None:
+        """Start groups as long as the pace allows and there is room for their rollouts, a few per turn of the loop."""
+        try:
+            for num_started in itertools.count():
+                if not self._may_start():
+                    break
+                if num_started == _STARTS_PER_TURN:
+                    asyncio.get_running_loop().call_soon(self.fill)
+                    break
+                self._runner.rollouts.model.costs.check()
+                position, placed, replaces = self._take()
+                plan = GroupPlan(
+                    number=self.pace.start(), position=position, scenario_id=placed.scenario_id,
+                    pass_number=placed.pass_number, policy_version=self.pace.version,
+                    seed=group_seed(self._config.seed, position), num_rollouts=self._config.rollouts_per_group,
+                    reason=placed.reason,
+                )  # fmt: skip
+                self._launch(plan, placed, None, replaces)
+        except BudgetError as error:
+            self._end_over_budget(error)
+        except Exception as error:
+            self.fail(error)
+        self._held.set(self.pace.is_held)
+
+    async def next_step(self, on_wait: Callable[[list[str]], None]) -> list[int]:
+        """Wait until the next step can begin, and return the numbers of its groups.
+
+        Args:
+            on_wait: called each `report_after_s` seconds with descriptions of the rollouts that it waits for.
+
+        Raises:
+            BudgetError: the budget is spent, and every group that was paid for is trained.
+            Exception: the error of a rollout or of `after_each` that ends the training.
+        """
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            numbers = self.pace.next_step() or (self.pace.last_groups() if self._budget is not None else None)
+            if numbers:
+                return numbers
+            if self._budget is not None and not self._tasks:
+                self._runner.rollouts.model.costs.check()  # its message knows what was spent in the meantime
+                raise self._budget
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(self._config.report_after_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                on_wait(self._runner.rollouts.clock.stragglers(self.pace.missing()))
+
+    def begin(self, numbers: list[int]) -> list[UnderWay]:
+        """Begin the step that takes these groups, and return them."""
+        self.pace.begin(numbers)
+        taken = [self._under_way.pop(number) for number in numbers]
+        self.fill()
+        return taken
+
+    def published(self, step: int, *, trained: bool) -> None:
+        """Note that the step under way has ended, with the newest checkpoint `step`. Further groups may start."""
+        if trained:
+            self.pace.publish(step)
+        else:
+            self.pace.skip()
+        self.fill()
+
+    async def close(self) -> None:
+        """Cancel what runs, and wait for its end."""
+        self.fail(ConfigError("the pipeline was closed; call `train` again to go on"))
+        await cancel_and_wait(self._tasks.values())
+
+    def _may_start(self) -> bool:
+        has_ended = self._failure is not None or self._budget is not None
+        return not has_ended and self._runner.rollouts.has_room and self.pace.may_start()
+
+    def _take(self) -> tuple[int, Placed, int | None]:
+        """The position and scenario of the next group, and the number of the earlier one that it replaces, if any."""
+        if self._again:
+            stale, placed = self._again.popleft()
+            return stale.position, placed, stale.number
+        position, self._next_position = self._next_position, self._next_position + 1
+        return position, self._source.at(position), None
+
+    def _run_again(self, plan: GroupPlan, placed: Placed) -> None:
+        logger.warning(
+            "group %d of an earlier run began with checkpoint %d and would be too stale now: its scenario %s is run "
+            "again", plan.number, plan.policy_version, plan.scenario_id,
+        )  # fmt: skip
+        self.pace.next_number = max(self.pace.next_number, plan.number + 1)
+        self._again.append((plan, placed))  # it stays in the journal until the new group is there
+
+    def _launch(self, plan: GroupPlan, placed: Placed, kept: KeptGroup | None, replaces: int | None = None) -> None:
+        self._under_way[plan.number] = UnderWay(plan=plan, index=placed.index)
+        self._runner.rollouts.num_queued += self._runner.num_to_run(plan, kept)
+        run = self._run(plan, placed, kept, replaces)
+        self._tasks[plan.number] = asyncio.create_task(run, name=f"pipeline-group-{plan.number}")
+
+    async def _run(self, plan: GroupPlan, placed: Placed, kept: KeptGroup | None, replaces: int | None) -> None:
+        try:
+            if kept is None:
+                await self._journal.started(plan, replaces=replaces)
+            groups = await self._runner.run(plan, placed.scenario, kept)
+            if groups:
+                await self._journal.group_ended(plan.number, groups)
+            else:
+                await self._lose(plan, placed.index)
+            self._finish(plan.number, groups)
+        except BudgetError as error:
+            self._drop(plan.number)  # its rollouts stay in the journal: with a higher budget it is scored
+            self._end_over_budget(error)
+        except Exception as error:
+            self.fail(error)
+        finally:
+            del self._tasks[plan.number]
+            self.fill()
+            self._changed.set()
+
+    async def _lose(self, plan: GroupPlan, index: int | None) -> None:
+        num_run = self._runner.num_run(plan, [])
+        self._lost.append(GroupUse(rewards=(), num_run=num_run, num_planned=plan.num_rollouts))
+        self._source.report(index, [])
+        # Without the chooser's state, which may already have the reports of a step that is not ended on disk.
+        await self._journal.group_ended(plan.number, [])
+
+    def _finish(self, number: int, groups: list[TrajectoryGroup]) -> None:
+        if groups:
+            self._lost_in_a_row = 0
+            self._under_way[number].groups = groups
+            self.pace.finish(number, useful=self._runner.is_useful(groups))
+            return
+        self._drop(number)
+        self._lost_in_a_row += 1
+        config = self._config  # more than a `FaultWatch` looks at, which knows better why rollouts fail
+        most = max(config.max_barren_steps * config.groups_per_step, 1 + FAULT_WINDOW // config.rollouts_per_group)
+        if self._lost_in_a_row >= most:
+            raise TrainingError(
+                f"the last {most} groups had nothing to train on: all their rollouts failed, or `after_each` dropped "
+                "them. The log has the reasons"
+            )
+
+    def _drop(self, number: int) -> None:
+        self.pace.lose(number)
+        del self._under_way[number]
+
+    def fail(self, error: Exception) -> None:
+        """End the training with this error."""
+        self._failure = self._failure or error
+        self._changed.set()
+
+    def _end_over_budget(self, error: BudgetError) -> None:
+        if self._budget is None:
+            logger.warning("no further rollout starts: %s", error)
+        self._budget = self._budget or error
+        self._changed.set()

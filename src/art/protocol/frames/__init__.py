@@ -1,0 +1,1 @@
+"""Messages between the server and its processes as bytes, and the child's end of their connection."""

@@ -1,0 +1,1 @@
+"""Comparing models on a task: `compare_models` and its parts."""

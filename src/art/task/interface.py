@@ -1,0 +1,158 @@
+"""The base class of tasks."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from art.client.rollout_context import derive_seed
+from art.errors import ConfigError
+from art.task.defaults import TaskDefaults
+from art.task.options import TaskOptions, label_of, read_options
+from art.task.scenario import Conversation, Scenario, Split
+from art.task.turns import describe_messages
+from art.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from art.messages import Messages, Tools
+    from art.model import Model
+
+Player = Callable[["Messages", "Tools | None"], dict[str, Any] | Awaitable[dict[str, Any]]]
+"""A scripted policy for one rollout: gets the messages and tools of a request, and returns the assistant's message,
+such as `{"role": "assistant", "content": "5"}`."""
+
+
+class Task(ABC):
+    """Base class of tasks: what a policy learns to do. One instance runs many rollouts at once, so it holds no state of
+    a single one."""
+
+    name: ClassVar[str]
+    """Name in commands, and of the default project: letters, digits, `.`, `_` and `-`."""
+    description: ClassVar[str]
+    """What the policy learns to do, in a few words."""
+    headline_metric: ClassVar[str] = "reward"
+    """The trajectory metric that tells people how good a policy is, if possible 0 or 1 per rollout; or `reward`."""
+    defaults: ClassVar[TaskDefaults] = TaskDefaults()
+    needs_reading: ClassVar[bool] = True
+    """Whether the best answer depends on what the policy is shown. If so, a warm start warns of a tiny model whose
+    answers do not depend on it."""
+    needs_judge: ClassVar[bool] = False
+    """Whether only a judge can tell how good a rollout is, so that the task cannot be trained without one."""
+    options_class: ClassVar[type[TaskOptions]] = TaskOptions
+    """What a user may choose about the task."""
+    options: TaskOptions = TaskOptions()
+    """What the user chose. A subclass with options declares its own type: `options: MazeOptions`."""
+    tiny_options: ClassVar[Mapping[str, Any]] = {}
+    """Options of the smaller form that a tiny model can learn, if it cannot learn the full one. Commands use it for
+    tiny models, under the user's own options."""
+    rubric: ClassVar[str | None] = None
+    """What a good rollout looks like, in prose, for a judge. Used if the user gives no rubric; `None` takes RULER's."""
+
+    def __init__(self, **options: Any) -> None:
+        """
+        Args:
+            **options: fields of `options_class`.
+
+        Raises:
+            ConfigError: there is no such option, or a value is not allowed.
+        """
+        self.options = read_options(getattr(self, "name", type(self).__name__), self.options_class, options)
+
+    @property
+    def label(self) -> str:
+        """The name, and the options that differ from their defaults, such as `maze-size-6`. Projects, folders and ids
+        of scenarios use it."""
+        return label_of(self.name, self.options)
+
+    @abstractmethod
+    def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
+        """Return `count` scenarios, the same for the same arguments. No scenario may be in two splits.
+
+        A held-out split with fewer scenarios returns all of them.
+        """
+
+    @abstractmethod
+    async def rollout(
+        self, model: Model[Any, Any], scenario: Scenario, *, rollout_index: int = 0, step: int | None = None
+    ) -> Trajectory:
+        """Run the policy on a scenario once, and set the trajectory's `reward` and `metrics`.
+
+        Args:
+            rollout_index: index of the rollout in its group. Rollouts of one group must use different random numbers.
+            step: checkpoint to sample from; `None` is the newest.
+        """
+
+    def prompt_scenario(self, prompt: str) -> Scenario:
+        """Make a scenario in which the user says `prompt`.
+
+        Raises:
+            ConfigError: the task has no user message, e.g. in a game.
+        """
+        raise ConfigError(f"task {self.name!r} does not take a prompt; leave it out, or implement `prompt_scenario`")
+
+    def play(self, rng: random.Random, skill: float) -> Conversation:
+        """Make one conversation of scripted play in the format of a rollout, for the warm start of a tiny model.
+
+        Args:
+            skill: probability that a move is good; otherwise it is any legal move. What a good move is must depend on
+                what the player has been shown, or the model learns the format without reading. Play without mistakes
+                would leave nothing to learn.
+
+        Raises:
+            ConfigError: the task has no scripted play.
+        """
+        raise ConfigError(
+            f"task {self.name!r} has no scripted play for the warm start of a tiny model; implement `play`, or name a "
+            "pretrained base model by `--base-model`"
+        )
+
+    def warm_start_conversations(self, rng: random.Random, count: int) -> list[Conversation]:
+        """Make `count` conversations of `play`, by players of different skill around `defaults.play_skill`.
+
+        A task may override this in place of `play`, e.g. to add exercises that are not whole rollouts.
+        """
+        return play_by_skill(self, rng, count, self.defaults.play_skill)
+
+    def player(self, scenario: Scenario, *, rollout_index: int = 0) -> Player:
+        """Make the best scripted player for one rollout of a scenario. It may know what the scenario hides.
+
+        It shows the highest reward that can be reached: `art.testing.scripted_model` answers with it, in tests of
+        the reward and as the model `scripted` of a comparison.
+
+        Raises:
+            ConfigError: the task has no scripted player.
+        """
+        raise ConfigError(f"task {self.name!r} has no scripted player; implement `player(scenario, *, rollout_index)`")
+
+    def score_messages(self, messages: list[dict[str, Any]]) -> float | tuple[float, str]:
+        """Score a rollout from 0 to 1 by its messages alone, optionally with an explanation.
+
+        `art judge serve --task` answers with these scores, so training with a judge can be tried without a judge model.
+
+        Raises:
+            ConfigError: the task does not implement this.
+        """
+        raise ConfigError(
+            f"task {self.name!r} cannot score a rollout by its messages; implement `score_messages(messages)`, which "
+            "returns 0 to 1"
+        )
+
+    def render_trajectory(self, trajectory: Trajectory) -> str:
+        """Format a rollout for people to read."""
+        return "\n".join([*describe_messages(trajectory.messages()), f"reward: {trajectory.reward:g}"])
+
+    def scenario(self, split: Split, seed: int, index: int, inputs: dict[str, Any]) -> Scenario:
+        """Make scenario `index` of a split, with its own id and seed."""
+        scenario_id = f"{self.label}/{split}/{seed}/{index}"
+        return Scenario(id=scenario_id, seed=derive_seed(scenario_id), inputs=inputs)
+
+
+def play_by_skill(task: Task, rng: random.Random, count: int, mean_skill: float) -> list[Conversation]:
+    """Make conversations of `task.play`, with skills drawn uniformly from the widest interval around the mean.
+
+    A model that has seen weak and strong players can be moved towards the strong ones by reinforcement learning.
+    """
+    spread = min(mean_skill, 1 - mean_skill)
+    return [task.play(rng, rng.uniform(mean_skill - spread, mean_skill + spread)) for _ in range(count)]

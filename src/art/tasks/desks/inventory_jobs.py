@@ -1,0 +1,177 @@
+"""Jobs for the inventory: questions and changes about the products of a shop, drawn with the shop from a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from art.tasks.desks.cases import Case
+from art.tasks.desks.desk_jobs import Call, Job, field_job
+from art.tasks.desks.texts import match_form
+
+LOOKUPS = (
+    ("What is the price of {}?", "price", "stock"),
+    ("How many of {} are in stock?", "stock", "reorder_at"),
+    ("Which category is {} in?", "category", "name"),
+)
+"""Questions about a product, with the field that answers and the one that a beginner reads."""
+MOVEMENTS = (("{} of {} have arrived.", 1, "arrived"), ("We sold {} of {}.", -1, "sold"))
+_CATALOGUE = {
+    "furniture": ["oak desk", "pine shelf", "office chair", "bar stool", "coat rack", "side table"],
+    "lighting": ["desk lamp", "floor lamp", "wall light", "string lights", "reading lamp"],
+    "paper": ["notebook", "envelopes", "printer paper", "sketch pad", "index cards", "labels"],
+    "kitchen": ["kettle", "tea pot", "bread knife", "egg timer", "soup bowl"],
+}
+_FIELDS = ("sku", "name", "category", "price", "stock", "reorder_at")
+Shop = list[dict[str, Any]]
+
+
+def lookup(sku: str, question: tuple[str, str, str], skus: Sequence[str]) -> Job:
+    task, field, other = question
+    slips = [("get_product", {"sku": wrong}) for wrong in skus if wrong != sku]
+    return field_job(task.format(sku), 1, ("get_product", {"sku": sku}), field, other, slips)
+
+
+def new_price(sku: str, price: int, skus: Sequence[str]) -> Job:
+    slips: list[Call] = [("set_price", {"sku": sku, "price": price + 10}), ("get_product", {"sku": sku})]
+    slips += [("set_price", {"sku": wrong, "price": price}) for wrong in skus if wrong != sku]
+    call = ("set_price", {"sku": sku, "price": price})
+    return field_job(f"Set the price of {sku} to {price}.", 2, call, "price", "stock", slips)
+
+
+def movement(sku: str, count: int, kind: tuple[str, int, str], skus: Sequence[str]) -> Job:
+    task, sign, reason = kind
+    arguments = {"sku": sku, "change": sign * count, "reason": reason}
+    slips: list[Call] = [
+        ("change_stock", arguments | {"change": -sign * count}),
+        ("get_product", {"sku": sku}),
+        *(("change_stock", arguments | {"sku": wrong}) for wrong in skus if wrong != sku),
+    ]
+    return field_job(task.format(count, sku), 3, ("change_stock", arguments), "stock", "reorder_at", slips)
+
+
+def draw_shop(rng: random.Random) -> Shop:
+    """Draw eight products of three categories."""
+    skus = [f"P-{number}" for number in sorted(rng.sample(range(100, 1000), 8))]
+    names = [(name, kind) for kind in rng.sample(sorted(_CATALOGUE), 3) for name in _CATALOGUE[kind]]
+    prices = [number / 2 for number in rng.sample(range(6, 200), 8)]
+    rows = (
+        (sku, *named, price, rng.randrange(0, 60), rng.randrange(3, 30))
+        for sku, named, price in zip(skus, rng.sample(names, 8), prices, strict=True)
+    )
+    return [dict(zip(_FIELDS, row, strict=True)) for row in rows]
+
+
+def draw_case(rng: random.Random, difficulty: int) -> Case:
+    """Draw a shop with a job, no harder than `difficulty`."""
+    shop = draw_shop(rng)
+    kinds = [kind for level, kind in _KINDS if level <= difficulty]
+    return rng.choice(kinds)(rng, shop)
+
+
+def _lookup_case(rng: random.Random, shop: Shop) -> Case:
+    product, question = rng.choice(shop), rng.choice(LOOKUPS)
+    return _case(shop, lookup(product["sku"], question, _skus(shop)), {}, product[question[1]])
+
+
+def _price_case(rng: random.Random, shop: Shop) -> Case:
+    sku, price = rng.choice(shop)["sku"], rng.randrange(11, 100)
+    return _case(shop, new_price(sku, price, _skus(shop)), {sku: {"price": float(price)}}, float(price))
+
+
+def _movement_case(rng: random.Random, shop: Shop) -> Case:
+    kind = rng.choice(MOVEMENTS)
+    count = rng.randrange(2, 30)
+    # Not every product can be sold that often; deliveries fit all.
+    product = rng.choice(
+        [p for p in shop if kind[1] > 0 or p["stock"] >= count] or [max(shop, key=lambda p: p["stock"])]
+    )
+    count = count if kind[1] > 0 else min(count, product["stock"])
+    stock = product["stock"] + kind[1] * count
+    return _case(shop, movement(product["sku"], count, kind, _skus(shop)), {product["sku"]: {"stock": stock}}, stock)
+
+
+def _by_name_case(rng: random.Random, shop: Shop) -> Case:
+    product, price = rng.choice(shop), rng.randrange(11, 100)
+    find: Call = ("search_products", {"text": product["name"]})
+    job = field_job(
+        f"Set the price of the {product['name']} to {price}.", 4,
+        ("set_price", {"sku": product["sku"], "price": price}), "price", "stock", (), before=(find,),
+    )  # fmt: skip
+    return _case(shop, job, {product["sku"]: {"price": float(price)}}, float(price))
+
+
+def _cheapest_case(rng: random.Random, shop: Shop) -> Case:
+    category = rng.choice(shop)["category"]
+    cheapest = min((p for p in shop if p["category"] == category), key=lambda p: (p["price"], p["sku"]))
+    job = _constant(
+        f"Which product in {category} is the cheapest? Say its SKU.", 4,
+        [("list_products", {"category": category})], cheapest["sku"],
+    )  # fmt: skip
+    return _case(shop, job, {}, cheapest["sku"])
+
+
+def _order_case(rng: random.Random, shop: Shop) -> Case:
+    """A customer's order, which may be larger than the stock."""
+    product, count = rng.choice(shop), rng.randrange(5, 60)
+    sku, enough = product["sku"], product["stock"] >= count
+    sold: list[Call] = [("change_stock", {"sku": sku, "change": -count, "reason": "sold"})]
+    left = product["stock"] - count * enough
+    job = _constant(
+        f"A customer wants {count} of {sku}. Book them as sold if there are enough, else change nothing. How many are "
+        "in stock then?", 4, [("get_product", {"sku": sku}), *(sold if enough else [])], str(left),
+    )  # fmt: skip
+    return _case(shop, job, {sku: {"stock": left}} if enough else {}, left)
+
+
+def _restock_case(rng: random.Random, shop: Shop) -> Case:
+    """Orders for all that is low, of which there are from one to three products."""
+    for product in shop:
+        product["stock"] = product["reorder_at"] + rng.randrange(1, 40)
+    low = rng.sample(shop, rng.randrange(1, 4))
+    for product in low:
+        product["stock"] = rng.randrange(0, product["reorder_at"] + 1)
+    changes = {p["sku"]: {"stock": 2 * p["reorder_at"]} for p in low}
+    orders: list[Call] = [
+        ("change_stock", {"sku": p["sku"], "change": 2 * p["reorder_at"] - p["stock"], "reason": "ordered"})
+        for p in sorted(low, key=lambda p: p["sku"])
+    ]
+    job = _constant(
+        "Bring the stock of every product that is low to twice the level at which to order more. How many products "
+        "were low?", 5, [("list_low_stock", {}), *orders], str(len(low)),
+    )  # fmt: skip
+    return _case(shop, job, changes, len(low))
+
+
+def _constant(task: str, difficulty: int, calls: list[Call], answer: str) -> Job:
+    return Job(task=task, difficulty=difficulty, before=tuple(calls[:-1]), call=calls[-1], answer=lambda result: answer)
+
+
+def _skus(shop: Shop) -> list[str]:
+    return [product["sku"] for product in shop]
+
+
+def _case(shop: Shop, job: Job, changes: dict[str, dict[str, Any]], answer: object) -> Case:
+    end = [product | changes.get(product["sku"], {}) for product in shop]
+    return Case(job=job, start=shop, end=end, answer=str(answer), changes=bool(changes))
+
+
+_KINDS: tuple[tuple[int, Callable[[random.Random, Shop], Case]], ...] = (
+    (1, _lookup_case), (2, _price_case), (3, _movement_case), (4, _by_name_case), (4, _cheapest_case),
+    (4, _order_case), (5, _restock_case),
+)  # fmt: skip
+
+
+def read_job(task: str, skus: Sequence[str] = ()) -> Job | None:
+    """The job of a task's text, up to difficulty 3; `None` for other texts. Harder ones need the state of the shop."""
+    for question in LOOKUPS:
+        if words := match_form(question[0], task):
+            return lookup(words[0], question, skus)
+    if words := match_form("Set the price of {} to {}.", task):
+        return new_price(words[0], int(words[1]), skus) if words[1].isdigit() and words[0].startswith("P-") else None
+    for kind in MOVEMENTS:
+        if words := match_form(kind[0], task):
+            count, sku = words
+            return movement(sku, int(count), kind, skus) if count.isdigit() else None
+    return None

@@ -1,0 +1,1 @@
+"""The task `temporal_clue`: puzzles of who, where, when, with what and why. `task.py` has the task."""

@@ -1,0 +1,193 @@
+"""Solve a murder by deduction: who, where, when, with what and why, in one answer.
+
+    user       Suspects: Ada, Hugo
+               Rooms: attic, study, cellar
+               ...
+               Questions:
+               A. Where did the murder happen?
+               B. Who is the murderer?
+    assistant  ... At six, Hugo must have been in the attic, so ...
+               A. study
+               B. Ada
+
+Exactly one answer to each question follows from the clues; `puzzle.py` makes them and `solver.py` proves it. The reward
+is in `grading.py`.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from art.errors import ConfigError
+from art.task import Conversation, Player, Scenario, Split, Task, TaskDefaults, derive_seed, sample_answer
+from art.tasks.temporal_clue.clue_options import ClueOptions, grade_of
+from art.tasks.temporal_clue.grading import Grading, grade
+from art.tasks.temporal_clue.prompts import LABELS, SYSTEM, read_prompt, write_prompt
+from art.tasks.temporal_clue.puzzle import Puzzle, Solution, choose_clues, draw_draft, solve
+from art.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from art.model import Model
+
+_SPLIT_OF_TENTH: dict[int, Split] = {8: "val", 9: "test"}  # the other eight tenths are for training
+_MAX_TRIES = 300
+
+
+class TemporalClue(Task):
+    """A task: solve a murder case, with all questions answered in one message.
+
+    The tiny form has cases of one hour, with all that can be said of who was where and with whom. A tiny model learns
+    to look up one thing about the victim. It does not learn in minutes to look up what it has found, such as the weapon
+    of the suspect, and it cannot rule out suspects or follow people through the house.
+    """
+
+    name: ClassVar[str] = "temporal_clue"
+    description: ClassVar[str] = "solve murder cases by deduction: who, where, when, with what and why"
+    headline_metric: ClassVar[str] = "solved"
+    defaults: ClassVar[TaskDefaults] = TaskDefaults(num_steps=60, play_skill=0.75, warm_start_steps=900)
+    options_class: ClassVar[type[ClueOptions]] = ClueOptions
+    options: ClueOptions
+    tiny_options: ClassVar[dict[str, Any]] = {
+        "suspects": 3, "rooms": 3, "hours": 1, "weapons": 0, "motives": 0, "words": 6, "questions": 2,
+        "statements": "company", "redundant": 100, "style": "short", "max_completion_tokens": 24,
+    }  # fmt: skip
+    rubric: ClassVar[str] = (
+        "The agent solves a murder case by deduction and ends with one line for each question, such as `A. kitchen`. "
+        "Rank by the number of right answers: work the case out from the clues and compare. An answer that leaves out "
+        "a question, or names a word that is not in the lists, is worse than any complete one. Between equal answers, "
+        "prefer sound and short reasoning. Claims that no clue supports are faults even if the answer is right."
+    )
+
+    def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
+        """Make `count` cases. The hash of a case's words, questions and answers decides its split.
+
+        Raises:
+            ConfigError: there are no puzzles of the wanted difficulty.
+        """
+        rng = random.Random(derive_seed(self.name, split, seed))
+        return [self.scenario(split, seed, index, self._inputs(*self._draw(split, rng))) for index in range(count)]
+
+    def _draw(self, split: Split, rng: random.Random) -> tuple[Puzzle, Solution]:
+        options = self.options
+        for _ in range(_MAX_TRIES):
+            draft = draw_draft(options, rng)
+            while _SPLIT_OF_TENTH.get(derive_seed(draft.content) % 10, "train") != split:
+                draft = draw_draft(options, rng)
+            clues = choose_clues(draft, options, rng)
+            if clues is not None:
+                puzzle = Puzzle(cast=draft.model.cast, clues=tuple(clues), questions=draft.questions)
+                solution = solve(puzzle)
+                if options.difficulty in ("any", grade_of(solution.num_assumptions)):
+                    return puzzle, solution
+        raise ConfigError(
+            f"task {self.name!r}: found no {options.difficulty} puzzle in {_MAX_TRIES} tries. Choose another "
+            "`difficulty`; for harder puzzles also more `suspects`, `rooms` or `hours`, `statements=all` and fewer "
+            "`redundant` clues"
+        )
+
+    def _inputs(self, puzzle: Puzzle, solution: Solution) -> dict[str, Any]:
+        return {
+            "prompt": write_prompt(puzzle, self.options.style),
+            "facts": {label: question.fact for label, question in zip(LABELS, puzzle.questions, strict=False)},
+            "options": _options_of(puzzle),
+            "answers": dict(zip(LABELS, solution.answers, strict=False)),
+            "difficulty": grade_of(solution.num_assumptions),
+            "num_assumptions": solution.num_assumptions,
+            "num_clues": len(puzzle.clues),
+        }
+
+    def prompt_scenario(self, prompt: str) -> Scenario:
+        """Make a scenario of a user's own puzzle, in the format of the task's prompts.
+
+        Raises:
+            ConfigError: the puzzle cannot be read, or it does not have exactly one solution.
+        """
+        try:
+            puzzle, solution = _read_and_solve(prompt)
+        except ValueError as error:
+            raise ConfigError(f"task {self.name!r}: {error}") from error
+        inputs = self._inputs(puzzle, solution) | {"prompt": prompt}
+        return Scenario(id=f"{self.label}/prompt", seed=derive_seed(prompt), inputs=inputs)
+
+    async def rollout(
+        self, model: Model[Any, Any], scenario: Scenario, *, rollout_index: int = 0, step: int | None = None
+    ) -> Trajectory:
+        inputs = scenario.inputs
+        trajectory = Trajectory(
+            messages_and_choices=[
+                {"role": "system", "content": SYSTEM},
+                {"role": "user", "content": inputs["prompt"]},
+            ],
+            metadata={"scenario_id": scenario.id, "difficulty": inputs["difficulty"]},
+        )
+        choice = await sample_answer(
+            model, trajectory, step=step, temperature=1.0, max_completion_tokens=self.options.max_completion_tokens,
+            seed=derive_seed(scenario.seed, rollout_index),
+        )  # fmt: skip
+        graded = grade(choice.message.content, inputs["answers"], inputs["options"])
+        trajectory.reward = graded.reward
+        trajectory.metrics |= {
+            "solved": float(graded.is_solved),
+            "accuracy": graded.accuracy,
+            "malformed_answer": float(not graded.is_readable),
+            "cut_short": float(choice.finish_reason == "length"),
+            **{f"reward/{part}": value for part, value in graded.parts.items()},
+            **_accuracy_by_fact(graded, inputs["facts"]),
+        }
+        trajectory.metadata |= {"outcome": "ok" if graded.is_readable else "policy_fault", "why": graded.why}
+        return trajectory
+
+    def play(self, rng: random.Random, skill: float) -> Conversation:
+        """Answer a case of the training split. An answer is right with probability `skill`, else any of its list."""
+        puzzle, solution = self._draw("train", rng)
+        answers = [
+            f"{label}. {answer if rng.random() < skill else rng.choice(words)}"
+            for (label, words), answer in zip(_options_of(puzzle).items(), solution.answers, strict=True)
+        ]
+        return Conversation(
+            messages=[
+                {"role": "system", "content": SYSTEM},
+                {"role": "user", "content": write_prompt(puzzle, self.options.style)},
+                {"role": "assistant", "content": "\n".join(answers)},
+            ]
+        )
+
+    def player(self, scenario: Scenario, *, rollout_index: int = 0) -> Player:
+        lines = [f"{label}. {answer}" for label, answer in scenario.inputs["answers"].items()]
+        return lambda messages, tools: {"role": "assistant", "content": "\n".join(lines)}
+
+    def score_messages(self, messages: list[dict[str, Any]]) -> tuple[float, str]:
+        """Solve the puzzle in the messages, and score the last answer: 0.1 if it cannot be read, else 0.2 to 1."""
+        prompt = next(message["content"] for message in messages if message["role"] == "user")
+        puzzle, solution = _read_and_solve(prompt)
+        answers = dict(zip(LABELS, solution.answers, strict=False))
+        graded = grade(messages[-1].get("content"), answers, _options_of(puzzle))
+        return (0.2 + 0.8 * graded.reward if graded.is_readable else 0.1), graded.why
+
+    def render_trajectory(self, trajectory: Trajectory) -> str:
+        user, answer = (str(message.get("content") or "") for message in trajectory.messages()[1:3])
+        why = trajectory.metadata.get("why", "unfinished")
+        shown = [f"-> {line}" for line in answer.splitlines()]
+        return "\n".join([user, *shown, f"{why}; reward {trajectory.reward:g}"])
+
+
+def _options_of(puzzle: Puzzle) -> dict[str, list[str]]:
+    return {
+        label: list(question.options(puzzle.cast)) for label, question in zip(LABELS, puzzle.questions, strict=False)
+    }
+
+
+def _accuracy_by_fact(graded: Grading, facts: dict[str, str]) -> dict[str, float]:
+    """The share of right answers for each kind of question, e.g. `{"right/who": 1.0, "right/room": 0.5}`."""
+    rights: dict[str, list[bool]] = {}
+    for label, fact in facts.items():
+        rights.setdefault(fact, []).append(graded.is_right[label])
+    return {f"right/{fact}": sum(right) / len(right) for fact, right in rights.items()}
+
+
+@lru_cache(maxsize=1024)
+def _read_and_solve(prompt: str) -> tuple[Puzzle, Solution]:
+    puzzle, _ = read_prompt(prompt)
+    return puzzle, solve(puzzle)

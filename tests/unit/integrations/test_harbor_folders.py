@@ -1,0 +1,189 @@
+"""Task directories of Harbor: what is read, what is refused and how that is said, and which split a task is in."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from art.errors import ConfigError
+from art.integrations.harbor import dockerfile
+from art.integrations.harbor.splits import split_names
+from art.integrations.harbor.task_folder import find_folders, read_folder
+
+SAMPLE = Path(__file__).parents[3] / "examples" / "harbor_tasks"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in {
+        "task.toml": 'version = "1.0"\n[agent]\ntimeout_sec = 5\n',
+        "instruction.md": "Do it.\n",
+        "environment/Dockerfile": "FROM ubuntu:24.04\nWORKDIR /app\n",
+        "environment/data/a.txt": "a",
+        "environment/data/deep/b.txt": "b",
+        "environment/one.txt": "one",
+        "environment/two.txt": "two",
+        "tests/test.sh": "echo 1 > /logs/verifier/reward.txt\n",
+    }.items():
+        (tmp_path / "task" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "task" / name).write_text(text)
+    return tmp_path / "task"
+
+
+def write(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+
+
+def test_a_task_directory_is_read(folder: Path) -> None:
+    write(folder, "task.toml", '[environment]\nmemory = "2G"\nstorage_mb = 100\n[environment.env]\nA = 1\n')
+    write(
+        folder,
+        "environment/Dockerfile",
+        "# a comment\nFROM docker.io/library/debian:12-slim\nWORKDIR /app\nWORKDIR sub\nENV B=2 \\\n  C='3 4'\nENV D five six\n"
+        'LABEL x=$y\nCOPY data /data/\nCOPY one.txt two.txt ./\nCOPY ./one.txt renamed.txt\nCOPY ["two.txt", "/x/"]\n'
+        "COPY *.txt /all/\nUSER root\nCMD sleep 1\n",
+    )
+    task = read_folder(folder)
+    assert (task.instruction, task.image.workdir) == ("Do it.", "/app/sub")
+    assert task.image.env == {"A": "1", "B": "2", "C": "3 4", "D": "five six"}
+    assert (task.memory_mb, task.storage_mb, task.agent_timeout_s) == (2048, 100, 600.0)
+    with tarfile.open(fileobj=io.BytesIO(task.environment())) as archive:
+        assert sorted(member.name for member in archive if member.isfile()) == [
+            "all/one.txt", "all/two.txt", "app/sub/one.txt", "app/sub/renamed.txt", "app/sub/two.txt", "data/a.txt",
+            "data/deep/b.txt", "x/two.txt",
+        ]  # fmt: skip
+        assert {member.uid for member in archive} == {0}
+    assert [task.name for task in find_folders(folder.parent)] == ["task"]
+
+
+@pytest.mark.parametrize(
+    ("instruction", "said"),
+    [
+        (
+            "RUN apt-get update && \\\n  apt-get install gcc",
+            r"Dockerfile, line 2: RUN apt-get update && apt-get install",
+        ),
+        ("ADD https://x.org/a /a", "line 2: ADD https://x.org/a /a\nneeds a container"),
+        ("USER agent", "line 2: USER agent"),
+        ("COPY --from=build /a /a", "without options"),
+        ("COPY missing.txt /a", "there is no 'missing.txt'"),
+        ("COPY ../tests /a", "there is no '../tests'"),
+        ("COPY out /a", "there is no 'out'"),
+        ("COPY $FILE /a", "uses a variable"),
+        ("FROM node:22", "several stages|brings programs"),
+    ],
+)
+def test_a_dockerfile_that_needs_a_container_is_refused(folder: Path, instruction: str, said: str) -> None:
+    (folder / "environment" / "out").symlink_to(folder / "tests")
+    write(folder, "environment/Dockerfile", f"FROM debian:12\n{instruction}\n")
+    with pytest.raises(ConfigError, match=said) as caught:
+        read_folder(folder)
+    if "there is no" not in said:
+        assert "Run this one with Harbor itself" in str(caught.value)
+        assert "docs/rollouts.md" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("base", "said"),
+    [
+        ("node:22", "the image brings programs of its own"),
+        ("debian:12 AS build", "several stages"),
+        ("--platform=linux/arm64 debian:12", "several stages or a platform"),
+        ("python:3.99-slim", "needs Python 3.99, and this system has 3.11.2"),
+        ("python:3.1", "needs Python 3.1, and this system has 3.11.2"),
+        ("python:3.11-slim", None), ("python:3", None), ("python", None), ("ubuntu", None),
+        ("ghcr.io/x/debian@sha256:00", None),
+    ],
+)  # fmt: skip
+def test_the_system_takes_the_place_of_plain_base_images(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, base: str, said: str | None
+) -> None:
+    fake = folder.parent / "python3"
+    fake.write_text("#!/bin/sh\necho Python 3.11.2\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(dockerfile.shutil, "which", lambda name, path: str(fake))
+    write(folder, "environment/Dockerfile", f"FROM {base}\n")
+    if said is None:
+        assert read_folder(folder).image.workdir == "/"
+    else:
+        with pytest.raises(ConfigError, match=said):
+            read_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        ("[environment]\nallow_internet = true", "asks for the internet"),
+        ('[environment]\nnetwork_mode = "public"', "asks for the internet"),
+        ("[environment]\ngpus = 1", "asks for GPUs"),
+        ('[environment]\ndocker_image = "x"', r"\[environment\] docker_image has no effect without containers"),
+        ("[[environment.mcp_servers]]\nname = 'x'", r"\[environment\] mcp_servers"),
+        ("[[steps]]\nname = 'x'", "steps has no effect"),
+        ('[verifier]\nenvironment_mode = "separate"', "separate verifier"),
+        ('[agent]\nuser = "agent"', "another user"),
+        ('[verifier]\nenv = {KEY = "${OPENAI_API_KEY}"}', "the user's environment is not given to tasks"),
+        ("[agent]\ntimeout_sec = 0", r"\[agent\] timeout_sec must be a number of seconds above 0, got 0"),
+        ("[environment]\nmemory = 'much'", 'memory must be a size such as 2048 or "2G"'),
+        ("verifier = 3", r"\[verifier\] must be a table"),
+        ("[agent", "cannot be read"),
+    ],
+)
+def test_settings_that_cannot_be_honoured_are_refused(folder: Path, toml: str, said: str) -> None:
+    write(folder, "task.toml", toml)
+    with pytest.raises(ConfigError, match=said):
+        read_folder(folder)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "apt-get update",
+        "apt-get -y install curl",
+        "pip install pytest",
+        "uvx pytest",
+        "curl -LsSf https://x.org/i.sh | sh",
+    ],
+)
+def test_tests_that_need_the_network_are_refused_with_their_line(folder: Path, line: str) -> None:
+    write(folder, "tests/test.sh", f"#!/bin/bash\n# {line}\n{line}\n")
+    with pytest.raises(ConfigError, match=r"test\.sh, line 3: .*\n.*takes something from the network"):
+        read_folder(folder)
+
+
+def test_tests_may_ask_their_own_server(folder: Path) -> None:
+    write(folder, "tests/test.sh", "curl -s http://localhost:80/ http://127.0.0.1:8000\necho capital of pip\n")
+    assert read_folder(folder).verifier_env == {}
+
+
+def test_what_is_missing_is_said(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no solution/solve\.sh, so it has no scripted player"):
+        read_folder(folder).solution()
+    write(folder, "environment/docker-compose.yaml", "")
+    with pytest.raises(ConfigError, match="several containers"):
+        read_folder(folder)
+    (folder / "instruction.md").unlink()
+    (folder / "environment" / "docker-compose.yaml").unlink()
+    with pytest.raises(ConfigError, match=r"has no instruction\.md"):
+        read_folder(folder)
+    with pytest.raises(ConfigError, match=r"is no task directory of Harbor, and contains none: there is no task\.toml"):
+        find_folders(folder / "tests")
+    with pytest.raises(ConfigError, match="is no task directory"):
+        find_folders(folder / "nowhere")
+
+
+def test_each_task_is_in_one_split_and_small_folders_have_all_three() -> None:
+    for count in (1, 2, 3, 7, 29, 30, 400):
+        names = [f"task-{index}" for index in range(count)]
+        splits = split_names(reversed(names))
+        assert sorted(name for split in splits.values() for name in split) == sorted(names)
+        assert splits == split_names(names)
+        assert splits["train"]
+        assert bool(splits["test"]) == (count > 1)
+        assert bool(splits["val"]) == (count > 2)
+        assert len(splits["train"]) >= 0.6 * count or count < 4
+    larger = split_names([f"task-{index}" for index in range(401)])
+    assert all(set(split_names(names)[split]) <= set(larger[split]) for split in splits), "no task has moved"
+    assert [len(split) for split in split_names(path.name for path in SAMPLE.iterdir()).values()] == [1, 1, 1]

@@ -1,0 +1,68 @@
+"""The gallery: a card for each ready task, whose figures are those of the result files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("psutil")
+
+from art.task import get_task
+from benchmarks.learnt.results import HeldOut, SeedResult, Settings, TaskResults
+from tests.support.notebooks import SOURCES
+from tools.pages import tasks
+from tools.pages.tasks import NOT_MEASURED, figures, ready_tasks, render_page
+
+
+def seed_result(seed: int, after: float) -> SeedResult:
+    return SeedResult(
+        seed=seed, metric="win", before=HeldOut(mean=0.5, low=0.4, high=0.6),
+        after=HeldOut(mean=after, low=after - 0.1, high=after + 0.1), rewards=[0.1], headlines=[0.5], wall_s=10,
+        cpu_s=90, peak_memory_bytes=10**9, command="art train game", environment={},
+    )  # fmt: skip
+
+
+def test_figures_are_means_over_the_seeds() -> None:
+    results = TaskResults(
+        task="game", settings=Settings(evaluate=400), seeds=[seed_result(1, 0.9), seed_result(2, 0.6)]
+    )
+    assert figures(results) == "**win 0.50 → 0.75**, learnt in 1 of 2 seeds, 1.5 minutes of CPU time."
+    assert figures(None) == NOT_MEASURED
+
+
+def test_every_ready_task_has_a_card_with_its_command() -> None:
+    page = render_page()
+    names = [name for name, _ in ready_tasks()]
+    assert "tic_tac_toe" in names
+    for name in names:
+        card = page.partition(f"\n### {name}\n")[2].partition("</div>")[0]
+        assert f"`art train {name}`" in card
+        assert get_task(name).description[1:] in card
+
+
+def test_every_notebook_is_linked() -> None:
+    page = render_page()
+    assert [source.stem for source in SOURCES if f"notebooks/{source.stem}.ipynb)" not in page] == []
+
+
+def test_a_page_with_further_results_is_shown_with_its_first_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "compare.md").write_text("# Comparing\n\ntext\n\n![score](images/a.png)\n\n![cost](images/b.png)\n")
+    monkeypatch.setattr(tasks, "DOCS", tmp_path)
+    further = render_page().partition("## Further results")[2]
+    assert "### Comparing\n\n![score](images/a.png)\n" in further
+    assert "[Results](compare.md)" in further
+    assert "images/b.png" not in further
+    (tmp_path / "compare.md").unlink()
+    assert "Further results" not in render_page()
+
+
+def test_a_task_may_share_its_page_with_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "games.md").write_text("# Games: tic_tac_toe and others\n\nyes_no_maybe is elsewhere\n")
+    monkeypatch.setattr(tasks, "DOCS", tmp_path)
+    page = render_page()
+    assert "`art train tic_tac_toe` · [about it](tasks/games.md)" in page
+    assert "`art train yes_no_maybe` · [about it]" not in page

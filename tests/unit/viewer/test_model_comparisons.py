@@ -1,0 +1,64 @@
+"""Comparisons of models on the page: the list, one of them, and files that cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from art.errors import NotFoundError
+from art.report.comparison_text import JSON_FILE, write_comparison
+from art.storage.layout import DataDir
+from art.trajectory import TrajectoryGroup
+from art.viewer.export.folder import export_folder
+from art.viewer.export.options import ExportOptions
+from art.viewer.viewer import Viewer
+from tests.support.comparisons import make_comparison
+from tests.support.viewer_dirs import log, rollout
+
+
+def test_they_are_listed_with_the_newest_first(viewer: Viewer, data_dir: DataDir) -> None:
+    assert viewer.comparisons().comparisons == []
+    for name, time in (("old", 10.0), ("new", 20.0)):
+        write_comparison(data_dir.comparisons / name, make_comparison(name, time))
+    (data_dir.comparisons / "broken").mkdir()
+    (data_dir.comparisons / "broken" / JSON_FILE).write_text('{"version": 9}')
+    answer = viewer.comparisons()
+    assert [line.id for line in answer.comparisons] == ["new", "old"]
+    assert answer.unreadable == ["broken"]
+    line = answer.comparisons[0]
+    assert (line.best, line.models) == ("strong", ["weak", "strong", "down"])
+
+
+def test_one_has_its_numbers_and_remarks(viewer: Viewer, data_dir: DataDir) -> None:
+    made = make_comparison("one", 5.0)
+    write_comparison(data_dir.comparisons / "one", made)
+    answer = viewer.comparison("one")
+    assert answer.comparison == made
+    assert any("wrong key" in remark for remark in answer.remarks)
+
+
+@pytest.mark.parametrize("name", ["none", "broken"])
+def test_what_is_not_there_is_not_found(viewer: Viewer, data_dir: DataDir, name: str) -> None:
+    (data_dir.comparisons / "broken").mkdir(parents=True)
+    (data_dir.comparisons / "broken" / JSON_FILE).write_text("{")
+    with pytest.raises(NotFoundError, match=name):
+        viewer.comparison(name)
+
+
+def test_the_version_of_answers_changes_with_a_comparison(viewer: Viewer, data_dir: DataDir) -> None:
+    before = viewer.version()
+    write_comparison(data_dir.comparisons / "one", make_comparison("one", 5.0))
+    between = viewer.version()
+    assert between != before
+    write_comparison(data_dir.comparisons / "one", make_comparison("one", 6.0, is_complete=False))
+    assert viewer.version() != between
+
+
+def test_an_export_has_them_without_folders_of_this_machine(viewer: Viewer, data_dir: DataDir, tmp_path: Path) -> None:
+    log(data_dir, [TrajectoryGroup([rollout(1.0, "a"), rollout(0.0, "b")])], 1)
+    write_comparison(data_dir.comparisons / "one", make_comparison("one", 5.0))
+    export_folder(viewer, tmp_path / "page", ExportOptions(), lambda text: text.replace("/home/me", "..."))
+    text = (tmp_path / "page" / "data" / "comparisons.js").read_text()
+    assert '"comparisons/one"' in text
+    assert '".../tiny"' in text

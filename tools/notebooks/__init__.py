@@ -1,0 +1,1 @@
+"""The notebooks of `examples/notebooks`: `python -m tools.notebooks` writes and runs them."""

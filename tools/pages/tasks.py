@@ -1,0 +1,143 @@
+"""docs/tasks.md: a card for each ready task, with its picture, what is learnt, and the figures that were measured."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+from art.task import Task, get_task, list_tasks
+from benchmarks.learnt.results import TaskResults, read_all
+from tools.notebooks.times import titles
+from tools.pages.markdown import escaped, header
+
+DOCS = Path(__file__).parents[2] / "docs"
+TASK_NOTEBOOKS = {"mail_search": "art_e", "yes_no_maybe": "quick_start"}
+"""Notebooks of tasks with another name."""
+NOT_MEASURED = "Not measured yet."
+_INTRODUCTION = """
+Each of these agents learns on a laptop, without a GPU and without downloads: `art train NAME` makes a tiny model,
+trains it by reinforcement learning and tests it on held-out scenarios. On a machine with a GPU, the same command with
+`--base-model` trains a real model. `art tasks NAME` shows the options of a task, which are set by `-o KEY=VALUE`.
+
+Figures are those of the headline metric on held-out rollouts, before and after `art train NAME --evaluate 400`: the
+mean over all seeds. A seed counts as learnt if its two 95 % intervals do not overlap. CPU time is that of everything,
+the making of the tiny model included. [Benchmarks](benchmarks.md#what-the-ready-tasks-teach) says how it is measured,
+and [the tables](../benchmarks/results/2026-11-23-cpu/tasks/README.md) have every seed.
+"""
+_MORE = """
+## Recipes and agents of other libraries
+
+These notebooks train agents that are no ready task.
+
+"""
+FURTHER = {
+    "rewards_or_judges.md": "The same tasks with rewards by hand, with RULER by a judge that errs, and with both.",
+    "../benchmarks/results/2026-11-23-cpu/sharing.md": "Models that learn at once on one server: time and memory.",
+    "compare.md": "Trained agents beside prompted models, on the same held-out scenarios: score, turns, time and cost.",
+}
+"""Pages with further results, and what they are about. A page of the site is shown with its first picture."""
+_OWN = """
+## Your own
+
+A task is a class with scenarios, a rollout and a reward. `art new my_agent` writes one that learns as it is, with
+tests, and [Your own agent](your_own_agent.md) goes through its parts. [The notebooks](../examples/notebooks/README.md)
+write the loop by hand, for code that should not become a task. Agents that you have already are connected as they are:
+[LangGraph and others](integrations.md), [other languages](rollouts.md).
+"""
+
+
+def render_page() -> str:
+    results = {one.task: one for one in read_all() if one.seeds and not one.settings.options}
+    cards = [_card(name, task, results.get(name)) for name, task in ready_tasks()]
+    known = {_notebook_of(name) for name, _ in ready_tasks()}
+    more = [_notebook_card(name, title) for name, title in titles().items() if name not in known]
+    return (
+        header("Tasks", _INTRODUCTION) + "## Ready tasks\n\n" + _grid(cards) + _MORE + _grid(more) + _further() + _OWN
+    )
+
+
+def ready_tasks() -> Iterator[tuple[str, Task]]:
+    """The tasks that come with ART, without those that a program has registered."""
+    for name in list_tasks():
+        task = get_task(name)
+        if type(task).__module__.startswith("art.tasks."):
+            yield name, task
+
+
+def _task_text(task: Task) -> str:
+    return f"{escaped(task.description[:1].upper() + task.description[1:])}."
+
+
+def figures(results: TaskResults | None) -> str:
+    """What was measured, in a sentence or two."""
+    if results is None:
+        return NOT_MEASURED
+    seeds = results.seeds
+    before, after = (
+        statistics.fmean(values) for values in zip(*((s.before.mean, s.after.mean) for s in seeds), strict=True)
+    )
+    learnt = sum(seed.is_learnt for seed in seeds)
+    cpu_s = statistics.fmean(seed.cpu_s for seed in seeds)
+    return (
+        f"**{seeds[0].metric} {before:.2f} → {after:.2f}**, learnt in {learnt} of {len(seeds)} seeds, "
+        f"{cpu_s / 60:.1f} minutes of CPU time."
+    )
+
+
+def _card(name: str, task: Task, results: TaskResults | None) -> str:
+    links = [f"[about it]({page})"] if (page := _page_of(name)) else []
+    links += [f"[notebook](../examples/notebooks/{notebook}.ipynb)"] if (notebook := _notebook_of(name)) else []
+    measured = figures(results)
+    if results is not None and task.tiny_options:
+        measured += " These are figures of the smaller form that a tiny model learns."
+    lines = [_task_text(task), measured, f"`art train {name}`" + "".join(f" · {link}" for link in links)]
+    return _boxed(name, _picture(f"images/tasks/{name}.png", f"{name}: the metric by training step"), lines)
+
+
+def _notebook_card(name: str, title: str) -> str:
+    picture = _picture(f"images/notebooks/{name}.png", f"{title}: the learning curve of the notebook")
+    return _boxed(escaped(title), picture, [f"Notebook [`{name}`](../examples/notebooks/{name}.ipynb)"])
+
+
+def _further() -> str:
+    """The pages with further results that there are."""
+    cards = []
+    for name, about in FURTHER.items():
+        if (DOCS / name).exists():
+            text = (DOCS / name).read_text(encoding="utf-8")
+            picture = None if name.startswith("..") else re.search(r"^!\[.*\]\(.*\)$", text, re.MULTILINE)
+            title = text.partition("\n")[0].removeprefix("# ")
+            cards.append(_boxed(title, picture[0] if picture else "", [f"{about} [Results]({name})"]))
+    return f"\n## Further results\n\n{_grid(cards)}" if cards else ""
+
+
+def _picture(path: str, text: str) -> str:
+    return f"![{escaped(text)}]({path})" if (DOCS / path).exists() else ""
+
+
+def _boxed(heading: str, picture: str, lines: list[str]) -> str:
+    return (
+        '<div class="card" markdown>\n\n'
+        + "\n\n".join([f"### {heading}", *filter(None, [picture]), *lines])
+        + "\n\n</div>"
+    )
+
+
+def _grid(cards: list[str]) -> str:
+    """Cards in columns, as the theme of the site draws them. Elsewhere they stand below each other."""
+    return '<div class="grid" markdown>\n\n' + "\n\n".join(cards) + "\n\n</div>\n"
+
+
+def _page_of(name: str) -> str | None:
+    """The page about a task: its own, or that of several whose heading names it."""
+    for page in [DOCS / "tasks" / f"{name}.md", *sorted((DOCS / "tasks").glob("*.md"))]:
+        if page.exists() and (page.stem == name or name in page.read_text(encoding="utf-8").partition("\n")[0]):
+            return f"tasks/{page.name}"
+    return None
+
+
+def _notebook_of(name: str) -> str | None:
+    notebook = TASK_NOTEBOOKS.get(name, name)
+    return notebook if notebook in titles() else None
