@@ -113,8 +113,10 @@ def price_rollouts(
 
 def _busy_s(rows: Sequence[KeptRollout]) -> float:
     """Seconds in which at least one of the rollouts ran."""
+    # Counted from the first start: added to a Unix time, seconds would be rounded to 0.24 microseconds.
+    first = min((one.started_at for one in rows), default=0.0)
     total, end = 0.0, 0.0
-    for start, stop in sorted((one.started_at, one.started_at + one.seconds) for one in rows):
+    for start, stop in sorted((one.started_at - first, one.started_at - first + one.seconds) for one in rows):
         total += max(0.0, stop - max(start, end))
         end = max(end, stop)
     return total

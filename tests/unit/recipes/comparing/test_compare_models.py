@@ -11,17 +11,32 @@ from typing import Any
 
 import pytest
 
-from art.costs import TokenPrice
+from art.costs import Prices, TokenPrice
 from art.errors import ConfigError
 from art.model import Model
 from art.recipes import CompareConfig, Endpoint, compare_models
 from art.recipes.comparing.compare_models import listed_price
+from art.recipes.comparing.kept_rollouts import KeptRollout
+from art.recipes.comparing.scoring import price_rollouts
 from art.report.comparison_text import read_comparison, render_markdown
 from art.report.model_comparison import ModelComparison
 from art.testing.scripted_server import ScriptedServer, completion
 from art.trajectory import Trajectory
 from tests.support.parity import Parity, Server
 from tests.support.scripted_chat import ScriptedChat, answer
+
+
+def test_this_machine_is_paid_for_the_time_in_which_any_rollout_ran() -> None:
+    now = 1_795_000_000.0  # as a Unix time today; float numbers around it are 0.24 microseconds apart
+    times = [(now, 0.1), (now + 0.05, 0.1), (now + 10, 0.001)]
+    rows = [
+        KeptRollout(scenario="s", index=i, started_at=start, seconds=seconds, reward=1.0, headline=1.0)
+        for i, (start, seconds) in enumerate(times)
+    ]
+    usd, _ = price_rollouts(rows, None, None, Prices(device_usd_per_hour=3600.0))
+    assert usd == pytest.approx(1000 * 0.151 / 3, rel=2e-6)  # a start is known to 0.24 microseconds
+    alone, _ = price_rollouts(rows[2:], None, None, Prices(device_usd_per_hour=3600.0))
+    assert alone == pytest.approx(1.0, rel=1e-12)
 
 
 def config(tmp_path: Path, **settings: Any) -> CompareConfig:
