@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> Result:
 
 async def _train(planned: Planned, folder: Path) -> None:
     """Make the trainings of one seed that are not there yet."""
-    task = get_task(planned.task)
+    task = get_task(planned.task, is_tiny=True)
     judged = JudgedTask.open(folder, task.name, task.headline_metric, planned.settings)
     arms = [arm for arm in planned.arms if judged.find(arm, planned.seed) is None]
     if not arms:

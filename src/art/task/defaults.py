@@ -34,7 +34,7 @@ class TaskDefaults:
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     """Learning-rate schedule. `linear` and `cosine` fall from `learning_rate` to nearly 0 over the run."""
     warmup_steps: int = 0
-    """Number of first steps in which the learning rate rises."""
+    """Number of first steps in which the learning rate rises. In a short run it rises in half of the steps at most."""
     play_skill: float = 0.5
     """Mean skill, from 0 to 1, of the scripted play for a tiny model's warm start; see `Task.play`."""
     warm_start_steps: int = 600
@@ -57,7 +57,8 @@ class TaskDefaults:
         if self.schedule == "constant" and not self.warmup_steps:
             return peak
         total_steps = None if self.schedule == "constant" else num_steps
-        return ScheduleConfig(type=self.schedule, peak=peak, warmup_steps=self.warmup_steps, total_steps=total_steps)
+        warmup_steps = min(self.warmup_steps, num_steps // 2)
+        return ScheduleConfig(type=self.schedule, peak=peak, warmup_steps=warmup_steps, total_steps=total_steps)
 
 
 def is_tiny_model(base_model: str) -> bool:

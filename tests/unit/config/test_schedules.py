@@ -78,3 +78,11 @@ def test_a_task_has_a_schedule_over_its_run() -> None:
     assert isinstance(constant, ScheduleConfig)
     assert rates(constant, 3) == [5e-4, 1e-3, 1e-3]
     assert TaskDefaults(learning_rate=1e-3, schedule="constant").rate_schedule(10) == 1e-3
+
+
+def test_a_short_run_of_a_task_warms_up_in_half_of_its_steps() -> None:
+    defaults = TaskDefaults(learning_rate=1e-3, warmup_steps=4)
+    assert [
+        schedule.warmup_steps if isinstance(schedule := defaults.rate_schedule(steps), ScheduleConfig) else None
+        for steps in (1, 2, 3, 8, 30)
+    ] == [0, 1, 1, 4, 4]
