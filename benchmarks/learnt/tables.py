@@ -21,6 +21,7 @@ from benchmarks.learnt.results import SeedResult, TaskResults
 from benchmarks.report import Cell
 
 PICTURES = ROOT / "docs" / "images" / "tasks"
+TASK_PAGES = ROOT / "docs" / "tasks"
 
 
 def row_of_task(results: TaskResults) -> dict[str, Cell]:
@@ -65,10 +66,18 @@ def overview(results: Iterable[TaskResults], page: Path) -> str:
     """The table of all tasks, with links to the pages of tasks that have one."""
     rows = [row_of_task(one) for one in results]
     for row in rows:
-        target = ROOT / "docs" / "tasks" / f"{row['task']}.md"
-        if target.exists() and target != page:
+        target = page_about(str(row["task"]))
+        if target is not None and target != page:
             row["task"] = f"[{row['task']}]({relative(target, page)})"
     return markdown_table(rows) if rows else "Nothing was measured yet.\n"
+
+
+def page_about(task: str) -> Path | None:
+    """The page about a task: its own, or that of several tasks whose heading names it."""
+    for page in [TASK_PAGES / f"{task}.md", *sorted(TASK_PAGES.glob("*.md"))]:
+        if page.exists() and (page.stem == task or task in page.read_text(encoding="utf-8").partition("\n")[0]):
+            return page
+    return None
 
 
 def section(results: TaskResults, page: Path, picture: Path) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from art.task import Task, get_task, list_tasks
 from benchmarks.learnt.results import TaskResults, read_all
+from benchmarks.learnt.tables import page_about
 from tools.notebooks.times import titles
 from tools.pages.markdown import escaped, header
 
@@ -87,7 +88,7 @@ def figures(results: TaskResults | None) -> str:
 
 
 def _card(name: str, task: Task, results: TaskResults | None) -> str:
-    links = [f"[about it]({page})"] if (page := _page_of(name)) else []
+    links = [f"[about it]({page.relative_to(DOCS)})"] if (page := page_about(name)) else []
     links += [f"[notebook](../examples/notebooks/{notebook}.ipynb)"] if (notebook := _notebook_of(name)) else []
     measured = figures(results)
     if results is not None and task.tiny_options:
@@ -128,14 +129,6 @@ def _boxed(heading: str, picture: str, lines: list[str]) -> str:
 def _grid(cards: list[str]) -> str:
     """Cards in columns, as the theme of the site draws them. Elsewhere they stand below each other."""
     return '<div class="grid" markdown>\n\n' + "\n\n".join(cards) + "\n\n</div>\n"
-
-
-def _page_of(name: str) -> str | None:
-    """The page about a task: its own, or that of several whose heading names it."""
-    for page in [DOCS / "tasks" / f"{name}.md", *sorted((DOCS / "tasks").glob("*.md"))]:
-        if page.exists() and (page.stem == name or name in page.read_text(encoding="utf-8").partition("\n")[0]):
-            return f"tasks/{page.name}"
-    return None
 
 
 def _notebook_of(name: str) -> str | None:
