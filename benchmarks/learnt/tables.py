@@ -11,6 +11,7 @@ A page asks by two comments, and what is between them is replaced:
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -72,12 +73,20 @@ def overview(results: Iterable[TaskResults], page: Path) -> str:
     return markdown_table(rows) if rows else "Nothing was measured yet.\n"
 
 
-def page_about(task: str) -> Path | None:
-    """The page about a task: its own, or that of several tasks whose heading names it."""
-    for page in [TASK_PAGES / f"{task}.md", *sorted(TASK_PAGES.glob("*.md"))]:
-        if page.exists() and (page.stem == task or task in page.read_text(encoding="utf-8").partition("\n")[0]):
+def page_about(task: str, pages: Path = TASK_PAGES) -> Path | None:
+    """Return the page about a task: its own, or that of several tasks.
+
+    The heading of a page about several lists them: `# Desks: inventory, calendar and support_desk`.
+    """
+    for page in [pages / f"{task}.md", *sorted(pages.glob("*.md"))]:
+        if page.exists() and (page.stem == task or task in _listed(page)):
             return page
     return None
+
+
+def _listed(page: Path) -> list[str]:
+    heading = page.read_text(encoding="utf-8").partition("\n")[0]
+    return re.split(", | and ", heading.partition(": ")[2])
 
 
 def section(results: TaskResults, page: Path, picture: Path) -> str:

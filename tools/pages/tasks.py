@@ -88,7 +88,7 @@ def figures(results: TaskResults | None) -> str:
 
 
 def _card(name: str, task: Task, results: TaskResults | None) -> str:
-    links = [f"[about it]({page.relative_to(DOCS)})"] if (page := page_about(name)) else []
+    links = [f"[about it]({page.relative_to(DOCS)})"] if (page := page_about(name, DOCS / "tasks")) else []
     links += [f"[notebook](../examples/notebooks/{notebook}.ipynb)"] if (notebook := _notebook_of(name)) else []
     measured = figures(results)
     if results is not None and task.tiny_options:
