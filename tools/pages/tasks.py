@@ -35,7 +35,7 @@ These notebooks train agents that are no ready task.
 """
 FURTHER = {
     "rewards_or_judges.md": "The same tasks with rewards by hand, with RULER by a judge that errs, and with both.",
-    "../benchmarks/results/2026-11-23-cpu/sharing.md": "Models that learn at once on one server: time and memory.",
+    "sharing.md": "Models that learn at once on one server: time and memory.",
     "compare.md": "Trained agents beside prompted models, on the same held-out scenarios: score, turns, time and cost.",
 }
 """Pages with further results, and what they are about. A page of the site is shown with its first picture."""
@@ -108,7 +108,7 @@ def _further() -> str:
     for name, about in FURTHER.items():
         if (DOCS / name).exists():
             text = (DOCS / name).read_text(encoding="utf-8")
-            picture = None if name.startswith("..") else re.search(r"^!\[.*\]\(.*\)$", text, re.MULTILINE)
+            picture = re.search(r"^!\[.*\]\(.*\)$", text, re.MULTILINE)
             title = text.partition("\n")[0].removeprefix("# ")
             cards.append(_boxed(title, picture[0] if picture else "", [f"{about} [Results]({name})"]))
     return f"\n## Further results\n\n{_grid(cards)}" if cards else ""
