@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> Result:
         if args.quick and args.out is None:  # figures of a short form do not replace the real ones
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if not args.table:
-            measure(_plans(args), folder, jobs=args.jobs)
+            measure(plans(args), folder, jobs=args.jobs)
         results = read_all(folder)
         write_tables(results, folder, pictures=PICTURES if folder == RESULTS else folder)
         if folder == RESULTS:
@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> Result:
     )
 
 
-def _plans(args: argparse.Namespace) -> list[Plan]:
+def plans(args: argparse.Namespace) -> list[Plan]:
+    """Return the runs that the options name."""
     return [Plan(task, seed, _settings(args, task)) for task in args.task for seed in args.seeds]
 
 

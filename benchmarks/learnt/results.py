@@ -65,8 +65,11 @@ class Settings(_Stored):
         """The options of `art train`."""
         steps = [] if self.steps is None else ["--steps", str(self.steps)]
         options = [word for key, value in self.options.items() for word in ("-o", f"{key}={value}")]
-        judge = [] if self.judge is None else ["--judge", "openai/judge", "--judge-url", judge_url]
-        return ["--evaluate", str(self.evaluate), *steps, *options, *judge]
+        return ["--evaluate", str(self.evaluate), *steps, *options, *self.judge_arguments(judge_url)]
+
+    def judge_arguments(self, judge_url: str = JUDGE_URL) -> list[str]:
+        """The options that name the judge; none for a task with a reward of its own."""
+        return [] if self.judge is None else ["--judge", "openai/judge", "--judge-url", judge_url]
 
 
 class SeedResult(_Stored):

@@ -74,7 +74,8 @@ def overview(results: Iterable[TaskResults], page: Path) -> str:
 def section(results: TaskResults, page: Path, picture: Path) -> str:
     """The picture and the table of one task."""
     metric, evaluate = results.seeds[0].metric, results.settings.evaluate
-    about = f"`{results.command}` for each seed: {metric} of {evaluate} held-out rollouts with 95 % intervals."
+    least = "" if results.settings.judge is None else "at least "  # as many of each held-out prompt
+    about = f"`{results.command}` for each seed: {metric} of {least}{evaluate} held-out rollouts with 95 % intervals."
     if form := results.seeds[0].form:
         about += f" The tiny model got the form {', '.join(f'`{key}={value}`' for key, value in form.items())}."
     if (judge := results.settings.judge) is not None:
