@@ -10,6 +10,7 @@ advantages from its scores are compared with the true ones.
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import statistics
 from collections.abc import Callable, Sequence
@@ -79,12 +80,10 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     count = args.judged_groups or (40 if args.quick else 800)
-    rows = [
-        _row(kind, size, reliability, measure(draw_groups(kind, size, count), reliability))
-        for kind in KINDS
-        for size in SIZES
-        for reliability in RELIABILITIES
-    ]
+    rows = []
+    for kind, size, reliability in itertools.product(KINDS, SIZES, RELIABILITIES):
+        groups = draw_groups(kind, size, count)
+        rows.append(_row(kind, size, reliability, measure(groups, _noise_for(groups, reliability))))
     return Result(
         summary="What judges of known reliability leave of the true advantages: signal / size.",
         rows=rows,
@@ -107,10 +106,19 @@ def draw_groups(kind: str, size: int, count: int) -> list[Group]:
     return groups
 
 
-def measure(groups: Sequence[Group], reliability: float) -> dict[str, Advantages]:
-    """Judge all groups, and compare the advantages by each option of `OPTIONS` with the true ones."""
+def _noise_for(groups: Sequence[Group], reliability: float) -> float:
+    judge = ScriptedJudge(lambda trajectory: 0.0)
+    return find_noise(judge, [[score for _, score in group] for group in groups[:64]], reliability)
+
+
+def measure(groups: Sequence[Group], noise: float) -> dict[str, Advantages]:
+    """Judge all groups, and compare the advantages by each option of `OPTIONS` with the true ones.
+
+    Args:
+        noise: standard deviation of a score's error, and bonus of the first place.
+    """
     judge, rng = ScriptedJudge(lambda trajectory: 0.0), random.Random(2)
-    set_noise(judge, find_noise(judge, [[score for _, score in group] for group in groups[:64]], reliability))
+    set_noise(judge, noise)
     sums = {option: Advantages() for option in OPTIONS}
     for group in groups:
         for option, scores in _judged(judge, dict(group), rng).items():
