@@ -47,6 +47,7 @@ DEFAULT = (
 ONLY_NAMED = (
     "tasks",
     "judged",
+    "judge_passes",
     "mcp_rl",
     "kill_storm",
     "remote_storm",

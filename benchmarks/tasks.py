@@ -5,7 +5,8 @@
     python -m benchmarks tasks --table               draws pictures and writes tables again, and runs nothing
 
 Each seed makes its own tiny model in a fresh data directory. What a seed found is written as soon as it has ended, to
-one JSON file for each task; a later run of the same seed replaces it. `docs/benchmarks.md` says where the tables go.
+one JSON file for each task; a later run of the same seed replaces it. A task without a reward of its own gets a
+scripted judge, which `art judge serve` also runs. `docs/benchmarks.md` says where the tables go.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import contextlib
 import tempfile
 from pathlib import Path
 
+from art.task import get_task
 from benchmarks.learnt.blocks import renew_pages
-from benchmarks.learnt.results import RESULTS, Settings, read_all
+from benchmarks.learnt.results import RESULTS, Judge, Settings, read_all
 from benchmarks.learnt.runs import Plan, measure
 from benchmarks.learnt.tables import PICTURES, block, row_of_task, write_tables
 from benchmarks.report import Result
@@ -39,7 +41,7 @@ def run(args: argparse.Namespace) -> Result:
         if args.quick and args.out is None:  # figures of a short form do not replace the real ones
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if not args.table:
-            measure(_plans(args), folder, jobs=args.jobs)
+            measure(plans(args), folder, jobs=args.jobs)
         results = read_all(folder)
         write_tables(results, folder, pictures=PICTURES if folder == RESULTS else folder)
         if folder == RESULTS:
@@ -54,12 +56,17 @@ def run(args: argparse.Namespace) -> Result:
     )
 
 
-def _plans(args: argparse.Namespace) -> list[Plan]:
-    settings = Settings(
+def plans(args: argparse.Namespace) -> list[Plan]:
+    """Return the runs that the options name."""
+    return [Plan(task, seed, _settings(args, task)) for task in args.task for seed in args.seeds]
+
+
+def _settings(args: argparse.Namespace, task: str) -> Settings:
+    options = dict(_split_option(option) for option in args.option)
+    return Settings(
         evaluate=args.evaluate or (20 if args.quick else 400), steps=args.steps or (2 if args.quick else None),
-        options=dict(_split_option(option) for option in args.option),
+        options=options, judge=Judge() if get_task(task, options, is_tiny=True).needs_judge else None,
     )  # fmt: skip
-    return [Plan(task, seed, settings) for task in args.task for seed in args.seeds]
 
 
 def _split_option(option: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from benchmarks.learnt.picture import COLOURS, INK, save, style_axes
 CURVES = "judged-curves.png"
 DPI = 96
 LINES = (
-    ("noise", "#e07b1f", "1 pass"), ("passes", COLOURS[2], "2 passes"), ("report", COLOURS[3], "2, without shrinking"),
+    ("noise", "#e07b1f", "1 pass"), ("passes", COLOURS[2], "2 passes, shrunk"), ("report", COLOURS[3], "2 passes"),
 )  # fmt: skip
 BY_SOURCE = {"hand": COLOURS[0], "judge": "#e07b1f", "both": COLOURS[1]}
 

@@ -27,13 +27,13 @@ class Arm(_Stored):
     """Reliability that the judge was set to have on groups of the model before training; `None` without a judge."""
     passes: Literal[1, 2] = 1
     shrink: bool = True
-    """Whether scores on which two passes disagree move towards the mean of the group, as by default."""
+    """Whether scores on which two passes disagree move towards the mean of the group: `on_disagreement="shrink"`."""
 
     @property
     def name(self) -> str:
         if self.reliability is None:
             return "by hand"
-        passes = "" if self.passes == 1 else f", {self.passes} passes{'' if self.shrink else ' without shrinking'}"
+        passes = "" if self.passes == 1 else f", {self.passes} passes{', shrunk' if self.shrink else ''}"
         return f"{'judge' if self.source == 'judge' else 'both'}, {self.reliability:g}{passes}"
 
 

@@ -16,6 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 RESULTS = Path(__file__).parents[1] / "results" / "2026-11-23-cpu" / "tasks"
 """Where the newest results are."""
+JUDGE_PORT = "8010"
+JUDGE_URL = f"http://127.0.0.1:{JUDGE_PORT}/v1"
+"""Address of the judge in commands for people. A measured run uses a free port."""
 
 
 class _Stored(BaseModel):
@@ -34,6 +37,20 @@ class HeldOut(_Stored):
         return f"{self.mean:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
+class Judge(_Stored):
+    """The scripted judge of a task that has no reward of its own."""
+
+    noise: float = 0.1
+    """Standard deviation of a score's error."""
+    position_bias: float = 0.1
+    """Added to the score of what is shown first, and taken from that of what is shown last."""
+
+    def command(self, task: str) -> str:
+        """What a user types to start the judge at `JUDGE_URL`."""
+        errors = ["--noise", f"{self.noise:g}", "--position-bias", f"{self.position_bias:g}"]
+        return shlex.join(["art", "judge", "serve", "--task", task, *errors, "--port", JUDGE_PORT])
+
+
 class Settings(_Stored):
     """What was chosen in `art train`. Everything else is the default."""
 
@@ -41,12 +58,18 @@ class Settings(_Stored):
     steps: int | None = None
     """`None` means the task's own number."""
     options: Mapping[str, str] = Field(default_factory=dict)
+    judge: Judge | None = None
+    """What scores the rollouts; `None` for the task's own reward."""
 
-    def arguments(self) -> list[str]:
+    def arguments(self, judge_url: str = JUDGE_URL) -> list[str]:
         """The options of `art train`."""
         steps = [] if self.steps is None else ["--steps", str(self.steps)]
         options = [word for key, value in self.options.items() for word in ("-o", f"{key}={value}")]
-        return ["--evaluate", str(self.evaluate), *steps, *options]
+        return ["--evaluate", str(self.evaluate), *steps, *options, *self.judge_arguments(judge_url)]
+
+    def judge_arguments(self, judge_url: str = JUDGE_URL) -> list[str]:
+        """The options that name the judge; none for a task with a reward of its own."""
+        return [] if self.judge is None else ["--judge", "openai/judge", "--judge-url", judge_url]
 
 
 class SeedResult(_Stored):

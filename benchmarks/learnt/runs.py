@@ -17,8 +17,10 @@ from typing import Any
 
 from art.task import get_task
 from art.task.options import changed_options
+from art.testing.grading import grade_messages
+from art.testing.judge import ScriptedJudge
 from benchmarks.learnt.process_tree import MeasuredCommand
-from benchmarks.learnt.results import HeldOut, SeedResult, Settings, TaskResults
+from benchmarks.learnt.results import JUDGE_URL, HeldOut, SeedResult, Settings, TaskResults
 from benchmarks.report import environment
 
 POLL_S = 0.2
@@ -35,9 +37,17 @@ class Plan:
     seed: int
     settings: Settings
 
-    def words(self) -> list[str]:
+    def words(self, judge_url: str = JUDGE_URL) -> list[str]:
         """What a user types after `art`."""
-        return ["train", self.task, *self.settings.arguments(), "--seed", str(self.seed)]
+        return ["train", self.task, *self.settings.arguments(judge_url), "--seed", str(self.seed)]
+
+    def make_judge(self) -> ScriptedJudge | None:
+        """Make the judge that `Judge.command` starts; `None` for a task with a reward of its own."""
+        if (judge := self.settings.judge) is None:
+            return None
+        task = get_task(self.task, self.settings.options, is_tiny=True)
+        grade = grade_messages(task.score_messages)
+        return ScriptedJudge(grade, noise=judge.noise, position_bias=judge.position_bias)
 
 
 def measure(plans: Sequence[Plan], folder: Path, *, jobs: int, program: Sequence[str] = ART) -> None:
@@ -81,14 +91,18 @@ class Running:
         self._summary_file = self.folder / "summary.json"
         self._environment = environment("cpu", [])
         places = ["--data-dir", str(self.folder / "data"), "--json", str(self._summary_file)]
-        self.command = MeasuredCommand([*program, *plan.words(), *places], log=self.folder / "log.txt")
+        self._open = contextlib.ExitStack()
+        judge = plan.make_judge()
+        words = plan.words() if judge is None else plan.words(self._open.enter_context(judge).base_url)
+        self.command = MeasuredCommand([*program, *words, *places], log=self.folder / "log.txt")
 
     @contextlib.contextmanager
     def cleaned(self) -> Iterator[None]:
-        """Remove the data directory after the body."""
+        """Stop the judge and remove the data directory after the body."""
         try:
             yield
         finally:
+            self._open.close()
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def result(self) -> SeedResult:

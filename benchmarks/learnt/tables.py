@@ -92,9 +92,15 @@ def _listed(page: Path) -> list[str]:
 def section(results: TaskResults, page: Path, picture: Path) -> str:
     """The picture and the table of one task."""
     metric, evaluate = results.seeds[0].metric, results.settings.evaluate
-    about = f"`{results.command}` for each seed: {metric} of {evaluate} held-out rollouts with 95 % intervals."
+    least = "" if results.settings.judge is None else "at least "  # as many of each held-out prompt
+    about = f"`{results.command}` for each seed: {metric} of {least}{evaluate} held-out rollouts with 95 % intervals."
     if form := results.seeds[0].form:
         about += f" The tiny model got the form {', '.join(f'`{key}={value}`' for key, value in form.items())}."
+    if (judge := results.settings.judge) is not None:
+        about += (
+            f" The judge `{judge.command(results.task)}` scored the rollouts from before and after training together; "
+            "its own time is not counted."
+        )
     image = f"![{results.title}: the metric by step]({relative(picture, page)})"
     return f"{image}\n\n{about}\n\n{markdown_table([row_of_seed(one) for one in results.seeds])}"
 

@@ -18,23 +18,25 @@ from tests.page.chromium import CHROMIUM
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 RUN = "#/run/mail_search-mailbox-short/seed0"
 STEP, GROUP = 3, 1
+ROLLOUT, WRONG_WORD = 5, "tusk"
+"""A rollout of that group that searched for another word than the question has."""
 HEIGHT = 660
 
 
 async def draw(walker: Walker) -> None:
     page = walker.page
     await page.set_viewport_size({"width": 1280, "height": HEIGHT})
-    await walker.go(RUN, "Findings")
+    await walker.go(RUN, "Importance ratio")  # the last chart; findings are there before it
     await walker.shoot("page-run")
     await walker.go(f"{RUN}/group/train/{STEP}/{GROUP}", "differs in message")
     await walker.shoot("page-group")
     await walker.go(f"{RUN}/tree/{STEP}", "learnt")
     await walker.shoot("page-tree")
-    await walker.go(f"{RUN}/rollout/train/{STEP}/{GROUP}/0?tab=tokens&color=sampling_logprob", "Exact tokens")
+    await walker.go(f"{RUN}/rollout/train/{STEP}/{GROUP}/{ROLLOUT}?tab=tokens&color=sampling_logprob", "Exact tokens")
     await page.set_viewport_size({"width": 1280, "height": 860})
     tokens = page.get_by_role("listbox", name="tokens of the path")
     await tokens.evaluate("view => { view.scrollTop = view.scrollHeight }")
-    await page.get_by_role("option", name=re.compile("fern")).first.hover()
+    await page.get_by_role("option", name=re.compile(WRONG_WORD)).first.hover()
     await walker.shoot("page-tokens")
 
 

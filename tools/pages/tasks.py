@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
 from art.task import Task, get_task, list_tasks
-from benchmarks.learnt.results import TaskResults, read_all
+from benchmarks.learnt.results import Judge, Settings, TaskResults, read_all
 from benchmarks.learnt.tables import page_about
 from tools.notebooks.times import titles
 from tools.pages.markdown import escaped, header
@@ -93,8 +94,18 @@ def _card(name: str, task: Task, results: TaskResults | None) -> str:
     measured = figures(results)
     if results is not None and task.tiny_options:
         measured += " These are figures of the smaller form that a tiny model learns."
-    lines = [_task_text(task), measured, f"`art train {name}`" + "".join(f" · {link}" for link in links)]
+    if results is not None and task.needs_judge:
+        measured += " A scripted judge gave the rewards."
+    lines = [_task_text(task), measured, _command(name, task) + "".join(f" · {link}" for link in links)]
     return _boxed(name, _picture(f"images/tasks/{name}.png", f"{name}: the metric by training step"), lines)
+
+
+def _command(name: str, task: Task) -> str:
+    """What trains a tiny model; with a scripted judge for a task that has no reward of its own."""
+    if not task.needs_judge:
+        return f"`art train {name}`"
+    words = Settings(evaluate=0, judge=Judge()).judge_arguments()
+    return f"`{Judge().command(name)}` in one terminal, `art train {name} {shlex.join(words)}` in another"
 
 
 def _notebook_card(name: str, title: str) -> str:

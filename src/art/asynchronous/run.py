@@ -28,7 +28,7 @@ from art.asynchronous.step import PipelineStep, PipelineTiming
 from art.asynchronous.step_trainer import StepTrainer, TrainerClock, check_barren, describe_timing
 from art.asynchronous.watch import Stopwatch
 from art.config import PipelineConfig, TrainConfig
-from art.gather.faults import FaultWatch
+from art.gather.faults import POLICY_FAULT_RATE, FaultWatch
 from art.gather.gather import AfterEach
 from art.storage.layout import DataDir
 from art.trajectory import Trajectory, cancel_and_wait
@@ -220,7 +220,7 @@ class Run:
             wall_s=timing.wall_s, sampled_tokens=result.metrics.get("ledger/sampled_tokens"),
             usd=self._spent_usd - spent_usd if self._spent_usd > spent_usd else None,
         )  # fmt: skip
-        metrics = use | describe_timing(timing) | self._faults.metrics()
+        metrics = use | describe_timing(timing) | self._fault_rates(taken)
         metrics |= self._inputs.source.metrics() | self._limiter.metrics()
         if callable(measure := getattr(self._inputs.after_each, "metrics", None)):
             metrics |= measure()
@@ -228,6 +228,18 @@ class Run:
             waiting = float(len(self._flow.pace.finished))
             metrics |= {"pipeline/groups_running": float(self._flow.num_running), "pipeline/groups_waiting": waiting}
         return metrics
+
+    def _fault_rates(self, taken: Sequence[UnderWay]) -> dict[str, float]:
+        """Return the rates of faults: those of the policy in the step's own rollouts, others since the step before.
+
+        What failed otherwise has no step if its whole group was lost. The policy's faults are trained on, and rollouts
+        that run ahead belong to later steps.
+        """
+        own = FaultWatch(max_rate=1.0)
+        own.count_groups(group for one in taken for group in one.groups)
+        rates = {name: value for name, value in self._faults.metrics().items() if name != POLICY_FAULT_RATE}
+        spoilt = own.metrics().get(POLICY_FAULT_RATE)
+        return rates if spoilt is None else {POLICY_FAULT_RATE: spoilt, **rates}
 
     def _uses(self, taken: Sequence[UnderWay]) -> list[GroupUse]:
         return [

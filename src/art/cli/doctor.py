@@ -25,6 +25,7 @@ from rich.text import Text
 
 from art.asynchronous.simulation.machine import Machine
 from art.backends.local import LocalBackend
+from art.cli.examining.judged_rollouts import add_judge_options, check_scores, make_scorer, scored
 from art.cli.examining.pacing import check_pacing, pacing_table
 from art.cli.examining.request_times import RolloutTime, watch_requests
 from art.cli.options.task_options import TASK_HELP, add_task_options, task_for
@@ -36,7 +37,9 @@ from art.errors import ArtError, ConfigError
 from art.gather import gather_trajectory_groups
 from art.model import TrainableModel
 from art.protocol.preflight import CheckResult, CheckStatus, MemoryPart, PreflightRequest
-from art.task import Scenario, Task, draw_scenarios
+from art.recipes.task_training import check_judge
+from art.rewards import GroupScorer
+from art.task import Scenario, Task, draw_scenarios, list_tasks
 from art.trajectory import Trajectory, TrajectoryGroup
 
 COLOURS: dict[CheckStatus, str] = {"ok": "green", "warning": "yellow", "failure": "red"}
@@ -59,13 +62,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--price-per-hour", type=float, metavar="PRICE", help="of this machine, for the forecast")
     parser.add_argument("--seed", type=int, default=0, help="of the scenarios (default: 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the checks and their numbers")
+    add_judge_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     console = Screen()
     if args.task_options and not args.task:
         raise ConfigError("-o sets an option of a task; say which by --task")
+    if args.judge is not None and not args.task:
+        raise ConfigError("--judge scores the rollouts of a task; say which by --task")
+    if args.model in list_tasks() and not Path(args.model).exists():
+        raise ConfigError(
+            f"{args.model!r} is a task, and expected is a base model: art doctor MODEL --task {args.model}, in which "
+            f"MODEL is a hub id or a folder. `art tiny-model FOLDER --task {args.model}` makes a small one"
+        )
     task = task_for(console, args, args.model) if args.task else None
+    if task is not None:
+        check_judge(task, args.judge)
     settings = _read_settings(args.settings)
     with _scratch_folder(args.data_dir.resolve()) as folder:
         checks = run_coroutine(_examine(console, args, settings, task, folder))
@@ -136,9 +149,15 @@ class RolledOut:
 
 
 async def roll_out(
-    model: TrainableModel, task: Task, *, num_scenarios: int, num_rollouts: int | None, seed: int
+    model: TrainableModel,
+    task: Task,
+    *,
+    num_scenarios: int,
+    num_rollouts: int | None,
+    seed: int,
+    score: GroupScorer | None = None,
 ) -> RolledOut:
-    """Make a few groups of rollouts of a task, as a training step would."""
+    """Make a few groups of rollouts of a task, as a training step would. `score` sets their rewards."""
     scenarios = draw_scenarios(task, "train", seed=seed, count=num_scenarios)
     size = num_rollouts or task.defaults.rollouts_per_group
     times: list[RolloutTime] = []
@@ -154,6 +173,7 @@ async def roll_out(
         (TrajectoryGroup(rollout(scenario, i) for i in range(size)) for scenario in scenarios),
         pbar_desc=None,
         max_exceptions=num_scenarios * size,
+        after_each=score,
     )
     seconds = time.perf_counter() - started
     return RolledOut(groups=groups, num_rollouts=len(scenarios) * size, seconds=seconds, times=times)
@@ -236,13 +256,15 @@ async def examine_task(
     Args:
         takes_turns: whether engine and trainer cannot compute at the same time.
     """
+    score = make_scorer(args, task, model, Path(model.base_path))
     with console.status(f"Rollouts of {task.name} ..."):
         async with watch_requests(model.inference_base_url, model.inference_api_key) as requests:
             rolled = await roll_out(
-                model, task, num_scenarios=args.scenarios, num_rollouts=args.rollouts, seed=args.seed
+                model, task, num_scenarios=args.scenarios, num_rollouts=args.rollouts, seed=args.seed, score=score
             )
             await requests.wait_for(name for rollout in rolled.times for name in rollout.exchange_ids())
-    checks = [check_rollouts(rolled), check_spread(rolled.groups)]
+    judged = [] if score is None else [check_scores(rolled.groups)]
+    checks = [check_rollouts(rolled), *judged, check_spread(scored(rolled.groups))]
     if not any(map(len, rolled.groups)):
         return checks
     request = PreflightRequest(quick=False, trial=False, groups=wire_groups(rolled.groups))

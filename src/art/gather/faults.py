@@ -32,6 +32,7 @@ from art.trajectory import PydanticException, Trajectory, TrajectoryGroup
 
 FATAL = (BudgetError, ConfigError, FaultRateError, AuthenticationError, PermissionDeniedError)
 """Errors that end a gather at once, because every later rollout would fail too."""
+POLICY_FAULT_RATE = "data/policy_fault_rate"
 _MAX_SHOWN = 200
 """Characters of the last error that a message quotes."""
 
@@ -128,7 +129,7 @@ class FaultWatch:
             return {}
         rates = {f"data/{self._name}_rate": kinds.total() / ended["all"]}
         if ended["policy_fault"]:
-            rates["data/policy_fault_rate"] = ended["policy_fault"] / ended["all"]
+            rates[POLICY_FAULT_RATE] = ended["policy_fault"] / ended["all"]
         return rates | {f"data/{self._name}s/{kind}": float(count) for kind, count in kinds.items()}
 
 

@@ -35,6 +35,7 @@ class McpTask(Task):
     name: ClassVar[str] = "mcp"
     description: ClassVar[str] = "use the tools of an MCP server"
     headline_metric: ClassVar[str] = "completed"
+    needs_judge: ClassVar[bool] = True
     defaults: ClassVar[TaskDefaults] = TaskDefaults(
         num_steps=20, groups_per_step=8, rollouts_per_group=6, num_minibatches=1, schedule="constant"
     )

@@ -306,7 +306,9 @@ LOG_METRICS: dict[str, Metric] = {
 """Metrics that `model.log` adds to every row of `history.jsonl`."""
 
 FAULT_METRICS: dict[str, Metric] = {
-    "data/infra_fault_rate": Metric("share of the step's rollouts that failed through no fault of the policy"),
+    "data/infra_fault_rate": Metric(
+        "share of the rollouts since the step before that failed through no fault of the policy"
+    ),
     "data/infra_faults/*": Metric(
         "number of such rollouts by what failed: `timeout`, `rate_limit`, `tool_server`, `server`, `judge`, or the "
         "error's name",

@@ -50,10 +50,10 @@ class JudgeSettings:
     """Seed of the order and the ids of trajectories in a question. By default they are random each time."""
     passes: Literal[1, 2] = 1
     """With 2, each group is judged a second time in reversed order, which shows how the order changes the scores."""
-    on_disagreement: Literal["report", "shrink", "set_aside"] = "shrink"
-    """What happens when two passes disagree. `report` only logs the disagreement. `shrink` also moves the scores
-    towards the group's mean in proportion to their noise. `set_aside` gives no scores if the disagreement is above
-    `max_disagreement`."""
+    on_disagreement: Literal["report", "shrink", "set_aside"] = "report"
+    """What happens when two passes disagree. `report` logs the disagreement, and the scores are the mean of both.
+    `shrink` moves that mean towards the group's by the share of its spread that the passes do not share, which was
+    measured to teach less. `set_aside` gives no scores if the disagreement is above `max_disagreement`."""
     max_disagreement: float = 0.25
     """Largest disagreement for `set_aside`: root mean square difference of a trajectory's two scores, each relative to
     the mean of its pass."""

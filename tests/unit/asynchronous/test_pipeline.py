@@ -123,6 +123,19 @@ async def test_an_endless_stream_and_a_judge(tmp_path: Path) -> None:
     assert steps[0].metrics["data/judge_fault_rate"] == 0.25
 
 
+async def test_faults_of_the_policy_are_those_of_the_rollouts_that_the_step_trains_on(tmp_path: Path) -> None:
+    """Rollouts of later steps end while a step waits or trains, and must not count for it."""
+    spoilt = {("s1", 0), ("s2", 0), ("s2", 1), ("s3", 0)}
+
+    async def rollout(model: art.TrainableModel, scenario: str, rollout_index: int) -> art.Trajectory:
+        outcome = "policy_fault" if (scenario, rollout_index) in spoilt else "ok"
+        return art.Trajectory(reward=float(rollout_index), metadata={"scenario_id": scenario, "outcome": outcome})
+
+    backend = ScriptedBackend(tmp_path)
+    steps = await collect(make(backend, rollout, max_staleness=2), 3)
+    assert [step.metrics.get("data/policy_fault_rate") for step in steps] == [0.25, 0.75, None]
+
+
 async def test_groups_without_spread_are_replaced_within_the_bound(tmp_path: Path) -> None:
     async def rollout(model: Any, scenario: str, rollout_index: int) -> art.Trajectory:
         return art.Trajectory(reward=float(rollout_index if scenario not in ("s0", "s1") else 0))

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from art.cli.doctor import RolledOut, check_rollouts, check_spread, duration, forecast
+from art.cli.doctor import RolledOut, check_rollouts, check_spread, duration, forecast, roll_out, run
+from art.cli.examining.judged_rollouts import check_scores, make_scorer, scored
+from art.cli.main import build_parser
+from art.costs import Ledger
+from art.errors import ConfigError
 from art.protocol.preflight import CheckResult
-from art.task import get_task
+from art.task import Scenario, get_task
+from art.tasks.chat_rubric import ChatRubric
+from art.testing.grading import grade_messages
+from art.testing.judge import ScriptedJudge
 from art.trajectory import Trajectory, TrajectoryGroup
 
 
@@ -56,6 +66,64 @@ def test_the_forecast_scales_what_was_measured() -> None:
     assert check.measured["cost_per_step"] == pytest.approx(2 * 28 / 3600)
     assert "15 steps 7.0 min and 0.23 at 2 an hour" in check.found
     assert "cost_per_step" not in forecast(task, rolled, step, num_steps=15, price=None).measured
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["./tiny", "--task", "chat_rubric"], "say who judges by --judge MODEL, e.g. openai/o3, in `art train` or `art doctor`"),
+        (["./tiny", "--judge", "openai/o3"], "--judge scores the rollouts of a task; say which by --task"),
+        (["chat_rubric"], "'chat_rubric' is a task, and expected is a base model: art doctor MODEL --task chat_rubric"),
+    ],
+)  # fmt: skip
+def test_a_judge_that_is_missing_or_has_nothing_to_judge(
+    options: list[str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    args = build_parser(["doctor"]).parse_args(["doctor", *options])
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        run(args)
+
+
+class OneModel:
+    """What `roll_out` needs of a model, with rollouts by the task below."""
+
+    base_path = "."
+    costs = Ledger()
+
+
+class Letters(ChatRubric):
+    """Rollouts without a model: the better the answer, the higher its index."""
+
+    async def rollout(
+        self, model: Any, scenario: Scenario, *, rollout_index: int = 0, step: int | None = None
+    ) -> Trajectory:
+        name, gift = scenario.inputs["input"].rstrip(".").split()[1::3]
+        answer = [f"Thanks, {name}!", f"{name}, thanks for the {gift}."][rollout_index]
+        said = [*self.opening(scenario), {"role": "assistant", "content": answer}]
+        return Trajectory(messages_and_choices=said)
+
+
+async def test_the_judge_scores_the_trial_rollouts(tmp_path: Path) -> None:
+    task: Any = Letters(prompts="sample")
+    words = ["doctor", "./tiny", "--task", "chat_rubric", "--judge", "openai/judge", "--judge-url"]
+    model: Any = OneModel()
+
+    async def checked(judge: ScriptedJudge) -> tuple[CheckResult, CheckResult]:
+        args = build_parser(words).parse_args([*words, judge.base_url])
+        score = make_scorer(args, task, model, tmp_path)
+        rolled = await roll_out(model, task, num_scenarios=3, num_rollouts=2, seed=0, score=score)
+        assert check_rollouts(rolled).status == "ok"
+        return check_scores(rolled.groups), check_spread(scored(rolled.groups))
+
+    with ScriptedJudge(grade_messages(task.score_messages), always="401") as judge:
+        unscored, spread = await checked(judge)
+    assert (unscored.status, spread.status) == ("failure", "failure")
+    assert "0 of 3 groups were scored; no scores" in unscored.found
+    with ScriptedJudge(grade_messages(task.score_messages)) as judge:
+        all_scored, spread = await checked(judge)
+    assert (all_scored.status, all_scored.found) == ("ok", "3 of 3 groups were scored")
+    assert (spread.status, spread.measured["mean_reward"]) == ("ok", pytest.approx(0.35))
 
 
 @pytest.mark.parametrize(

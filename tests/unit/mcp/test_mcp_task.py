@@ -12,6 +12,7 @@ import art
 from art.errors import ConfigError
 from art.mcp import GeneratedScenario, McpTask
 from art.mcp.task import ROLLOUT_HEADER
+from art.recipes import train
 from art.task import Scenario
 
 TRAIN = [GeneratedScenario(f"task {i}", 1 + i % 5) for i in range(6)]
@@ -41,6 +42,11 @@ def test_held_out_scenarios_come_in_their_order_and_are_never_trained_on() -> No
         task.scenarios("val", seed=0, count=1)
     with pytest.raises(ConfigError, match="max_concurrent must be 1 or more, got 0"):
         McpTask("server", train=TRAIN, held_out=HELD_OUT, max_concurrent=0)
+
+
+async def test_a_task_whose_rewards_are_all_0_is_not_trained_without_a_judge() -> None:
+    with pytest.raises(ConfigError, match="'mcp' has no reward of its own: say who judges by --judge"):
+        await train(McpTask("server", train=TRAIN, held_out=HELD_OUT), "./tiny")
 
 
 async def test_a_rollout_over_http_has_a_shop_of_its_own(scripted: Callable[..., Any], inventory_url: str) -> None:

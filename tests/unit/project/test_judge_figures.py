@@ -16,6 +16,8 @@ from art.testing.grading import grade_messages
 from art.testing.judge import ScriptedJudge
 from art.trajectory import Trajectory, TrajectoryGroup
 from benchmarks import judged as benchmark
+from benchmarks.judge_passes import draw_groups
+from benchmarks.judge_passes import measure as measure_passes
 from benchmarks.judging.pictures import draw_all, mean_curve
 from benchmarks.judging.plan import HAND, PARTS, SEEDS, plan
 from benchmarks.judging.reliability import find_noise, measure, set_noise, simulate
@@ -192,3 +194,15 @@ def test_a_short_comparison_runs(tmp_path: Path) -> None:
     assert [point["step"] for point in stored["trainings"][0]["curve"]] == [0, 1, 2]
     assert benchmark.run(args).rows == rows
     assert json.loads((tmp_path / "yes_no_maybe.json").read_text()) == stored
+
+
+@pytest.mark.parametrize(("kind", "noise"), [("one of three words", 0.12), ("won or lost", 0.36), ("degrees", 0.09)])
+def test_two_passes_are_closer_to_the_truth_than_one_and_than_shrunk_ones(kind: str, noise: float) -> None:
+    """The noise gives one pass a reliability of about 0.5."""
+    sums = measure_passes(draw_groups(kind, 4, 300), noise)
+    assert sums["report"].signal > sums["one pass"].signal + 0.05
+    assert sums["report"].signal > sums["shrink"].signal
+    assert sums["report"].size > sums["shrink"].size + 0.1
+    assert JudgeSettings(passes=2).on_disagreement == "report"
+    exact = measure_passes(draw_groups(kind, 4, 20), 0.0)
+    assert all(one.signal == pytest.approx(1) and one.size == pytest.approx(1) for one in exact.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from benchmarks.learnt.process_tree import MeasuredCommand
 from benchmarks.learnt.results import HeldOut, SeedResult, Settings, TaskResults, name_of, read_all
 from benchmarks.learnt.runs import Plan, measure
 from benchmarks.learnt.tables import block, row_of_seed, row_of_task, write_tables
+from benchmarks.tasks import plans
 
 SETTINGS = Settings(evaluate=400)
 FAKE_ART = """
@@ -33,6 +35,23 @@ with open(words["--json"], "w") as file:
     json.dump(found, file)
 """
 """A program that answers like `art train`; seed 13 fails."""
+
+
+ASKING_ART = r"""
+import json, sys, urllib.request
+url = sys.argv[sys.argv.index("--judge-url") + 1]
+answers = {"good": "Dear Ada, many thanks for the lamp.", "bad": "no"}
+shown = {
+    "context": [{"role": "user", "content": "Thank Ada for the lamp."}],
+    "trajectories": [{"id": key, "messages": [{"role": "assistant", "content": answers[key]}]} for key in answers],
+}
+evidence = f"BEGIN EVIDENCE x\n{json.dumps(shown)}\nEND EVIDENCE x"
+body = json.dumps({"model": "judge", "messages": [{"content": ""}, {"content": evidence}]}).encode()
+answer = json.load(urllib.request.urlopen(f"{url}/chat/completions", body))
+scores = {row["trajectory_id"]: row["score"] for row in json.loads(answer["choices"][0]["message"]["content"])["scores"]}
+assert scores["good"] > scores["bad"], scores
+"""
+"""A program that asks the judge whose address it is given."""
 
 
 def seed_result(seed: int, after: float) -> SeedResult:
@@ -103,6 +122,20 @@ def test_seeds_that_ended_are_kept_when_another_fails(tmp_path: Path) -> None:
     assert [one.seed for one in results.seeds] == [8, 9]
     assert results.seeds[0].after == HeldOut(mean=0.8, low=0.7, high=0.8)
     assert results.seeds[0].command == "art train game --evaluate 400 --seed 8"
+
+
+def test_a_task_without_a_reward_of_its_own_is_measured_with_a_scripted_judge(tmp_path: Path) -> None:
+    named = {"task": ["chat_rubric", "tic_tac_toe"], "seeds": [8], "option": []}
+    plan, other = plans(argparse.Namespace(**named, evaluate=None, steps=None, quick=False))
+    assert other.settings == SETTINGS
+    fake = tmp_path / "fake.py"
+    fake.write_text(ASKING_ART + FAKE_ART)
+    measure([plan], tmp_path, jobs=1, program=[sys.executable, str(fake)])
+    [results] = read_all(tmp_path)
+    assert results.seeds[0].command == f"{results.command} --seed 8"
+    assert results.command.endswith("--judge openai/judge --judge-url http://127.0.0.1:8010/v1")
+    text = block([results], ROOT / "docs" / "tasks.md", "chat_rubric")
+    assert "The judge `art judge serve --task chat_rubric --noise 0.1 --position-bias 0.1 --port 8010` scored" in text
 
 
 def test_a_seed_replaces_itself_only(tmp_path: Path) -> None:

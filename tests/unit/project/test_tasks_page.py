@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("psutil")
 
+from art.cli.main import build_parser
+from art.recipes.task_training import check_judge
 from art.task import get_task
 from benchmarks.learnt.results import HeldOut, SeedResult, Settings, TaskResults
 from tests.support.notebooks import SOURCES
@@ -37,8 +41,18 @@ def test_every_ready_task_has_a_card_with_its_command() -> None:
     assert "tic_tac_toe" in names
     for name in names:
         card = page.partition(f"\n### {name}\n")[2].partition("</div>")[0]
-        assert f"`art train {name}`" in card
+        needs_judge = get_task(name).needs_judge
+        assert (f"`art train {name} --judge " if needs_judge else f"`art train {name}`") in card
+        assert (f"`art judge serve --task {name} " in card) == needs_judge
         assert get_task(name).description[1:] in card
+
+
+def test_the_commands_of_a_task_without_a_reward_are_accepted() -> None:
+    card = render_page().partition("\n### chat_rubric\n")[2].partition("</div>")[0]
+    commands = [shlex.split(command)[1:] for command in re.findall(r"`(art [^`]*)`", card)]
+    judge, training = (build_parser(words).parse_args(words) for words in commands)
+    assert training.judge_url == f"http://127.0.0.1:{judge.port}/v1"
+    check_judge(get_task(training.task), training.judge)
 
 
 def test_every_notebook_is_linked() -> None:

@@ -264,8 +264,8 @@ def test_ids_and_marker_do_not_occur_in_the_evidence() -> None:
 
 async def test_two_passes_cancel_the_bias_of_the_order(start_judge, address, make_group, settings) -> None:
     judge = start_judge(position_bias=0.1)
-    report = replace(settings, passes=2, on_disagreement="report")
-    scored = await ruler_score_group(make_group(*SCORES), JUDGE, address(judge), settings=report)
+    two = replace(settings, passes=2)
+    scored = await ruler_score_group(make_group(*SCORES), JUDGE, address(judge), settings=two)
     assert scored is not None
     assert rewards(scored) == pytest.approx(SCORES, abs=0.03)  # scores are cut off at 0
     assert scored.metrics["judge_disagreement"] == pytest.approx(0.15, abs=0.03)
@@ -279,11 +279,11 @@ async def test_two_passes_cancel_the_bias_of_the_order(start_judge, address, mak
 async def test_disagreement_shrinks_scores_or_sets_the_group_aside(start_judge, address, make_group, settings) -> None:
     judge, truth = start_judge(position_bias=0.2), (0.4, 0.5, 0.6, 0.45)
     two = replace(settings, passes=2)
-    plain = await ruler_score_group(
-        make_group(*truth), JUDGE, address(judge), settings=replace(two, on_disagreement="report")
-    )
+    plain = await ruler_score_group(make_group(*truth), JUDGE, address(judge), settings=two)
     assert rewards(plain) == pytest.approx(truth)
-    scored = await ruler_score_group(make_group(*truth), JUDGE, address(judge), settings=two)
+    scored = await ruler_score_group(
+        make_group(*truth), JUDGE, address(judge), settings=replace(two, on_disagreement="shrink")
+    )
     assert scored is not None
     reliability = scored.metrics["judge_reliability"]
     assert reliability < 0.7

@@ -2,9 +2,10 @@
 
 Reliability r is the share of the variance within the group that both passes agree on, 2 cov / (var + var). It is 1 for
 passes that differ at most in level, and 0 for unrelated ones. The mean of two passes has reliability 2r / (1 + r)
-(Spearman 1910, Brown 1910). The best estimate of a noiseless score is the group's mean plus reliability times the
-score's distance from it (Kelley 1927). So noise makes advantages smaller. Order bias is opposite in the two passes, and
-cancels in their mean.
+(Spearman 1910, Brown 1910). With a known reliability, the best estimate of a noiseless score is the group's mean plus
+reliability times the score's distance from it (Kelley 1927); `shrink` does that with the reliability of the one group,
+which few scores tell badly. Order bias is opposite in the two passes: it cancels in their mean, and lowers r.
+docs/decisions/0030 says why shrinking is not the default.
 """
 
 from __future__ import annotations

@@ -8,12 +8,15 @@ from datetime import date, datetime, timedelta
 from typing import Any
 
 from art.tasks.desks.cases import Case
-from art.tasks.desks.desk_jobs import Call, Job, field_job
+from art.tasks.desks.desk_jobs import Call, Job, field_job, planned_job
 from art.tasks.desks.texts import match_form
 
 PEOPLE = ["ann", "bob", "cleo", "dan"]
-DAYS = [str(date(2030, 1, 7) + timedelta(days=i)) for i in range(5)]
+MONDAY = date(2030, 1, 7)
+"""First day of the week, and today for the agent: the same in every rollout."""
+DAYS = [str(MONDAY + timedelta(days=i)) for i in range(5)]
 OPENS, CLOSES = 9, 17
+"""Hours between which people work."""
 QUESTIONS = ((3, "When is the {}?", "start", "title"), (2, "How many minutes is the {}?", "minutes", "id"))
 """Difficulty, text, the field that answers, and the one that a beginner reads."""
 _TITLES = [
@@ -114,14 +117,14 @@ def _move_case(rng: random.Random, week: Week) -> Case:
 def _cancel_by_title_case(rng: random.Random, week: Week) -> Case:
     event = rng.choice(week)
     task = f"Cancel the {event['title']}. At what time would it have begun?"
-    job = _constant(task, 4, [_find(event), ("cancel_event", {"id": event["id"]})], event["start"])
+    job = planned_job(task, 4, [_find(event), ("cancel_event", {"id": event["id"]})], event["start"])
     return _case(week, job, [e for e in week if e is not event], event["start"][11:])
 
 
 def _move_by_title_case(rng: random.Random, week: Week) -> Case:
     event = rng.choice(week)
     start = _free_start(rng, week, event["minutes"], event["people"], but=event["id"])
-    job = _constant(
+    job = planned_job(
         f"Move the {event['title']} to {start}. How many minutes does it take?", 4,
         [_find(event), ("move_event", {"id": event["id"], "start": start})], str(event["minutes"]),
     )  # fmt: skip
@@ -129,7 +132,7 @@ def _move_by_title_case(rng: random.Random, week: Week) -> Case:
 
 
 def _book_case(rng: random.Random, week: Week) -> Case:
-    """A new event at the first time at which all are free."""
+    """Ask for a new event at the first time at which all are free."""
     day, minutes = rng.choice(DAYS), rng.choice((30, 60, 90))
     people = sorted(rng.sample(PEOPLE, rng.randrange(2, 4)))
     title = rng.choice([title for title in _TITLES if title not in {e["title"] for e in week}])
@@ -137,7 +140,7 @@ def _book_case(rng: random.Random, week: Week) -> Case:
     start = next(start for start in half_hours if is_free(week, start, minutes, people))
     made = {"id": 7, "title": title, "start": start, "minutes": minutes, "people": people}
     asked = {"day": day, "minutes": minutes, "people": people}
-    job = _constant(
+    job = planned_job(
         f"Book {title!r} for {minutes} minutes on {day} with {', '.join(people)}, at the first half hour at which all "
         "are free. When does it begin?", 5,
         [("find_free_times", asked), ("create_event", {k: v for k, v in made.items() if k != "id"})], start,
@@ -151,7 +154,7 @@ def _cancel_all_case(rng: random.Random, week: Week) -> Case:
     gone = sorted((e for e in week if person in e["people"] and e["start"].startswith(day)), key=lambda e: e["start"])
     calls: list[Call] = [("list_events", {"day": day, "person": person})]
     calls += [("cancel_event", {"id": e["id"]}) for e in gone]
-    job = _constant(f"Cancel all events of {person} on {day}. How many were there?", 5, calls, str(len(gone)))
+    job = planned_job(f"Cancel all events of {person} on {day}. How many were there?", 5, calls, str(len(gone)))
     return _case(week, job, [e for e in week if e not in gone], len(gone))
 
 
@@ -173,10 +176,6 @@ def _ids(week: Week) -> list[int]:
     return [event["id"] for event in week]
 
 
-def _constant(task: str, difficulty: int, calls: list[Call], answer: str) -> Job:
-    return Job(task=task, difficulty=difficulty, before=tuple(calls[:-1]), call=calls[-1], answer=lambda result: answer)
-
-
 def _case(week: Week, job: Job, end: Week, answer: object) -> Case:
     return Case(job=job, start=week, end=end, answer=str(answer), changes=end != week)
 
@@ -188,7 +187,7 @@ _KINDS: tuple[tuple[int, Callable[[random.Random, Week], Case]], ...] = (
 
 
 def read_job(task: str) -> Job | None:
-    """The job of a task's text if it needs one call; `None` for other texts."""
+    """Return the job of a task's text if it needs one call; `None` for other texts."""
     for question in QUESTIONS:
         if words := match_form(question[1], task, spaces=True):
             return question_job(words[0], question, _TITLES)

@@ -13,15 +13,14 @@ from typing import Any
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError  # the text of other errors does not reach the agent
 
+from art.tasks.desks.calendar_jobs import CLOSES, MONDAY, OPENS, PEOPLE
 from art.tasks.desks.rollout_states import RolloutStates, parse_server_options, run_server
-
-TODAY = date(2030, 1, 7)  # a Monday; the same in every rollout
-PEOPLE = ["ann", "bob", "cleo", "dan"]
-OPENS, CLOSES = 9, 17
 
 
 @dataclass
 class Event:
+    """An event of the calendar. Tools return its fields as they are."""
+
     id: int
     title: str
     start: str
@@ -49,7 +48,7 @@ EVENTS = [
 
 server = MCPServer(
     "calendar",
-    instructions=f"The calendar of {', '.join(PEOPLE)}. Today is Monday, {TODAY}. Work is from 9:00 to 17:00.",
+    instructions=f"The calendar of {', '.join(PEOPLE)}. Today is Monday, {MONDAY}. Work is from 9:00 to 17:00.",
     log_level="WARNING",
 )
 
@@ -101,7 +100,7 @@ async def find_free_times(day: str, minutes: int, people: list[str]) -> list[str
 async def create_event(title: str, start: str, minutes: int, people: list[str]) -> dict[str, Any]:
     """Make an event. `start` is YYYY-MM-DD HH:MM. Fails if one of the people is busy then."""
     event = Event(max(events(), default=0) + 1, title, start, minutes, people)
-    check(event)
+    check_event(event)
     events()[event.id] = event
     return asdict(event)
 
@@ -109,9 +108,9 @@ async def create_event(title: str, start: str, minutes: int, people: list[str]) 
 @server.tool()
 async def move_event(id: int, start: str) -> dict[str, Any]:
     """Give an event another start, YYYY-MM-DD HH:MM. Fails if one of its people is busy then."""
-    old = find(id)
+    old = find_event(id)
     moved = Event(id, old.title, start, old.minutes, old.people)
-    check(moved)
+    check_event(moved)
     events()[id] = moved
     return asdict(moved)
 
@@ -119,7 +118,7 @@ async def move_event(id: int, start: str) -> dict[str, Any]:
 @server.tool()
 async def cancel_event(id: int) -> str:
     """Delete an event."""
-    return f"cancelled: {events().pop(find(id).id).title}"
+    return f"cancelled: {events().pop(find_event(id).id).title}"
 
 
 @server.resource("calendar://people", description="The people of this calendar", mime_type="text/plain")
@@ -134,7 +133,12 @@ def parse_day(day: str) -> date:
         raise ToolError(f"a day is YYYY-MM-DD, not {day!r}") from None
 
 
-def find(event_id: int) -> Event:
+def find_event(event_id: int) -> Event:
+    """Return an event of this rollout's calendar.
+
+    Raises:
+        ToolError: there is none with this id.
+    """
     if event_id not in events():
         raise ToolError(f"there is no event {event_id}")
     return events()[event_id]
@@ -145,7 +149,12 @@ def check_people(people: list[str]) -> None:
         raise ToolError(f"unknown: {', '.join(unknown)}; the calendar is of {', '.join(PEOPLE)}")
 
 
-def check(event: Event) -> None:
+def check_event(event: Event) -> None:
+    """Check that an event may be in the calendar.
+
+    Raises:
+        ToolError: its start, length or people are wrong, or one of them is busy then.
+    """
     try:
         begin = event.begin
     except ValueError:
@@ -158,6 +167,7 @@ def check(event: Event) -> None:
 
 
 def clashes(begin: datetime, minutes: int, people: list[str], but: int | None = None) -> list[Event]:
+    """Return the events, other than `but`, that one of the people has in these minutes."""
     end = begin + timedelta(minutes=minutes)
     return [
         other

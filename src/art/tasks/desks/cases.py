@@ -1,4 +1,4 @@
-"""A case: the state that a rollout finds, the job in it, and what has to come of it; and the reward for what did."""
+"""Cases: the state that a rollout finds, the job in it, and the state and answer that are right; and their rewards."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,8 +47,13 @@ def field_job(
     )  # fmt: skip
 
 
+def planned_job(task: str, difficulty: int, calls: Sequence[Call], answer: str) -> Job:
+    """Make a job of several calls whose answer follows from the state, not from the result of the last call."""
+    return Job(task=task, difficulty=difficulty, before=tuple(calls[:-1]), call=calls[-1], answer=lambda result: answer)
+
+
 def field_of(result: str, name: str) -> str:
-    """A field of the first object in a tool's result, as text.
+    """Return a field of the first object in a tool's result, as text.
 
     Example: field_of('{"price": 35.5}', "price") is "35.5", and field_of('{"result": []}', "price") is "nothing".
     """

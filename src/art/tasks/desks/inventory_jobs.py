@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from art.tasks.desks.cases import Case
-from art.tasks.desks.desk_jobs import Call, Job, field_job
+from art.tasks.desks.desk_jobs import Call, Job, field_job, planned_job
 from art.tasks.desks.texts import match_form
 
 LOOKUPS = (
@@ -105,7 +105,7 @@ def _by_name_case(rng: random.Random, shop: Shop) -> Case:
 def _cheapest_case(rng: random.Random, shop: Shop) -> Case:
     category = rng.choice(shop)["category"]
     cheapest = min((p for p in shop if p["category"] == category), key=lambda p: (p["price"], p["sku"]))
-    job = _constant(
+    job = planned_job(
         f"Which product in {category} is the cheapest? Say its SKU.", 4,
         [("list_products", {"category": category})], cheapest["sku"],
     )  # fmt: skip
@@ -113,12 +113,12 @@ def _cheapest_case(rng: random.Random, shop: Shop) -> Case:
 
 
 def _order_case(rng: random.Random, shop: Shop) -> Case:
-    """A customer's order, which may be larger than the stock."""
+    """Ask to book a customer's order, which may be larger than the stock."""
     product, count = rng.choice(shop), rng.randrange(5, 60)
     sku, enough = product["sku"], product["stock"] >= count
     sold: list[Call] = [("change_stock", {"sku": sku, "change": -count, "reason": "sold"})]
     left = product["stock"] - count * enough
-    job = _constant(
+    job = planned_job(
         f"A customer wants {count} of {sku}. Book them as sold if there are enough, else change nothing. How many are "
         "in stock then?", 4, [("get_product", {"sku": sku}), *(sold if enough else [])], str(left),
     )  # fmt: skip
@@ -126,7 +126,7 @@ def _order_case(rng: random.Random, shop: Shop) -> Case:
 
 
 def _restock_case(rng: random.Random, shop: Shop) -> Case:
-    """Orders for all that is low, of which there are from one to three products."""
+    """Ask for orders of all products that are low: one to three of them."""
     for product in shop:
         product["stock"] = product["reorder_at"] + rng.randrange(1, 40)
     low = rng.sample(shop, rng.randrange(1, 4))
@@ -137,15 +137,11 @@ def _restock_case(rng: random.Random, shop: Shop) -> Case:
         ("change_stock", {"sku": p["sku"], "change": 2 * p["reorder_at"] - p["stock"], "reason": "ordered"})
         for p in sorted(low, key=lambda p: p["sku"])
     ]
-    job = _constant(
+    job = planned_job(
         "Bring the stock of every product that is low to twice the level at which to order more. How many products "
         "were low?", 5, [("list_low_stock", {}), *orders], str(len(low)),
     )  # fmt: skip
     return _case(shop, job, changes, len(low))
-
-
-def _constant(task: str, difficulty: int, calls: list[Call], answer: str) -> Job:
-    return Job(task=task, difficulty=difficulty, before=tuple(calls[:-1]), call=calls[-1], answer=lambda result: answer)
 
 
 def _skus(shop: Shop) -> list[str]:
@@ -164,7 +160,10 @@ _KINDS: tuple[tuple[int, Callable[[random.Random, Shop], Case]], ...] = (
 
 
 def read_job(task: str, skus: Sequence[str] = ()) -> Job | None:
-    """The job of a task's text, up to difficulty 3; `None` for other texts. Harder ones need the state of the shop."""
+    """Return the job of a task's text, up to difficulty 3; `None` for other texts.
+
+    Harder jobs need the state of the shop.
+    """
     for question in LOOKUPS:
         if words := match_form(question[0], task):
             return lookup(words[0], question, skus)

@@ -3,7 +3,7 @@
 shops = RolloutStates(lambda: open_shop(PRODUCTS))
 with shops.using(open_shop(others)) as shop:      # in this process: requests made in the block meet this shop
     ...
-run_server(server, shops, port=8020)              # over HTTP: each value of `x-rollout-id` has its own state
+run_server(server, args, shops.by_header)         # over HTTP: each value of `x-rollout-id` has its own state
 """
 
 from __future__ import annotations

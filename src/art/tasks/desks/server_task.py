@@ -47,7 +47,7 @@ class ServerOptions(TaskOptions):
 class ServerTask(Task):
     """A task: do what a user asks with the tools of a server, and say the result with `complete_task`.
 
-    A tiny model does jobs of one call; it has no idea of a plan for more.
+    A tiny model does jobs of one call; plans of several calls are beyond it.
     """
 
     headline_metric: ClassVar[str] = "solved"
@@ -69,11 +69,11 @@ class ServerTask(Task):
 
     @abstractmethod
     def rows_of(self, state: Any) -> list[dict[str, Any]]:
-        """The rows of a state, in the order of their first field."""
+        """Return the rows of a state, in the order of their first field."""
 
     @abstractmethod
     def read_job(self, task: str, messages: list[dict[str, Any]]) -> Job | None:
-        """The job of a user's text, `None` if only the server's state could tell what it needs."""
+        """Return the job of a user's text; `None` if only the server's state could tell what it needs."""
 
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
         """Draw `count` jobs. The hash of a job's text decides its split, so no text of a split is in another one."""
@@ -120,7 +120,7 @@ class ServerTask(Task):
         return trajectory
 
     def player(self, scenario: Scenario, *, rollout_index: int = 0) -> Player:
-        """A player that makes the calls of the job one by one, and answers."""
+        """Return a player that makes the calls of the job one by one, and answers."""
         case = self._case(scenario.inputs["case"])
         steps = iter([*case.job.calls, ("complete_task", {"summary": case.answer})])
         return lambda messages, tools: said(next(steps))
@@ -178,11 +178,12 @@ class ServerTask(Task):
 
 
 def said(call: Call) -> dict[str, Any]:
-    """The assistant's message with a call."""
+    """Return the assistant's message with a call."""
     function = {"name": call[0], "arguments": json.dumps(call[1])}
     made = {"id": "call_0", "type": "function", "function": function}
     return {"role": "assistant", "content": "", "tool_calls": [made]}
 
 
 def returned(text: str) -> dict[str, Any]:
+    """Return the message with the result of the call of `said`."""
     return {"role": "tool", "tool_call_id": "call_0", "content": text}

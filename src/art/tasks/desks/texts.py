@@ -6,7 +6,9 @@ import re
 
 
 def match_form(form: str, text: str, *, spaces: bool = False) -> list[str] | None:
-    """The words in the places of a form's `{}`; with `spaces`, several words in a place. `None` for other texts.
+    """Return the words in the places of a form's `{}`, or `None` for a text of another form.
+
+    With `spaces`, a place may hold several words.
 
     Example: "{} of {}" and "2 of P-1" give ["2", "P-1"].
     """

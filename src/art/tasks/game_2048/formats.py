@@ -35,10 +35,12 @@ MOVE_TOOL: dict[str, Any] = {
 
 
 def tools_of(options: Game2048Options) -> list[Any] | None:
+    """Return the tools of a request; `None` unless moves are calls."""
     return [MOVE_TOOL] if options.moves == "tool" else None
 
 
 def system_prompt(options: Game2048Options) -> str:
+    """Write the rules, the goal, and how the agent answers."""
     size, goal = options.size, options.goal
     lines = [
         f"You play 2048 on a board of {size} x {size}. A move slides all tiles left, right, up or down.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from art.task import derive_seed
 from art.tasks.game_2048.board import Cells, add_tile, first_board, legal_moves, points_of, slide
@@ -14,8 +14,6 @@ TILE_SHARE, POINTS_SHARE, GOAL_SHARE = 0.5, 0.25, 0.25
 """Shares of the parts of the reward; a game that reaches the goal has nearly all of each."""
 INVALID_REWARD = -0.5
 """Reward of a game that ends with an answer that is no move. A legal game has 0 or more."""
-
-
 ENDINGS = ("goal", "no_legal_move", "out_of_turns", "idle", "context_full", "invalid_move")
 """How a game ends: the goal was reached, the board is stuck, too many turns or idle moves, no room, a bad answer."""
 
@@ -33,9 +31,10 @@ class Game:
     num_idle: int = 0
     """Moves that changed nothing."""
     idle_in_a_row: int = 0
+    """Moves since the last one that changed something."""
     ending: str | None = None
     """One of `ENDINGS`; `None` while the game goes on."""
-    why: str = field(default="")
+    why: str = ""
     """The ending in a sentence."""
 
     def __post_init__(self) -> None:

@@ -1,8 +1,8 @@
 """A game of 2048 as text for people: its boards beside each other, with the move that follows each.
 
-. b .     . . .
-a . a     . b .
-c b .     c c a
+. B .     . . A
+A . A     A . .
+C B .     C C A
 down      left
 """
 
