@@ -117,14 +117,23 @@ def _checkpoint(text: str, data_dir: Path, label: str) -> Checkpoint:
         folders = sorted(data_dir.glob(f"*/models/{name}"))
         if len(folders) != 1:
             what = "no model" if not folders else f"{len(folders)} models"
+            there = [f"{one.parent.parent.name}/{one.name}" for one in sorted(data_dir.glob("*/models/*"))]
             raise ConfigError(
-                f"{text!r}: the data directory {data_dir} has {what} named {name!r}; name one as PROJECT/NAME@STEP, "
-                "or its directory by --data-dir"
+                f"{text!r}: the data directory {data_dir} has {what} named {name!r}; name one as PROJECT/NAME@STEP, or "
+                f"its directory by --data-dir. There {_listed(there)}"
             )
         project = folders[0].parent.parent.name
     if not DataDir(data_dir).model(project, name).checkpoints.is_dir():
         raise ConfigError(f"{text!r}: there is no model {project}/{name} in the data directory {data_dir}")
     return Checkpoint(label=label, project=project, name=name, step="latest" if step == "latest" else int(step))
+
+
+def _listed(models: list[str]) -> str:
+    """Example: "are games/a, games/b and 3 more"."""
+    if not models:
+        return "is none"
+    rest = f" and {len(models) - 5} more" if len(models) > 5 else ""
+    return f"{'is' if len(models) == 1 else 'are'} {', '.join(models[:5])}{rest}"
 
 
 def _read_models(path: Path, data_dir: Path, own_word: OwnWord) -> list[ComparedModel]:

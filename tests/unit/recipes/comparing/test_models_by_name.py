@@ -69,7 +69,7 @@ def test_checkpoints_by_name_and_step(data_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("both@0", "has 2 models named 'both'"),
+        ("both@0", r"has 2 models named .both.; .* There are games/agent, games/both, shop/both"),
         ("agent@last", "number or `latest`"),
         ("games/nobody@1", "no model games/nobody"),
         ("../agent@1", "no folder of a model"),
