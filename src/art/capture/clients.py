@@ -134,7 +134,7 @@ def _name_of(model: CapturedModel) -> str:
 def redirect(model: AskedModel, request: Any) -> None:
     """Send a request to the capture's base URL instead, where the server of a trainable model records it."""
     captured = current.get()
-    if captured is None or not model.trainable:
+    if captured is None or not model.is_recorded:
         return
     asked = str(request.url)
     base = next((base for base in _bases(model) if asked.startswith(base)), None)
@@ -151,7 +151,7 @@ def copy_answer(model: AskedModel, response: Any) -> None:
     url = request.url.copy_with(query=None)
     if not response.is_success:
         captured._miss(f"{request.method} {url} was answered with {response.status_code}")
-    elif model.trainable or not captured._takes(model):
+    elif model.is_recorded or not captured._takes(model):
         return
     elif not request.url.path.endswith(_CHAT):
         captured._miss(
