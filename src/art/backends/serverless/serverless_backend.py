@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from art.backend import Backend
-from art.backends.serverless.checkpoints import Refused, ServerlessCheckpoints
 from art.backends.serverless.conversations import sent_groups, sft_lines, wire_group
 from art.backends.serverless.sent_jobs import SentJobs
 from art.backends.serverless.service import Patience, Service
-from art.backends.serverless.settings import check_model, rl_config, sft_config, uses_default_loss
+from art.backends.serverless.service_checkpoints import Refused, ServerlessCheckpoints
+from art.backends.serverless.service_settings import check_model, rl_config, sft_config, uses_default_loss
 from art.backends.serverless.sft_data import upload
 from art.backends.serverless.steps import ServiceTraining, StepWork
 from art.backends.serverless.wire import CreateModel, CreateRlJob, CreateSftJob, LogGroups

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import art
-from art.backends.serverless.checkpoints import Refused, ServerlessCheckpoints
 from art.backends.serverless.serverless_backend import BASE_URLS
+from art.backends.serverless.service_checkpoints import Refused, ServerlessCheckpoints
 from art.client.checkpoint_client import Checkpoints
 from art.errors import ConfigError, ConflictError, NothingTrainableError, ProcessError, TrajectoryError
 from tests.support.fake_serverless import BASE_MODEL, ENTITY, KEY, FakeServerless, status

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 
 import art
-from art.backends.serverless.settings import LOSSES, MODEL, RL, SFT, check_model, rl_config, sft_config
+from art.backends.serverless.service_settings import LOSSES, MODEL, RL, SFT, check_model, rl_config, sft_config
 from art.backends.serverless.wire import RlConfig
 from art.config import (
     CispoConfig,
