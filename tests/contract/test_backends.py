@@ -97,7 +97,11 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     asyncio.run(backend.close())
 
 
-@pytest.fixture(params=KINDS)
+SLOW = {"LocalBackend"}
+"""Kinds whose servers start again in each run of a script, which takes seconds."""
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in KINDS])
 async def kind(request: pytest.FixtureRequest, machine: Machine, tmp_path: Path) -> AsyncIterator[Opened]:
     async with KINDS[request.param](machine, tmp_path) as opened:
         yield opened
@@ -183,7 +187,7 @@ async def test_what_cannot_be_trained_fails_alike(kind: Opened, tmp_path: Path) 
         await kind.backend.train_sft(model, [])
     with pytest.raises(TrajectoryError, match="put it into a list"):
         await train(model, equal[0], **SETTINGS)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="no setting learning_rat"):
+    with pytest.raises(ConfigError, match=r"learning_rat=0\.0001; it knows learning_rate"):
         await train(model, equal, learning_rat=1e-4)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="without `sft`"):
         await train(model, equal, sft_weight=0.5, **SETTINGS)

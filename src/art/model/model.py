@@ -217,8 +217,8 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         """Return a base URL for any program. The server records requests under it as the rollout `rollout_id`."""
         if self._backend is not None and not self._backend.keeps_record:
             raise ConfigError(
-                f"{type(self._backend).__name__} records no requests of other programs: let the agent ask through "
-                "`model.openai_client()`, or use a backend with an ART server"
+                f"the backend of model {self.name!r} records no requests of other programs: let the agent ask "
+                "through `model.openai_client()`, or use a backend with an ART server"
             )
         if self._server_url is None:
             raise ConfigError(f"model {self.name!r} is not registered: call `await model.register(backend)` first")

@@ -17,7 +17,7 @@ class SentGroups:
     """The groups of a step, ready to be sent."""
 
     groups: list[dict[str, Any]]
-    """Those with spread."""
+    """Groups whose rewards differ."""
     without_spread: list[int]
     """Indices of the submitted groups that teach nothing, because their rewards are equal."""
     num_submitted: int

@@ -53,7 +53,7 @@ BASE_URLS = {
     "coreweave": "https://forge.coreweave.com/api/training/v1",
 }
 """Known addresses of the service. Both are given by its documentation."""
-_NO_SERVER = "there is no ART server behind it"
+_NO_SERVER = "the service is no ART server"
 
 
 class ServerlessBackend(Backend):

@@ -117,13 +117,13 @@ class Service:
 
     async def checkpoints(self, model_id: str) -> list[Checkpoint]:
         """List all checkpoints of a model by their steps."""
-        found: list[Checkpoint] = []
+        checkpoints: list[Checkpoint] = []
         params: dict[str, str] = {"limit": str(PAGE_SIZE), "order": "asc"}
         while True:
             page = _read(CheckpointPage, await self._repeat("GET", _model_path(model_id, "checkpoints"), params=params))
-            found += page.data
+            checkpoints += page.data
             if not (page.has_more and page.data):
-                return sorted(found, key=lambda checkpoint: checkpoint.step)
+                return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
             params["after"] = page.data[-1].id
 
     async def newest_checkpoint(self, model_id: str) -> Checkpoint | None:

@@ -210,8 +210,8 @@ def _refused_fields(settings: BaseModel, decisions: Mapping[str, Decision], pref
 def _short(value: Any) -> str:
     """A setting in an error message: of an object only what was set."""
     if isinstance(value, BaseModel):
-        given = ", ".join(f"{name}={getattr(value, name)!r}" for name in sorted(value.model_fields_set))
-        return f"{type(value).__name__}({given})"
+        fields = ", ".join(f"{name}={getattr(value, name)!r}" for name in sorted(value.model_fields_set))
+        return f"{type(value).__name__}({fields})"
     return repr(value)
 
 

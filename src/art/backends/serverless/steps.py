@@ -263,8 +263,8 @@ class ServiceTraining:
                 "because that could train it twice; call `train` again to send a new job"
             )
             return self._end(job, state="failed", error=WireError(code=ProcessError.code, message=why))
-        found = ["the answer to the submission was lost: the job was found by its checkpoint"]
-        job = job.model_copy(update={"findings": [*job.findings, *found]})
+        remark = ["the answer to the submission was lost: the job was found by its checkpoint"]
+        job = job.model_copy(update={"findings": [*job.findings, *remark]})
         return self._end(job, state="succeeded", step=checkpoint.step, trained=True, metrics=checkpoint.metrics)
 
     async def _checkpoint_after(self, step: int, *, until: float) -> Checkpoint | None:

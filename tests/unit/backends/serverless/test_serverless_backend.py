@@ -185,7 +185,7 @@ async def test_each_method_of_a_backend_is_done_or_refused_by_name(
     assert public_methods(Checkpoints) == {"list", "delete"} | of_checkpoints
     with pytest.raises(ConfigError, match="has no `promote`"):
         await model.promote()
-    with pytest.raises(ConfigError, match="ServerlessBackend records no requests"):
+    with pytest.raises(ConfigError, match="'agent' records no requests"):
         model.rollout_base_url("r-1")
     assert len(fake.requests) == num_requests, "all before anything is sent"
 
