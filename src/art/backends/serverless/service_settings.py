@@ -190,7 +190,8 @@ def _truncate(config: TrainConfig, refused: list[str]) -> float | None:
     gate = config.mismatch
     if gate is None or "mismatch" not in config.model_fields_set:
         return None
-    bounds = sorted(gate.model_fields_set - {"truncate"}) if gate != MismatchConfig() else []
+    defaults = MismatchConfig().model_dump()
+    bounds = [name for name, value in gate.model_dump().items() if name != "truncate" and value != defaults[name]]
     if bounds or gate.truncate is None:
         names = ", ".join(f"mismatch.{name}" for name in bounds) or "mismatch"
         refused.append(f"{names} (it has no gate; pass mismatch=None, or only `truncate`)")

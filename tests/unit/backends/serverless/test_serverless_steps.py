@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import email.utils
 import json
+import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import Any
 import pytest
 
 import art
+from art.backends.serverless.service import _retry_after_s
 from art.errors import (
     AuthenticationError,
     ConflictError,
@@ -22,9 +26,10 @@ from art.errors import (
     StorageError,
     TrainingError,
 )
-from tests.support.fake_serverless import FakeServerless, Trouble, lose_answer, lose_request, status
-from tests.support.serverless_runs import QUICK, group, new_model, open_backend
+from tests.support.fake_serverless import KEY, FakeServerless, Trouble, lose_answer, lose_request, status
+from tests.support.serverless_runs import QUICK, group, new_model, open_backend, rollout
 
+ROOT = Path(__file__).parents[4]
 JOBS = "/preview/training-jobs"
 
 
@@ -154,6 +159,12 @@ async def test_safe_calls_survive_all_passing_trouble(fake: FakeServerless, tmp_
     assert len(fake.models) == 1
 
 
+def test_how_long_the_service_asks_to_wait() -> None:
+    later = email.utils.formatdate(time.time() + 60, usegmt=True)
+    assert [_retry_after_s(text) for text in ("7", "0.5", "", "soon")] == [7.0, 0.5, 0.0, 0.0]
+    assert 50 < _retry_after_s(later) < 61
+
+
 async def test_a_service_that_stays_away_is_given_up(fake: FakeServerless, tmp_path: Path) -> None:
     fake.trouble["/preview/models"] = [status(503)] * 10_000
     with pytest.raises(ProcessError, match=r"POST /preview/models: .* gave no usable answer for"):
@@ -186,6 +197,69 @@ async def test_a_script_killed_after_sending_finds_its_job_and_goes_on(fake: Fak
         assert (known.step, known.metrics["loss/train"]) == (1, 4.0)
         assert (await backend.train(model, [await group(model, 0.0, 1.0)])).step == 2
     assert len(fake.jobs) == 2
+
+
+def everything_in(folder: Path) -> bytes:
+    content = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert b"sent_at" in content
+    return content
+
+
+SCRIPT = """
+import asyncio, sys
+from pathlib import Path
+import art
+from tests.support.fake_serverless import KEY
+from tests.support.serverless_runs import QUICK, group, new_model
+
+async def main(url, folder):
+    async with art.ServerlessBackend(KEY, url, path=folder, patience=QUICK) as backend:
+        model = new_model(Path(folder))
+        await model.register(backend)
+        for step in range(await model.get_step(), 2):
+            result = await model.train([await group(model, 0.0, 1.0)], loss_fn="cispo")
+            print("trained", result.step, flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_a_process_that_is_killed_in_the_middle_of_a_step(fake: FakeServerless, tmp_path: Path) -> None:
+    async def start() -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-c", SCRIPT, fake.base_url, str(tmp_path), cwd=ROOT, stdout=asyncio.subprocess.PIPE
+        )
+
+    fake.outcome = ["never ends"]
+    first = await start()
+    async with asyncio.timeout(120):
+        while not any(request.endswith("/events") for request in fake.requests):
+            await asyncio.sleep(0.01)
+        first.kill()
+        await first.communicate()
+    (job,) = fake.jobs.values()
+    fake._happen(job, "gradient_step", {"loss": 1.0})
+    fake._happen(job, "training_ended", {})
+    fake.add_checkpoint(job.model_id)
+    second = await start()
+    printed, _ = await second.communicate()
+    assert (second.returncode, printed.decode().split("\n")[0]) == (0, "trained 2")
+    assert (len(fake.jobs), len(fake.checkpoints[job.model_id])) == (2, 2)
+    assert KEY.encode() not in await asyncio.to_thread(everything_in, tmp_path), "the key is in no file"
+
+
+async def test_a_pipeline_trains_while_rollouts_run(fake: FakeServerless, tmp_path: Path) -> None:
+    async def one(model: Any, number: int, rollout_index: int) -> art.Trajectory:
+        return await rollout(model, float(rollout_index))
+
+    async with script(fake, tmp_path) as (_, model):
+        pipeline = art.pipeline(
+            model, scenarios=[1, 2, 3], rollout=one, groups_per_step=1, rollouts_per_group=2, max_concurrent=4
+        )
+        numbers = [step.number async for step in pipeline.train(3, loss_fn="ppo")]
+    assert numbers == [1, 2, 3]
+    steps = {body["model"].rpartition(":")[2] for body in fake.asked}
+    assert "step0" in steps and steps & {"step1", "step2"}, "each rollout asks the checkpoint that it began with"
 
 
 async def test_a_script_killed_while_sending_finds_its_checkpoint(fake: FakeServerless, tmp_path: Path) -> None:
