@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, overload
 
 from art.capture import Captured, capture, current_capture
+from art.capture.clients import without_step
 from art.errors import ConfigError
 from art.model import Model
 from art.trajectory import Trajectory
@@ -122,8 +123,8 @@ def init_chat_model(
             "call init_chat_model inside a rollout, and run the rollout with `wrap_rollout(model, rollout)(...)` or in "
             "`async with art.capture(model)`"
         )
-    name = policy.get_inference_name().partition("@")[0]
-    is_step = model is not None and model.startswith(f"{name}@")
+    name = without_step(policy.get_inference_name())
+    is_step = model is not None and model != name and without_step(model) == name
     kwargs = {"temperature": 1.0, "model": model if is_step else policy.get_inference_name()} | kwargs
     return _chat_class()(**kwargs, **_clients(captured, kwargs), **_routes(policy.is_recorded, kwargs))
 

@@ -68,8 +68,9 @@ def sent_groups(groups: Sequence[TrajectoryGroup], spread_tolerance: float) -> S
 
 def wire_group(group: TrajectoryGroup, trajectories: Iterable[Trajectory] | None = None) -> dict[str, Any]:
     """Return a group as JSON. `trajectories` are the ones to send; by default all."""
+    chosen = group.trajectories if trajectories is None else trajectories
     return {
-        "trajectories": [_wire_trajectory(trajectory) for trajectory in trajectories or group.trajectories],
+        "trajectories": [_wire_trajectory(trajectory) for trajectory in chosen],
         "exceptions": [error.model_dump() for error in group.exceptions],
         "metadata": to_plain(group.metadata),
         "metrics": to_plain(group.metrics),

@@ -10,11 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx2
 import pytest
 
 import art
 from art.backends.serverless.serverless_backend import BASE_URLS
 from art.backends.serverless.service_checkpoints import Refused, ServerlessCheckpoints
+from art.capture.clients import without_step
 from art.client.checkpoint_client import Checkpoints
 from art.errors import ConfigError, ConflictError, NothingTrainableError, ProcessError, TrajectoryError
 from tests.support.fake_serverless import BASE_MODEL, ENTITY, KEY, FakeServerless, status
@@ -115,6 +117,17 @@ async def test_a_capture_keeps_what_the_client_receives(model: art.TrainableMode
     captured.trajectory.reward = 1.0
     groups = [art.TrajectoryGroup([captured.trajectory, await rollout(model, 0.0)])]
     assert (await model.backend().train(model, groups)).step == 1
+
+
+@pytest.mark.parametrize("step", [None, 0])
+async def test_a_capture_sees_clients_of_others_by_name_and_step(model: art.TrainableModel, step: int | None) -> None:
+    async with art.capture(model) as captured, httpx2.AsyncClient() as other:
+        await other.post(
+            f"{model.inference_base_url}/chat/completions", headers={"Authorization": f"Bearer {KEY}"},
+            json={"model": model.get_inference_name(step), "messages": [{"role": "user", "content": "yes?"}]},
+        )  # fmt: skip
+    assert [type(item).__name__ for item in captured.trajectory.messages_and_choices] == ["dict", "Choice"]
+    assert [without_step(name) for name in ("p/m", "p/m@3", f"{NAME}:step3")] == ["p/m", "p/m", NAME]
 
 
 async def test_a_log_is_kept_here_and_sent_once(
