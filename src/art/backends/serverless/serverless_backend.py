@@ -236,7 +236,7 @@ class ServerlessBackend(Backend):
     def _sft_work(self, training: ServiceTraining, config: TrainSFTConfig, lines: list[str]) -> StepWork:
         settings = sft_config(config, len(lines))
 
-        async def make_request(step: int) -> CreateSftJob:
+        async def make_request(_: int) -> CreateSftJob:
             url = await asyncio.to_thread(upload, lines, training.model, self._api_key)
             return CreateSftJob(model_id=training.model.id, training_data_url=url, config=settings)
 

@@ -259,7 +259,8 @@ async def test_a_pipeline_trains_while_rollouts_run(fake: FakeServerless, tmp_pa
         numbers = [step.number async for step in pipeline.train(3, loss_fn="ppo")]
     assert numbers == [1, 2, 3]
     steps = {body["model"].rpartition(":")[2] for body in fake.asked}
-    assert "step0" in steps and steps & {"step1", "step2"}, "each rollout asks the checkpoint that it began with"
+    assert "step0" in steps
+    assert steps & {"step1", "step2"}, "each rollout asks the checkpoint that it began with"
 
 
 async def test_a_script_killed_while_sending_finds_its_checkpoint(fake: FakeServerless, tmp_path: Path) -> None:
