@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, Unpack, cast, get_args, overload
 
 from art.client import ArtClient
-from art.client.arguments import check_groups
+from art.client.arguments import check_groups, check_trajectories
 from art.client.checkpoint_client import CheckpointMethod, Checkpoints, NamedModel
 from art.client.training.models import (
     BackendModel,
@@ -30,7 +30,8 @@ from art.client.training.models import (
 from art.config import TrainConfig, TrainSFTConfig
 from art.config.algorithms import SETTINGS, OnNothing, TrainSettings, sft_config, train_config
 from art.errors import ArtError, ConfigError, NothingTrainableError
-from art.protocol.checkpoint_calls import MetricsRow
+from art.protocol.checkpoint_calls import LogRequest, MetricsRow
+from art.protocol.job_states import JobKind
 from art.protocol.rollouts import RolloutStatus, RolloutUpdate
 from art.protocol.training import ModelStatus, RegisterRequest, TokenCounts, TrainRequest, TrainSFTRequest
 from art.trajectory import Trajectory, TrajectoryGroup
@@ -47,6 +48,14 @@ logger = logging.getLogger(__name__)
 __all__ = ["Backend", "BackendModel", "Registration", "TrainResult", "TrainableBackendModel"]
 
 
+class LogClient(Protocol):
+    """Interface of what takes a model's log."""
+
+    async def log(self, project: str, name: str, request: LogRequest) -> None:
+        """Send a row of the history with its groups. A failure is logged and not raised."""
+        ...
+
+
 class Backend:
     """A client of an ART server at a known address. `LocalBackend` and others start or find their server themselves."""
 
@@ -54,6 +63,10 @@ class Backend:
     """Data directory of the server, if it is on this machine. Models then keep their log there too."""
     shares_files: bool | None = None
     """Whether a path here names the same file for the server. `None`: yes if the server is on this machine."""
+
+    keeps_record: bool = True
+    """Whether the server records each answer with its exact tokens, so that `art.capture` and training find it there.
+    If not, what the client receives is all that there is."""
 
     shares_log: bool = True
     """Whether what `model.log` writes here is also sent to a server that keeps its files elsewhere."""
@@ -219,14 +232,13 @@ class Backend:
             config=config,
             sft=wire_trajectories(sft or (), "sft"),
         )
-        if only_recorded:
+        if only_recorded and self.keeps_record:
             check_recorded(request.groups)
 
         def longer() -> TrainRequest:
             return request.model_copy(update={"groups": wire_groups(groups)})
 
-        training = await self._training(model)
-        return await training.make_step("train", request, longer, wait=wait, show=verbose, on_nothing=on_nothing)
+        return await self._make_step(model, request, groups, longer, wait=wait, show=verbose, on_nothing=on_nothing)
 
     @overload
     async def train_sft(
@@ -269,6 +281,7 @@ class Backend:
         """
         from art.client.training.submission import wire_trajectories
 
+        trajectories = check_trajectories(trajectories)
         wired = wire_trajectories(trajectories, "trajectories")
         if not wired:
             raise NothingTrainableError("no trajectory to train on; got an empty list")
@@ -276,7 +289,7 @@ class Backend:
             raise ConfigError("train_sft has no options in `_config`; use art.TrainSFTConfig(...)", param="_config")
         config = with_optimizer(sft_config(config, settings), model)
         request = TrainSFTRequest(job_id=check_job_id(job_id), trajectories=wired, config=config)
-        return await (await self._training(model)).make_step("train_sft", request, wait=wait, show=verbose)
+        return await self._make_step(model, request, trajectories, wait=wait, show=verbose)
 
     async def follow_train_job(self, model: BackendModel, job_id: str) -> TrainJob:
         """Return a training job that this or an earlier process has submitted, to await its result.
@@ -286,6 +299,24 @@ class Backend:
                 submitted again under its id.
         """
         return await (await self._training(model)).find(job_id)
+
+    async def _make_step(
+        self,
+        model: BackendModel,
+        request: TrainRequest | TrainSFTRequest,
+        source: Sequence[TrajectoryGroup] | Sequence[Trajectory],
+        longer: Callable[[], TrainRequest] | None = None,
+        **how: Any,
+    ) -> TrainResult | TrainJob:
+        """Submit a step that was checked. A subclass that trains elsewhere overrides this.
+
+        Args:
+            source: what `request` was made from: the groups, or the trajectories to fine-tune on.
+            longer: makes the request in a longer form, for a server that refuses `request`.
+            how: `wait`, `show` and `on_nothing`, see `Training.make_step`.
+        """
+        kind: JobKind = "train" if isinstance(request, TrainRequest) else "train_sft"
+        return await (await self._training(model)).make_step(kind, request, longer, **how)
 
     async def _training(self, model: BackendModel) -> Training:
         from art.client.training.training_calls import Training
@@ -359,8 +390,16 @@ class Backend:
         except ArtError as error:
             logger.warning("the server did not get the metrics of step %d: %s", step, error)
 
+    def name_of_step(self, inference_name: str, step: int | Literal["promoted"]) -> str:
+        """Return the name to send as `model` in a request that one checkpoint answers.
+
+        Args:
+            inference_name: name of the model, whose newest checkpoint answers.
+        """
+        return f"{inference_name}@{step}"
+
     @property
-    def log_client(self) -> ArtClient | None:
+    def log_client(self) -> LogClient | None:
         """The client to which logs are sent; `None` if the server has the same files, or is to get none."""
         return self._client if self.data_dir is None and self.shares_log else None
 

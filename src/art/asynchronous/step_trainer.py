@@ -66,7 +66,8 @@ class StepTrainer:
 
     def pending(self, step: int, taken: Sequence[UnderWay]) -> PendingStep:
         """Make the record of a step that starts from checkpoint `step`."""
-        config = self.config.model_dump(mode="json", exclude_unset=True)
+        # Of the fields that were set everything: a loss is known by its `type`, which is never set.
+        config = self.config.model_dump(mode="json", include=self.config.model_fields_set)
         numbers = tuple(one.plan.number for one in taken)
         return PendingStep(step=step, job_id=uuid.uuid4().hex, numbers=numbers, config=config)
 

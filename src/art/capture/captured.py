@@ -30,6 +30,11 @@ class AskedModel(Protocol):
     @property
     def trainable(self) -> bool: ...
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether its server keeps the exact tokens of its answers."""
+        ...
+
 
 class CapturedModel(AskedModel, Protocol):
     """Interface of a model from which `art.capture` can make a trajectory."""
@@ -49,6 +54,7 @@ class Endpoint:
     name: str
     project: str = ""
     trainable: bool = False
+    is_recorded: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -77,8 +83,9 @@ class Captured:
         Raises:
             ConfigError: the capture has no trainable model; other endpoints keep no record.
         """
-        if self.model is None or not self.model.trainable:
-            whose = "without a model" if self.model is None else f"of {self.model.name!r}, which is not trainable,"
+        if self.model is None or not self.model.is_recorded:
+            lacks = "which no ART server records" if self.model and self.model.trainable else "which is not trainable"
+            whose = "without a model" if self.model is None else f"of {self.model.name!r}, {lacks},"
             raise ConfigError(
                 f"a capture {whose} has no base URL: use `art.capture(model)` with a trainable model, "
                 "or let the agent ask through `model.openai_client()`"

@@ -7,6 +7,7 @@ is found by the address and the model name of the request.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
@@ -106,7 +107,7 @@ def _bases(model: AskedModel) -> tuple[str, ...]:
 
 def _is_named(model: Any, asked: str) -> bool:
     names = {model.name} if isinstance(model, Endpoint) else {model.name, _name_of(model)}
-    return asked in names or (model.trainable and asked.partition("@")[0] in names)  # one of its steps
+    return asked in names or (model.trainable and without_step(asked) in names)
 
 
 def prepare(model: AskedModel, request: Any) -> None:
@@ -126,15 +127,19 @@ def prepare(model: AskedModel, request: Any) -> None:
     redirect(model, request)
 
 
+def without_step(name: str) -> str:
+    """Return an inference name without the step that a rollout may be bound to: `project/name@3`, `.../name:step3`."""
+    return re.sub(r"(@[^@]*|:step\d+)$", "", name)
+
+
 def _name_of(model: CapturedModel) -> str:
-    """The name of a model without a step, which a rollout may be bound to."""
-    return model.get_inference_name().partition("@")[0]
+    return without_step(model.get_inference_name())
 
 
 def redirect(model: AskedModel, request: Any) -> None:
     """Send a request to the capture's base URL instead, where the server of a trainable model records it."""
     captured = current.get()
-    if captured is None or not model.trainable:
+    if captured is None or not model.is_recorded:
         return
     asked = str(request.url)
     base = next((base for base in _bases(model) if asked.startswith(base)), None)
@@ -151,7 +156,7 @@ def copy_answer(model: AskedModel, response: Any) -> None:
     url = request.url.copy_with(query=None)
     if not response.is_success:
         captured._miss(f"{request.method} {url} was answered with {response.status_code}")
-    elif model.trainable or not captured._takes(model):
+    elif model.is_recorded or not captured._takes(model):
         return
     elif not request.url.path.endswith(_CHAT):
         captured._miss(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
@@ -246,7 +245,9 @@ class CheckpointMethod(Generic[P, R]):
         self.method = method
 
     def __get__(self, backend: Any, owner: type) -> Callable[P, R]:
-        return cast("Callable[P, R]", self.method if backend is None else partial(self.method, backend.checkpoints))
+        if backend is None:
+            return cast("Callable[P, R]", self.method)
+        return cast("Callable[P, R]", getattr(backend.checkpoints, self.method.__name__))
 
 
 def parse_target(text: str) -> HubTarget | S3Target:

@@ -39,7 +39,9 @@ def load_openai() -> None:
         _load_light_path()
 
 
-def make_openai_client(base_url: str, api_key: str, hooks: Hooks | None = None, model: str = "") -> AsyncOpenAI:
+def make_openai_client(
+    base_url: str, api_key: str, hooks: Hooks | None = None, model: str = "", *, logprobs: bool = False
+) -> AsyncOpenAI:
     """Make an `AsyncOpenAI` for many concurrent requests. Use it in one event loop only, and close it there.
 
     If aiohttp is installed, requests are sent through it, which takes about half the CPU time. With orjson too, plain
@@ -48,6 +50,7 @@ def make_openai_client(base_url: str, api_key: str, hooks: Hooks | None = None, 
     Args:
         hooks: hooks of the HTTP client.
         model: `project/name` of the model, whose rollouts add headers to their requests.
+        logprobs: let each chat request ask for log-probs, unless it says something else itself.
 
     Raises:
         ConfigError: `ART_STOCK_CLIENT` is neither 0 nor 1.
@@ -61,28 +64,29 @@ def make_openai_client(base_url: str, api_key: str, hooks: Hooks | None = None, 
     make_http = openai.DefaultAioHttpClient if has_aiohttp else openai.DefaultAsyncHttpxClient
     options = _options(base_url, api_key, hooks.by_event, make_http)
     client = AsyncOpenAI(**options)
-    client.asked_model = model
-    if has_aiohttp and (light := _load_light_path()) is not None:
+    client.asked_model, client.asks_logprobs = model, logprobs
+    if has_aiohttp and not logprobs and (light := _load_light_path()) is not None:
         light.add_handover(options["http_client"])
         client.hooks = hooks
     return client
 
 
 def make_blocking_openai_client(
-    base_url: str, api_key: str, event_hooks: EventHooks | None = None, model: str = ""
+    base_url: str, api_key: str, event_hooks: EventHooks | None = None, model: str = "", *, logprobs: bool = False
 ) -> OpenAI:
     """Make an `OpenAI` client for code that blocks. Several threads may use it; the caller closes it.
 
     Args:
         event_hooks: hooks of the HTTP client.
         model: `project/name` of the model, whose rollouts add headers to their requests.
+        logprobs: let each chat request ask for log-probs, unless it says something else itself.
     """
     import openai
 
     from art.client.light.clients import OpenAI
 
     client = OpenAI(**_options(base_url, api_key, event_hooks, openai.DefaultHttpxClient))
-    client.asked_model = model
+    client.asked_model, client.asks_logprobs = model, logprobs
     return client
 
 
@@ -150,6 +154,8 @@ class Endpoint(NamedTuple):
     api_key: str
     project: str
     name: str
+    logprobs: bool = False
+    """Whether each chat request asks for log-probs, unless it says something else itself."""
 
     @property
     def model(self) -> str:
@@ -171,7 +177,10 @@ class ModelClients:
             RuntimeError: no event loop is running.
         """
         return self._by_loop.get(
-            lambda: make_openai_client(endpoint.base_url, endpoint.api_key, make_hooks(), endpoint.model), endpoint
+            lambda: make_openai_client(
+                endpoint.base_url, endpoint.api_key, make_hooks(), endpoint.model, logprobs=endpoint.logprobs
+            ),
+            endpoint,
         )
 
     def get_blocking(self, endpoint: Endpoint, make_hooks: Callable[[], EventHooks]) -> OpenAI:
@@ -179,7 +188,9 @@ class ModelClients:
         with self._lock:
             if endpoint not in self._blocking:
                 hooks = make_hooks()
-                client = make_blocking_openai_client(endpoint.base_url, endpoint.api_key, hooks, endpoint.model)
+                client = make_blocking_openai_client(
+                    endpoint.base_url, endpoint.api_key, hooks, endpoint.model, logprobs=endpoint.logprobs
+                )
                 self._blocking[endpoint] = client
             return self._blocking[endpoint]
 

@@ -1,7 +1,7 @@
 """Names of older code that no longer exist, each with what to use today.
 
 A module refuses its names by `__getattr__ = refusals(__name__)`, so that the error of
-`from art import ServerlessBackend` says what to use.
+`from art import TinkerBackend` says what to use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PIPELINE = "use `art.trajectory_group_batches(groups, batch_size=...)`, which t
 
 REFUSED: dict[str, dict[str, str]] = {
     "art": {
-        **dict.fromkeys(("ServerlessBackend", "SkyPilotBackend", "TinkerBackend", "TinkerNativeBackend"), _SERVER),
+        **dict.fromkeys(("SkyPilotBackend", "TinkerBackend", "TinkerNativeBackend"), _SERVER),
         "MegatronBackend": "use `art.LocalBackend`; `TrainerConfig(num_processes=...)` trains on several GPUs",
         "PipelineTrainer": _PIPELINE,
         "make_group_rollout_fn": _PIPELINE,

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, overload
 
 from art.capture import Captured, capture, current_capture
+from art.capture.clients import without_step
 from art.errors import ConfigError
 from art.model import Model
 from art.trajectory import Trajectory
@@ -122,17 +123,17 @@ def init_chat_model(
             "call init_chat_model inside a rollout, and run the rollout with `wrap_rollout(model, rollout)(...)` or in "
             "`async with art.capture(model)`"
         )
-    name = policy.get_inference_name().partition("@")[0]
-    is_step = model is not None and model.startswith(f"{name}@")
+    name = without_step(policy.get_inference_name())
+    is_step = model is not None and model != name and without_step(model) == name
     kwargs = {"temperature": 1.0, "model": model if is_step else policy.get_inference_name()} | kwargs
-    return _chat_class()(**kwargs, **_clients(captured, kwargs), **_routes(policy.trainable, kwargs))
+    return _chat_class()(**kwargs, **_clients(captured, kwargs), **_routes(policy.is_recorded, kwargs))
 
 
 def _clients(captured: Captured, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The OpenAI clients of the captured model, with time-out, retries, headers and query from `kwargs`."""
     names = ("timeout", "request_timeout", "max_retries", "default_headers", "default_query")
     options = {key.removeprefix("request_"): kwargs[key] for key in names if kwargs.get(key) is not None}
-    if captured.model.trainable:
+    if captured.model.is_recorded:
         options["base_url"] = captured.base_url  # also works in threads, which do not see the capture's context
     client = captured.model.openai_client().with_options(**options)
     blocking = captured.model.blocking_openai_client().with_options(**options)
@@ -142,9 +143,9 @@ def _clients(captured: Captured, kwargs: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _routes(is_trainable: bool, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _routes(is_recorded: bool, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments that keep LangChain to requests that the capture can read."""
-    if is_trainable:
+    if is_recorded:
         return {}
     if kwargs.get("use_responses_api"):
         raise ConfigError("use_responses_api=True: only chat completions are captured from a server other than ART's")

@@ -84,6 +84,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
     _clients: ModelClients = PrivateAttr(default_factory=ModelClients)
     _backend: Backend | None = PrivateAttr(default=None)
     _server_url: str | None = PrivateAttr(default=None)
+    _asks_logprobs: bool = PrivateAttr(default=False)
 
     @property
     def trainable(self) -> bool:
@@ -104,6 +105,11 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         return drop_older_fields(data)
 
     # --- registration and inference ---
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a server keeps the exact tokens of this model's answers: that of a trainable model does."""
+        return self.trainable and (self._backend is None or self._backend.keeps_record)
 
     def backend(self) -> Backend:
         if self._backend is None:
@@ -129,8 +135,9 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         await self._start_sinks()
 
     def _adopt(self, registration: Registration) -> None:
-        self._server_url = registration.server_url
-        self.inference_base_url = f"{registration.server_url}/projects/{self.project}/v1"
+        self._server_url, self._asks_logprobs = registration.server_url, registration.asks_logprobs
+        own = f"{registration.server_url}/projects/{self.project}/v1"
+        self.inference_base_url = registration.inference_base_url or own
         self.inference_api_key = registration.api_key
         self.inference_model_name = registration.status.inference_name
 
@@ -158,7 +165,9 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return make_openai_client(endpoint.base_url, endpoint.api_key, self._hooks(), endpoint.model)
+            return make_openai_client(
+                endpoint.base_url, endpoint.api_key, self._hooks(), endpoint.model, logprobs=endpoint.logprobs
+            )
         return self._clients.get(endpoint, self._hooks)
 
     def _hooks(self) -> Hooks:
@@ -178,7 +187,9 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
                 "pass `inference_base_url` and `inference_api_key`"
             )  # fmt: skip
             raise ConfigError(f"model {self.name!r} has no inference address yet: {how}")
-        return Endpoint(check_address(base_url), check_api_key(api_key), self.project, self.name)
+        return Endpoint(
+            check_address(base_url), check_api_key(api_key), self.project, self.name, logprobs=self._asks_logprobs
+        )
 
     def get_inference_name(self, step: int | Literal["promoted"] | None = None) -> str:
         """Return the name to send as `model` in a request.
@@ -204,6 +215,11 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
 
     def rollout_base_url(self, rollout_id: str) -> str:
         """Return a base URL for any program. The server records requests under it as the rollout `rollout_id`."""
+        if self._backend is not None and not self._backend.keeps_record:
+            raise ConfigError(
+                f"the backend of model {self.name!r} records no requests of other programs: let the agent ask "
+                "through `model.openai_client()`, or use a backend with an ART server"
+            )
         if self._server_url is None:
             raise ConfigError(f"model {self.name!r} is not registered: call `await model.register(backend)` first")
         rollout_id = validate_name(rollout_id, param="rollout_id")

@@ -103,7 +103,9 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
             from art.client.rollout_context import pinned_step
 
             step = pinned_step(f"{self.project}/{self.name}")
-        return name if step is None else f"{name}@{step}"
+        if step is None:
+            return name
+        return f"{name}@{step}" if self._backend is None else self._backend.name_of_step(name, step)
 
     async def get_step(self) -> int:
         """Return the step of the checkpoint that the server serves now."""

@@ -45,6 +45,8 @@ class ModelPaths:
         self.pipeline = root / "pipeline"
         """Folder of the journal of `art.pipeline`: what is under way and not trained yet."""
         self.artefacts = self.sinks / "artefacts.jsonl"
+        self.sent_jobs = root / "sent_jobs.json"
+        """Training jobs that `ServerlessBackend` has sent to its service."""
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"{step:04d}"

@@ -16,9 +16,7 @@ from art.utils import get_repo_root_path, strip_logprobs
 @pytest.mark.parametrize(
     ("statement", "advice"),
     [
-        ("from art import ServerlessBackend", r"art-server.*art\.RemoteBackend"),
-        ("from art.serverless import ServerlessBackend", r"art\.RemoteBackend"),
-        ("from art.serverless.backend import ServerlessBackend", r"art\.RemoteBackend"),
+        ("from art import TinkerBackend", r"art-server.*art\.RemoteBackend"),
         ("from art import SkyPilotBackend", r"art\.RemoteBackend"),
         ("from art.skypilot import SkyPilotBackend", r"art\.RemoteBackend"),
         ("from art.utils.deployment import TogetherDeploymentConfig, deploy_model", r"backend\.export.*backend\.push"),

@@ -30,6 +30,7 @@ NAMES = {
     "RemoteBackend",
     "Scenario",
     "ServerConfig",
+    "ServerlessBackend",
     "Task",
     "TrainConfig",
     "TrainResult",
@@ -90,6 +91,8 @@ ELSEWHERE = {
     "art.local": ["LocalBackend"],
     "art.local.backend": ["LocalBackend"],
     "art.metrics": ["MetricsBuilder", "track_api_cost"],
+    "art.serverless": ["ServerlessBackend"],
+    "art.serverless.backend": ["ServerlessBackend"],
     "art.trajectories": ["History", "PydanticException", "Trajectory", "TrajectoryGroup", "get_messages"],
     "art.types": [
         "LocalTrainResult",

@@ -28,6 +28,8 @@ class AsyncOpenAI(openai.AsyncOpenAI):
     """The SDK's own class, also where another library has put one of its own under that name since."""
     asked_model: str = ""
     """`project/name` of the model that the client is for."""
+    asks_logprobs: bool = False
+    """Whether each chat request asks for log-probs, unless it says something else itself."""
     hooks: Hooks | None = None
     """Hooks that allow the light path; `None` without it."""
 
@@ -40,6 +42,8 @@ class AsyncOpenAI(openai.AsyncOpenAI):
             headers = call.headers  # of the first attempt, which the light path has made
         else:
             headers = self.rollout_headers() if options.method == "post" else {}
+        if self.asks_logprobs:
+            options = _with_logprobs(options)
         return await super().request(cast_to, _with_headers(options, headers), **how)
 
     @functools.cached_property
@@ -53,7 +57,7 @@ class AsyncOpenAI(openai.AsyncOpenAI):
     @functools.wraps(openai.AsyncOpenAI.copy)
     def copy(self, **changes: Any) -> AsyncOpenAI:  # type: ignore[override]
         copied = super().copy(**changes)
-        copied.asked_model = self.asked_model
+        copied.asked_model, copied.asks_logprobs = self.asked_model, self.asks_logprobs
         if not (_NEW_AUTHENTICATION & changes.keys() or callable(changes.get("api_key"))):
             copied.hooks = self.hooks
         return copied
@@ -66,18 +70,32 @@ class OpenAI(openai.OpenAI):
 
     asked_model: str = ""
     """`project/name` of the model that the client is for."""
+    asks_logprobs: bool = False
+    """Whether each chat request asks for log-probs, unless it says something else itself."""
 
     def request(self, cast_to: Any, options: Any, **how: Any) -> Any:
         headers = request_headers(self.asked_model) if options.method == "post" else {}
+        if self.asks_logprobs:
+            options = _with_logprobs(options)
         return super().request(cast_to, _with_headers(options, headers), **how)
 
     @functools.wraps(openai.OpenAI.copy)
     def copy(self, **changes: Any) -> OpenAI:  # type: ignore[override]
         copied = super().copy(**changes)
-        copied.asked_model = self.asked_model
+        copied.asked_model, copied.asks_logprobs = self.asked_model, self.asks_logprobs
         return copied
 
     with_options = copy  # type: ignore[assignment]
+
+
+def _with_logprobs(options: Any) -> Any:
+    """Options of a chat request that asks for log-probs, unless the caller has decided about them."""
+    body = options.json_data
+    if not (options.url.endswith("/chat/completions") and isinstance(body, Mapping)) or "logprobs" in body:
+        return options
+    options = options.model_copy()
+    options.json_data = {**body, "logprobs": True}
+    return options
 
 
 def _with_headers(options: Any, headers: Mapping[str, str]) -> Any:

@@ -21,9 +21,14 @@ _C = TypeVar("_C", TrainConfig, TrainSFTConfig)
 class Registration:
     """Address, key and state of a model on the server, as `register` returns them."""
 
-    server_url: str
+    server_url: str | None
+    """Address of the ART server; `None` for a service that is none, which has an `inference_base_url`."""
     api_key: str | None
     status: ModelStatus
+    inference_base_url: str | None = None
+    """Base URL of chat requests; `None` for that of the model's project on the server."""
+    asks_logprobs: bool = False
+    """Whether chat requests must ask for log-probs, because no server records them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Generator
-from typing import Any
+from typing import Any, Protocol
 
-from art.client.jobs import JobClient
 from art.client.training.models import TrainResult
 from art.protocol.training import JobStatus
 
@@ -15,6 +14,14 @@ logger = logging.getLogger(__name__)
 
 _followed: set[asyncio.Task[TrainResult]] = set()
 """Tasks that follow jobs. An event loop alone would not keep them."""
+
+
+class JobCalls(Protocol):
+    """Interface of what knows the state of jobs."""
+
+    async def job_status(self, job_id: str) -> JobStatus: ...
+
+    async def cancel_job(self, job_id: str) -> JobStatus: ...
 
 
 class TrainJob:
@@ -29,7 +36,7 @@ class TrainJob:
         result = await job
     """
 
-    def __init__(self, client: JobClient, job_id: str, result: Coroutine[Any, Any, TrainResult]) -> None:
+    def __init__(self, client: JobCalls, job_id: str, result: Coroutine[Any, Any, TrainResult]) -> None:
         """
         Args:
             result: follows the job to its end. It is run as a task at once.

@@ -1,0 +1,153 @@
+"""Groups and trajectories as the service takes them. What it could not learn from is left out or refused here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from art.errors import NothingTrainableError, TrajectoryError
+from art.messages import is_choice, parse_item, to_message
+from art.trajectory import History, Trajectory, TrajectoryGroup, infra_fault, to_plain
+
+
+@dataclass(frozen=True, slots=True)
+class SentGroups:
+    """The groups of a step, ready to be sent."""
+
+    groups: list[dict[str, Any]]
+    """Groups whose rewards differ."""
+    without_spread: list[int]
+    """Indices of the submitted groups that teach nothing, because their rewards are equal."""
+    num_submitted: int
+
+    @property
+    def findings(self) -> list[str]:
+        """What a person should know about the groups that were left out."""
+        if not self.groups:
+            return [f"every group ({self.num_submitted}) has equal rewards: there is nothing to learn from"]
+        if not self.without_spread:
+            return []
+        return [
+            f"groups {self.without_spread} of {self.num_submitted} have equal rewards: they teach nothing and were not "
+            "sent"
+        ]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {
+            "data/step_num_groups_submitted": float(self.num_submitted),
+            "data/step_num_groups_trainable": float(len(self.groups)),
+        }
+
+
+def sent_groups(groups: Sequence[TrajectoryGroup], spread_tolerance: float) -> SentGroups:
+    """Make what is sent of the groups of a step.
+
+    Raises:
+        TrajectoryError: the service cannot learn from an answer or a reward as it is.
+        NothingTrainableError: no trajectory has an answer that the model sampled.
+    """
+    sent, without_spread, num_answers = [], [], 0
+    for i, group in enumerate(groups):
+        trajectories = [trajectory for trajectory in group if infra_fault(trajectory) is None]
+        for j, trajectory in enumerate(trajectories):
+            num_answers += _check(trajectory, f"trajectory {j} of group {i}")
+        if _has_spread([trajectory.reward for trajectory in trajectories], spread_tolerance):
+            sent.append(wire_group(group, trajectories))
+        else:
+            without_spread.append(i)
+    if not num_answers:
+        raise NothingTrainableError(
+            "no trajectory has an answer that the model sampled; append the `Choice` objects that "
+            "`model.openai_client()` returns to `messages_and_choices`"
+        )
+    return SentGroups(sent, without_spread, len(groups))
+
+
+def wire_group(group: TrajectoryGroup, trajectories: Iterable[Trajectory] | None = None) -> dict[str, Any]:
+    """Return a group as JSON. `trajectories` are the ones to send; by default all."""
+    chosen = group.trajectories if trajectories is None else trajectories
+    return {
+        "trajectories": [_wire_trajectory(trajectory) for trajectory in chosen],
+        "exceptions": [error.model_dump() for error in group.exceptions],
+        "metadata": to_plain(group.metadata),
+        "metrics": to_plain(group.metrics),
+        "logs": list(group.logs),
+    }
+
+
+def sft_lines(trajectories: Iterable[Trajectory]) -> list[str]:
+    """Return the data of supervised fine-tuning: for each conversation a line of JSON with `messages` and `tools`.
+
+    Raises:
+        NothingTrainableError: no conversation has an assistant message.
+    """
+    lines = []
+    for trajectory in trajectories:
+        for history in (trajectory, *trajectory.additional_histories):
+            messages = [to_message(item) for item in history.messages_and_choices]
+            if any(message["role"] == "assistant" for message in messages):
+                tools = {"tools": history.tools} if history.tools else {}
+                lines.append(json.dumps({"messages": messages} | tools, ensure_ascii=False))
+    if not lines:
+        raise NothingTrainableError("no trajectory has an assistant message to learn")
+    return lines
+
+
+def _has_spread(rewards: list[float], tolerance: float) -> bool:
+    if not rewards:
+        return False
+    mean = sum(rewards) / len(rewards)
+    return any(abs(reward - mean) > tolerance for reward in rewards)
+
+
+def _check(trajectory: Trajectory, what: str) -> int:
+    """Check that the service can learn from a trajectory. Returns the number of its sampled answers.
+
+    Raises:
+        TrajectoryError: it cannot; the message says why.
+    """
+    for name in ("turn_rewards", "token_rewards"):
+        if getattr(trajectory, name):
+            raise TrajectoryError(f"{what} has {name}: the service knows only one reward per trajectory, `reward`")
+    num_answers = 0
+    for history in (trajectory, *trajectory.additional_histories):
+        for choice in filter(is_choice, map(parse_item, history.messages_and_choices)):
+            num_answers += 1
+            if getattr(choice, "exchange_id", None) is not None:
+                raise TrajectoryError(
+                    f"{what} has an answer that an ART server sampled and recorded: its tokens are known only there. "
+                    "Register the model with ServerlessBackend, and sample through its `openai_client()`"
+                )
+            if choice.logprobs is None or not (choice.logprobs.content or choice.logprobs.refusal):
+                raise TrajectoryError(
+                    f"{what} has an answer without log-probs, which training needs. Clients of "
+                    "`model.openai_client()` ask for them; any other client must send `logprobs=True`"
+                )
+    return num_answers
+
+
+def _wire_trajectory(trajectory: Trajectory) -> dict[str, Any]:
+    return _wire_history(trajectory) | {
+        "additional_histories": [_wire_history(history) for history in trajectory.additional_histories],
+        "reward": float(trajectory.reward),
+        "initial_policy_version": trajectory.initial_policy_version,
+        "final_policy_version": trajectory.final_policy_version,
+        "metrics": to_plain(trajectory.metrics),
+        "metadata": to_plain(trajectory.metadata),
+        "logs": list(trajectory.logs),
+        "start_time": trajectory.start_time.isoformat(),
+    }
+
+
+def _wire_history(history: History) -> dict[str, Any]:
+    items = [parse_item(item) for item in history.messages_and_choices]
+    return {
+        "messages_and_choices": [
+            item.model_dump(mode="json", exclude_unset=True, warnings=False) if is_choice(item) else item
+            for item in items
+        ],
+        "tools": history.tools,
+    }

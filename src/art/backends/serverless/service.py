@@ -1,0 +1,291 @@
+"""`Service`: the calls of the Serverless Training API, with what may be repeated and what may not.
+
+GET, DELETE, register    the same result however often they arrive: repeated until there is an answer
+create a job, log        no idempotency key: repeated only if the service cannot have taken the request, that is,
+                         after a connection that was never made, and after a 429, which refuses it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import logging
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import quote
+
+import httpx2
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from art.backends.serverless.wire import (
+    Checkpoint,
+    CheckpointPage,
+    CreatedJob,
+    CreateModel,
+    CreateRlJob,
+    CreateSftJob,
+    DeletedSteps,
+    DeleteSteps,
+    EventPage,
+    LogGroups,
+    ServiceModel,
+)
+from art.client.http import LostAnswerError
+from art.client.loops import PerLoop
+from art.client.waiting import announce_wait
+from art.errors import (
+    ArtError,
+    AuthenticationError,
+    ConflictError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    PayloadTooLargeError,
+    PermissionDeniedError,
+    ProcessError,
+)
+
+logger = logging.getLogger(__name__)
+
+A = TypeVar("A", bound=BaseModel)
+
+CONNECT_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 120.0
+PAGE_SIZE = 100
+"""Items of a page: the most that the service gives."""
+_BY_STATUS: dict[int, type[ArtError]] = {
+    400: InvalidRequestError,
+    401: AuthenticationError,
+    403: PermissionDeniedError,
+    404: NotFoundError,
+    409: ConflictError,
+    413: PayloadTooLargeError,
+    422: InvalidRequestError,
+    429: OverloadedError,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long `ServerlessBackend` waits for the service, in seconds."""
+
+    poll_s: float = 1.0
+    """Time between two questions about a job."""
+    answer_s: float = 300.0
+    """Time after which a call without any usable answer fails."""
+    checkpoint_s: float = 600.0
+    """Time in which the checkpoint of a job that has ended must be listed."""
+    lost_job_s: float = 1800.0
+    """Time in which the checkpoint of a job must be listed, if the answer to its submission was lost."""
+    job_s: float = 24 * 3600.0
+    """Time that a job may take, its time in the service's queue included."""
+
+
+class Service:
+    """Connections to one address of the service. Use it from any event loop, and close it in each."""
+
+    def __init__(self, base_url: str, api_key: str, patience: Patience) -> None:
+        """
+        Args:
+            base_url: address with `/v1` at its end.
+        """
+        self.base_url = base_url
+        self._api_key = api_key
+        self._patience = patience
+        self._http: PerLoop[httpx2.AsyncClient] = PerLoop(httpx2.AsyncClient.aclose)
+
+    async def close(self) -> None:
+        """Close the connections of this event loop."""
+        await self._http.close()
+
+    async def create_model(self, request: CreateModel) -> ServiceModel:
+        return _read(ServiceModel, await self._repeat("POST", "/preview/models", request))
+
+    async def base_models(self) -> list[str]:
+        """List the models that the service trains, by their hub ids."""
+        content = await self._repeat("GET", "/preview/base-models")
+        try:
+            return TypeAdapter(list[str]).validate_json(content)
+        except ValidationError as error:
+            raise ArtError(f"the service gave no list of base models: {error}") from error
+
+    async def delete_model(self, model_id: str) -> None:
+        await self._repeat("DELETE", _model_path(model_id))
+
+    async def checkpoints(self, model_id: str) -> list[Checkpoint]:
+        """List all checkpoints of a model by their steps."""
+        checkpoints: list[Checkpoint] = []
+        params: dict[str, str] = {"limit": str(PAGE_SIZE), "order": "asc"}
+        while True:
+            page = _read(CheckpointPage, await self._repeat("GET", _model_path(model_id, "checkpoints"), params=params))
+            checkpoints += page.data
+            if not (page.has_more and page.data):
+                return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
+            params["after"] = page.data[-1].id
+
+    async def newest_checkpoint(self, model_id: str) -> Checkpoint | None:
+        params = {"limit": "1", "order": "desc"}
+        page = _read(CheckpointPage, await self._repeat("GET", _model_path(model_id, "checkpoints"), params=params))
+        return page.data[0] if page.data else None
+
+    async def delete_checkpoints(self, model_id: str, steps: list[int]) -> DeletedSteps:
+        content = await self._repeat("DELETE", _model_path(model_id, "checkpoints"), DeleteSteps(steps=steps))
+        return _read(DeletedSteps, content)
+
+    async def create_job(self, request: CreateRlJob | CreateSftJob) -> str:
+        """Send a training job, once. Returns its id.
+
+        Raises:
+            LostAnswerError: there was no usable answer, so the service may have taken the job.
+            ArtError: the service refused the job, or was never reached.
+        """
+        path = "/preview/training-jobs" if isinstance(request, CreateRlJob) else "/preview/sft-training-jobs"
+        content = await self._send_once(path, request)
+        try:
+            return CreatedJob.model_validate_json(content).id
+        except ValidationError as error:
+            raise LostAnswerError(f"POST {path} was answered without the id of the job") from error
+
+    async def events(self, job_id: str, after: str | None) -> EventPage:
+        """Return the next page of a job's events, after the event with the id `after`."""
+        params = {"limit": str(PAGE_SIZE)} | ({} if after is None else {"after": after})
+        path = f"/preview/training-jobs/{quote(job_id, safe='')}/events"
+        return _read(EventPage, await self._repeat("GET", path, params=params))
+
+    async def log(self, request: LogGroups) -> None:
+        """Send groups to the run of a model, once. Errors are those of `create_job`."""
+        await self._send_once(_model_path(request.model_id, "log"), request)
+
+    async def _repeat(
+        self, method: str, path: str, body: BaseModel | None = None, *, params: Mapping[str, str] | None = None
+    ) -> bytes:
+        """Send a request again until it is answered.
+
+        Raises:
+            ProcessError: there was no usable answer for `Patience.answer_s` seconds.
+            ArtError: the service refused.
+        """
+        what, began, attempt = f"{method} {path}", time.monotonic(), 0
+        with announce_wait(f"an answer to {what} of {self.base_url}"):
+            while True:
+                try:
+                    response = await self._send(method, path, body, params)
+                except httpx2.TransportError as lost:
+                    error: Exception = lost
+                else:
+                    if response.is_success:
+                        return response.content
+                    error = _error_of(response, what)
+                    if not _is_passing(response):
+                        raise error
+                await self._before_retry(error, what, attempt, began)
+                attempt += 1
+
+    async def _send_once(self, path: str, body: BaseModel) -> bytes:
+        """Send a request that must not arrive twice. Errors are those of `create_job`."""
+        what, began, attempt = f"POST {path}", time.monotonic(), 0
+        with announce_wait(f"an answer to {what} of {self.base_url}"):
+            while True:
+                try:
+                    response = await self._send("POST", path, body, None)
+                except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as never_sent:
+                    error: Exception = never_sent
+                except httpx2.TransportError as lost:
+                    raise LostAnswerError(f"{what} got no answer: {type(lost).__name__}: {lost}") from lost
+                else:
+                    if response.is_success:
+                        return response.content
+                    error = _error_of(response, what)
+                    if response.status_code != 429:
+                        raise LostAnswerError(str(error)) if _is_passing(response) else error
+                await self._before_retry(error, what, attempt, began)
+                attempt += 1
+
+    async def _send(
+        self, method: str, path: str, body: BaseModel | None, params: Mapping[str, str] | None
+    ) -> httpx2.Response:
+        return await self._http.get(self._open).request(
+            method, self.base_url + path, params=params,
+            content=None if body is None else body.model_dump_json().encode(),
+            headers={"Content-Type": "application/json"} if body is not None else None,
+        )  # fmt: skip
+
+    async def _before_retry(self, error: Exception, what: str, attempt: int, began: float) -> None:
+        """Wait before a request is sent again: as long as the service asks for, or twice as long as the last time.
+
+        Raises:
+            ProcessError: the service has given no usable answer for too long.
+        """
+        delay_s = min(0.5 * 2**attempt, 30.0) * random.uniform(0.75, 1.25) * min(self._patience.poll_s, 1.0)
+        if isinstance(error, OverloadedError):
+            delay_s = max(delay_s, error.retry_after_s)
+        tried_s = time.monotonic() - began
+        if tried_s + delay_s > self._patience.answer_s:
+            raise ProcessError(
+                f"{what}: {self.base_url} gave no usable answer for {tried_s:.0f} s (last: {type(error).__name__}: "
+                f"{error}). Is the address right, and is the service up?"
+            ) from error
+        logger.log(
+            logging.WARNING if attempt == 3 else logging.DEBUG, "%s: %s; trying again in %.1f s", what, error, delay_s
+        )
+        await asyncio.sleep(delay_s)
+
+    def _open(self) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(
+            headers={"Authorization": f"Bearer {self._api_key}"},
+            timeout=httpx2.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+        )
+
+
+def _model_path(model_id: str, rest: str = "") -> str:
+    path = f"/preview/models/{quote(model_id, safe='')}"
+    return f"{path}/{rest}" if rest else path
+
+
+def _read(kind: type[A], content: bytes) -> A:
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        raise ArtError(
+            f"the service gave no {kind.__name__}: {error}. Is the address that of Serverless Training, and is this "
+            "version of ART still right for it?"
+        ) from error
+
+
+def _is_passing(response: httpx2.Response) -> bool:
+    """Whether the same request may succeed a little later."""
+    return response.status_code in (408, 429) or response.status_code >= 500
+
+
+def _error_of(response: httpx2.Response, what: str) -> ArtError:
+    """The error in an answer, with the fields that the service names."""
+    kind = _BY_STATUS.get(response.status_code, ProcessError if response.status_code >= 500 else ArtError)
+    error = kind(f"the service answered {what} with {response.status_code}: {_complaint(response)}")
+    if isinstance(error, OverloadedError):
+        error.retry_after_s = _retry_after_s(response.headers.get("retry-after", ""))
+    return error
+
+
+def _complaint(response: httpx2.Response) -> str:
+    """What an answer complains about: FastAPI's list of fields, a message, or the beginning of the body."""
+    try:
+        body = response.json()
+        detail = body.get("detail", body.get("error", body))
+        if isinstance(detail, list):
+            return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in detail)
+        return str(detail.get("message", detail) if isinstance(detail, dict) else detail)
+    except (ValueError, AttributeError, KeyError, TypeError):
+        return repr(response.text[:300])
+
+
+def _retry_after_s(header: str) -> float:
+    """Seconds that a `Retry-After` header asks for: a number, or the time of an HTTP date."""
+    if header.replace(".", "", 1).isdigit():
+        return float(header)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
+    except ValueError:
+        return 0.0

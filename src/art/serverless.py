@@ -1,5 +1,0 @@
-"""Raises an error for `ServerlessBackend`, which older code imports from here, that says what to use today."""
-
-from art.compat.refused import refuse
-
-refuse("art", "ServerlessBackend")

@@ -1,0 +1,322 @@
+"""Steps at the serverless service in trouble: each is trained once, whatever is lost, late, refused or killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import email.utils
+import json
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import art
+from art.backends.serverless.service import _retry_after_s
+from art.errors import (
+    AuthenticationError,
+    ConflictError,
+    InvalidRequestError,
+    NotFoundError,
+    ProcessError,
+    StorageError,
+    TrainingError,
+)
+from tests.support.fake_serverless import KEY, FakeServerless, Trouble, lose_answer, lose_request, status
+from tests.support.serverless_runs import QUICK, group, new_model, open_backend, rollout
+
+ROOT = Path(__file__).parents[4]
+JOBS = "/preview/training-jobs"
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeServerless]:
+    async with FakeServerless().running() as fake:
+        yield fake
+
+
+@contextlib.asynccontextmanager
+async def script(
+    fake: FakeServerless, folder: Path, **times: float
+) -> AsyncIterator[tuple[art.ServerlessBackend, art.TrainableModel]]:
+    """What a script does at its start."""
+    async with open_backend(fake, folder, replace(QUICK, **times)) as backend:
+        model = new_model(folder)
+        await model.register(backend)
+        yield backend, model
+
+
+def sent_jobs(folder: Path) -> list[dict[str, Any]]:
+    return json.loads((folder / "shop/models/agent/sent_jobs.json").read_text())["jobs"]
+
+
+async def test_a_step_with_pages_of_events(fake: FakeServerless, tmp_path: Path) -> None:
+    async with script(fake, tmp_path) as (backend, model):
+        groups = [await group(model, 0.0, 1.0), await group(model, 0.5, 0.5)]
+        result = await backend.train(model, groups, learning_rate=2e-5, loss_fn="ppo")
+    assert (result.step, result.trained) == (1, True)
+    assert result.metrics["loss/train"] == 2.0  # the mean of 1, 2 and 3
+    assert result.metrics["data/step_num_gradient_steps"] == 3.0
+    assert result.metrics["data/step_num_groups_submitted"] == 2.0
+    assert result.metrics["data/step_num_groups_trainable"] == 1.0
+    assert result.findings == ["groups [1] of 2 have equal rewards: they teach nothing and were not sent"]
+    (job,) = fake.jobs.values()
+    assert job.body["experimental_config"]["learning_rate"] == 2e-5
+    (sent,) = job.body["trajectory_groups"]
+    assert [one["reward"] for one in sent["trajectories"]] == [0.0, 1.0]
+    choice = sent["trajectories"][0]["messages_and_choices"][1]
+    assert choice["logprobs"]["content"][0]["logprob"] == -1.1
+    assert sum(request.endswith("/events") for request in fake.requests) == 3  # 5 events in pages of 2
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        status(429, Retry_After="0"),
+        status(429, {"error": {"message": "Concurrency limit reached for requests"}}, Retry_After="0.01"),
+    ],
+)
+async def test_a_job_refused_by_a_429_is_sent_again(fake: FakeServerless, tmp_path: Path, trouble: Trouble) -> None:
+    async with script(fake, tmp_path) as (backend, model):
+        fake.trouble[JOBS] = [trouble, trouble]
+        result = await backend.train(model, [await group(model, 0.0, 1.0)])
+    assert (result.step, len(fake.jobs)) == (1, 1)
+    assert fake.requests.count(f"POST {JOBS}") == 3
+
+
+async def test_a_job_whose_answer_was_lost_is_found_by_its_step(fake: FakeServerless, tmp_path: Path) -> None:
+    async with script(fake, tmp_path) as (backend, model):
+        fake.trouble[JOBS] = [lose_answer]
+        result = await backend.train(model, [await group(model, 0.0, 1.0)])
+        assert (result.step, len(fake.jobs)) == (1, 1), "it was not sent twice"
+        assert result.findings[-1] == "the answer to the submission was lost: the job was found by its checkpoint"
+        again = await backend.train(model, [await group(model, 0.0, 1.0)])
+    assert (again.step, len(fake.jobs)) == (2, 2)
+
+
+@pytest.mark.parametrize("trouble", [lose_request, status(500), status(502), status(503), status(408)])
+async def test_a_job_that_may_have_been_taken_is_never_sent_again(
+    fake: FakeServerless, tmp_path: Path, trouble: Trouble
+) -> None:
+    async with script(fake, tmp_path, lost_job_s=0.02) as (backend, model):
+        fake.trouble[JOBS] = [trouble]
+        groups = [await group(model, 0.0, 1.0)]
+        with pytest.raises(ProcessError, match=r"no checkpoint after step 0 was listed .* not sent again"):
+            await backend.train(model, groups, job_id="my-step-1")
+        assert fake.requests.count(f"POST {JOBS}") == 1
+        with pytest.raises(ProcessError, match="not sent again"):  # the same call is the same job
+            await backend.train(model, groups, job_id="my-step-1")
+        assert fake.requests.count(f"POST {JOBS}") == 1
+        assert (await backend.train(model, groups)).step == 1
+
+
+async def test_what_the_service_refuses_is_told_with_the_field(fake: FakeServerless, tmp_path: Path) -> None:
+    detail = {"detail": [{"loc": ["body", "experimental_config", "epsilon"], "msg": "too large", "type": "x"}]}
+    async with script(fake, tmp_path) as (backend, model):
+        fake.trouble[JOBS] = [status(422, detail)]
+        groups = [await group(model, 0.0, 1.0)]
+        with pytest.raises(InvalidRequestError, match=r"422: body\.experimental_config\.epsilon: too large"):
+            await backend.train(model, groups, job_id="my-step-1")
+        assert sent_jobs(tmp_path) == []
+        assert (await backend.train(model, groups, job_id="my-step-1")).step == 1
+
+
+async def test_a_job_that_fails_says_why_and_the_policy_is_unchanged(fake: FakeServerless, tmp_path: Path) -> None:
+    async with script(fake, tmp_path) as (backend, model):
+        fake.outcome = ["fails"]
+        groups = [await group(model, 0.0, 1.0)]
+        with pytest.raises(TrainingError, match="CUDA out of memory"):
+            await backend.train(model, groups)
+        assert await model.get_step() == 0
+        assert (await backend.train(model, groups)).step == 1
+
+
+async def test_a_job_that_never_ends_meets_its_deadline_and_can_be_followed_later(
+    fake: FakeServerless, tmp_path: Path
+) -> None:
+    async with script(fake, tmp_path, job_s=0.02) as (backend, model):
+        fake.outcome = ["never ends"]
+        groups = [await group(model, 0.0, 1.0)]
+        with pytest.raises(ProcessError, match=r"has not ended .*follow_train_job\(model, 'my-step-1'\)"):
+            await backend.train(model, groups, job_id="my-step-1")
+        (job,) = fake.jobs.values()
+        fake._happen(job, "training_ended", {})
+        fake.add_checkpoint(job.model_id)
+        result = await (await backend.follow_train_job(model, "my-step-1"))
+    assert (result.step, len(fake.jobs)) == (1, 1)
+
+
+async def test_safe_calls_survive_all_passing_trouble(fake: FakeServerless, tmp_path: Path) -> None:
+    fake.trouble["/preview/models"] = [lose_answer, status(503), status(429, Retry_After="0")]
+    fake.trouble["/checkpoints"] = [status(500), lose_request]
+    fake.trouble["/events"] = [status(504), lose_answer]
+    async with script(fake, tmp_path) as (backend, model):
+        assert (await backend.train(model, [await group(model, 0.0, 1.0)])).step == 1
+    assert len(fake.models) == 1
+
+
+def test_how_long_the_service_asks_to_wait() -> None:
+    later = email.utils.formatdate(time.time() + 60, usegmt=True)
+    assert [_retry_after_s(text) for text in ("7", "0.5", "", "soon")] == [7.0, 0.5, 0.0, 0.0]
+    assert 50 < _retry_after_s(later) < 61
+
+
+async def test_a_service_that_stays_away_is_given_up(fake: FakeServerless, tmp_path: Path) -> None:
+    fake.trouble["/preview/models"] = [status(503)] * 10_000
+    with pytest.raises(ProcessError, match=r"POST /preview/models: .* gave no usable answer for"):
+        async with script(fake, tmp_path, answer_s=0.05):
+            pass
+
+
+async def test_a_wrong_key_is_told_at_once_and_never_shown(fake: FakeServerless, tmp_path: Path) -> None:
+    backend = art.ServerlessBackend("secret-of-somebody", fake.base_url, path=tmp_path, patience=QUICK)
+    async with backend:
+        with pytest.raises(AuthenticationError, match="Invalid API key") as caught:
+            await new_model(tmp_path).register(backend)
+    assert "secret" not in f"{caught.value}{backend!r}"
+    assert len(fake.requests) == 1
+
+
+async def test_a_script_killed_after_sending_finds_its_job_and_goes_on(fake: FakeServerless, tmp_path: Path) -> None:
+    async with script(fake, tmp_path) as (backend, model):
+        fake.outcome = ["never ends"]
+        groups = [await group(model, 0.0, 1.0)]
+        job = await backend.train(model, groups, wait=False, job_id="my-step-1")
+        job._task.cancel()  # the script ends without waiting
+    (sent,) = fake.jobs.values()
+    fake._happen(sent, "gradient_step", {"loss": 4.0})
+    fake._happen(sent, "training_ended", {})
+    fake.add_checkpoint(sent.model_id)
+    async with script(fake, tmp_path) as (backend, model):  # registration has waited for the job
+        assert await model.get_step() == 1
+        known = await backend.train(model, groups, job_id="my-step-1")  # a program that repeats its call
+        assert (known.step, known.metrics["loss/train"]) == (1, 4.0)
+        assert (await backend.train(model, [await group(model, 0.0, 1.0)])).step == 2
+    assert len(fake.jobs) == 2
+
+
+def everything_in(folder: Path) -> bytes:
+    content = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert b"sent_at" in content
+    return content
+
+
+SCRIPT = """
+import asyncio, sys
+from pathlib import Path
+import art
+from tests.support.fake_serverless import KEY
+from tests.support.serverless_runs import QUICK, group, new_model
+
+async def main(url, folder):
+    async with art.ServerlessBackend(KEY, url, path=folder, patience=QUICK) as backend:
+        model = new_model(Path(folder))
+        await model.register(backend)
+        for step in range(await model.get_step(), 2):
+            result = await model.train([await group(model, 0.0, 1.0)], loss_fn="cispo")
+            print("trained", result.step, flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_a_process_that_is_killed_in_the_middle_of_a_step(fake: FakeServerless, tmp_path: Path) -> None:
+    async def start() -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-c", SCRIPT, fake.base_url, str(tmp_path), cwd=ROOT, stdout=asyncio.subprocess.PIPE
+        )
+
+    fake.outcome = ["never ends"]
+    first = await start()
+    async with asyncio.timeout(120):
+        while not any(request.endswith("/events") for request in fake.requests):
+            await asyncio.sleep(0.01)
+        first.kill()
+        await first.communicate()
+    (job,) = fake.jobs.values()
+    fake._happen(job, "gradient_step", {"loss": 1.0})
+    fake._happen(job, "training_ended", {})
+    fake.add_checkpoint(job.model_id)
+    second = await start()
+    printed, _ = await second.communicate()
+    assert (second.returncode, printed.decode().split("\n")[0]) == (0, "trained 2")
+    assert (len(fake.jobs), len(fake.checkpoints[job.model_id])) == (2, 2)
+    assert KEY.encode() not in await asyncio.to_thread(everything_in, tmp_path), "the key is in no file"
+
+
+async def test_a_pipeline_trains_while_rollouts_run(fake: FakeServerless, tmp_path: Path) -> None:
+    async def one(model: Any, number: int, rollout_index: int) -> art.Trajectory:
+        return await rollout(model, float(rollout_index))
+
+    async with script(fake, tmp_path) as (_, model):
+        pipeline = art.pipeline(
+            model, scenarios=[1, 2, 3], rollout=one, groups_per_step=1, rollouts_per_group=2, max_concurrent=4
+        )
+        numbers = [step.number async for step in pipeline.train(3, loss_fn="ppo")]
+    assert numbers == [1, 2, 3]
+    steps = {body["model"].rpartition(":")[2] for body in fake.asked}
+    assert "step0" in steps
+    assert steps & {"step1", "step2"}, "each rollout asks the checkpoint that it began with"
+
+
+async def test_a_script_killed_while_sending_finds_its_checkpoint(fake: FakeServerless, tmp_path: Path) -> None:
+    async with script(fake, tmp_path) as (backend, model):
+        fake.trouble[JOBS] = [lose_answer]
+        fake.outcome = ["never ends"]
+        call = asyncio.ensure_future(backend.train(model, [await group(model, 0.0, 1.0)]))
+        while not fake.jobs or fake.trouble[JOBS]:
+            await asyncio.sleep(0)
+        call.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await call
+    assert [(job["service_job_id"], job["status"]) for job in sent_jobs(tmp_path)] == [(None, None)]
+    fake.add_checkpoint(next(iter(fake.models)))
+    async with script(fake, tmp_path) as (_, model):
+        assert await model.get_step() == 1
+    assert (len(fake.jobs), sent_jobs(tmp_path)[0]["status"]["step"]) == (1, 1)
+
+
+async def test_a_job_id_names_one_job(fake: FakeServerless, tmp_path: Path) -> None:
+    async with script(fake, tmp_path) as (backend, model):
+        groups = [await group(model, 0.0, 1.0)]
+        first = await backend.train(model, groups, job_id="my-step-1")
+        assert await backend.train(model, groups, job_id="my-step-1") == first
+        with pytest.raises(ConflictError, match="my-step-1"):
+            await backend.train(model, groups, job_id="my-step-1", learning_rate=1e-4)
+        with pytest.raises(NotFoundError, match="no-such-job"):
+            await backend.follow_train_job(model, "no-such-job")
+    assert len(fake.jobs) == 1
+
+
+async def test_steps_run_one_after_the_other(fake: FakeServerless, tmp_path: Path) -> None:
+    async with script(fake, tmp_path) as (backend, model):
+        groups = [await group(model, 0.0, 1.0)]
+        jobs = [await backend.train(model, groups, wait=False) for _ in range(3)]
+        assert [(await job).step for job in jobs] == [1, 2, 3]
+        assert (await jobs[0].status()).state == "succeeded"
+    assert [job["from_step"] for job in sent_jobs(tmp_path)] == [0, 1, 2]
+
+
+async def test_groups_without_spread_are_not_sent(fake: FakeServerless, tmp_path: Path) -> None:
+    async with script(fake, tmp_path) as (backend, model):
+        result = await backend.train(model, [await group(model, 1.0, 1.0)])
+        assert (result.step, result.trained, len(fake.jobs)) == (0, False, 0)
+        assert result.findings[0] == "every group (1) has equal rewards: there is nothing to learn from"
+        fake.outcome = ["nothing to learn"]
+        result = await backend.train(model, [await group(model, 0.0, 1.0)])
+        assert (result.step, result.trained) == (0, False)
+        assert result.findings[0].startswith("the service made no update")
+
+
+async def test_a_damaged_list_of_jobs_is_not_replaced(fake: FakeServerless, tmp_path: Path) -> None:
+    async with script(fake, tmp_path) as (backend, model):
+        await backend.train(model, [await group(model, 0.0, 1.0)])
+    path = tmp_path / "shop/models/agent/sent_jobs.json"
+    path.write_text(path.read_text()[:-9])
+    with pytest.raises(StorageError, match=r"sent_jobs\.json cannot be read"):
+        async with script(fake, tmp_path):
+            pass

@@ -1,0 +1,84 @@
+"""docs/backends.md and docs/serverless.md say what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import art
+from art.backends.serverless.service_checkpoints import Refused, ServerlessCheckpoints
+from art.backends.serverless.service_settings import LOSSES, MODEL, RL, SFT
+from art.client.checkpoint_client import CheckpointMethod, Checkpoints
+from art.config.algorithms import train_config
+from art.errors import ConfigError
+
+DOCS = Path(__file__).parents[3] / "docs"
+FATES = {
+    "sent": "sent", "here": "done here", "left": "left to the service", "fixed": "refused unless default",
+}  # fmt: skip
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of each row of a table, without the line below the heading."""
+    lines = [line for line in text.splitlines() if line.startswith("|") and not line.startswith("|---")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+TABLE = rows((DOCS / "backends.md").read_text())
+KINDS: dict[str, Any] = {name.strip("`"): getattr(art, name.strip("`")) for name in TABLE[0][1:]}
+CHECKPOINTS = {"ServerlessBackend": ServerlessCheckpoints}
+"""Kinds with checkpoints of their own."""
+
+
+def test_each_backend_has_a_column() -> None:
+    public = {name for name in art.__all__ if name.endswith("Backend") and name != "Backend"}
+    assert KINDS.keys() == public
+
+
+def can(kind: str, what: str) -> bool:
+    """Whether a kind of backend has a method that is not refused, or a loss."""
+    if what.startswith("loss "):
+        return kind != "ServerlessBackend" or what.removeprefix("loss ") in LOSSES
+    method = vars(art.Backend).get(what)
+    if isinstance(method, CheckpointMethod):
+        return can_with_checkpoints(kind, method.method.__name__)
+    if method is None:
+        return can_with_checkpoints(kind, what)
+    return not isinstance(getattr(KINDS[kind], what), Refused)
+
+
+def can_with_checkpoints(kind: str, method: str) -> bool:
+    assert hasattr(Checkpoints, method)
+    return not isinstance(getattr(CHECKPOINTS.get(kind, Checkpoints), method), Refused)
+
+
+@pytest.mark.parametrize("row", TABLE[1:], ids=lambda row: row[0])
+def test_a_row_of_the_table_of_backends(row: list[str]) -> None:
+    words = re.findall(r"`(\w+)`", row[0])
+    whats = [f"loss {word}" for word in words] if row[0].startswith("loss") else words
+    assert whats
+    for kind, cell in zip(KINDS, row[1:], strict=True):
+        assert {can(kind, what) for what in whats} == {cell == "yes"}, (kind, row[0])
+
+
+def test_the_table_has_each_method_that_some_kind_refuses_and_each_loss_of_train() -> None:
+    named = {word for row in TABLE[1:] for word in re.findall(r"`(\w+)`", row[0])}
+    refused = {name for name in dir(art.ServerlessBackend) if isinstance(getattr(art.ServerlessBackend, name), Refused)}
+    of_checkpoints = {name for name, value in vars(ServerlessCheckpoints).items() if isinstance(value, Refused)}
+    assert refused | {name.replace("download", "download_checkpoint") for name in of_checkpoints} <= named
+    with pytest.raises(ConfigError) as caught:
+        train_config(None, {"loss_fn": "no-such-loss"})
+    known = set(re.findall(r"\w+", str(caught.value).partition("one of ")[2].partition(";")[0]))
+    assert {row[0].split("`")[1] for row in TABLE if row[0].startswith("loss")} == known - {
+        "grpo", "dr_grpo", "dapo", "rloo", "maxrl",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("decisions", [RL, SFT, MODEL], ids=["TrainConfig", "TrainSFTConfig", "ModelSettings"])
+def test_the_page_of_the_service_has_each_setting(decisions: Any) -> None:
+    there = rows((DOCS / "serverless.md").read_text())
+    for name, decision in decisions.items():
+        assert [f"`{name}`", FATES[decision.fate], decision.how] in there
