@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from art.asynchronous.pipeline import pipeline
     from art.backends.local import LocalBackend
     from art.backends.remote import RemoteBackend
+    from art.backends.ssh.ssh_backend import SshBackend
     from art.capture.context import capture_auto_trajectory as capture_auto_trajectory
     from art.capture.context import capture_yielded_trajectory as capture_yielded_trajectory
     from art.capture.context import yield_trajectory as yield_trajectory
@@ -70,6 +71,7 @@ __all__ = [
     "RemoteBackend",
     "Scenario",
     "ServerConfig",
+    "SshBackend",
     "Task",
     "TrainConfig",
     "TrainResult",
@@ -105,6 +107,7 @@ _LAZY_NAMES = {
         "art.asynchronous.pipeline": ("pipeline",),
         "art.backends.local": ("LocalBackend",),
         "art.backends.remote": ("RemoteBackend",),
+        "art.backends.ssh.ssh_backend": ("SshBackend",),
         "art.capture.context": ("capture_auto_trajectory", "capture_yielded_trajectory", "yield_trajectory"),
         "art.gather": ("gather_trajectories", "gather_trajectory_groups"),
         "art.gather.batches": ("trajectory_group_batches",),

@@ -4,7 +4,7 @@ It is copied there as one file and needs Python 3.11 and nothing else, since it 
 read their input as JSON from standard input, where no other user sees it, and print one line of JSON.
 
     FOLDER/keeper.py             this file
-    FOLDER/venv/                 the virtual environment; installed.json says what is in it, install.log how it got there
+    FOLDER/venv/                 the virtual environment; installed.json says what is in it, install.log how it got in
     FOLDER/api.key               the API key, readable for its owner only
     FOLDER/settings.json         settings and port of the server
     FOLDER/state.json            the port and the process ids of the server that runs, or why it does not
@@ -68,7 +68,8 @@ def main() -> int:
 def say(line: str) -> None:
     """Print a line. A connection that broke meanwhile is no reason to stop."""
     with contextlib.suppress(OSError):
-        print(line, flush=True)
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
 
 
 def request() -> dict[str, Any]:
@@ -154,11 +155,9 @@ def install() -> dict[str, Any]:
 
 
 def make_environment(log: IO[str]) -> None:
-    with contextlib.suppress(OSError):
-        if (
-            PYTHON.exists()
-            and subprocess.run([str(PYTHON), "-m", "pip", "--version"], stdout=log, check=False).returncode == 0
-        ):
+    asking = [str(PYTHON), "-m", "pip", "--version"]
+    with contextlib.suppress(OSError):  # there is no interpreter, or it is gone since the system was renewed
+        if subprocess.run(asking, stdout=log, stderr=log, check=False).returncode == 0:
             return
     say("making a virtual environment")
     shutil.rmtree(FOLDER / "venv", ignore_errors=True)
@@ -172,8 +171,8 @@ def make_environment(log: IO[str]) -> None:
         what = made.stdout + made.stderr
         if "ensurepip" in what:
             raise Refused(
-                f"{sys.executable} cannot make virtual environments. On Debian and Ubuntu install python3-venv; or name "
-                "another Python, such as one of `uv python install 3.12` or conda"
+                f"{sys.executable} cannot make virtual environments. On Debian and Ubuntu install python3-venv; or "
+                "name another Python, such as one of `uv python install 3.12` or conda"
             )
         raise Refused(f"making a virtual environment with {sys.executable} failed:\n{what[-2000:]}")
 
@@ -294,10 +293,7 @@ def supervise() -> None:
             num_quick = num_quick + 1 if time.monotonic() - started < QUICK_S else 0
             state["last_exit"] = describe(server.returncode)
             if server.returncode >= 0 and num_quick >= MAX_QUICK_EXITS:
-                state |= {
-                    "server_pid": 0,
-                    "failure": f"it ended {num_quick} times in a row at once ({state['last_exit']})",
-                }
+                state["failure"] = f"it ended {num_quick} times in a row at once ({state['last_exit']})"
                 break
             pause_until(time.monotonic() + min(0.1 * 2**num_quick, LONGEST_DELAY_S), asked)
         sock.close()
@@ -353,11 +349,8 @@ def serve() -> None:
     config = json.dumps(read(SETTINGS)["config"])
     from art.cli.server import main as art_server
 
-    sys.exit(
-        art_server(
-            ["--data-dir", str(FOLDER / "data"), "--config-json", config, "--fd", sys.argv[2], "--die-with-parent"]
-        )
-    )
+    arguments = ["--data-dir", str(FOLDER / "data"), "--config-json", config, "--fd", sys.argv[2], "--die-with-parent"]
+    sys.exit(art_server(arguments))
 
 
 if __name__ == "__main__":

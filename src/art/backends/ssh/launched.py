@@ -89,9 +89,7 @@ class Launched:
             if len(names) > 1:
                 raise ConfigError(f"several servers are launched; name one of them: {', '.join(names)}")
             if not names:
-                raise NotFoundError(
-                    f"no server is launched, as far as {self.folder} knows; start one with `art launch`"
-                )
+                raise NotFoundError(f"{self.folder} has no record of a server; start one with `art launch`")
             name = names[0]
         try:
             return LaunchRecord.model_validate_json(self._path(name).read_bytes())

@@ -119,8 +119,8 @@ class RemoteServer:
         asked = self._config_values()
         if self._config is not None and asked != state.config:
             raise ConfigError(
-                f"the server {self.name!r} on {self.ssh.name} runs already, with other settings: {state.config} instead "
-                f"of {asked}. Stop it first (`art launch stop`, or `stop()` of its backend), or choose another name"
+                f"the server {self.name!r} on {self.ssh.name} runs already, with other settings: {state.config} "
+                f"instead of {asked}. Stop it first (`art launch stop`, or `stop()` of its backend), or choose another name"
             )
         if state.digest != make_package(self.install_settings).digest:
             say(f"{self.ssh.name}: the server runs ART {state.version} of an earlier installation; stop it to renew it")
@@ -131,10 +131,8 @@ class RemoteServer:
         Raises:
             MachineError: its shell cannot answer.
         """
-        python = self.install_settings.python
-        script = _PROBE.replace("FOLDER", shell_path(self.folder)).replace(
-            "PYTHON", shell_path(python) if python else ""
-        )
+        python = shell_path(self.install_settings.python or "")
+        script = _PROBE.replace("FOLDER", shell_path(self.folder)).replace("PYTHON", python)
         done = await self._command("sh -s", input=script.encode())
         facts = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("system", "free_kib")))
         if set(facts) != {"system", "free_kib"}:
@@ -160,8 +158,8 @@ class RemoteServer:
         needed = MIN_FREE_BYTES["local" in self.install_settings.extras]
         if machine.free_bytes < needed:
             raise MachineError(
-                f"{name} has {machine.free_bytes / 1e9:.1f} GB of free space for {self.folder}, and an installation needs "
-                f"at least {needed / 1e9:.1f} GB; free some, or choose another folder with Install(folder=...)"
+                f"{name} has {machine.free_bytes / 1e9:.1f} GB of free space for {self.folder}, and an installation "
+                f"needs at least {needed / 1e9:.1f} GB; free some, or choose another folder with Install(folder=...)"
             )
         say(f"{name}: {machine.system}, {python}, {machine.free_bytes / 1e9:.0f} GB free")
         say(f"{name}: installing {package.describe()} into {self.folder}/venv (minutes, the first time)")
@@ -205,9 +203,8 @@ class RemoteServer:
         }  # fmt: skip
         state = _state(await self._keeper_command("start", asked))
         if state.failure:
-            raise MachineError(
-                f"art-server does not start on {self.ssh.name}: {state.failure}\n{await self.log_tail()}"
-            )
+            log = await self.log_tail()
+            raise MachineError(f"art-server does not start on {self.ssh.name}: {state.failure}\n{log}")
         return state
 
     async def status(self) -> ServerState | None:
@@ -299,11 +296,8 @@ class _NothingInstalledError(MachineError):
 def _state(answer: dict[str, Any]) -> ServerState:
     names = ("is_running", "port", "server_pid", "num_starts", "last_exit", "failure", "config", "api_key")
     installed = answer["installed"]
-    return ServerState(
-        **{name: answer[name] for name in names},
-        version=installed.get("version", ""),
-        digest=installed.get("digest", ""),
-    )
+    values = {name: answer[name] for name in names}
+    return ServerState(**values, version=installed.get("version", ""), digest=installed.get("digest", ""))
 
 
 def _keeper() -> bytes:

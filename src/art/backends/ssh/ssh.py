@@ -58,9 +58,8 @@ class Ssh:
             ConfigError: the host is no name or address, or two users are given.
         """
         named, _, bare = host.rpartition("@")
-        if not re.fullmatch(r"[\w.:%\[\]][\w.:%\[\]-]*", bare) or (
-            named and not re.fullmatch(r"[\w.+\\][^\s]*", named)
-        ):
+        is_user = not named or re.fullmatch(r"[\w.+\\]\S*", named)
+        if not re.fullmatch(r"[\w.:%\[\]][\w.:%\[\]-]*", bare) or not is_user:
             raise ConfigError(f'a host is a name like "gpu-box" or "alice@gpu-box", got {host!r}', param="host")
         if named and user and named != user:
             raise ConfigError(
