@@ -150,8 +150,8 @@ class RemoteServer:
         facts = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("system", "free_kib")))
         if set(facts) != {"system", "free_kib"}:
             raise MachineError(f"{self.ssh.name} has no usable shell: {(done.stdout + done.stderr).strip()[-500:]}")
-        found = re.findall(r"^python (\d+)\.(\d+)\.(\d+) (.+)$", done.stdout, re.MULTILINE)
-        pythons = tuple((tuple(map(int, version)), path) for *version, path in found)
+        lines = re.findall(r"^python (\d+)\.(\d+)\.(\d+) (.+)$", done.stdout, re.MULTILINE)
+        pythons = tuple((tuple(map(int, version)), path) for *version, path in lines)
         return Machine(facts["system"], int(facts["free_kib"] or 0) * 1024, pythons)
 
     async def install(self, progress: Progress | None = None) -> None:
@@ -195,9 +195,9 @@ class RemoteServer:
         for version, path in machine.pythons:
             if version >= MIN_PYTHON:
                 return path
-        found = ", ".join(f"{'.'.join(map(str, version))} at {path}" for version, path in machine.pythons)
+        there = ", ".join(f"{'.'.join(map(str, version))} at {path}" for version, path in machine.pythons)
         advice = "install one, for example by `uv python install 3.12`, or name it with Install(python=...)"
-        what = f"only Python {found}" if found else "no Python"
+        what = f"only Python {there}" if there else "no Python"
         if (asked := self.install_settings.python) is not None:
             what = f"{what} as {asked!r}"
         raise MachineError(f"{self.ssh.name} has {what}, and ART needs 3.11 or newer; {advice}")
