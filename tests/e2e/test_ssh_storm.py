@@ -37,6 +37,7 @@ NUM_KILLS = 10
 KILLS_PER_STEP = 2
 NUM_STEPS = NUM_KILLS // KILLS_PER_STEP + 2
 STEP_DEADLINE_S = 600.0
+RUN_DEADLINE_S = 3600.0
 SERVER = "~/.art/servers/default"
 
 
@@ -94,7 +95,7 @@ class Training:
 
     def finish(self) -> None:
         try:
-            assert self.process.wait(STEP_DEADLINE_S) == 0, self.log.read_text()[-3000:]
+            assert self.process.wait(RUN_DEADLINE_S) == 0, self.log.read_text()[-3000:]
         finally:
             self.process.kill()
 
@@ -218,7 +219,6 @@ def test_nothing_is_lost_when_tunnel_and_server_are_killed_ten_times_each(
     watch, rng = Watch(key), random.Random(0)
     started = time.monotonic()
     calm = laptop.start_training("calm", NUM_STEPS)
-    calm.wait_for("its end", lambda: bool(calm.rows("after")))
     calm.finish()
     tell(f"an undisturbed run: {time.monotonic() - started:.0f} s")
     started = time.monotonic()
@@ -234,7 +234,6 @@ def test_nothing_is_lost_when_tunnel_and_server_are_killed_ten_times_each(
     stormy.wait_for_steps(NUM_STEPS - 2)
     machine.kill_everything()
     rebooted_s = stormy.until_answered_s(time.monotonic())
-    stormy.wait_for("its end", lambda: bool(stormy.rows("after")))
     stormy.finish()
     watch.end()
     tell(f"the run with {NUM_KILLS} + {NUM_KILLS} kills and a reboot: {time.monotonic() - started:.0f} s")
