@@ -224,12 +224,14 @@ def test_nothing_is_lost_when_tunnel_and_server_are_killed_ten_times_each(
     started = time.monotonic()
     stormy = laptop.start_training("stormy", NUM_STEPS)
     recovered: dict[str, list[float]] = {"tunnel": [], "server": []}
+    stormy.wait_for("a connection", lambda: bool(stormy.rows("opened")))
     for number in range(NUM_KILLS):
         stormy.wait_for_steps(number // KILLS_PER_STEP)
         for victim in ("tunnel", "server"):
             time.sleep(rng.uniform(0.0, 3.0))  # the moment of a kill is random
-            (pid,) = stormy.tunnels() if victim == "tunnel" else servers(machine)
-            os.kill(pid, signal.SIGKILL)
+            pids = stormy.tunnels if victim == "tunnel" else lambda: servers(machine)
+            stormy.wait_for(f"a {victim}", lambda pids=pids: bool(pids()))
+            os.kill(pids()[0], signal.SIGKILL)
             recovered[victim].append(stormy.until_answered_s(time.monotonic()))
     stormy.wait_for_steps(NUM_STEPS - 2)
     machine.kill_everything()
