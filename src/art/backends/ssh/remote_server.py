@@ -288,14 +288,17 @@ class RemoteServer:
         self, command: str, *, input: bytes = b"", timeout_s: float = COMMAND_TIMEOUT_S, on_line: Progress | None = None
     ) -> Completed:
         """Run a command, again if the connection breaks: all of them may be repeated."""
-        for tries_left in reversed(range(NUM_TRIES)):
+        deadline = time.monotonic() + timeout_s
+        num_tries = 0
+        while True:
+            num_tries += 1
             try:
-                return await self.ssh.run(command, input=input, timeout_s=timeout_s, on_line=on_line)
+                left_s = max(deadline - time.monotonic(), 1.0)
+                return await self.ssh.run(command, input=input, timeout_s=left_s, on_line=on_line)
             except UnreachableError:
-                if not tries_left:
+                if num_tries == NUM_TRIES or time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(RETRY_DELAY_S)
-        raise AssertionError
 
     def _config_values(self) -> dict[str, Any] | None:
         if self._config is None:
