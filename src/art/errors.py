@@ -176,6 +176,16 @@ class ProcessError(ArtError, code="process_unavailable"):
     transient = True
 
 
+class MachineError(ArtError, code="machine_refused"):
+    """Another machine refuses a connection over ssh, or ART cannot be installed or started there."""
+
+
+class UnreachableError(MachineError, code="machine_unreachable"):
+    """Another machine cannot be reached over ssh now, or a command there did not end in time."""
+
+    transient = True
+
+
 def error_from_code(code: str, message: str, *, param: str | None = None) -> ArtError:
     """Make the error whose `code` a server sent; an unknown code gives a plain `ArtError` with the same message."""
     return _BY_CODE.get(code, ArtError)(message, param=param)

@@ -63,6 +63,8 @@ ADVICE: dict[type[ArtError], str] = {
     errors.DirectoryGoneError: "End the server, restore the directory from a copy, and start again.",
     errors.DiskFullError: "Free space, or delete checkpoints: `await model.delete_checkpoints()`.",
     errors.CorruptCheckpointError: "Train on from an earlier checkpoint; the message names the file.",
+    errors.MachineError: "Do what the message says, on that machine or in your configuration of ssh; see docs/ssh.md.",
+    errors.UnreachableError: "Check that the machine runs and that `ssh HOST` works; then try again.",
     errors.ProcessError: "Read the lines of its log in the message; a process that dies is restarted.",
 }
 """What to do about each error. A class without an entry fails `tests/unit/project/test_pages.py`."""

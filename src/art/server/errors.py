@@ -37,6 +37,8 @@ STATUS: dict[type[errors.ArtError], int] = {
     errors.KeysUnavailableError: 503,
     errors.DirectoryGoneError: 503,
     errors.ProcessError: 503,
+    errors.MachineError: 502,
+    errors.UnreachableError: 503,
     errors.ArtError: 500,
 }
 """The nearest base class in this table decides the status of an error. Clients turn the `code` in the body back into

@@ -31,6 +31,7 @@ NAMES = {
     "Scenario",
     "ServerConfig",
     "ServerlessBackend",
+    "SshBackend",
     "Task",
     "TrainConfig",
     "TrainResult",

@@ -1,0 +1,361 @@
+"""`RemoteServer`: an `art-server` on another machine: looked for, installed, started, asked, stopped, removed.
+
+Everything of one server is in one folder there; docs/ssh.md lists its files. The work there is done by `keeper.py`,
+which is copied into the folder. Every command is safe to repeat, after a lost connection too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.resources
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from art.backends.ssh.install import Install, make_package
+from art.backends.ssh.ssh import Completed, Ssh, shell_path
+from art.config import ServerConfig
+from art.errors import ConfigError, MachineError, UnreachableError
+
+COMMAND_TIMEOUT_S = 90.0
+MIN_FREE_BYTES = {True: 3 << 30, False: 200 << 20}
+"""Free disk space for an installation with and without the extra `local`, whose torch takes most of it. A torch for
+GPUs takes three times as much; pip says so if it does not fit."""
+MIN_PYTHON = (3, 11)
+NUM_TRIES = 5
+"""How often a command is sent again whose connection broke."""
+RETRY_DELAY_S = 1.0
+PROGRESS_EVERY_S = 5.0
+
+Progress = Callable[[str], None]
+"""Called with a line about each long step."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """What the other machine says about a server."""
+
+    is_running: bool
+    """Whether the keeper runs, which restarts the server whenever it dies."""
+    port: int
+    """Port on the loopback of the other machine."""
+    server_pid: int
+    num_starts: int
+    """How often the server has been started since the keeper runs."""
+    last_exit: str
+    """How the server ended the last time; empty if it never did."""
+    failure: str
+    """Why the keeper has given up; empty if it has not."""
+    version: str
+    """Version of the ART that is installed; empty if none is."""
+    digest: str
+    """Digest of what was installed."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Settings that the server was started with."""
+    api_key: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the other machine has, before anything is installed there."""
+
+    system: str
+    free_bytes: int
+    pythons: tuple[tuple[tuple[int, ...], str], ...]
+    """Version and path of each Python that was found."""
+
+
+class RemoteServer:
+    """One server on another machine, by its name there."""
+
+    def __init__(
+        self, ssh: Ssh, *, name: str = "default", install: Install | None = None, config: ServerConfig | None = None
+    ) -> None:
+        """
+        Args:
+            name: name of the server, of letters, digits, `-` and `_`; several servers of an account differ in it.
+            config: settings of the server. Host is loopback; a port other than the default is asked for there.
+
+        Raises:
+            ConfigError: the name or the folder is malformed, or the config names a host.
+        """
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name):
+            raise ConfigError(f"a server's name has letters, digits, - and _ only, got {name!r}", param="name")
+        if config is not None and config.host != "127.0.0.1":
+            raise ConfigError(f"the server listens on its loopback only, reached by a tunnel; got host={config.host!r}")
+        self.ssh = ssh
+        self.name = name
+        self.install_settings = install or Install()
+        self.folder = (self.install_settings.folder or f"~/.art/servers/{name}").rstrip("/")
+        if not self.folder.startswith(("/", "~/")) or len(self.folder) < 4:
+            raise ConfigError(f"folder must be absolute or begin with ~/, got {self.folder!r}", param="folder")
+        self._config = config
+
+    @property
+    def data_dir(self) -> str:
+        """Data directory on the other machine."""
+        return f"{self.folder}/data"
+
+    async def ensure(self, progress: Progress | None = None) -> ServerState:
+        """Return the state of the server, which is installed and started if it does not run.
+
+        Raises:
+            ConfigError: it runs with other settings than were asked for.
+            MachineError: it cannot be installed or started; the message says why.
+        """
+        say = progress or _silent
+        state = await self.status()
+        if state is not None and state.is_running:
+            self._check_running(state, say)
+            return state
+        await self.install(progress)
+        return await self.start(progress)
+
+    async def revive(self) -> ServerState:
+        """Start the server again if it does not run, with what is installed already.
+
+        Raises:
+            MachineError: it cannot be started; the message says why.
+        """
+        state = await self.status()
+        if state is not None and state.is_running:
+            return state
+        return await (self.start() if state is not None and state.digest else self.ensure())
+
+    def _check_running(self, state: ServerState, say: Progress) -> None:
+        asked = self._config_values()
+        if asked is not None and asked != state.config:
+            raise ConfigError(
+                f"the server {self.name!r} on {self.ssh.name} runs already, with other settings: {state.config} "
+                f"instead of {asked}. Stop it first (`art launch stop`, or `stop()` of its backend), or choose "
+                "another name"
+            )
+        package = make_package(self.install_settings)
+        if package.digest and state.digest != package.digest:
+            say(f"{self.ssh.name}: the server runs ART {state.version} of an earlier installation; stop it to renew it")
+
+    async def probe(self) -> Machine:
+        """Ask what the machine has: system, disk space, Pythons.
+
+        Raises:
+            MachineError: its shell cannot answer.
+        """
+        python = shell_path(self.install_settings.python or "")
+        script = _PROBE.replace("FOLDER", shell_path(self.folder)).replace("PYTHON", python)
+        done = await self._command("sh -s", input=script.encode())
+        facts = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("system", "free_kib")))
+        if set(facts) != {"system", "free_kib"}:
+            raise MachineError(f"{self.ssh.name} has no usable shell: {(done.stdout + done.stderr).strip()[-500:]}")
+        lines = re.findall(r"^python (\d+)\.(\d+)\.(\d+) (.+)$", done.stdout, re.MULTILINE)
+        pythons = tuple((tuple(map(int, version)), path) for *version, path in lines)
+        return Machine(facts["system"], int(facts["free_kib"] or 0) * 1024, pythons)
+
+    async def install(self, progress: Progress | None = None) -> None:
+        """Install ART into an environment of the server's folder, unless it has been installed already.
+
+        Raises:
+            MachineError: there is no Python that is new enough, too little space, or pip failed.
+        """
+        say, name = progress or _silent, self.ssh.name
+        package = make_package(self.install_settings)
+        state = await self.status()
+        if state is not None and state.digest and package.digest in ("", state.digest):
+            return
+        if not package.digest:
+            raise MachineError(f"nothing is installed in {self.folder} on {name}; `art launch` installs ART there")
+        machine = await self.probe()
+        python = self._choose_python(machine)
+        await self.ssh.put(_keeper(), f"{self.folder}/keeper.py")
+        needed = MIN_FREE_BYTES["local" in self.install_settings.extras]
+        if machine.free_bytes < needed:
+            raise MachineError(
+                f"{name} has {machine.free_bytes / 1e9:.1f} GB of free space for {self.folder}, and an installation "
+                f"needs at least {needed / 1e9:.1f} GB; free some, or choose another folder with Install(folder=...)"
+            )
+        say(f"{name}: {machine.system}, {python}, {machine.free_bytes / 1e9:.0f} GB free")
+        say(f"{name}: installing {package.describe()} into {self.folder}/venv (minutes, the first time)")
+        if package.file is not None:
+            await self.ssh.put(package.file[1], f"{self.folder}/{package.file[0]}", timeout_s=600)
+        timeout_s = self.install_settings.timeout_s
+        asked = {
+            "target": package.target, "digest": package.digest, "index_url": self.install_settings.index_url,
+            "timeout_s": timeout_s,
+        }  # fmt: skip
+        started = time.monotonic()
+        answer = await self._keeper_command(
+            "install", asked, python=python, timeout_s=timeout_s, on_line=_reporter(name, say)
+        )
+        say(f"{name}: ART {answer['version']} is installed ({time.monotonic() - started:.0f} s)")
+
+    def _choose_python(self, machine: Machine) -> str:
+        for version, path in machine.pythons:
+            if version >= MIN_PYTHON:
+                return path
+        there = ", ".join(f"{'.'.join(map(str, version))} at {path}" for version, path in machine.pythons)
+        advice = "install one, for example by `uv python install 3.12`, or name it with Install(python=...)"
+        what = f"only Python {there}" if there else "no Python"
+        if (asked := self.install_settings.python) is not None:
+            what = f"{what} as {asked!r}"
+        raise MachineError(f"{self.ssh.name} has {what}, and ART needs 3.11 or newer; {advice}")
+
+    async def start(self, progress: Progress | None = None) -> ServerState:
+        """Start the installed server, and return when it listens. If it runs, only its state is returned.
+
+        The API key is made here when the server is first started, and is kept on the other machine for later starts.
+
+        Raises:
+            MachineError: its port is in use, or it does not start.
+        """
+        (progress or _silent)(f"{self.ssh.name}: starting art-server in {self.folder}")
+        port = None if self._config is None else self._config.port
+        asked = {
+            "api_key": f"art-{secrets.token_urlsafe(24)}", "config": self._config_values(),
+            "port": 0 if port == ServerConfig().port else port,
+        }  # fmt: skip
+        state = _state(await self._keeper_command("start", asked))
+        if state.failure:
+            log = await self.log_tail()
+            raise MachineError(f"art-server does not start on {self.ssh.name}: {state.failure}\n{log}")
+        return state
+
+    async def status(self) -> ServerState | None:
+        """Return the state of the server; `None` if nothing is installed in its folder."""
+        try:
+            return _state(await self._keeper_command("status"))
+        except _NothingInstalledError:
+            return None
+
+    async def stop(self) -> None:
+        """Stop the server, and wait until all its processes have ended. Jobs go on when it is started again.
+
+        Raises:
+            MachineError: it does not end.
+        """
+        if (state := await self.status()) is not None and state.is_running:
+            await self._keeper_command("stop")
+
+    async def remove(self, *, delete_data: bool = False) -> None:
+        """Stop the server and delete its environment, key, settings and logs.
+
+        Args:
+            delete_data: whether to delete its data directory too, with all models, checkpoints and logs.
+
+        Raises:
+            MachineError: something cannot be deleted.
+        """
+        await self.stop()
+        folder = shell_path(self.folder)
+        which = "" if delete_data else "! -name data"
+        script = (
+            f"cd {folder} 2>/dev/null || exit 0\n[ -e keeper.py ] || [ -d data ] || exit 0\n"
+            f"find . -mindepth 1 -maxdepth 1 {which} -exec rm -rf {{}} +\ncd / && rmdir {folder} 2>/dev/null\nexit 0\n"
+        )
+        done = await self._command("sh -s", input=script.encode(), timeout_s=600)
+        if done.stderr.strip():
+            raise MachineError(f"{self.ssh.name}: deleting {self.folder} failed: {done.stderr.strip()[-500:]}")
+
+    async def log_tail(self, num_lines: int = 30) -> str:
+        """Return the last lines of the server's log."""
+        done = await self._command(f"tail -n {num_lines} {shell_path(self.folder)}/server.log")
+        return done.stdout
+
+    async def _keeper_command(
+        self, command: str, asked: dict[str, Any] | None = None, *, python: str = "",
+        timeout_s: float = COMMAND_TIMEOUT_S, on_line: Progress | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        folder = shell_path(self.folder)
+        interpreter = shell_path(python) if python else f"{folder}/venv/bin/python"
+        done = await self._command(
+            f"{interpreter} {folder}/keeper.py {command}", input=json.dumps(asked or {}).encode(), timeout_s=timeout_s,
+            on_line=on_line,
+        )  # fmt: skip
+        answers = [line for line in done.stdout.splitlines() if line.startswith("answer ")]
+        if not answers:
+            if done.rc in (126, 127) or re.search(r"No such file|can't open file", done.stderr):
+                raise _NothingInstalledError(f"there is no ART in {self.folder} on {self.ssh.name}")
+            errors = (done.stderr or done.stdout).strip()[-1500:]
+            raise MachineError(f"{self.ssh.name}: `keeper.py {command}` failed with status {done.rc}: {errors}")
+        answer: dict[str, Any] = json.loads(answers[-1].removeprefix("answer "))
+        if "error" in answer:
+            raise MachineError(f"{self.ssh.name}: {answer['error']}")
+        return answer
+
+    async def _command(
+        self, command: str, *, input: bytes = b"", timeout_s: float = COMMAND_TIMEOUT_S, on_line: Progress | None = None
+    ) -> Completed:
+        """Run a command, again if the connection breaks: all of them may be repeated."""
+        deadline = time.monotonic() + timeout_s
+        num_tries = 0
+        while True:
+            num_tries += 1
+            try:
+                left_s = max(deadline - time.monotonic(), 1.0)
+                return await self.ssh.run(command, input=input, timeout_s=left_s, on_line=on_line)
+            except UnreachableError:
+                if num_tries == NUM_TRIES or time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(RETRY_DELAY_S)
+
+    def _config_values(self) -> dict[str, Any] | None:
+        if self._config is None:
+            return None
+        values: dict[str, Any] = self._config.model_dump(mode="json", exclude_unset=True, exclude={"host", "port"})
+        return values
+
+
+class _NothingInstalledError(MachineError):
+    """There is no keeper or no environment in the server's folder."""
+
+
+def _state(answer: dict[str, Any]) -> ServerState:
+    names = ("is_running", "port", "server_pid", "num_starts", "last_exit", "failure", "config", "api_key")
+    installed = answer["installed"]
+    values = {name: answer[name] for name in names}
+    return ServerState(**values, version=installed.get("version", ""), digest=installed.get("digest", ""))
+
+
+def _keeper() -> bytes:
+    return importlib.resources.files("art.backends.ssh").joinpath("keeper.py").read_bytes()
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+_TOLD = ("making", "Collecting", "Downloading", "Processing", "Building", "Installing")
+"""How the lines of an installation begin that are worth showing."""
+
+
+def _reporter(name: str, say: Progress) -> Progress:
+    """Make a function that takes each line of pip, and passes on one of them every few seconds."""
+    started = last = time.monotonic()
+
+    def report(line: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last > PROGRESS_EVERY_S and line.startswith(_TOLD):
+            last = now
+            say(f"{name}: {now - started:.0f} s: {line.strip()[:100]}")
+
+    return report
+
+
+_PROBE = """\
+folder=FOLDER
+here=$folder
+while [ ! -d "$here" ]; do here=$(dirname "$here"); done
+echo "system $(uname -s) $(uname -m)"
+echo "free_kib $(df -Pk "$here" | awk 'NR == 2 {print $4}')"
+asked=PYTHON
+for candidate in ${asked:-python3 python3.13 python3.12 python3.11 "$HOME"/.local/bin/python3.1[1-9] \\
+    /opt/conda/bin/python /usr/local/bin/python3}; do
+  path=$(command -v "$candidate") || continue
+  version=$("$path" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2> /dev/null) || continue
+  echo "python $version $path"
+done
+"""
+"""A script for any POSIX shell."""

@@ -1,0 +1,231 @@
+"""`Ssh`: one machine, reached by the system's OpenSSH client.
+
+The client reads the user's `~/.ssh/config`, agent and known hosts as in a terminal. It never asks a question: what a
+terminal would ask (a password, an unknown host key) is an error here, which says what to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from art.errors import ConfigError, MachineError, UnreachableError
+
+CONNECT_TIMEOUT_S = 15
+ALIVE_INTERVAL_S, ALIVE_COUNT = 5, 4
+"""A connection over which nothing comes back for interval times count, 20 seconds, counts as broken."""
+EXIT_OF_SSH = 255
+"""Exit code by which OpenSSH says that it failed itself, and not the command on the other machine."""
+SHOWN_STDERR = 600
+"""Number of characters of an error output that a message quotes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """How a command on the other machine ended, and what it wrote."""
+
+    rc: int
+    stdout: str
+    stderr: str
+
+
+class Ssh:
+    """One machine and account that commands run on."""
+
+    def __init__(
+        self,
+        host: str,
+        user: str | None = None,
+        port: int | None = None,
+        identity: str | Path | None = None,
+        config: str | Path | None = None,
+    ) -> None:
+        """
+        Args:
+            host: a name or address, `user@name`, or an alias of `~/.ssh/config`.
+            user: account there; by default that of `host`, or what OpenSSH's configuration says.
+            port: port of the ssh server; by default what OpenSSH's configuration says.
+            identity: file of the private key, which is then the only one that is tried.
+            config: configuration file in place of `~/.ssh/config`.
+
+        Raises:
+            ConfigError: the host is no name or address, or two users are given.
+        """
+        named, _, bare = host.rpartition("@")
+        is_user = not named or re.fullmatch(r"[\w.+\\]\S*", named)
+        if not re.fullmatch(r"[\w.:%\[\]][\w.:%\[\]-]*", bare) or not is_user:
+            raise ConfigError(f'a host is a name like "gpu-box" or "alice@gpu-box", got {host!r}', param="host")
+        if named and user and named != user:
+            raise ConfigError(
+                f"the host {host!r} names another user than user={user!r}; give one of them", param="user"
+            )
+        self.host = bare
+        self.user = user or named or None
+        self.port = port
+        self.identity = Path(identity).expanduser() if identity else None
+        self.config = Path(config).expanduser() if config else None
+
+    @property
+    def name(self) -> str:
+        """The machine as a person would write it: `alice@gpu-box`, with `:2222` for an unusual port."""
+        return (f"{self.user}@" if self.user else "") + self.host + (f":{self.port}" if self.port else "")
+
+    def terminal_command(self) -> str:
+        """The command line by which a person connects to the machine, to put into messages."""
+        return shlex.join(["ssh", *self._place_options(), self.host])
+
+    def base_command(self, *options: str) -> list[str]:
+        """The arguments of an ssh process that asks no questions, up to the host. The remote command may follow.
+
+        Args:
+            options: further options of OpenSSH, such as `-L` with its value.
+
+        Raises:
+            ConfigError: there is no ssh program.
+        """
+        program = shutil.which("ssh")
+        if program is None:
+            raise ConfigError(
+                "there is no `ssh` program on PATH; install OpenSSH's client (Debian: `apt install openssh-client`; "
+                "Windows: the optional feature OpenSSH Client)"
+            )
+        settings = {
+            "BatchMode": "yes", "ConnectTimeout": CONNECT_TIMEOUT_S, "ServerAliveInterval": ALIVE_INTERVAL_S,
+            "ServerAliveCountMax": ALIVE_COUNT,
+        }  # fmt: skip
+        pairs = [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
+        return [program, "-T", *pairs, *self._place_options(), *options, "--", self.host]
+
+    def _place_options(self) -> list[str]:
+        options = []
+        if self.config is not None:
+            options += ["-F", str(self.config)]
+        if self.identity is not None:
+            options += ["-i", str(self.identity), "-o", "IdentitiesOnly=yes"]
+        if self.port is not None:
+            options += ["-p", str(self.port)]
+        if self.user is not None:
+            options += ["-l", self.user]
+        return options
+
+    async def run(
+        self,
+        command: str,
+        *,
+        input: bytes | None = None,
+        timeout_s: float,
+        on_line: Callable[[str], None] | None = None,
+    ) -> Completed:
+        """Run a command in the login shell of the account, and wait for its end.
+
+        Args:
+            command: it can be seen by others in lists of processes, so secrets belong into `input`.
+            input: standard input of the command.
+            timeout_s: seconds after which the connection is ended.
+            on_line: called with each line of standard output as it comes.
+
+        Raises:
+            ConfigError: there is no ssh program.
+            UnreachableError: the machine cannot be reached now, or the command did not end in time.
+            MachineError: the machine refuses the connection: unknown host key, no permission.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *self.base_command(), command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE, start_new_session=True, limit=1 << 20,
+        )  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, stdout, stderr, _ = await asyncio.gather(
+                    _feed(process.stdin, input or b""), _lines(process.stdout, on_line), process.stderr.read(),
+                    process.wait(),
+                )  # fmt: skip
+        except TimeoutError:
+            what = command if len(command) < 80 else f"{command[:77]}..."
+            raise UnreachableError(f"{self.name} did not finish `{what}` within {timeout_s:.0f} s") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        errors = stderr.decode(errors="replace")
+        if process.returncode == EXIT_OF_SSH:
+            raise self.explain(errors)
+        return Completed(process.returncode or 0, stdout, errors)
+
+    async def put(self, content: bytes, path: str, *, timeout_s: float = 120.0) -> None:
+        """Write a file of the other machine, readable for its owner only. Its folder is made if needed.
+
+        Args:
+            path: absolute, or beginning with `~/`.
+
+        Raises:
+            MachineError: the file cannot be written there.
+        """
+        folder, file, part = (shell_path(one) for one in (path.rpartition("/")[0], path, f"{path}.part"))
+        command = f"umask 077 && mkdir -p {folder} && cat > {part} && mv {part} {file}"
+        done = await self.run(command, input=content, timeout_s=timeout_s)
+        if done.rc != 0:
+            raise MachineError(f"{self.name}: writing {path} failed: {done.stderr.strip()[-SHOWN_STDERR:]}")
+
+    def explain(self, errors: str) -> MachineError:
+        """Make the error for what OpenSSH wrote when it failed."""
+        text = errors.strip()[-SHOWN_STDERR:] or "ssh gave no reason"
+        how = self.terminal_command()
+        for pattern, advice in _REFUSALS.items():
+            if re.search(pattern, text, re.IGNORECASE):
+                return MachineError(f"{self.name}: {advice.format(how=how)} (ssh: {text})")
+        return UnreachableError(f"{self.name} cannot be reached over ssh; does `{how}` work? (ssh: {text})")
+
+
+_REFUSALS = {
+    r"REMOTE HOST IDENTIFICATION HAS CHANGED": (
+        "its host key is another one than before. Find out why; if the machine was set up again, remove the old key "
+        "with `ssh-keygen -R HOST`, then connect once with `{how}`"
+    ),
+    r"Host key verification failed|authenticity of host": (
+        "its host key is not known here. Connect once in a terminal with `{how}`, and compare the fingerprint that it "
+        "shows with the machine's own before you accept it"
+    ),
+    r"Permission denied|Too many authentication failures|No supported authentication methods": (
+        "it does not let you in. Keys of an agent and key files without a passphrase work here, passwords do not: "
+        "add the key with `ssh-add`, or copy it there with `ssh-copy-id`. `{how}` must work without a question"
+    ),
+    r"Identity file .* not accessible|Load key .*: (?:invalid|bad|error)|bad permissions": (
+        "the file of the private key cannot be used"
+    ),
+    r"Could not resolve hostname": "no machine has this name; correct it, or add it to ~/.ssh/config",
+    r"Bad configuration option|terminating, \d+ bad configuration": "the configuration file of ssh is wrong",
+}
+"""What a user can do, by what OpenSSH writes. These errors stay until somebody acts; all others may pass."""
+
+
+def shell_path(path: str) -> str:
+    """Quote a path for the shell of the other machine. A leading `~/` means the home directory there."""
+    if path == "~":
+        return '"$HOME"'
+    return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
+
+
+async def _feed(stdin: asyncio.StreamWriter, content: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the command's exit code says why
+        stdin.write(content)
+        await stdin.drain()
+    stdin.close()
+
+
+async def _lines(stdout: asyncio.StreamReader, on_line: Callable[[str], None] | None) -> str:
+    if on_line is None:
+        return (await stdout.read()).decode(errors="replace")
+    lines = []
+    while line := await stdout.readline():
+        lines.append(line.decode(errors="replace"))
+        on_line(lines[-1].rstrip("\n"))
+    return "".join(lines)

@@ -1,0 +1,191 @@
+"""`Tunnel`: a port of this machine that leads to a port on the loopback of another machine, kept alive.
+
+A thread watches the ssh process, so that the tunnel serves any event loop, and returns while one is blocked. The ssh
+process runs `cat` on the other machine and reads from a pipe that only this process holds: if this process dies in any
+way, `cat` and ssh end too. (`ssh -N` would go on for ever.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import socket
+import subprocess
+import threading
+import time
+
+from art.backends.ssh.ssh import Ssh
+from art.errors import MachineError, UnreachableError
+from art.protocol.exits import describe_exit
+
+logger = logging.getLogger(__name__)
+
+_OPEN = "art-tunnel-open"
+_COMMAND = f"echo {_OPEN} && exec cat > /dev/null"
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 10.0
+"""Seconds before the first new connection, doubled up to the longest while connections fail."""
+CONNECT_DEADLINE_S = 40.0
+"""Seconds after which an ssh process that has neither connected nor failed is ended."""
+_NO_MASTER = ("-o", "ControlMaster=no", "-o", "ControlPath=none")
+"""A connection that others share would keep the local port when the tunnel's own process ends."""
+
+
+class Tunnel:
+    """A supervised `ssh -L`. Its local address stays the same while connections die and come back."""
+
+    def __init__(self, ssh: Ssh, remote_port: int, *, local_port: int | None = None) -> None:
+        """
+        Args:
+            remote_port: port on the loopback (127.0.0.1) of the other machine.
+            local_port: port on the loopback of this machine; by default a free one.
+        """
+        self.ssh = ssh
+        self.local_port = local_port or _free_port()
+        self.num_opened = 0
+        """How often the tunnel was opened: once, and once more after each break."""
+        self.problem: str | None = None
+        """Why the tunnel is not open, as far as that is known."""
+        self._last_error: MachineError | None = None
+        self._said = ""
+        """The last words of the ssh process that ended last."""
+        self._remote_port = remote_port
+        self._chooses_port = local_port is None
+        self._thread: threading.Thread | None = None
+        self._process: subprocess.Popen[str] | None = None
+        self._is_open, self._is_closing = threading.Event(), threading.Event()
+        self._lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        """Address on this machine at which the server of the other machine answers."""
+        return f"http://127.0.0.1:{self.local_port}"
+
+    @property
+    def is_open(self) -> bool:
+        return self._is_open.is_set()
+
+    @property
+    def remote_port(self) -> int:
+        return self._remote_port
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the ssh process; `None` between two of them."""
+        process = self._process
+        return process.pid if process is not None and process.poll() is None else None
+
+    async def open(self, *, timeout_s: float = 60.0) -> None:
+        """Open the tunnel, and keep it open until `close`.
+
+        Raises:
+            ConfigError: there is no ssh program.
+            MachineError, UnreachableError: it could not be opened within `timeout_s` seconds. It is closed again.
+        """
+        self.ssh.base_command()  # raises if there is no ssh program
+        if self._thread is None:
+            self._is_closing.clear()
+            self._thread = threading.Thread(target=self._keep_open, name=f"tunnel-{self.ssh.name}", daemon=True)
+            self._thread.start()
+        deadline = time.monotonic() + timeout_s
+        try:
+            while not self.is_open:
+                if isinstance(self._last_error, MachineError) and not self._last_error.transient:
+                    raise self._last_error
+                if time.monotonic() > deadline:
+                    why = f": {self.problem}" if self.problem else ""
+                    raise UnreachableError(f"no tunnel to {self.ssh.name} within {timeout_s:.0f} s{why}")
+                await asyncio.sleep(0.02)
+        except BaseException:
+            await self.close()
+            raise
+
+    def retarget(self, remote_port: int) -> None:
+        """Lead to another port of the other machine from now on. The local address stays."""
+        with self._lock:
+            if remote_port == self._remote_port:
+                return
+            self._remote_port = remote_port
+            self._is_open.clear()
+            self._end_process()
+
+    async def close(self) -> None:
+        """End the tunnel, and wait for the end of its process."""
+        thread, self._thread = self._thread, None
+        with self._lock:
+            self._is_closing.set()
+            self._end_process()
+        if thread is not None:
+            await asyncio.to_thread(thread.join)
+
+    def _end_process(self) -> None:
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.terminate()
+
+    def _keep_open(self) -> None:
+        delay_s = FIRST_DELAY_S
+        while not self._is_closing.is_set():
+            num_opened = self.num_opened
+            why = self._connect_once()
+            self._is_open.clear()
+            if self._is_closing.is_set():
+                return
+            self.problem, self._last_error = why.message, why
+            if self.num_opened > num_opened:
+                logger.warning("the tunnel to %s broke (%s) and is opened again", self.ssh.name, self._said)
+                delay_s = FIRST_DELAY_S
+            elif "Address already in use" in why.message and not self.num_opened:
+                if self._chooses_port:
+                    self.local_port = _free_port()  # another program took it meanwhile
+                else:
+                    self._last_error = MachineError(f"port {self.local_port} of this machine is in use; choose another")
+            self._is_closing.wait(delay_s)
+            delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+
+    def _connect_once(self) -> MachineError:
+        """Run one ssh process until it ends. Returns why it ended."""
+        with self._lock:
+            if self._is_closing.is_set():
+                return MachineError("closed")
+            forward = f"127.0.0.1:{self.local_port}:127.0.0.1:{self._remote_port}"
+            options = ("-o", "ExitOnForwardFailure=yes", *_NO_MASTER, "-L", forward)
+            # A new session: Ctrl-C in the terminal reaches only this process, which then closes the tunnel.
+            process = self._process = subprocess.Popen(
+                [*self.ssh.base_command(*options), _COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
+            )  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        errors: collections.deque[str] = collections.deque(maxlen=20)
+        reader = threading.Thread(target=errors.extend, args=(process.stderr,), daemon=True)
+        reader.start()
+        watchdog = threading.Timer(CONNECT_DEADLINE_S, process.kill)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            for line in process.stdout:
+                if line.strip() == _OPEN and not self.is_open:
+                    watchdog.cancel()
+                    self.num_opened += 1
+                    self.problem, self._last_error = None, None
+                    self._is_open.set()
+            process.wait()
+        finally:
+            watchdog.cancel()
+            with contextlib.suppress(OSError):
+                process.stdin.close()  # a helper process of ssh (ProxyCommand) may live on, and hold its error output
+            reader.join(timeout=1.0)
+            process.stdout.close()
+            if not reader.is_alive():
+                process.stderr.close()
+        self._said = (errors[-1].strip() if errors else "") or f"ssh ended: {describe_exit(process.returncode)}"
+        return self.ssh.explain("".join(errors) or self._said)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port: int = sock.getsockname()[1]
+        return port
