@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -16,9 +18,11 @@ from typing import Any
 import pytest
 
 import art
+from art.backends.ssh import Install
 from art.errors import ConfigError, ConflictError, NotFoundError, NothingTrainableError, TrajectoryError
 from art.testing.tiny.build import build_tiny_model
 from tests.support.fake_serverless import BASE_MODEL, FakeServerless
+from tests.support.fake_ssh import FakeMachine
 from tests.support.serverless_runs import open_backend
 
 SETTINGS: dict[str, Any] = {"learning_rate": 1e-4, "loss_fn": "cispo"}
@@ -82,10 +86,34 @@ async def serverless(machine: Machine, folder: Path) -> AsyncIterator[Opened]:
         await opened[-1].close()
 
 
+@contextlib.asynccontextmanager
+async def ssh(machine: Machine, folder: Path) -> AsyncIterator[Opened]:
+    """A real `art-server` on the machine of a fake ssh."""
+    other = FakeMachine(folder / "machine")
+    python = other.python.read_text().replace(str(other.folder / "modules"), str(Path(art.__file__).parents[1]))
+    other.python.write_text(python.replace(f"{sys.executable} -S", sys.executable))
+    opened: list[art.Backend] = []
+
+    async def reopen() -> art.Backend:
+        if opened:
+            await opened[-1].close()
+        opened.append(art.SshBackend("box", install=Install(source="art==1.2.3", extras=()), show_progress=False))
+        return opened[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{other.bin_dir}{os.pathsep}{os.environ['PATH']}")
+        try:
+            yield Opened(await reopen(), machine.base_model, reopen)
+            await opened[-1].close()
+        finally:
+            other.kill()
+
+
 KINDS: dict[str, Callable[[Machine, Path], contextlib.AbstractAsyncContextManager[Opened]]] = {
     "LocalBackend": local,
     "RemoteBackend": remote,
     "ServerlessBackend": serverless,
+    "SshBackend": ssh,
 }
 
 
@@ -97,7 +125,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     asyncio.run(backend.close())
 
 
-SLOW = {"LocalBackend"}
+SLOW = {"LocalBackend", "SshBackend"}
 """Kinds whose servers start again in each run of a script, which takes seconds."""
 
 
