@@ -1,0 +1,245 @@
+"""Copy a data directory to another place, also while a server uses it: home, into a bucket, onto a new machine.
+
+    held(target)  ->  pack(root, held)  ->  unpack(stream, target)      only what the target lacks is sent
+
+A copy is whole at every moment. Databases are backed up before the files are read, and arrive after them, so a copied
+database never names a checkpoint that is not in the copy. What can be made again is left out: exports, merged models,
+logs and the index of the page.
+
+    python -m art.backends.skypilot.copying held|pack|unpack DIR         the two ends of a copy over ssh
+    python -m art.backends.skypilot.copying copy DIR TARGET              both ends on one machine, e.g. into a bucket
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sqlite3
+import sys
+import tarfile
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from art.errors import StorageError
+from art.storage.atomic import storage_errors
+from art.storage.layout import DataDir
+
+MANIFEST = ".copied.json"
+"""Lists, in a copy, the files that it holds. It is written last."""
+_LIST, _END = ".list", ".end"
+_LEFT_OUT = frozenset({"logs", "exports"})
+_NOT_COPIED = ("server.lock", "-wal", "-shm")
+_MAX_LIST_BYTES = 64 << 20
+
+
+class Seen(NamedTuple):
+    """Size in bytes of a file, and when it was last written. Equal values mean equal content."""
+
+    size: int
+    mtime_ns: int
+
+
+Files = dict[str, Seen]
+"""Files by their path in the data directory."""
+
+
+def held(target: Path) -> Files:
+    """List the files of a copy; empty if there is none."""
+    try:
+        return {path: Seen(*seen) for path, seen in json.loads((target / MANIFEST).read_text()).items()}
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def list_files(root: Path) -> Files:
+    """List the files of a data directory that belong into a copy, except its databases."""
+    files: Files = {}
+    for folder, names, here in os.walk(root):
+        names[:] = sorted(name for name in names if not name.startswith(".") and name not in _LEFT_OUT)
+        for name in sorted(here):
+            path = Path(folder, name)
+            if name.startswith(".") or name.endswith(_NOT_COPIED) or path in _databases(root):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                files[path.relative_to(root).as_posix()] = _seen(path)
+    return files
+
+
+def pack(root: Path, has: Mapping[str, Seen], out: IO[bytes]) -> int:
+    """Write a tar stream of what a copy lacks.
+
+    Args:
+        root: the data directory. A server may be using it.
+        has: what the copy holds already.
+
+    Returns:
+        Number of files that were written.
+
+    Raises:
+        StorageError: the directory cannot be read.
+    """
+    num_files = 0
+    with tempfile.TemporaryDirectory() as folder, storage_errors(root, "copying"):
+        backups = dict(_back_up(root, Path(folder)))
+        files = list_files(root)
+        databases = {name: seen for name, (_, seen) in backups.items()}
+        with tarfile.open(fileobj=out, mode="w|") as tar:
+            _add(tar, _LIST, json.dumps(files | databases).encode())
+            for name, seen in files.items():
+                if has.get(name) != seen and _add_file(tar, name, root / name, seen.size):
+                    num_files += 1
+            for name, (backup, seen) in backups.items():
+                if has.get(name) != seen and _add_file(tar, name, backup, backup.stat().st_size):
+                    num_files += 1
+            _add(tar, _END, b"")
+    return num_files
+
+
+def unpack(stream: IO[bytes], target: Path) -> int:
+    """Take what `pack` wrote, and remove what is no longer in the data directory.
+
+    Returns:
+        Number of files that came.
+
+    Raises:
+        StorageError: the stream is not whole, or a file cannot be written. The copy is as whole as it was before.
+    """
+    before, num_files, files, is_whole = held(target), 0, None, False
+    with storage_errors(target, "copying to"):
+        target.mkdir(parents=True, exist_ok=True)
+        try:
+            with tarfile.open(fileobj=stream, mode="r|") as tar:
+                for entry in tar:
+                    content = tar.extractfile(entry)
+                    assert content is not None
+                    if entry.name == _LIST:
+                        files = {name: Seen(*seen) for name, seen in json.loads(content.read(_MAX_LIST_BYTES)).items()}
+                    elif entry.name == _END:
+                        is_whole = True
+                    elif files is not None and entry.name in files:
+                        _write(target, entry.name, content)
+                        num_files += 1
+        except (tarfile.TarError, EOFError, ValueError) as error:
+            raise StorageError(f"the copy to {target} was interrupted: {error}") from error
+        if not is_whole or files is None:
+            raise StorageError(f"the copy to {target} was interrupted before its end; the next one goes on from there")
+        for name in before.keys() - files.keys():
+            (target / name).unlink(missing_ok=True)
+        _write(target, MANIFEST, io.BytesIO(json.dumps(files).encode()))
+    return num_files
+
+
+def copy(root: Path, target: Path) -> int:
+    """Bring a copy on the same machine up to date, for example in a mounted bucket.
+
+    Returns:
+        Number of files that were copied.
+    """
+    reader, writer = os.pipe()
+    failures: list[BaseException] = []
+    has = held(target)
+
+    def write() -> None:
+        with os.fdopen(writer, "wb") as out:
+            try:
+                pack(root, has, out)
+            except BaseException as error:
+                failures.append(error)
+
+    thread = threading.Thread(target=write, name="copying")
+    thread.start()
+    try:
+        with os.fdopen(reader, "rb") as stream:
+            return unpack(stream, target)
+    finally:
+        thread.join()
+        if failures and not isinstance(failures[0], BrokenPipeError):
+            raise failures[0]
+
+
+def _databases(root: Path) -> tuple[Path, ...]:
+    return (DataDir(root).database, DataDir(root).keys)
+
+
+def _back_up(root: Path, folder: Path) -> Iterator[tuple[str, tuple[Path, Seen]]]:
+    """Make a consistent copy of each database. Yields its name, the copy, and what the database looked like before."""
+    for path in _databases(root):
+        if not path.exists():
+            continue
+        log = path.with_name(f"{path.name}-wal")
+        seen = [_seen(file) for file in (path, log) if file.exists()]
+        backup = folder / path.name
+        with (
+            contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as source,
+            contextlib.closing(sqlite3.connect(backup)) as copied,
+        ):
+            source.backup(copied)
+        yield path.name, (backup, Seen(sum(one.size for one in seen), max(one.mtime_ns for one in seen)))
+
+
+def _seen(path: Path) -> Seen:
+    found = path.stat()
+    return Seen(found.st_size, found.st_mtime_ns)
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(content)
+    tar.addfile(entry, io.BytesIO(content))
+
+
+def _add_file(tar: tarfile.TarFile, name: str, path: Path, size: int) -> bool:
+    """Add the first `size` bytes of a file. Returns whether it was still there; a deleted checkpoint may not be."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return False
+    with file:
+        if os.fstat(file.fileno()).st_size < size:
+            return False  # it was written again meanwhile; the next copy has it
+        entry = tarfile.TarInfo(name)
+        entry.size = size
+        tar.addfile(entry, file)
+    return True
+
+
+def _write(target: Path, name: str, content: IO[bytes]) -> None:
+    """Replace a file at once. A mounted bucket, which may know no renaming, replaces files when they are closed."""
+    path = target / name
+    if ".." in path.parts or Path(name).is_absolute():
+        raise StorageError(f"the copy names a file outside of its folder: {name!r}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    with part.open("wb") as file:
+        while piece := content.read(1 << 20):
+            file.write(piece)
+    try:
+        part.replace(path)
+    except OSError:
+        path.write_bytes(part.read_bytes())
+        part.unlink()
+
+
+def main(arguments: list[str]) -> int:
+    command, root = arguments[0], Path(arguments[1]).expanduser()
+    if command == "held":
+        sys.stdout.write(json.dumps(held(root)) + "\n")
+    elif command == "pack":
+        has = {path: Seen(*seen) for path, seen in json.loads(sys.stdin.buffer.read() or b"{}").items()}
+        pack(root, has, sys.stdout.buffer)
+    elif command == "unpack":
+        unpack(sys.stdin.buffer, root)
+    elif command == "copy":
+        copy(root, Path(arguments[2]).expanduser())
+    else:
+        raise SystemExit(__doc__)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
