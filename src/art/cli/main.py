@@ -32,6 +32,7 @@ COMMANDS = {
     "view": "open the page about a data directory, export it, or print its answers as JSON",
     "status": "show what the server of a data directory does, and who waits for whom",
     "judge": "measure a judge: noise, order bias, agreement, cost; serve one without network",
+    "launch": "start a server on another machine, and look after it",
     "keys": "make, list, rotate and revoke the keys of a server",
     "tiny-model": "make a tiny model with its tokenizer, warm-started for a task",
 }

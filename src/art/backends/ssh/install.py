@@ -29,8 +29,9 @@ class Install:
     """What is installed on another machine, and where."""
 
     source: str | Path | None = None
-    """`"index"` for the release of this version; a wheel or a folder of ART's source on this machine; anything else is
-    what pip may be asked for, such as `agent-reinforcement-trainer[local]==0.1.0`. `None`: what this process runs."""
+    """`"index"` for the release of this version; `"installed"` for what is there already; a wheel or a folder of ART's
+    source on this machine; anything else is what pip is asked for, such as `agent-reinforcement-trainer[local]==0.1.0`.
+    `None`: what this process runs."""
     extras: tuple[str, ...] = ("local",)
     """Optional parts of ART, such as `("local", "vllm")`."""
     index_url: str | None = None
@@ -51,7 +52,7 @@ class Package:
     target: str
     """What pip is asked for: a requirement, or a path in the server's folder."""
     digest: str
-    """Changes with everything that makes a new installation necessary."""
+    """Changes with everything that makes a new installation necessary. Empty if anything that is installed will do."""
     file: tuple[str, bytes] | None
     """Name in the server's folder, and content, of the file that is sent over first."""
 
@@ -73,6 +74,8 @@ def make_package(install: Install) -> Package:
         raise ConfigError("index_url must be an address like https://host/simple", param="index_url")
     extras = f"[{','.join(install.extras)}]" if install.extras else ""
     source = _own_source() if install.source is None else install.source
+    if source == "installed":
+        return Package("", "", None)
     if source == "index":
         source = f"{PACKAGE}{extras}=={art.__version__}"
     path = Path(source).expanduser()

@@ -210,7 +210,10 @@ def pip(asked: dict[str, Any], log: IO[str]) -> None:
 
 
 def start() -> dict[str, Any]:
-    """Start a keeper with its server, unless one runs. The first key and data directory stay; settings are replaced."""
+    """Start a keeper with its server, unless one runs. The first key and the data directory stay.
+
+    Settings that are not named are those of before.
+    """
     asked = request()
     with locked("start", START_S) as is_ours:
         if not is_ours:
@@ -218,7 +221,9 @@ def start() -> dict[str, Any]:
         if not is_running():
             if not KEY.exists():
                 write(KEY, asked["api_key"])
-            write(SETTINGS, json.dumps({"config": asked["config"], "port": asked["port"]}))
+            before = {"config": {}, "port": 0} | read(SETTINGS)
+            named = {name: asked[name] for name in before if asked[name] is not None}
+            write(SETTINGS, json.dumps(before | named))
             STATE.rename(FOLDER / "before.json") if STATE.exists() else None
             with SERVER_LOG.open("a") as log:
                 process = subprocess.Popen(

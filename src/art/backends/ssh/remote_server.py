@@ -117,12 +117,14 @@ class RemoteServer:
 
     def _check_running(self, state: ServerState, say: Progress) -> None:
         asked = self._config_values()
-        if self._config is not None and asked != state.config:
+        if asked is not None and asked != state.config:
             raise ConfigError(
                 f"the server {self.name!r} on {self.ssh.name} runs already, with other settings: {state.config} "
-                f"instead of {asked}. Stop it first (`art launch stop`, or `stop()` of its backend), or choose another name"
+                f"instead of {asked}. Stop it first (`art launch stop`, or `stop()` of its backend), or choose "
+                "another name"
             )
-        if state.digest != make_package(self.install_settings).digest:
+        package = make_package(self.install_settings)
+        if package.digest and state.digest != package.digest:
             say(f"{self.ssh.name}: the server runs ART {state.version} of an earlier installation; stop it to renew it")
 
     async def probe(self) -> Machine:
@@ -149,12 +151,14 @@ class RemoteServer:
         """
         say, name = progress or _silent, self.ssh.name
         package = make_package(self.install_settings)
+        state = await self.status()
+        if state is not None and state.digest and package.digest in ("", state.digest):
+            return
+        if not package.digest:
+            raise MachineError(f"nothing is installed in {self.folder} on {name}; `art launch` installs ART there")
         machine = await self.probe()
         python = self._choose_python(machine)
         await self.ssh.put(_keeper(), f"{self.folder}/keeper.py")
-        state = await self.status()
-        if state is not None and state.digest == package.digest:
-            return
         needed = MIN_FREE_BYTES["local" in self.install_settings.extras]
         if machine.free_bytes < needed:
             raise MachineError(
@@ -196,7 +200,7 @@ class RemoteServer:
             MachineError: its port is in use, or it does not start.
         """
         (progress or _silent)(f"{self.ssh.name}: starting art-server in {self.folder}")
-        port = self._config.port if self._config is not None else 0
+        port = None if self._config is None else self._config.port
         asked = {
             "api_key": f"art-{secrets.token_urlsafe(24)}", "config": self._config_values(),
             "port": 0 if port == ServerConfig().port else port,
@@ -282,9 +286,9 @@ class RemoteServer:
                 await asyncio.sleep(RETRY_DELAY_S)
         raise AssertionError
 
-    def _config_values(self) -> dict[str, Any]:
+    def _config_values(self) -> dict[str, Any] | None:
         if self._config is None:
-            return {}
+            return None
         values: dict[str, Any] = self._config.model_dump(mode="json", exclude_unset=True, exclude={"host", "port"})
         return values
 
@@ -308,6 +312,10 @@ def _silent(_: str) -> None:
     pass
 
 
+_TOLD = ("making", "Collecting", "Downloading", "Processing", "Building", "Installing")
+"""How the lines of an installation begin that are worth showing."""
+
+
 def _reporter(name: str, say: Progress) -> Progress:
     """Make a function that takes each line of pip, and passes on one of them every few seconds."""
     started = last = time.monotonic()
@@ -315,7 +323,7 @@ def _reporter(name: str, say: Progress) -> Progress:
     def report(line: str) -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last > PROGRESS_EVERY_S and not line.startswith("answer "):
+        if now - last > PROGRESS_EVERY_S and line.startswith(_TOLD):
             last = now
             say(f"{name}: {now - started:.0f} s: {line.strip()[:100]}")
 

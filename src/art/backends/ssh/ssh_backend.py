@@ -84,8 +84,7 @@ class SshBackend(Backend):
         """The client of the server, which is installed, started and connected to if need be.
 
         Raises:
-            ConfigError: there is no ssh program, or the server runs with other settings.
-            MachineError, UnreachableError: the machine does not let us in, or ART cannot be installed or started there.
+            ConfigError, MachineError, UnreachableError: see `open`.
         """
         loop = asyncio.get_running_loop()
         async with self._locks.setdefault(loop, asyncio.Lock()):
@@ -101,6 +100,15 @@ class SshBackend(Backend):
             if self._watcher is None or self._watcher.done() or not self._watcher.get_loop().is_running():
                 self._watcher = loop.create_task(self._keep_alive(), name="ssh-backend")
             return self._client
+
+    async def open(self) -> ArtClient:
+        """Install, start and connect now, rather than with the first use. Returns a client of the server.
+
+        Raises:
+            ConfigError: there is no ssh program, or the server runs with other settings.
+            MachineError, UnreachableError: the machine does not let us in, or ART cannot be installed or started there.
+        """
+        return await self._connection()
 
     async def find_machine(self) -> None:
         """Make sure that the machine of `self.ssh` exists. A machine that ssh reaches does; subclasses make it.

@@ -1,0 +1,132 @@
+"""What `art launch` does: launching, and the actions on a server that was launched."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shlex
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+
+from art.backends.ssh.launched import Launched, LaunchRecord
+from art.cli.checkpoints import ModelName
+from art.cli.launching.kinds import kind_for, kind_named
+from art.errors import ArtError, NotFoundError
+
+_COLUMNS = ("name", "kind", "machine", "state", "version", "starts", "launched", "data")
+
+
+async def launch(launched: Launched, args: argparse.Namespace) -> int:
+    """Install and start a server, record it, and print how to use it."""
+    kind = kind_for(args)
+    backend = kind.new_backend(args, args.name)
+    async with backend:
+        client = await backend.open()
+        record = kind.new_record(args, backend, args.name)
+        assert client.api_key is not None
+        launched.save(record, client.api_key)
+    _print_use(launched, record)
+    return 0
+
+
+def _print_use(launched: Launched, record: LaunchRecord) -> None:
+    print(
+        f"# Make it reachable here, and keep this running:\n    art launch tunnel {record.name}\n"
+        "# In another terminal, for scripts, `art train`, `art checkpoints` and others:\n"
+        f"    export ART_SERVER_URL={record.url}\n"
+        f"    export ART_API_KEY=$(cat {shlex.quote(str(launched.key_path(record.name)))})",
+        flush=True,
+    )
+
+
+async def show_status(launched: Launched, name: str | None) -> int:
+    """Print a table of the servers. The machines are asked at once."""
+    records = [launched.find(name)] if name is not None else [launched.find(each) for each in launched.names()]
+    if not records:
+        print(f"no server was launched, as far as {launched.folder} knows")
+        return 0
+    rows = [_COLUMNS, *await asyncio.gather(*map(_row, records))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+async def _row(record: LaunchRecord) -> tuple[str, ...]:
+    backend = kind_named(record.kind).backend(record)
+    version = starts = "-"
+    try:
+        state = await backend.server.status()
+    except ArtError as error:
+        words = f"unknown: {error.message.splitlines()[0]}"
+    else:
+        words = "nothing installed" if state is None else "running" if state.is_running else "stopped"
+        if state is not None:
+            words += f" ({state.failure})" if state.failure else ""
+            version, starts = state.version, str(state.num_starts)
+    launched_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.launched_at))
+    data = backend.server.data_dir
+    return record.name, record.kind, backend.ssh.name, words, version, starts, launched_at, data
+
+
+async def logs(launched: Launched, record: LaunchRecord, args: argparse.Namespace) -> int:
+    print(await kind_named(record.kind).backend(record).server.log_tail(args.lines), end="")
+    return 0
+
+
+async def tunnel(launched: Launched, record: LaunchRecord, args: argparse.Namespace) -> int:
+    """Hold a tunnel open, and the server running, until Ctrl-C."""
+    async with kind_named(record.kind).backend(record) as backend:
+        client = await backend.open()
+        assert client.api_key is not None
+        launched.save(record, client.api_key)
+        _print_use(launched, record)
+        await asyncio.Event().wait()
+    return 0
+
+
+async def pull(launched: Launched, record: LaunchRecord, args: argparse.Namespace) -> int:
+    """Fetch the newest checkpoint of one model or of all, each as FOLDER/project/name/step."""
+    async with kind_named(record.kind).backend(record) as backend:
+        client = await backend.open()
+        if args.model is not None:
+            models = [args.model]
+        else:
+            models = sorted({card.id.partition("@")[0] for card in await client.list_models()})
+        if not models:
+            raise NotFoundError(f"the server {record.name!r} has no models")
+        for text in models:
+            model = ModelName.parse(text)
+            step = (await client.model_status(model.project, model.name)).step
+            folder = Path(args.to) / model.project / model.name / f"{step:04d}"
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            print(await backend.download_checkpoint(model, folder, step=step), flush=True)
+    return 0
+
+
+async def stop(launched: Launched, record: LaunchRecord, args: argparse.Namespace) -> int:
+    backend = kind_named(record.kind).backend(record)
+    await backend.stop()
+    _note(f"{record.name} is stopped; its data stays in {backend.server.data_dir} on {backend.ssh.name}")
+    return 0
+
+
+async def down(launched: Launched, record: LaunchRecord, args: argparse.Namespace) -> int:
+    backend = kind_named(record.kind).backend(record)
+    await backend.down(delete_data=args.delete_data)
+    launched.forget(record.name)
+    kept = "" if args.delete_data else f"; its data stays in {backend.server.data_dir} on {backend.ssh.name}"
+    _note(f"{record.name} is down{kept}")
+    return 0
+
+
+ACTIONS: dict[str, Callable[[Launched, LaunchRecord, argparse.Namespace], Coroutine[None, None, int]]] = {
+    "logs": logs, "tunnel": tunnel, "pull": pull, "stop": stop, "down": down,
+}  # fmt: skip
+"""What is done with one server, by the name of the action."""
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)

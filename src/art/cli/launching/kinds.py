@@ -1,0 +1,60 @@
+"""The kinds of machines that `art launch` knows, by the name that its records have.
+
+A kind is a module with the functions of `Kind`. Another kind is a module more, and a line in `KINDS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from typing import Protocol, cast
+
+from art.backends.ssh.launched import LaunchRecord
+from art.backends.ssh.ssh_backend import SshBackend
+from art.errors import ConfigError
+
+KINDS = {"ssh": "art.cli.launching.ssh_kind"}
+"""Modules by the name of the kind."""
+
+
+class Kind(Protocol):
+    """What a module of a kind has."""
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options that only this kind has. No module of weight may be imported for it."""
+
+    def serves(self, cloud: str | None, args: argparse.Namespace) -> bool:
+        """Whether this kind is meant by `--cloud CLOUD`, or, without one, by the other options."""
+
+    def new_backend(self, args: argparse.Namespace, name: str | None) -> SshBackend:
+        """Make the backend for a launch; it is not opened."""
+
+    def new_record(self, args: argparse.Namespace, backend: SshBackend, name: str | None) -> LaunchRecord:
+        """Make the record of a launch whose backend is open."""
+
+    def backend(self, record: LaunchRecord) -> SshBackend:
+        """Make the backend for a server that was launched. It installs nothing."""
+
+
+def kind_named(name: str) -> Kind:
+    """Return the kind of a record.
+
+    Raises:
+        ConfigError: this version of ART does not know it.
+    """
+    if name not in KINDS:
+        raise ConfigError(f"this version of ART knows no machines of the kind {name!r}, only {', '.join(KINDS)}")
+    return cast(Kind, importlib.import_module(KINDS[name]))
+
+
+def kind_for(args: argparse.Namespace) -> Kind:
+    """Return the kind that the options of `art launch` mean.
+
+    Raises:
+        ConfigError: no kind is meant by them.
+    """
+    for name in KINDS:
+        if (kind := kind_named(name)).serves(args.cloud, args):
+            return kind
+    what = f"--cloud {args.cloud} is not known" if args.cloud else "nothing says where"
+    raise ConfigError(f"{what}; try `art launch --cloud ssh --host USER@MACHINE`")

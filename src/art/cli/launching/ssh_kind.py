@@ -1,0 +1,63 @@
+"""`art launch --cloud ssh`: a server on a machine that exists already and that ssh reaches."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from art.backends.ssh.install import Install
+from art.backends.ssh.launched import LaunchRecord
+from art.backends.ssh.ssh import Ssh
+from art.backends.ssh.ssh_backend import SshBackend
+from art.config import ServerConfig
+from art.errors import ConfigError
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    options = parser.add_argument_group("machines reached by ssh (--cloud ssh)")
+    options.add_argument("--host", metavar="[USER@]MACHINE", help="the machine, or an alias of ~/.ssh/config")
+    options.add_argument("--ssh-port", type=int, metavar="PORT", help="port of its ssh server")
+    options.add_argument("--identity", metavar="FILE", help="private key to use")
+    options.add_argument("--ssh-config", metavar="FILE", help="configuration in place of ~/.ssh/config")
+
+
+def serves(cloud: str | None, args: argparse.Namespace) -> bool:
+    return cloud == "ssh" or (cloud is None and args.host is not None)
+
+
+def new_backend(args: argparse.Namespace, name: str | None) -> SshBackend:
+    if args.host is None:
+        raise ConfigError("--cloud ssh needs a machine: --host USER@MACHINE")
+    if isinstance(args.gpu, str):
+        raise ConfigError(
+            f"--gpu takes no value with --cloud ssh: the machine has the GPUs that it has; got {args.gpu!r}"
+        )
+    settings = {name: value for name, value in (("models", args.models), ("gpu", args.gpu)) if value}
+    install = Install(
+        source=args.source, extras=tuple(args.extras or ("local",)), index_url=args.index_url, python=args.python,
+        folder=args.folder,
+    )  # fmt: skip
+    return SshBackend(
+        Ssh(args.host, port=args.ssh_port, identity=args.identity, config=args.ssh_config), name=name or "default",
+        install=install, server_config=ServerConfig.model_validate(settings) if settings else None,
+    )  # fmt: skip
+
+
+def new_record(args: argparse.Namespace, backend: SshBackend, name: str | None) -> LaunchRecord:
+    ssh, tunnel = backend.ssh, backend.tunnel
+    assert tunnel is not None
+    return LaunchRecord(
+        name=name or default_name(ssh), host=ssh.host, user=ssh.user, port=ssh.port, folder=backend.server.folder,
+        identity=args.identity, ssh_config=args.ssh_config, local_port=tunnel.local_port,
+    )  # fmt: skip
+
+
+def default_name(ssh: Ssh) -> str:
+    """The name of a record that was given none: that of the machine, as far as it can be part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", ssh.host).strip("-_")[:64] or "default"
+
+
+def backend(record: LaunchRecord) -> SshBackend:
+    made = SshBackend(record.ssh(), name=record.name, install=Install(source="installed", folder=record.folder))
+    made.local_port = record.local_port
+    return made
