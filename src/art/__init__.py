@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from art.asynchronous.pipeline import pipeline
     from art.backends.local import LocalBackend
     from art.backends.remote import RemoteBackend
+    from art.backends.skypilot.skypilot_backend import SkyPilotBackend
     from art.backends.ssh.ssh_backend import SshBackend
     from art.capture.context import capture_auto_trajectory as capture_auto_trajectory
     from art.capture.context import capture_yielded_trajectory as capture_yielded_trajectory
@@ -71,6 +72,7 @@ __all__ = [
     "RemoteBackend",
     "Scenario",
     "ServerConfig",
+    "SkyPilotBackend",
     "SshBackend",
     "Task",
     "TrainConfig",
@@ -107,6 +109,7 @@ _LAZY_NAMES = {
         "art.asynchronous.pipeline": ("pipeline",),
         "art.backends.local": ("LocalBackend",),
         "art.backends.remote": ("RemoteBackend",),
+        "art.backends.skypilot.skypilot_backend": ("SkyPilotBackend",),
         "art.backends.ssh.ssh_backend": ("SshBackend",),
         "art.capture.context": ("capture_auto_trajectory", "capture_yielded_trajectory", "yield_trajectory"),
         "art.gather": ("gather_trajectories", "gather_trajectory_groups"),

@@ -124,13 +124,12 @@ class Cluster:
             since: seconds since 1970; machines that were launched before do not count.
         """
         rows = await self._again(lambda: self.sky.ask("cost-report", "--all", "--days", "0"))
-        ours = [row for row in rows if row.get("name") == self.name and (row.get("launched_at") or 0) >= since]
-        ours.sort(key=lambda row: row.get("launched_at") or 0)
-        usd = sum(float(row.get("total_cost") or 0.0) for row in ours)
-        price = None
-        if ours and (duration_s := float(ours[-1].get("duration") or 0.0)) >= _PRICED_AFTER_S:
-            price = float(ours[-1].get("total_cost") or 0.0) / duration_s * 3600
-        return Spent(usd, price)
+        ours = [row for row in rows if row.get("name") == self.name]
+        usd = sum(float(row.get("total_cost") or 0.0) for row in ours if _launched_at(row) >= int(since))
+        newest = max(ours, key=_launched_at, default={})
+        duration_s = float(newest.get("duration") or 0.0)
+        has_price = newest.get("status") != "TERMINATED" and duration_s >= _PRICED_AFTER_S
+        return Spent(usd, float(newest.get("total_cost") or 0.0) / duration_s * 3600 if has_price else None)
 
     async def _again(self, command: Callable[[], Any]) -> Any:
         for tries_left in reversed(range(NUM_TRIES)):
@@ -142,6 +141,10 @@ class Cluster:
                 logger.warning("SkyPilot gave no answer about %s; it is asked again: %s", self.name, error)
                 await asyncio.sleep(RETRY_DELAY_S)
         raise AssertionError
+
+
+def _launched_at(row: dict[str, Any]) -> float:
+    return float(row.get("launched_at") or 0)
 
 
 def _read_state(row: dict[str, Any]) -> ClusterState:

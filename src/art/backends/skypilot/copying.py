@@ -1,13 +1,15 @@
 """Copy a data directory to another place, also while a server uses it: home, into a bucket, onto a new machine.
 
-    held(target)  ->  pack(root, held)  ->  unpack(stream, target)      only what the target lacks is sent
+    held(copy)  ->  pack(root, held)  ->  unpack(stream, copy)      only what the copy lacks is sent
 
 A copy is whole at every moment. Databases are backed up before the files are read, and arrive after them, so a copied
 database never names a checkpoint that is not in the copy. What can be made again is left out: exports, merged models,
 logs and the index of the page.
 
-    python -m art.backends.skypilot.copying held|pack|unpack DIR         the two ends of a copy over ssh
-    python -m art.backends.skypilot.copying copy DIR TARGET              both ends on one machine, e.g. into a bucket
+    python -m art.backends.skypilot.copying pack DIR           to standard output what the copy on standard input lacks
+    python -m art.backends.skypilot.copying restore DIR        from standard input into a data directory without server
+    python -m art.backends.skypilot.copying copy DIR COPY      on one machine, such as into a mounted bucket
+    python -m art.backends.skypilot.copying bring COPY DIR     back from there, into a data directory without server
 """
 
 from __future__ import annotations
@@ -100,8 +102,11 @@ def pack(root: Path, has: Mapping[str, Seen], out: IO[bytes]) -> int:
     return num_files
 
 
-def unpack(stream: IO[bytes], target: Path) -> int:
+def unpack(stream: IO[bytes], target: Path, *, is_copy: bool = True) -> int:
     """Take what `pack` wrote, and remove what is no longer in the data directory.
+
+    Args:
+        is_copy: whether the target is a copy, with a list of its files, or a data directory for a server to use.
 
     Returns:
         Number of files that came.
@@ -130,19 +135,23 @@ def unpack(stream: IO[bytes], target: Path) -> int:
             raise StorageError(f"the copy to {target} was interrupted before its end; the next one goes on from there")
         for name in before.keys() - files.keys():
             (target / name).unlink(missing_ok=True)
-        _write(target, MANIFEST, io.BytesIO(json.dumps(files).encode()))
+        if is_copy:
+            _write(target, MANIFEST, io.BytesIO(json.dumps(files).encode()))
     return num_files
 
 
-def copy(root: Path, target: Path) -> int:
+def copy(root: Path, target: Path, *, is_copy: bool = True) -> int:
     """Bring a copy on the same machine up to date, for example in a mounted bucket.
+
+    Args:
+        is_copy: whether the target is a copy, or a data directory for a server to use, which is filled from a copy.
 
     Returns:
         Number of files that were copied.
     """
     reader, writer = os.pipe()
     failures: list[BaseException] = []
-    has = held(target)
+    has = held(target) if is_copy else {}
 
     def write() -> None:
         with os.fdopen(writer, "wb") as out:
@@ -155,7 +164,7 @@ def copy(root: Path, target: Path) -> int:
     thread.start()
     try:
         with os.fdopen(reader, "rb") as stream:
-            return unpack(stream, target)
+            return unpack(stream, target, is_copy=is_copy)
     finally:
         thread.join()
         if failures and not isinstance(failures[0], BrokenPipeError):
@@ -168,6 +177,8 @@ def _databases(root: Path) -> tuple[Path, ...]:
 
 def _back_up(root: Path, folder: Path) -> Iterator[tuple[str, tuple[Path, Seen]]]:
     """Make a consistent copy of each database. Yields its name, the copy, and what the database looked like before."""
+    # Nobody writes into a copy, and a mounted bucket may have no locks.
+    mode = "mode=ro&immutable=1" if (root / MANIFEST).exists() else "mode=ro"
     for path in _databases(root):
         if not path.exists():
             continue
@@ -175,10 +186,11 @@ def _back_up(root: Path, folder: Path) -> Iterator[tuple[str, tuple[Path, Seen]]
         seen = [_seen(file) for file in (path, log) if file.exists()]
         backup = folder / path.name
         with (
-            contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as source,
+            contextlib.closing(sqlite3.connect(f"file:{path}?{mode}", uri=True)) as source,
             contextlib.closing(sqlite3.connect(backup)) as copied,
         ):
             source.backup(copied)
+            copied.execute("PRAGMA journal_mode=DELETE")  # one file, which can be read where nothing can be written
         yield path.name, (backup, Seen(sum(one.size for one in seen), max(one.mtime_ns for one in seen)))
 
 
@@ -227,15 +239,13 @@ def _write(target: Path, name: str, content: IO[bytes]) -> None:
 
 def main(arguments: list[str]) -> int:
     command, root = arguments[0], Path(arguments[1]).expanduser()
-    if command == "held":
-        sys.stdout.write(json.dumps(held(root)) + "\n")
-    elif command == "pack":
+    if command == "pack":
         has = {path: Seen(*seen) for path, seen in json.loads(sys.stdin.buffer.read() or b"{}").items()}
         pack(root, has, sys.stdout.buffer)
-    elif command == "unpack":
-        unpack(sys.stdin.buffer, root)
-    elif command == "copy":
-        copy(root, Path(arguments[2]).expanduser())
+    elif command == "restore":
+        unpack(sys.stdin.buffer, root, is_copy=False)
+    elif command in ("copy", "bring"):
+        copy(root, Path(arguments[2]).expanduser(), is_copy=command == "copy")
     else:
         raise SystemExit(__doc__)
     return 0

@@ -45,8 +45,9 @@ class SkyConfig:
     copy_minutes: float = 10.0
     """Minutes between two copies into the bucket."""
     pull_minutes: float | None = 30.0
-    """Minutes between two copies of the data directory to this machine, while the backend is open. `None`: none, also
-    none before the machine goes."""
+    """Minutes between two copies of the data directory to this machine, while a backend is open; it is also copied when
+    the backend is closed and before it takes the machine down. `None`: never. With a volume or bucket it is not needed
+    and not done."""
     budget_usd: float | None = None
     """Money for this cluster, by SkyPilot's prices. Once it is spent, the machine goes."""
     num_relaunches: int = 3
@@ -55,6 +56,8 @@ class SkyConfig:
     """Further fields of SkyPilot's `resources`, such as `{"cpus": "16+", "max_hourly_cost": 4.0}`."""
     sky: str | None = None
     """Path of SkyPilot's program `sky`; see `Sky`."""
+    ssh_config: str | None = None
+    """Configuration file of ssh in place of `~/.ssh/config`, into which SkyPilot writes the names of its machines."""
     launch_timeout_s: float = 3600.0
     """Seconds that finding and starting a machine may take."""
 
@@ -94,6 +97,11 @@ class SkyConfig:
     def outlives(self) -> bool:
         """Whether the data directory is somewhere else than on the machine's own disk, or is copied home."""
         return self.volume is not None or self.bucket is not None or self.pull_minutes is not None
+
+    @property
+    def is_pulled(self) -> bool:
+        """Whether the data directory is copied to this machine."""
+        return self.pull_minutes is not None and self.volume is None and self.bucket is None
 
     @property
     def sky_idle_minutes(self) -> int:
