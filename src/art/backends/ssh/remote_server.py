@@ -115,6 +115,17 @@ class RemoteServer:
         await self.install(progress)
         return await self.start(progress)
 
+    async def revive(self) -> ServerState:
+        """Start the server again if it does not run, with what is installed already.
+
+        Raises:
+            MachineError: it cannot be started; the message says why.
+        """
+        state = await self.status()
+        if state is not None and state.is_running:
+            return state
+        return await (self.start() if state is not None and state.digest else self.ensure())
+
     def _check_running(self, state: ServerState, say: Progress) -> None:
         asked = self._config_values()
         if asked is not None and asked != state.config:

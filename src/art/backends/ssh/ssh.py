@@ -218,9 +218,7 @@ async def _feed(stdin: asyncio.StreamWriter, content: bytes) -> None:
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the command's exit code says why
         stdin.write(content)
         await stdin.drain()
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        stdin.close()
-        await stdin.wait_closed()
+    stdin.close()
 
 
 async def _lines(stdout: asyncio.StreamReader, on_line: Callable[[str], None] | None) -> str:

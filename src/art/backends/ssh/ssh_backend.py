@@ -156,7 +156,7 @@ class SshBackend(Backend):
             try:
                 if not self.tunnel.is_open:
                     await self.find_machine()
-                state = await self.server.ensure()
+                state = await self.server.revive()
                 if state.port != self.tunnel.remote_port:
                     self.tunnel.retarget(state.port)
                 num_silent, pause_s = 0, PING_EVERY_S
