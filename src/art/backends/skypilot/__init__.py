@@ -1,4 +1,4 @@
-"""Run an ART server on a machine that SkyPilot rents, and use it from here. docs/skypilot.md draws what talks to what."""
+"""Run an ART server on a machine that SkyPilot rents, and use it from here. docs/skypilot.md shows how."""
 
 from art.backends.skypilot.cluster import Cluster, ClusterState, Spent
 from art.backends.skypilot.sky_config import SkyConfig

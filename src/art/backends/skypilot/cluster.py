@@ -126,7 +126,7 @@ class Cluster:
         rows = await self._again(lambda: self.sky.ask("cost-report", "--all", "--days", "0"))
         ours = [row for row in rows if row.get("name") == self.name]
         usd = sum(float(row.get("total_cost") or 0.0) for row in ours if _launched_at(row) >= int(since))
-        newest = max(ours, key=_launched_at, default={})
+        newest: dict[str, Any] = max(ours, key=_launched_at, default={})
         duration_s = float(newest.get("duration") or 0.0)
         has_price = newest.get("status") != "TERMINATED" and duration_s >= _PRICED_AFTER_S
         return Spent(usd, float(newest.get("total_cost") or 0.0) / duration_s * 3600 if has_price else None)

@@ -121,7 +121,8 @@ def unpack(stream: IO[bytes], target: Path, *, is_copy: bool = True) -> int:
             with tarfile.open(fileobj=stream, mode="r|") as tar:
                 for entry in tar:
                     content = tar.extractfile(entry)
-                    assert content is not None
+                    if content is None:
+                        raise tarfile.TarError(f"{entry.name!r} is no file")
                     if entry.name == _LIST:
                         files = {name: Seen(*seen) for name, seen in json.loads(content.read(_MAX_LIST_BYTES)).items()}
                     elif entry.name == _END:
@@ -165,10 +166,13 @@ def copy(root: Path, target: Path, *, is_copy: bool = True) -> int:
     try:
         with os.fdopen(reader, "rb") as stream:
             return unpack(stream, target, is_copy=is_copy)
+    except StorageError:
+        thread.join()
+        if failures and not isinstance(failures[0].__cause__, BrokenPipeError):
+            raise failures[0] from None  # the stream broke off because it could not be read to its end
+        raise
     finally:
         thread.join()
-        if failures and not isinstance(failures[0], BrokenPipeError):
-            raise failures[0]
 
 
 def _databases(root: Path) -> tuple[Path, ...]:
@@ -183,14 +187,17 @@ def _back_up(root: Path, folder: Path) -> Iterator[tuple[str, tuple[Path, Seen]]
         if not path.exists():
             continue
         log = path.with_name(f"{path.name}-wal")
-        seen = [_seen(file) for file in (path, log) if file.exists()]
+        seen = [_seen(file) for file in (path, log) if file.exists() and file.stat().st_size]
         backup = folder / path.name
-        with (
-            contextlib.closing(sqlite3.connect(f"file:{path}?{mode}", uri=True)) as source,
-            contextlib.closing(sqlite3.connect(backup)) as copied,
-        ):
-            source.backup(copied)
-            copied.execute("PRAGMA journal_mode=DELETE")  # one file, which can be read where nothing can be written
+        try:
+            with (
+                contextlib.closing(sqlite3.connect(f"file:{path}?{mode}", uri=True)) as source,
+                contextlib.closing(sqlite3.connect(backup)) as copied,
+            ):
+                source.backup(copied)
+                copied.execute("PRAGMA journal_mode=DELETE")  # one file, which can be read where nothing can be written
+        except sqlite3.Error as error:
+            raise StorageError(f"copying {path} failed: {error}") from error
         yield path.name, (backup, Seen(sum(one.size for one in seen), max(one.mtime_ns for one in seen)))
 
 

@@ -10,16 +10,17 @@ SHOWN_CHARACTERS = 1200
 """How much of SkyPilot's own message an error quotes."""
 
 _FAILURES: tuple[tuple[str, type[ArtError], str], ...] = (
-    (r"ApiServerConnectionError|ServerTemporarilyUnavailable|Failed to connect to SkyPilot API server", UnreachableError,
+    (r"ApiServerConnectionError|ServerTemporarilyUnavailable|Failed to connect to SkyPilot API server",
+     UnreachableError,
      "SkyPilot's own server does not answer; `sky api info` says where it is expected, `sky api start` starts it"),
     (r"NoCloudAccessError|requires .* which is not enabled|No cloud is enabled|Cloud access is not set up", ConfigError,
      "SkyPilot has no access to this cloud; set up its credentials, then run `sky check`"),
-    (r"InvalidSkyPilotConfigError|Invalid task YAML|Invalid resources YAML|schema", ConfigError,
+    (r"InvalidSkyPilotConfigError|Invalid \w+ YAML", ConfigError,
      "SkyPilot refuses the task file"),
     (r"ResourcesMismatchError|do not match the existing", ConfigError,
-     "a cluster of this name exists with other resources; take it down (`art launch down NAME`), or choose another name"),
-    (r"[Aa]utostop.*not supported|[Aa]utodown.*not supported|auto_?terminat\w* .*not supported|\bautostop\b.*NotSupported",
-     ConfigError, "this cloud cannot stop idle machines by itself; ART launches none that would cost money for ever"),
+     "a cluster of this name exists with other resources; take it down (`art launch down NAME`), or take another name"),
+    (r"[Aa]uto(stop|down).*not supported", ConfigError,
+     "this cloud cannot stop idle machines by itself; ART launches none that would cost money for ever"),
     (r"Stopping .*not supported|NotSupportedError", ConfigError, "SkyPilot cannot do this on this cloud"),
     (r"Catalog does not contain|No launchable resource", ConfigError,
      "no enabled cloud offers such a machine; `sky gpus list` lists what there is"),

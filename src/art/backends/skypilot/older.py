@@ -1,4 +1,4 @@
-"""What `SkyPilotBackend.initialize_cluster` of older code takes: resources of SkyPilot, versions, files of variables."""
+"""What `initialize_cluster` of older code takes: resources of SkyPilot, versions of ART, files of variables."""
 
 from __future__ import annotations
 

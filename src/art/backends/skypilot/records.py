@@ -1,7 +1,7 @@
 """What is kept on this machine about a cluster of SkyPilot, beside its record and key.
 
-    ~/.art/launched/NAME.sky.yaml     the task file of its last launch
-    ~/.art/launched/NAME.data/        the copy of its data directory
+~/.art/launched/NAME.sky.yaml     the task file of its last launch
+~/.art/launched/NAME.data/        the copy of its data directory
 """
 
 from __future__ import annotations

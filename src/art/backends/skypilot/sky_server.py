@@ -71,7 +71,10 @@ class SkyServer(RemoteServer):
         return done.rc == 0
 
     async def bring_back(self, copy: str) -> bool:
-        """Fill the data directory from a copy on the same machine, such as a mounted bucket. Returns whether there is one.
+        """Fill the data directory from a copy on the same machine, such as a mounted bucket.
+
+        Returns:
+            Whether there is a copy.
 
         Raises:
             MachineError: there is a copy, and it cannot be read.

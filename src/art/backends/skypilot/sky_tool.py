@@ -77,7 +77,7 @@ class Sky:
     def _locate(self) -> str:
         named = self._executable or os.environ.get(EXECUTABLE_VARIABLE)
         if named:
-            path = shutil.which(Path(named).expanduser())
+            path = shutil.which(str(Path(named).expanduser()))
             if path is None:
                 raise ConfigError(f"there is no program {named!r}; `sky` of SkyPilot was expected there")
             return path
@@ -154,7 +154,10 @@ async def install_sky(cloud: str, on_line: Callable[[str], None]) -> Path:
     python = folder / "bin" / "python"
     uv = shutil.which("uv")
     if uv:
-        commands = [[uv, "venv", "--allow-existing", str(folder)], [uv, "pip", "install", "--python", str(python), package]]
+        commands = [
+            [uv, "venv", "--allow-existing", str(folder)],
+            [uv, "pip", "install", "--python", str(python), package],
+        ]
     else:
         commands = [[sys.executable, "-m", "venv", str(folder)], [str(python), "-m", "pip", "install", package]]
     for command in commands:

@@ -78,7 +78,8 @@ class SkyPilotBackend(SshBackend):
                 f"a cluster's name has up to 32 letters, digits, - and _, and begins with a letter; got {cluster!r}",
                 param="cluster",
             )
-        given = {name: value for name, value in (("gpu", gpu), ("idle_minutes", idle_minutes)) if value is not None}
+        given: dict[str, Any] = {"gpu": gpu, "idle_minutes": idle_minutes}
+        given = {name: value for name, value in given.items() if value is not None}
         self.config = dataclasses.replace(config or SkyConfig(), **given)
         folder = (install and install.folder) or f"~/.art/servers/{cluster}"
         install = dataclasses.replace(install or Install(), folder=folder, python=f"{folder}/venv/bin/python")
@@ -191,7 +192,9 @@ class SkyPilotBackend(SshBackend):
         if len(self._relaunches) >= self.config.num_relaunches:
             raise MachineError(f"{what}, for the {len(self._relaunches) + 1}th time within a day; it is not replaced")
         self._relaunches.append(now)
-        logger.warning("%s: another one is launched (%d of %d)", what, len(self._relaunches), self.config.num_relaunches)
+        logger.warning(
+            "%s: another one is launched (%d of %d)", what, len(self._relaunches), self.config.num_relaunches
+        )
 
     async def _launch(self, state: ClusterState | None) -> None:
         path = task_path(self._launched, self.cluster.name)
@@ -238,7 +241,9 @@ class SkyPilotBackend(SshBackend):
         if watched is not None:
             self._last_active_at = time.monotonic() - watched.idle_s
             if watched.ended:
-                logger.warning("%s: %s; the machine goes soon, and the next use gets another", self.cluster.name, watched.ended)
+                logger.warning(
+                    "%s: %s; the machine goes soon, and the next use gets another", self.cluster.name, watched.ended
+                )
                 await self._pull_quietly()
                 await self._disconnect()
                 return
@@ -273,9 +278,12 @@ class SkyPilotBackend(SshBackend):
     # ---- its data, and its end
 
     async def pull_home(self) -> Path:
-        """Copy the server's data directory to this machine: registry, checkpoints, recorded answers. Returns the folder.
+        """Copy the server's data directory to this machine: registry, checkpoints, recorded answers.
 
         Exports, merged models and logs are left out. Files that are here already are not sent again.
+
+        Returns:
+            Folder of the copy.
 
         Raises:
             MachineError: the machine cannot be reached, or does not send them.

@@ -53,7 +53,7 @@ def copy_path(cluster: str) -> str:
 
 
 def write_yaml(value: Mapping[str, Any], indent: int = 0) -> str:
-    """Write a mapping as YAML. Texts of several lines become blocks; the rest is written as in JSON, which YAML reads."""
+    """Write a mapping as YAML. Texts of several lines become blocks; the rest is written as JSON, which YAML reads."""
     lines = []
     for key, item in value.items():
         head = f"{' ' * indent}{key}:"
@@ -113,13 +113,16 @@ def _run(cluster: str, config: SkyConfig, folder: str) -> str:
     watch = f"{_python(folder)} -m art.backends.skypilot.watch {shell_path(folder)} --idle-minutes {idle_minutes}"
     if config.bucket is not None:
         watch += f" --copy-to {copy_path(cluster)} --copy-every-minutes {config.copy_minutes:g}"
-    return "\n".join(
-        [
-            "# Ends when the server is of no more use; then SkyPilot stops the machine.",
-            f"for second in $(seq {INSTALL_TIMEOUT_MINUTES * 60 // 5}); do",
-            f"  {_python(folder)} -c 'import art.backends.skypilot.watch' 2> /dev/null && break",
-            "  sleep 5",
-            "done",
-            f"exec {watch}",
-        ]
-    ) + "\n"
+    return (
+        "\n".join(
+            [
+                "# Ends when the server is of no more use; then SkyPilot stops the machine.",
+                f"for second in $(seq {INSTALL_TIMEOUT_MINUTES * 60 // 5}); do",
+                f"  {_python(folder)} -c 'import art.backends.skypilot.watch' 2> /dev/null && break",
+                "  sleep 5",
+                "done",
+                f"exec {watch}",
+            ]
+        )
+        + "\n"
+    )
