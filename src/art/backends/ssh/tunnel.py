@@ -134,8 +134,11 @@ class Tunnel:
             if self.num_opened > num_opened:
                 logger.warning("the tunnel to %s broke and is opened again: %s", self.ssh.name, why.message)
                 delay_s = FIRST_DELAY_S
-            elif "Address already in use" in why.message and self._chooses_port and not self.num_opened:
-                self.local_port = free_port()  # another program took it meanwhile
+            elif "Address already in use" in why.message and not self.num_opened:
+                if self._chooses_port:
+                    self.local_port = free_port()  # another program took it meanwhile
+                else:
+                    self._last_error = MachineError(f"port {self.local_port} of this machine is in use; choose another")
             self._is_closing.wait(delay_s)
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
@@ -170,10 +173,12 @@ class Tunnel:
             process.wait()
         finally:
             watchdog.cancel()
-            reader.join(timeout=5.0)
-            for pipe in (process.stdin, process.stdout, process.stderr):
-                with contextlib.suppress(OSError):
-                    pipe.close()
+            with contextlib.suppress(OSError):
+                process.stdin.close()  # a helper process of ssh (ProxyCommand) may live on, and hold its error output
+            reader.join(timeout=1.0)
+            process.stdout.close()
+            if not reader.is_alive():
+                process.stderr.close()
         return self.ssh.explain("".join(errors) or f"ssh ended: {describe_exit(process.returncode)}")
 
 

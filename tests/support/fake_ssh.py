@@ -1,0 +1,158 @@
+"""A fake `ssh` on PATH: its other machine is a folder of this one, with a tiny server in place of `art-server`.
+
+It runs the remote command in a shell whose HOME is the folder, forwards ports with `-L`, and notes its arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+_SSH = """\
+import os, socket, subprocess, sys, threading
+folder = os.path.dirname(os.path.abspath(__file__))
+with open(f"{folder}/calls", "a") as file:
+    file.write(" ".join(sys.argv[1:]) + "\\n")
+try:
+    problem = open(f"{folder}/problem").read()
+except FileNotFoundError:
+    problem = ""
+if problem:
+    sys.stderr.write(problem)
+    sys.exit(255)
+def pump(one, other):
+    try:
+        while data := one.recv(65536):
+            other.sendall(data)
+    except OSError:
+        pass
+    try:
+        other.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass
+def serve(listener, port):
+    while True:
+        near, _ = listener.accept()
+        try:
+            far = socket.create_connection(("127.0.0.1", port))
+        except OSError:
+            near.close()
+            continue
+        for pair in ((near, far), (far, near)):
+            threading.Thread(target=pump, args=pair, daemon=True).start()
+if "-L" in sys.argv:
+    _, local, _, remote = sys.argv[sys.argv.index("-L") + 1].split(":")
+    try:
+        listener = socket.create_server(("127.0.0.1", int(local)))
+    except OSError:
+        sys.stderr.write(f"bind [127.0.0.1]:{local}: Address already in use\\n")
+        sys.exit(255)
+    threading.Thread(target=serve, args=(listener, int(remote)), daemon=True).start()
+command = sys.argv[sys.argv.index("--") + 2]
+environment = {"HOME": f"{folder}/home", "PATH": f"{folder}/bin:/usr/bin:/bin", "FAKE": folder}
+if "-L" not in sys.argv:
+    os.chdir(f"{folder}/home")
+    os.execve("/bin/sh", ["sh", "-c", command], environment)
+os._exit(subprocess.call(["sh", "-c", command], env=environment))
+"""
+_SERVER = """\
+import http.server, json, os, socket, sys, threading
+def main(arguments):
+    key, config = os.environ.pop("ART_API_KEY"), json.loads(arguments[arguments.index("--config-json") + 1])
+    if config.get("gpu"):
+        print("art-server: there is no CUDA device")
+        return 1
+    os.makedirs(arguments[arguments.index("--data-dir") + 1], exist_ok=True)
+    def until_orphaned():
+        sys.stdin.buffer.read()
+        os._exit(0)
+    threading.Thread(target=until_orphaned, daemon=True).start()
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            is_known = self.headers["authorization"] == f"Bearer {key}"
+            body = json.dumps({"status": "ok", "is_known": is_known, "pid": os.getpid()}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+        def log_message(self, *_):
+            pass
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = socket.socket(fileno=int(arguments[arguments.index("--fd") + 1]))
+    server.server_address = server.socket.getsockname()
+    print("art-server listens", flush=True)
+    server.serve_forever()
+"""
+_PYTHON = """\
+#!/bin/sh
+case "$*" in
+*"-m pip --version"*) exit 0 ;;
+*"-m pip install"*) cat "$FAKE/pip.txt"; cat "$PIP_CONFIG_FILE" > "$FAKE/pip.conf" 2> /dev/null; exit "$(cat "$FAKE/pip.rc")" ;;
+esac
+PYTHONPATH={modules} exec {python} -S "$@"
+"""
+
+
+class FakeMachine:
+    """The other machine of a fake ssh. Put `bin_dir` on PATH."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.home, self.bin_dir = folder, folder / "home", folder / "near"
+        self.server_folder = self.home / ".art" / "servers" / "default"
+        for path in (self.home, self.bin_dir, folder / "bin", folder / "modules" / "art" / "cli"):
+            path.mkdir(parents=True)
+        (folder / "ssh.py").write_text(_SSH)
+        self._write_program(self.bin_dir / "ssh", f'#!/bin/sh\nexec {sys.executable} -I -S {folder}/ssh.py "$@"\n')
+        (folder / "modules/art/__init__.py").write_text('__version__ = "1.2.3"\n')
+        (folder / "modules/art/cli/__init__.py").touch()
+        (folder / "modules/art/cli/server.py").write_text(_SERVER)
+        self.set_pip("Collecting everything\nInstalling collected packages: art\n")
+        self.python = self.server_folder / "venv" / "bin" / "python"
+        self.python.parent.mkdir(parents=True)
+        text = _PYTHON.format(modules=shlex.quote(str(folder / "modules")), python=sys.executable)
+        self._write_program(self.python, text)
+        self._write_program(folder / "bin" / "python3", f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+
+    def set_pip(self, prints: str, rc: int = 0) -> None:
+        """Let pip of the machine print this and end with this status."""
+        (self.folder / "pip.txt").write_text(prints)
+        (self.folder / "pip.rc").write_text(str(rc))
+
+    def set_program(self, name: str, script: str) -> None:
+        """Give the machine a program, as a shell script."""
+        self._write_program(self.folder / "bin" / name, f"#!/bin/sh\n{script}\n")
+
+    def set_problem(self, text: str = "") -> None:
+        """Let every ssh fail with this message from now on; without one, let it work again."""
+        (self.folder / "problem").write_text(text)
+
+    def calls(self) -> list[str]:
+        """The arguments of each call of ssh."""
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def processes(self, words: str = "") -> dict[int, str]:
+        """The command lines of the keeper, the server and the tunnels, by process id."""
+        found = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                is_zombie = (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+                if str(self.folder) in command and words in command and not is_zombie:
+                    found[int(entry.name)] = command
+        return found
+
+    def kill(self, words: str = "") -> None:
+        """Kill the processes whose command lines have `words`; by default all, as a reboot does."""
+        for pid in self.processes(words):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _write_program(self, path: Path, text: str) -> None:
+        path.write_text(text)
+        path.chmod(0o755)

@@ -1,0 +1,247 @@
+"""`RemoteServer` and its keeper: installing, starting, restarting, stopping, on a machine that is a folder of this one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+import art
+from art.backends.ssh import Install, RemoteServer, Ssh, keeper, remote_server
+from art.backends.ssh.install import make_package
+from art.errors import ConfigError, MachineError, UnreachableError
+from tests.support.fake_ssh import FakeMachine
+from tests.unit.backends.ssh.test_tunnel import until
+
+INSTALL = Install(source="art==1.2.3", extras=())
+
+
+def server_of(machine: FakeMachine, config: art.ServerConfig | None = None) -> RemoteServer:
+    return RemoteServer(Ssh("box"), install=INSTALL, config=config)
+
+
+async def test_a_server_is_installed_once_started_once_and_found_again(machine: FakeMachine) -> None:
+    lines: list[str] = []
+    assert await server_of(machine).status() is None
+    first = await server_of(machine).ensure(lines.append)
+    assert (first.is_running, first.version, first.num_starts) == (True, "1.2.3", 1)
+    assert first.api_key.startswith("art-")
+    assert first.api_key not in repr(first)
+    assert "installing art==1.2.3" in "\n".join(lines)
+    assert "ART 1.2.3 is installed" in "\n".join(lines)
+    again: list[str] = []
+    assert await server_of(machine).ensure(again.append) == first
+    assert again == []
+    await server_of(machine).ensure()
+    assert len(machine.processes("keeper.py supervise")) == 1
+    assert len(machine.processes("keeper.py serve")) == 1
+
+
+async def test_two_who_start_it_at_once_get_one_server(machine: FakeMachine) -> None:
+    await server_of(machine).install()
+    one, other = await asyncio.gather(server_of(machine).start(), server_of(machine).start())
+    assert (one.port, one.api_key, one.server_pid) == (other.port, other.api_key, other.server_pid)
+    assert len(machine.processes("keeper.py supervise")) == 1
+
+
+async def test_a_server_that_is_killed_comes_back_and_after_a_reboot_it_has_the_same_port_and_key(
+    machine: FakeMachine,
+) -> None:
+    server = server_of(machine, art.ServerConfig(only_models=True))
+    first = await server.ensure()
+    machine.kill("keeper.py serve")
+    state_file = machine.server_folder / "state.json"
+    await until(lambda: json.loads(state_file.read_text())["num_starts"] == 2)
+    state = await server.status()
+    assert state is not None
+    assert state.last_exit == "signal 9"
+    assert state.server_pid != first.server_pid
+    machine.kill()
+    state = await server.status()
+    assert state is not None
+    assert not state.is_running
+    revived = await RemoteServer(Ssh("box"), install=Install(source="installed")).ensure()
+    assert (revived.port, revived.api_key) == (first.port, first.api_key)
+    assert revived.config == {"only_models": True}, "settings that are not named are those of before"
+    await server.stop()
+    assert machine.processes() == {}
+    await server.stop()
+
+
+async def test_a_server_whose_keeper_is_killed_ends_and_can_be_started_again(machine: FakeMachine) -> None:
+    server = server_of(machine)
+    first = await server.ensure()
+    machine.kill("keeper.py supervise")
+    await until(lambda: not machine.processes("keeper.py serve"))
+    assert (await server.revive()).port == first.port
+
+
+def content_of(pid: int, name: str) -> bytes:
+    return Path(f"/proc/{pid}/{name}").read_bytes()
+
+
+async def test_what_is_secret_is_in_one_file_and_in_no_list_of_processes(machine: FakeMachine) -> None:
+    machine.set_pip("Looking in indexes\n")
+    url = "https://alice:pa55word@host/simple"
+    server = RemoteServer(Ssh("box"), install=Install(source="art==1.2.3", extras=(), index_url=url))
+    key = (await server.ensure()).api_key
+    assert (machine.folder / "pip.conf").read_text() == f"[global]\nindex-url = {url}\n", "pip got it"
+    (machine.folder / "pip.conf").unlink()
+    holders = [path for path in machine.folder.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
+    assert holders == [machine.server_folder / "api.key"]
+    assert holders[0].stat().st_mode & 0o777 == 0o600
+    contents = [path.read_bytes() for path in machine.folder.rglob("*") if path.is_file() and path not in holders]
+    assert len(machine.processes()) == 2
+    contents += [content_of(pid, name) for pid in machine.processes() for name in ("cmdline", "environ")]
+    for secret in (key, "pa55word"):
+        assert not any(secret.encode() in content for content in contents)
+
+
+async def test_other_settings_than_those_of_the_running_server_are_refused(machine: FakeMachine) -> None:
+    await server_of(machine, art.ServerConfig(only_models=True)).ensure()
+    await server_of(machine).ensure()
+    with pytest.raises(ConfigError, match="runs already, with other settings"):
+        await server_of(machine, art.ServerConfig(drain_s=3)).ensure()
+
+
+async def test_a_server_that_ends_by_itself_again_and_again_is_given_up_with_its_words(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = remote_server._keeper().replace(b"LONGEST_DELAY_S = 10.0", b"LONGEST_DELAY_S = 0.0")
+    monkeypatch.setattr(remote_server, "_keeper", lambda: program)
+    server = server_of(machine, art.ServerConfig(gpu=True))
+    await server.install()
+    await server.start()
+    await until(lambda: not machine.processes("keeper.py"))
+    state = await server.status()
+    assert state is not None
+    assert state.failure == "it ended 5 times in a row at once (exit status 1)"
+    assert "there is no CUDA device" in await server.log_tail()
+
+
+async def test_a_port_that_is_asked_for_and_in_use_is_named(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = remote_server._keeper().replace(b"OLD_SERVER_S = 15.0", b"OLD_SERVER_S = 0.1")
+    monkeypatch.setattr(remote_server, "_keeper", lambda: program)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(MachineError, match=f"port {port} is in use"):
+            await server_of(machine, art.ServerConfig(port=port)).ensure()
+
+
+async def test_pip_that_fails_is_quoted_and_tried_again_the_next_time(machine: FakeMachine) -> None:
+    machine.set_pip("ERROR: No matching distribution found for art==1.2.3\n", rc=1)
+    with pytest.raises(
+        MachineError, match=r"pip failed \(all of it is in .*install.log\)(.|\n)*No matching distribution"
+    ):
+        await server_of(machine).ensure()
+    machine.set_pip("ERROR: Could not install packages: [Errno 28] No space left on device\n", rc=1)
+    with pytest.raises(MachineError, match=r"the disk of .* is full"):
+        await server_of(machine).ensure()
+    machine.set_pip("fine\n")
+    assert (await server_of(machine).ensure()).is_running
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ('[ "$1" = -c ] && echo 3.9.18', r"has only Python 3.9.18 at .*/python3, and ART needs 3.11 or newer"),
+        ("exit 127", "has no Python, and ART needs 3.11 or newer; install one"),
+    ],
+)
+async def test_a_machine_without_a_python_that_is_new_enough_is_told_apart(
+    machine: FakeMachine, script: str, message: str
+) -> None:
+    machine.set_program("python3", script)
+    for name in ("python3.11", "python3.12", "python3.13"):
+        machine.set_program(name, "exit 127")
+    (probe := remote_server._PROBE).index("/opt/conda/bin/python /usr/local/bin/python3")
+    server = server_of(machine)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remote_server, "_PROBE", probe.replace("/opt/conda/bin/python /usr/local/bin/python3", ""))
+        with pytest.raises(MachineError, match=message):
+            await server.ensure()
+
+
+def test_a_python_that_cannot_make_environments_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho The virtual environment was not created: ensurepip is not available\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(keeper, "FOLDER", tmp_path)
+    monkeypatch.setattr(keeper, "PYTHON", tmp_path / "venv" / "bin" / "python")
+    monkeypatch.setattr(sys, "executable", str(python))
+    said = r"python cannot make virtual environments. .* install python3-venv"
+    with (tmp_path / "log").open("w") as log, pytest.raises(keeper.Refused, match=said):
+        keeper.make_environment(log)
+
+
+async def test_a_disk_without_space_is_told_before_anything_is_installed(machine: FakeMachine) -> None:
+    machine.set_program("df", "echo header; echo x 1 1 100000 1% /")
+    with pytest.raises(
+        MachineError, match=r"box has 0\.1 GB of free space for ~/.art/servers/default.*at least 3\.2 GB"
+    ):
+        await RemoteServer(Ssh("box"), install=Install(source="art[local]==1.2.3")).ensure()
+
+
+async def test_a_connection_that_breaks_is_made_again(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_server, "RETRY_DELAY_S", 0.0)
+    machine.set_problem("kex_exchange_identification: Connection closed by remote host")
+    with pytest.raises(UnreachableError):
+        await server_of(machine).status()
+    assert len(machine.calls()) == remote_server.NUM_TRIES
+
+
+async def test_removing_leaves_the_data_unless_it_is_named(machine: FakeMachine) -> None:
+    server = server_of(machine)
+    await server.ensure()
+    data = machine.server_folder / "data"
+    await until(data.exists)
+    (data / "art.db").touch()
+    await server.remove()
+    assert [path.name for path in machine.server_folder.iterdir()] == ["data"]
+    assert machine.processes() == {}
+    await server.remove(delete_data=True)
+    assert not machine.server_folder.exists()
+    await server.remove()
+
+
+@pytest.mark.parametrize("folder", ["art", "~", "/", "~/"])
+def test_a_folder_that_is_no_place_of_its_own_is_refused(folder: str) -> None:
+    with pytest.raises(ConfigError, match="folder must be"):
+        RemoteServer(Ssh("box"), install=Install(folder=folder))
+
+
+def test_names_and_hosts_of_servers_are_checked() -> None:
+    with pytest.raises(ConfigError, match="letters, digits"):
+        RemoteServer(Ssh("box"), name="../etc")
+    with pytest.raises(ConfigError, match="listens on its loopback only"):
+        RemoteServer(Ssh("box"), config=art.ServerConfig(host="0.0.0.0"))
+
+
+def test_what_is_installed_is_what_runs_here(tmp_path: Path) -> None:
+    package = make_package(Install())
+    assert package.target == "./source[local]", "the tests run from a checkout"
+    assert package == make_package(Install())
+    assert package.file is not None
+    assert make_package(Install(source="index", extras=("local", "vllm"))).target == (
+        f"agent-reinforcement-trainer[local,vllm]=={art.__version__}"
+    )
+    wheel = tmp_path / "agent_reinforcement_trainer-9-py3-none-any.whl"
+    wheel.write_bytes(b"wheel")
+    made = make_package(Install(source=wheel, extras=()))
+    assert (made.target, made.file) == (f"./{wheel.name}", (wheel.name, b"wheel"))
+    wheel.write_bytes(b"other")
+    assert make_package(Install(source=wheel, extras=())).digest != made.digest
+    for wrong in (
+        Install(source=tmp_path),
+        Install(source="./no.whl"),
+        Install(extras=("a;b",)),
+        Install(index_url="x"),
+    ):
+        with pytest.raises(ConfigError):
+            make_package(wrong)

@@ -1,0 +1,105 @@
+"""`Ssh`: commands on another machine, and what is said when it does not let us in."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from art.backends.ssh import Ssh
+from art.backends.ssh.ssh import shell_path
+from art.errors import ConfigError, MachineError, UnreachableError
+from tests.support.fake_ssh import FakeMachine
+
+
+def test_a_machine_is_named_as_a_person_would_write_it(machine: FakeMachine) -> None:
+    assert Ssh("gpu-box").name == "gpu-box"
+    named = Ssh("alice@gpu-box", port=2222, identity="/keys/a b", config="/etc/c")
+    assert named.name == "alice@gpu-box:2222"
+    assert Ssh("gpu-box", "alice").name == "alice@gpu-box"
+    assert named.terminal_command() == "ssh -F /etc/c -i '/keys/a b' -o IdentitiesOnly=yes -p 2222 -l alice gpu-box"
+    command = named.base_command("-L", "1:2:3")
+    assert command[-4:] == ["-L", "1:2:3", "--", "gpu-box"]
+    assert "BatchMode=yes" in command
+
+
+@pytest.mark.parametrize("host", ["", "-oProxyCommand=evil", "a b", "alice@", "a b@box", "box;ls"])
+def test_what_is_no_host_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match="a host is a name like"):
+        Ssh(host)
+
+
+def test_two_users_are_refused() -> None:
+    with pytest.raises(ConfigError, match="another user than user='bob'"):
+        Ssh("alice@box", user="bob")
+
+
+async def test_a_command_gets_its_input_and_its_lines_are_passed_on(machine: FakeMachine) -> None:
+    lines: list[str] = []
+    done = await Ssh("box").run("cat; echo no >&2; exit 3", input=b"one\ntwo\n", timeout_s=20, on_line=lines.append)
+    assert (done.rc, done.stdout, done.stderr) == (3, "one\ntwo\n", "no\n")
+    assert lines == ["one", "two"]
+    assert (await Ssh("box").run("exit 0", input=b"x" * 1_000_000, timeout_s=20)).rc == 0
+
+
+async def test_a_command_that_does_not_end_is_given_up(machine: FakeMachine) -> None:
+    with pytest.raises(UnreachableError, match=r"box did not finish `sleep 600; true` within 0 s"):
+        await Ssh("box").run("sleep 600; true", timeout_s=0.2)
+
+
+async def test_a_cancelled_command_leaves_no_process(machine: FakeMachine) -> None:
+    running = asyncio.create_task(Ssh("box").run("echo begun; exec cat > /dev/null", timeout_s=60))
+    while not machine.calls():
+        await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert machine.processes() == {}
+
+
+async def test_a_file_that_is_put_can_be_read_by_its_owner_only(machine: FakeMachine) -> None:
+    await Ssh("box").put(b"secret", "~/a folder/it's")
+    path = machine.home / "a folder" / "it's"
+    assert path.read_bytes() == b"secret"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    with pytest.raises(MachineError, match="writing /proc/none/file failed"):
+        await Ssh("box").put(b"", "/proc/none/file")
+
+
+def test_paths_of_a_home_directory_are_left_to_the_shell() -> None:
+    assert shell_path("~/a b") == "\"$HOME\"/'a b'"
+    assert shell_path("~") == '"$HOME"'
+    assert shell_path("/a/$b") == "'/a/$b'"
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("No ED25519 host key is known for box\nHost key verification failed.", r"Connect once in a terminal with `ssh box`"),
+        ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @", "another one than before"),
+        ("alice@box: Permission denied (publickey).", "does not let you in.*ssh-copy-id"),
+        ("ssh: Could not resolve hostname box: Name or service not known", "no machine has this name"),
+        ("/home/a/.ssh/config: line 3: Bad configuration option: hots", "configuration file of ssh is wrong"),
+        ('Load key "/k": invalid format', "private key cannot be used"),
+    ],
+)  # fmt: skip
+async def test_what_ssh_says_becomes_what_to_do(machine: FakeMachine, said: str, advice: str) -> None:
+    machine.set_problem(said)
+    with pytest.raises(MachineError, match=advice) as caught:
+        await Ssh("box").run("true", timeout_s=20)
+    assert not caught.value.transient
+    assert said in str(caught.value)
+
+
+async def test_a_machine_that_is_away_may_come_back(machine: FakeMachine) -> None:
+    machine.set_problem("ssh: connect to host box port 22: Connection refused")
+    with pytest.raises(UnreachableError, match="does `ssh box` work"):
+        await Ssh("box").run("true", timeout_s=20)
+
+
+def test_without_an_ssh_program_it_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="no `ssh` program on PATH"):
+        Ssh("box").base_command()
