@@ -267,7 +267,7 @@ class SkyPilotBackend(SshBackend):
 
     async def _ask_costs(self) -> Spent:
         """Ask SkyPilot what the cluster has cost, and tell the models and the watch on the machine."""
-        spent = await self.cluster.spent(self._first_launched_at())
+        spent = await self.cluster.spent(self.first_launched_at())
         self._asked_costs_at = time.monotonic()
         if spent.usd_per_hour:
             self.device_usd_per_hour = spent.usd_per_hour
@@ -346,12 +346,13 @@ class SkyPilotBackend(SshBackend):
             await self._pull_quietly()
         await super().close()
 
-    async def describe(self) -> str:
-        """Say in one line what the machine is doing and what it has cost."""
+    async def describe(self) -> tuple[bool, str]:
+        """Return whether the machine is up, and in words what it is and what it has cost."""
         state = await self.cluster.state()
-        spent = await self.cluster.spent(self._first_launched_at())
+        spent = await self.cluster.spent(self.first_launched_at())
         price = f", {spent.usd_per_hour:.2f} USD an hour" if spent.usd_per_hour and state is not None else ""
-        return f"{state.describe() if state else 'no machine'}; {spent.usd:.2f} USD so far{price}"
+        words = f"{state.describe() if state else 'no machine'}; {spent.usd:.2f} USD so far{price}"
+        return state is not None and state.is_up, words
 
     async def _disconnect(self) -> None:
         minder = self._minder
@@ -372,7 +373,8 @@ class SkyPilotBackend(SshBackend):
             return self._launched.key_path(self.cluster.name).read_text() or None
         return None
 
-    def _first_launched_at(self) -> float:
+    def first_launched_at(self) -> float:
+        """When the first machine of the record was launched, in seconds since 1970. Its costs count from then on."""
         with contextlib.suppress(NotFoundError):
             return self._launched.find(self.cluster.name).launched_at
         return time.time()
@@ -382,6 +384,6 @@ class SkyPilotBackend(SshBackend):
             self.local_port = free_port()
         details: Mapping[str, Any] = {"config": self.config, "server_config": self.server_config}
         record = make_record(
-            self.cluster.name, self.server.folder, self.local_port, details, launched_at=self._first_launched_at()
+            self.cluster.name, self.server.folder, self.local_port, details, launched_at=self.first_launched_at()
         )
         self._launched.save(record, api_key)

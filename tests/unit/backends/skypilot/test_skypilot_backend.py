@@ -270,7 +270,9 @@ async def test_older_code_makes_a_cluster_and_restarts_its_server(sky: FakeSky, 
 
 async def test_it_is_described_with_its_costs(sky: FakeSky, new: NewBackend) -> None:
     backend = new()
-    assert await backend.describe() == "no machine; 0.00 USD so far"
+    assert await backend.describe() == (False, "no machine; 0.00 USD so far")
     await backend.open()
     sky.set_costs((1.25, 1800.0))
-    assert (await backend.describe()).endswith("deleted after 5 idle minutes; 1.25 USD so far, 2.50 USD an hour")
+    is_up, words = await backend.describe()
+    assert is_up
+    assert words.endswith("deleted after 5 idle minutes; 1.25 USD so far, 2.50 USD an hour")
