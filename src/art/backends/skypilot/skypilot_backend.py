@@ -346,6 +346,13 @@ class SkyPilotBackend(SshBackend):
             await self._pull_quietly()
         await super().close()
 
+    @property
+    def kept_data(self) -> str:
+        """Where the data directory is after `down`, in words."""
+        if self.config.is_pulled:
+            return str(self._home.target)
+        return self.config.volume or self.config.bucket or "no place: it was on the machine's disk only"
+
     async def describe(self) -> tuple[bool, str]:
         """Return whether the machine is up, and in words what it is and what it has cost."""
         state = await self.cluster.state()

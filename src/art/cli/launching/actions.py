@@ -122,7 +122,7 @@ async def down(launched: Launched, record: LaunchRecord, args: argparse.Namespac
     backend = kind_named(record.kind).backend(record)
     await backend.down(delete_data=args.delete_data)
     launched.forget(record.name)
-    kept = "" if args.delete_data else f"; its data stays in {backend.server.data_dir} on {backend.ssh.name}"
+    kept = "" if args.delete_data else f"; its data stays in {backend.kept_data}"
     _note(f"{record.name} is down{kept}")
     return 0
 

@@ -56,8 +56,9 @@ for path in sys.argv[1:]:
 _CHOOSE = """\
 import sys
 import sky
-from sky import global_user_state, optimizer
+from sky import check, global_user_state, optimizer
 from sky.clouds import cloud
+check.get_cached_enabled_clouds_or_refresh(cloud.CloudCapability.COMPUTE)  # finds none; what is enabled after it stays
 for capability in (cloud.CloudCapability.COMPUTE, cloud.CloudCapability.STORAGE):
     global_user_state.set_enabled_clouds(["Lambda", "RunPod"], capability, "default")
 for path in sys.argv[1:]:
