@@ -34,8 +34,10 @@ pytestmark = [
 ]
 ROOT = Path(__file__).parents[2]
 NUM_KILLS = 10
-NUM_STEPS = NUM_KILLS + 4
+KILLS_PER_STEP = 2
+NUM_STEPS = NUM_KILLS // KILLS_PER_STEP + 2
 STEP_DEADLINE_S = 600.0
+RUN_DEADLINE_S = 3600.0
 SERVER = "~/.art/servers/default"
 
 
@@ -93,7 +95,7 @@ class Training:
 
     def finish(self) -> None:
         try:
-            assert self.process.wait(STEP_DEADLINE_S) == 0, self.log.read_text()[-3000:]
+            assert self.process.wait(RUN_DEADLINE_S) == 0, self.log.read_text()[-3000:]
         finally:
             self.process.kill()
 
@@ -217,23 +219,23 @@ def test_nothing_is_lost_when_tunnel_and_server_are_killed_ten_times_each(
     watch, rng = Watch(key), random.Random(0)
     started = time.monotonic()
     calm = laptop.start_training("calm", NUM_STEPS)
-    calm.wait_for("its end", lambda: bool(calm.rows("after")))
     calm.finish()
     tell(f"an undisturbed run: {time.monotonic() - started:.0f} s")
     started = time.monotonic()
     stormy = laptop.start_training("stormy", NUM_STEPS)
     recovered: dict[str, list[float]] = {"tunnel": [], "server": []}
+    stormy.wait_for("a connection", lambda: bool(stormy.rows("opened")))
     for number in range(NUM_KILLS):
-        stormy.wait_for_steps(number + 1)
+        stormy.wait_for_steps(number // KILLS_PER_STEP)
         for victim in ("tunnel", "server"):
             time.sleep(rng.uniform(0.0, 3.0))  # the moment of a kill is random
-            (pid,) = stormy.tunnels() if victim == "tunnel" else servers(machine)
-            os.kill(pid, signal.SIGKILL)
+            pids = stormy.tunnels if victim == "tunnel" else lambda: servers(machine)
+            stormy.wait_for(f"a {victim}", lambda pids=pids: bool(pids()))
+            os.kill(pids()[0], signal.SIGKILL)
             recovered[victim].append(stormy.until_answered_s(time.monotonic()))
-    stormy.wait_for_steps(NUM_KILLS + 1)
+    stormy.wait_for_steps(NUM_STEPS - 2)
     machine.kill_everything()
     rebooted_s = stormy.until_answered_s(time.monotonic())
-    stormy.wait_for("its end", lambda: bool(stormy.rows("after")))
     stormy.finish()
     watch.end()
     tell(f"the run with {NUM_KILLS} + {NUM_KILLS} kills and a reboot: {time.monotonic() - started:.0f} s")
@@ -261,8 +263,10 @@ def check_steps(calm: Training, stormy: Training) -> None:
         assert [row["step"] for row in run.rows("step")] == list(range(1, NUM_STEPS + 1))
         assert len({row["url"] for row in run.rows("step")}) == 1
     assert stormy.rows("after")[0]["tunnels"] > NUM_KILLS
-    numbers = [[(row["reward"], row["loss"]) for row in run.rows("step")] for run in (calm, stormy)]
-    tell(f"rewards and losses of both runs are equal: {numbers[0] == numbers[1]}")
+    for key in ("reward", "loss"):
+        numbers = [[row[key] for row in run.rows("step")] for run in (calm, stormy)]
+        furthest = max(abs(one - other) for one, other in zip(*numbers, strict=True))
+        tell(f"{key} by step without and with kills: {numbers}; largest difference {furthest:.2g}")
     assert stormy.rows("after")[0]["after"] > stormy.rows("before")[0]["before"]
 
 

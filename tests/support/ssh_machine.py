@@ -97,7 +97,12 @@ class SshMachine:
             self.kill_everything()
             time.sleep(0.05)
         self.stop_sshd()
-        subprocess.run(["userdel", "--remove", "--force", self.user], check=False, capture_output=True)
+        # It refuses while the last processes are on their way out.
+        while subprocess.run(
+            ["userdel", "--remove", "--force", self.user], check=False, capture_output=True
+        ).returncode:
+            assert time.monotonic() < deadline + 20, f"the account {self.user} cannot be removed"
+            time.sleep(0.2)
 
     def _write_settings(self) -> None:
         folder = self.folder

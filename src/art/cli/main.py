@@ -36,7 +36,7 @@ COMMANDS = {
     "keys": "make, list, rotate and revoke the keys of a server",
     "tiny-model": "make a tiny model with its tokenizer, warm-started for a task",
 }
-_ROOMS = {"judge": "judging", "view": "viewing"}
+_ROOMS = {"judge": "judging", "launch": "launching", "view": "viewing"}
 """Packages of the commands that are not in this one."""
 
 

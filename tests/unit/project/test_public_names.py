@@ -30,6 +30,7 @@ NAMES = {
     "RemoteBackend",
     "Scenario",
     "ServerConfig",
+    "SshBackend",
     "Task",
     "TrainConfig",
     "TrainResult",

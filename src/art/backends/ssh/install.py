@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import art
 from art.errors import ConfigError
 
 PACKAGE = "agent-reinforcement-trainer"
@@ -77,7 +76,7 @@ def make_package(install: Install) -> Package:
     if source == "installed":
         return Package("", "", None)
     if source == "index":
-        source = f"{PACKAGE}{extras}=={art.__version__}"
+        source = f"{PACKAGE}{extras}=={importlib.metadata.version(PACKAGE)}"
     path = Path(source).expanduser()
     if path.suffix == ".whl" and path.is_file():
         content, name = path.read_bytes(), path.name
@@ -98,7 +97,7 @@ def _digest(target: str, content: bytes) -> str:
 
 def _own_source() -> str | Path:
     """The folder or wheel that the ART of this process came from; `"index"` if it came from a package index."""
-    checkout = Path(art.__file__).parents[2]
+    checkout = Path(__file__).parents[4]
     if (checkout / "pyproject.toml").is_file() and PACKAGE in (checkout / "pyproject.toml").read_text():
         return checkout
     try:

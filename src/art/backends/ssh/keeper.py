@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
 import json
 import os
 import shutil
@@ -242,10 +243,10 @@ def start() -> dict[str, Any]:
 
 def status() -> dict[str, Any]:
     """The state of the server; with its key, which only the owner of this folder can ask for."""
-    found = {"is_running": is_running(), "installed": read(INSTALLED), "config": read(SETTINGS).get("config", {})}
-    found |= {"port": 0, "server_pid": 0, "num_starts": 0, "failure": "", "last_exit": ""} | read(STATE)
-    found["api_key"] = KEY.read_text() if KEY.exists() else ""
-    return found
+    state = {"is_running": is_running(), "installed": read(INSTALLED), "config": read(SETTINGS).get("config", {})}
+    state |= {"port": 0, "server_pid": 0, "num_starts": 0, "failure": "", "last_exit": ""} | read(STATE)
+    state["api_key"] = KEY.read_text() if KEY.exists() else ""
+    return state
 
 
 def stop() -> dict[str, Any]:
@@ -355,10 +356,9 @@ def serve() -> None:
     os.environ |= read(ENVIRONMENT)
     os.environ["ART_API_KEY"] = KEY.read_text()
     config = json.dumps(read(SETTINGS)["config"])
-    from art.cli.server import main as art_server
-
+    art_server = importlib.import_module("art.cli.server")  # of the environment there, and not of the client's
     arguments = ["--data-dir", str(FOLDER / "data"), "--config-json", config, "--fd", sys.argv[2], "--die-with-parent"]
-    sys.exit(art_server(arguments))
+    sys.exit(art_server.main(arguments))
 
 
 if __name__ == "__main__":

@@ -150,8 +150,8 @@ class RemoteServer:
         facts = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("system", "free_kib")))
         if set(facts) != {"system", "free_kib"}:
             raise MachineError(f"{self.ssh.name} has no usable shell: {(done.stdout + done.stderr).strip()[-500:]}")
-        found = re.findall(r"^python (\d+)\.(\d+)\.(\d+) (.+)$", done.stdout, re.MULTILINE)
-        pythons = tuple((tuple(map(int, version)), path) for *version, path in found)
+        lines = re.findall(r"^python (\d+)\.(\d+)\.(\d+) (.+)$", done.stdout, re.MULTILINE)
+        pythons = tuple((tuple(map(int, version)), path) for *version, path in lines)
         return Machine(facts["system"], int(facts["free_kib"] or 0) * 1024, pythons)
 
     async def install(self, progress: Progress | None = None) -> None:
@@ -195,9 +195,9 @@ class RemoteServer:
         for version, path in machine.pythons:
             if version >= MIN_PYTHON:
                 return path
-        found = ", ".join(f"{'.'.join(map(str, version))} at {path}" for version, path in machine.pythons)
+        there = ", ".join(f"{'.'.join(map(str, version))} at {path}" for version, path in machine.pythons)
         advice = "install one, for example by `uv python install 3.12`, or name it with Install(python=...)"
-        what = f"only Python {found}" if found else "no Python"
+        what = f"only Python {there}" if there else "no Python"
         if (asked := self.install_settings.python) is not None:
             what = f"{what} as {asked!r}"
         raise MachineError(f"{self.ssh.name} has {what}, and ART needs 3.11 or newer; {advice}")
@@ -288,14 +288,17 @@ class RemoteServer:
         self, command: str, *, input: bytes = b"", timeout_s: float = COMMAND_TIMEOUT_S, on_line: Progress | None = None
     ) -> Completed:
         """Run a command, again if the connection breaks: all of them may be repeated."""
-        for tries_left in reversed(range(NUM_TRIES)):
+        deadline = time.monotonic() + timeout_s
+        num_tries = 0
+        while True:
+            num_tries += 1
             try:
-                return await self.ssh.run(command, input=input, timeout_s=timeout_s, on_line=on_line)
+                left_s = max(deadline - time.monotonic(), 1.0)
+                return await self.ssh.run(command, input=input, timeout_s=left_s, on_line=on_line)
             except UnreachableError:
-                if not tries_left:
+                if num_tries == NUM_TRIES or time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(RETRY_DELAY_S)
-        raise AssertionError
 
     def _config_values(self) -> dict[str, Any] | None:
         if self._config is None:

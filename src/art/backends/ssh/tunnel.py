@@ -57,7 +57,7 @@ class Tunnel:
 
     @property
     def url(self) -> str:
-        """Address on this machine at which the server behind the tunnel answers."""
+        """Address on this machine at which the server of the other machine answers."""
         return f"http://127.0.0.1:{self.local_port}"
 
     @property
