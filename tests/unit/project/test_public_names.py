@@ -30,6 +30,7 @@ NAMES = {
     "RemoteBackend",
     "Scenario",
     "ServerConfig",
+    "SkyPilotBackend",
     "SshBackend",
     "Task",
     "TrainConfig",

@@ -92,8 +92,8 @@ class Cluster:
         )  # fmt: skip
         state = await self.state()
         if state is None or not state.is_up:
-            found = "there is no such cluster" if state is None else state.describe()
-            raise UnreachableError(f"SkyPilot launched {self.name!r}, and it is gone again: {found}")
+            what = "there is no such cluster" if state is None else state.describe()
+            raise UnreachableError(f"SkyPilot launched {self.name!r}, and it is gone again: {what}")
 
     async def stop(self) -> None:
         """Stop the machine and keep its disk.

@@ -202,8 +202,8 @@ def _back_up(root: Path, folder: Path) -> Iterator[tuple[str, tuple[Path, Seen]]
 
 
 def _seen(path: Path) -> Seen:
-    found = path.stat()
-    return Seen(found.st_size, found.st_mtime_ns)
+    status = path.stat()
+    return Seen(status.st_size, status.st_mtime_ns)
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:

@@ -26,10 +26,10 @@ def read_environment(path: Path) -> dict[str, str]:
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        found = _LINE.fullmatch(line)
-        if found is None:
+        match = _LINE.fullmatch(line)
+        if match is None:
             raise ConfigError(f"env_path: line {number} of {path} is not NAME=value", param="env_path")
-        name, value = found.groups()
+        name, value = match.groups()
         is_quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'"
         values[name] = value[1:-1] if is_quoted else value
     return values

@@ -66,9 +66,9 @@ class Sky:
             if ran.rc != 0 or version is None:
                 raise ConfigError(f"{path} is not SkyPilot's program: `{path} --version` gave {ran.text[-300:]!r}")
             if (int(version[1]), int(version[2])) < MIN_VERSION and int(version[1]) < 1:
-                wanted = ".".join(map(str, MIN_VERSION))
+                oldest = ".".join(map(str, MIN_VERSION))
                 raise ConfigError(
-                    f"{path} is SkyPilot {version[1]}.{version[2]}{version[3]}, and ART needs {wanted} or newer; renew "
+                    f"{path} is SkyPilot {version[1]}.{version[2]}{version[3]}, and ART needs {oldest} or newer; renew "
                     "it, or let ART make its own with `art launch --install-sky`"
                 )
             self._found = path
@@ -82,13 +82,13 @@ class Sky:
                 raise ConfigError(f"there is no program {named!r}; `sky` of SkyPilot was expected there")
             return path
         own = own_environment() / "bin" / "sky"
-        found = shutil.which("sky") or (str(own) if own.exists() else None)
-        if found is None:
+        program = shutil.which("sky") or (str(own) if own.exists() else None)
+        if program is None:
             raise ConfigError(
                 "there is no `sky` program: SkyPilot finds and rents the machines. `art launch --install-sky CLOUD` "
                 f"installs it into {own_environment()}; or name one in {EXECUTABLE_VARIABLE}"
             )
-        return found
+        return program
 
     async def run(
         self,

@@ -78,9 +78,9 @@ class SkyPilotBackend(SshBackend):
                 f"a cluster's name has up to 32 letters, digits, - and _, and begins with a letter; got {cluster!r}",
                 param="cluster",
             )
-        given: dict[str, Any] = {"gpu": gpu, "idle_minutes": idle_minutes}
-        given = {name: value for name, value in given.items() if value is not None}
-        self.config = dataclasses.replace(config or SkyConfig(), **given)
+        changes: dict[str, Any] = {"gpu": gpu, "idle_minutes": idle_minutes}
+        changes = {name: value for name, value in changes.items() if value is not None}
+        self.config = dataclasses.replace(config or SkyConfig(), **changes)
         folder = (install and install.folder) or f"~/.art/servers/{cluster}"
         install = dataclasses.replace(install or Install(), folder=folder, python=f"{folder}/venv/bin/python")
         if server_config is None and self.config.gpu is not None:
@@ -124,7 +124,7 @@ class SkyPilotBackend(SshBackend):
 
         Raises:
             ConfigError: neither `gpu` nor `resources` is given, or one of them is impossible.
-            MachineError: no machine can be had, or ART cannot be installed or started there.
+            MachineError: there is no machine for it, or ART cannot be installed or started there.
         """
         if gpu is None and resources is None:
             raise ConfigError('initialize_cluster needs `gpu`, such as "H100:1", or `resources`', param="gpu")
@@ -162,13 +162,13 @@ class SkyPilotBackend(SshBackend):
 
         Raises:
             ConfigError: there is no usable `sky`, or the machine is impossible as asked for.
-            MachineError: no machine can be had; or the lost one was idle, had data that is nowhere else, or was lost
+            MachineError: there is no machine for it; or the lost one was idle, had data that is nowhere else, or was lost
                 too often.
         """
         state = await self.cluster.state()
         if state is not None and state.is_up:
-            found = await self.server.status()
-            if found is not None and found.is_running:
+            server = await self.server.status()
+            if server is not None and server.is_running:
                 self._say(f"{self.cluster.name}: found, {state.describe()}")
                 await self._ask_costs()
                 return
@@ -190,7 +190,7 @@ class SkyPilotBackend(SshBackend):
         now = time.monotonic()
         self._relaunches = [at for at in self._relaunches if now - at < _DAY_S]
         if len(self._relaunches) >= self.config.num_relaunches:
-            raise MachineError(f"{what}, for the {len(self._relaunches) + 1}th time within a day; it is not replaced")
+            raise MachineError(f"{what}, after {len(self._relaunches)} others within a day; it is not replaced")
         self._relaunches.append(now)
         logger.warning(
             "%s: another one is launched (%d of %d)", what, len(self._relaunches), self.config.num_relaunches

@@ -64,10 +64,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def idle_minutes(text: str) -> int:
     """Read a time such as `30m`, `2h` or `45` (minutes)."""
-    found = re.fullmatch(r"(\d+)([mhd]?)", text)
-    if found is None:
+    match = re.fullmatch(r"(\d+)([mhd]?)", text)
+    if match is None:
         raise argparse.ArgumentTypeError(f"expected a time such as 30m or 2h, got {text!r}")
-    return int(found[1]) * _MINUTES[found[2] or "m"]
+    return int(match[1]) * _MINUTES[match[2] or "m"]
 
 
 def serves(cloud: str | None, args: argparse.Namespace) -> bool:

@@ -145,9 +145,9 @@ async def test_a_lost_machine_is_replaced_and_the_same_client_goes_on(
 @pytest.mark.parametrize(
     ("config", "idle_s", "num_lost", "words"),
     [
-        (SkyConfig(idle_minutes=10), 700, 0, "it was idle for 11 minutes, so it is not replaced"),
+        (SkyConfig(idle_minutes=10), 700, 0, r"it was idle for \d+ minutes, so it is not replaced"),
         (SkyConfig(pull_minutes=None), 0, 0, "and its data with it"),
-        (SkyConfig(num_relaunches=2), 0, 2, "for the 3th time within a day"),
+        (SkyConfig(num_relaunches=2), 0, 2, "after 2 others within a day"),
     ],
 )
 async def test_a_lost_machine_is_not_always_replaced(
@@ -174,8 +174,8 @@ async def test_when_the_watch_has_ended_the_data_comes_home_and_the_next_use_lau
     backend = new()
     client = await backend.open()
     write_data(sky, 3)
+    write_watch(sky, ended="idle for 25 minutes")  # before the server stops, as the watch does
     await backend.server.stop()
-    write_watch(sky, ended="idle for 25 minutes")
     with pytest.raises(MachineError, match="goes soon: idle for 25 minutes"):
         await backend.server.ensure()  # nothing is started on a machine that goes
     await backend._look_after()
