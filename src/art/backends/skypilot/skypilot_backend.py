@@ -124,7 +124,7 @@ class SkyPilotBackend(SshBackend):
 
         Raises:
             ConfigError: neither `gpu` nor `resources` is given, or one of them is impossible.
-            MachineError: there is no machine for it, or ART cannot be installed or started there.
+            MachineError: no machine is free, or ART cannot be installed or started there.
         """
         if gpu is None and resources is None:
             raise ConfigError('initialize_cluster needs `gpu`, such as "H100:1", or `resources`', param="gpu")
@@ -162,8 +162,8 @@ class SkyPilotBackend(SshBackend):
 
         Raises:
             ConfigError: there is no usable `sky`, or the machine is impossible as asked for.
-            MachineError: there is no machine for it; or the lost one was idle, had data that is nowhere else, or was lost
-                too often.
+            MachineError: no machine is free; or the lost one was idle, had data that is nowhere else, or was one of too
+                many.
         """
         state = await self.cluster.state()
         if state is not None and state.is_up:
