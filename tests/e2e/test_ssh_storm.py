@@ -6,11 +6,13 @@ printed (`pytest -s`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -250,6 +252,7 @@ def test_nothing_is_lost_when_tunnel_and_server_are_killed_ten_times_each(
     )
     check_steps(calm, stormy)
     check_history(laptop.folder / "log-stormy")
+    check_jobs(machine.home / ".art/servers/default/data/art.db")
     assert watch.num_looks > 10
     assert watch.seen == set()
     assert files_with(key, machine.home, machine.folder, laptop.folder) == [
@@ -275,6 +278,14 @@ def check_history(log_dir: Path) -> None:
     rows = [json.loads(line) for line in history.read_text().splitlines()]
     trained = [row["step"] for row in rows if "loss/train" in row]
     assert trained == list(range(1, NUM_STEPS + 1))
+
+
+def check_jobs(path: Path) -> None:
+    """On the server, each step of the stormy run is one job that succeeded, and no job is left half-way."""
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        jobs = [json.loads(row[0]) for row in database.execute("SELECT status FROM jobs")]
+    mine = [(job["step"], job["state"]) for job in jobs if job["name"] == "stormy"]
+    assert sorted(mine) == [(step, "succeeded") for step in range(1, NUM_STEPS + 1)]
 
 
 def test_checkpoints_come_home_and_down_leaves_nothing(launched: str, laptop: Laptop, machine: SshMachine) -> None:

@@ -48,6 +48,8 @@ class Tunnel:
         self.problem: str | None = None
         """Why the tunnel is not open, as far as that is known."""
         self._last_error: MachineError | None = None
+        self._said = ""
+        """The last words of the ssh process that ended last."""
         self._remote_port = remote_port
         self._chooses_port = local_port is None
         self._thread: threading.Thread | None = None
@@ -132,7 +134,7 @@ class Tunnel:
                 return
             self.problem, self._last_error = why.message, why
             if self.num_opened > num_opened:
-                logger.warning("the tunnel to %s broke and is opened again: %s", self.ssh.name, why.message)
+                logger.warning("the tunnel to %s broke (%s) and is opened again", self.ssh.name, self._said)
                 delay_s = FIRST_DELAY_S
             elif "Address already in use" in why.message and not self.num_opened:
                 if self._chooses_port:
@@ -179,7 +181,8 @@ class Tunnel:
             process.stdout.close()
             if not reader.is_alive():
                 process.stderr.close()
-        return self.ssh.explain("".join(errors) or f"ssh ended: {describe_exit(process.returncode)}")
+        self._said = (errors[-1].strip() if errors else "") or f"ssh ended: {describe_exit(process.returncode)}"
+        return self.ssh.explain("".join(errors) or self._said)
 
 
 def free_port() -> int:
