@@ -55,6 +55,8 @@ if command == "launch":
     if not os.path.exists(f"{{folder}}/home"):
         shutil.copytree(f"{{folder}}/pristine", f"{{folder}}/home", symlinks=True)
     open(f"{{folder}}/problem", "w").close()
+    if not os.path.exists(f"{{folder}}/setup-fails"):
+        open(f"{{folder}}/home/.art/servers/{{name}}/set-up", "w").close()
     state["clusters"].setdefault(name, {{"launched_at": int(time.time())}})["status"] = "UP"
     save()
     if state["failures"].get("after launch"):

@@ -187,7 +187,7 @@ def _back_up(root: Path, folder: Path) -> Iterator[tuple[str, tuple[Path, Seen]]
         if not path.exists():
             continue
         log = path.with_name(f"{path.name}-wal")
-        seen = [_seen(file) for file in (path, log) if file.exists() and file.stat().st_size]
+        seen = [_seen(path), *([_seen(log)] if log.exists() and log.stat().st_size else [])]
         backup = folder / path.name
         try:
             with (

@@ -7,11 +7,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from art.backends.skypilot.task_file import SET_UP
 from art.backends.ssh.remote_server import Progress, RemoteServer, ServerState
 from art.backends.ssh.ssh import shell_path
 from art.errors import MachineError, UnreachableError
 
 _QUESTION_TIMEOUT_S = 30.0
+_WAIT_S = 30
+"""Seconds that one command waits on the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,22 @@ class SkyServer(RemoteServer):
             return Watched(idle_s=max(0.0, float(now) - float(seen["last_active_at"])), ended=seen["ended"])
         except (ValueError, KeyError, TypeError) as error:
             raise UnreachableError(f"{self.ssh.name} answered about its watch with {content[:100]!r}") from error
+
+    async def until_set_up(self, timeout_s: float) -> None:
+        """Wait until the set-up of the task file has ended.
+
+        Raises:
+            MachineError: it has not within `timeout_s` seconds; SkyPilot's log of the job says why.
+        """
+        done_file = f"{shell_path(self.folder)}/{SET_UP}"
+        script = f"for second in $(seq {_WAIT_S}); do test -e {done_file} && exit 0; sleep 1; done; exit 3"
+        deadline = time.monotonic() + timeout_s
+        while (await self.ssh.run(script, timeout_s=_WAIT_S + _QUESTION_TIMEOUT_S)).rc != 0:
+            if time.monotonic() > deadline:
+                raise MachineError(
+                    f"the set-up of {self.name!r} did not end within {timeout_s / 60:.0f} minutes; "
+                    f"`sky logs {self.name}` says why"
+                )
 
     async def forget_watch(self) -> None:
         """Remove what an earlier watch has left."""

@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 60.0
 ASK_COSTS_EVERY_S = 300.0
+SET_UP_TIMEOUT_S = 3600.0
 _DAY_S = 86_400.0
 
 
@@ -207,6 +208,7 @@ class SkyPilotBackend(SshBackend):
         self._say(f"{self.cluster.name}: launching as {path} says (minutes)")
         timeout_s = self.config.launch_timeout_s
         await self.cluster.launch(path, timeout_s=timeout_s, on_line=lambda line: self._say(f"  sky: {line}"))
+        await self.server.until_set_up(SET_UP_TIMEOUT_S)
         await self.server.set_secrets(self.environment, api_key)
         await self.server.install(self._say)
         await self._bring_data_back()

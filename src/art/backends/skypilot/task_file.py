@@ -25,6 +25,8 @@ PYTHON_VERSION = "3.12"
 INSTALL_TIMEOUT_MINUTES = 60
 """How long the job waits for ART to be installed over ssh, where the task file does not install it itself."""
 HOOK_TIMEOUT_S = 1800
+SET_UP = "set-up"
+"""File in the server's folder that `setup` leaves at its end. SkyPilot may say that a machine is up before that."""
 
 
 def make_task(cluster: str, config: SkyConfig, *, folder: str, requirement: str | None) -> dict[str, Any]:
@@ -93,7 +95,7 @@ def _setup(config: SkyConfig, folder: str, requirement: str | None) -> str:
     where = shell_path(folder)
     lines = [
         "set -e",
-        f"umask 077; mkdir -p {where}",
+        f"umask 077; mkdir -p {where}; rm -f {where}/{SET_UP}",
         'export PATH="$HOME/.local/bin:$PATH"',
         "command -v uv > /dev/null || python3 -m pip install --user uv",
         f"[ -x {_python(folder)} ] || uv venv --seed --python {PYTHON_VERSION} {where}/venv",
@@ -105,6 +107,7 @@ def _setup(config: SkyConfig, folder: str, requirement: str | None) -> str:
         ]
     if requirement is not None:
         lines.append(f"{_python(folder)} -m pip install {shlex.quote(requirement)}")
+    lines.append(f"touch {where}/{SET_UP}")
     return "\n".join(lines) + "\n"
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from art.backends.skypilot import SkyConfig, SkyPilotBackend
+from art.backends.skypilot import SkyConfig, SkyPilotBackend, sky_server, skypilot_backend
 from art.backends.ssh import ssh_backend
 from art.backends.ssh.launched import Launched
 from art.errors import ArtError, BudgetError, ConfigError, MachineError
@@ -106,6 +106,17 @@ async def test_a_machine_without_the_gpu_that_was_asked_for_is_no_server(sky: Fa
     with pytest.raises(MachineError, match="there is no CUDA device"):
         await SkyPilotBackend("H100:1", cluster=CLUSTER).open()
     assert Launched().names() == [CLUSTER]  # the machine costs money, so it is known
+
+
+@pytest.mark.slow
+async def test_a_set_up_that_does_not_end_is_said(
+    sky: FakeSky, new: NewBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sky_server, "_WAIT_S", 1)
+    monkeypatch.setattr(skypilot_backend, "SET_UP_TIMEOUT_S", 0.0)
+    (sky.folder / "setup-fails").touch()
+    with pytest.raises(MachineError, match="`sky logs default` says why"):
+        await new().open()
 
 
 @pytest.mark.slow

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from art.backends.skypilot.task_file import make_task, write_yaml
 from art.backends.ssh import Install
 
 FOLDER = "~/.art/servers/art"
+ROOT = Path(__file__).parents[4]
 
 
 def task(config: SkyConfig, requirement: str | None = None) -> dict[str, Any]:
@@ -66,3 +70,46 @@ def test_a_released_art_is_installed_by_the_setup_and_a_checkout_over_ssh() -> N
     released = SkyPilotBackend(install=Install(source="agent-reinforcement-trainer[local]==0.1.0"))
     assert "pip install 'agent-reinforcement-trainer[local]==0.1.0'" in released.task()
     assert "pip install" not in SkyPilotBackend().task().partition("uv venv")[2]  # the tests run from a checkout
+
+
+def test_the_scripts_do_on_a_machine_what_they_say(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    programs = home / ".local" / "bin"
+    programs.mkdir(parents=True)
+    uv = programs / "uv"
+    interpreter = f'#!/bin/sh\\nPYTHONPATH={ROOT}/src exec {sys.executable} \\"\\$@\\"\\n'
+    uv.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/uv-calls\nfor last; do :; done\nmkdir -p "$last/bin"\n'
+        f'printf "{interpreter}" > "$last/bin/python"\nchmod +x "$last/bin/python"\n'
+    )
+    uv.chmod(0o755)
+    volume, bucket = tmp_path / "volume", tmp_path / "bucket"
+    volume.mkdir()
+    server = home / ".art" / "servers" / "art"
+
+    def shell(script: str) -> str:
+        for path, here in (("/art-volume", volume), ("/art-bucket", bucket)):
+            script = script.replace(path, str(here))
+        done = subprocess.run(
+            ["bash", "-c", script], capture_output=True, text=True, timeout=120, cwd=tmp_path,
+            env={"HOME": str(home), "PATH": "/usr/bin:/bin"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    for _ in range(2):  # SkyPilot runs it again on a machine that is there
+        shell(task(SkyConfig(volume="alice-disk"))["setup"])
+    assert (tmp_path / "uv-calls").read_text() == f"venv --seed --python 3.12 {server}/venv\n"
+    (server / "data" / "art.db").touch()
+    assert (volume / "data" / "art.db").exists()
+    assert (server / "set-up").exists()
+    (server / "keeper.py").write_text(f"open({str(tmp_path / 'stopped')!r}, 'w').write('yes')")
+    made = task(SkyConfig(bucket="s3://mine"))
+    printed = shell(made["run"].replace("--idle-minutes 25", "--idle-minutes 0 --poll-s 0"))
+    assert "stopping the server" in printed
+    assert (tmp_path / "stopped").exists()
+    assert (bucket / "art" / "art" / "art.db").exists()  # the last copy
+    (bucket / "art" / "art" / "art.db").unlink()
+    (bucket / "art" / "art" / ".copied.json").unlink()
+    shell(made["config"]["hooks"][0]["run"])
+    assert (bucket / "art" / "art" / "art.db").exists()
