@@ -80,9 +80,10 @@ class SkyServer(RemoteServer):
                     f"`sky logs {self.name}` says why"
                 )
 
-    async def forget_watch(self) -> None:
-        """Remove what an earlier watch has left."""
-        await self.ssh.run(f"rm -f {shell_path(self.folder)}/watch.json", timeout_s=_QUESTION_TIMEOUT_S)
+    async def forget_job(self) -> None:
+        """Remove what an earlier job of the task file has left: that it was set up, and what its watch saw."""
+        files = " ".join(f"{shell_path(self.folder)}/{name}" for name in ("watch.json", SET_UP))
+        await self.ssh.run(f"rm -f {files}", timeout_s=_QUESTION_TIMEOUT_S)
 
     async def has_data(self) -> bool:
         """Whether a server has worked in the data directory."""

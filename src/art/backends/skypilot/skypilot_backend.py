@@ -202,7 +202,7 @@ class SkyPilotBackend(SshBackend):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         await asyncio.to_thread(write_file, path, self.task().encode())
         if state is not None and state.is_up:
-            await self.server.forget_watch()
+            await self.server.forget_job()
         api_key = self._known_key()
         self._save_record(api_key or "")  # before the launch: a machine that costs money is never unknown
         self._say(f"{self.cluster.name}: launching as {path} says (minutes)")
