@@ -12,7 +12,7 @@ VLLM_INSTALLED := $(VLLM_VENV)/.installed
 # Where vLLM is, for what uses it; another interpreter may be named from outside.
 export ART_VLLM_PYTHON ?= $(if $(wildcard $(VLLM_INSTALLED)),$(abspath $(VLLM_VENV)/bin/python))
 
-.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards test-integrations test-clients test-sinks test-page notebooks test-notebooks fuzz test-gpu lint format types bench bench-gpu pages docs clean
+.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards test-integrations test-clients test-sinks test-page test-skypilot notebooks test-notebooks fuzz test-gpu lint format types bench bench-gpu pages docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 20
@@ -129,6 +129,16 @@ test-clients: $(INSTALLED) $(CLIENTS:%=.venv-clients-%/.installed) .venv-clients
 test-sinks: .venv-sinks/.installed .venv-sinks-phoenix/.installed ## each tracker with its real library, offline: killed and resumed runs, read back
 	@echo "== Running the tests of trackers"
 	ART_PHOENIX_PYTHON=$(abspath .venv-sinks-phoenix/bin/python) .venv-sinks/bin/python -m pytest tests/sinks tests/unit/sinks $(ARGS)
+
+.venv-skypilot/.installed: Makefile
+	@echo "== Creating .venv-skypilot and installing SkyPilot into it"
+	$(PYTHON) -m venv .venv-skypilot
+	.venv-skypilot/bin/python -m pip install --quiet --disable-pip-version-check 'skypilot[kubernetes]>=0.14'
+	@touch $@
+
+test-skypilot: $(INSTALLED) .venv-skypilot/.installed ## the real SkyPilot, without account: reads our task files and chooses machines from a small catalogue
+	@echo "== Running the tests with SkyPilot"
+	ART_SKYPILOT_PYTHON=$(abspath .venv-skypilot/bin/python) $(BIN)/python -m pytest -m "slow or not slow" tests/unit/backends/skypilot $(ARGS)
 
 .venv-page/.installed: pyproject.toml
 	@echo "== Creating .venv-page and installing the extra local and Playwright into it"

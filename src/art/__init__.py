@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from art.backends.local import LocalBackend
     from art.backends.remote import RemoteBackend
     from art.backends.serverless.serverless_backend import ServerlessBackend
+    from art.backends.skypilot.skypilot_backend import SkyPilotBackend
     from art.backends.ssh.ssh_backend import SshBackend
     from art.capture.context import capture_auto_trajectory as capture_auto_trajectory
     from art.capture.context import capture_yielded_trajectory as capture_yielded_trajectory
@@ -73,6 +74,7 @@ __all__ = [
     "Scenario",
     "ServerConfig",
     "ServerlessBackend",
+    "SkyPilotBackend",
     "SshBackend",
     "Task",
     "TrainConfig",
@@ -110,6 +112,7 @@ _LAZY_NAMES = {
         "art.backends.local": ("LocalBackend",),
         "art.backends.remote": ("RemoteBackend",),
         "art.backends.serverless.serverless_backend": ("ServerlessBackend",),
+        "art.backends.skypilot.skypilot_backend": ("SkyPilotBackend",),
         "art.backends.ssh.ssh_backend": ("SshBackend",),
         "art.capture.context": ("capture_auto_trajectory", "capture_yielded_trajectory", "yield_trajectory"),
         "art.gather": ("gather_trajectories", "gather_trajectory_groups"),

@@ -1,5 +1,6 @@
-"""Raises an error for `SkyPilotBackend`, which older code imports from here, that says what to use today."""
+"""`SkyPilotBackend` under its older name, which older code imports from here."""
 
-from art.compat.refused import refuse
+from art.backends.skypilot.sky_config import SkyConfig
+from art.backends.skypilot.skypilot_backend import SkyPilotBackend
 
-refuse("art", "SkyPilotBackend")
+__all__ = ["SkyConfig", "SkyPilotBackend"]

@@ -23,7 +23,7 @@ _PIPELINE = "use `art.trajectory_group_batches(groups, batch_size=...)`, which t
 
 REFUSED: dict[str, dict[str, str]] = {
     "art": {
-        **dict.fromkeys(("SkyPilotBackend", "TinkerBackend", "TinkerNativeBackend"), _SERVER),
+        **dict.fromkeys(("TinkerBackend", "TinkerNativeBackend"), _SERVER),
         "MegatronBackend": "use `art.LocalBackend`; `TrainerConfig(num_processes=...)` trains on several GPUs",
         "PipelineTrainer": _PIPELINE,
         "make_group_rollout_fn": _PIPELINE,

@@ -17,8 +17,6 @@ from art.utils import get_repo_root_path, strip_logprobs
     ("statement", "advice"),
     [
         ("from art import TinkerBackend", r"art-server.*art\.RemoteBackend"),
-        ("from art import SkyPilotBackend", r"art\.RemoteBackend"),
-        ("from art.skypilot import SkyPilotBackend", r"art\.RemoteBackend"),
         ("from art.utils.deployment import TogetherDeploymentConfig, deploy_model", r"backend\.export.*backend\.push"),
         ("from art.utils import deploy_model", r"backend\.export"),
         ("from art.utils.s3 import pull_model_from_s3", r"backend\.pull"),

@@ -31,6 +31,7 @@ NAMES = {
     "Scenario",
     "ServerConfig",
     "ServerlessBackend",
+    "SkyPilotBackend",
     "SshBackend",
     "Task",
     "TrainConfig",

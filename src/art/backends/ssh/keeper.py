@@ -7,6 +7,7 @@ read their input as JSON from standard input, where no other user sees it, and p
     FOLDER/venv/                 the virtual environment; installed.json says what is in it, install.log how it got in
     FOLDER/api.key               the API key, readable for its owner only
     FOLDER/settings.json         settings and port of the server
+    FOLDER/environment.json      variables for the server, such as HF_TOKEN; readable for its owner only, and optional
     FOLDER/state.json            the port and the process ids of the server that runs, or why it does not
     FOLDER/server.log            what the server prints
     FOLDER/data/                 its data directory
@@ -33,6 +34,7 @@ from typing import IO, Any
 FOLDER = Path(__file__).resolve().parent
 PYTHON = FOLDER / "venv" / "bin" / "python"
 KEY, SETTINGS, STATE = FOLDER / "api.key", FOLDER / "settings.json", FOLDER / "state.json"
+ENVIRONMENT = FOLDER / "environment.json"
 SERVER_LOG, INSTALL_LOG, INSTALLED = FOLDER / "server.log", FOLDER / "install.log", FOLDER / "installed.json"
 MAX_LOG_BYTES = 32 << 20
 OLD_SERVER_S = 15.0
@@ -351,6 +353,7 @@ def describe(status: int) -> str:
 def serve() -> None:
     """Become the server. The key is set after the start of the process, so no list of processes shows it."""
     sys.path[:] = [path for path in sys.path if path != str(FOLDER)]
+    os.environ |= read(ENVIRONMENT)
     os.environ["ART_API_KEY"] = KEY.read_text()
     config = json.dumps(read(SETTINGS)["config"])
     art_server = importlib.import_module("art.cli.server")  # of the environment there, and not of the client's

@@ -116,6 +116,15 @@ class SshBackend(Backend):
         It is called before the first connection, and again while the machine cannot be reached.
         """
 
+    @property
+    def kept_data(self) -> str:
+        """Where the data directory is after `down`, in words."""
+        return f"{self.server.data_dir} on {self.ssh.name}"
+
+    async def describe(self) -> tuple[bool, str]:
+        """Return whether the machine is there to be asked, and what is known about it besides its server."""
+        return True, ""
+
     async def _connect(self, state: ServerState) -> ArtClient:
         tunnel = Tunnel(self.ssh, state.port, local_port=self.local_port)
         await tunnel.open()

@@ -42,7 +42,7 @@ class Tunnel:
             local_port: port on the loopback of this machine; by default a free one.
         """
         self.ssh = ssh
-        self.local_port = local_port or _free_port()
+        self.local_port = local_port or free_port()
         self.num_opened = 0
         """How often the tunnel was opened: once, and once more after each break."""
         self.problem: str | None = None
@@ -138,7 +138,7 @@ class Tunnel:
                 delay_s = FIRST_DELAY_S
             elif "Address already in use" in why.message and not self.num_opened:
                 if self._chooses_port:
-                    self.local_port = _free_port()  # another program took it meanwhile
+                    self.local_port = free_port()  # another program took it meanwhile
                 else:
                     self._last_error = MachineError(f"port {self.local_port} of this machine is in use; choose another")
             self._is_closing.wait(delay_s)
@@ -185,7 +185,8 @@ class Tunnel:
         return self.ssh.explain("".join(errors) or self._said)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of this machine's loopback that nobody listens on now."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port: int = sock.getsockname()[1]
         return port

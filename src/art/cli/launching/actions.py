@@ -21,6 +21,8 @@ _COLUMNS = ("name", "kind", "machine", "state", "version", "starts", "launched",
 async def launch(launched: Launched, args: argparse.Namespace) -> int:
     """Install and start a server, record it, and print how to use it."""
     kind = kind_for(args)
+    if await kind.do_instead(args):
+        return 0
     backend = kind.new_backend(args, args.name)
     async with backend:
         client = await backend.open()
@@ -58,11 +60,14 @@ async def _row(record: LaunchRecord) -> tuple[str, ...]:
     backend = kind_named(record.kind).backend(record)
     version = starts = "-"
     try:
-        state = await backend.server.status()
+        is_up, words = await backend.describe()
+        state = await backend.server.status() if is_up else None
     except ArtError as error:
         words = f"unknown: {error.message.splitlines()[0]}"
     else:
-        words = "nothing installed" if state is None else "running" if state.is_running else "stopped"
+        if is_up:
+            server = "nothing installed" if state is None else "running" if state.is_running else "stopped"
+            words = f"{server}; {words}" if words else server
         if state is not None:
             words += f" ({state.failure})" if state.failure else ""
             version, starts = state.version, str(state.num_starts)
@@ -117,7 +122,7 @@ async def down(launched: Launched, record: LaunchRecord, args: argparse.Namespac
     backend = kind_named(record.kind).backend(record)
     await backend.down(delete_data=args.delete_data)
     launched.forget(record.name)
-    kept = "" if args.delete_data else f"; its data stays in {backend.server.data_dir} on {backend.ssh.name}"
+    kept = "" if args.delete_data else f"; its data stays in {backend.kept_data}"
     _note(f"{record.name} is down{kept}")
     return 0
 

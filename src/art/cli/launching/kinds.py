@@ -13,18 +13,24 @@ from art.backends.ssh.launched import LaunchRecord
 from art.backends.ssh.ssh_backend import SshBackend
 from art.errors import ConfigError
 
-KINDS = {"ssh": "art.cli.launching.ssh_kind"}
+KINDS = {"ssh": "art.cli.launching.ssh_kind", "skypilot": "art.cli.launching.sky_kind"}
 """Modules by the name of the kind."""
 
 
 class Kind(Protocol):
     """What a module of a kind has."""
 
+    OPTIONS: tuple[str, ...]
+    """Names of the options that only this kind has."""
+
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add the options that only this kind has. No module of weight may be imported for it."""
 
     def serves(self, cloud: str | None, args: argparse.Namespace) -> bool:
         """Whether this kind is meant by `--cloud CLOUD`, or, without one, by the other options."""
+
+    async def do_instead(self, args: argparse.Namespace) -> bool:
+        """Do what an option asks for in place of a launch, and return whether one did."""
 
     def new_backend(self, args: argparse.Namespace, name: str | None) -> SshBackend:
         """Make the backend for a launch; it is not opened."""
@@ -55,6 +61,15 @@ def kind_for(args: argparse.Namespace) -> Kind:
     """
     for name in KINDS:
         if (kind := kind_named(name)).serves(args.cloud, args):
+            _check_options(name, args)
             return kind
     what = f"--cloud {args.cloud} is not known" if args.cloud else "nothing says where"
-    raise ConfigError(f"{what}; try `art launch --cloud ssh --host USER@MACHINE`")
+    raise ConfigError(f"{what}; try `art launch --gpu H100:1`, or `art launch --cloud ssh --host USER@MACHINE`")
+
+
+def _check_options(chosen: str, args: argparse.Namespace) -> None:
+    """Refuse options that only another kind has, rather than ignore them."""
+    for name in KINDS:
+        for option in () if name == chosen else kind_named(name).OPTIONS:
+            if getattr(args, option) not in (None, False):
+                raise ConfigError(f"--{option.replace('_', '-')} is for machines of the kind {name!r}, not {chosen!r}")

@@ -1,5 +1,6 @@
 """`art launch`: start an ART server on another machine, and look after it.
 
+    art launch --gpu H100:1 --idle 30m --budget 40          on a machine that SkyPilot rents
     art launch --cloud ssh --host alice@gpu-box --gpu --model qwen-2.5-7b
     art launch status
     art launch tunnel gpu-box                    keep it running: it makes the server reachable here
@@ -31,10 +32,15 @@ _NAMED = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cloud", help="where: ssh for a machine that exists (default: what the other options mean)")
+    parser.add_argument(
+        "--cloud", help="where: ssh for a machine that exists, or a cloud of SkyPilot's: aws, gcp, kubernetes ... "
+        "(default: what the other options mean)",
+    )  # fmt: skip
     parser.add_argument("--name", help="of the server and of its record (default: that of the machine)")
     parser.add_argument("--model", action="append", dest="models", metavar="MODEL", help="base model to load first")
-    parser.add_argument("--gpu", nargs="?", const=True, help="do not start without a CUDA device")
+    parser.add_argument(
+        "--gpu", nargs="?", const=True, help="do not start without a CUDA device; with a value: rent such a machine"
+    )
     parser.add_argument(
         "--source", help="what to install: index, a wheel, a folder of ART's source (default: what runs here)"
     )

@@ -12,6 +12,8 @@ from art.backends.ssh.ssh_backend import SshBackend
 from art.config import ServerConfig
 from art.errors import ConfigError
 
+OPTIONS = ("host", "ssh_port", "identity", "ssh_config")
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     options = parser.add_argument_group("machines reached by ssh (--cloud ssh)")
@@ -23,6 +25,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def serves(cloud: str | None, args: argparse.Namespace) -> bool:
     return cloud == "ssh" or (cloud is None and args.host is not None)
+
+
+async def do_instead(args: argparse.Namespace) -> bool:
+    return False
 
 
 def new_backend(args: argparse.Namespace, name: str | None) -> SshBackend:

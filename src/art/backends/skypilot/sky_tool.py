@@ -1,0 +1,204 @@
+"""SkyPilot's program `sky`: found, installed on request, and run.
+
+SkyPilot is used as a program from an environment of its own, since the versions that it needs fight those of others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from art.backends.skypilot.failures import explain
+from art.errors import ConfigError, MachineError, UnreachableError
+
+EXECUTABLE_VARIABLE = "ART_SKY"
+MIN_VERSION = (0, 14)
+"""The first release with which this part was tried: JSON answers of `sky status`, hooks before a machine goes."""
+QUESTION_TIMEOUT_S = 300.0
+"""Seconds for an answer. The first question also starts SkyPilot's own server on this machine."""
+INSTALL_TIMEOUT_S = 1800.0
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How `sky` ended, and what it wrote, without colours."""
+
+    rc: int
+    stdout: str
+    stderr: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.stdout}\n{self.stderr}".strip()
+
+
+class Sky:
+    """The program `sky`, which is looked for when it is first needed."""
+
+    def __init__(self, executable: str | Path | None = None) -> None:
+        """
+        Args:
+            executable: path of the program; by default that of ART_SKY, then `sky` on PATH, then the one that
+                `install_sky` has made.
+        """
+        self._executable = str(executable) if executable else None
+        self._found: str | None = None
+
+    async def find(self) -> str:
+        """Return the path of the program, whose version has been checked.
+
+        Raises:
+            ConfigError: there is none, or it is too old.
+        """
+        if self._found is None:
+            path = self._locate()
+            ran = await _run([path, "--version"], QUESTION_TIMEOUT_S)
+            version = re.search(r"version (\d+)\.(\d+)(\S*)", ran.text)
+            if ran.rc != 0 or version is None:
+                raise ConfigError(f"{path} is not SkyPilot's program: `{path} --version` gave {ran.text[-300:]!r}")
+            if (int(version[1]), int(version[2])) < MIN_VERSION and int(version[1]) < 1:
+                oldest = ".".join(map(str, MIN_VERSION))
+                raise ConfigError(
+                    f"{path} is SkyPilot {version[1]}.{version[2]}{version[3]}, and ART needs {oldest} or newer; renew "
+                    "it, or let ART make its own with `art launch --install-sky`"
+                )
+            self._found = path
+        return self._found
+
+    def _locate(self) -> str:
+        named = self._executable or os.environ.get(EXECUTABLE_VARIABLE)
+        if named:
+            path = shutil.which(str(Path(named).expanduser()))
+            if path is None:
+                raise ConfigError(f"there is no program {named!r}; `sky` of SkyPilot was expected there")
+            return path
+        own = own_environment() / "bin" / "sky"
+        program = shutil.which("sky") or (str(own) if own.exists() else None)
+        if program is None:
+            raise ConfigError(
+                "there is no `sky` program: SkyPilot finds and rents the machines. `art launch --install-sky CLOUD` "
+                f"installs it into {own_environment()}; or name one in {EXECUTABLE_VARIABLE}"
+            )
+        return program
+
+    async def run(
+        self,
+        *arguments: str,
+        timeout_s: float = QUESTION_TIMEOUT_S,
+        on_line: Callable[[str], None] | None = None,
+    ) -> Ran:
+        """Run `sky`, and wait for its end.
+
+        Args:
+            on_line: called with each line of standard output as it comes.
+
+        Raises:
+            ConfigError: there is no usable `sky`, or what was asked for is impossible.
+            MachineError, UnreachableError: SkyPilot failed, or gave no answer in time.
+        """
+        path = await self.find()
+        ran = await _run([path, *arguments], timeout_s, on_line)
+        # `sky stop` and `sky down` exit with 0 even if they fail.
+        if ran.rc != 0 or "Cluster(s) failed" in ran.text:
+            raise explain(f"sky {arguments[0]}", ran.text)
+        return ran
+
+    async def ask(self, *arguments: str) -> list[dict[str, Any]]:
+        """Run a command of `sky` that answers in JSON, and return its rows.
+
+        Raises:
+            UnreachableError: the answer is no JSON.
+        """
+        ran = await self.run(*arguments, "-o", "json")
+        # Lines for people may come before it, such as "Cluster(s) not found".
+        start = re.search(r"^\[", ran.stdout, re.MULTILINE)
+        try:
+            rows: list[dict[str, Any]] = json.loads(ran.stdout[start.start() :] if start else "")
+        except ValueError as error:
+            raise UnreachableError(
+                f"`sky {' '.join(arguments)}` gave no JSON: {ran.text[-300:]!r}; which version of SkyPilot is it?"
+            ) from error
+        return rows
+
+
+def own_environment() -> Path:
+    """Folder of the virtual environment that `install_sky` makes."""
+    return Path.home() / ".art" / "skypilot"
+
+
+async def install_sky(cloud: str, on_line: Callable[[str], None]) -> Path:
+    """Install SkyPilot into an environment of its own, which no other package shares.
+
+    Args:
+        cloud: name of the extra of SkyPilot to install, such as `aws`, `gcp` or `kubernetes`.
+
+    Returns:
+        Path of `sky`.
+
+    Raises:
+        ConfigError: the name is malformed.
+        MachineError: the installation failed.
+    """
+    if not re.fullmatch(r"[a-z0-9-]+", cloud):
+        raise ConfigError(f"a cloud is a name like aws, gcp or kubernetes, got {cloud!r}")
+    folder, package = own_environment(), f"skypilot[{cloud}]>={'.'.join(map(str, MIN_VERSION))}"
+    python = folder / "bin" / "python"
+    uv = shutil.which("uv")
+    if uv:
+        commands = [
+            [uv, "venv", "--allow-existing", str(folder)],
+            [uv, "pip", "install", "--python", str(python), package],
+        ]
+    else:
+        commands = [[sys.executable, "-m", "venv", str(folder)], [str(python), "-m", "pip", "install", package]]
+    for command in commands:
+        ran = await _run(command, INSTALL_TIMEOUT_S, on_line)
+        if ran.rc != 0:
+            raise MachineError(f"installing SkyPilot into {folder} failed: {ran.text[-1500:]}")
+    return folder / "bin" / "sky"
+
+
+async def _run(command: list[str], timeout_s: float, on_line: Callable[[str], None] | None = None) -> Ran:
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        start_new_session=True, limit=1 << 20,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(timeout_s):
+            stdout, stderr, _ = await asyncio.gather(
+                _lines(process.stdout, on_line), process.stderr.read(), process.wait()
+            )
+    except TimeoutError:
+        what = " ".join(command[:2])
+        raise UnreachableError(f"`{what}` did not end within {timeout_s:.0f} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode is not None and process.returncode < 0:
+        raise UnreachableError(f"`{' '.join(command[:2])}` was killed by signal {-process.returncode}")
+    return Ran(process.returncode or 0, stdout, _plain(stderr.decode(errors="replace")))
+
+
+async def _lines(stdout: asyncio.StreamReader, on_line: Callable[[str], None] | None) -> str:
+    lines = []
+    while line := await stdout.readline():
+        lines.append(_plain(line.decode(errors="replace")))
+        if on_line is not None and lines[-1].strip():
+            on_line(lines[-1].rstrip())
+    return "".join(lines)
+
+
+def _plain(text: str) -> str:
+    return _COLOUR.sub("", text)
