@@ -22,6 +22,7 @@ from art.backends.ssh import Install
 from art.errors import ConfigError, ConflictError, NotFoundError, NothingTrainableError, TrajectoryError
 from art.testing.tiny.build import build_tiny_model
 from tests.support.fake_serverless import BASE_MODEL, FakeServerless
+from tests.support.fake_sky import CLUSTER, FakeSky
 from tests.support.fake_ssh import FakeMachine
 from tests.support.serverless_runs import open_backend
 
@@ -86,22 +87,29 @@ async def serverless(machine: Machine, folder: Path) -> AsyncIterator[Opened]:
         await opened[-1].close()
 
 
-@contextlib.asynccontextmanager
-async def ssh(machine: Machine, folder: Path) -> AsyncIterator[Opened]:
-    """A real `art-server` on the machine of a fake ssh."""
+def other_machine(folder: Path) -> FakeMachine:
+    """The machine of a fake ssh, with a real `art-server`."""
     other = FakeMachine(folder / "machine")
     python = other.python.read_text().replace(str(other.folder / "modules"), str(Path(art.__file__).parents[1]))
     other.python.write_text(python.replace(f"{sys.executable} -S", sys.executable))
+    return other
+
+
+@contextlib.asynccontextmanager
+async def over_ssh(
+    machine: Machine, other: FakeMachine, open_one: Callable[[], art.SshBackend]
+) -> AsyncIterator[Opened]:
     opened: list[art.Backend] = []
 
     async def reopen() -> art.Backend:
         if opened:
             await opened[-1].close()
-        opened.append(art.SshBackend("box", install=Install(source="art==1.2.3", extras=()), show_progress=False))
+        opened.append(open_one())
         return opened[-1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{other.bin_dir}{os.pathsep}{os.environ['PATH']}")
+        patch.setenv("ART_LAUNCHED_DIR", str(other.folder / "launched"))
         try:
             yield Opened(await reopen(), machine.base_model, reopen)
             await opened[-1].close()
@@ -109,10 +117,24 @@ async def ssh(machine: Machine, folder: Path) -> AsyncIterator[Opened]:
             other.kill()
 
 
+def ssh(machine: Machine, folder: Path) -> contextlib.AbstractAsyncContextManager[Opened]:
+    install = Install(source="art==1.2.3", extras=())
+    return over_ssh(machine, other_machine(folder), lambda: art.SshBackend("box", install=install, show_progress=False))
+
+
+def skypilot(machine: Machine, folder: Path) -> contextlib.AbstractAsyncContextManager[Opened]:
+    """The same machine, launched by a fake `sky`."""
+    other = other_machine(folder)
+    FakeSky(other)
+    install = Install(source="art==1.2.3", extras=())
+    return over_ssh(machine, other, lambda: art.SkyPilotBackend(cluster=CLUSTER, install=install))
+
+
 KINDS: dict[str, Callable[[Machine, Path], contextlib.AbstractAsyncContextManager[Opened]]] = {
     "LocalBackend": local,
     "RemoteBackend": remote,
     "ServerlessBackend": serverless,
+    "SkyPilotBackend": skypilot,
     "SshBackend": ssh,
 }
 
@@ -125,7 +147,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     asyncio.run(backend.close())
 
 
-SLOW = {"LocalBackend", "SshBackend"}
+SLOW = {"LocalBackend", "SkyPilotBackend", "SshBackend"}
 """Kinds whose servers start again in each run of a script, which takes seconds."""
 
 
