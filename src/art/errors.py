@@ -62,6 +62,10 @@ class ConflictError(RequestError, code="conflict"):
     """The request contradicts what the server has stored, for example by changing a finished rollout."""
 
 
+class PromotionError(ConflictError, code="promotion_refused"):
+    """A checkpoint does not pass the gate of its promotion. The one that was promoted before stays."""
+
+
 class RequestTimeoutError(RequestError, code="request_timeout"):
     """The client sent the body of its request too slowly."""
 

@@ -48,16 +48,6 @@ class CheckpointList(Wire):
     """All checkpoints, in the order of steps."""
 
 
-class Promotion(Wire):
-    """The promoted checkpoint of a model."""
-
-    step: int
-    inference_name: str
-    """Value of `model` in chat requests that this checkpoint answers, whatever is trained: `project/name@promoted`."""
-    previous_step: int | None
-    """Step that was promoted before this call; null if none was."""
-
-
 class FileInfo(Wire):
     name: str
     size: int

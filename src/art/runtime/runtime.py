@@ -40,6 +40,8 @@ from art.runtime.model_checkpoints import ModelCheckpoints
 from art.runtime.models import Models
 from art.runtime.placement.default_engine import with_engine
 from art.runtime.placement.devices import find_devices
+from art.runtime.promotion.history import PromotionStore
+from art.runtime.promotion.promotions import Promotions
 from art.runtime.registration import Registration
 from art.runtime.registry import Registry
 from art.runtime.resolver import PolicyResolver
@@ -83,6 +85,8 @@ class Runtime:
         self.overview = Overview(self.models, self._hosts, self.jobs, self.gateway)
         self.jobs.on_news = self.overview.note
         self.checkpoints = ModelCheckpoints(self.models, self.jobs, self._metrics, config.llama_cpp)
+        self._promotion_store = PromotionStore(self._database)
+        self.promotions = Promotions(self.models, self._promotion_store, self.checkpoints.changing)
         self.registration = Registration(self._registry, self.models, self._hosts, self.jobs, self._check_directory)
         preflight = Preflight() if config.preflight else None
         self.training = Submission(
@@ -131,6 +135,7 @@ class Runtime:
         await self._registry.start()
         await self.jobs.store.start()
         await self._metrics.start()
+        await self._promotion_store.start()
         await self._recorder.start()
         for model in await self._registry.models():
             self.models.by_key[model.key] = model

@@ -11,11 +11,11 @@ from art.protocol.checkpoint_calls import (
     FileList,
     ForkRequest,
     MetricsRow,
-    Promotion,
     PullRequest,
     PushRequest,
     Recorded,
 )
+from art.protocol.organisation.promotions import PromoteRequest, Promotion, PromotionHistory
 from art.protocol.training import DeleteCheckpointsRequest, DeleteCheckpointsResponse, JobStatus
 from art.server.call import Call, Route
 from art.server.files import send_file
@@ -36,7 +36,18 @@ async def delete_checkpoints(call: Call) -> DeleteCheckpointsResponse:
 
 async def promote(call: Call) -> Promotion:
     """Make a checkpoint the one that `project/name@promoted` means, and keep it from every deletion."""
-    return await call.runtime.checkpoints.promote(*_model(call), _step(call))
+    return await call.runtime.promotions.promote(*_model(call), PromoteRequest(step=_step(call)), call.caller.key_id)
+
+
+async def promote_by_gate(call: Call) -> Promotion:
+    """Promote a checkpoint if its held-out improvement over the promoted one is certain enough; 409 if it is not."""
+    request = await call.body(PromoteRequest)
+    return await call.runtime.promotions.promote(*_model(call), request, call.caller.key_id)
+
+
+async def list_promotions(call: Call) -> PromotionHistory:
+    """The decisions about the promoted checkpoint of a model, oldest first, refusals included."""
+    return await call.runtime.promotions.history(*_model(call))
 
 
 async def list_files(call: Call) -> FileList:
@@ -110,6 +121,10 @@ ROUTES = [
         response=DeleteCheckpointsResponse, from_page=True,
     ),
     Route("POST", f"{_STEP}/promote", promote, scope="train", response=Promotion, from_page=True),
+    Route(
+        "POST", f"{_MODEL}/promotions", promote_by_gate, scope="train", request=PromoteRequest, response=Promotion
+    ),
+    Route("GET", f"{_MODEL}/promotions", list_promotions, scope="infer", response=PromotionHistory, from_page=True),
     Route("GET", f"{_STEP}/files", list_files, scope="train", response=FileList, from_page=True),
     Route("GET", f"{_STEP}/files/{{file}}", get_file, scope="train", media=_BYTES, from_page=True),
     Route("GET", f"{_EXPORT}/files", list_files, scope="train", response=FileList, from_page=True),
