@@ -88,6 +88,10 @@ class OverloadedError(RequestError, code="overloaded"):
     """Seconds until the next try. The OpenAI client waits this long each time, so its 30 tries last minutes."""
 
 
+class QuotaError(RequestError, code="quota_exceeded"):
+    """The project has used up what it may in this month. Running work ends as usual; further work is refused."""
+
+
 class TrajectoryError(ArtError, code="invalid_trajectory"):
     """Training cannot use the trajectories as they are, for example because a reward is not a number."""
 

@@ -89,9 +89,10 @@ class Gateway:
 
         Raises:
             InvalidRequestError, ContextLengthError, NotFoundError, OverloadedError: the request cannot be served.
+            QuotaError: the model's project has used up what it may.
             ProcessError: the engine died. StorageError: the exchange could not be recorded.
         """
-        turn = await self.turns.prepare(request, rollout_id, key, seed=seed, switches=switches)
+        turn = await self._admitted(request, rollout_id, key, seed=seed, switches=switches)
         completions = await self._sample_all(turn, None)
         return {
             **_envelope(turn, "chat.completion"),
@@ -114,8 +115,13 @@ class Gateway:
         the engine's work. The errors are those of `complete`: this call raises what is wrong with the request, the
         generator raises what goes wrong later.
         """
-        turn = await self.turns.prepare(request, rollout_id, key, seed=seed, switches=switches)
+        turn = await self._admitted(request, rollout_id, key, seed=seed, switches=switches)
         return ChatStream(num_prompt_tokens=len(turn.prompt_token_ids), chunks=self._chunks(turn))
+
+    async def _admitted(self, request: ChatRequest, rollout_id: str | None, key: str, **how: Any) -> Turn:
+        turn = await self.turns.prepare(request, rollout_id, key, **how)
+        self.recorder.usage.check_sampling(turn.policy.project)
+        return turn
 
     async def prompt_token_ids(self, request: ChatRequest, *, rollout_id: str | None = None) -> list[int]:
         """Return the prompt tokens of a request, even of one that is longer than the model's context.

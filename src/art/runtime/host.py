@@ -11,7 +11,7 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -91,6 +91,9 @@ class BaseModelHost:
             trainer_spec, self._start_trainer, config, self._engine_aside, data_dir.samples.absolute()
         )
         self.engine_process, self.trainer_process = self._engine.process, self.trainer.process
+        self.on_sampled: Callable[[str, str, float], None] = lambda project, name, device_s: None
+        """Called after each answer with its project, its model's name and the seconds of devices that it has used."""
+        self._engine.engine.on_sampled = self._note_sampled
         self.engine = self._engine.engine
         self._at_step: Usage | None = None
         """`usage` at the end of the last training step."""
@@ -203,6 +206,21 @@ class BaseModelHost:
         usage = self.usage()
         before, self._at_step = self._at_step, usage
         return {} if before is None else usage_metrics(before, usage)
+
+    @property
+    def num_engine_devices(self) -> int:
+        engine, num_gpus = self.settings.engine, len(self.placement.engine.indices)
+        if num_gpus or not isinstance(engine, VllmConfig):
+            return max(1, num_gpus)
+        return len(engine.urls) or engine.num_devices  # servers that run already, or GPUs that Ray chooses
+
+    @property
+    def num_trainer_devices(self) -> int:
+        return max(1, len(self.placement.trainer.indices)) * self.settings.trainer.num_nodes
+
+    def _note_sampled(self, project: str, adapter: str | None, seconds: float) -> None:
+        name = self.base_model if adapter is None else adapter.rpartition("@")[0].partition("/")[2]
+        self.on_sampled(project, name, seconds * self.num_engine_devices)
 
     async def prove_layers(self, lora: LoraConfig | None) -> None:
         """Prove once that the engine applies adapters to every kind of layer that `lora` trains.

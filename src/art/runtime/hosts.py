@@ -6,7 +6,7 @@ Models with the same base model and the same settings of these processes share a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from art.config import ModelSettings, ServerConfig, VllmConfig
@@ -24,6 +24,8 @@ class Hosts:
         self._data_dir = data_dir
         self._config = config
         self.vllm_python = config.vllm_python
+        self.on_sampled: Callable[[str, str, float], None] = lambda project, name, device_s: None
+        """The callback of the same name of each host."""
         self._warm_parent = WarmParent()
         self._hosts: dict[str, BaseModelHost] = {}
         self._by_model: dict[str, tuple[str, ModelSettings, BaseModelHost]] = {}
@@ -64,6 +66,7 @@ class Hosts:
             self._hosts[key] = BaseModelHost(
                 base_model, settings, self._data_dir, self._config, name, self._warm_parent, is_new=is_new
             )
+            self._hosts[key].on_sampled = self.on_sampled
         return self._hosts[key]
 
     def _free_name(self, base_model: str) -> str:

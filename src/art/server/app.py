@@ -48,6 +48,7 @@ from art.server.routes import (
     stored_responses,
     text,
     training,
+    usage,
     view,
 )
 from art.server.routes import page as page_routes
@@ -76,6 +77,7 @@ ROUTES: list[Route] = [
     *checkpoints.ROUTES,
     *jobs.ROUTES,
     *operations.ROUTES,
+    *usage.ROUTES,
     *page_routes.ROUTES,
     *view.ROUTES,
     *live.ROUTES,
