@@ -31,6 +31,7 @@ from art.protocol.training import DeleteCheckpointsRequest, DeleteCheckpointsRes
 if TYPE_CHECKING:
     from art.protocol.answers import EnginePressure, ModelCard
     from art.protocol.organisation.promotions import PromoteRequest, Promotion, PromotionHistory
+    from art.protocol.organisation.usage_report import Quota, UsageReport
     from art.protocol.preflight import PreflightReport, PreflightRequest
 
 logger = logging.getLogger(__name__)
@@ -144,6 +145,19 @@ class ArtClient(JobClient):
         from art.protocol.organisation.promotions import PromotionHistory
 
         return await self.typed(PromotionHistory, "GET", model_path(project, name, "promotions"))
+
+    async def usage(self, *, month: str | None = None, project: str | None = None) -> UsageReport:
+        """Return what projects have used in a month, by default the current one."""
+        from art.protocol.organisation.usage_report import UsageReport
+
+        given = {name: value for name, value in (("month", month), ("project", project)) if value is not None}
+        return await self.typed(UsageReport, "GET", "/api/usage", params=given or None)
+
+    async def set_quota(self, project: str | None, quota: Quota) -> UsageReport:
+        """Set what a project may use in a month, or with `None` every project without a quota of its own."""
+        from art.protocol.organisation.usage_report import QuotaRequest, UsageReport
+
+        return await self.typed(UsageReport, "PUT", "/api/quotas", body=QuotaRequest(project=project, quota=quota))
 
     async def get_rollout(self, rollout_id: str, *, project: str | None = None) -> RolloutRecord:
         """Return a rollout and its recorded conversations; `project` is needed if several projects use the same id."""
