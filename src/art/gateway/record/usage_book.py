@@ -243,7 +243,8 @@ class UsageBook:
 def write_usage(db: sqlite3.Connection, pending: Pending) -> None:
     """Add pending amounts to the stored ones, within the transaction of `db`."""
     rows = [(*key, *(getattr(amounts, name) for name in _NAMES)) for key, amounts in pending.items()]
-    db.executemany(_ADD, rows)
+    if rows:
+        db.executemany(_ADD, rows)
 
 
 def reset_of(month: str) -> str:
