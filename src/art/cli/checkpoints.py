@@ -64,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     forking.add_argument("--not-after", type=int, metavar="STEP", help="the newest up to this one")
     merging = add("merge", export, "adapter and base model as one model; the same as `export MODEL merged`")
     merging.set_defaults(format="merged")
-    exporting = add("export", export, "for peft, vLLM, transformers or llama.cpp")
+    exporting = add("export", export, "for peft, vLLM and SGLang, transformers or llama.cpp")
     exporting.add_argument("format", choices=FORMATS)
     for made in (merging, exporting):
         made.add_argument("--path", type=Path, help="fetch it as this folder")
@@ -142,6 +142,8 @@ async def export(backend: RemoteBackend, args: argparse.Namespace) -> None:
     made: dict[str, Any] = await backend.export(args.model, args.format, step=args.step, path=args.path)
     place = args.path or f"{made['path']} on the server"
     print(f"{place}: {', '.join(made['files'])} ({made['size_bytes'] / 2**20:.1f} MiB)")
+    for server, command in made.get("commands", {}).items():
+        print(f"{server}: {command.replace('$PWD', str(args.path or made['path']))}")
 
 
 async def push(backend: RemoteBackend, args: argparse.Namespace) -> None:

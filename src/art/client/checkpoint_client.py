@@ -195,14 +195,15 @@ class Checkpoints:
         """Export a checkpoint on the server, and download the export as the folder `path` if that is given.
 
         Args:
-            format: `peft` is the adapter, for peft and vLLM; `merged` is a whole Hugging Face model; `gguf` and
+            format: `peft` is the adapter; `vllm-lora` is the adapter for vLLM and SGLang, with the commands to serve
+                it; `merged` is a whole Hugging Face model; `gguf` and
                 `gguf-lora` are made by llama.cpp's converters on the server.
             step: step of the checkpoint; by default the newest.
             path: folder on this machine to download the export to.
             show: show a progress bar.
 
         Returns:
-            `path` on the server, `files`, `size_bytes`.
+            `path` on the server, `files`, `size_bytes`; for `vllm-lora` also `commands`, which are run in the folder.
         """
         request = ExportRequest(job_id=uuid.uuid4().hex, format=format, step=step)
         status = await self._run("export", model, request, show)
