@@ -184,12 +184,17 @@ class Gateway:
         generate = _generate_request(turn, policy, completion, 0.0 if at_once else WATCHED_CHUNK_S)
         is_streamed = at_once or is_watched or switching is not None
         with self.live.followed(_live_request(turn, policy, completion, is_streamed=is_streamed)) as live:
-            if switching is not None:
-                await self._follow(switching.chunks(generate), completion, writer, live)
-            elif is_streamed:
-                await self._follow(policy.engine.generate(generate, stream=True), completion, writer, live)
-            else:
-                completion.add(await policy.engine.generate_whole(generate))
+            try:
+                if switching is not None:
+                    await self._follow(switching.chunks(generate), completion, writer, live)
+                elif is_streamed:
+                    await self._follow(policy.engine.generate(generate, stream=True), completion, writer, live)
+                else:
+                    completion.add(await policy.engine.generate_whole(generate))
+            except BaseException:
+                if completion.token_ids:  # they were sampled, though the client has hung up
+                    self._count(turn, completion)
+                raise
             if completion.finish_reason is None:
                 raise ProcessError(
                     f"the engine ended completion {completion.exchange_id} without a finish reason; send it again"
