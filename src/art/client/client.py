@@ -150,8 +150,8 @@ class ArtClient(JobClient):
         """Return what projects have used in a month, by default the current one."""
         from art.protocol.organisation.usage_report import UsageReport
 
-        given = {name: value for name, value in (("month", month), ("project", project)) if value is not None}
-        return await self.typed(UsageReport, "GET", "/api/usage", params=given or None)
+        params = {name: value for name, value in (("month", month), ("project", project)) if value is not None}
+        return await self.typed(UsageReport, "GET", "/api/usage", params=params or None)
 
     async def set_quota(self, project: str | None, quota: Quota) -> UsageReport:
         """Set what a project may use in a month, or with `None` every project without a quota of its own."""

@@ -19,7 +19,7 @@ from art.storage import checkpoints
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of vLLM's `--max-lora-rank`."""
 HERE = "$PWD"
-"""Stands for the folder of the export in its commands, which are run in it."""
+"""Folder of the export in its commands, which are run in it."""
 
 
 def write_for_production(

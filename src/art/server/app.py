@@ -44,11 +44,11 @@ from art.server.routes import (
     live,
     models,
     operations,
+    quotas,
     rollouts,
     stored_responses,
     text,
     training,
-    usage,
     view,
 )
 from art.server.routes import page as page_routes
@@ -77,7 +77,7 @@ ROUTES: list[Route] = [
     *checkpoints.ROUTES,
     *jobs.ROUTES,
     *operations.ROUTES,
-    *usage.ROUTES,
+    *quotas.ROUTES,
     *page_routes.ROUTES,
     *view.ROUTES,
     *live.ROUTES,

@@ -106,9 +106,9 @@ def _quota(project: ProjectUsage) -> str:
     used = (
         project.prompt + project.completion, project.steps, project.sampling_s + project.training_s, project.usd
     )  # fmt: skip
-    given = (quota.tokens, quota.steps, quota.device_s, quota.usd)
-    pairs = [(amount, most) for amount, most in zip(used, given, strict=True) if most is not None]
-    shares = [amount / most if most else 1.0 for amount, most in pairs]
+    most = (quota.tokens, quota.steps, quota.device_s, quota.usd)
+    pairs = [(amount, limit) for amount, limit in zip(used, most, strict=True) if limit is not None]
+    shares = [amount / limit if limit else 1.0 for amount, limit in pairs]
     return ", ".join(f"{share:.0%} of {text}" for share, text in zip(shares, limits(quota), strict=True))
 
 

@@ -81,7 +81,7 @@ class UsageBook:
         self.prices = PricesConfig()
         self._pending: dict[Key, Amounts] = {}
         self._totals: defaultdict[str, Amounts] = defaultdict(Amounts)
-        """Of the current month, by project."""
+        """Amounts of the current month by project."""
         self._quotas: dict[str, Quota] = {}
         self._month, self._ends_at = "", float("-inf")
 

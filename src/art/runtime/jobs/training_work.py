@@ -34,7 +34,6 @@ from art.metrics.findings import Finding, find_findings
 from art.metrics.trends import WINDOW, measure_trends
 from art.protocol.calls import Train, TrainSft
 from art.protocol.samples import TrainingSample
-from art.runtime.host import BaseModelHost
 from art.runtime.jobs.job import Entry, Job, SftPayload, TrainPayload
 from art.runtime.jobs.step_record import record_plan
 from art.runtime.jobs.store import JobStore
@@ -113,7 +112,7 @@ class TrainingWork:
                 raise
             raise TrainingError(f"{payload.repeated}. This time it failed: {error}") from error
         finally:
-            await self._note_time(model, host, host.trainer.training_s - trained_s)
+            await self._note_time(model, (host.trainer.training_s - trained_s) * host.num_trainer_devices)
         if control.stop.is_set():  # the call ended before it could be stopped; its checkpoint was not published
             await asyncio.to_thread(checkpoints.delete, target)
         control.check()
@@ -144,10 +143,10 @@ class TrainingWork:
             used=self._recorder.usage.count(model.project, model.name, Amounts(steps=1)),
         )  # fmt: skip
 
-    async def _note_time(self, model: RegisteredModel, host: BaseModelHost, seconds: float) -> None:
-        """Store the time of the devices that a step has used. Training goes on if that fails."""
+    async def _note_time(self, model: RegisteredModel, device_s: float) -> None:
+        """Store the seconds of devices that a step has used. Training goes on if that fails."""
         usage = self._recorder.usage
-        usage.add(model.project, model.name, Amounts(training_s=seconds * host.num_trainer_devices))
+        usage.add(model.project, model.name, Amounts(training_s=device_s))
         try:
             await usage.flush()
         except StorageError as error:

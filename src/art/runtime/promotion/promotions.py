@@ -13,8 +13,8 @@ from contextlib import AbstractAsyncContextManager
 from art.errors import ConfigError, PromotionError
 from art.protocol.organisation.promotions import Decision, PromoteRequest, Promotion, PromotionHistory
 from art.runtime.models import Models
-from art.runtime.promotion.gate import Evidence, judge, logged_evidence, measured_evidence
 from art.runtime.promotion.history import NewDecision, PromotionStore
+from art.runtime.promotion.verdicts import Evidence, judge, logged_evidence, measured_evidence
 from art.runtime.registry import RegisteredModel
 
 logger = logging.getLogger(__name__)
@@ -85,12 +85,12 @@ class Promotions:
         decision: Decision = "forced" if request.force else "ungated"
         verdict, evidence = None, None
         if (gate := request.gate) is not None:
-            found = await self._evidence(model, previous or 0, request)
+            scores = await self._evidence(model, previous or 0, request)
             refused = await self._store.refused_evidence(model.project, model.name)
             verdict = await asyncio.to_thread(
-                judge, found, gate.require, step=request.step, refused=refused, model=model.key
+                judge, scores, gate.require, step=request.step, refused=refused, model=model.key
             )
-            evidence = found.digest
+            evidence = scores.digest
             decision = "passed" if verdict.passed else decision if request.force else "refused"
         return NewDecision(
             step=request.step, previous_step=previous, decision=decision, key_id=key_id, note=request.note,

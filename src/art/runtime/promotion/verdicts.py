@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from art.errors import ConflictError
 from art.protocol.organisation.promotions import Gate, Measurement, Verdict
-from art.report.gate import MIN_SCENARIOS, Values, measure_improvement, tail_of_look
+from art.report.improvement import MIN_SCENARIOS, Values, measure_improvement, tail_of_look
 from art.report.scores import Score
 from art.runtime.promotion.logged_scores import check_held_out, logged_scores, logged_steps
 from art.storage.layout import ModelPaths

@@ -1,8 +1,8 @@
 """Whether a checkpoint is better than another one, by an interval that stays honest when the question is repeated.
 
-Whoever compares every new checkpoint with the same old one will find a "better" one by chance. Each comparison with the
-same reference is therefore a *look*, and look k may err with the probability 0.05 / (k (k + 1)). These sum to 0.05 over
-any number of looks: 0.025 + 0.008 + 0.004 + ...
+A script that compares every new checkpoint with the same old one finds a "better" one by chance. Each comparison with
+the same reference is therefore a *look*, and look k may err with the probability 0.05 / (k (k + 1)). These sum to 0.05
+over any number of looks: 0.025 + 0.008 + 0.004 + ...
 
 The first look has the lower end of an ordinary 95 % interval.
 """
