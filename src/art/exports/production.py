@@ -69,6 +69,8 @@ A LoRA adapter of `{base_model}`, trained with ART, for vLLM and SGLang. Run one
     {commands["sglang"]}
 
 Clients ask vLLM for the model `{name}`, as they ask ART: only the base URL changes. They ask SGLang for
-`{base_model}:{name}`. Both sample at temperature 1 by default only if the base model's `generation_config.json` says
-so: add `--generation-config vllm` (vLLM) or `--sampling-defaults openai` (SGLang), or set it in each request.
+`{base_model}:{name}`.
+
+ART samples at temperature 1 unless a request says otherwise. These servers follow the base model's
+`generation_config.json`: add `--generation-config vllm` (vLLM) or `--sampling-defaults openai` (SGLang) for the same.
 {extra}"""
