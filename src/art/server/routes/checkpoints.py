@@ -3,6 +3,8 @@ them."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from art.errors import InvalidRequestError
 from art.protocol.checkpoint_calls import (
     BEST_METRIC,
@@ -34,15 +36,19 @@ async def delete_checkpoints(call: Call) -> DeleteCheckpointsResponse:
     return DeleteCheckpointsResponse(deleted_steps=await call.runtime.checkpoints.delete(*_model(call), request))
 
 
-async def promote(call: Call) -> Promotion:
+async def promote(call: Call) -> dict[str, Any]:
     """Make a checkpoint the one that `project/name@promoted` means, and keep it from every deletion."""
-    return await call.runtime.promotions.promote(*_model(call), PromoteRequest(step=_step(call)), call.caller.key_id)
+    return await _promote(call, PromoteRequest(step=_step(call)))
 
 
-async def promote_by_gate(call: Call) -> Promotion:
+async def promote_by_gate(call: Call) -> dict[str, Any]:
     """Promote a checkpoint if its held-out improvement over the promoted one is certain enough; 409 if it is not."""
-    request = await call.body(PromoteRequest)
-    return await call.runtime.promotions.promote(*_model(call), request, call.caller.key_id)
+    return await _promote(call, await call.body(PromoteRequest))
+
+
+async def _promote(call: Call, request: PromoteRequest) -> dict[str, Any]:
+    promotion: Promotion = await call.runtime.promotions.promote(*_model(call), request, call.caller.key_id)
+    return promotion.model_dump(mode="json")  # as the wire type writes itself; the server writes models field by field
 
 
 async def list_promotions(call: Call) -> PromotionHistory:
