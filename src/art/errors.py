@@ -62,6 +62,10 @@ class ConflictError(RequestError, code="conflict"):
     """The request contradicts what the server has stored, for example by changing a finished rollout."""
 
 
+class PromotionError(ConflictError, code="promotion_refused"):
+    """A checkpoint does not pass the gate of its promotion. The one that was promoted before stays."""
+
+
 class RequestTimeoutError(RequestError, code="request_timeout"):
     """The client sent the body of its request too slowly."""
 
@@ -82,6 +86,10 @@ class OverloadedError(RequestError, code="overloaded"):
     transient = True
     retry_after_s = 7.0
     """Seconds until the next try. The OpenAI client waits this long each time, so its 30 tries last minutes."""
+
+
+class QuotaError(RequestError, code="quota_exceeded"):
+    """The project has used up what it may in this month. Running work ends as usual; further work is refused."""
 
 
 class TrajectoryError(ArtError, code="invalid_trajectory"):

@@ -128,11 +128,15 @@ class TwoProjects(Spy):
         self.gateway.recorder = Recorder()  # type: ignore[attr-defined]
         self.models, self.jobs, self.resolver = Models(), Jobs(), Resolver()
         self.registration, self.training, self.checkpoints, self.run_logs = Spy(), Spy(), Spy(), Spy()
+        self.promotions, self.usage = Spy(), Spy()
         self.live, self.overview = Live(), Overview()
 
     def parts(self) -> list[Spy]:
         """This runtime and its parts, except the gateway's."""
-        return [self, self.models, self.jobs, self.registration, self.training, self.checkpoints, self.run_logs]
+        return [
+            self, self.models, self.jobs, self.registration, self.training, self.checkpoints, self.run_logs,
+            self.promotions, self.usage,
+        ]  # fmt: skip
 
     def reset(self) -> None:
         for spy in (*self.parts(), self.gateway, self.gateway.rollouts):

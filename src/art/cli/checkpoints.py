@@ -3,7 +3,7 @@
 The server is at --url or ART_SERVER_URL, and the key is in ART_API_KEY. A model is PROJECT/NAME.
 
     art checkpoints list games/agent
-    art checkpoints promote games/agent --step 40
+    art checkpoints promote games/agent --step 40 --require 0.02
     art checkpoints download games/agent ./adapter --format peft
     art checkpoints delete games/agent --keep-recent 3
     art checkpoints fork games/agent games/agent-2 --step 40
@@ -15,32 +15,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from art.backends.remote import RemoteBackend
-from art.errors import ConfigError
+from art.cli.organisation.model_name import ModelName
+from art.cli.organisation.promote import add_gate_options, promote
+from art.errors import ConfigError, NotFoundError
 from art.protocol.checkpoint_calls import BEST_METRIC, CheckpointInfo, ExportFormat
+from art.protocol.organisation.promotions import PromotionRecord
 
 FORMATS = get_args(ExportFormat)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelName:
-    """The name of a model on a server, which the command line gives as PROJECT/NAME."""
-
-    project: str
-    name: str
-
-    @classmethod
-    def parse(cls, text: str) -> ModelName:
-        project, _, name = text.partition("/")
-        if not project or not name or "/" in name:
-            raise argparse.ArgumentTypeError(f"a model is PROJECT/NAME, got {text!r}")
-        return cls(project, name)
 
 
 Action = Callable[[RemoteBackend, argparse.Namespace], Awaitable[None]]
@@ -62,7 +50,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     listing = add("list", list_checkpoints, "steps with their metrics, size and place", None)
     listing.add_argument("--metric", default=BEST_METRIC, help=f"by which the best is chosen (default: {BEST_METRIC})")
-    add("promote", promote, "answer requests to PROJECT/NAME@promoted by a checkpoint, and never delete it")
+    promoting = add("promote", promote, "answer requests to PROJECT/NAME@promoted by a checkpoint, as `art promote`")
+    add_gate_options(promoting)
     fetching = add("download", download, "fetch a checkpoint, or an export that has been made")
     fetching.add_argument("path", type=Path, help="folder to make")
     fetching.add_argument("--format", choices=FORMATS, help="an export, instead of the checkpoint itself")
@@ -75,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     forking.add_argument("--not-after", type=int, metavar="STEP", help="the newest up to this one")
     merging = add("merge", export, "adapter and base model as one model; the same as `export MODEL merged`")
     merging.set_defaults(format="merged")
-    exporting = add("export", export, "for peft, vLLM, transformers or llama.cpp")
+    exporting = add("export", export, "for peft, vLLM and SGLang, transformers or llama.cpp")
     exporting.add_argument("format", choices=FORMATS)
     for made in (merging, exporting):
         made.add_argument("--path", type=Path, help="fetch it as this folder")
@@ -104,19 +93,31 @@ async def list_checkpoints(backend: RemoteBackend, args: argparse.Namespace) -> 
         value = info.metrics.get(args.metric)
         number = "-" if value is None else f"{value:.4g}"
         print(f"{info.step:>6}  {made:16}  {info.size_bytes / 2**20:>8.1f}  {number:>12}  {_marks(info)}".rstrip())
+    with contextlib.suppress(NotFoundError):  # an older server has no history
+        for record in await backend.checkpoints.promotions(args.model):
+            print(_decision(record))
+
+
+def _decision(record: PromotionRecord) -> str:
+    """Describe one decision about the promoted checkpoint in a line."""
+    at = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.at))
+    before = "nothing" if record.previous_step is None else f"step {record.previous_step}"
+    what = "refused: " + before + " stays" if record.decision == "refused" else f"promoted in place of {before}"
+    how = {"ungated": " without a gate", "forced": " by force"}.get(record.decision, "")
+    parts = [f"{at}  step {record.step} {what}{how}, by key {record.key_id}"]
+    if (verdict := record.verdict) is not None and verdict.difference is not None:
+        low = "" if verdict.low is None else f", above {verdict.low:+.3f}"
+        parts.append(
+            f"{verdict.difference:+.3f} against step {verdict.reference_step}{low} ({verdict.num_scenarios} scenarios, "
+            f"required {verdict.require:+g})"
+        )
+    return "; ".join([*parts, *([record.note] if record.note else [])])
 
 
 def _marks(info: CheckpointInfo) -> str:
     named = (("newest", info.newest), ("best", info.best), ("promoted", info.promoted))
     marks = [word for word, applies in named if applies]
     return ", ".join([*marks, *(f"in use: {what}" for what in info.in_use)])
-
-
-async def promote(backend: RemoteBackend, args: argparse.Namespace) -> None:
-    promotion = await backend.checkpoints.promote(args.model, args.step)
-    before = promotion.previous_step
-    replaced = "" if before in (None, promotion.step) else f" in place of step {before}"
-    print(f"step {promotion.step} answers requests to {promotion.inference_name}{replaced}")
 
 
 async def download(backend: RemoteBackend, args: argparse.Namespace) -> None:
@@ -141,6 +142,8 @@ async def export(backend: RemoteBackend, args: argparse.Namespace) -> None:
     made: dict[str, Any] = await backend.export(args.model, args.format, step=args.step, path=args.path)
     place = args.path or f"{made['path']} on the server"
     print(f"{place}: {', '.join(made['files'])} ({made['size_bytes'] / 2**20:.1f} MiB)")
+    for server, command in made.get("commands", {}).items():
+        print(f"{server}: {command.replace('$PWD', str(args.path or made['path']))}")
 
 
 async def push(backend: RemoteBackend, args: argparse.Namespace) -> None:

@@ -29,6 +29,9 @@ COMMANDS = {
     "mcp-rl": "train an agent for the tools of an MCP server, without labels",
     "doctor": "check a model, this machine and a task before training",
     "checkpoints": "list, promote, fetch, delete, fork, merge, export and push checkpoints of a server",
+    "promote": "let a checkpoint answer requests to the promoted name, if its held-out improvement is certain",
+    "usage": "show what each project has used this month: tokens, steps, device hours, money",
+    "quota": "limit what projects may use in a month",
     "view": "open the page about a data directory, export it, or print its answers as JSON",
     "status": "show what the server of a data directory does, and who waits for whom",
     "judge": "measure a judge: noise, order bias, agreement, cost; serve one without network",
@@ -36,7 +39,10 @@ COMMANDS = {
     "keys": "make, list, rotate and revoke the keys of a server",
     "tiny-model": "make a tiny model with its tokenizer, warm-started for a task",
 }
-_ROOMS = {"judge": "judging", "launch": "launching", "view": "viewing"}
+_ROOMS = {
+    "judge": "judging", "launch": "launching", "promote": "organisation", "quota": "organisation",
+    "usage": "organisation", "view": "viewing",
+}  # fmt: skip
 """Packages of the commands that are not in this one."""
 
 

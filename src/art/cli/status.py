@@ -75,7 +75,7 @@ async def describe_server(url: str) -> str:
         health, models = await client.health(), await client.list_models()
         jobs = await client.list_jobs(unfinished=True)
     processes = [
-        f"{part} of {host['base_model']}: {host[part]['state']}"
+        f"{part} of {host['base_model']}: {host[part]['state']}{_describe_place(host.get('placement', {}).get(part))}"
         for host in health.get("base_models", ())
         for part in ("engine", "trainer")
     ]
@@ -87,6 +87,11 @@ async def describe_server(url: str) -> str:
     return "\n\n".join(
         [f"art-server at {url}", *("\n  ".join([heading, *(lines or ["none"])]) for heading, lines in sections.items())]
     )
+
+
+def _describe_place(place: dict[str, str] | None) -> str:
+    """Say on which devices a process is, and why. Older servers do not tell."""
+    return "" if place is None else f" on {place['devices']} ({place['reason']})"
 
 
 def _describe_job(job: JobStatus) -> str:

@@ -6,7 +6,7 @@ import os
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel
@@ -20,13 +20,15 @@ from art.protocol.checkpoint_calls import (
     ExportRequest,
     ForkRequest,
     HubTarget,
-    Promotion,
     PullRequest,
     PushRequest,
     S3Target,
 )
 from art.protocol.job_states import JobKind
 from art.protocol.training import DeleteCheckpointsRequest, JobStatus
+
+if TYPE_CHECKING:
+    from art.protocol.organisation.promotions import Gate, Promotion, PromotionRecord
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,6 +46,7 @@ class NamedModel(Protocol):
 
 Infos = list[CheckpointInfo]
 Steps = list[int]
+Records: TypeAlias = "list[PromotionRecord]"
 
 
 class Checkpoints:
@@ -79,7 +82,15 @@ class Checkpoints:
         client = await self._connect()
         return (await client.delete_checkpoints(model.project, model.name, request)).deleted_steps
 
-    async def promote(self, model: NamedModel, step: int | None = None) -> Promotion:
+    async def promote(
+        self,
+        model: NamedModel,
+        step: int | None = None,
+        *,
+        gate: Gate | None = None,
+        force: bool = False,
+        note: str = "",
+    ) -> Promotion:
         """Make a checkpoint the one that answers requests to `project/name@promoted`, while training goes on.
 
         A model has one promoted checkpoint, which is never deleted; promoting another one takes its place. The engine
@@ -87,18 +98,30 @@ class Checkpoints:
 
         Args:
             step: step of the checkpoint; by default the newest.
+            gate: promote it only if its held-out improvement over the promoted checkpoint is certain enough.
+            force: promote it even if it does not pass the gate.
+            note: why, for the history.
 
         Returns:
-            The step, the name to send as `model` in requests, and the step that was promoted before.
+            The step, the name to send as `model` in requests, the step that was promoted before, and what the gate
+            has found.
 
         Raises:
             NotFoundError: there is no such model or checkpoint.
+            PromotionError: it does not pass the gate.
             ConfigError: the model's engine cannot serve a step beside the newest, with `weights="merged"`.
         """
         client = await self._connect()
         if step is None:
             step = (await client.model_status(model.project, model.name)).step
-        return await client.promote(model.project, model.name, step)
+        from art.protocol.organisation.promotions import PromoteRequest
+
+        request = PromoteRequest(step=step, gate=gate, force=force, note=note)
+        return await client.promote(model.project, model.name, request)
+
+    async def promotions(self, model: NamedModel) -> Records:
+        """List the decisions about the promoted checkpoint of a model, oldest first, refusals included."""
+        return (await (await self._connect()).promotions(model.project, model.name)).promotions
 
     async def download(
         self, model: NamedModel, path: str | Path, *, step: int | None = None, format: ExportFormat | None = None
@@ -171,14 +194,15 @@ class Checkpoints:
         """Export a checkpoint on the server, and download the export as the folder `path` if that is given.
 
         Args:
-            format: `peft` is the adapter, for peft and vLLM; `merged` is a whole Hugging Face model; `gguf` and
+            format: `peft` is the adapter; `vllm-lora` is the adapter for vLLM and SGLang, with the commands to serve
+                it; `merged` is a whole Hugging Face model; `gguf` and
                 `gguf-lora` are made by llama.cpp's converters on the server.
             step: step of the checkpoint; by default the newest.
             path: folder on this machine to download the export to.
             show: show a progress bar.
 
         Returns:
-            `path` on the server, `files`, `size_bytes`.
+            `path` on the server, `files`, `size_bytes`; for `vllm-lora` also `commands`, which are run in the folder.
         """
         request = ExportRequest(job_id=uuid.uuid4().hex, format=format, step=step)
         status = await self._run("export", model, request, show)

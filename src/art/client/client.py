@@ -22,7 +22,6 @@ from art.protocol.checkpoint_calls import (
     Logged,
     LogRequest,
     MetricsRow,
-    Promotion,
     Recorded,
 )
 from art.protocol.keys import LOGIN_MARK, Empty, PageLink
@@ -31,6 +30,8 @@ from art.protocol.training import DeleteCheckpointsRequest, DeleteCheckpointsRes
 
 if TYPE_CHECKING:
     from art.protocol.answers import EnginePressure, ModelCard
+    from art.protocol.organisation.promotions import PromoteRequest, Promotion, PromotionHistory
+    from art.protocol.organisation.usage_report import Quota, UsageReport
     from art.protocol.preflight import PreflightReport, PreflightRequest
 
 logger = logging.getLogger(__name__)
@@ -129,13 +130,34 @@ class ArtClient(JobClient):
         path = model_path(project, name, "checkpoints/delete")
         return await self.typed(DeleteCheckpointsResponse, "POST", path, body=request)
 
-    async def promote(self, project: str, name: str, step: int) -> Promotion:
+    async def promote(self, project: str, name: str, request: PromoteRequest) -> Promotion:
         """Make a checkpoint the one that `project/name@promoted` means. The engine loads it first."""
-        path, what = (
-            model_path(project, name, f"checkpoints/{step}/promote"),
-            f"step {step} of {project}/{name} to load",
-        )
-        return await self.typed(Promotion, "POST", path, read_timeout_s=REGISTER_TIMEOUT_S, what=what)
+        from art.protocol.organisation.promotions import Promotion
+
+        is_plain = request == type(request)(step=request.step)  # older servers know this address only
+        path = model_path(project, name, f"checkpoints/{request.step}/promote" if is_plain else "promotions")
+        body = None if is_plain else request
+        what = f"step {request.step} of {project}/{name} to load"
+        return await self.typed(Promotion, "POST", path, body=body, read_timeout_s=REGISTER_TIMEOUT_S, what=what)
+
+    async def promotions(self, project: str, name: str) -> PromotionHistory:
+        """Return the decisions about the promoted checkpoint of a model, oldest first."""
+        from art.protocol.organisation.promotions import PromotionHistory
+
+        return await self.typed(PromotionHistory, "GET", model_path(project, name, "promotions"))
+
+    async def usage(self, *, month: str | None = None, project: str | None = None) -> UsageReport:
+        """Return what projects have used in a month, by default the current one."""
+        from art.protocol.organisation.usage_report import UsageReport
+
+        params = {name: value for name, value in (("month", month), ("project", project)) if value is not None}
+        return await self.typed(UsageReport, "GET", "/api/usage", params=params or None)
+
+    async def set_quota(self, project: str | None, quota: Quota) -> UsageReport:
+        """Set what a project may use in a month, or with `None` every project without a quota of its own."""
+        from art.protocol.organisation.usage_report import QuotaRequest, UsageReport
+
+        return await self.typed(UsageReport, "PUT", "/api/quotas", body=QuotaRequest(project=project, quota=quota))
 
     async def get_rollout(self, rollout_id: str, *, project: str | None = None) -> RolloutRecord:
         """Return a rollout and its recorded conversations; `project` is needed if several projects use the same id."""

@@ -28,7 +28,15 @@ from art.config.losses import (
 )
 from art.config.nodes import NodeConfig, NodesConfig
 from art.config.schedules import ScheduleConfig
-from art.config.server import LimitsConfig, MemoryConfig, ModelSettings, RenderConfig, RestartConfig, ServerConfig
+from art.config.server import (
+    LimitsConfig,
+    MemoryConfig,
+    ModelSettings,
+    PricesConfig,
+    RenderConfig,
+    RestartConfig,
+    ServerConfig,
+)
 from art.config.trainer import LoraConfig, TrainerConfig
 from art.config.training import LengthPenaltyConfig, OptimizerConfig, OverlongConfig, TrainConfig, TrainSFTConfig
 
@@ -66,6 +74,7 @@ __all__ = [
     "OverlongConfig",
     "PipelineConfig",
     "PpoConfig",
+    "PricesConfig",
     "Quantization",
     "ReinforceConfig",
     "RenderConfig",

@@ -173,6 +173,26 @@ class LimitsConfig(Config):
     """Seconds after which a client that reads nothing of its answer is disconnected."""
 
 
+class PricesConfig(Config):
+    """What usage of a server costs, for `art usage` and quotas in USD. Later changes do not change past usage."""
+
+    device_usd_per_hour: float = Field(default=0.0, ge=0)
+    """Price of one device (GPU) for each hour in which it samples or trains."""
+    prompt_usd: float = Field(default=0.0, ge=0)
+    """Price of a million prompt tokens."""
+    cached_usd: float | None = Field(default=None, ge=0)
+    """Price of a million prompt tokens that the engine had in its cache; `None`: the same as `prompt_usd`."""
+    completion_usd: float = Field(default=0.0, ge=0)
+    """Price of a million sampled tokens."""
+
+    def usd(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int, device_s: float) -> float:
+        """Return the price of some usage in USD. `cached_tokens` are a part of `prompt_tokens`."""
+        cached = self.prompt_usd if self.cached_usd is None else self.cached_usd
+        fresh_tokens = prompt_tokens - cached_tokens
+        tokens = fresh_tokens * self.prompt_usd + cached_tokens * cached + completion_tokens * self.completion_usd
+        return tokens / 1e6 + device_s * self.device_usd_per_hour / 3600
+
+
 class ServerConfig(Config):
     """Settings of `art-server`."""
 
@@ -213,6 +233,8 @@ class ServerConfig(Config):
     and IP addresses need not be listed. Other names are refused, because somebody else may have pointed them here."""
     limits: LimitsConfig = LimitsConfig()
     """Limits on what clients may ask."""
+    prices: PricesConfig = PricesConfig()
+    """What the usage of projects costs, for `art usage` and quotas in USD; by default nothing."""
     child_start_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds an engine or trainer has to load its model, including a first download."""
     heartbeat_timeout_s: float = Field(default=120.0, gt=0)

@@ -1,6 +1,7 @@
 """The formats of an export.
 
-peft       the adapter, for `peft.PeftModel.from_pretrained` and vLLM's `--lora-modules`
+peft       the adapter, for `peft.PeftModel.from_pretrained`
+vllm-lora  the adapter with the commands to serve it, for production servers of vLLM and SGLang
 merged     a whole Hugging Face model, for transformers, `vllm serve` and other readers of that format
 gguf       the merged model for llama.cpp, made by llama.cpp's converter
 gguf-lora  the adapter for llama.cpp (`--lora`), made by llama.cpp's converter
@@ -9,7 +10,6 @@ gguf-lora  the adapter for llama.cpp (`--lora`), made by llama.cpp's converter
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -21,6 +21,9 @@ from pathlib import Path
 from art.errors import ConfigError, ProcessError
 from art.exports.folder import OnBytes, copy_files, new_folder
 from art.exports.merge import merge
+from art.exports.plain_scale import write_plain_scale
+from art.exports.production import serve_commands, write_for_production
+from art.protocol.calls import Export
 from art.storage import checkpoints
 
 _TOKENIZER = (
@@ -31,28 +34,29 @@ LLAMA_CPP = "ART_LLAMA_CPP"
 """Environment variable that names a checkout of llama.cpp."""
 
 
-def export(
-    checkpoint: Path, base_model: str, form: str, target: Path, llama_cpp: str | None, on_bytes: OnBytes
-) -> None:
-    """Export a checkpoint in the format `form` as the folder `target`, with a manifest.
-
-    Args:
-        base_model: folder or hub id of the model that the checkpoint was trained from.
-        llama_cpp: a checkout of llama.cpp; `None` uses `ART_LLAMA_CPP`, or converters on the PATH.
+def export(call: Export, on_bytes: OnBytes) -> None:
+    """Export a checkpoint in the format of `call` as its folder `target`, with a manifest.
 
     Raises:
         ConfigError: this checkpoint has no such export, or a program that the export needs is missing.
         ProcessError: llama.cpp's converter failed.
     """
-    if checkpoints.is_full(checkpoint) and form in ("peft", "gguf-lora"):
+    checkpoint, base_model, form, llama_cpp = call.source, call.base_model, call.format, call.llama_cpp
+    if checkpoints.is_full(checkpoint) and form in ("peft", "vllm-lora", "gguf-lora"):
         raise ConfigError(
             f"{form!r} is an adapter, but this model was trained as a whole; export it as 'merged' or 'gguf'"
         )
     checkpoints.verify(checkpoint)
-    base = checkpoint if checkpoints.is_full(checkpoint) else base_folder(base_model)
-    with new_folder(target, manifest=True) as folder:
+    needs_base = form in ("merged", "gguf", "gguf-lora") and not checkpoints.is_full(checkpoint)
+    base = base_folder(base_model) if needs_base else checkpoint
+    with new_folder(call.target, manifest=True) as folder:
         if form == "peft":
             copy_files(checkpoint, folder, list(checkpoints.ADAPTER_FILES), on_bytes)
+        elif form == "vllm-lora":
+            write_for_production(
+                checkpoint, folder, base_model=base_model, name=call.model_name, template_kwargs=call.template_kwargs,
+                on_bytes=on_bytes,
+            )  # fmt: skip
         elif form == "merged":
             merge(checkpoint, base, folder, on_bytes)
         elif form == "gguf":
@@ -65,10 +69,10 @@ def export(
             options = ["--base", str(base), "--outfile", str(folder / "adapter.gguf")]
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".adapter-") as plain:
                 copy_files(checkpoint, Path(plain), list(checkpoints.ADAPTER_FILES), on_bytes)
-                _write_plain_scale(Path(plain) / checkpoints.ADAPTER_CONFIG)
+                write_plain_scale(Path(plain) / checkpoints.ADAPTER_CONFIG)
                 _convert(converter, [plain, *options])
         else:
-            raise ConfigError(f"there is no export format {form!r}; there are peft, merged, gguf and gguf-lora")
+            raise ConfigError(f"no export format {form!r}; there are peft, vllm-lora, merged, gguf and gguf-lora")
 
 
 def merge_adapter(adapter: Path, base_model: str, target: Path, on_bytes: OnBytes) -> None:
@@ -122,14 +126,6 @@ def find_converter(name: str, llama_cpp: str | None) -> Path:
     )
 
 
-def _write_plain_scale(file: Path) -> None:
-    """Write the scale of a rsLoRA as an alpha that is divided by the rank: llama.cpp knows no other scale."""
-    config = json.loads(file.read_bytes())
-    if config.get("use_rslora"):
-        config |= {"lora_alpha": config["lora_alpha"] * math.sqrt(config["r"]), "use_rslora": False}
-        file.write_text(json.dumps(config, indent=1, sort_keys=True))
-
-
 def _convert(converter: Path, arguments: Sequence[str]) -> None:
     done = subprocess.run(
         [sys.executable, str(converter), *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True
@@ -141,7 +137,11 @@ def _convert(converter: Path, arguments: Sequence[str]) -> None:
         raise error
 
 
-def describe(folder: Path) -> dict[str, object]:
-    """Return the file names of an export and their size in all, for the status of its job."""
-    files = checkpoints.list_files(folder)
-    return {"files": sorted(files), "size_bytes": sum(entry.size for entry in files.values())}
+def describe(call: Export) -> dict[str, object]:
+    """Return the file names of an export, their size in all, and the commands that serve it, for the job's status."""
+    files = checkpoints.list_files(call.target)
+    result: dict[str, object] = {"files": sorted(files), "size_bytes": sum(entry.size for entry in files.values())}
+    if call.format == "vllm-lora":
+        config = json.loads((call.target / checkpoints.ADAPTER_CONFIG).read_bytes())
+        result["commands"] = serve_commands(int(config["r"]), call.base_model, call.model_name)
+    return result

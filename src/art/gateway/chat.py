@@ -89,9 +89,10 @@ class Gateway:
 
         Raises:
             InvalidRequestError, ContextLengthError, NotFoundError, OverloadedError: the request cannot be served.
+            QuotaError: the model's project has used up what it may.
             ProcessError: the engine died. StorageError: the exchange could not be recorded.
         """
-        turn = await self.turns.prepare(request, rollout_id, key, seed=seed, switches=switches)
+        turn = await self._admitted(request, rollout_id, key, seed=seed, switches=switches)
         completions = await self._sample_all(turn, None)
         return {
             **_envelope(turn, "chat.completion"),
@@ -114,8 +115,13 @@ class Gateway:
         the engine's work. The errors are those of `complete`: this call raises what is wrong with the request, the
         generator raises what goes wrong later.
         """
-        turn = await self.turns.prepare(request, rollout_id, key, seed=seed, switches=switches)
+        turn = await self._admitted(request, rollout_id, key, seed=seed, switches=switches)
         return ChatStream(num_prompt_tokens=len(turn.prompt_token_ids), chunks=self._chunks(turn))
+
+    async def _admitted(self, request: ChatRequest, rollout_id: str | None, key: str, **how: Any) -> Turn:
+        turn = await self.turns.prepare(request, rollout_id, key, **how)
+        self.recorder.usage.check_sampling(turn.policy.project)
+        return turn
 
     async def prompt_token_ids(self, request: ChatRequest, *, rollout_id: str | None = None) -> list[int]:
         """Return the prompt tokens of a request, even of one that is longer than the model's context.
@@ -178,12 +184,17 @@ class Gateway:
         generate = _generate_request(turn, policy, completion, 0.0 if at_once else WATCHED_CHUNK_S)
         is_streamed = at_once or is_watched or switching is not None
         with self.live.followed(_live_request(turn, policy, completion, is_streamed=is_streamed)) as live:
-            if switching is not None:
-                await self._follow(switching.chunks(generate), completion, writer, live)
-            elif is_streamed:
-                await self._follow(policy.engine.generate(generate, stream=True), completion, writer, live)
-            else:
-                completion.add(await policy.engine.generate_whole(generate))
+            try:
+                if switching is not None:
+                    await self._follow(switching.chunks(generate), completion, writer, live)
+                elif is_streamed:
+                    await self._follow(policy.engine.generate(generate, stream=True), completion, writer, live)
+                else:
+                    completion.add(await policy.engine.generate_whole(generate))
+            except BaseException:
+                if completion.token_ids:  # they were sampled, though the client has hung up
+                    self._count(turn, completion)
+                raise
             if completion.finish_reason is None:
                 raise ProcessError(
                     f"the engine ended completion {completion.exchange_id} without a finish reason; send it again"

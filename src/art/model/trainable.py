@@ -252,22 +252,40 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         metadata = {"base_model": self.base_model, "project": self.project, "model": self.name}
         await self.report_file(folder, name="checkpoint", kind="model", step=step, metadata=metadata)
 
-    async def promote(self, step: int | None = None) -> str:
+    async def promote(
+        self,
+        step: int | None = None,
+        *,
+        require: float | None = None,
+        split: str = "val",
+        force: bool = False,
+        note: str = "",
+    ) -> str:
         """Declare a checkpoint good for production: it answers requests to `project/name@promoted` from then on.
 
         Training goes on and leaves it alone, and no deletion removes it. Promoting another step replaces it at once.
 
         Args:
             step: step of the checkpoint; by default the newest.
+            require: promote it only if it is better than the promoted checkpoint by more than this, by the interval of
+                the difference of the rewards that were logged for both; see docs/organisation.md.
+            split: held-out split of the log that `require` looks at.
+            force: promote it even if it does not meet `require`. The history says so.
+            note: why, for the history.
 
         Returns:
             The name to send as `model` in a request; `get_inference_name("promoted")` is the same.
 
         Raises:
             NotFoundError: there is no such checkpoint.
+            PromotionError: it does not meet `require`. The message has the figures.
             ConfigError: the engine cannot serve a step beside the newest, with `VllmConfig(weights="merged")`.
         """
-        return (await self.backend().checkpoints.promote(self, step)).inference_name
+        from art.protocol.organisation.promotions import Gate
+
+        gate = None if require is None else Gate(require=require, split=split)
+        promotion = await self.backend().checkpoints.promote(self, step, gate=gate, force=force, note=note)
+        return promotion.inference_name
 
     async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> None:
         """Delete all checkpoints but the newest, the promoted, those in use, and the best by the mean of the metric.

@@ -378,6 +378,11 @@ class Export(Call[dict[str, Any]]):
     base_model: str
     format: str
     llama_cpp: str | None
+    """A checkout of llama.cpp; `None` uses the variable ART_LLAMA_CPP, or converters on the PATH."""
+    model_name: str = "agent"
+    """Name under which a production server is told to serve the export."""
+    template_kwargs: dict[str, bool | int | float | str] = field(default_factory=dict)
+    """Arguments of the chat template with which the model was trained."""
 
 
 class MergeAdapter(Call[dict[str, Any]]):

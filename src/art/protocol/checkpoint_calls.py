@@ -12,7 +12,7 @@ from art.config.base_models import HUB_ID_PATTERN
 from art.protocol.training import JobId, Wire
 
 BEST_METRIC = "val/reward"
-ExportFormat = Literal["peft", "merged", "gguf", "gguf-lora"]
+ExportFormat = Literal["peft", "vllm-lora", "merged", "gguf", "gguf-lora"]
 
 
 class CheckpointInfo(Wire):
@@ -46,16 +46,6 @@ class CheckpointList(Wire):
     steps: list[int]
     checkpoints: list[CheckpointInfo]
     """All checkpoints, in the order of steps."""
-
-
-class Promotion(Wire):
-    """The promoted checkpoint of a model."""
-
-    step: int
-    inference_name: str
-    """Value of `model` in chat requests that this checkpoint answers, whatever is trained: `project/name@promoted`."""
-    previous_step: int | None
-    """Step that was promoted before this call; null if none was."""
 
 
 class FileInfo(Wire):

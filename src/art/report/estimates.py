@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -80,17 +81,33 @@ def wilson_interval(share: float, count: int) -> tuple[float, float]:
     return centre - half, centre + half
 
 
-def t_quantile(degrees: int) -> float:
-    """Return the 0.975 quantile of Student's t distribution.
+@functools.lru_cache(maxsize=4096)
+def t_quantile(degrees: int, share: float = 0.975) -> float:
+    """Return the quantile of Student's t distribution below which `share` of it lies.
 
-    It is exact for 1 and 2 degrees of freedom. For more it is the expansion 26.7.5 of Abramowitz and Stegun, which is
-    0.4 % too small at 3 degrees and less than 0.1 % from 5 on.
+    Example: t_quantile(11) is 2.201, the half width of a 95 % interval of 12 values in standard errors.
+
+    Args:
+        degrees: degrees of freedom, at least 1.
+        share: at least 0.5 and below 1.
     """
-    if degrees == 1:
-        return math.tan(0.475 * math.pi)
-    if degrees == 2:
-        return 0.95 * math.sqrt(2 / (1 - 0.95**2))
-    z, n = Z_95, float(degrees)
+    if degrees >= _EXPANDED_FROM:
+        return _expanded(float(degrees), Z_95 if share == 0.975 else statistics.NormalDist().inv_cdf(share))
+    low, high = 0.0, 1.0
+    while _t_share(high, degrees) < share:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _t_share(middle, degrees) < share else (low, middle)
+    return high
+
+
+_EXPANDED_FROM = 100
+"""Degrees of freedom from which the expansion is exact to six digits, for shares up to 0.999999."""
+
+
+def _expanded(n: float, z: float) -> float:
+    """Return the quantile for many degrees of freedom, by the expansion 26.7.5 of Abramowitz and Stegun."""
     terms = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
@@ -98,3 +115,21 @@ def t_quantile(degrees: int) -> float:
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
     return z + sum(term / n**power for power, term in enumerate(terms, start=1))
+
+
+def _t_share(quantile: float, degrees: int) -> float:
+    """Return the share of the distribution below `quantile`, which is not negative.
+
+    These are the finite sums 26.7.3 and 26.7.4 of Abramowitz and Stegun.
+    """
+    angle = math.atan(quantile / math.sqrt(degrees))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    is_odd = degrees % 2 == 1
+    term = cosine if is_odd else 1.0
+    terms = [] if degrees == 1 else [term]
+    for k in range(3 if is_odd else 2, degrees - 1, 2):
+        term *= cosine * cosine * (k - 1) / k
+        terms.append(term)
+    total = math.fsum(terms)
+    inside = 2 / math.pi * (angle + sine * total) if is_odd else sine * total
+    return 0.5 + inside / 2

@@ -20,9 +20,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from art.report.estimates import Z_95, estimate, wilson_interval
+from art.report.estimates import Z_95, t_quantile, wilson_interval
 
 Method = Literal["wilson", "tango", "t"]
+TAIL_95 = 0.025
+"""Probability on each side of a 95 % interval."""
 
 
 class Score(BaseModel):
@@ -66,11 +68,14 @@ def score_scenarios(scenarios: Sequence[Sequence[float]]) -> Score:
     return _student(means)
 
 
-def score_difference(reference: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> Score:
+def score_difference(
+    reference: Sequence[Sequence[float]], other: Sequence[Sequence[float]], *, tail: float = TAIL_95
+) -> Score:
     """Estimate the mean of `other - reference`, scenario by scenario.
 
     Args:
         reference, other: values of the rollouts of the same scenarios, in the same order.
+        tail: probability that the true difference lies below the interval, and the same above it.
 
     Raises:
         ValueError: there are no scenarios, or they are not the same number.
@@ -83,13 +88,13 @@ def score_difference(reference: Sequence[Sequence[float]], other: Sequence[Seque
         are_single = _are_single(reference) and _are_single(other)
         if are_single or not any(changes):
             gained, lost = (sum(change * side > 0 for change in changes) for side in (1, -1))
-            low, high = tango_interval(gained, lost, len(changes))
+            low, high = tango_interval(gained, lost, len(changes), tail=tail)
             return Score(mean=statistics.fmean(changes), low=low, high=high, num=len(changes), method="tango")
-    return _student(changes)
+    return _student(changes, tail)
 
 
-def tango_interval(gained: int, lost: int, pairs: int) -> tuple[float, float]:
-    """Return the 95 % interval of a difference of two shares that were measured on the same pairs.
+def tango_interval(gained: int, lost: int, pairs: int, *, tail: float = TAIL_95) -> tuple[float, float]:
+    """Return the interval, by default of 95 %, of a difference of two shares that were measured on the same pairs.
 
     T. Tango, Statistics in Medicine 17 (1998) 891-908: the differences that a score test with the restricted maximum
     likelihood estimate does not reject. At a difference of 0 it is McNemar's test.
@@ -98,23 +103,24 @@ def tango_interval(gained: int, lost: int, pairs: int) -> tuple[float, float]:
 
     Args:
         gained, lost: pairs in which only the second, or only the first, succeeded.
+        tail: probability that the true difference lies below the interval, and the same above it.
     """
-    mean = (gained - lost) / pairs
+    mean, z = (gained - lost) / pairs, _normal_quantile(tail)
 
     def statistic(difference: float) -> float:
         variance = _restricted_variance(gained, lost, pairs, difference)
         distance = gained - lost - pairs * difference
         return distance / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, distance)
 
-    def bound(outer: float, level: float) -> float:
+    def bound(outer: float) -> float:
         inner = mean
         for _ in range(60):
             middle = (inner + outer) / 2
-            is_inside = abs(statistic(middle)) < level if middle != mean else True
+            is_inside = abs(statistic(middle)) < z if middle != mean else True
             inner, outer = (middle, outer) if is_inside else (inner, middle)
         return inner
 
-    return bound(-1.0, Z_95), bound(1.0, Z_95)
+    return bound(-1.0), bound(1.0)
 
 
 def _restricted_variance(gained: int, lost: int, pairs: int, difference: float) -> float:
@@ -126,13 +132,16 @@ def _restricted_variance(gained: int, lost: int, pairs: int, difference: float) 
     return pairs * (2 * share_lost + difference * (1 - difference))
 
 
-def _student(values: Sequence[float]) -> Score:
-    result = estimate(values)
-    is_known = math.isfinite(result.low)
-    return Score(
-        mean=result.mean, low=result.low if is_known else None, high=result.high if is_known else None,
-        num=len(values), method="t",
-    )  # fmt: skip
+def _student(values: Sequence[float], tail: float = TAIL_95) -> Score:
+    mean, num = statistics.fmean(values), len(values)
+    if num == 1:
+        return Score(mean=mean, num=1, method="t")
+    half = t_quantile(num - 1, 1 - tail) * statistics.stdev(values) / math.sqrt(num)
+    return Score(mean=mean, low=mean - half, high=mean + half, num=num, method="t")
+
+
+def _normal_quantile(tail: float) -> float:
+    return Z_95 if tail == TAIL_95 else statistics.NormalDist().inv_cdf(1 - tail)
 
 
 def _is_share(scenarios: Sequence[Sequence[float]]) -> bool:

@@ -11,7 +11,7 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -52,12 +52,14 @@ class BaseModelHost:
         name: str | None = None,
         warm_parent: WarmParent | None = None,
         *,
+        in_use: Mapping[int, int] | None = None,
         is_new: bool = False,
     ) -> None:
         """
         Args:
             name: names the processes and their logs; by default it is the base model's name without its folder.
             warm_parent: forks the processes that compute on the CPU; by default each is a new interpreter.
+            in_use: number of engines and trainers of other base models on each GPU, by its index.
             is_new: somebody is registering a model that needs this host; see `ChildSpec.is_new`.
         """
         self.base_model = base_model
@@ -79,7 +81,7 @@ class BaseModelHost:
         """Set once a model needs the base model, which may not exist before."""
         self._is_needed.set()
         self._devices = find_devices()
-        self.placement = choose_placement(settings, self._devices)
+        self.placement = choose_placement(settings, self._devices, in_use)
         self._threads = split_threads(settings.engine.num_threads, settings.trainer.num_threads)
         engine_module = "vllm_child" if isinstance(settings.engine, VllmConfig) else "engine_child"
         engine_spec = self._spec("engine", engine_module, self._threads[0], self.placement.engine)
@@ -91,6 +93,9 @@ class BaseModelHost:
             trainer_spec, self._start_trainer, config, self._engine_aside, data_dir.samples.absolute()
         )
         self.engine_process, self.trainer_process = self._engine.process, self.trainer.process
+        self.on_sampled: Callable[[str, str, float], None] = lambda project, name, device_s: None
+        """Called after each answer with its project, its model's name and the seconds of devices that it has used."""
+        self._engine.engine.on_sampled = self._note_sampled
         self.engine = self._engine.engine
         self._at_step: Usage | None = None
         """`usage` at the end of the last training step."""
@@ -106,6 +111,7 @@ class BaseModelHost:
             is_new=self._is_new,
             variables=place.environment(self._devices) | (_allocator(place) if kind == "trainer" else {}),
             warm_parent=self._warm_parent if place.kind == "cpu" else None,
+            place=f"{place} ({place.reason})",
         )
 
     def start(self) -> None:
@@ -204,6 +210,21 @@ class BaseModelHost:
         before, self._at_step = self._at_step, usage
         return {} if before is None else usage_metrics(before, usage)
 
+    @property
+    def num_engine_devices(self) -> int:
+        engine, num_gpus = self.settings.engine, len(self.placement.engine.indices)
+        if num_gpus or not isinstance(engine, VllmConfig):
+            return max(1, num_gpus)
+        return len(engine.urls) or engine.num_devices  # servers that run already, or GPUs that Ray chooses
+
+    @property
+    def num_trainer_devices(self) -> int:
+        return max(1, len(self.placement.trainer.indices)) * self.settings.trainer.num_nodes
+
+    def _note_sampled(self, project: str, adapter: str | None, seconds: float) -> None:
+        name = self.base_model if adapter is None else adapter.rpartition("@")[0].partition("/")[2]
+        self.on_sampled(project, name, seconds * self.num_engine_devices)
+
     async def prove_layers(self, lora: LoraConfig | None) -> None:
         """Prove once that the engine applies adapters to every kind of layer that `lora` trains.
 
@@ -278,12 +299,21 @@ class BaseModelHost:
                 )
             )
 
+    def describe_placement(self) -> dict[str, Any]:
+        """Tell which devices engine and trainer have, and why."""
+        placement = self.placement
+        return {
+            part: {"devices": str(place), "reason": place.reason}
+            for part, place in (("engine", placement.engine), ("trainer", placement.trainer))
+        } | {"sleeps": placement.sleeps}
+
     def status(self) -> dict[str, Any]:
         info = self._engine.known_info
         return {
             "base_model": self.base_model,
             "engine": self.engine_process.status,
             "trainer": self.trainer_process.status,
+            "placement": self.describe_placement(),
             "engine_info": asdict(info) if info else None,
             "adapters": self.adapters.names,
         }

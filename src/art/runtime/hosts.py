@@ -6,11 +6,14 @@ Models with the same base model and the same settings of these processes share a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from art.config import ModelSettings, ServerConfig, VllmConfig
 from art.runtime.host import BaseModelHost, short_name
+from art.runtime.placement.devices import Devices
+from art.runtime.placement.placement import Placement, choose_placement
 from art.runtime.registry import RegisteredModel
 from art.runtime.supervision.launch import WarmParent
 from art.runtime.supervision.process import ChildProcess
@@ -24,6 +27,8 @@ class Hosts:
         self._data_dir = data_dir
         self._config = config
         self.vllm_python = config.vllm_python
+        self.on_sampled: Callable[[str, str, float], None] = lambda project, name, device_s: None
+        """The callback of the same name of each host."""
         self._warm_parent = WarmParent()
         self._hosts: dict[str, BaseModelHost] = {}
         self._by_model: dict[str, tuple[str, ModelSettings, BaseModelHost]] = {}
@@ -62,9 +67,28 @@ class Hosts:
         if key not in self._hosts:
             name = self._free_name(base_model)
             self._hosts[key] = BaseModelHost(
-                base_model, settings, self._data_dir, self._config, name, self._warm_parent, is_new=is_new
+                base_model,
+                settings,
+                self._data_dir,
+                self._config,
+                name,
+                self._warm_parent,
+                in_use=self._in_use(),
+                is_new=is_new,
             )
+            self._hosts[key].on_sampled = self.on_sampled
         return self._hosts[key]
+
+    def placement_of(self, model: RegisteredModel, devices: Devices) -> Placement:
+        """Return the devices that engine and trainer of a model have, or would get now."""
+        if (host := self.existing(model)) is not None:
+            return host.placement
+        return choose_placement(model.settings, devices, self._in_use())
+
+    def _in_use(self) -> Counter[int]:
+        """Count the engines and trainers on each GPU."""
+        places = [place for host in self._hosts.values() for place in (host.placement.engine, host.placement.trainer)]
+        return Counter(index for place in places for index in place.indices)
 
     def _free_name(self, base_model: str) -> str:
         """Choose a name for a new host's processes and logs that no other host has."""

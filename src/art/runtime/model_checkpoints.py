@@ -1,4 +1,4 @@
-"""The checkpoints of a model on the server: list, promote and delete them, read their files, and queue jobs on them.
+"""The checkpoints of a model on the server: list and delete them, read their files, and queue jobs on them.
 
 Some checkpoints are never deleted, whatever a request says: the newest, the best by a metric, the promoted one, and
 those in use. A checkpoint is in use while requests sample from it or an unfinished job needs it.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TypeVar
 
-from art.errors import ConfigError, NotFoundError
+from art.errors import NotFoundError
 from art.protocol.checkpoint_calls import (
     CheckpointInfo,
     ExportRequest,
@@ -22,7 +22,6 @@ from art.protocol.checkpoint_calls import (
     FileList,
     ForkRequest,
     MetricsRow,
-    Promotion,
     PullRequest,
     PushRequest,
 )
@@ -39,15 +38,13 @@ from art.runtime.supervision.waits import acquired
 from art.storage import checkpoints
 from art.storage.layout import validate_name
 
-logger = logging.getLogger(__name__)
-
 CHANGE_TIMEOUT_S = 600.0
 """Longest wait of a promotion or deletion for another one of the same model."""
 FileRequest = TypeVar("FileRequest", ForkRequest, PullRequest, ExportRequest, PushRequest)
 
 
 class ModelCheckpoints:
-    """Lists, promotes, deletes and serves checkpoints of models, named by `project` and `name`, and queues jobs on
+    """Lists, deletes and serves checkpoints of models, named by `project` and `name`, and queues jobs on
     them."""
 
     def __init__(self, models: Models, jobs: JobRunner, metrics: MetricStore, llama_cpp: str | None) -> None:
@@ -93,13 +90,21 @@ class ModelCheckpoints:
             for info in infos
         ]
 
+    def changing(self, model: RegisteredModel) -> AbstractAsyncContextManager[None]:
+        """Make a context manager in which nobody else promotes or deletes checkpoints of the model.
+
+        Raises:
+            ProcessError: another promotion or deletion takes too long.
+        """
+        return acquired(self._locks[model.key], f"changes of the checkpoints of {model.key}", CHANGE_TIMEOUT_S)
+
     async def delete(self, project: str, name: str, request: DeleteCheckpointsRequest) -> list[int]:
         """Delete checkpoints of a model and return their steps.
 
         The checkpoints that the request names stay, and the newest, the best, the promoted and those in use.
         """
         model, host = self._models.find(project, name)
-        async with acquired(self._locks[model.key], f"changes of the checkpoints of {model.key}", CHANGE_TIMEOUT_S):
+        async with self.changing(model):
             infos = await self.list_all(project, name, request.best_metric)
             keep = {*request.keep_steps, *[info.step for info in infos][-request.keep_recent :]}
             deleted = []
@@ -110,33 +115,6 @@ class ModelCheckpoints:
                 await asyncio.to_thread(checkpoints.delete, self._models.checkpoint(model, info.step))
                 deleted.append(info.step)
         return deleted
-
-    async def promote(self, project: str, name: str, step: int) -> Promotion:
-        """Make a checkpoint the promoted one of its model, once the engine has loaded and proved it.
-
-        Until then, and if that fails, `project/name@promoted` goes on to mean the checkpoint that was promoted before.
-
-        Raises:
-            NotFoundError: there is no such model or published checkpoint.
-            ConfigError: the model's engine cannot serve a step beside the newest.
-            CorruptCheckpointError, AdapterError, HandshakeError: the checkpoint cannot be served.
-            ProcessError: the engine cannot start, or another promotion or deletion took too long.
-        """
-        model, host = self._models.find(project, name)
-        if host.one_policy:
-            raise ConfigError(
-                f'{model.key} cannot have a promoted checkpoint: with `weights="merged"` vLLM serves one step at a '
-                'time, the newest. Register the model with `weights="lora"` or the embedded engine, or fork step '
-                f"{step} to a model of another name on a server of its own",
-                param="step",
-            )
-        async with acquired(self._locks[model.key], f"changes of the checkpoints of {model.key}", CHANGE_TIMEOUT_S):
-            path = await asyncio.to_thread(self._models.folder, project, name, step)
-            await host.adapters.load(model.adapter_id(step), path)
-            previous = self._models.find(project, name)[0].promoted_step
-            await self._models.promote(model, step)
-        logger.info("promoted step %d of %s; before it was %s", step, model.key, previous)
-        return Promotion(step=step, inference_name=f"{model.key}@promoted", previous_step=previous)
 
     async def files(self, project: str, name: str, step: int, form: str | None = None) -> FileList:
         """List the files of a checkpoint, or of its export in the format `form`.

@@ -106,10 +106,9 @@ class Models:
             )
         return model.promoted_step
 
-    async def promote(self, model: RegisteredModel, step: int) -> None:
-        """Record `step` as the promoted one. From then on `project/name@promoted` means it."""
-        await self._registry.save_promoted(model, step)
-        self.by_key[model.key] = dataclasses.replace(self.by_key[model.key], promoted_step=step)
+    def set_promoted(self, key: str, step: int) -> None:
+        """Make `step` the step that `project/name@promoted` means, after that was recorded."""
+        self.by_key[key] = dataclasses.replace(self.by_key[key], promoted_step=step)
         self.on_change()
 
     def set_step(self, key: str, step: int) -> None:

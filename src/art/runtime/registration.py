@@ -17,7 +17,7 @@ from art.runtime.models import Models, status_of
 from art.runtime.placement.default_engine import FASTER, SLOW, is_slow, with_engine
 from art.runtime.placement.devices import find_devices
 from art.runtime.placement.memory import MemoryPlan
-from art.runtime.placement.placement import check_placement, choose_placement
+from art.runtime.placement.placement import check_placement
 from art.runtime.placement.shortage import check_memory
 from art.runtime.registry import RegisteredModel, Registry
 from art.storage import checkpoints
@@ -111,7 +111,7 @@ class Registration:
     async def _make_ready(self, model: RegisteredModel) -> None:
         shape = await asyncio.to_thread(read_shape, model.base_model)
         devices = await asyncio.to_thread(find_devices)
-        placement = choose_placement(model.settings, devices)
+        placement = self._hosts.placement_of(model, devices)
         check_placement(placement, model.settings, devices)
         if shape is not None:
             check_memory(MemoryPlan(placement, model.settings, devices, shape))

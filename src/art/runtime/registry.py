@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import time
 from dataclasses import dataclass
 
 from art.config import ModelSettings
@@ -78,11 +77,6 @@ class Registry:
     async def save_identity(self, model: RegisteredModel, step: int, identity: str) -> None:
         await self._database.run(lambda db: set_identity(db, model.project, model.name, step, identity))
 
-    async def save_promoted(self, model: RegisteredModel, step: int) -> None:
-        """Record `step` as the promoted one, in place of any other step of the model."""
-        row = (model.project, model.name, step, time.time())
-        await self._database.run(lambda db: db.execute("INSERT OR REPLACE INTO promoted VALUES (?, ?, ?, ?)", row))
-
     async def save_model(self, model: RegisteredModel) -> None:
         """Insert a model, or update everything but its step and what is promoted."""
         row = (
@@ -111,3 +105,8 @@ def set_step(db: sqlite3.Connection, project: str, name: str, step: int) -> None
 def set_identity(db: sqlite3.Connection, project: str, name: str, step: int, identity: str) -> None:
     """Record the identity of a published checkpoint, within the transaction of `db`."""
     db.execute("INSERT OR REPLACE INTO published VALUES (?, ?, ?, ?)", (project, name, step, identity))
+
+
+def set_promoted(db: sqlite3.Connection, project: str, name: str, step: int, now: float) -> None:
+    """Record `step` as the promoted one in place of any other step of the model, within the transaction of `db`."""
+    db.execute("INSERT OR REPLACE INTO promoted VALUES (?, ?, ?, ?)", (project, name, step, now))

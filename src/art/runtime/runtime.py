@@ -9,6 +9,7 @@ training request  --> Submission (resolve and plan) --> JobRunner --> TrainingWo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shutil
 from pathlib import Path
@@ -16,11 +17,12 @@ from typing import Any
 
 from art.config import EngineConfig, ServerConfig
 from art.config.base_models import resolve_base_model
-from art.errors import ConfigError
+from art.errors import ConfigError, StorageError
 from art.gateway.chat import Gateway
 from art.gateway.record.recorder import Recorder
 from art.gateway.record.retention import forget_regularly
 from art.gateway.record.rollout_store import RolloutStore
+from art.gateway.record.usage_book import Amounts
 from art.protocol.answers import Measurement
 from art.protocol.job_states import JobKind
 from art.runtime.base_models import prepare_base_model
@@ -40,6 +42,8 @@ from art.runtime.model_checkpoints import ModelCheckpoints
 from art.runtime.models import Models
 from art.runtime.placement.default_engine import with_engine
 from art.runtime.placement.devices import find_devices
+from art.runtime.promotion.history import PromotionStore
+from art.runtime.promotion.promotions import Promotions
 from art.runtime.registration import Registration
 from art.runtime.registry import Registry
 from art.runtime.resolver import PolicyResolver
@@ -68,7 +72,13 @@ class Runtime:
         self._database = Database(self.data_dir.database)
         self._registry = Registry(self._database)
         self._recorder = Recorder(self._database)
+        self.usage = self._recorder.usage
+        """What each project has used and may use."""
+        self.usage.prices = config.prices
         self._hosts = Hosts(self.data_dir, config)
+        self._hosts.on_sampled = lambda project, name, device_s: self.usage.add(
+            project, name, Amounts(sampling_s=device_s)
+        )
         self._metrics = MetricStore(self._database)
         self.models = Models(self.data_dir, self._hosts, self._recorder, self._registry)
         self._database.before_write = self._lock.check_directory
@@ -83,6 +93,8 @@ class Runtime:
         self.overview = Overview(self.models, self._hosts, self.jobs, self.gateway)
         self.jobs.on_news = self.overview.note
         self.checkpoints = ModelCheckpoints(self.models, self.jobs, self._metrics, config.llama_cpp)
+        self._promotion_store = PromotionStore(self._database)
+        self.promotions = Promotions(self.models, self._promotion_store, self.checkpoints.changing)
         self.registration = Registration(self._registry, self.models, self._hosts, self.jobs, self._check_directory)
         preflight = Preflight() if config.preflight else None
         self.training = Submission(
@@ -131,6 +143,7 @@ class Runtime:
         await self._registry.start()
         await self.jobs.store.start()
         await self._metrics.start()
+        await self._promotion_store.start()
         await self._recorder.start()
         for model in await self._registry.models():
             self.models.by_key[model.key] = model
@@ -158,6 +171,8 @@ class Runtime:
         await asyncio.gather(*self._background, return_exceptions=True)
         await self.jobs.close()
         await self._hosts.close()
+        with contextlib.suppress(StorageError):
+            await self.usage.flush()
         self._database.close()
         self._lock.release()
 

@@ -51,6 +51,7 @@ class Submission:
         """
         self._models = models
         self._recorder = gateway.recorder
+        self._usage = gateway.recorder.usage
         self._rollouts = gateway.rollouts
         self._resolver = resolver
         self._jobs = jobs
@@ -66,6 +67,7 @@ class Submission:
             ConfigError: the quick checks of the preflight fail, or the loss names an unusable checkpoint or teacher.
             NotFoundError: the model is not registered.
             OverloadedError: the project has too many unfinished jobs.
+            QuotaError: the project has used up what it may.
             StorageError: the data directory is gone.
         """
         self._check_directory()
@@ -75,6 +77,7 @@ class Submission:
             if known.state not in ("failed", "cancelled"):  # the server may have died before it could mark them
                 await self._rollouts.mark_trained(exchange_ids(request.groups), request.job_id, project)
             return known
+        self._usage.check_training(project, self._jobs.num_steps_left(project))
         warnings = await self._ensure_ready(model, host)
         _check_mixture(request)
         references = reference_checkpoints(request.config, self._models.data_dir.model(project, name))
@@ -109,6 +112,7 @@ class Submission:
         fingerprint = await asyncio.to_thread(make_fingerprint, f"{type(request).__name__} {model.key}", request)
         if (known := await self._jobs.known(request.job_id, fingerprint)) is not None:
             return known
+        self._usage.check_training(project, self._jobs.num_steps_left(project))
         warnings = await self._ensure_ready(model, host)
         paths, counts = await asyncio.to_thread(sft_paths, request.trajectories, await host.renderer())
         counts["data/step_num_trajectories"] = float(len(request.trajectories))

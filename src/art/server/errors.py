@@ -28,6 +28,7 @@ STATUS: dict[type[errors.ArtError], int] = {
     errors.PayloadTooLargeError: 413,
     errors.UnsupportedMediaError: 415,
     errors.OverloadedError: 429,
+    errors.QuotaError: 429,
     errors.TrajectoryError: 422,
     errors.TrainingError: 500,
     errors.JobCancelledError: 409,

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import argparse
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from art.cli import checkpoints
-from art.protocol.checkpoint_calls import CheckpointInfo, Promotion
+from art.cli.organisation import promote as promote_command
+from art.cli.organisation.model_name import ModelName
+from art.errors import ConfigError, NotFoundError
+from art.protocol.checkpoint_calls import CheckpointInfo
+from art.protocol.organisation.promotions import Gate, Promotion, PromotionRecord, Verdict
+
+VERDICT = Verdict(
+    passed=True, reason="the figures", require=0.02, source="reward", reference_step=2, num_scenarios=40, difference=0.3,
+    low=0.2,
+)  # fmt: skip
 
 
 class Backend:
@@ -17,14 +27,30 @@ class Backend:
     def __init__(self) -> None:
         self.checkpoints = self
         self.promoted: int | None = None
+        self.gate: Gate | None = None
+        self.records: list[PromotionRecord] | None = []
 
-    async def promote(self, model: checkpoints.ModelName, step: int | None) -> Promotion:
+    async def promote(
+        self, model: ModelName, step: int | None, *, gate: Gate | None, force: bool, note: str
+    ) -> Promotion:
+        self.gate = gate
         before, self.promoted = self.promoted, 4 if step is None else step
         return Promotion(
-            step=self.promoted, inference_name=f"{model.project}/{model.name}@promoted", previous_step=before
+            step=self.promoted,
+            inference_name=f"{model.project}/{model.name}@promoted",
+            previous_step=before,
+            verdict=None if gate is None else VERDICT.model_copy(update={"passed": not force}),
         )
 
-    async def list_checkpoints(self, model: checkpoints.ModelName, best_metric: str) -> list[CheckpointInfo]:
+    async def promotions(self, model: ModelName) -> list[PromotionRecord]:
+        if self.records is None:
+            raise NotFoundError("there is no route")
+        return self.records
+
+    async def get_status(self, model: ModelName) -> SimpleNamespace:
+        return SimpleNamespace(step=4, promoted_step=self.promoted)
+
+    async def list_checkpoints(self, model: ModelName, best_metric: str) -> list[CheckpointInfo]:
         return [
             CheckpointInfo(
                 step=step, created_at=0.0, size_bytes=2**20, full=False, newest=step == 4, best=step == 2,
@@ -56,3 +82,51 @@ async def test_promote_and_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split("  ")[-1].strip() for line in capsys.readouterr().out.splitlines()[-3:]] == [
         "best", "-", "newest, promoted"
     ]  # fmt: skip
+
+
+async def test_the_gate_of_a_promotion(capsys: pytest.CaptureFixture[str]) -> None:
+    backend = Backend()
+    await run(backend, "promote", "games/agent@2", "--require", "0.02", "--split", "test", "--metric", "win")
+    assert backend.gate == Gate(require=0.02, split="test", metric="win")
+    assert capsys.readouterr().out == "step 2 answers requests to games/agent@promoted\npassed: the figures\n"
+    await run(backend, "promote", "games/agent", "--require", "0", "--force")
+    assert backend.promoted == 4
+    assert capsys.readouterr().out.endswith("in place of step 2\nforced: the figures\n")
+    for words, problem in [
+        (("games/agent@2", "--step", "3"), "names step 2 and --step 3"),
+        (("games/agent", "--task", "tic_tac_toe"), "--require 0"),
+    ]:
+        with pytest.raises(ConfigError, match=problem):
+            await run(backend, "promote", *words)
+
+
+async def test_the_list_ends_with_the_history_of_promotions(capsys: pytest.CaptureFixture[str]) -> None:
+    backend = Backend()
+    backend.records = [
+        PromotionRecord(number=1, at=0.0, step=2, previous_step=None, decision="ungated", key_id="server"),
+        PromotionRecord(
+            number=2, at=0.0, step=4, previous_step=2, decision="refused", key_id="3f9c", verdict=VERDICT, note="a try"
+        ),
+        PromotionRecord(number=3, at=0.0, step=4, previous_step=2, decision="forced", key_id="3f9c"),
+    ]
+    await run(backend, "list", "games/agent")
+    lines = [line.partition("  ")[2] for line in capsys.readouterr().out.splitlines()[-3:]]
+    assert lines == [
+        "step 2 promoted in place of nothing without a gate, by key server",
+        "step 4 refused: step 2 stays, by key 3f9c; +0.300 against step 2, above +0.200 (40 scenarios, required +0.02); "
+        "a try",
+        "step 4 promoted in place of step 2 by force, by key 3f9c",
+    ]
+    backend.records = None
+    await run(backend, "list", "games/agent")
+    assert "newest" in capsys.readouterr().out, "an older server has no history"
+
+
+def test_art_promote_is_the_same_command() -> None:
+    parser = argparse.ArgumentParser()
+    promote_command.add_options(parser)
+    args = parser.parse_args(["games/agent@40", "--require", "0.02"])
+    assert (str(args.model), args.require, args.split) == ("games/agent@40", 0.02, None)
+    for name in ("agent", "games/agent@", "games/agent@best", "a/b/c", "/agent"):
+        with pytest.raises(SystemExit):
+            parser.parse_args([name])

@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save, save_file
 
 from art.errors import ConfigError, CorruptCheckpointError, NotFoundError, ProcessError, StorageError
 from art.exports import formats, merge
-from art.exports.folder import copy_checkpoint, new_folder
+from art.exports.folder import OnBytes, copy_checkpoint, new_folder
 from art.exports.s3 import S3Store
+from art.protocol.calls import Export
 from art.protocol.checkpoint_calls import S3Target
 from art.storage import checkpoints
 from tests.support.object_store import BUCKET, open_store
@@ -25,6 +26,14 @@ RANK, ALPHA = 2, 6
 
 def nothing(done: int, total: int) -> None:
     pass
+
+
+def export(source: Path, base: str, form: str, target: Path, llama_cpp: str | None, on_bytes: OnBytes) -> None:
+    formats.export(Export(source=source, target=target, base_model=base, format=form, llama_cpp=llama_cpp), on_bytes)
+
+
+def describe(target: Path) -> dict[str, object]:
+    return formats.describe(Export(source=target, target=target, base_model="b", format="peft", llama_cpp=None))
 
 
 @pytest.fixture
@@ -99,7 +108,7 @@ def test_a_merge_adds_the_adapter_and_touches_nothing_else(
 ) -> None:
     monkeypatch.setattr(merge, "ROWS", rows)
     checkpoint = write_adapter(tmp_path / "0007", **config)
-    formats.export(checkpoint, str(base), "merged", tmp_path / "out", None, nothing)
+    export(checkpoint, str(base), "merged", tmp_path / "out", None, nothing)
     checkpoints.verify_files(tmp_path / "out")
     files = sorted(entry.name for entry in (tmp_path / "out").iterdir())
     assert files == sorted(
@@ -128,7 +137,7 @@ def test_names_of_a_model_that_also_sees(base: Path, tmp_path: Path) -> None:
         entry.unlink()
     save_file(tensors, base / "model.safetensors")
     checkpoint = write_adapter(tmp_path / "0007", layers={"model.layers.0.q": (6, 4)})
-    formats.export(checkpoint, str(base), "merged", tmp_path / "out", None, nothing)
+    export(checkpoint, str(base), "merged", tmp_path / "out", None, nothing)
     assert load_file(tmp_path / "out" / "model.safetensors")["model.language_model.layers.0.q.weight"].abs().sum() > 0
 
 
@@ -144,21 +153,21 @@ def test_what_cannot_be_merged_is_said(base: Path, checkpoint: Path, tmp_path: P
         (many_ranks, "is LORA with rank_pattern; only plain LoRA"),
     ):
         with pytest.raises(ConfigError, match=message):
-            formats.export(path, str(base), "merged", tmp_path / "out", None, nothing)
+            export(path, str(base), "merged", tmp_path / "out", None, nothing)
     (base / merge.INDEX).unlink()
     with pytest.raises(ConfigError, match="no safetensors"):
-        formats.export(checkpoint, str(base), "merged", tmp_path / "out", None, nothing)
+        export(checkpoint, str(base), "merged", tmp_path / "out", None, nothing)
     (checkpoint / checkpoints.ADAPTER_WEIGHTS).write_bytes(b"damaged")
     with pytest.raises(CorruptCheckpointError):
-        formats.export(checkpoint, str(base), "peft", tmp_path / "out", None, nothing)
+        export(checkpoint, str(base), "peft", tmp_path / "out", None, nothing)
     assert not (tmp_path / "out").exists()
     assert not [entry for entry in tmp_path.iterdir() if entry.name.startswith(".")], "nothing half-made is left"
 
 
 def test_the_adapter_alone(checkpoint: Path, tmp_path: Path, base: Path) -> None:
     for _ in range(2):  # once more takes the place of the first
-        formats.export(checkpoint, str(base), "peft", tmp_path / "out", None, nothing)
-    described = formats.describe(tmp_path / "out")
+        export(checkpoint, str(base), "peft", tmp_path / "out", None, nothing)
+    described = describe(tmp_path / "out")
     assert described["files"] == ["adapter_config.json", "adapter_model.safetensors"]
 
 
@@ -171,9 +180,9 @@ def test_gguf_is_made_by_the_converter(
 ) -> None:
     monkeypatch.delenv(formats.LLAMA_CPP, raising=False)
     with pytest.raises(ConfigError, match=r"of llama\.cpp.*ART_LLAMA_CPP"):
-        formats.export(checkpoint, str(base), form, tmp_path / "out", None, nothing)
+        export(checkpoint, str(base), form, tmp_path / "out", None, nothing)
     with pytest.raises(ConfigError, match="expected a checkout"):
-        formats.export(checkpoint, str(base), form, tmp_path / "out", str(tmp_path), nothing)
+        export(checkpoint, str(base), form, tmp_path / "out", str(tmp_path), nothing)
     name = {"gguf": "convert_hf_to_gguf.py", "gguf-lora": "convert_lora_to_gguf.py"}[form]
     folder = tmp_path / "llama.cpp"
     folder.mkdir()
@@ -182,11 +191,11 @@ def test_gguf_is_made_by_the_converter(
         f"folders = [pathlib.Path(a) for a in args[1:] if (pathlib.Path(a) / {needs!r}).is_file()]\n"
         "assert folders, args\npathlib.Path(args[args.index('--outfile') + 1]).write_text('GGUF')\n"
     )
-    formats.export(checkpoint, str(base), form, tmp_path / "out", str(folder), nothing)
-    assert formats.describe(tmp_path / "out")["files"] == [made]
+    export(checkpoint, str(base), form, tmp_path / "out", str(folder), nothing)
+    assert describe(tmp_path / "out")["files"] == [made]
     (folder / name).write_text("raise SystemExit('BPE pre-tokenizer was not recognized')")
     with pytest.raises(ProcessError, match=r"status 1(.|\n)*BPE pre-tokenizer was not recognized"):
-        formats.export(checkpoint, str(base), form, tmp_path / "other", str(folder), nothing)
+        export(checkpoint, str(base), form, tmp_path / "other", str(folder), nothing)
     assert not (tmp_path / "other").exists()
 
 
@@ -200,7 +209,7 @@ def test_llama_cpp_gets_the_scale_as_alpha_by_rank(
         "import pathlib, sys\nfrom shutil import copyfile\nargs = sys.argv\n"
         "copyfile(pathlib.Path(args[1]) / 'adapter_config.json', args[args.index('--outfile') + 1])\n"
     )
-    formats.export(checkpoint, str(base), "gguf-lora", tmp_path / "out", str(tmp_path), nothing)
+    export(checkpoint, str(base), "gguf-lora", tmp_path / "out", str(tmp_path), nothing)
     seen = json.loads((tmp_path / "out" / "adapter.gguf").read_text())
     assert (seen["lora_alpha"], seen["r"], seen.get("use_rslora", False)) == (pytest.approx(alpha), RANK, False)
 

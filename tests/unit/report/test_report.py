@@ -170,7 +170,17 @@ def test_files(tmp_path: Path) -> None:
     [(1, 12.7062), (2, 4.30265), (3, 3.18245), (4, 2.77645), (5, 2.57058), (11, 2.20099), (30, 2.04227), (1000, 1.96234)],
 )  # fmt: skip
 def test_students_t(degrees: int, exact: float) -> None:
-    assert t_quantile(degrees) == pytest.approx(exact, rel=0.005 if degrees < 5 else 0.001)
+    assert t_quantile(degrees) == pytest.approx(exact, rel=4e-6)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "share", "exact"),
+    [(1, 0.95, 6.31375), (2, 0.995, 9.92484), (9, 0.9995, 4.78091), (19, 0.99, 2.53948), (40, 0.9999, 4.09421),
+     (99, 0.9999, 3.86309), (100, 0.9999, 3.86160),
+     (2_000_000, 0.99, 2.32635)],
+)  # fmt: skip
+def test_students_t_at_other_shares(degrees: int, share: float, exact: float) -> None:
+    assert t_quantile(degrees, share) == pytest.approx(exact, rel=5e-6)
 
 
 def test_pairs_do_not_suffer_from_what_scenarios_differ_in() -> None:

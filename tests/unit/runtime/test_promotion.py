@@ -13,11 +13,14 @@ import pytest
 
 from art.config import ModelSettings
 from art.errors import AdapterError, ConfigError, NotFoundError
-from art.protocol.checkpoint_calls import BEST_METRIC, CheckpointInfo, Promotion
+from art.protocol.checkpoint_calls import BEST_METRIC, CheckpointInfo
+from art.protocol.organisation.promotions import PromoteRequest, Promotion
 from art.protocol.training import DeleteCheckpointsRequest, ModelStatus
 from art.runtime.metric_store import MetricStore
 from art.runtime.model_checkpoints import ModelCheckpoints
 from art.runtime.models import Models, status_of
+from art.runtime.promotion.history import PromotionStore
+from art.runtime.promotion.promotions import Promotions
 from art.runtime.registry import RegisteredModel, Registry, set_identity
 from art.runtime.resolver import PolicyResolver
 from art.storage import checkpoints
@@ -78,10 +81,13 @@ class Server:
         jobs: Any = SimpleNamespace(store=SimpleNamespace(needed_checkpoints=self._nothing))
         self.checkpoints = ModelCheckpoints(self.models, jobs, metrics, None)
         self._metrics = metrics
+        self._history = PromotionStore(self.database)
+        self.promotions = Promotions(self.models, self._history, self.checkpoints.changing)
 
     async def start(self) -> Server:
         await self.registry.start()
         await self._metrics.start()
+        await self._history.start()
         for model in await self.registry.models():
             self.models.by_key[model.key] = model
         return self
@@ -100,8 +106,8 @@ class Server:
             identity = checkpoints.write_checkpoint(self.models.checkpoint(MODEL, step), files | weights)
             await self.database.run(lambda db, step=step, is_=identity: set_identity(db, "p", "agent", step, is_))
 
-    async def promote(self, step: int) -> Promotion:
-        return await self.checkpoints.promote("p", "agent", step)
+    async def promote(self, step: int, **options: Any) -> Promotion:
+        return await self.promotions.promote("p", "agent", PromoteRequest(step=step, **options), "key-1")
 
     async def listed(self) -> list[CheckpointInfo]:
         return await self.checkpoints.list_all("p", "agent", BEST_METRIC)

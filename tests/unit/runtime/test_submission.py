@@ -47,9 +47,11 @@ class Setup:
         self.resolved: list[str] = []
         model = RegisteredModel(project="p", name="m", base_model="base", settings=ModelSettings(), step=3)
         host = SimpleNamespace(engine=Engine(), renderer=self.renderer)
+        recorder = Store(FIRST, SECOND, FOREIGN)
+        recorder.usage = self  # type: ignore[attr-defined]
         self.submission: Any = Submission(
             models=SimpleNamespace(find=lambda project, name: (model, host), data_dir=DataDir(root)),  # type: ignore[arg-type]
-            gateway=SimpleNamespace(recorder=Store(FIRST, SECOND, FOREIGN), rollouts=self),  # type: ignore[arg-type]
+            gateway=SimpleNamespace(recorder=recorder, rollouts=self),  # type: ignore[arg-type]
             resolver=self,  # type: ignore[arg-type]
             jobs=self,  # type: ignore[arg-type]
             preflight=None,
@@ -60,6 +62,13 @@ class Setup:
         if not hasattr(self, "_renderer"):
             raise AssertionError("nothing is rendered in a step without supervised data")
         return self._renderer
+
+    # -- the usage of the project
+    def check_training(self, project: str, num_queued: int) -> None:
+        self.asked_quota = (project, num_queued)
+
+    def num_steps_left(self, project: str) -> int:
+        return 2
 
     # -- the rollouts
     async def mark_trained(self, exchange_ids: list[str], job_id: str, project: str) -> None:

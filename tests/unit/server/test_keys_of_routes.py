@@ -18,6 +18,8 @@ from art.protocol.dialects.chat_completions import ChatRequest
 from art.protocol.dialects.responses import ResponsesRequest
 from art.protocol.dialects.text_completions import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from art.protocol.keys import Empty
+from art.protocol.organisation.promotions import PromoteRequest
+from art.protocol.organisation.usage_report import QuotaRequest
 from art.protocol.preflight import PreflightRequest
 from art.protocol.rollouts import RolloutUpdate
 from art.protocol.training import DeleteCheckpointsRequest, RegisterRequest, TrainRequest, TrainSFTRequest
@@ -80,6 +82,8 @@ BODIES: dict[type[Any], list[dict[str, Any]]] = {
     PushRequest: [{"job_id": "job-of-a", "target": {"kind": "s3", "bucket": "x"}}],
     MetricsRow: [{"row_id": "row-0001", "step": 1, "metrics": {}}],
     Empty: [{}],
+    PromoteRequest: [{"step": 0, "gate": {"require": 0.0}}],
+    QuotaRequest: [{"project": "b", "quota": {"tokens": 1}}, {"project": None, "quota": {}}],
     LogRequest: [{"split": "train", "step": 1, "row": {"recorded_at": "x"}, "groups": []}],
     RolloutUpdate: [{"project": "b", "reward": 1.0}, {"model": "b/agent"}, {"reward": 1.0}],
 }

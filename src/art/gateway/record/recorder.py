@@ -29,6 +29,7 @@ from art.gateway.record.recorded_answers import RecordedAnswer, assemble_answers
 from art.gateway.record.rollout_table import note_exchanges
 from art.gateway.record.schema import create_tables
 from art.gateway.record.segments import Segments, pack_segments, unpack_segments
+from art.gateway.record.usage_book import Amounts, Pending, UsageBook, write_usage
 from art.protocol.answers import FinishReason
 from art.protocol.chat import Message, Tool
 from art.protocol.samples import Constraint
@@ -155,6 +156,8 @@ class Recorder:
 
     def __init__(self, database: Database) -> None:
         self.database = database
+        self.usage = UsageBook(database)
+        """What each project has used. It is stored with the exchanges."""
         self._pending: list[_Row] = []
         self._pending_counts: list[tuple[str, str, int, int, int]] = []
         self._commit: asyncio.Task[None] | None = None
@@ -169,6 +172,7 @@ class Recorder:
             StorageError: the database cannot be written.
         """
         await self.database.run(create_tables)
+        await self.usage.start()
 
     async def check(self) -> None:
         """Record an exchange and take it back within one transaction, to see whether answers can be recorded.
@@ -179,7 +183,7 @@ class Recorder:
 
         def write_and_undo(db: sqlite3.Connection) -> None:
             db.execute("SAVEPOINT before_check")
-            _insert(db, [_to_row(_SAMPLE, b"", None)], [("", "", 0, 0, 0)])
+            _insert(db, [_to_row(_SAMPLE, b"", None)], [("", "", 0, 0, 0)], {})
             db.execute("ROLLBACK TO before_check")
 
         await self.database.run(write_and_undo)
@@ -203,6 +207,7 @@ class Recorder:
     def count_tokens(self, project: str, name: str, *, prompt: int, cached: int, completion: int) -> None:
         """Add to a model's token counts, stored with the next exchange. `cached` tokens are also part of `prompt`."""
         self._pending_counts.append((project, name, prompt, cached, completion))
+        self.usage.add(project, name, Amounts(prompt=prompt, cached=cached, completion=completion))
 
     def token_counts(self, project: str, name: str) -> tuple[int, int, int]:
         """Return the numbers of prompt, cached and completion tokens of a model since it was registered."""
@@ -311,8 +316,9 @@ class Recorder:
         self._committed_at = loop.time()
         rows, self._pending = self._pending, []
         counts, self._pending_counts = self._pending_counts, []
+        usage = self.usage.take_pending()
         self._commit, self._next_commit = self._next_commit, None
-        await self.database.run(lambda db: _insert(db, rows, counts))
+        await self.database.run(lambda db: _insert(db, rows, counts, usage))
 
 
 def _check_complete(ids: list[str], recorded: Mapping[str, object]) -> None:
@@ -322,11 +328,14 @@ def _check_complete(ids: list[str], recorded: Mapping[str, object]) -> None:
         )
 
 
-def _insert(db: sqlite3.Connection, rows: list[_Row], counts: list[tuple[str, str, int, int, int]]) -> None:
+def _insert(
+    db: sqlite3.Connection, rows: list[_Row], counts: list[tuple[str, str, int, int, int]], usage: Pending
+) -> None:
     for row in rows:  # here rather than in `_to_row`, because sets of kept tokens may be large: this is another thread
         row["constrained"] = constraints.store(db, row["constrained"])
     db.executemany(_INSERT, rows)
     db.executemany(_COUNT, counts)
+    write_usage(db, usage)
     names = [(row["project"], row["name"], row["rollout_id"]) for row in rows if row["rollout_id"]]
     note_exchanges(db, [(project, rollout_id, f"{project}/{name}") for project, name, rollout_id in names])
 

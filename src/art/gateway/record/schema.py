@@ -7,6 +7,7 @@ import sqlite3
 from art.gateway.record import constraints
 from art.gateway.record.deleted_responses import SCHEMA as _DELETED_SCHEMA
 from art.gateway.record.rollout_table import create_table
+from art.gateway.record.usage_book import SCHEMA as _USAGE_SCHEMA
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS exchanges (
@@ -29,7 +30,7 @@ CREATE TABLE IF NOT EXISTS token_counts (
 
 def create_tables(db: sqlite3.Connection) -> None:
     """Create the tables that are missing, and add the columns that came later."""
-    db.executescript(_SCHEMA + _DELETED_SCHEMA + constraints.SCHEMA)
+    db.executescript(_SCHEMA + _DELETED_SCHEMA + _USAGE_SCHEMA + constraints.SCHEMA)
     constraints.add_column(db)
     if "segments" not in {row[1] for row in db.execute("PRAGMA table_info(exchanges)")}:
         db.execute("ALTER TABLE exchanges ADD COLUMN segments TEXT")

@@ -32,6 +32,8 @@ class ProcessPart(Part):
     cpu_share: float | None = None
     """Cores that it used since the last answer, with the processes that it has started: 1.5 is one and a half."""
     num_restarts: int = 0
+    place: str | None = None
+    """The devices of an engine or trainer, and why it has them."""
     last_end: str | None = None
     """How the last of its processes ended."""
 

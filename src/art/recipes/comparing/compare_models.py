@@ -27,7 +27,7 @@ from art.recipes.comparing.compared_models import ComparedModel, Endpoint, OwnMo
 from art.recipes.comparing.kept_rollouts import KeptRollouts, file_of, scenario_names, scored
 from art.recipes.comparing.metered_http import Asking, RateLimit
 from art.recipes.comparing.run_model import ModelRun, RolloutPlan, together
-from art.recipes.comparing.scoring import compare_with, measure, price_rollouts
+from art.recipes.comparing.scoring import by_scenario, compare_with, measure, price_rollouts
 from art.recipes.comparing.serving import Place, Servers, locate
 from art.recipes.comparing.texts import parse_models
 from art.recipes.progress import OnProgress, Progress, log_progress
@@ -71,10 +71,34 @@ async def compare_models(
     """
     values = {} if config is None else config.model_dump(exclude_unset=True)
     config = CompareConfig(**{**values, **settings})
+    return await _comparing(task, models, config, on_progress, on_update).run()
+
+
+async def measure_pair(
+    task: Task | str, reference: ComparedModel, candidate: ComparedModel, config: CompareConfig, on_progress: OnProgress
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Roll out the same scenarios with two models, and return their rewards by scenario.
+
+    Both lists have the same scenarios in the same order, and of each the rollouts that got a reward with both models.
+    """
+    run = _comparing(task, [reference, candidate], config, on_progress, lambda comparison: None)
+    await run.run()
+    sides = [scored(one.run.rows()) for one in run.contestants]
+    common = sorted(sides[0].keys() & sides[1].keys())
+    before, after = (by_scenario([side[place] for place in common], "reward") for side in sides)
+    return list(before.values()), [after[name] for name in before]
+
+
+def _comparing(
+    task: Task | str,
+    models: Sequence[str | ComparedModel | Model[Any, Any]],
+    config: CompareConfig,
+    on_progress: OnProgress,
+    on_update: OnUpdate,
+) -> _Comparing:
     config = config.model_copy(update={"data_dir": config.data_dir.resolve()})
     task = get_task(task) if isinstance(task, str) else task
-    run = _Comparing(task, _resolved(models, config.data_dir), config, on_progress, on_update)
-    return await run.run()
+    return _Comparing(task, _resolved(models, config.data_dir), config, on_progress, on_update)
 
 
 def comparison_folder(task: Task, config: CompareConfig) -> Path:

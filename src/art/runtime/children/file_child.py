@@ -36,8 +36,8 @@ def copy(call: Copy, on_bytes: OnBytes) -> dict[str, Any]:
 def export(call: Export, on_bytes: OnBytes) -> dict[str, Any]:
     from art.exports import formats
 
-    formats.export(call.source, call.base_model, call.format, call.target, call.llama_cpp, on_bytes)
-    return formats.describe(call.target)
+    formats.export(call, on_bytes)
+    return formats.describe(call)
 
 
 def merge_adapter(call: MergeAdapter, on_bytes: OnBytes) -> dict[str, Any]:

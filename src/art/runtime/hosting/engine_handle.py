@@ -59,7 +59,7 @@ class EngineHandle:
         """Let the engine sleep during the body. If it dies meanwhile, it starts again, awake, after the body."""
         before_s = self.engine.sampling_s
         try:
-            with self._sleep.held():
+            with self._sleep.held(), self.engine.shared_time.paused():
                 await self.engine.sleep()
                 self._may_start.clear()
                 yield

@@ -11,14 +11,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
+from functools import partial
 
 from art.engine import GenerateRequest, Timings, TokenChunk
 from art.engines.process import ProcessEngine
 from art.protocol.rpc import Connect
 from art.runtime.hosting.seats import Seats
+from art.runtime.hosting.shares import SharedTime
 from art.runtime.supervision.waits import waiting
 
 
@@ -91,6 +93,9 @@ class GatedEngine(ProcessEngine):
         """Number of requests that run or wait, by adapter."""
         self.closed = Hold(f"the {name} to take requests again")
         self._inside = Hold("requests of the previous policy to end")
+        self.shared_time = SharedTime()
+        self.on_sampled: Callable[[str, str | None, float], None] = lambda project, adapter, seconds: None
+        """Called after each request with its project, its adapter and its share of the engine's time in seconds."""
 
     @property
     def sampling_s(self) -> float:
@@ -127,7 +132,8 @@ class GatedEngine(ProcessEngine):
         try:
             async with self.seats.taken(request.sender):
                 await self.closed.until_ended(self._timeout_s)
-                with self._inside.held():
+                note = partial(self.on_sampled, request.sender[0], request.adapter)
+                with self._inside.held(), self.shared_time.taken(note):
                     yield time.perf_counter() - arrived
         finally:
             self.in_use[request.adapter] -= 1

@@ -58,11 +58,17 @@ class TrainerHandle:
         self._job_timeout_s = config.job_timeout_s
         self._lock = asyncio.Lock()
         self._work = Hold(f"the {spec.name} to end its call")
+        self._training = Hold(f"the {spec.name} to end its step")
 
     @property
     def busy_s(self) -> float:
         """Seconds for which the trainer has worked so far."""
         return self._work.total_s
+
+    @property
+    def training_s(self) -> float:
+        """Seconds for which the trainer has worked on training steps so far."""
+        return self._training.total_s
 
     async def init_checkpoint(self, path: Path, lora: LoraConfig | None) -> None:
         """Write the checkpoint of step 0; `lora=None` is full fine-tuning."""
@@ -84,7 +90,8 @@ class TrainerHandle:
             DiskFullError, StorageError: the samples cannot be written.
         """
         async with self._written(call) as written, self._turn(f"`{call.method}`"), self._engine_aside():
-            return await self._run(written, stop, on_progress)
+            with self._training.held():
+                return await self._run(written, stop, on_progress)
 
     async def trial(self, samples: list[TrainingSample], lora: LoraConfig | None) -> dict[str, float]:
         """Measure time, memory and gradient of a step that is thrown away; see `Trainer.trial`. It is not repeated."""

@@ -66,6 +66,8 @@ def plan_export(
         base_model=model.base_model,
         format=request.format,
         llama_cpp=llama_cpp,
+        model_name=f"{model.key}@promoted" if step == model.promoted_step else f"{model.key}@{step}",
+        template_kwargs=model.settings.render.chat_template_kwargs,
     )
     return FilePayload(call=call, step=step, result={"path": str(call.target), "format": request.format})
 

@@ -125,6 +125,11 @@ class JobRunner:
         """The numbers of running and of queued jobs."""
         return Counter("running" if live.begun else "queued" for live in self._live.values())
 
+    def num_steps_left(self, project: str) -> int:
+        """The number of queued and running training steps of a project."""
+        kinds = ("train", "train_sft")
+        return sum(live.entry.project == project and live.entry.kind in kinds for live in self._live.values())
+
     async def status(self, job_id: str) -> JobStatus:
         """Return the status of a job, with its place in the queue and its newest progress.
 

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from art.errors import ConflictError, NotFoundError, OverloadedError, TrainingError
 from art.gateway.record.recorder import exchange_id_at
+from art.gateway.record.usage_book import write_usage
 from art.protocol.job_states import ENDED, NEXT_STATES, UNFINISHED, JobState
 from art.protocol.jobs import JobEvent
 from art.protocol.training import JobProgress, JobStatus
@@ -236,6 +237,7 @@ class JobStore:
 
         def finish(db: sqlite3.Connection) -> JobStatus:
             status = self._move(db, job_id, "succeeded", done.changes)
+            write_usage(db, done.used)
             if (step := done.published_step) is not None:
                 set_step(db, status.project, status.name, step)
                 if done.identity is not None:

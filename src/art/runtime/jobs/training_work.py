@@ -29,6 +29,7 @@ from art.errors import (
     TrainingError,
 )
 from art.gateway.record.recorder import Recorder
+from art.gateway.record.usage_book import Amounts
 from art.metrics.findings import Finding, find_findings
 from art.metrics.trends import WINDOW, measure_trends
 from art.protocol.calls import Train, TrainSft
@@ -97,6 +98,7 @@ class TrainingWork:
         call = await asyncio.to_thread(self._build_call, payload, paths, from_step, job.job_id, host.engine_dtype)
         keep = model.settings.trainer.keep_token_files
         call = replace(call, record_to=None if keep == 0 else paths.step(step))
+        trained_s = host.trainer.training_s
         try:
             result = await host.trainer.train(
                 call, stop=control.stop, on_progress=lambda done, total: control.progress("train", done, total)
@@ -109,6 +111,8 @@ class TrainingWork:
             if payload.repeated is None:
                 raise
             raise TrainingError(f"{payload.repeated}. This time it failed: {error}") from error
+        finally:
+            await self._note_time(model, (host.trainer.training_s - trained_s) * host.num_trainer_devices)
         if control.stop.is_set():  # the call ended before it could be stopped; its checkpoint was not published
             await asyncio.to_thread(checkpoints.delete, target)
         control.check()
@@ -134,7 +138,19 @@ class TrainingWork:
         changes = {"trained": True, "metrics": metrics, "findings": findings, "checkpoint_path": str(target)}
         await self._remove_old_moments(model, step)
         await self._remove_old_token_files(model, step)
-        return Done(changes | {"step": step}, published_step=step, identity=identity, learnt_from=plan.exchange_ids)
+        return Done(
+            changes | {"step": step}, published_step=step, identity=identity, learnt_from=plan.exchange_ids,
+            used=self._recorder.usage.count(model.project, model.name, Amounts(steps=1)),
+        )  # fmt: skip
+
+    async def _note_time(self, model: RegisteredModel, device_s: float) -> None:
+        """Store the seconds of devices that a step has used. Training goes on if that fails."""
+        usage = self._recorder.usage
+        usage.add(model.project, model.name, Amounts(training_s=device_s))
+        try:
+            await usage.flush()
+        except StorageError as error:
+            logger.warning("cannot store what a step of %s has used: %s", model.key, error)
 
     async def _remove_old_moments(self, model: RegisteredModel, step: int) -> None:
         """Delete optimiser moments that the model's settings do not keep. Training goes on if that fails."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from art.errors import ArtError, JobCancelledError
+from art.gateway.record.usage_book import Pending
 from art.protocol.training import JobProgress
 from art.runtime.jobs.job import Entry, Job
 
@@ -47,6 +48,8 @@ class Done:
     """Identity of the published checkpoint, by which one that is put in its place is noticed."""
     learnt_from: Sequence[str] = ()
     """Ids of the exchanges that the step learnt from."""
+    used: Pending = field(default_factory=dict)
+    """Usage that is stored in the transaction that records the result."""
 
 
 class Work(Protocol):

@@ -166,7 +166,7 @@ def _process_part(process: ChildProcess, kind: Literal["engine", "trainer"]) -> 
         name=process.spec.name, kind=kind, pid=status["pid"],
         state=_state(process) if process.is_begun else "not started",
         doing=status.get("doing"), doing_s=status.get("since_s"), rss_bytes=status.get("rss_bytes"),
-        num_restarts=status["restarts"], last_end=status["last_end"],
+        place=process.spec.place or None, num_restarts=status["restarts"], last_end=status["last_end"],
     )  # fmt: skip
 
 

@@ -4,12 +4,14 @@ A child sees only its own GPUs (CUDA_VISIBLE_DEVICES) and numbers them from 0. W
 
     one GPU                       engine and trainer share it
     more than the trainer takes   the trainer gets the first ones, the engine the next
+    several base models           first come the GPUs that the fewest other engines and trainers use
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from art.config import EngineSettings, ModelSettings, TrainerConfig, VllmConfig
@@ -29,6 +31,8 @@ class Place:
     """`cpu`, `cuda`, `mps`, or `elsewhere` for vLLM servers that run already."""
     indices: tuple[int, ...] = ()
     """Indices of the GPUs in the server's numbering."""
+    reason: str = field(default="", compare=False)
+    """Why these devices, for people."""
 
     def __str__(self) -> str:
         return ", ".join(f"cuda:{index}" for index in self.indices) or self.kind
@@ -66,28 +70,46 @@ class Placement:
         return bool(set(self.engine.indices) & set(self.trainer.indices))
 
 
-def choose_placement(settings: ModelSettings, devices: Devices) -> Placement:
-    """Choose devices by the settings, else by the table of this module. `check_placement` tells whether they work."""
+def choose_placement(settings: ModelSettings, devices: Devices, in_use: Mapping[int, int] | None = None) -> Placement:
+    """Choose devices by the settings, else by the table of this module. `check_placement` tells whether they work.
+
+    Args:
+        in_use: number of engines and trainers of other base models on each GPU, by its index.
+    """
     engine, trainer = settings.engine, settings.trainer
-    placed = _place(trainer, trainer.num_processes, engine.device_indices, devices)
+    order = sorted(range(len(devices.gpus or ())), key=lambda index: ((in_use or {}).get(index, 0), index))
+    placed = _place("trainer", trainer, trainer.num_processes, engine.device_indices, devices, order)
     if isinstance(engine, VllmConfig) and engine.urls:
-        return Placement(engine=Place(ELSEWHERE), trainer=placed)
-    if isinstance(engine, VllmConfig) and engine.uses_ray:  # Ray chooses its GPUs, on this machine and others
-        return Placement(engine=Place("cuda"), trainer=placed)
+        return Placement(engine=Place(ELSEWHERE, reason="`engine.urls` names servers that run already"), trainer=placed)
+    if isinstance(engine, VllmConfig) and engine.uses_ray:
+        return Placement(engine=Place("cuda", reason="Ray chooses its GPUs, here and elsewhere"), trainer=placed)
     num_engine_gpus = engine.num_devices if isinstance(engine, VllmConfig) else 1
-    placement = Placement(engine=_place(engine, num_engine_gpus, placed.indices, devices), trainer=placed)
+    chosen = _place("engine", engine, num_engine_gpus, placed.indices, devices, order)
+    placement = Placement(engine=chosen, trainer=placed)
     return replace(placement, sleeps=isinstance(engine, VllmConfig) and _sleeps(engine, placement))
 
 
-def _place(config: EngineSettings | TrainerConfig, num_devices: int, taken: tuple[int, ...], devices: Devices) -> Place:
-    """Choose the first GPUs that are not taken, or the first of all if too few are left."""
-    kind = devices.default_kind if config.device == "auto" else config.device
+def _place(
+    part: Part,
+    config: EngineSettings | TrainerConfig,
+    num_devices: int,
+    taken: tuple[int, ...],
+    devices: Devices,
+    order: list[int],
+) -> Place:
+    """Choose the first GPUs in `order` that are not taken, or the first of all if too few are left."""
     if config.device_indices:
-        return Place("cuda", config.device_indices)
-    gpus = range(len(devices.gpus or ()))
-    free = [index for index in gpus if index not in taken]
-    usable = free if len(free) >= num_devices else gpus
-    return Place(kind, tuple(usable[:num_devices]) if kind == "cuda" else ())
+        return Place("cuda", config.device_indices, f"`{part}.device_indices` says so")
+    kind = devices.default_kind if config.device == "auto" else config.device
+    why = f"`{part}.device` is {config.device!r}"
+    if kind != "cuda":
+        return Place(kind, (), "there is no GPU here" if config.device == "auto" and kind == "cpu" else why)
+    other = "trainer" if part == "engine" else "engine"
+    free = [index for index in order if index not in taken]
+    if len(free) >= num_devices:
+        away = f", beside those of its {other}" if taken else ""
+        return Place(kind, tuple(sorted(free[:num_devices])), f"least used by other base models{away}")
+    return Place(kind, tuple(sorted(order[:num_devices])), f"no GPU is left beside those of its {other}: they share")
 
 
 def _sleeps(engine: VllmConfig, placement: Placement) -> bool:

@@ -58,6 +58,8 @@ class ChildSpec:
     """More environment variables, e.g. which GPUs the child sees."""
     warm_parent: WarmParent | None = None
     """Forks the child, if it can; only for a child that computes on the CPU."""
+    place: str = ""
+    """Its devices and why it has them, for people."""
 
     def environment(self) -> dict[str, str]:
         """Return the child's environment, with passive waiting and a fixed thread count.

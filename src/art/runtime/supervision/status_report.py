@@ -63,6 +63,8 @@ def _describe(process: ChildProcess) -> str:
     parts = [f"{process.spec.name}: {status['state']}"]
     if status["pid"] is not None:
         parts.append(f"pid {status['pid']}")
+    if process.spec.place:
+        parts.append(f"on {process.spec.place}")
     if "rss_bytes" in status:
         parts.append(f"{status['rss_bytes'] / 2**30:.2f} GiB")
     if "doing" in status:

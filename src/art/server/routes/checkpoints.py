@@ -3,6 +3,8 @@ them."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from art.errors import InvalidRequestError
 from art.protocol.checkpoint_calls import (
     BEST_METRIC,
@@ -11,11 +13,11 @@ from art.protocol.checkpoint_calls import (
     FileList,
     ForkRequest,
     MetricsRow,
-    Promotion,
     PullRequest,
     PushRequest,
     Recorded,
 )
+from art.protocol.organisation.promotions import PromoteRequest, Promotion, PromotionHistory
 from art.protocol.training import DeleteCheckpointsRequest, DeleteCheckpointsResponse, JobStatus
 from art.server.call import Call, Route
 from art.server.files import send_file
@@ -34,9 +36,24 @@ async def delete_checkpoints(call: Call) -> DeleteCheckpointsResponse:
     return DeleteCheckpointsResponse(deleted_steps=await call.runtime.checkpoints.delete(*_model(call), request))
 
 
-async def promote(call: Call) -> Promotion:
+async def promote(call: Call) -> dict[str, Any]:
     """Make a checkpoint the one that `project/name@promoted` means, and keep it from every deletion."""
-    return await call.runtime.checkpoints.promote(*_model(call), _step(call))
+    return await _promote(call, PromoteRequest(step=_step(call)))
+
+
+async def promote_by_gate(call: Call) -> dict[str, Any]:
+    """Promote a checkpoint if its held-out improvement over the promoted one is certain enough; 409 if it is not."""
+    return await _promote(call, await call.body(PromoteRequest))
+
+
+async def _promote(call: Call, request: PromoteRequest) -> dict[str, Any]:
+    promotion: Promotion = await call.runtime.promotions.promote(*_model(call), request, call.caller.key_id)
+    return promotion.model_dump(mode="json")  # as the wire type writes itself; the server writes models field by field
+
+
+async def list_promotions(call: Call) -> PromotionHistory:
+    """The decisions about the promoted checkpoint of a model, oldest first, refusals included."""
+    return await call.runtime.promotions.history(*_model(call))
 
 
 async def list_files(call: Call) -> FileList:
@@ -110,6 +127,10 @@ ROUTES = [
         response=DeleteCheckpointsResponse, from_page=True,
     ),
     Route("POST", f"{_STEP}/promote", promote, scope="train", response=Promotion, from_page=True),
+    Route(
+        "POST", f"{_MODEL}/promotions", promote_by_gate, scope="train", request=PromoteRequest, response=Promotion
+    ),
+    Route("GET", f"{_MODEL}/promotions", list_promotions, scope="infer", response=PromotionHistory, from_page=True),
     Route("GET", f"{_STEP}/files", list_files, scope="train", response=FileList, from_page=True),
     Route("GET", f"{_STEP}/files/{{file}}", get_file, scope="train", media=_BYTES, from_page=True),
     Route("GET", f"{_EXPORT}/files", list_files, scope="train", response=FileList, from_page=True),

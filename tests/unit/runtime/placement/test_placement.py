@@ -13,9 +13,11 @@ from art.config import EngineConfig, ModelSettings, ServerConfig, TrainerConfig,
 from art.errors import ConfigError
 from art.protocol.training import RegisterRequest
 from art.runtime.host import BaseModelHost
+from art.runtime.hosts import Hosts
 from art.runtime.placement import devices as devices_module
 from art.runtime.placement.devices import Devices, Gpu, find_devices, parse_gpus
 from art.runtime.placement.placement import Place, check_placement, choose_placement, smallest_memory
+from art.runtime.registry import RegisteredModel
 from art.runtime.runtime import Runtime
 from art.storage.layout import DataDir
 
@@ -213,6 +215,63 @@ def test_each_process_sees_its_own_gpus(tmp_path: Path, monkeypatch: pytest.Monk
     trainer = host.trainer_process.spec.environment()
     assert (trainer["CUDA_VISIBLE_DEVICES"], trainer["CUDA_DEVICE_ORDER"]) == ("4,5", "PCI_BUS_ID")
     assert Place("cpu").environment(machine(1)) == {"CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "expected"),
+    [
+        (1, [("cuda:0", "cuda:0")] * 3),
+        (2, [("cuda:1", "cuda:0")] * 3),
+        (3, [("cuda:1", "cuda:0"), ("cuda:0", "cuda:2"), ("cuda:2", "cuda:1")]),
+        (4, [("cuda:1", "cuda:0"), ("cuda:3", "cuda:2"), ("cuda:1", "cuda:0")]),
+        (6, [("cuda:1", "cuda:0"), ("cuda:3", "cuda:2"), ("cuda:5", "cuda:4")]),
+    ],
+)
+def test_base_models_spread_over_the_gpus(
+    num_gpus: int, expected: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(art.runtime.host, "find_devices", lambda: machine(num_gpus))
+    hosts = Hosts(DataDir(tmp_path), ServerConfig())
+    models = [RegisteredModel("p", name, name, settings(), 0) for name in ("one", "two", "three")]
+    for model, (engine, trainer) in zip(models, expected, strict=True):
+        before = hosts.placement_of(model, machine(num_gpus))
+        host = hosts.of(model)
+        assert (str(host.placement.engine), str(host.placement.trainer)) == (engine, trainer)
+        assert hosts.placement_of(model, machine(num_gpus)) == before == host.placement
+    assert hosts.of(models[0]) is hosts.of(RegisteredModel("p", "again", "one", settings(), 0)), "nothing else to place"
+
+
+async def test_gpus_of_a_base_model_that_is_gone_are_free_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(art.runtime.host, "find_devices", lambda: machine(4))
+    hosts = Hosts(DataDir(tmp_path), ServerConfig())
+    one, two, three = (RegisteredModel("p", name, name, settings(), 0) for name in ("one", "two", "three"))
+    hosts.of(one)
+    hosts.of(two)
+    await hosts.close_unused([two])
+    assert str(hosts.of(three).placement.trainer) == "cuda:0"
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "given", "engine", "trainer"),
+    [
+        (0, settings(), "there is no GPU here", "there is no GPU here"),
+        (1, settings(), "no GPU is left beside those of its trainer: they share", "least used by other base models"),
+        (2, settings({"device": "cpu"}), "`engine.device` is 'cpu'", "least used by other base models"),
+        (4, settings({"device_indices": (3,)}), "`engine.device_indices` says so", "least used by other base models, beside"),
+    ],
+)  # fmt: skip
+def test_the_reason_of_a_placement_is_told(
+    num_gpus: int, given: ModelSettings, engine: str, trainer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(art.runtime.host, "find_devices", lambda: machine(num_gpus))
+    host = BaseModelHost("base", given, DataDir(tmp_path), ServerConfig())
+    told = host.status()["placement"]
+    assert told["engine"]["reason"].startswith(engine)
+    assert told["trainer"]["reason"].startswith(trainer)
+    devices = told["trainer"]["devices"]
+    assert host.trainer_process.spec.place == f"{devices} ({told['trainer']['reason']})"
 
 
 async def test_a_model_is_refused_before_any_process_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,10 +104,11 @@ function plainTable(titles, rows) {
 /** @param {Record<string, any>[]} processes */
 function processTable(processes) {
   const looks = /** @type {Record<string, string>} */ ({ up: "chip-good", starting: "chip-note", failed: "chip-bad" });
-  return plainTable(["Process", "State", "Does", "#pid", "#Memory", "#Cores used", "#Restarts"], processes.map((one) => [
+  return plainTable(["Process", "State", "Does", "Runs on", "#pid", "#Memory", "#Cores used", "#Restarts"], processes.map((one) => [
     one.name,
     h("span", { class: `chip ${looks[one.state] ?? ""}` }, one.state),
     one.doing === null ? "" : `${one.doing}${one.doing_s === null || one.doing_s < 2 ? "" : `, for ${formatSeconds(one.doing_s)}`}`,
+    one.place ?? "",
     one.pid === null ? "" : String(one.pid),
     formatBytes(one.rss_bytes),
     formatNumber(one.cpu_share === null ? null : Number(one.cpu_share.toFixed(2))),

@@ -1,0 +1,76 @@
+"""The export `vllm-lora`: an adapter folder for production servers of vLLM and SGLang, with the commands to serve it.
+
+Both read the files of peft. The scale of a rsLoRA is written as a plain alpha, because not every version of both knows
+the other one. `README.md` in the folder has the commands, and what requests must have.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from art.errors import ConfigError
+from art.exports.folder import OnBytes, copy_files
+from art.exports.plain_scale import write_plain_scale
+from art.storage import checkpoints
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of vLLM's `--max-lora-rank`."""
+HERE = "$PWD"
+"""Folder of the export in its commands, which are run in it."""
+
+
+def write_for_production(
+    checkpoint: Path, folder: Path, *, base_model: str, name: str, template_kwargs: Mapping[str, Any], on_bytes: OnBytes
+) -> None:
+    """Write the adapter of a checkpoint into `folder`, with a README.
+
+    Args:
+        name: name under which the adapter is served: what clients send as `model` to ART too.
+        template_kwargs: arguments of the chat template with which the model was trained.
+    """
+    copy_files(checkpoint, folder, list(checkpoints.ADAPTER_FILES), on_bytes)
+    write_plain_scale(folder / checkpoints.ADAPTER_CONFIG)
+    rank = int(json.loads((folder / checkpoints.ADAPTER_CONFIG).read_bytes())["r"])
+    text = _readme(serve_commands(rank, base_model, name), base_model, name, template_kwargs)
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def serve_commands(rank: int, base_model: str, name: str) -> dict[str, str]:
+    """Return the command that serves the adapter in the current folder, by server.
+
+    Raises:
+        ConfigError: vLLM serves no adapter of this rank.
+    """
+    if (most := next((one for one in LORA_RANKS if one >= rank), None)) is None:
+        raise ConfigError(f"vLLM serves adapters up to rank {LORA_RANKS[-1]}, and this one has {rank}; export `merged`")
+    adapter = f'"{name}={HERE}"'
+    return {
+        "vllm": f"vllm serve {base_model} --enable-lora --max-lora-rank {most} --lora-modules {adapter}",
+        "sglang": f"python -m sglang.launch_server --model-path {base_model} --enable-lora --lora-paths {adapter}",
+    }
+
+
+def _readme(commands: Mapping[str, str], base_model: str, name: str, template_kwargs: Mapping[str, Any]) -> str:
+    extra = ""
+    if template_kwargs:
+        arguments = repr(dict(template_kwargs))
+        extra = f"""
+The model was trained with arguments of its chat template. Send them with each request, in Python as
+`extra_body={{"chat_template_kwargs": {arguments}}}`, or answers are sampled from other prompts than in training.
+"""
+    return f"""# {name}
+
+A LoRA adapter of `{base_model}`, trained with ART, for vLLM and SGLang. Run one of these in this folder:
+
+    {commands["vllm"]}
+    {commands["sglang"]}
+
+Clients ask vLLM for the model `{name}`, as they ask ART: only the base URL changes. They ask SGLang for
+`{base_model}:{name}`.
+
+ART samples at temperature 1 unless a request says otherwise. These servers follow the base model's
+`generation_config.json`: add `--generation-config vllm` (vLLM) or `--sampling-defaults openai` (SGLang) for the same.
+{extra}"""

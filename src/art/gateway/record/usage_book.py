@@ -1,0 +1,268 @@
+"""What each project has used in each month, and what it may use. Durable, and cheap enough to ask before each request.
+
+    answer or step --> add: totals in memory, and pending rows --> the next commit of the record writes them
+    request        --> check: totals in memory against the project's quota
+
+An answer's tokens are written in the transaction that records the answer, so `kill -9` loses none that was sent.
+"""
+
+from __future__ import annotations
+
+import calendar
+import sqlite3
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+
+from art.config import PricesConfig
+from art.errors import QuotaError
+from art.protocol.organisation.usage_report import ModelUsage, ProjectUsage, Quota, UsageReport, Used
+from art.storage.database import Database
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS usage (
+    month TEXT NOT NULL, project TEXT NOT NULL, name TEXT NOT NULL, prompt INTEGER NOT NULL, cached INTEGER NOT NULL,
+    completion INTEGER NOT NULL, steps INTEGER NOT NULL, sampling_s REAL NOT NULL, training_s REAL NOT NULL,
+    usd REAL NOT NULL, PRIMARY KEY (month, project, name)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS quotas (project TEXT PRIMARY KEY, quota TEXT NOT NULL) WITHOUT ROWID;
+"""
+_EVERY = ""
+"""The project under which the quota of projects without one of their own is stored. No project has an empty name."""
+
+
+@dataclass(slots=True)
+class Amounts:
+    """Amounts of everything that is counted."""
+
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+    steps: int = 0
+    sampling_s: float = 0.0
+    training_s: float = 0.0
+    usd: float = 0.0
+
+    def add(self, other: Amounts) -> None:
+        self.prompt += other.prompt
+        self.cached += other.cached
+        self.completion += other.completion
+        self.steps += other.steps
+        self.sampling_s += other.sampling_s
+        self.training_s += other.training_s
+        self.usd += other.usd
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + self.completion
+
+    @property
+    def device_s(self) -> float:
+        return self.sampling_s + self.training_s
+
+
+_NAMES = tuple(field.name for field in fields(Amounts))
+_ADD = (
+    f"INSERT INTO usage VALUES ({', '.join('?' * (3 + len(_NAMES)))}) ON CONFLICT (month, project, name) DO UPDATE SET "
+    + ", ".join(f"{name} = {name} + excluded.{name}" for name in _NAMES)
+)
+Key = tuple[str, str, str]
+"""Month, project and name of a model."""
+Pending = Mapping[Key, Amounts]
+
+
+class UsageBook:
+    """Counts usage by project and month, and checks quotas. Use it in one event loop, as the server does."""
+
+    def __init__(self, database: Database, *, now: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._now = now
+        self.prices = PricesConfig()
+        self._pending: dict[Key, Amounts] = {}
+        self._totals: defaultdict[str, Amounts] = defaultdict(Amounts)
+        """Amounts of the current month by project."""
+        self._quotas: dict[str, Quota] = {}
+        self._month, self._ends_at = "", float("-inf")
+
+    async def start(self) -> None:
+        """Read the totals of this month and the quotas. The tables must exist."""
+        rows = self._database.read("SELECT project, quota FROM quotas")
+        self._quotas = {project: Quota.model_validate_json(quota) for project, quota in rows}
+        self._turn_month()
+        for (_, project, _), amounts in self._rows(self._month).items():
+            self._totals[project].add(amounts)
+
+    # -- counting --
+
+    def add(self, project: str, name: str, amounts: Amounts) -> None:
+        """Count amounts for a model. Their price is added. They are stored with the next `take_pending`."""
+        for key, counted in self.count(project, name, amounts).items():
+            if (pending := self._pending.get(key)) is None:
+                self._pending[key] = counted
+            else:
+                pending.add(counted)
+
+    def count(self, project: str, name: str, amounts: Amounts) -> Pending:
+        """Count amounts as `add` does, and return them for a caller that stores them in a transaction of its own."""
+        self._turn_month()
+        amounts.usd += self.prices.usd(
+            prompt_tokens=amounts.prompt, cached_tokens=amounts.cached, completion_tokens=amounts.completion,
+            device_s=amounts.device_s,
+        )  # fmt: skip
+        self._totals[project].add(amounts)
+        return {(self._month, project, name): amounts}
+
+    def take_pending(self) -> Pending:
+        """Return what is not stored yet. The caller stores it by `write_usage` in a transaction of its own."""
+        pending, self._pending = self._pending, {}
+        return pending
+
+    async def flush(self) -> None:
+        """Store what is not stored yet."""
+        if pending := self.take_pending():
+            await self._database.run(lambda db: write_usage(db, pending))
+
+    # -- quotas --
+
+    def check_sampling(self, project: str) -> None:
+        """
+        Raises:
+            QuotaError: the project has used up what it may, so it gets no further answers this month.
+        """
+        if (quota := self.quota(project)) is None:
+            return
+        self._turn_month()
+        used = self._totals[project]
+        self._check(project, "tokens", used.tokens, quota.tokens)
+        self._check_both(project, used, quota)
+
+    def check_training(self, project: str, num_queued: int) -> None:
+        """
+        Args:
+            num_queued: training steps of the project that have not ended.
+
+        Raises:
+            QuotaError: the project has used up what it may, so it gets no further training this month.
+        """
+        if (quota := self.quota(project)) is None:
+            return
+        self._turn_month()
+        used = self._totals[project]
+        self._check(project, "steps", used.steps + num_queued, quota.steps)
+        self._check_both(project, used, quota)
+
+    def quota(self, project: str) -> Quota | None:
+        """Return the limits that apply to a project: its own, or those of every project."""
+        return self._quotas.get(project) or self._quotas.get(_EVERY)
+
+    async def set_quota(self, project: str | None, quota: Quota) -> None:
+        """Set the quota of a project, or with `None` of every project without its own. Without limits it is removed."""
+        key = project or _EVERY
+        is_set = quota != Quota()
+        row = (key, quota.model_dump_json())
+
+        def store(db: sqlite3.Connection) -> None:
+            if is_set:
+                db.execute("INSERT OR REPLACE INTO quotas VALUES (?, ?)", row)
+            else:
+                db.execute("DELETE FROM quotas WHERE project = ?", (key,))
+
+        await self._database.run(store)
+        if is_set:
+            self._quotas[key] = quota
+        else:
+            self._quotas.pop(key, None)
+
+    def _check_both(self, project: str, used: Amounts, quota: Quota) -> None:
+        self._check(project, "device_s", used.device_s, quota.device_s)
+        self._check(project, "usd", used.usd, quota.usd)
+
+    def _check(self, project: str, limit: str, used: float, most: float | None) -> None:
+        if most is None or used < most:
+            return
+        what = _SPELLED[limit].format
+        raise QuotaError(
+            f"project {project} has used {what(used)} of {what(most)} in {self._month} (quota `{limit}`). It may go on "
+            f"on {reset_of(self._month)}, or when the operator raises the quota: `art quota set {project} "
+            f"{_OPTIONS[limit]}`"
+        )
+
+    # -- reporting --
+
+    async def report(self, month: str | None, project: str | None) -> UsageReport:
+        """Report what was used in a month, by default the current one.
+
+        Args:
+            project: report only this project, and nothing about others.
+        """
+        await self.flush()
+        self._turn_month()
+        month = month or self._month
+        by_project: defaultdict[str, dict[str, Amounts]] = defaultdict(dict)
+        for (_, owner, name), amounts in self._rows(month).items():
+            by_project[owner][name] = amounts
+        known = by_project.keys() | self._quotas.keys() - {_EVERY}
+        return UsageReport(
+            month=month,
+            resets_at=reset_of(month),
+            projects=[
+                self._project_usage(owner, by_project[owner])
+                for owner in ([project] if project is not None else sorted(known))
+            ],
+            default_quota=self._quotas.get(_EVERY) if project is None else None,
+        )
+
+    def _project_usage(self, project: str, models: Mapping[str, Amounts]) -> ProjectUsage:
+        total = Amounts()
+        for amounts in models.values():
+            total.add(amounts)
+        return ProjectUsage(
+            project=project,
+            models=[ModelUsage(name=name, **_used(amounts)) for name, amounts in sorted(models.items())],
+            quota=self.quota(project),
+            **_used(total),
+        )
+
+    def _rows(self, month: str) -> dict[Key, Amounts]:
+        sql = f"SELECT month, project, name, {', '.join(_NAMES)} FROM usage WHERE month = ?"
+        return {
+            (month, project, name): Amounts(*amounts)
+            for month, project, name, *amounts in self._database.read(sql, (month,))
+        }
+
+    def _turn_month(self) -> None:
+        """Begin a new month if the last one has ended. What is pending stays in its own month."""
+        now = self._now()
+        if now >= self._ends_at:
+            at = time.gmtime(now)
+            self._month, self._ends_at = f"{at.tm_year:04d}-{at.tm_mon:02d}", _first_of_next(at.tm_year, at.tm_mon)
+            self._totals.clear()
+
+
+def write_usage(db: sqlite3.Connection, pending: Pending) -> None:
+    """Add pending amounts to the stored ones, within the transaction of `db`."""
+    rows = [(*key, *(getattr(amounts, name) for name in _NAMES)) for key, amounts in pending.items()]
+    if rows:
+        db.executemany(_ADD, rows)
+
+
+def reset_of(month: str) -> str:
+    """Return the first moment after a month such as `2026-01`, in UTC."""
+    year, number = int(month[:4]), int(month[5:])
+    return f"{year + number // 12:04d}-{number % 12 + 1:02d}-01 00:00 UTC"
+
+
+_SPELLED = {
+    "tokens": "{:,.0f} tokens", "steps": "{:,.0f} training steps", "device_s": "{:,.0f} device seconds",
+    "usd": "{:,.2f} USD",
+}  # fmt: skip
+_OPTIONS = {"tokens": "--tokens N", "steps": "--steps N", "device_s": "--device-hours N", "usd": "--usd X"}
+
+
+def _used(amounts: Amounts) -> dict[str, float]:
+    return {name: getattr(amounts, name) for name in Used.model_fields}
+
+
+def _first_of_next(year: int, month: int) -> float:
+    return float(calendar.timegm((year + month // 12, month % 12 + 1, 1, 0, 0, 0)))

@@ -1,0 +1,189 @@
+"""Usage by project and month, and quotas: what is counted, what survives, what is refused."""
+
+from __future__ import annotations
+
+import calendar
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from art.config import PricesConfig
+from art.errors import QuotaError
+from art.gateway.record.schema import create_tables
+from art.gateway.record.usage_book import Amounts, UsageBook, reset_of
+from art.protocol.organisation.usage_report import Quota
+from art.storage.database import Database
+
+JANUARY = calendar.timegm((2026, 1, 15, 12, 0, 0))
+FEBRUARY = calendar.timegm((2026, 2, 1, 0, 0, 0))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = float(JANUARY)
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Books:
+    """A book on a database, and others that open the same file later."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.clock = folder, Clock()
+
+    async def open(self) -> UsageBook:
+        database = Database(self.folder / "art.db")
+        await database.run(create_tables)
+        book = UsageBook(database, now=self.clock)
+        await book.start()
+        return book
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Books:
+    return Books(tmp_path)
+
+
+async def test_amounts_add_up_by_project_and_model(books: Books) -> None:
+    book = await books.open()
+    book.prices = PricesConfig(device_usd_per_hour=3.6, prompt_usd=1.0, cached_usd=0.5, completion_usd=4.0)
+    book.add("search", "agent", Amounts(prompt=1_000_000, cached=500_000, completion=250_000))
+    book.add("search", "agent", Amounts(sampling_s=100.0, training_s=900.0))
+    book.add("search", "other", Amounts(steps=2))
+    book.add("shop", "agent", Amounts(completion=1))
+    report = await book.report(None, None)
+    assert (report.month, report.resets_at) == ("2026-01", "2026-02-01 00:00 UTC")
+    search, shop = report.projects
+    assert (search.project, search.prompt, search.cached, search.completion) == ("search", 1_000_000, 500_000, 250_000)
+    assert (search.steps, search.sampling_s, search.training_s) == (2, 100.0, 900.0)
+    assert search.usd == pytest.approx(0.5 + 0.25 + 1.0 + 1.0)
+    assert [(model.name, model.steps) for model in search.models] == [("agent", 0), ("other", 2)]
+    assert (shop.completion, shop.quota) == (1, None)
+    (own,) = (await book.report(None, "shop")).projects
+    assert own == shop
+
+
+async def test_the_book_is_the_same_after_a_restart_and_new_prices_change_nothing_past(books: Books) -> None:
+    book = await books.open()
+    book.prices = PricesConfig(completion_usd=1_000_000.0)
+    book.add("search", "agent", Amounts(completion=3))
+    await book.flush()
+    await book.set_quota("search", Quota(usd=10.0))
+    again = await books.open()
+    again.add("search", "agent", Amounts(completion=4))
+    (project,) = (await again.report(None, None)).projects
+    assert (project.completion, project.usd, project.quota) == (7, 3.0, Quota(usd=10.0))
+    again.prices = PricesConfig(completion_usd=1_000_000.0)
+    again.add("search", "agent", Amounts(completion=7))
+    with pytest.raises(QuotaError, match=r"has used 10.00 USD of 10.00 USD in 2026-01 \(quota `usd`\)"):
+        again.check_training("search", 0)
+
+
+async def test_a_new_month_begins_at_nothing(books: Books) -> None:
+    book = await books.open()
+    await book.set_quota("search", Quota(tokens=10))
+    book.add("search", "agent", Amounts(prompt=4, completion=6))
+    with pytest.raises(QuotaError, match="It may go on on 2026-02-01 00:00 UTC"):
+        book.check_sampling("search")
+    books.clock.now = FEBRUARY - 0.001
+    with pytest.raises(QuotaError):
+        book.check_sampling("search")
+    books.clock.now = FEBRUARY
+    book.check_sampling("search")
+    book.add("search", "agent", Amounts(prompt=3))
+    reports = [(await book.report(month, None)).projects[0].prompt for month in ("2026-01", None)]
+    assert reports == [4, 3]
+    assert (await book.report("2025-12", None)).projects[0].prompt == 0
+
+
+@pytest.mark.parametrize(
+    ("quota", "used", "sampling", "training", "text"),
+    [
+        (Quota(tokens=10), Amounts(prompt=9), None, None, ""),
+        (Quota(tokens=10), Amounts(prompt=9, completion=1), "tokens", None, "10 tokens of 10 tokens.*--tokens N"),
+        (Quota(steps=3), Amounts(steps=3, prompt=99), None, "steps", "3 training steps of 3.*--steps N"),
+        (Quota(device_s=5), Amounts(sampling_s=2, training_s=3), "device_s", "device_s", "5 device seconds.*--device-hours"),
+        (Quota(tokens=0), Amounts(), "tokens", None, "0 tokens of 0 tokens"),
+    ],
+)  # fmt: skip
+async def test_each_limit_refuses_its_own_kind_of_work(
+    books: Books, quota: Quota, used: Amounts, sampling: str | None, training: str | None, text: str
+) -> None:
+    book = await books.open()
+    await book.set_quota("search", quota)
+    book.add("search", "agent", used)
+    book.check_sampling("shop")
+    book.check_training("shop", 99)
+    for limit, check in (
+        (sampling, lambda: book.check_sampling("search")),
+        (training, lambda: book.check_training("search", 0)),
+    ):
+        if limit is None:
+            check()
+        else:
+            with pytest.raises(QuotaError, match=rf"project search has used {text}") as refused:
+                check()
+            assert f"(quota `{limit}`)" in refused.value.message
+
+
+async def test_queued_steps_count_as_used(books: Books) -> None:
+    book = await books.open()
+    await book.set_quota("search", Quota(steps=3))
+    book.add("search", "agent", Amounts(steps=1))
+    book.check_training("search", 1)
+    with pytest.raises(QuotaError, match="3 training steps of 3"):
+        book.check_training("search", 2)
+
+
+async def test_a_quota_for_all_applies_where_a_project_has_none_of_its_own(books: Books) -> None:
+    book = await books.open()
+    await book.set_quota(None, Quota(tokens=5))
+    await book.set_quota("search", Quota(tokens=50))
+    for project in ("search", "shop"):
+        book.add(project, "agent", Amounts(prompt=5))
+    book.check_sampling("search")
+    with pytest.raises(QuotaError):
+        book.check_sampling("shop")
+    await book.set_quota("search", Quota())
+    with pytest.raises(QuotaError):
+        book.check_sampling("search")
+    await book.set_quota(None, Quota())
+    book.check_sampling("search")
+    assert (await book.report(None, None)).default_quota is None
+
+
+def test_the_year_ends_in_january() -> None:
+    assert reset_of("2026-12") == "2027-01-01 00:00 UTC"
+
+
+def test_what_was_answered_before_a_kill_is_counted(tmp_path: Path) -> None:
+    """A process counts tokens, sampled time and a quota, each in a commit of the record, and then kills itself."""
+    program = f"""
+        import asyncio, os, signal
+        from pathlib import Path
+        from art.gateway.record.recorder import _SAMPLE, Recorder
+        from art.gateway.record.usage_book import Amounts
+        from art.protocol.organisation.usage_report import Quota
+        from art.storage.database import Database
+        from dataclasses import replace
+
+        async def main():
+            recorder = Recorder(Database(Path({str(tmp_path / "art.db")!r})))
+            await recorder.start()
+            await recorder.usage.set_quota("p", Quota(tokens=99))
+            for index in range(20):
+                recorder.usage.add("p", "m", Amounts(sampling_s=0.5))
+                recorder.count_tokens("p", "m", prompt=2, cached=1, completion=3)
+                await recorder.append(replace(_SAMPLE, id=f"ex_{{index}}", project="p", name="m"), conversation=b"")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        asyncio.run(main())
+    """
+    done = subprocess.run([sys.executable, "-c", dedent(program)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -9, done.stderr
+    rows = Database(tmp_path / "art.db").read("SELECT prompt, cached, completion, sampling_s FROM usage")
+    assert rows == [(40, 20, 60, 10.0)]
