@@ -41,7 +41,9 @@ def stand_in() -> str:
         inside = ("buildah", "run", "--isolation", "chroot", container, "--")
         found = _output(*inside, "python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
         if found != python:
-            raise RuntimeError(f"Debian {suite} has Python {found}, the Dockerfile asks for {python}: name an image with --base")
+            raise RuntimeError(
+                f"Debian {suite} has Python {found}, the Dockerfile asks for {python}: name an image with --base"
+            )
         _run(*inside, "ln", "-s", "/usr/bin/python3", "/usr/local/bin/python")
         path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         _run("buildah", "config", "--env", f"PATH={path}", container)

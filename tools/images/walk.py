@@ -89,7 +89,14 @@ def look_inside() -> None:
     assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0
     assert status["NoNewPrivs"] == "1"
     write = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text('x')"
-    for folder, may in {"/data": True, "/models": True, "/tmp": True, "/": False, "/opt/art": False, "/etc": False}.items():
+    for folder, may in {
+        "/data": True,
+        "/models": True,
+        "/tmp": True,
+        "/": False,
+        "/opt/art": False,
+        "/etc": False,
+    }.items():
         done = subprocess.run(["podman", "exec", NAME, "python", "-c", write, f"{folder}/probe"], capture_output=True)
         assert (done.returncode == 0) is may, (folder, done.stderr)
     listening = [line.split() for line in _inside("cat", "/proc/net/tcp").splitlines()[1:]]
@@ -98,9 +105,9 @@ def look_inside() -> None:
 
 def use() -> tuple[int, int]:
     """Run `agent.py` in the container. Return the steps of the model before and after it."""
+    variables = ("--env", "ART_API_KEY", "--env", f"ART_SERVER_URL={URL}")
     done = subprocess.run(
-        ["podman", "exec", "--interactive", "--workdir", "/tmp", "--env", "ART_API_KEY", "--env", f"ART_SERVER_URL={URL}",
-         NAME, "python", "-", MODEL],
+        ["podman", "exec", "--interactive", "--workdir", "/tmp", *variables, NAME, "python", "-", MODEL],
         input=AGENT.read_text(), stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
     before, after, num_tokens = map(int, done.stdout.split())

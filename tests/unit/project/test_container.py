@@ -81,7 +81,10 @@ def test_versions_are_pinned_to_what_the_project_asks_for(target: str) -> None:
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / file).read_text(), re.MULTILINE))
     pins = {canonicalize_name(name): version for name, version in pins.items()}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [*project["dependencies"], *(line for extra in EXTRAS[target] for line in project["optional-dependencies"][extra])]
+    asked = [
+        *project["dependencies"],
+        *(line for extra in EXTRAS[target] for line in project["optional-dependencies"][extra]),
+    ]
     for requirement in map(Requirement, asked):
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), (file, str(requirement))
     installs = instructions("RUN", stage(f"build-{target}"))

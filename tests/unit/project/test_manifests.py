@@ -105,7 +105,10 @@ def test_the_page_makes_the_secret_that_the_pod_reads() -> None:
     assert set(secrets) == {"ART_API_KEY", "HF_TOKEN"}
     assert not secrets["ART_API_KEY"].get("optional")
     assert secrets["HF_TOKEN"]["optional"]
-    assert f"create secret generic {secrets['ART_API_KEY']['name']} --from-literal={secrets['ART_API_KEY']['key']}=" in PAGE
+    assert (
+        f"create secret generic {secrets['ART_API_KEY']['name']} --from-literal={secrets['ART_API_KEY']['key']}="
+        in PAGE
+    )
     assert f"--from-literal={secrets['HF_TOKEN']['key']}=" in PAGE
 
 
