@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import secrets
 import subprocess
 import time
@@ -15,6 +16,8 @@ import yaml
 
 from tools.images.building import ROOT, image_name
 
+PODMAN = ("podman", "--runtime", "runc")
+"""Podman with the runtime that Docker uses, which also runs where control groups of both versions are mounted."""
 NAME = "art-walk"
 URL = "http://127.0.0.1:5000"
 MODEL = "/models/tiny"
@@ -29,7 +32,7 @@ def walk(target: str) -> None:
 
     Raises:
         AssertionError: the image does not keep a promise.
-        subprocess.CalledProcessError: a command failed that should not.
+        RuntimeError: a command failed that should not.
     """
     image = image_name(target)
     flags = restrictions(yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["cpu"])
@@ -37,12 +40,13 @@ def walk(target: str) -> None:
     with _clean_up():
         with _step("a tiny model is made in the volume of models"):
             make = ("tiny-model", MODEL, "--warm-start-steps", "20")
-            _podman("run", "--rm", *flags, "--entrypoint", "art", image, *make)
+            _podman("run", "--rm", "--no-healthcheck", *flags, "--entrypoint", "art", image, *make)
         with _step("the volume of data gets a folder that only root may read, as new disks have"):
-            root = ("--user", "0", "--entrypoint", "mkdir", image, "--mode", "0700", "/data/lost+found")
-            _podman("run", "--rm", *flags, *root)
+            root = ("--network", "none", "--user", "0", "--entrypoint", "mkdir", "--volume", f"{NAME}-data:/data")
+            limits = [flag for flag in flags if flag.startswith("--ulimit")]
+            _podman("run", "--rm", "--no-healthcheck", *limits, *root, image, "--mode", "0700", "/data/lost+found")
         with _step("without a key it refuses to start"):
-            done = subprocess.run(["podman", "run", "--rm", *flags, image], capture_output=True, text=True)
+            done = subprocess.run([*PODMAN, "run", "--rm", *flags, image], capture_output=True, text=True)
             assert done.returncode == 1, done
             assert "without a key" in done.stderr, done.stderr
         with _step("/health answers"):
@@ -69,7 +73,11 @@ def walk(target: str) -> None:
 
 def restrictions(service: dict[str, Any]) -> list[str]:
     """Translate what a service of compose.yaml restricts and mounts into flags of `podman run`, without a network."""
-    flags = ["--network", "none", "--shm-size", service["shm_size"].replace("b", "")]
+    flags = ["--network", "none", "--shm-size", service["shm_size"].removesuffix("b")]
+    for name, limit, enough in (("nofile", resource.RLIMIT_NOFILE, 65536), ("nproc", resource.RLIMIT_NPROC, 16384)):
+        _, most = resource.getrlimit(limit)  # podman's own limits are refused where root may not raise its limits
+        number = enough if most == resource.RLIM_INFINITY else min(most, enough)
+        flags.append(f"--ulimit={name}={number}:{number}")
     flags += ["--read-only", "--read-only-tmpfs=false"] if service["read_only"] else []
     flags += [f"--cap-drop={name}" for name in service["cap_drop"]]
     flags += [f"--security-opt={option.removesuffix(':true')}" for option in service["security_opt"]]
@@ -97,7 +105,7 @@ def look_inside() -> None:
         "/opt/art": False,
         "/etc": False,
     }.items():
-        done = subprocess.run(["podman", "exec", NAME, "python", "-c", write, f"{folder}/probe"], capture_output=True)
+        done = subprocess.run([*PODMAN, "exec", NAME, "python", "-c", write, f"{folder}/probe"], capture_output=True)
         assert (done.returncode == 0) is may, (folder, done.stderr)
     listening = [line.split() for line in _inside("cat", "/proc/net/tcp").splitlines()[1:]]
     assert {words[1] for words in listening if words[3] == "0A"} == {"00000000:1388"}, "5000 and no other port"
@@ -106,11 +114,8 @@ def look_inside() -> None:
 def use() -> tuple[int, int]:
     """Run `agent.py` in the container. Return the steps of the model before and after it."""
     variables = ("--env", "ART_API_KEY", "--env", f"ART_SERVER_URL={URL}")
-    done = subprocess.run(
-        ["podman", "exec", "--interactive", "--workdir", "/tmp", *variables, NAME, "python", "-", MODEL],
-        input=AGENT.read_text(), stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
-    before, after, num_tokens = map(int, done.stdout.split())
+    inside = ("exec", "--interactive", "--workdir", "/tmp", *variables, NAME, "python", "-", MODEL)
+    before, after, num_tokens = map(int, _podman(*inside, text=AGENT.read_text()).split())
     assert num_tokens > 0
     return before, after
 
@@ -118,7 +123,7 @@ def use() -> tuple[int, int]:
 def _stop_and_start() -> None:
     with _step("SIGTERM ends it with exit status 0, before the grace period is over"):
         _podman("stop", "--time", "30", NAME)
-        assert _output("inspect", "--format", "{{.State.ExitCode}}", NAME) == "0"
+        assert _podman("inspect", "--format", "{{.State.ExitCode}}", NAME) == "0"
     with _step("it is ready again"):
         _podman("start", NAME)
         _until(lambda: _status("/ready") == 200)
@@ -139,7 +144,7 @@ def _until(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + READY_WITHIN_S
     while not is_so():
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {READY_WITHIN_S:g} s; the server's log: {_output('logs', NAME)}")
+            raise AssertionError(f"not within {READY_WITHIN_S:g} s; the server's log: {_podman('logs', NAME)}")
         time.sleep(EVERY_S)
 
 
@@ -155,8 +160,8 @@ def _clean_up() -> Iterator[None]:
     """Remove the container and its volumes before and after."""
 
     def remove() -> None:
-        subprocess.run(["podman", "rm", "--force", "--ignore", "--time", "0", NAME], check=True, capture_output=True)
-        subprocess.run(["podman", "volume", "rm", "--force", f"{NAME}-data", f"{NAME}-models"], capture_output=True)
+        subprocess.run([*PODMAN, "rm", "--force", "--ignore", "--time", "0", NAME], check=True, capture_output=True)
+        subprocess.run([*PODMAN, "volume", "rm", "--force", f"{NAME}-data", f"{NAME}-models"], capture_output=True)
 
     remove()
     try:
@@ -166,12 +171,16 @@ def _clean_up() -> Iterator[None]:
 
 
 def _inside(*command: str) -> str:
-    return _output("exec", NAME, *command)
+    return _podman("exec", NAME, *command)
 
 
-def _podman(*args: str) -> None:
-    subprocess.run(["podman", *args], check=True, stdout=subprocess.DEVNULL)
+def _podman(*args: str, text: str = "") -> str:
+    """Run podman with `text` as its standard input, and return its output.
 
-
-def _output(*args: str) -> str:
-    return subprocess.run(["podman", *args], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    Raises:
+        RuntimeError: it failed. The message has what it wrote to standard error.
+    """
+    done = subprocess.run([*PODMAN, *args], input=text, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"podman {' '.join(args)}: exit status {done.returncode}: {done.stderr.strip()}")
+    return done.stdout.strip()
