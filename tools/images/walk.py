@@ -1,4 +1,5 @@
-"""The walk: the image runs as compose.yaml would run it, and each promise of docs/images.md is looked at once."""
+"""The walk: the image runs restricted as in compose.yaml and with the command of the Kubernetes manifests, and each
+promise of docs/images.md is looked at once."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ URL = "http://127.0.0.1:5000"
 MODEL = "/models/tiny"
 AGENT = Path(__file__).with_name("agent.py")
 READY_WITHIN_S = 300.0
+KUBERNETES = ROOT / "deploy/kubernetes"
 EVERY_S = 0.2
 """Seconds between two looks at a server that starts."""
 
@@ -46,11 +48,14 @@ def walk(target: str) -> None:
             limits = [flag for flag in flags if flag.startswith("--ulimit")]
             _podman("run", "--rm", "--no-healthcheck", *limits, *root, image, "--mode", "0700", "/data/lost+found")
         with _step("without a key it refuses to start"):
-            done = subprocess.run([*PODMAN, "run", "--rm", *flags, image], capture_output=True, text=True)
-            assert done.returncode == 1, done
-            assert "without a key" in done.stderr, done.stderr
+            _refuses("without a key", *flags, image)
+        with _step("with the settings for a GPU it refuses to start, since there is none"):
+            settings = f"--volume={KUBERNETES}/cuda:/etc/art:ro"
+            _refuses("CUDA", *flags, "--env", "ART_API_KEY", settings, image, *pod_arguments(), "--model", MODEL)
         with _step("/health answers"):
-            _podman("run", "--detach", "--name", NAME, "--env", "ART_API_KEY", *flags, image, "--model", MODEL)
+            settings = f"--volume={KUBERNETES}/cpu:/etc/art:ro"  # its models are replaced by --model
+            command = (image, *pod_arguments(), "--model", MODEL)
+            _podman("run", "--detach", "--name", NAME, "--env", "ART_API_KEY", *flags, settings, *command)
             _until(lambda: _status("/health") == 200)
         with _step("/ready answers: the model is loaded"):
             _until(lambda: _status("/ready") == 200)
@@ -83,6 +88,13 @@ def restrictions(service: dict[str, Any]) -> list[str]:
     flags += [f"--security-opt={option.removesuffix(':true')}" for option in service["security_opt"]]
     flags += [f"--tmpfs={mount}" for mount in service["tmpfs"]]
     return flags + [f"--volume={NAME}-{volume}" for volume in service["volumes"]]
+
+
+def pod_arguments() -> list[str]:
+    """Read the arguments that the Kubernetes manifests give to the server."""
+    server = yaml.safe_load((KUBERNETES / "base/server.yaml").read_text())
+    arguments: list[str] = server["spec"]["template"]["spec"]["containers"][0]["args"]
+    return arguments
 
 
 def look_inside() -> None:
@@ -120,10 +132,19 @@ def use() -> tuple[int, int]:
     return before, after
 
 
+def _refuses(reason: str, *args: str) -> None:
+    """Check that a container ends by itself with `reason` in its output."""
+    done = subprocess.run([*PODMAN, "run", "--rm", "--no-healthcheck", *args], capture_output=True, text=True)
+    assert done.returncode == 1, done
+    assert reason in done.stderr, done.stderr
+
+
 def _stop_and_start() -> None:
-    with _step("SIGTERM ends it with exit status 0, before the grace period is over"):
-        _podman("stop", "--time", "30", NAME)
-        assert _podman("inspect", "--format", "{{.State.ExitCode}}", NAME) == "0"
+    with _step("SIGTERM: /ready says no while others are answered (`drain_s`), then it ends with exit status 0"):
+        _podman("kill", "--signal", "TERM", NAME)
+        _until(lambda: _status("/ready") == 503)
+        assert _status("/health") == 200
+        assert _podman("wait", NAME) == "0"
     with _step("it is ready again"):
         _podman("start", NAME)
         _until(lambda: _status("/ready") == 200)
