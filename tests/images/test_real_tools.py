@@ -1,0 +1,96 @@
+"""Programs of others read the Dockerfile, compose.yaml and the manifests: hadolint, Compose, kustomize, Kubernetes' schemas."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="`make test-images` installs it")
+
+ROOT = Path(__file__).parents[2]
+VERSIONS = ["1.30", "1.37"]
+"""The oldest and the newest Kubernetes whose schemas the manifests are held to."""
+
+
+def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | environment)
+
+
+def compose() -> list[str]:
+    """The command of Docker Compose.
+
+    Raises:
+        pytest.skip.Exception: there is none.
+    """
+    for command in (["docker", "compose"], ["docker-compose"]):
+        if shutil.which(command[0]) and run(*command, "version").returncode == 0:
+            return command
+    pytest.skip("there is no Docker Compose")
+
+
+def manifests(kind: str) -> list[dict[str, Any]]:
+    """The manifests of an overlay as kustomize writes them.
+
+    Raises:
+        pytest.skip.Exception: there is neither kubectl nor kustomize.
+    """
+    for program, *words in (["kubectl", "kustomize"], ["kustomize", "build"]):
+        if shutil.which(program):
+            done = run(program, *words, f"deploy/kubernetes/{kind}")
+            assert done.returncode == 0, done.stderr
+            return list(yaml.safe_load_all(done.stdout))
+    pytest.skip("there is neither kubectl nor kustomize")
+
+
+def test_hadolint_finds_nothing() -> None:
+    done = run(str(Path(sys.executable).with_name("hadolint")), "--no-color", "Dockerfile")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("profile", ["gpu", "cpu"])
+def test_compose_accepts_the_file(profile: str) -> None:
+    done = run(*compose(), "--profile", profile, "config", ART_API_KEY="0123456789abcdef", ART_MODEL="org/model")
+    assert done.returncode == 0, done.stderr
+    (service,) = yaml.safe_load(done.stdout)["services"].values()
+    assert service["environment"]["ART_API_KEY"] == "0123456789abcdef"
+    assert service["command"][-2:] == ["--model", "org/model"]
+
+
+def test_compose_refuses_to_start_without_a_key() -> None:
+    done = run(*compose(), "--profile", "cpu", "config", ART_API_KEY="")
+    assert done.returncode != 0
+    assert "set ART_API_KEY" in done.stderr
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_the_manifests_match_the_schemas_of_kubernetes(kind: str, version: str) -> None:
+    found = manifests(kind)
+    assert sorted(manifest["kind"] for manifest in found) == ["ConfigMap", "NetworkPolicy", "Service", "StatefulSet"]
+    for manifest in found:
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_the_schemas_find_a_wrong_field() -> None:
+    (server,) = (manifest for manifest in manifests("cpu") if manifest["kind"] == "StatefulSet")
+    server["spec"]["template"]["spec"]["terminationGracePeriod"] = 60
+    with pytest.raises(kubernetes_validate.ValidationError, match="terminationGracePeriod"):
+        kubernetes_validate.validate(server, VERSIONS[-1], strict=True)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_kustomize_joins_the_parts(kind: str) -> None:
+    found = {manifest["kind"]: manifest for manifest in manifests(kind)}
+    pod = found["StatefulSet"]["spec"]["template"]
+    (settings,) = (volume["configMap"]["name"] for volume in pod["spec"]["volumes"] if "configMap" in volume)
+    assert settings == found["ConfigMap"]["metadata"]["name"]
+    assert settings != "art-server", "a change of the settings changes the name, so the pod starts again"
+    assert pod["spec"]["containers"][0]["image"] == f"art-server:{kind}"
+    assert pod["spec"]["containers"][0]["resources"]["limits"]["memory"]

@@ -1,0 +1,1 @@
+"""Images of the Dockerfile, built and run without Docker: `python -m tools.images cpu`."""
