@@ -1,4 +1,4 @@
-"""What every test may ask for: a tokenizer, and the real application in this process or behind a socket."""
+"""What every test may ask for: a tokenizer, a tiny model, and the real application in this process or behind a socket."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 import signal
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -36,6 +36,16 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Deal the files of `make test` to its processes."""
+    if config.getoption("dist") != "loadscope":
+        return None
+    from tests.support.one_worker import FilesWithOneServer
+
+    return FilesWithOneServer(config, log)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep keys of servers and notes of warm starts apart from those of the user and of other test processes."""
@@ -53,6 +63,17 @@ def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.support.gateway import make_tokenizer
 
     return make_tokenizer(tmp_path_factory.mktemp("chatml"))
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that answers yes, no or maybe, about equally often. Tests only read it."""
+    from art.testing.tiny.build import build_tiny_model
+    from tests.support.shared_folder import made_once
+
+    return made_once(
+        tmp_path_factory, "yes-no-maybe", lambda folder: build_tiny_model(folder, task="yes_no_maybe", seed=0)
+    )
 
 
 @pytest.fixture

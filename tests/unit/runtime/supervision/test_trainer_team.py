@@ -20,7 +20,6 @@ from art.protocol.samples import StepResult, TrainingSample
 from art.runtime.supervision.process import ChildProcess, ChildSpec
 from art.runtime.supervision.stacks import dump_stacks
 from art.storage import checkpoints
-from art.testing.tiny.build import build_tiny_model
 from tests.support.calls import raw
 from tests.support.processes import children_of, wait_until_gone
 from tests.support.trainer_samples import sample_file
@@ -32,8 +31,8 @@ MANY_UPDATES = TrainSFTConfig(batch_size=1)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(build_tiny_model(tmp_path_factory.mktemp("tiny") / "model", task="yes_no_maybe", seed=0))
+def model(tiny_model: Path) -> str:
+    return str(tiny_model)
 
 
 def supervised(model: str, log_path: Path, heartbeat_timeout_s: float = 60.0) -> ChildProcess:
