@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import signal
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -17,6 +18,15 @@ from art.sinks.kinds import KINDS
 if TYPE_CHECKING:
     from tests.support.app import AppBench
     from tests.support.served_app import ServedApp
+
+if importlib.util.find_spec("hypothesis") is not None:
+    from hypothesis import settings
+
+    # The same cases in every run, however long the machine takes for one: nothing fails by chance.
+    # ART_RANDOM_CASES=1 and `make fuzz` draw new ones.
+    is_random = bool({"ART_RANDOM_CASES", "ART_FUZZ_CASES"} & os.environ.keys())
+    settings.register_profile("art", deadline=None, derandomize=not is_random)
+    settings.load_profile("art")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs with Ctrl-C ignored, and children inherit that; some tests press it.

@@ -55,7 +55,7 @@ class Viewer:
 
 
 async def take(viewer: Viewer, count: int) -> list[LiveEvent]:
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(60):
         return [await anext(viewer) for _ in range(count)]
 
 

@@ -34,7 +34,7 @@ async def stream(app: Any, key: str, *headers: tuple[bytes, bytes], pieces: int,
         if len(sent) > pieces or sent[0]["status"] != 200:
             enough.set()
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await app(scope, receive, send)
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent).decode()
 

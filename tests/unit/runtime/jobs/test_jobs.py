@@ -71,7 +71,7 @@ class Server:
         return await self.runner.submit(job_id, "train", (project, name), PAYLOAD, "1")
 
     async def until(self, job_id: str, *states: str) -> JobStatus:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while (status := await self.runner.status(job_id)).state not in states:
                 await asyncio.sleep(0.002)
         return status
@@ -100,7 +100,7 @@ async def test_jobs_that_run_can_be_stopped_with_a_reason(server: Server) -> Non
 
 
 async def events_of(server: Server, job_id: str, after: int = 0) -> list[JobEvent]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         return [event async for event in server.runner.events(job_id, after) if event is not None]
 
 
@@ -169,7 +169,7 @@ async def test_a_stream_gives_signs_of_life(server: Server, monkeypatch: pytest.
     monkeypatch.setattr(jobs, "HEARTBEAT_S", 0.005)
     await server.submit("job-1")
     stream = server.runner.events("job-1")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         async for event in stream:
             if event is None:
                 break
@@ -210,7 +210,7 @@ async def test_an_end_that_cannot_be_recorded_is_told_all_the_same(
         assert (await events_of(server, "job-1"))[-1].state == "failed"
         assert (await server.store.status("job-1")).state == "running"
     assert server.store.move == move
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while (await server.store.status("job-1")).state != "failed":
             await asyncio.sleep(0.005)
 

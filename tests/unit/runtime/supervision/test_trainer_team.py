@@ -101,7 +101,7 @@ async def test_each_process_has_a_log_and_shows_its_stacks(trainer: ChildProcess
     await trainer.connect()
     pids = pids_of_team(trainer)
     assert "process 1 of 2 joined" in trainer.spec.log_path.with_name("trainer.log.1").read_text()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(trainer.status.get("dumps_stacks", ())) < 2:
             await asyncio.sleep(0.1)
     stacks = dump_stacks(trainer.status)
