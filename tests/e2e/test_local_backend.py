@@ -147,9 +147,9 @@ def test_no_server_outlives_ctrl_c_or_a_kill(number: signal.Signals, tmp_path: P
     pid = int(script.stdout.readline())
     script.send_signal(number)
     errors = script.stderr.read()
-    assert script.wait(20) == -number
+    assert script.wait(60) == -number
     assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while _runs(pid):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -176,7 +176,7 @@ def server(tmp_path: Path) -> Iterator[str]:
     assert found is not None
     yield found[0]
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
 
 
 async def test_a_server_started_by_hand_trains_for_a_client_in_another_directory(

@@ -19,7 +19,7 @@ from art.config import ServerConfig
 from tests.support.processes import children_of, wait_until_gone
 
 PROMPT = {"role": "user", "content": "say yes, no or maybe"}
-END_WITHIN_S = 10.0
+END_WITHIN_S = 30.0
 SLOW = pytest.mark.slow
 
 SCRIPT = """
