@@ -84,7 +84,7 @@ async def test_heartbeats_lose_no_event_and_close_their_source() -> None:
         nonlocal closed
         try:
             for number in range(3):
-                await asyncio.sleep(0.03)
+                await asyncio.sleep(0.1)
                 yield [LiveEvent(number=number, at=0.0, data=Reset())]
         finally:
             closed = True

@@ -150,10 +150,18 @@ async def test_every_event_can_be_gone_on_from(server: Server, monkeypatch: pyte
     await server.submit("job-1")
     await server.submit("job-2")
     await server.until("job-1", "running")
-    live = asyncio.ensure_future(events_of(server, "job-2"))
-    await asyncio.sleep(0.02)
-    server.work.leave.set()
-    seen = await live
+    seen: list[JobEvent] = []
+
+    async def follow() -> None:
+        async for event in server.runner.events("job-2", 0):
+            seen.extend([event] if event is not None else [])
+
+    async with asyncio.timeout(60):
+        live = asyncio.ensure_future(follow())
+        while len(seen) < 2:  # its place in the queue is told
+            await asyncio.sleep(0.005)
+        server.work.leave.set()
+        await live
     assert [(event.kind, event.state or (event.progress and event.progress.done) or event.queue_place) for event in seen] == [
         ("state", "queued"), ("queue", 1), ("state", "running"), ("progress", 1), ("progress", 2), ("state", "succeeded")
     ]  # fmt: skip
@@ -222,9 +230,10 @@ async def test_all_of_it_survives_the_death_of_the_server(tmp_path: Path) -> Non
     await first.until("a1", "running")
     await first.runner.cancel("a3")
     numbers = [event.number for event in await first.store.events("a1", 0)]
-    for task in first.runner._tasks:  # as kill -9 does: nobody gets to write anything
+    tasks = list(first.runner._tasks)
+    for task in tasks:  # as kill -9 does: nobody gets to write anything
         task.cancel()
-    await asyncio.sleep(0.01)
+    await asyncio.gather(*tasks, return_exceptions=True)
     first.database.close()
 
     second = await Server(tmp_path).start()
