@@ -236,7 +236,7 @@ async def look_at_step(reader: Reader) -> None:
 async def run_main(reader: Reader) -> None:
     """The program of the page trains."""
     await reader.names["main"]()
-    history = reader.names["backend"].path / "yes-no-maybe/models/agent-002/history.jsonl"
+    history = Path(reader.environ["PWD"]) / ".art/yes-no-maybe/models/agent-002/history.jsonl"
     assert len(history.read_text().splitlines()) == 2
 
 

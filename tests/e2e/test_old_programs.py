@@ -140,7 +140,7 @@ async def test_it_runs_unchanged(
         if step == program.steps:
             break
     assert step == program.steps
-    log = shared_backend.path / project / "models" / name / "history.jsonl"
+    log = tmp_path / ".art" / project / "models" / name / "history.jsonl"
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     assert {key.partition("/")[0] for row in rows for key in row if key.endswith("/reward")} >= program.splits
     assert sum("loss/train" in row for row in rows) == program.steps

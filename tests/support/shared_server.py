@@ -10,7 +10,7 @@ from art.client import ArtClient
 
 
 def on(server: art.LocalBackend) -> type[art.LocalBackend]:
-    """`LocalBackend` whose server is that of another one."""
+    """`LocalBackend` whose server is that of another one. Models are logged in the directory that the program names."""
 
     class Shared(art.LocalBackend):
         asked_for: list[Path | None] = []
@@ -18,6 +18,7 @@ def on(server: art.LocalBackend) -> type[art.LocalBackend]:
 
         def __init__(self, *, path: Any = None, **options: Any) -> None:
             super().__init__(path=server.path, **options)
+            self.data_dir = Path(path or ".art").resolve()
             self.asked_for.append(path)
 
         async def _connection(self) -> ArtClient:

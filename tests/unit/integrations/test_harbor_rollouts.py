@@ -86,7 +86,7 @@ async def test_commands_reach_nothing_of_the_user(tmp_path: Path) -> None:
     try:
         async with open_sandbox(Limits(disk_mb=16, memory_mb=300)) as sandbox:
 
-            async def run(script: str, timeout_s: float = 5) -> tuple[int, str]:
+            async def run(script: str, timeout_s: float = 60) -> tuple[int, str]:
                 finished = await sandbox.run(script, timeout_s=timeout_s)
                 return finished.code, finished.output.strip()
 
@@ -119,7 +119,7 @@ async def test_commands_reach_nothing_of_the_user(tmp_path: Path) -> None:
 async def test_limits_of_time_and_output() -> None:
     async with open_sandbox(Limits(disk_mb=16, output_bytes=100)) as sandbox:
         started = time.monotonic()
-        late = await sandbox.run("echo before; sleep 60", timeout_s=0.3)
+        late = await sandbox.run("echo before; sleep 60", timeout_s=2)
         assert (late.code, late.output, late.timed_out) == (137, "before\n", True)
         assert (await sandbox.run("sleep 60 & echo done", timeout_s=30)).output == "done\n", (
             "it does not wait for those"
@@ -265,14 +265,14 @@ async def test_the_solutions_of_the_sample_earn_the_whole_reward() -> None:
 @needs_sandbox
 async def test_an_agent_sees_what_its_commands_do(folder: Path) -> None:
     wrong_calls = ({"name": "bash", "arguments": "{"}, {"name": "shell", "arguments": {"command": "ls"}})
-    commands = ("pwd; ls notes", "cat missing", "echo hi > x; sleep 5", "cat x", "true", "seq 1 200 | tr '\\n' ' '")
-    trajectory = await roll_out(folder, *wrong_calls, *commands, command_timeout=0.5, output_chars=100)
+    commands = ("pwd; ls notes", "cat missing", "echo hi > x; sleep 60", "cat x", "true", "seq 1 200 | tr '\\n' ' '")
+    trajectory = await roll_out(folder, *wrong_calls, *commands, command_timeout=5, output_chars=100)
     shown = results(trajectory)
     assert shown[0] == shown[1]
     assert shown[0].startswith("Error: the tools are bash")
     assert shown[2] == "/app\nbirds.txt\nrivers.txt\nstars.txt"
     assert shown[3] == "cat: missing: No such file or directory\n[exit code 1]"
-    assert shown[4:7] == ["[killed after 0 s]", "hi", "[no output]"]
+    assert shown[4:7] == ["[killed after 5 s]", "hi", "[no output]"]
     assert "characters left out" in shown[7]
     assert len(shown[7]) < 150
     expected = {"num_turns": 9, "num_commands": 6, "num_failed_commands": 2, "malformed_calls": 2, "solved": 0}
@@ -292,8 +292,9 @@ async def test_an_agent_sees_what_its_commands_do(folder: Path) -> None:
 async def test_what_was_done_counts_however_a_rollout_ends(
     folder: Path, calls: tuple[Any, ...], options: dict[str, Any], ending: str
 ) -> None:
-    toml = folder / "task.toml"
-    toml.write_text(toml.read_text().replace("timeout_sec = 120.0", "timeout_sec = 0.7"))
+    if ending == "out_of_time":
+        toml = folder / "task.toml"
+        toml.write_text(toml.read_text().replace("timeout_sec = 120.0", "timeout_sec = 5"))
     trajectory = await roll_out(folder, *calls, **options)
     assert (trajectory.metadata["ending"], trajectory.metadata["outcome"]) == (ending, "policy_fault")
     assert trajectory.reward == 1.0
@@ -313,14 +314,14 @@ async def test_an_agent_sees_no_tests_and_leaves_none_and_no_process(folder: Pat
     ("test", "said"),
     [
         ("echo the reason; exit 3", "wrote no reward to .* ended with code 3: the reason"),
-        ("echo begun; sleep 60", "wrote no reward to .* timed out after 1 s: begun"),
+        ("echo begun; sleep 60", "wrote no reward to .* timed out after 5 s: begun"),
         ("echo good > /logs/verifier/reward.txt", "reward 'good\\\\n' is neither a number nor JSON"),
     ],
 )
 async def test_a_verifier_without_reward_is_no_reward_of_0(folder: Path, test: str, said: str) -> None:
     (folder / "tests" / "test.sh").write_text(test)
     toml = folder / "task.toml"
-    toml.write_text(toml.read_text().replace("timeout_sec = 30.0", "timeout_sec = 1"))
+    toml.write_text(toml.read_text().replace("timeout_sec = 30.0", "timeout_sec = 5"))
     with pytest.raises(ToolServerError, match=said):
         await roll_out(folder)
 
