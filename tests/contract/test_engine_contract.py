@@ -142,7 +142,7 @@ async def run(engine: Engine, request: GenerateRequest, *, stream: bool = False)
 
 async def settled(engine: Engine) -> dict[str, float]:
     """Statistics once no request is left."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (stats := await engine.stats())["running"] + stats["waiting"]:
             await asyncio.sleep(0.01)
     return stats
@@ -570,7 +570,7 @@ async def test_a_sleeping_engine_holds_what_it_is_asked(sleeper: SleepingEngine,
     requests = [ask(seed, adapter="s@1", max_tokens=200) for seed in (1, 2)]
     want = [await run(engine, request) for request in requests]
     running = asyncio.ensure_future(run(engine, requests[0], stream=True))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await engine.stats())["running"] == 0:
             await asyncio.sleep(0.01)
     await engine.sleep()

@@ -96,7 +96,7 @@ async def exchange_raw(port: int, request: bytes) -> tuple[bytes, bytes]:
     """Headers and body of an answer, read until the server closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         answer = await reader.read()
     writer.close()
     head, _, body = answer.partition(b"\r\n\r\n")

@@ -9,13 +9,6 @@ import pytest
 import pytest_asyncio
 
 import art
-from art.testing.tiny.build import build_tiny_model
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that answers yes, no or maybe, about equally often."""
-    return Path(build_tiny_model(tmp_path_factory.mktemp("tiny") / "model", task="yes_no_maybe", seed=0))
 
 
 @pytest.fixture(scope="session")

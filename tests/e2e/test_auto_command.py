@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import art
 from art.cli.main import main
 from art.report import Estimate
 from art.rewards.asking import completion
@@ -19,6 +20,7 @@ from art.scenarios import Dataset
 from art.tasks.yes_no_maybe import REWARDS, parse_answer
 from art.testing.generator import ScriptedGenerator
 from art.testing.judge import ScriptedJudge
+from tests.support.shared_server import on
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or importing litellm waits for a download
 
@@ -35,9 +37,11 @@ def maybe_is_best(trajectory: dict[str, Any]) -> float:
 
 
 def test_from_a_sentence_to_a_report_by_way_of_edited_files(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tiny_model: Path, shared_backend: art.LocalBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("art.recipes.autorl.auto.LocalBackend", on(shared_backend))
     monkeypatch.setattr(completion, "_has_litellm", lambda: False)  # importing it takes seconds
     with ScriptedGenerator(inputs=INPUTS) as generator, ScriptedJudge(maybe_is_best, noise=0.1) as judge:
         servers = ["--generator", "openai/g", "--generator-url", generator.base_url, "--judge", "openai/j",

@@ -31,7 +31,7 @@ def demo(tmp_path: Path, *arguments: str, timeout_s: float = 200) -> dict[str, o
 
 
 def test_demo_learns_and_writes_what_scripts_read(tmp_path: Path) -> None:
-    summary = demo(tmp_path, "--task", "yes_no_maybe", "--steps", "5", "--games", "60", "--seed", "3")
+    summary = demo(tmp_path, "--task", "yes_no_maybe", "--steps", "3", "--games", "60", "--seed", "3")
     assert summary.keys() >= FIELDS
     assert summary["after"] > summary["before"] + 0.05
     low, high = summary["interval_after"]

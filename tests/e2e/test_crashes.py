@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 
 import art
 from art.config import TrainerConfig
-from tests.support.processes import children_of
+from tests.support.processes import children_of, is_running
 
 PROMPTS = ["respond with yes or no", "say yes, no or maybe", "yes or maybe?"]
 REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}
@@ -22,6 +23,17 @@ NUMBERS = ["loss/train", "loss/grad_norm", "loss/entropy", "loss/adapter_norm"] 
 DISTURBED_STEP = 1
 
 Saboteur = Callable[[art.LocalBackend], Awaitable[None]]
+Saboteurs = Mapping[int, Saboteur]
+"""What disturbs the run, by step."""
+
+
+@dataclass
+class Run:
+    numbers: list[float]
+    pids: list[int | None]
+    """Of server, engine and trainer."""
+    outlived: list[int | None]
+    """Those of them that still ran when the script had left the backend."""
 
 
 async def rollout(model: art.TrainableModel, prompt: str, seed: int) -> art.Trajectory:
@@ -43,13 +55,13 @@ def art_messages(items: list) -> list:
     return art.Trajectory(messages_and_choices=items).messages()
 
 
-async def numbers_of_run(
+async def run_script(
     tiny_model: Path,
     data_dir: Path,
-    during_rollouts: Saboteur | None,
-    during_training: Saboteur | None,
+    during_rollouts: Saboteurs | None = None,
+    during_training: Saboteurs | None = None,
     settings: art.ModelSettings | None = None,
-) -> list[float]:
+) -> Run:
     numbers = []
     async with art.LocalBackend(path=data_dir) as backend:
         model = art.TrainableModel(
@@ -57,7 +69,6 @@ async def numbers_of_run(
         )
         await model.register(backend)
         for step in range(NUM_STEPS):
-            disturb = step == DISTURBED_STEP
             gathering = asyncio.ensure_future(
                 art.gather_trajectory_groups(
                     (
@@ -67,21 +78,22 @@ async def numbers_of_run(
                     pbar_desc=None,
                 )
             )
-            if disturb and during_rollouts:
-                await during_rollouts(backend)
+            if during_rollouts and step in during_rollouts:
+                await during_rollouts[step](backend)
             groups = await gathering
             training = asyncio.ensure_future(backend.train(model, groups, learning_rate=5e-3))
-            if disturb and during_training:
-                await during_training(backend)
+            if during_training and step in during_training:
+                await during_training[step](backend)
             result = await training
             assert result.step == step + 1
             numbers += [result.metrics[name] for name in NUMBERS]
-    return numbers
+        pids = [backend.server_pid, await child_pid(backend, "engine"), await child_pid(backend, "trainer")]
+    return Run(numbers, pids, [pid for pid in pids if pid is not None and is_running(pid)])
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    return asyncio.run(numbers_of_run(tiny_model, tmp_path_factory.mktemp("calm"), None, None))
+def undisturbed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return asyncio.run(run_script(tiny_model, tmp_path_factory.mktemp("calm")))
 
 
 def kill(pid: int | None) -> None:
@@ -102,27 +114,27 @@ def killing(kind: str, after_s: float) -> Saboteur:
     return sabotage
 
 
+IN_TURN = {0: killing("engine", 0.05), 1: killing("trainer", 0.02), 2: killing("server", 0.02)}
+
+
 @pytest.mark.parametrize(
-    ("kind", "phase", "after_s"),
+    ("during_rollouts", "during_training"),
     [
-        pytest.param("server", "rollouts", 0.01, marks=pytest.mark.slow),
-        ("server", "training", 0.02),
-        pytest.param("engine", "rollouts", 0.01, marks=pytest.mark.slow),
-        ("engine", "training", 0.05),
-        ("trainer", "training", 0.02),
+        pytest.param({}, IN_TURN, id="each in turn"),
+        pytest.param({DISTURBED_STEP: killing("server", 0.01)}, {}, id="server-rollouts", marks=pytest.mark.slow),
+        pytest.param({}, {DISTURBED_STEP: killing("server", 0.02)}, id="server-training", marks=pytest.mark.slow),
+        pytest.param({DISTURBED_STEP: killing("engine", 0.01)}, {}, id="engine-rollouts", marks=pytest.mark.slow),
+        pytest.param({}, {DISTURBED_STEP: killing("engine", 0.05)}, id="engine-training", marks=pytest.mark.slow),
+        pytest.param({}, {DISTURBED_STEP: killing("trainer", 0.02)}, id="trainer-training", marks=pytest.mark.slow),
     ],
 )
 def test_kill_changes_nothing(
-    kind: str, phase: str, after_s: float, undisturbed: list[float], tiny_model: Path, tmp_path: Path
+    during_rollouts: Saboteurs, during_training: Saboteurs, undisturbed: Run, tiny_model: Path, tmp_path: Path
 ) -> None:
-    sabotage = killing(kind, after_s)
-    run = numbers_of_run(
-        tiny_model, tmp_path, sabotage if phase == "rollouts" else None, sabotage if phase == "training" else None
-    )
-    numbers = asyncio.run(run)
+    run = asyncio.run(run_script(tiny_model, tmp_path, during_rollouts, during_training))
     # The loss of a step on its own policy is a sum of float32 terms near 1 that cancel: what is left is some units in
     # their last place (1.2e-7), which change with the sequences that happen to share a batch of the engine.
-    assert numbers == pytest.approx(undisturbed, rel=1e-5, abs=5e-7)
+    assert run.numbers == pytest.approx(undisturbed.numbers, rel=1e-5, abs=5e-7)
 
 
 async def kill_second_trainer_process(backend: art.LocalBackend) -> None:
@@ -137,26 +149,16 @@ async def kill_second_trainer_process(backend: art.LocalBackend) -> None:
 @pytest.mark.skipif(
     torch.cuda.is_available(), reason="on CUDA each process needs a device, and the numbers are bfloat16"
 )
-@pytest.mark.parametrize("sabotage", [None, kill_second_trainer_process])
+@pytest.mark.parametrize("during_training", [None, {DISTURBED_STEP: kill_second_trainer_process}])
 def test_two_trainer_processes_give_the_numbers_of_one(
-    sabotage: Saboteur | None, undisturbed: list[float], tiny_model: Path, tmp_path: Path
+    during_training: Saboteurs | None, undisturbed: Run, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = art.ModelSettings(trainer=TrainerConfig(num_processes=2))
-    numbers = asyncio.run(numbers_of_run(tiny_model, tmp_path, None, sabotage, settings))
-    assert numbers == pytest.approx(undisturbed, rel=1e-3, abs=1e-6)
+    run = asyncio.run(run_script(tiny_model, tmp_path, None, during_training, settings))
+    assert run.numbers == pytest.approx(undisturbed.numbers, rel=1e-3, abs=1e-6)
 
 
-def test_no_process_outlives_the_script(tiny_model: Path, tmp_path: Path) -> None:
-    async def pids() -> list[int]:
-        async with art.LocalBackend(path=tmp_path) as backend:
-            model = art.TrainableModel(
-                name="agent", project="orphans", base_model=str(tiny_model), base_path=str(tmp_path)
-            )
-            await model.register(backend)
-            found = [backend.server_pid, await child_pid(backend, "engine"), await child_pid(backend, "trainer")]
-            return [pid for pid in found if pid is not None]
-
-    found = asyncio.run(pids())
-    assert len(found) == 3
-    for pid in found:
-        assert not Path(f"/proc/{pid}").exists()
+def test_no_process_outlives_the_script(undisturbed: Run) -> None:
+    assert None not in undisturbed.pids
+    assert len(set(undisturbed.pids)) == 3
+    assert undisturbed.outlived == []

@@ -66,6 +66,7 @@ def interrupted(
     return process.returncode, [line.rstrip() for line in complained[num_before:] if line.strip()], "".join(said)
 
 
+@pytest.mark.slow
 def test_the_quick_start_stops_with_one_line(folder: Path) -> None:
     status, lines, _ = interrupted(QUICKSTART, folder, after="step 0: mean", delay_s=0.1)
     assert status == -signal.SIGINT

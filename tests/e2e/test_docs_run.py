@@ -1,8 +1,9 @@
 """The blocks of the documentation run, page by page and in their order, on a real server with a tiny model.
 
-Python gets what a reader of the page has by then: `backend`, a registered `model`, `groups` of its rollouts. Shell
-runs in bash, in a folder of the page's own, and stays where it has gone to by `cd`; `art-server` goes to the
-background, and `pip install` does nothing.
+Python gets what a reader of the page has by then: `backend`, a registered `model`, `groups` of its rollouts. A
+`LocalBackend` of a page finds the server running; `test_quickstart.py` runs the script of the README as it is. Shell runs
+in bash, in a folder of the page's own, and stays where it has gone to by `cd`; `art-server` goes to the background, and
+`pip install` does nothing.
 `tests.support.docs_blocks` tells how a block says that it cannot run.
 """
 
@@ -13,7 +14,6 @@ import asyncio
 import inspect
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -27,6 +27,8 @@ import art
 from art.rewards import GroupScorer, combine
 from art.tasks.yes_no_maybe import YesNoMaybe
 from tests.support.docs_blocks import PAGES, ROOT, Block, blocks_of, module_is_there
+from tests.support.ports import free_port
+from tests.support.shared_server import on
 
 RUNNABLE = {
     str(page.relative_to(ROOT)): blocks
@@ -37,6 +39,10 @@ SHELL_TIMEOUT_S = 120
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 CHECKPOINT = ".art/my_agent/models/my_agent-seed0/checkpoints/0030"
 """Of a training that takes minutes; the reader gets another one in its place."""
+FEWER_STEPS = {
+    "README.md": {"steps=15": "steps=2"},
+    "docs/asynchronous.md": {"steps=4": "steps=1", "steps=6": "steps=2"},
+}
 QUESTION = "say yes, no or maybe"
 
 SERVER = """\
@@ -60,8 +66,7 @@ class Reader:
     def __init__(self, folder: Path, stage: dict[str, Any], environ: pytest.MonkeyPatch) -> None:
         self.folder, self.names, self._stage, self._environ = folder, {"__name__": "page"}, stage, environ
         self._bin, self._pids = folder / "bin", folder / "pids"
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
+        self._port = free_port()
         self._bin.mkdir()
         (self._bin / "server.py").write_text(SERVER)
         python = f"exec '{sys.executable}'"
@@ -81,8 +86,8 @@ class Reader:
         text, folder = block.text, ".art" if block.page == "docs/guide.md" else "srv"
         for address in ("gpu-machine:5000", "127.0.0.1:5000"):
             text = text.replace(address, f"127.0.0.1:{self._port}")
-        if block.page == "README.md":
-            text = text.replace("steps=15", "steps=2")
+        for long, short in FEWER_STEPS.get(block.page, {}).items():
+            text = text.replace(long, short)
         return text.replace("/srv/art", folder).replace(CHECKPOINT, str(max(self._stage["checkpoints"].iterdir())))
 
     async def run(self, block: Block) -> None:
@@ -283,6 +288,7 @@ def reader(
         (tmp_path / "tiny").symlink_to(tiny_model)
     for program in page.parent.glob("*.py"):
         (tmp_path / program.name).symlink_to(program)
+    monkeypatch.setattr(art, "LocalBackend", on(stage["backend"]))
     reader = Reader(tmp_path, stage, monkeypatch)
     yield reader
     reader.close()

@@ -38,7 +38,7 @@ def test_one_backend_in_several_event_loops_also_when_its_server_dies_between_th
     started = backend.server_pid
 
     async def use() -> int | None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             answers = await asyncio.gather(*(health(backend) for _ in range(3)))
         assert [answer["status"] for answer in answers] == ["ok"] * 3
         return backend.server_pid
@@ -91,10 +91,9 @@ async def test_closing_ends_calls_under_way(tmp_path: Path) -> None:
     os.kill(backend.server_pid or 0, signal.SIGSTOP)  # accepts, and never answers
     call = asyncio.ensure_future(client.health())
     await asyncio.sleep(0.2)
-    os.kill(backend.server_pid or 0, signal.SIGCONT)
     kill_server(backend)
     await backend.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         with pytest.raises(ProcessError, match="the connection was closed"):
             await call
 
@@ -107,7 +106,7 @@ async def test_a_server_that_dies_again_and_again_is_given_up_on_with_its_log(tm
         under_way = asyncio.ensure_future(client.health())
         await asyncio.sleep(0.2)
         kill_server(backend)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             with pytest.raises(
                 ProcessError, match=r"/health got no answer: art-server died 1 times in a minute, the las"
             ):
@@ -147,9 +146,9 @@ def test_no_server_outlives_ctrl_c_or_a_kill(number: signal.Signals, tmp_path: P
     pid = int(script.stdout.readline())
     script.send_signal(number)
     errors = script.stderr.read()
-    assert script.wait(20) == -number
+    assert script.wait(60) == -number
     assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while _runs(pid):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -176,7 +175,7 @@ def server(tmp_path: Path) -> Iterator[str]:
     assert found is not None
     yield found[0]
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
 
 
 async def test_a_server_started_by_hand_trains_for_a_client_in_another_directory(
@@ -223,7 +222,7 @@ async def test_a_plain_with_block_inside_a_running_loop_as_notebooks_have_one(tm
         pid = backend.server_pid
         assert pid is not None
     assert not _runs(pid), "when the block is over, so is the server"
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while [task for task in asyncio.all_tasks() if task.get_name().startswith("local-backend")]:
             await asyncio.sleep(0.01)
     with backend:

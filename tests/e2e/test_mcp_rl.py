@@ -12,10 +12,12 @@ from typing import Any, cast
 
 import pytest
 
+import art
 from art.cli.main import main
 from art.testing.judge import ScriptedJudge
 from art.testing.scripted_server import Reply, ScriptedServer, failure
 from art.testing.tiny.build import build_tiny_model
+from tests.support.shared_server import on
 
 pytest.importorskip("mcp")
 
@@ -75,9 +77,15 @@ def command(server: str, model: Path, judge_url: str, folder: Path) -> list[str]
     ]  # fmt: skip
 
 
-def test_one_command(practice: Any, server: str, untrained: Path, tmp_path: Path) -> None:
+def test_one_command(
+    practice: Any, server: str, untrained: Path, shared_backend: art.LocalBackend, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    opened = on(shared_backend)
+    monkeypatch.setattr("art.recipes.mcprl.mcp_rl.LocalBackend", opened)
     with ScriptedServer(Script(practice.Inventory()).reply) as scripted:
         assert main(command(server, untrained, scripted.base_url, tmp_path)) == 0
+    assert opened.asked_for == [tmp_path / "data"]
     plan = json.loads((tmp_path / "out" / "scenarios.json").read_text())
     assert (plan["tools"], len(plan["train"]), len(plan["held_out"])) == (["get_product"], 4, 3)
     report = json.loads((tmp_path / "out" / "report.json").read_text())

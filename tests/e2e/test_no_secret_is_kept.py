@@ -8,7 +8,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import httpx2
 import pytest
 
 from art.storage.keys import KeyStore
+from tests.support.ports import free_port
 
 
 def fresh(prefix: str = "") -> str:
@@ -61,8 +61,7 @@ def all_secrets() -> dict[str, str]:
 class Server:
     def __init__(self, path: Path) -> None:
         self.data_dir, self.output = path / "data", path / "output.txt"
-        with socket.create_server(("127.0.0.1", 0)) as sock:
-            port = sock.getsockname()[1]
+        port = free_port()
         self.address = f"http://127.0.0.1:{port}"
         environment = os.environ | ENVIRONMENT | {"ART_API_KEY": SERVER_KEY, "HF_HUB_OFFLINE": "1"}
         command = [sys.executable, "-m", "art.cli.server", "--data-dir", str(self.data_dir), "--port", str(port)]

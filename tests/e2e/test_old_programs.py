@@ -7,7 +7,7 @@ import importlib.util
 import json
 import random
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,15 +15,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 import art
-from art.client import ArtClient
 from art.testing.generator import ScriptedGenerator
 from art.testing.judge import ScriptedJudge
 from art.testing.scripted_server import Reply, ScriptedServer, completion
 from art.testing.tiny.build import build_tiny_model
 from tests.support.old_programs_play import ASKED, play
+from tests.support.shared_server import on
 
 FOLDER = Path(__file__).with_name("old_programs")
 
@@ -90,12 +89,6 @@ def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_model(path, conversations=conversations, warm_start_steps=60)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[art.LocalBackend]:
-    async with art.LocalBackend(path=tmp_path_factory.mktemp("data")) as backend:
-        yield backend
-
-
 @pytest.fixture(scope="module")
 def network() -> Iterator[dict[str, Any]]:
     """A judge, a generator and an open-ended model on this machine, under the names that programs give them."""
@@ -123,24 +116,10 @@ def network() -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def on(server: art.LocalBackend) -> type[art.LocalBackend]:
-    """`LocalBackend` whose server is one that runs already."""
-
-    class Shared(art.LocalBackend):
-        def __init__(self, *, path: Any = None, **options: Any) -> None:
-            super().__init__(path=server.path, **options)
-
-        async def _connection(self) -> ArtClient:
-            self._client = await server._connection()
-            return self._client
-
-    return Shared
-
-
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_it_runs_unchanged(
-    program: Program, server: art.LocalBackend, base_model: Path, network: dict[str, Any], tmp_path: Path,
+    program: Program, shared_backend: art.LocalBackend, base_model: Path, network: dict[str, Any], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     if program.needs is not None:
@@ -151,17 +130,17 @@ async def test_it_runs_unchanged(
         if hasattr(module, name):
             value = module.PUZZLES[:value] if name == "PUZZLES" else value
             monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(module, "LocalBackend", on(server))
+    monkeypatch.setattr(module, "LocalBackend", on(shared_backend))
     project, _, name = program.model.partition("/")
     for _ in range(3):  # rewards that happen to be equal leave a step out; the same program run again goes on
         await module.main()
         while [task for task in asyncio.all_tasks() if task.get_name() == "local-backend-close"]:
             await asyncio.sleep(0.01)
-        step = (await (await server._connection()).model_status(project, name)).step
+        step = (await (await shared_backend._connection()).model_status(project, name)).step
         if step == program.steps:
             break
     assert step == program.steps
-    log = server.path / project / "models" / name / "history.jsonl"
+    log = tmp_path / ".art" / project / "models" / name / "history.jsonl"
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     assert {key.partition("/")[0] for row in rows for key in row if key.endswith("/reward")} >= program.splits
     assert sum("loss/train" in row for row in rows) == program.steps

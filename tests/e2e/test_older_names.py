@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import pytest
 
 from art.testing.judge import ScriptedJudge
 from tests.e2e.test_remote import CORE_ONLY
+from tests.support.ports import free_port
 
 TRAIN = """
 from openpipe_art import ArtClient
@@ -57,8 +57,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, environment: dict[str, str]) -> Iterator[int]:
     folder = tmp_path_factory.mktemp("server")
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "art.cli.server", "--model", str(tiny_model), "--port", str(port)]
     with (folder / "output.txt").open("wb") as output:
         server = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, env=environment)
@@ -69,7 +68,7 @@ def port(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, environment
         time.sleep(0.05)
     yield port
     server.terminate()
-    assert server.wait(15) == 0
+    assert server.wait(60) == 0
     assert not list(Path(environment["XDG_STATE_HOME"]).rglob("*.key"))
 
 

@@ -18,6 +18,7 @@ from art.rewards.asking import completion
 from art.tasks.yes_no_maybe import REWARDS, parse_answer
 from art.testing.generator import ScriptedGenerator
 from art.testing.judge import ScriptedJudge
+from tests.support.shared_server import on
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or importing litellm waits for a download
 
@@ -83,14 +84,20 @@ async def test_write_task_then_settings_as_an_object(
         await art.recipes.auto("maybe", "./tiny", stepz=3)
 
 
-async def test_train(tiny_model: Path, tmp_path: Path) -> None:
+async def test_train(
+    tiny_model: Path, shared_backend: art.LocalBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = on(shared_backend)
+    monkeypatch.setattr("art.recipes.task_training.LocalBackend", opened)
     result = await art.recipes.train("yes_no_maybe", str(tiny_model), steps=1, groups=2, rollouts=4, evaluate=4)
     assert result.step == 1
     assert result.before is not None
     assert result.after is not None
     assert result.change is not None
     assert result.change.mean == pytest.approx(result.after.mean - result.before.mean)
-    assert (tmp_path / ".art" / "yes_no_maybe" / "models" / "yes_no_maybe-seed0" / "checkpoints" / "0001").exists()
+    assert opened.asked_for == [tmp_path / ".art"]
+    models = shared_backend.path / "yes_no_maybe" / "models"
+    assert (models / "yes_no_maybe-seed0" / "checkpoints" / "0001").exists()
 
 
 @pytest.mark.slow

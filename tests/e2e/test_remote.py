@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+import art
 from art.storage import checkpoints
 from art.testing.tiny.build import build_tiny_model
 from benchmarks.remote_storm import KEY, Supervised, calm_run, compare, disturbed_run
@@ -32,23 +35,34 @@ asyncio.run(runpy.run_path(sys.argv[1])["main"](sys.argv[2], "yes_no_maybe", num
 EXAMPLE = str(ROOT / "examples/remote/remote.py")
 
 
-def run_script(server: Supervised, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+@dataclass
+class Server:
+    url: str
+    key: str
+    folder: Path
+
+
+def run_script(server: Server, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", CORE_ONLY, *command], cwd=folder, capture_output=True, text=True, timeout=200,
-        env=os.environ | {"ART_SERVER_URL": server.url, "ART_API_KEY": KEY},
+        env=os.environ | {"ART_SERVER_URL": server.url, "ART_API_KEY": server.key},
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervised]:
-    server = Supervised(tmp_path_factory.mktemp("server"))
-    yield server
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    folder = tmp_path / "server"
+    folder.mkdir()
+    server = Supervised(folder)
+    yield Server(server.url, KEY, server.folder)
     server.close()
 
 
 def test_a_script_with_the_core_package_trains_and_fetches(
-    server: Supervised, tiny_model: Path, tmp_path: Path
+    shared_backend: art.LocalBackend, tiny_model: Path, tmp_path: Path
 ) -> None:
+    client = asyncio.run(shared_backend._connection())
+    server = Server(client.base_url, shared_backend._api_key, shared_backend.path)
     script = tmp_path / "script.py"
     script.write_text(SHORT)
     done = run_script(server, tmp_path, str(script), EXAMPLE, str(tiny_model))
@@ -79,7 +93,7 @@ def test_a_script_with_the_core_package_trains_and_fetches(
 
 @pytest.mark.slow
 def test_the_remote_example_of_the_readme_learns(
-    server: Supervised, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    server: Server, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     model = build_tiny_model(tmp_path_factory.mktemp("tiny") / "model", task="tic_tac_toe", seed=0)
     done = run_script(server, tmp_path, EXAMPLE, str(model))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+import art.runtime.hosts
 import art.runtime.runtime
 from art.config import (
     DpoConfig,
@@ -47,6 +48,7 @@ from art.runtime.jobs.training_work import TrainingWork
 from art.runtime.jobs.work import Done
 from art.runtime.registry import RegisteredModel
 from art.runtime.runtime import Runtime
+from art.runtime.supervision.launch import Launch, Process, WarmParent
 from art.storage import checkpoints
 from art.viewer.live.events import live_events
 from tests.support.metric_names import find_metric
@@ -327,7 +329,7 @@ async def test_a_failure_that_cannot_be_recorded_is_told_at_once_and_recorded_la
         job = await ended(runtime, await runtime.training.train("p", "unrecorded", request))
         assert job.state == "failed"
         assert (await runtime.jobs.store.status("job-unrecorded")).state == "queued"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await runtime.jobs.store.status("job-unrecorded")).state != "failed":
             await asyncio.sleep(0.02)
 
@@ -418,10 +420,23 @@ async def test_the_next_run_begins_after_the_step_that_the_last_one_left(tiny_mo
         await register_in(tmp_path / "c", request_for(tiny_model, "agent", lora=LoraConfig(rank=2)))
 
 
+class Borrowed(WarmParent):
+    """The warm parent of another runtime, which has imported torch already and goes on when this runtime ends."""
+
+    def __init__(self, lender: Runtime) -> None:
+        super().__init__()
+        self._lender = lender._hosts._warm_parent
+
+    async def fork(self, launch: Launch, timeout_s: float) -> Process | None:
+        return await self._lender.fork(launch, timeout_s)
+
+
+@in_module_loop
 async def test_a_queued_step_outlives_the_retention_and_the_server(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It holds no tokens: the record keeps them for it, and a server that comes after a kill -9 trains the same."""
+    monkeypatch.setattr(art.runtime.hosts, "WarmParent", lambda: Borrowed(runtime))
     run, leave = TrainingWork.run, asyncio.Event()
 
     async def run_later(*args: Any) -> Done:
@@ -518,7 +533,7 @@ async def test_what_runs_can_be_watched(runtime: Runtime, tiny_model: Path) -> N
     job = await runtime.training.train("p", "watched", request)
     assert [one.kind for one in runtime.overview.activity("p", "watched").jobs] == ["train"]  # type: ignore[union-attr]
     done = await ended(runtime, job)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not any(one.kind == "step" for one in data):
             await asyncio.sleep(0.01)
     watching.cancel()

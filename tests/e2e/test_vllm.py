@@ -92,7 +92,7 @@ async def test_an_engine_that_dies_asleep_comes_back_awake(runtime: Runtime) -> 
         held = asyncio.create_task(complete(runtime, "p/agent"))
         assert host.engine_process.pid is not None
         os.kill(descendants(host.engine_process.pid)[-1], signal.SIGKILL)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while host.engine_process.num_restarts == before:
                 await asyncio.sleep(0.1)
         await asyncio.sleep(1)

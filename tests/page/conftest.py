@@ -9,7 +9,6 @@ import pytest
 import pytest_asyncio
 
 import art
-from art.testing.tiny.build import build_tiny_model
 from tests.page.browser import Walker, open_walker
 from tests.page.chromium import CHROMIUM
 from tests.support import shop_run
@@ -17,11 +16,6 @@ from tests.support import shop_run
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shots", metavar="FOLDER", help="write a picture of each view into this folder")
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(build_tiny_model(tmp_path_factory.mktemp("tiny") / "model", task="yes_no_maybe", seed=0))
 
 
 @pytest.fixture(scope="module")

@@ -43,13 +43,13 @@ class FakeTracker:
         """What a user sees as the curve of a metric: step and value."""
         return [(row.step, row.metrics[metric]) for row in self.rows if metric in row.metrics]
 
-    def wait_for(self, num_rows: int, timeout_s: float = 5.0) -> None:
+    def wait_for(self, num_rows: int, timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_s
         while len(self.rows) < num_rows:
             assert time.monotonic() < deadline, f"{self.name} has {len(self.rows)} rows, expected {num_rows}"
             time.sleep(0.005)
 
-    def wait_for_calls(self, num_calls: int, timeout_s: float = 5.0) -> None:
+    def wait_for_calls(self, num_calls: int, timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_s
         while self.num_calls < num_calls:
             assert time.monotonic() < deadline, f"{self.name} was called {self.num_calls} times, expected {num_calls}"

@@ -26,7 +26,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until_gone(pids: list[int], *, within_s: float = 10.0) -> None:
+def wait_until_gone(pids: list[int], *, within_s: float = 30.0) -> None:
     deadline = time.monotonic() + within_s
     while left := [pid for pid in pids if is_running(pid)]:
         assert time.monotonic() < deadline, f"processes {left} are left"

@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import multiprocessing
 import os
-import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +32,7 @@ from art.trainer.step.step_metrics import StepRecord
 from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer
 from art.trainer.tree.tree import check_sample
+from tests.support.ports import free_port
 from tests.support.trainer_samples import make_gate
 
 LORA = LoraConfig(rank=8, alpha=16)
@@ -67,8 +67,7 @@ class Pair:
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         self._pipes, self._processes = [], []
         for rank in range(NUM_PROCESSES):
             ours, theirs = context.Pipe()

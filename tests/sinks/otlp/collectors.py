@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+
+from tests.support.ports import free_port
 
 
 @dataclass
@@ -200,7 +201,4 @@ def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def _free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], two.getsockname()[1]
+    return free_port(), free_port()

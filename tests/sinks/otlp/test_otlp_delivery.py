@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from art.trajectory import Trajectory, TrajectoryGroup
 from tests.support.genai_conventions import OPT_IN, check_event, check_span
 from tests.support.logged_rollouts import BEGAN, SECRET, answer, failure, logged, run_in, tool_rollout
 from tests.support.otlp_receiver import Answer, Receiver, partial_success, receiver
+from tests.support.ports import free_port
 
 
 @pytest.fixture
@@ -128,9 +128,7 @@ async def test_a_resumed_run_sends_each_rollout_once(collector: Receiver, tmp_pa
 async def test_a_collector_that_goes_away_and_comes_back_gets_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_pauses: None
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
     model = art.Model[Any, Any](
         name="m", project="p", base_path=str(tmp_path), report_metrics=["otlp"],

@@ -150,7 +150,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     async def judge(group: art.TrajectoryGroup, judge_model: Any, **further: Any) -> art.TrajectoryGroup:
         asked.append((judge_model, further))
         if judge_model == "meets another":
-            await asyncio.to_thread(meeting.wait, 5)
+            await asyncio.to_thread(meeting.wait, 60)
         if judge_model == "broken":
             await asyncio.sleep(0.1)  # so that the failure comes after the call returned, whatever thread runs first
             raise JudgeError("no usable scores")

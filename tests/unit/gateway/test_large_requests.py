@@ -91,7 +91,7 @@ async def test_large_prompts_are_built_in_a_thread(tmp_path: Path, tokenizer_dir
         render, released = bench.renderer.tokenizer.render_text, threading.Event()
 
         def waiting(*args: Any, **kwargs: Any) -> str:
-            assert released.wait(20), "the event loop did not run while the template was rendered"
+            assert released.wait(60), "the event loop did not run while the template was rendered"
             return render(*args, **kwargs)
 
         monkeypatch.setattr(bench.renderer.tokenizer, "render_text", waiting)

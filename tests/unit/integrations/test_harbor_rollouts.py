@@ -86,7 +86,7 @@ async def test_commands_reach_nothing_of_the_user(tmp_path: Path) -> None:
     try:
         async with open_sandbox(Limits(disk_mb=16, memory_mb=300)) as sandbox:
 
-            async def run(script: str, timeout_s: float = 5) -> tuple[int, str]:
+            async def run(script: str, timeout_s: float = 60) -> tuple[int, str]:
                 finished = await sandbox.run(script, timeout_s=timeout_s)
                 return finished.code, finished.output.strip()
 
@@ -119,26 +119,26 @@ async def test_commands_reach_nothing_of_the_user(tmp_path: Path) -> None:
 async def test_limits_of_time_and_output() -> None:
     async with open_sandbox(Limits(disk_mb=16, output_bytes=100)) as sandbox:
         started = time.monotonic()
-        late = await sandbox.run("echo before; sleep 60", timeout_s=0.3)
+        late = await sandbox.run("echo before; sleep 60", timeout_s=2)
         assert (late.code, late.output, late.timed_out) == (137, "before\n", True)
         assert (await sandbox.run("sleep 60 & echo done", timeout_s=30)).output == "done\n", (
             "it does not wait for those"
         )
-        assert time.monotonic() - started < 10
-        assert (await sandbox.run("kill -9 $$", timeout_s=5)).timed_out is False
-        long = await sandbox.run("seq 1 1000", timeout_s=5)
+        assert time.monotonic() - started < 50
+        assert (await sandbox.run("kill -9 $$", timeout_s=60)).timed_out is False
+        long = await sandbox.run("seq 1 1000", timeout_s=60)
         assert long.output.startswith("1\n2\n")
         assert long.output.endswith("999\n1000\n")
         assert "bytes left out ...]" in long.output
         assert len(long.output) < 200
-        assert (await sandbox.run("cat; echo " + "x" * 300_000, timeout_s=5)).code == 0, (
+        assert (await sandbox.run("cat; echo " + "x" * 300_000, timeout_s=60)).code == 0, (
             "longer than an argument can be"
         )
         started = time.monotonic()
         endless = await sandbox.run("yes", timeout_s=60)
         assert (endless.code, endless.timed_out) != (0, True), "it ends when nobody reads on"
-        assert time.monotonic() - started < 20
-        both = await asyncio.gather(*(sandbox.run(f"sleep 0.2; echo {i}", timeout_s=5) for i in range(3)))
+        assert time.monotonic() - started < 50
+        both = await asyncio.gather(*(sandbox.run(f"sleep 0.2; echo {i}", timeout_s=60) for i in range(3)))
         assert [finished.output for finished in both] == ["0\n", "1\n", "2\n"]
 
 
@@ -146,21 +146,21 @@ async def test_limits_of_time_and_output() -> None:
 def test_commands_run_in_the_event_loop_of_art_train() -> None:
     async def run() -> str:
         async with open_sandbox(Limits(disk_mb=16)) as sandbox:
-            return (await sandbox.run("sleep 5 & echo one", timeout_s=30)).output
+            return (await sandbox.run("sleep 60 & echo one", timeout_s=30)).output
 
     started = time.monotonic()
     assert run_coroutine(run()) == "one\n"
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 50
 
 
 @needs_sandbox
 async def test_nothing_is_left_of_a_sandbox() -> None:
     async with open_sandbox(Limits(disk_mb=16)) as sandbox:
-        await sandbox.run("setsid sleep 4711 > /dev/null 2>&1 & sleep 0.3", timeout_s=5)
+        await sandbox.run("setsid sleep 4711 > /dev/null 2>&1 & sleep 0.3", timeout_s=60)
         assert "4711" in running("4711")
         await sandbox.kill_all()
-        assert "sleep" not in (await sandbox.run("cat /proc/[0-9]*/comm", timeout_s=5)).output
-        await sandbox.run("setsid sleep 4712 > /dev/null 2>&1 & sleep 0.3", timeout_s=5)
+        assert "sleep" not in (await sandbox.run("cat /proc/[0-9]*/comm", timeout_s=60)).output
+        await sandbox.run("setsid sleep 4712 > /dev/null 2>&1 & sleep 0.3", timeout_s=60)
         assert running("4711") == ""
     assert running("4712") == ""
 
@@ -183,7 +183,7 @@ def test_a_killed_program_leaves_no_sandbox(tmp_path: Path) -> None:
     script = (
         "import asyncio\nfrom art.integrations.harbor.sandbox import *\nasync def main():\n"
         "    async with open_sandbox(Limits(disk_mb=16)) as sandbox:\n"
-        "        await sandbox.run('setsid sleep 4713 > /dev/null 2>&1 & sleep 0.3', timeout_s=5)\n"
+        "        await sandbox.run('setsid sleep 4713 > /dev/null 2>&1 & sleep 0.3', timeout_s=60)\n"
         "        print('started', flush=True)\n        await asyncio.sleep(60)\nasyncio.run(main())\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
@@ -192,7 +192,7 @@ def test_a_killed_program_leaves_no_sandbox(tmp_path: Path) -> None:
     assert running("4713")
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while running("4713") and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not running("4713")
@@ -209,7 +209,7 @@ async def test_an_archive_cannot_leave_the_sandbox(tmp_path: Path) -> None:
     async with open_sandbox(Limits(disk_mb=16)) as sandbox:
         with pytest.raises(ToolServerError, match=r"(?s)could not be copied into the sandbox: .*Read-only file"):
             await sandbox.put(packed.getvalue())
-        assert (await sandbox.run("cat /app/fine", timeout_s=5)).output == "ok"
+        assert (await sandbox.run("cat /app/fine", timeout_s=60)).output == "ok"
     assert not (tmp_path / "planted").exists()
 
 
@@ -233,7 +233,7 @@ async def test_a_sandbox_that_does_not_start_is_said_at_once(monkeypatch: pytest
     with pytest.raises(ConfigError, match="cannot make one: mount failed"):
         async with open_sandbox(Limits()):
             pass
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < sandboxes._START_S
     monkeypatch.setattr(sandboxes, "_START_S", 0.1)
     monkeypatch.setattr(sandboxes, "_command", lambda limits, then: ["sleep", "4714"])
     with pytest.raises(ToolServerError, match=r"a sandbox was not there after 0\.1 s"):
@@ -265,14 +265,14 @@ async def test_the_solutions_of_the_sample_earn_the_whole_reward() -> None:
 @needs_sandbox
 async def test_an_agent_sees_what_its_commands_do(folder: Path) -> None:
     wrong_calls = ({"name": "bash", "arguments": "{"}, {"name": "shell", "arguments": {"command": "ls"}})
-    commands = ("pwd; ls notes", "cat missing", "echo hi > x; sleep 5", "cat x", "true", "seq 1 200 | tr '\\n' ' '")
-    trajectory = await roll_out(folder, *wrong_calls, *commands, command_timeout=0.5, output_chars=100)
+    commands = ("pwd; ls notes", "cat missing", "echo hi > x; sleep 60", "cat x", "true", "seq 1 200 | tr '\\n' ' '")
+    trajectory = await roll_out(folder, *wrong_calls, *commands, command_timeout=5, output_chars=100)
     shown = results(trajectory)
     assert shown[0] == shown[1]
     assert shown[0].startswith("Error: the tools are bash")
     assert shown[2] == "/app\nbirds.txt\nrivers.txt\nstars.txt"
     assert shown[3] == "cat: missing: No such file or directory\n[exit code 1]"
-    assert shown[4:7] == ["[killed after 0 s]", "hi", "[no output]"]
+    assert shown[4:7] == ["[killed after 5 s]", "hi", "[no output]"]
     assert "characters left out" in shown[7]
     assert len(shown[7]) < 150
     expected = {"num_turns": 9, "num_commands": 6, "num_failed_commands": 2, "malformed_calls": 2, "solved": 0}
@@ -292,8 +292,9 @@ async def test_an_agent_sees_what_its_commands_do(folder: Path) -> None:
 async def test_what_was_done_counts_however_a_rollout_ends(
     folder: Path, calls: tuple[Any, ...], options: dict[str, Any], ending: str
 ) -> None:
-    toml = folder / "task.toml"
-    toml.write_text(toml.read_text().replace("timeout_sec = 120.0", "timeout_sec = 0.7"))
+    if ending == "out_of_time":
+        toml = folder / "task.toml"
+        toml.write_text(toml.read_text().replace("timeout_sec = 120.0", "timeout_sec = 5"))
     trajectory = await roll_out(folder, *calls, **options)
     assert (trajectory.metadata["ending"], trajectory.metadata["outcome"]) == (ending, "policy_fault")
     assert trajectory.reward == 1.0
@@ -313,14 +314,14 @@ async def test_an_agent_sees_no_tests_and_leaves_none_and_no_process(folder: Pat
     ("test", "said"),
     [
         ("echo the reason; exit 3", "wrote no reward to .* ended with code 3: the reason"),
-        ("echo begun; sleep 60", "wrote no reward to .* timed out after 1 s: begun"),
+        ("echo begun; sleep 60", "wrote no reward to .* timed out after 5 s: begun"),
         ("echo good > /logs/verifier/reward.txt", "reward 'good\\\\n' is neither a number nor JSON"),
     ],
 )
 async def test_a_verifier_without_reward_is_no_reward_of_0(folder: Path, test: str, said: str) -> None:
     (folder / "tests" / "test.sh").write_text(test)
     toml = folder / "task.toml"
-    toml.write_text(toml.read_text().replace("timeout_sec = 30.0", "timeout_sec = 1"))
+    toml.write_text(toml.read_text().replace("timeout_sec = 30.0", "timeout_sec = 5"))
     with pytest.raises(ToolServerError, match=said):
         await roll_out(folder)
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import art
+from tests.support.ports import free_port
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "mcp_servers"
 INVENTORY = [sys.executable, str(EXAMPLES / "inventory" / "server.py")]
@@ -105,11 +106,9 @@ def calendar() -> list[str]:
 @pytest.fixture(scope="session")
 def inventory_url() -> Iterator[str]:
     """The inventory over HTTP. Those that name their rollout find it unchanged."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with subprocess.Popen([*INVENTORY, "--http", "--port", str(port)], stderr=subprocess.DEVNULL) as process:
-        for _ in range(300):
+        for _ in range(2400):
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     break

@@ -92,15 +92,15 @@ async def test_calendar_over_stdio(calendar: list[str]) -> None:
 
 
 async def test_a_slow_tool_is_an_answer_and_others_go_on(faulty: list[str]) -> None:
-    async with MCPClient(faulty, call_timeout_s=0.3) as client:
+    async with MCPClient(faulty, call_timeout_s=2.0) as client:
         started = time.monotonic()
         late, *rest = await asyncio.gather(
-            client.call_tool("slow", {"seconds": 20}), *(client.call_tool("slow", {"seconds": 0.1}) for _ in range(5))
+            client.call_tool("slow", {"seconds": 60}), *(client.call_tool("slow", {"seconds": 0.1}) for _ in range(5))
         )
         assert late.is_error
-        assert late.text == "slow gave no answer within 0.3 s"
+        assert late.text == "slow gave no answer within 2 s"
         assert [result.text for result in rest] == ["done"] * 5
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 50
 
 
 async def test_a_dead_server_is_no_answer(faulty: list[str]) -> None:
@@ -112,7 +112,7 @@ async def test_a_dead_server_is_no_answer(faulty: list[str]) -> None:
 
 
 async def test_a_server_that_stands_still_is_no_answer(faulty: list[str]) -> None:
-    async with MCPClient(faulty, connect_timeout_s=10, call_timeout_s=0.3) as client:
+    async with MCPClient(faulty, connect_timeout_s=60, call_timeout_s=3) as client:
         pid = int((await client.call_tool("pid", {})).text)
         client._connect_timeout_s = 0.3
         os.kill(pid, signal.SIGSTOP)

@@ -63,7 +63,7 @@ def seed_result(seed: int, after: float) -> SeedResult:
 
 
 def finish(command: MeasuredCommand) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not command.poll():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -79,7 +79,7 @@ def test_time_and_memory_of_a_child_count_although_nobody_waits_for_it(
         import os, subprocess, sys, time
         child = subprocess.Popen([sys.executable, "-c", {work!r}])
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # the kernel keeps its times to itself
-        time.sleep(0.3)
+        time.sleep(2)
         """
     )
     command = MeasuredCommand([sys.executable, "-c", parent], log=tmp_path / "log.txt")
@@ -108,7 +108,7 @@ def test_a_command_is_ended_with_what_measures_it(tmp_path: Path) -> None:
     measured = psutil.Process(int(measuring.stdout.readline()))
     measuring.kill()
     measuring.wait()
-    psutil.wait_procs([measured], timeout=20)
+    psutil.wait_procs([measured], timeout=60)
     assert not measured.is_running()
 
 

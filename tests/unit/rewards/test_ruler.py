@@ -350,7 +350,7 @@ async def test_concurrent_requests_are_limited(start_judge, address, make_group,
         nonlocal now, most
         with lock:
             now, most = now + 1, max(most, now + 1)
-        threading.Event().wait(0.02)
+        threading.Event().wait(0.1)
         with lock:
             now -= 1
         return 0.5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +162,7 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def test_an_adapter_becomes_a_model_once(adapted: Path) -> None:
+async def test_an_adapter_becomes_a_model_once(adapted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import peft
     import torch
     from transformers import AutoModelForCausalLM
@@ -179,9 +178,8 @@ async def test_an_adapter_becomes_a_model_once(adapted: Path) -> None:
         theirs = peft.PeftModel.from_pretrained(base, str(adapted / "adapter"))(tokens).logits
     assert (after - theirs).abs().max() < 1e-4
     assert (after - before).abs().max() > 1e-2
-    started = time.perf_counter()
+    monkeypatch.setattr(art.runtime.base_models, "run_file_call", None)  # it would start a process
     assert await prepare_base_model(str(adapted / "adapter"), data_dir) == str(merged)
-    assert time.perf_counter() - started < 1  # no process was started
 
 
 async def test_another_adapter_of_the_same_name_is_another_model(adapted: Path, tmp_path: Path) -> None:

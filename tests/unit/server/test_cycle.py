@@ -51,7 +51,7 @@ async def connect(app: Any) -> tuple[Any, Transport]:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0)
 

@@ -34,7 +34,7 @@ async def stream(app: Any, key: str, *headers: tuple[bytes, bytes], pieces: int,
         if len(sent) > pieces or sent[0]["status"] != 200:
             enough.set()
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await app(scope, receive, send)
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent).decode()
 
@@ -84,7 +84,7 @@ async def test_heartbeats_lose_no_event_and_close_their_source() -> None:
         nonlocal closed
         try:
             for number in range(3):
-                await asyncio.sleep(0.03)
+                await asyncio.sleep(0.1)
                 yield [LiveEvent(number=number, at=0.0, data=Reset())]
         finally:
             closed = True

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -40,6 +41,12 @@ class Library:
         self.threads.append(threading.get_ident())
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
 async def test_many_large_requests_share_one_return(monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library()
     monkeypatch.setattr(memory, "_glibc", lambda: library)
@@ -49,12 +56,12 @@ async def test_many_large_requests_share_one_return(monkeypatch: pytest.MonkeyPa
     assert library.threads == []
     for _ in range(5):
         memory.return_memory(memory.LARGE_BYTES)
-    await asyncio.sleep(0.5)
+    await until(lambda: len(library.threads) >= 1)
+    await asyncio.sleep(0.2)
     assert len(library.threads) == 1
     assert threading.get_ident() not in library.threads
     memory.return_memory(memory.LARGE_BYTES)
-    await asyncio.sleep(0.5)
-    assert len(library.threads) == 2
+    await until(lambda: len(library.threads) == 2)
 
 
 @pytest.mark.skipif(memory._glibc() is None, reason="needs glibc")

@@ -219,7 +219,7 @@ async def test_a_failing_tracker_gets_everything_once_it_is_back(
     tracker.error = OSError("no route to host")
     for step in range(1, 5):
         await model.log(metrics={"x": float(step)}, step=step)
-        await asyncio.sleep(0.02)
+        tracker.wait_for_calls(3)  # one that worked, one that failed, and one after the failure was noted
     assert any("sinks/fake_waiting_rows" in row for row in history(model)), "the log says who did not get it"
     tracker.error = None
     tracker.wait_for(5)
@@ -299,7 +299,7 @@ async def test_damaged_lines_are_counted_as_lost(tmp_path: Path, tracker: FakeTr
 
 
 async def test_training_does_not_wait_for_a_slow_tracker(tmp_path: Path, tracker: FakeTracker) -> None:
-    tracker.delay_s = 0.2
+    tracker.delay_s = 2.0
     model = make_model(tmp_path, tracker)
     await model.log(metrics={"x": 0.0}, step=0)
     started = time.monotonic()
@@ -307,6 +307,7 @@ async def test_training_does_not_wait_for_a_slow_tracker(tmp_path: Path, tracker
         await model.log(metrics={"x": 1.0}, step=step)
     passed = time.monotonic() - started
     assert len(tracker.rows) <= 1 + passed / tracker.delay_s < 6, "the tracker is still busy"
+    tracker.delay_s = 0.0
     await model.close()
     assert tracker.numbers() == [0, 1, 2, 3, 4, 5]
 
@@ -319,7 +320,7 @@ async def test_a_tracker_that_hangs_does_not_hold_the_end(tmp_path: Path, tracke
     assert running is not None
     started = time.monotonic()
     await asyncio.to_thread(running.close, 0.1)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 25
 
 
 # --- resuming ---

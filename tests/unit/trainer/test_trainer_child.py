@@ -7,60 +7,83 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from art.config import LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig
 from art.errors import ConfigError, InvalidRequestError, NothingTrainableError, ProcessError
 from art.protocol.calls import InitCheckpoint, Progress, Sleep, StartTrainer, Train, TrainSft
 from art.protocol.rpc import RpcClient
 from art.protocol.samples import StepResult, TrainingSample
+from art.runtime.supervision.launch import Launch, Process, WarmParent
 from art.storage import checkpoints
 from tests.support.calls import raw
 from tests.support.trainer_samples import random_samples, sample_file
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 TRAINER = TrainerConfig(device="cpu", num_threads=1)
 LORA = LoraConfig(rank=8, alpha=16)
 RL = TrainConfig(learning_rate=1e-2, mismatch=None)
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 @dataclass
 class TrainerProcess:
     client: RpcClient
-    process: subprocess.Popen[bytes]
+    process: Process
     heartbeats: list[dict[str, Any]] = field(default_factory=list)
+
+
+@pytest.fixture
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs") / "trainer.log"
 
 
 def sft_samples(seed: int, count: int = 8) -> list[TrainingSample]:
     return [replace(sample, component="sft") for sample in random_samples(seed, count)]
 
 
-def spawn() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+async def spawn(log: Path, warm_parent: WarmParent | None = None) -> tuple[socket.socket, Process]:
+    """Start a trainer process: forked by a warm parent, where the system has one, or in a new interpreter."""
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "art.runtime.children.trainer_child", "--fd", str(theirs.fileno())]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
-    theirs.close()
-    return ours, process
+    with theirs, log.open("ab") as output:
+        launch = Launch(
+            module="art.runtime.children.trainer_child",
+            argv=[],
+            frames=theirs,
+            log=output,
+            environment=os.environ | ENVIRONMENT,
+        )
+        process = await warm_parent.fork(launch, timeout_s=120) if warm_parent else None
+        return ours, process or await launch.start()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def warm_parent() -> AsyncIterator[WarmParent]:
+    """What imports torch once for all trainer processes of this file."""
+    parent = WarmParent()
+    yield parent
+    await parent.close()
 
 
 @contextlib.asynccontextmanager
-async def trainer_process() -> AsyncIterator[TrainerProcess]:
-    ours, process = spawn()
+async def trainer_process(warm_parent: WarmParent, log: Path) -> AsyncIterator[TrainerProcess]:
+    ours, process = await spawn(log, warm_parent)
     beats: list[dict[str, Any]] = []
     client = await RpcClient.connect(ours, beats.append)
     try:
         yield TrainerProcess(client, process, beats)
     finally:
         await client.close()
-        process.kill()
-        process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
 
 
 def job(directory: Path, step: int, **changes: Any) -> dict[str, Any]:
@@ -73,9 +96,11 @@ def job(directory: Path, step: int, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-async def test_trains_reports_survives_errors_and_is_killed(model_path: Callable[[str], str], tmp_path: Path) -> None:
+async def test_trains_reports_survives_errors_and_is_killed(
+    model_path: Callable[[str], str], warm_parent: WarmParent, tmp_path: Path, log: Path
+) -> None:
     model = model_path("Qwen3")
-    async with trainer_process() as trainer:
+    async with trainer_process(warm_parent, log) as trainer:
         client = trainer.client
         with pytest.raises(InvalidRequestError, match="call `start_trainer` first"):
             await client.call(Train(**job(tmp_path, 1)))
@@ -113,30 +138,39 @@ async def test_trains_reports_survives_errors_and_is_killed(model_path: Callable
         many_updates = TrainSFTConfig(batch_size=1)
         long_job = client.stream(TrainSft(**job(tmp_path, 3, samples=sft_samples(1, count=500), config=many_updates)))
         assert await anext(long_job) == Progress(done=1, total=500)
-        trainer.process.send_signal(signal.SIGKILL)
+        trainer.process.kill()
         with pytest.raises(ProcessError):
             [result async for result in long_job]
     assert checkpoints.list_steps(tmp_path) == [0, 1, 2]
 
-    async with trainer_process() as trainer:  # a new process goes on where the files end
+    async with trainer_process(warm_parent, log) as trainer:  # a new process goes on where the files end
         await trainer.client.call(StartTrainer(model=model, config=TRAINER))
         results = [result async for result in trainer.client.stream(Train(**job(tmp_path, 3)))]
         assert results[-1].step == 3
 
 
-async def test_a_waiting_call_can_be_cancelled(model_path: Callable[[str], str], tmp_path: Path) -> None:
-    async with trainer_process() as trainer:
+async def test_a_waiting_call_can_be_cancelled(
+    model_path: Callable[[str], str], warm_parent: WarmParent, tmp_path: Path, log: Path
+) -> None:
+    async with trainer_process(warm_parent, log) as trainer:
         client = trainer.client
+        os.kill(trainer.process.pid, signal.SIGSTOP)  # until all that is sent lies in its socket
         start = asyncio.create_task(client.call(StartTrainer(model=model_path("Qwen3"), config=TRAINER)))
         dropped = asyncio.create_task(client.call(InitCheckpoint(path=tmp_path / "dropped", lora=LORA)))
-        await asyncio.sleep(0.05)
+        while len(client.pending) < 2:
+            await asyncio.sleep(0)
         dropped.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await dropped
+        await asyncio.sleep(0)  # the turn of the event loop in which the frames go out
+        os.kill(trainer.process.pid, signal.SIGCONT)
         await start
         await client.call(InitCheckpoint(path=tmp_path / "kept", lora=LORA))
     assert sorted(os.listdir(tmp_path)) == ["kept"]
 
 
-def test_ends_with_its_parent() -> None:
-    ours, process = spawn()
+async def test_ends_with_its_parent(log: Path) -> None:
+    ours, process = await spawn(log)
     ours.close()
-    assert process.wait(timeout=20) == 0
+    async with asyncio.timeout(60):
+        assert await process.wait() == 0

@@ -7,6 +7,7 @@ import copy
 import gc
 import json
 import math
+import time
 import warnings
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -291,6 +292,7 @@ def test_for_logging_and_str() -> None:
 
 
 async def test_durations() -> None:
+    began = time.monotonic()
     trajectory = Trajectory(start_time=datetime.now(UTC) - timedelta(seconds=5))
     for _ in range(2):
         async with trajectory.track_duration("tool"):
@@ -298,11 +300,11 @@ async def test_durations() -> None:
     with pytest.raises(ValueError):
         async with trajectory.track_duration("tool"):
             raise ValueError
-    assert 0.04 <= trajectory.metrics["tool_duration"] < 0.5
+    assert 0.04 <= trajectory.metrics["tool_duration"] <= time.monotonic() - began
     assert trajectory.finish() is trajectory
-    assert 5 <= trajectory.metrics["duration"] < 7
+    assert 5 <= trajectory.metrics["duration"] < 6 + time.monotonic() - began
     naive = Trajectory(start_time=datetime.now())
-    assert 0 <= naive.finish().metrics["duration"] < 2
+    assert 0 <= naive.finish().metrics["duration"] < 1 + time.monotonic() - began
 
 
 def test_exception_record_leaves_out_frames_of_asyncio() -> None:

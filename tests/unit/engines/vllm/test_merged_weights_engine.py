@@ -47,7 +47,7 @@ async def run(engine: MergedVllmEngine, adapter: str | None) -> list[float]:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 

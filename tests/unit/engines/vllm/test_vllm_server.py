@@ -70,7 +70,7 @@ def program(tmp_path: Path, text: str) -> list[str]:
 
 
 def read_pids(tmp_path: Path) -> list[int]:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not (pids := (tmp_path / "pids").read_text().split() if (tmp_path / "pids").exists() else []):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -78,7 +78,7 @@ def read_pids(tmp_path: Path) -> list[int]:
 
 
 def await_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while alive := [pid for pid in pids if is_alive(pid)]:
         assert time.monotonic() < deadline, f"{alive} are still there"
         time.sleep(0.02)

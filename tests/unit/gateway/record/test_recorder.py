@@ -363,7 +363,7 @@ async def test_tokens_are_counted_over_restarts(recorder: Recorder) -> None:
 async def test_answers_that_end_soon_after_one_another_share_a_commit(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder_module, "COMMIT_EVERY_S", 0.2)
+    monkeypatch.setattr(recorder_module, "COMMIT_EVERY_S", 2.0)
     num_commits = 0
     run = recorder.database.run
 
@@ -375,7 +375,7 @@ async def test_answers_that_end_soon_after_one_another_share_a_commit(
     monkeypatch.setattr(recorder.database, "run", counted)
     started = asyncio.get_running_loop().time()
     await recorder.append(exchange(), conversation=b"")
-    assert asyncio.get_running_loop().time() - started < 0.15, "the first one does not wait"
+    assert asyncio.get_running_loop().time() - started < 1.5, "the first one does not wait"
     later = [exchange() for _ in range(5)]
     waiting = []
     for one in later:

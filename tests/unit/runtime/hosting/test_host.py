@@ -80,7 +80,7 @@ def checkpoint(tmp_path: Path, name: str, content: str) -> Path:
 async def test_a_long_request_of_an_old_adapter_does_not_keep_new_ones_out(
     host: BaseModelHost, engine: Connection, tmp_path: Path
 ) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         for name in ("a", "b", "c"):
             assert await host.adapters.load(name, checkpoint(tmp_path, name, name))
         await asyncio.sleep(0)
@@ -319,7 +319,7 @@ def shared(tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -372,7 +372,7 @@ async def test_a_request_that_runs_when_the_engine_falls_asleep_is_not_waited_fo
     before = shared.usage()
     asked = asyncio.ensure_future(sample())
     await running.wait()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert (await shared.trainer.train(STEP)).step == 1
     assert machine.events == ["sleep", "wake"]
     assert not asked.done()
@@ -387,14 +387,14 @@ async def test_usage_tells_who_waits_for_whom(shared: BaseModelHost, machine: Ma
     step = asyncio.ensure_future(shared.trainer.train(STEP))
     await until(lambda: "train" in machine.events)
     held = [asyncio.ensure_future(shared.engine.score([1, 2], None)) for _ in range(3)]
-    await asyncio.sleep(0.1)
-    assert shared.usage().engine_asleep_s > 0.09, "while it lasts too"
+    await asyncio.sleep(0.5)
+    assert shared.usage().engine_asleep_s > 0.45, "while it lasts too"
     machine.finish_step.set()
     await asyncio.gather(step, *held)
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.5)
     metrics = usage_metrics(before, shared.usage())
     seconds = metrics["time/since_last_step_s"]
-    assert 0.1 <= metrics["time/engine_asleep_s"] <= metrics["time/requests_closed_s"] < seconds - 0.09
+    assert 0.45 <= metrics["time/engine_asleep_s"] <= metrics["time/requests_closed_s"] < seconds - 0.45
     assert metrics["time/requests_held_s"] == pytest.approx(3 * metrics["time/engine_asleep_s"], rel=0.2)
     assert metrics["time/trainer_idle_share"] == pytest.approx(1 - metrics["time/engine_asleep_s"] / seconds, abs=0.1)
     assert metrics["time/engine_idle_share"] > 0.9

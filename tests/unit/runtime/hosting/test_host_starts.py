@@ -130,6 +130,9 @@ async def test_processes_start_ahead_of_a_model_that_is_still_being_made(
     starts = [asyncio.ensure_future(host._start_engine(process))]
     process = trainer
     starts.append(asyncio.ensure_future(host._start_trainer(process)))
+    async with asyncio.timeout(60):
+        while len(engine.made + trainer.made) < 2:
+            await asyncio.sleep(0.005)
     await asyncio.sleep(0.05)
     assert [call.method for call in engine.made + trainer.made] == ["prepare", "prepare"]
     model = RegisteredModel(project="p", name="m", base_model="/models/tiny", settings=settings, step=0)

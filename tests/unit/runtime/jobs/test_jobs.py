@@ -71,7 +71,7 @@ class Server:
         return await self.runner.submit(job_id, "train", (project, name), PAYLOAD, "1")
 
     async def until(self, job_id: str, *states: str) -> JobStatus:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while (status := await self.runner.status(job_id)).state not in states:
                 await asyncio.sleep(0.002)
         return status
@@ -100,7 +100,7 @@ async def test_jobs_that_run_can_be_stopped_with_a_reason(server: Server) -> Non
 
 
 async def events_of(server: Server, job_id: str, after: int = 0) -> list[JobEvent]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         return [event async for event in server.runner.events(job_id, after) if event is not None]
 
 
@@ -150,10 +150,18 @@ async def test_every_event_can_be_gone_on_from(server: Server, monkeypatch: pyte
     await server.submit("job-1")
     await server.submit("job-2")
     await server.until("job-1", "running")
-    live = asyncio.ensure_future(events_of(server, "job-2"))
-    await asyncio.sleep(0.02)
-    server.work.leave.set()
-    seen = await live
+    seen: list[JobEvent] = []
+
+    async def follow() -> None:
+        async for event in server.runner.events("job-2", 0):
+            seen.extend([event] if event is not None else [])
+
+    async with asyncio.timeout(60):
+        live = asyncio.ensure_future(follow())
+        while len(seen) < 2:  # its place in the queue is told
+            await asyncio.sleep(0.005)
+        server.work.leave.set()
+        await live
     assert [(event.kind, event.state or (event.progress and event.progress.done) or event.queue_place) for event in seen] == [
         ("state", "queued"), ("queue", 1), ("state", "running"), ("progress", 1), ("progress", 2), ("state", "succeeded")
     ]  # fmt: skip
@@ -169,7 +177,7 @@ async def test_a_stream_gives_signs_of_life(server: Server, monkeypatch: pytest.
     monkeypatch.setattr(jobs, "HEARTBEAT_S", 0.005)
     await server.submit("job-1")
     stream = server.runner.events("job-1")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         async for event in stream:
             if event is None:
                 break
@@ -210,7 +218,7 @@ async def test_an_end_that_cannot_be_recorded_is_told_all_the_same(
         assert (await events_of(server, "job-1"))[-1].state == "failed"
         assert (await server.store.status("job-1")).state == "running"
     assert server.store.move == move
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while (await server.store.status("job-1")).state != "failed":
             await asyncio.sleep(0.005)
 
@@ -222,9 +230,10 @@ async def test_all_of_it_survives_the_death_of_the_server(tmp_path: Path) -> Non
     await first.until("a1", "running")
     await first.runner.cancel("a3")
     numbers = [event.number for event in await first.store.events("a1", 0)]
-    for task in first.runner._tasks:  # as kill -9 does: nobody gets to write anything
+    tasks = list(first.runner._tasks)
+    for task in tasks:  # as kill -9 does: nobody gets to write anything
         task.cancel()
-    await asyncio.sleep(0.01)
+    await asyncio.gather(*tasks, return_exceptions=True)
     first.database.close()
 
     second = await Server(tmp_path).start()

@@ -48,7 +48,7 @@ async def test_a_server_that_lost_a_file_is_not_ready(
         assert await runtime.obstacles() == {}
         (tmp_path / "data" / name).unlink()
         assert f"{name} in it was" in (await runtime.obstacles())["database"]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while f"{name} in it was" not in caplog.text:
                 await asyncio.sleep(0.05)
     finally:

@@ -3,9 +3,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import textwrap
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +89,15 @@ async def start(client: RpcClient) -> None:
     await client.call(raw("start"))
 
 
-async def until_it_beats(process: ChildProcess) -> None:
-    """A heartbeat has come, and time for another one."""
-    async with asyncio.timeout(20):
-        while "doing" not in process.status:
-            await asyncio.sleep(0.05)
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0.02)
+
+
+async def until_it_beats(process: ChildProcess, doing: str = "") -> None:
+    """A heartbeat has come that says what the child does, and time for another one."""
+    await until(lambda: doing in process.status.get("doing", ()))
     await asyncio.sleep(0.5)
 
 
@@ -113,8 +118,7 @@ async def test_death_fails_pending_calls_with_the_log_and_a_new_child_comes_up(c
     client = await child.connect()
     with pytest.raises(ProcessError):
         await client.call(raw("die"))
-    while child.num_restarts == 0:
-        await asyncio.sleep(0.01)
+    await until(lambda: child.num_restarts > 0)
     with pytest.raises(ProcessError, match="exit status 3"):
         await client.call(raw("echo"))
     assert "out of luck" in log_tail(child.spec.log_path)
@@ -125,8 +129,7 @@ async def test_sigkill_is_survived_and_named(child: ChildProcess) -> None:
     client = await child.connect()
     assert child.pid is not None
     os.kill(child.pid, signal.SIGKILL)
-    while child.num_restarts == 0:
-        await asyncio.sleep(0.01)
+    await until(lambda: child.num_restarts > 0)
     with pytest.raises(ProcessError, match="signal 9"):
         await client.call(raw("echo"))
     assert await (await child.connect()).call(raw("echo")) == {}
@@ -143,6 +146,7 @@ async def test_a_child_that_dies_while_there_is_no_room_for_it_comes_back_when_t
     with pytest.raises(ProcessError):
         await client.call(raw("die"))
     waiting = asyncio.ensure_future(process.connect())
+    await until(lambda: process.pid is None)
     await asyncio.sleep(0.3)
     assert process.pid is None
     assert not waiting.done()
@@ -176,12 +180,15 @@ async def test_a_stopped_child_is_killed_its_callers_learn_why_and_a_new_one_ans
     await until_it_beats(process)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGSTOP)
-    cause = r"the echo died \(signal 9, SIGKILL; it was silent for 3 s \(a signal has stopped it\) and was killed\)"
-    async with asyncio.timeout(30):
-        with pytest.raises(ProcessError, match=cause):
+    cause = r"the echo died \(signal 9, SIGKILL; it was silent for (\d+) s \(a signal has stopped it\) and was killed\)"
+    async with asyncio.timeout(60):
+        with pytest.raises(ProcessError, match=cause) as caught:
             await client.call(raw("echo"))
         assert await (await process.connect()).call(raw("echo")) == {}
-    assert cause.replace("\\", "") in str(process.status["last_end"])
+    ends = [re.search(cause, text) for text in (caught.value.message, str(process.status["last_end"]))]
+    assert all(end is not None and int(end[1]) >= 3 for end in ends), (
+        "it was silent for 2.5 s, or longer on a busy machine"
+    )
     await process.close()
 
 
@@ -196,7 +203,7 @@ async def test_a_child_stopped_while_it_starts_is_started_again(module: str, tmp
         await client.call(raw("start"))
 
     process = ChildProcess(spec(module, tmp_path, heartbeat_timeout_s=2.5), stopped_once)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert await (await process.connect()).call(raw("echo")) == {}
     await process.close()
 
@@ -204,8 +211,9 @@ async def test_a_child_stopped_while_it_starts_is_started_again(module: str, tmp
 async def test_an_answer_that_never_comes_ends_the_child(module: str, tmp_path: Path) -> None:
     process = ChildProcess(spec(module, tmp_path, heartbeat_timeout_s=2.5), start)
     client = await process.connect()
-    async with asyncio.timeout(30):
-        with pytest.raises(ProcessError, match="it owes an answer to `forget` for 3 s, and is idle and was killed"):
+    owed = r"it owes an answer to `forget` for ([3-9]|\d\d+) s, and is idle and was killed"
+    async with asyncio.timeout(60):
+        with pytest.raises(ProcessError, match=owed):
             await client.call(raw("forget"))
     await process.close()
 
@@ -213,8 +221,8 @@ async def test_an_answer_that_never_comes_ends_the_child(module: str, tmp_path: 
 async def test_a_child_whose_main_thread_hangs_is_killed_though_its_heart_beats(module: str, tmp_path: Path) -> None:
     process = ChildProcess(spec(module, tmp_path, stall_timeout_s=1.0), start)
     client = await process.connect()
-    async with asyncio.timeout(30):
-        with pytest.raises(ProcessError, match=r"no progress for \d s \(hanging\) and was killed(.|\n)*in <module>"):
+    async with asyncio.timeout(60):
+        with pytest.raises(ProcessError, match=r"no progress for \d+ s \(hanging\) and was killed(.|\n)*in <module>"):
             await client.call(raw("hang"))  # the end of the log shows where it hung
     assert await (await process.connect()).call(raw("echo")) == {}  # and the old heartbeat does not kill the new child
     await asyncio.sleep(1.5)
@@ -241,28 +249,33 @@ async def test_a_child_that_leaks_is_restarted_between_two_calls(module: str, tm
     await process.close()
 
 
+@pytest.mark.parametrize("interruptible", [False, True])
 async def test_a_child_above_the_limit_keeps_its_call_unless_it_is_interruptible(
-    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    interruptible: bool, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(art.runtime.supervision.process, "INTERRUPT_AFTER_S", 0.5)
-    limit = MemoryConfig(limit_bytes=200 * 2**20)
-    for interruptible in (False, True):
-        process = ChildProcess(spec(module, tmp_path, memory=limit, interruptible=interruptible), start)
-        client = await process.connect()
-        await until_it_beats(process)
-        forgotten = asyncio.ensure_future(client.call(raw("forget")))
-        await client.call(raw("leak", mib=300))
-        await asyncio.sleep(1.0)
-        assert process.num_restarts == int(interruptible)
-        assert forgotten.done() == interruptible
-        forgotten.cancel()
-        await process.close()
+    limit_bytes = 200 * 2**20
+    memory = MemoryConfig(limit_bytes=limit_bytes)
+    process = ChildProcess(spec(module, tmp_path, memory=memory, interruptible=interruptible), start)
+    client = await process.connect()
+    await until_it_beats(process)
+    forgotten = asyncio.ensure_future(client.call(raw("forget")))
+    await client.call(raw("leak", mib=300))
+    if interruptible:
+        await until(lambda: process.num_restarts == 1 and forgotten.done())
+    else:
+        await until(lambda: process.status["rss_bytes"] > limit_bytes)
+        await asyncio.sleep(1.0)  # twice as long as one that may be interrupted has
+        assert process.num_restarts == 0
+        assert not forgotten.done()
+    forgotten.cancel()
+    await process.close()
 
 
 async def test_the_report_says_who_waits_for_whom_and_where_the_child_stands(child: ChildProcess) -> None:
     client = await child.connect()
     hanging = asyncio.create_task(client.call(raw("hang")), name="the caller")
-    await asyncio.sleep(0.5)
+    await until_it_beats(child, doing="hanging")
     report = await write_report([child], ["job 1"])
     assert f"echo: up, pid {child.pid}, 0." in report
     assert "the caller waits for the echo to answer `hang`, for" in report
@@ -284,9 +297,10 @@ async def test_nothing_moves_and_the_log_tells(child: ChildProcess, caplog: pyte
     await asyncio.sleep(0.8)
     assert reports == [], "nobody waits"
     hanging = asyncio.create_task(client.call(raw("hang")))
-    await asyncio.sleep(1.4)
-    assert len(reports) == 2, "after 0.5 s, and after twice that"
-    assert "no progress for 1 s\nthe report" in caplog.text
+    await until(lambda: len(reports) >= 2)
+    assert reports[0] >= 0.5
+    assert reports[1] >= 2 * 0.5, "again when the wait has doubled"
+    assert len(re.findall(r"no progress for \d+ s\nthe report", caplog.text)) == 2
     hanging.cancel()
     watching.cancel()
 
@@ -298,10 +312,10 @@ async def test_a_wait_without_any_child_at_work_is_reported(caplog: pytest.LogCa
     watching = asyncio.create_task(Watchdog(list, report, after_s=0.2).run())
     lock = asyncio.Lock()
     async with lock:
-        with pytest.raises(ProcessError, match=r"timed out after 0\.5 s waiting for its turn"):
-            async with acquired(lock, "its turn", 0.5):
+        with pytest.raises(ProcessError, match=r"timed out after 1\.5 s waiting for its turn"):
+            async with acquired(lock, "its turn", 1.5):
                 pass
-    assert "waits for its turn, for 0 of 0.5 s" in caplog.text
+    assert re.search(r"waits for its turn, for [01] of 1.5 s", caplog.text)
     assert current_waits() == []
     watching.cancel()
 
@@ -319,16 +333,15 @@ async def test_a_failed_child_can_be_started_again_without_a_pause(module: str, 
             await process.connect()
     assert process.has_failed
     process.start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await (await process.connect()).call(raw("echo", a=1)) == {"a": 1}
     await process.close()
 
 
 async def until_up(process: ChildProcess) -> RpcClient:
-    async with asyncio.timeout(30):
-        while (client := process.live_client) is None:
-            await asyncio.sleep(0.02)
-    return client
+    await until(lambda: process.live_client is not None)
+    assert process.live_client is not None
+    return process.live_client
 
 
 async def test_a_child_that_cannot_start_for_a_while_comes_back_by_itself(module: str, tmp_path: Path) -> None:
@@ -384,8 +397,7 @@ async def test_a_child_that_dies_again_and_again_comes_back_too(module: str, tmp
         client = await process.connect()
         with pytest.raises(ProcessError):
             await client.call(raw("die"))
-    while not process.has_failed:  # its end is noticed a moment later
-        await asyncio.sleep(0.01)
+    await until(lambda: process.has_failed)  # its end is noticed a moment later
     with pytest.raises(ProcessError, match="It died 2 times in 120 s"):
         await process.connect()
     assert await (await until_up(process)).call(raw("echo", a=1)) == {"a": 1}
@@ -408,7 +420,7 @@ async def test_an_unforeseen_error_at_start_is_reported_and_not_waited_out(modul
         raise OSError("too many open files")
 
     process = ChildProcess(spec(module, tmp_path), broken)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         with pytest.raises(ProcessError, match="too many open files"):
             await process.connect()
     await process.close()
@@ -421,7 +433,7 @@ async def test_closing_releases_all_who_wait(module: str, tmp_path: Path) -> Non
     process = ChildProcess(spec(module, tmp_path), never)
     waiting = asyncio.ensure_future(process.connect())
     await asyncio.sleep(0.2)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await process.close()
         with pytest.raises(ProcessError, match="closed"):
             await waiting

@@ -20,7 +20,6 @@ from art.protocol.samples import StepResult, TrainingSample
 from art.runtime.supervision.process import ChildProcess, ChildSpec
 from art.runtime.supervision.stacks import dump_stacks
 from art.storage import checkpoints
-from art.testing.tiny.build import build_tiny_model
 from tests.support.calls import raw
 from tests.support.processes import children_of, wait_until_gone
 from tests.support.trainer_samples import sample_file
@@ -32,8 +31,8 @@ MANY_UPDATES = TrainSFTConfig(batch_size=1)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(build_tiny_model(tmp_path_factory.mktemp("tiny") / "model", task="yes_no_maybe", seed=0))
+def model(tiny_model: Path) -> str:
+    return str(tiny_model)
 
 
 def supervised(model: str, log_path: Path, heartbeat_timeout_s: float = 60.0) -> ChildProcess:
@@ -102,7 +101,7 @@ async def test_each_process_has_a_log_and_shows_its_stacks(trainer: ChildProcess
     await trainer.connect()
     pids = pids_of_team(trainer)
     assert "process 1 of 2 joined" in trainer.spec.log_path.with_name("trainer.log.1").read_text()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(trainer.status.get("dumps_stacks", ())) < 2:
             await asyncio.sleep(0.1)
     stacks = dump_stacks(trainer.status)

@@ -125,7 +125,7 @@ def command_of(child: ChildProcess) -> list[str]:
 
 async def until_restarted(child: ChildProcess, restarts: int) -> str:
     """Wait until the child has ended once more than `restarts` times; return how."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while child.num_restarts == restarts:
             await asyncio.sleep(0.01)
     return str(child.status["last_end"])
@@ -214,7 +214,7 @@ async def test_a_start_that_is_given_up_leaves_no_process(quick: Path) -> None:
         starting.cancel()
         await child.close()
         (parent,) = set(children_of(os.getpid())) - before
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while children_of(parent) != [other.pid]:
                 await asyncio.sleep(0.05)
     wait_until_gone([parent])
