@@ -58,7 +58,7 @@ def allocatable_bytes(device: torch.device) -> int:
 def available_bytes() -> int | None:
     """Return the main memory that can be used without swapping; `None` if the system does not tell."""
     try:
-        fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+        fields = dict(line.split(":", 1) for line in _MEMINFO.read_text(encoding="utf-8").splitlines())
         return int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):  # not Linux
         return None
@@ -70,7 +70,7 @@ def _free_main_memory() -> int:
     if free is None:  # all memory that this process does not use
         free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") - _resident_bytes()
     try:
-        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        limit, used = (int((_CGROUP / name).read_text(encoding="utf-8")) for name in ("memory.max", "memory.current"))
     except (OSError, ValueError):  # no container, or one without a limit
         return free
     return min(free, limit - used)
@@ -78,6 +78,6 @@ def _free_main_memory() -> int:
 
 def _resident_bytes() -> int:
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
         return peak_bytes(torch.device("cpu"))
