@@ -55,7 +55,7 @@ class ModelPaths:
         self.artefacts = self.sinks / "artefacts.jsonl"
 
     def check_spelling(self) -> None:
-        """Check that the folder is not that of another model or project, whose name differs only in upper and lower case.
+        """Check that this is not the folder of a model or project whose name differs in upper and lower case only.
 
         Raises:
             InvalidRequestError: it is, because the file system takes the two names for one.
