@@ -45,7 +45,7 @@ _CTRL_C = 0
 """Windows takes signal 0 for Ctrl-C."""
 
 
-class _StandIn(ModuleType):
+class StandIn(ModuleType):
     """A module that lacks some names and has others replaced."""
 
     def __init__(self, real: ModuleType, lacking: set[str], replaced: Mapping[str, Any]) -> None:
@@ -130,7 +130,7 @@ def _stand_ins() -> dict[str, ModuleType]:
     }
     real = {"ctypes": ctypes, "platform": platform} | {name: __import__(name) for name in ("os", "sys", *LACKING_OF)}
     made: dict[str, ModuleType] = {
-        name: _StandIn(module, LACKING_OF.get(name, set()), replaced.get(name, {})) for name, module in real.items()
+        name: StandIn(module, LACKING_OF.get(name, set()), replaced.get(name, {})) for name, module in real.items()
     }
     return made | {"msvcrt": _module("msvcrt", locking=_locking, LK_NBLCK=1)}
 

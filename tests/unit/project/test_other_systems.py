@@ -71,7 +71,7 @@ def without_encoding(tree: ast.AST) -> Iterator[int]:
             continue
         called = ast.unparse(node.func)
         name = called.rpartition(".")[2]
-        if name in ("read_text", "write_text"):
+        if called.endswith((".read_text", ".write_text")):
             yield node.lineno
         elif called == "open" or (name in ("open", "fdopen") and called not in NOT_TEXT):
             given = node.args[0 if "." in called and name == "open" else 1 :]

@@ -14,9 +14,12 @@ _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 
 
+_NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "MPS backend out of memory")
+
+
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Return whether `error` is a failed allocation, by its type, or on a CPU by torch's message."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
+    """Return whether `error` is a failed allocation, by its type, or on a CPU and on MPS by torch's message."""
+    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _NO_MEMORY)
 
 
 def release_memory() -> None:
@@ -24,6 +27,8 @@ def release_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+    elif torch.backends.mps.is_available():
+        torch.mps.empty_cache()
 
 
 def reset_peak(device: torch.device) -> None:
@@ -52,6 +57,8 @@ def allocatable_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    if device.type == "mps":  # it shares the main memory, and may have a part of it
+        return min(_free_main_memory(), torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
     return _free_main_memory()
 
 
