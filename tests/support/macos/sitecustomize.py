@@ -20,6 +20,7 @@ LACKING_OF = {
     "select": {"epoll"},
     "signal": {"SIGRTMIN", "SIGRTMAX", "pthread_sigqueue"},
 }
+_OF_LINUX = (("/", "proc"), ("/", "sys"))
 
 
 def become_macos() -> None:
@@ -33,7 +34,7 @@ def become_macos() -> None:
     }
     stand_ins["sys"] = StandIn(sys, set(), {"platform": "darwin"})
     stand_ins["ctypes"] = StandIn(ctypes, set(), {"CDLL": no_library})
-    real_import, real_open = builtins.__import__, pathlib.Path.open
+    real_import, real_open, real_exists = builtins.__import__, pathlib.Path.open, pathlib.Path.exists
 
     def import_(
         name: str, globals: Mapping[str, Any] | None = None, locals: Any = None, fromlist: Any = (), level: int = 0
@@ -43,12 +44,16 @@ def become_macos() -> None:
         return stand_in or real_import(name, globals, locals, fromlist, level)
 
     def open_(path: pathlib.Path, *args: Any, **kwargs: Any) -> Any:
-        if path.parts[:2] in (("/", "proc"), ("/", "sys")):
+        if path.parts[:2] in _OF_LINUX:
             raise FileNotFoundError(2, "No such file or directory on a Mac", str(path))
         return real_open(path, *args, **kwargs)
 
+    def exists(path: pathlib.Path, **kwargs: Any) -> bool:
+        return path.parts[:2] not in _OF_LINUX and real_exists(path, **kwargs)
+
     builtins.__import__ = import_
     pathlib.Path.open = open_  # type: ignore[method-assign]
+    pathlib.Path.exists = exists  # type: ignore[method-assign]
 
 
 become_macos()
