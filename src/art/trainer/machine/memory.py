@@ -58,7 +58,8 @@ def allocatable_bytes(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
     if device.type == "mps":  # it shares the main memory, and may have a part of it
-        return min(_free_main_memory(), torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
+        recommended, taken = torch.mps.recommended_max_memory(), torch.mps.driver_allocated_memory()
+        return min(_free_main_memory(), int(recommended - taken))
     return _free_main_memory()
 
 
