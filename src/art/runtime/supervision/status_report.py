@@ -63,7 +63,7 @@ def _describe(process: ChildProcess) -> str:
     parts = [f"{process.spec.name}: {status['state']}"]
     if status["pid"] is not None:
         parts.append(f"pid {status['pid']}")
-    if "rss_bytes" in status:
+    if status.get("rss_bytes") is not None:  # unknown where there is no /proc, as on macOS
         parts.append(f"{status['rss_bytes'] / 2**30:.2f} GiB")
     if "doing" in status:
         parts.append(f"`{status['doing']}` since {status['since_s']:.0f} s")
