@@ -52,7 +52,9 @@ class Evaluator:
         """
         self._held_out, self._rollouts, self._journal, self._log = held_out, rollouts, journal, log
         self._path = folder / "evaluation.json"
-        self._state = json.loads(self._path.read_text()) if self._path.exists() else {"steps": [], "first": {}}
+        self._state = (
+            json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {"steps": [], "first": {}}
+        )
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._ended: list[PipelineEvaluation] = []
         self._findings: list[str] = []

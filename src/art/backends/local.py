@@ -21,6 +21,7 @@ from typing import Self
 from weakref import WeakKeyDictionary
 
 from art.backend import Backend
+from art.backends.platforms import check_server_platform
 from art.client import ArtClient
 from art.config import ServerConfig
 from art.config.losses import LOSS_PATH_VARIABLE
@@ -70,8 +71,9 @@ class LocalBackend(Backend):
             gpu_cost_per_hour_usd: older name of `Prices.device_usd_per_hour`, for models without such a price.
 
         Raises:
-            ConfigError: `path` is a file, a price is below 0, or `server_config` names a host or port.
+            ConfigError: `path` is a file, a price is below 0, `server_config` names a host or port, or this is Windows.
         """
+        check_server_platform("LocalBackend")
         super().__init__()
         if in_process:
             logger.info("in_process=True has no effect: engine and trainer run in processes of their own")

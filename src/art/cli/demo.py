@@ -178,7 +178,7 @@ class _Demo:
         course = Course(step=step, num_steps=self.num_steps, reports=reports, measure=measure, change=change)
         report_verdict(ProgressPrinter(self.console), reach_verdict(course, Remedies()))
         if args.json:
-            args.json.write_text(json.dumps(summary, indent=2) + "\n")
+            args.json.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
         return EXIT_UNTRAINED if course.is_untrained else 0
 
     async def _evaluate(self, when: str, model: TrainableModel) -> Evaluation:

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     failed = any(check.status == "failure" for check in checks)
     if args.json:
         summary = {"model": args.model, "ready": not failed, "checks": [check.model_dump() for check in checks]}
-        args.json.write_text(json.dumps(summary, indent=2) + "\n")
+        args.json.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return int(failed)
 
 
@@ -94,7 +94,7 @@ def _read_settings(path: Path | None) -> ModelSettings:
     if path is None:
         return ModelSettings()
     try:
-        return ModelSettings.model_validate_json(path.read_text())
+        return ModelSettings.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, ValidationError) as error:
         raise ConfigError(f"--settings {path}: expected JSON of `art.ModelSettings`: {error}") from error
 

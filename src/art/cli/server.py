@@ -41,6 +41,8 @@ logger = logging.getLogger("art.server")
 _PR_SET_PDEATHSIG = 1
 MIN_KEY_LENGTH = 16
 MAX_OPEN_FILES = 65_536
+MAC_OPEN_FILES = 10_240
+"""What macOS allows a process at most by default, even where its limit says that there is none."""
 LISTEN_BACKLOG = 4096
 COLLECT_AFTER = 20_000
 """New objects after which the garbage collector looks for cycles. Python's default, 700 in 3.11, delays the start."""
@@ -98,9 +100,11 @@ def _raise_file_limit() -> None:
     import resource
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = MAX_OPEN_FILES if most == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, most)
-    with contextlib.suppress(ValueError, OSError):  # then the old limit remains
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+    for number in (MAX_OPEN_FILES, MAC_OPEN_FILES):
+        limit = number if most == resource.RLIM_INFINITY else min(number, most)
+        with contextlib.suppress(ValueError, OSError):  # then the old limit remains
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+            return
 
 
 def _open_socket(config: ServerConfig, fd: int | None) -> socket.socket:

@@ -23,9 +23,6 @@ from art.client import ArtClient
 from art.costs import Ledger
 from art.errors import ConfigError, NotFoundError, ProcessError
 from art.protocol.training import JobStatus
-from art.runtime.supervision.self_watch import REPORT_SIGNAL, STACKS_SIGNAL
-from art.runtime.supervision.status_report import STACKS_HEADING
-from art.runtime.supervision.vitals import process_state
 from art.storage.layout import DataDir
 from art.storage.local_key import find_local_key
 from art.storage.lock import lock_holder
@@ -54,14 +51,18 @@ def run(args: argparse.Namespace) -> int:
     sections = describe_costs(data_dir)
     if starts := warm_starts():
         sections.append("\n  ".join(["Warm starts of tiny models", *starts]))
+    stacks: list[str] = []
     try:
         report = ask_for_report(data_dir)
     except NotFoundError as error:
         if not sections:
             raise
         report = error.message
-    head, *stacks = report.partition(f"\n\n{STACKS_HEADING}")
-    print("\n\n".join([head, *sections]) + ("".join(stacks) if args.stacks else ""))
+    else:
+        from art.runtime.supervision.status_report import STACKS_HEADING
+
+        report, *stacks = report.partition(f"\n\n{STACKS_HEADING}")
+    print("\n\n".join([report, *sections]) + ("".join(stacks) if args.stacks else ""))
     return 0
 
 
@@ -126,6 +127,10 @@ def ask_for_report(data_dir: DataDir) -> str:
             f"no art-server {how} {data_dir.root}; name the `path` of its backend, or its --data-dir, by --data-dir, "
             "or the address of one that runs elsewhere by --url or ART_SERVER_URL"
         )
+    # Here and not above: a server elsewhere is also asked from Windows, which has no such signals.
+    from art.runtime.supervision.self_watch import REPORT_SIGNAL
+    from art.runtime.supervision.vitals import process_state
+
     before = _version(data_dir.report)
     try:
         os.kill(pid, REPORT_SIGNAL)
@@ -134,7 +139,7 @@ def ask_for_report(data_dir: DataDir) -> str:
     deadline = time.monotonic() + REPORT_TIMEOUT_S
     while time.monotonic() < deadline:
         if _version(data_dir.report) != before:
-            return data_dir.report.read_text()
+            return data_dir.report.read_text(encoding="utf-8")
         time.sleep(0.05)
     state = process_state(pid)
     stopped = ": a signal has stopped it (SIGCONT lets it go on)" if state == "T" else ""
@@ -151,6 +156,8 @@ def _version(path: Path) -> tuple[int, int] | None:
 
 
 def _stacks(data_dir: DataDir, pid: int) -> str:
+    from art.runtime.supervision.self_watch import STACKS_SIGNAL
+
     size = log_size(data_dir.server_stacks)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, STACKS_SIGNAL)

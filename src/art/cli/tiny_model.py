@@ -16,6 +16,7 @@ from rich.console import Console
 from art.cli.options.task_options import TASK_HELP, add_task_options, task_for
 from art.cli.terminal.screen import Screen, progress_bar
 from art.storage.local_key import state_folder
+from art.storage.portable import is_running
 from art.task import Task, draw_conversations
 
 
@@ -109,7 +110,7 @@ def warm_starts() -> list[str]:
     """The warm starts of tiny models that this user's commands run now, each with its folder and progress."""
     lines = []
     for file in sorted(state_folder().glob("warm-start-*.txt")):
-        with contextlib.suppress(OSError):  # the file has gone, or the process that wrote it was killed
-            os.kill(int(file.stem.rpartition("-")[2]), 0)
-            lines.append(file.read_text(encoding="utf-8"))
+        with contextlib.suppress(OSError):  # the file has gone
+            if is_running(int(file.stem.rpartition("-")[2])):
+                lines.append(file.read_text(encoding="utf-8"))
     return lines

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             "seed": config.seed,
         }
         summary = {**about, **_summary(result), "wall_s": time.perf_counter() - started}
-        args.json.write_text(json.dumps(summary, indent=2) + "\n")
+        args.json.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return exit_code(result)
 
 

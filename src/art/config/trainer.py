@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -81,6 +81,16 @@ class TrainerConfig(Config):
     def world_size(self) -> int:
         """Number of processes that train together, on all machines."""
         return self.num_nodes * self.num_processes
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_loader(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "loader" in data:
+            raise ValueError(
+                f"`loader` = {data['loader']!r} does not exist: transformers loads every model. Unsloth's attention "
+                "and LoRA layers cannot compute a prefix tree; leave it out, and see `compile_layers`"
+            )
+        return data
 
     @model_validator(mode="after")
     def _check_processes(self) -> Self:

@@ -76,7 +76,7 @@ def merge(checkpoint: Path, base: Path, target: Path, on_bytes: OnBytes) -> None
 
 def _files_of(base: Path) -> list[str]:
     if (base / INDEX).is_file():
-        weights = sorted(set(json.loads((base / INDEX).read_text())["weight_map"].values()))
+        weights = sorted(set(json.loads((base / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
     else:
         weights = [entry.name for entry in base.glob("model.safetensors")]
     if not weights or any("/" in name for name in weights):
@@ -98,7 +98,7 @@ def _read_head(file: Path) -> dict[str, _Tensor]:
 def _read_adapter(checkpoint: Path) -> _Adapter:
     from safetensors.torch import load_file
 
-    config = json.loads((checkpoint / checkpoints.ADAPTER_CONFIG).read_text())
+    config = json.loads((checkpoint / checkpoints.ADAPTER_CONFIG).read_text(encoding="utf-8"))
     other = [key for key in ("rank_pattern", "alpha_pattern", "use_dora") if config.get(key)]
     if (kind := config.get("peft_type") or "LORA") != "LORA" or other:
         raise ConfigError(f"the adapter {checkpoint} is {' with '.join([kind, *other])}; {_PLAIN_ONLY}")

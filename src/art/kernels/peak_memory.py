@@ -16,7 +16,7 @@ def peak_rss_bytes() -> int:
     this one, which may be larger.
     """
     if _STATUS.exists():
-        for line in _STATUS.read_text().splitlines():
+        for line in _STATUS.read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -7,13 +7,13 @@ import contextlib
 import importlib
 import importlib.util
 import json
-import os
 import shlex
 import tempfile
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from art.config.addresses import check_no_userinfo
 from art.errors import ConfigError, ToolServerError
@@ -115,7 +115,8 @@ class MCPClient:
         self._client: Client | None = None
         self._holder: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
-        self._stderr: IO[str] | None = None
+        self._stderr: Path | None = None
+        """File that gets the standard error of a command."""
         self._log = ""
         """The end of a command's standard error, once the command has ended."""
 
@@ -183,10 +184,12 @@ class MCPClient:
         from mcp.client.stdio import stdio_client
 
         program, *args = self._command
-        with tempfile.TemporaryFile("w+", errors="replace") as self._stderr:
+        with tempfile.TemporaryDirectory(prefix="art-mcp-", ignore_cleanup_errors=True) as folder:
+            self._stderr = Path(folder, "stderr.txt")
             parameters = StdioServerParameters(command=program, args=args, env=self._env)
             try:
-                yield stdio_client(parameters, errlog=self._stderr)
+                with self._stderr.open("w", encoding="utf-8") as errlog:
+                    yield stdio_client(parameters, errlog=errlog)
             finally:
                 self._log = self._read_log()
 
@@ -302,12 +305,11 @@ class MCPClient:
         return ToolServerError(f"the MCP server {self.address} failed: {what}{answered}{hint}{said}")
 
     def _read_log(self) -> str:
-        if self._stderr is None or self._stderr.closed:
+        if self._stderr is None or not self._stderr.exists():
             return ""
-        # `pread` leaves the file's offset alone: the server shares it and writes there.
-        length = os.fstat(self._stderr.fileno()).st_size
-        start = max(0, length - _STDERR_BYTES)
-        return os.pread(self._stderr.fileno(), length - start, start).decode(errors="replace").strip()
+        with self._stderr.open("rb") as file:
+            file.seek(max(0, self._stderr.stat().st_size - _STDERR_BYTES))
+            return file.read().decode(errors="replace").strip()
 
 
 def _start(request: Coroutine[Any, Any, T]) -> tuple[asyncio.Task[T], list[int]]:

@@ -14,7 +14,7 @@ def packed_limit(memory_bytes: int, cpuinfo: Path = _CPUINFO) -> int:
     with AVX-512, and takes at most half of the memory that is available.
     """
     try:
-        text = cpuinfo.read_text()
+        text = cpuinfo.read_text(encoding="utf-8")
     except OSError:  # not Linux
         return 0
     return memory_bytes // 2 if "AuthenticAMD" in text and "avx512f" in text else 0

@@ -147,7 +147,7 @@ def read_shape(base_model: str) -> ModelShape | None:
     if config is None:
         return None
     try:
-        shape = shape_of(json.loads(config.read_text()))
+        shape = shape_of(json.loads(config.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # engine and trainer will report what is wrong with the file
     return replace(shape, counted_weights=count_weights(config.parent))

@@ -127,6 +127,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         self._backend = backend
         if backend.data_dir is not None:
             self.base_path = str(backend.data_dir)
+        self._paths().check_spelling()
         if self.prices.device_usd_per_hour is None:
             self.prices = self.prices.model_copy(update={"device_usd_per_hour": backend.device_usd_per_hour})
         if registration is not None:

@@ -74,6 +74,8 @@ class RunLog:
         Returns:
             The metrics of the row, and the row as it was written.
         """
+        if paths.history not in self._totals:
+            paths.check_spelling()
         summary, reported = take_costs(summarize_groups(groups))
         metrics, also_reported = take_costs(metrics)
         costs = await asyncio.to_thread(close_row, ledger, reported | also_reported, split, step, row_id)

@@ -55,7 +55,7 @@ async def prepare_base_model(name: str, data_dir: DataDir) -> str:
 def _base_of(adapter: Path) -> str:
     """The base model that an adapter names. A relative path starts at the working directory or the adapter's folder."""
     try:
-        name = json.loads((adapter / ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
+        name = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError):
         name = None
     if not name or not isinstance(name, str):

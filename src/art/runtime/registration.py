@@ -54,6 +54,7 @@ class Registration:
         self._check_directory()
         validate_name(request.project, param="project")
         validate_name(request.name, param="name")
+        self._models.data_dir.model(request.project, request.name).check_spelling()
         await self._jobs.idle(request.project, request.name, recovered_only=True)
         async with self._lock:
             base_model = await prepare_base_model(request.base_model, self._models.data_dir)

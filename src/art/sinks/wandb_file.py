@@ -57,7 +57,7 @@ def history_rows(path: Path) -> Iterator[dict[str, str]]:
 
 def note_first_row(run_folder: Path, number: int) -> None:
     """Note with which row an offline run began, for `count_rows`."""
-    (run_folder / _FIRST_ROW).write_text(str(number))
+    (run_folder / _FIRST_ROW).write_text(str(number), encoding="utf-8")
 
 
 def count_rows(folder: Path, run_id: str) -> int | None:
@@ -69,7 +69,7 @@ def count_rows(folder: Path, run_id: str) -> int | None:
     counts = []
     for path in sorted(folder.glob(f"offline-run-*-{run_id}/run-{run_id}.wandb")):
         first = path.parent / _FIRST_ROW
-        counts += [int(first.read_text())] if first.exists() else []
+        counts += [int(first.read_text(encoding="utf-8"))] if first.exists() else []
         data = path.read_bytes()
         end = max((end for _, end in _records_with_ends(data)), default=0)
         if end == 0:

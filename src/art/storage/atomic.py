@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from art.errors import DiskFullError, StorageError
+from art.storage.portable import is_running, rename, sync
 
 _TEMPORARY = ".tmp-"
 
@@ -52,9 +53,9 @@ def write_file(path: Path, data: bytes | Iterable[bytes]) -> None:
         with storage_errors(path, "writing"):
             with temporary.open("wb") as file:
                 file.writelines([data] if isinstance(data, bytes) else data)
-            _sync(temporary)
-            temporary.replace(path)
-            _sync(path.parent)
+            sync(temporary)
+            rename(temporary, path)
+            sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -78,12 +79,12 @@ def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
             temporary.mkdir()
             yield temporary
             for entry in (*temporary.iterdir(), temporary):
-                _sync(entry)
+                sync(entry)
         if replace and path.exists():
             remove_directory(path)
         with storage_errors(path, "writing"):
-            temporary.rename(path)
-            _sync(path.parent)
+            rename(temporary, path)
+            sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -92,8 +93,8 @@ def remove_directory(path: Path) -> None:
     """Delete a directory. A crash can leave a part of it under a temporary name, never under `path`."""
     temporary = temporary_name(path)
     with storage_errors(path, "deleting"):
-        path.rename(temporary)
-        _sync(path.parent)
+        rename(path, temporary)
+        sync(path.parent)
         shutil.rmtree(temporary)
 
 
@@ -102,25 +103,7 @@ def remove_leftovers(directory: Path) -> list[str]:
     removed = []
     for entry in directory.glob(f".*{_TEMPORARY}*") if directory.is_dir() else ():
         writer = entry.name.rpartition(_TEMPORARY)[2]
-        if writer.isdigit() and int(writer) != os.getpid() and not _is_running(int(writer)):
+        if writer.isdigit() and int(writer) != os.getpid() and not is_running(int(writer)):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
             removed.append(entry.name)
     return removed
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # the process runs as another user
-    return True
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -35,7 +35,7 @@ def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
         with path.open("ab+") as file:
             end = _end_of_rows(file)
             file.truncate(end)
-            if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+            if end and _read_at(file, end - 1, 1) != b"\n":
                 data = b"\n" + data
             try:
                 file.write(data)
@@ -53,9 +53,14 @@ def _end_of_rows(file: BinaryIO) -> int:
     while start and b"\n" not in tail:
         block = min(start, 65_536)
         start -= block
-        tail = os.pread(file.fileno(), block, start) + tail
+        tail = _read_at(file, start, block) + tail
     line = tail.rpartition(b"\n")[2]
     return size if not line or _row_of(line) is not None else size - len(line)
+
+
+def _read_at(file: BinaryIO, offset: int, length: int) -> bytes:
+    file.seek(offset)
+    return file.read(length)
 
 
 def _row_of(line: bytes) -> dict[str, Any] | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 from art.errors import InvalidRequestError
+from art.storage.portable import is_refused_by_windows, other_spelling
 
 NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _NAME = re.compile(NAME_PATTERN)
@@ -21,6 +23,12 @@ def validate_name(value: str, *, param: str) -> str:
         raise InvalidRequestError(
             f"`{param}` must be 1-128 letters, digits, '.', '_' or '-', starting with a letter or digit and without "
             f"'..'; got {value!r}",
+            param=param,
+        )
+    if sys.platform == "win32" and is_refused_by_windows(value):
+        raise InvalidRequestError(
+            f"`{param}` is {value!r}, which Windows refuses as the name of a file or folder: it is the name of a "
+            "device, or ends in a dot. Choose another one",
             param=param,
         )
     return value
@@ -47,6 +55,20 @@ class ModelPaths:
         self.artefacts = self.sinks / "artefacts.jsonl"
         self.sent_jobs = root / "sent_jobs.json"
         """Training jobs that `ServerlessBackend` has sent to its service."""
+
+    def check_spelling(self) -> None:
+        """Check that this is not the folder of a model or project whose name differs in upper and lower case only.
+
+        Raises:
+            InvalidRequestError: it is, because the file system takes the two names for one.
+        """
+        for param, folder in (("project", self.root.parents[1]), ("name", self.root)):
+            if (known := other_spelling(folder)) is not None:
+                raise InvalidRequestError(
+                    f"`{param}` is {folder.name!r}, but {folder.parent} has a folder {known!r}, and this file system "
+                    f"does not tell upper from lower case: use {known!r}, or a name that differs in more",
+                    param=param,
+                )
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"{step:04d}"

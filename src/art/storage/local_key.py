@@ -58,14 +58,14 @@ def _path(port: int) -> Path:
 def _write_private(path: Path, key: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)  # left by a server that was killed
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(key)
 
 
 def _read(path: Path) -> str | None:
     """Read a key file. A file that other users could have read or written counts as missing."""
     try:
-        with path.open() as file:
+        with path.open(encoding="utf-8") as file:
             status = os.fstat(file.fileno())
             if hasattr(os, "getuid") and (status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077):
                 return None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import logging
 import os
 import time
@@ -11,6 +9,7 @@ from pathlib import Path
 
 from art.errors import DirectoryGoneError, StorageError
 from art.storage.atomic import storage_errors
+from art.storage.portable.file_lock import is_held, lock_file, read_start
 
 logger = logging.getLogger(__name__)
 
@@ -24,9 +23,9 @@ def lock_holder(path: Path) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(file)
     except OSError:
-        text = os.pread(file, 32, 0).decode(errors="replace")
+        text = read_start(file, 32).decode(errors="replace")
         return int(text) if text.isdigit() else None
     else:
         return None
@@ -44,9 +43,9 @@ def take_lock(path: Path) -> int | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(file)
     except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+        if is_held(error):
             os.close(file)
             return None
     return file
@@ -95,7 +94,8 @@ class DirectoryLock:
             self._until_held(file, wait_s)
             with storage_errors(self._path, "writing"):
                 os.ftruncate(file, 0)
-                os.pwrite(file, str(os.getpid()).encode(), 0)
+                os.lseek(file, 0, os.SEEK_SET)
+                os.write(file, str(os.getpid()).encode())
         except BaseException:
             os.close(file)
             raise
@@ -120,16 +120,16 @@ class DirectoryLock:
         announced = False
         while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(file)
                 return
             except OSError as error:
-                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                if not is_held(error):
                     # Some network file systems do not support locks. Run without one rather than not at all.
                     logger.warning(
                         "cannot lock %s (%s); make sure that only one server uses it", self._path, error.strerror
                     )
                     return
-            holder = os.pread(file, 32, 0).decode(errors="replace") or "unknown"
+            holder = read_start(file, 32).decode(errors="replace") or "unknown"
             if time.monotonic() > deadline:
                 raise StorageError(
                     f"the data directory {self._path.parent} is in use by another art-server (pid {holder}). Close its "

@@ -200,3 +200,8 @@ def test_a_named_loss_leaves_other_settings_open() -> None:
     with_kl = train_config(TrainConfig(beta=0.1), {"loss_fn": "ppo"})
     assert [term.type for term in with_kl.terms] == ["ppo", "kl"]
     assert "optimizer" not in with_kl.model_fields_set
+
+
+def test_unsloth_as_a_loader_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match=r"`loader` = 'unsloth' does not exist: .* cannot compute a prefix tree"):
+        TrainerConfig(**{"loader": "unsloth"})

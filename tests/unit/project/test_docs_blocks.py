@@ -19,7 +19,7 @@ BLOCKS = all_blocks()
 LANGUAGES = {"python", "shell", "text", "toml", "yaml"}
 OTHER_PROGRAMS = {
     "cd", "curl", "cut", "docker", "echo", "chmod", "export", "kubectl", "make", "openssl", "pip", "printf", "python", "sh", "ssh",
-    "tensorboard", "torchrun", "touch", "trackio", "uv", "vllm", "wandb",
+    "tensorboard", "torchrun", "touch", "trackio", "uv", "uvx", "vllm", "wandb",
 }  # fmt: skip
 """What a shell block may start besides our own programs. A new word here is a decision: most often it is a typo, or a
 drawing that wants to be marked."""

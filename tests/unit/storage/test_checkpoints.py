@@ -187,8 +187,7 @@ def test_a_killed_writer_leaves_no_checkpoint(directory: Path) -> None:
 import os, signal
 from pathlib import Path
 from art.storage import atomic, checkpoints
-real = Path.rename
-Path.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 checkpoints.write_checkpoint(Path({str(directory / "0001")!r}), dict.fromkeys({FILES!r}, b"x"))
 """
     done = subprocess.run([sys.executable, "-c", code], check=False)

@@ -18,7 +18,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from art.asynchronous.journal.kept import VERSION, JournalState
 from art.asynchronous.journal.lines import Span, read_journal
@@ -185,16 +185,22 @@ def _resume(path: Path, state: JournalState) -> Resumed:
             next_number=head.next_number,
             next_position=head.next_position,
             chooser_state=head.chooser_state,
-            groups=[load_kept(_records(file.fileno(), spans)) for _, spans in sorted(state.groups.items())],
+            groups=[load_kept(_records(file, spans)) for _, spans in sorted(state.groups.items())],
             pending=load_pending(head.pending),
             evaluations={
-                step: load_outcomes(_records(file.fileno(), spans)) for step, spans in sorted(state.evaluations.items())
+                step: load_outcomes(_records(file, spans)) for step, spans in sorted(state.evaluations.items())
             },
         )
 
 
-def _records(file: int, spans: Sequence[Span]) -> list[dict[str, Any]]:
-    return [json.loads(b"{" + os.pread(file, span.length, span.offset)) for span in spans]
+def _records(file: BinaryIO, spans: Sequence[Span]) -> list[dict[str, Any]]:
+    return [_record(file, span) for span in spans]
+
+
+def _record(file: BinaryIO, span: Span) -> dict[str, Any]:
+    file.seek(span.offset)
+    record: dict[str, Any] = json.loads(b"{" + file.read(span.length))
+    return record
 
 
 def _check_identity(path: Path, resumed: Resumed, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -8,10 +8,11 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from art.asynchronous.journal.kept import JournalState
 from art.asynchronous.journal.lines import Span, frame_line
@@ -47,8 +48,8 @@ class JournalWriter:
         """
         self._path, self._state = path, state
         self._queue: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
-        self._file: int | None = None
-        """Descriptor of the file; `None` after a failed write, until the file is rewritten."""
+        self._file: BinaryIO | None = None
+        """The file, without a buffer; `None` after a failed write, until the file is rewritten."""
         self._size, self._batch, self._compact_above = 0, 0, 0
         self._is_closed = False
         self._compact()
@@ -84,8 +85,7 @@ class JournalWriter:
             is_open = None not in waiting
             self._append([entry for entry in waiting if entry is not None])
             self._compact_if_worth_it()
-        if self._file is not None:
-            os.close(self._file)
+        self._close_file()
 
     def _append(self, entries: list[_Entry]) -> None:
         """Write one batch, and tell those who wait."""
@@ -117,12 +117,13 @@ class JournalWriter:
         lines, spans, end = _frame(contents, self._batch, self._size)
         with storage_errors(self._path, "appending to"):
             try:
+                file.seek(self._size)
                 data = memoryview(b"".join(lines))
                 while data:
-                    data = data[os.pwrite(file, data, end - len(data)) :]
-                os.fsync(file)
+                    data = data[os.write(file.fileno(), data) :]
+                os.fsync(file.fileno())
             except OSError:
-                os.close(file)
+                file.close()
                 raise
         self._file, self._size, self._batch = file, end, self._batch + 1
         return spans
@@ -137,6 +138,8 @@ class JournalWriter:
             self._compact()
         except ArtError as error:
             self._compact_above = 2 * self._size
+            with suppress(OSError):
+                self._open_file()
             logger.warning("%s stays as long as it is: %s", self._path, error)
 
     def _compact(self) -> None:
@@ -153,15 +156,22 @@ class JournalWriter:
                 size += len(line)
                 yield line
 
+        self._close_file()  # Windows cannot replace an open file
         write_file(self._path, lines())
         rest = moved[1:]
         for spans in lists:
             spans[:], rest = rest[: len(spans)], rest[len(spans) :]
-        if self._file is not None:
-            os.close(self._file)
         with storage_errors(self._path, "opening"):
-            self._file = os.open(self._path, os.O_WRONLY)
+            self._open_file()
         self._size, self._batch, self._compact_above = size, 1, max(MIN_DEAD_BYTES, 2 * size)
+
+    def _open_file(self) -> None:
+        self._file = self._path.open("r+b", buffering=0)
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def _frame(contents: list[bytes], batch: int, offset: int) -> tuple[list[bytes], list[Span], int]:
@@ -179,7 +189,8 @@ def _read(path: Path, spans: list[Span]) -> Iterator[bytes]:
     if spans:
         with path.open("rb") as file:
             for span in spans:
-                yield os.pread(file.fileno(), span.length, span.offset)
+                file.seek(span.offset)
+                yield file.read(span.length)
 
 
 def _tell(entries: list[_Entry], error: Exception | None) -> None:

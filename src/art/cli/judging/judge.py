@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         )  # fmt: skip
     if args.json:
         values = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(report).items()}
-        args.json.write_text(json.dumps(values, indent=2) + "\n")
+        args.json.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     if not report.num_groups:
         raise ConfigError(f"in {args.file} the trajectories of each group are equal, so there is nothing to compare")
     if not report.num_questions:
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _rubric(args: argparse.Namespace) -> str:
     if args.judge_rubric is not None:
-        return str(args.judge_rubric.read_text())
+        return str(args.judge_rubric.read_text(encoding="utf-8"))
     return (get_task(args.task).rubric if args.task else None) or DEFAULT_RUBRIC
 
 

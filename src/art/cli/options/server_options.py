@@ -78,7 +78,7 @@ def read_options(args: argparse.Namespace) -> tuple[ServerConfig, Path]:
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         if path.suffix == ".toml":
             return tomllib.loads(text)
         if path.suffix in (".yaml", ".yml"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -12,7 +13,12 @@ EXIT_PIPE = 141
 
 
 def until_unread(command: Callable[[], int]) -> int:
-    """Run a command, and return its exit code, or `EXIT_PIPE` if nobody reads its output any more."""
+    """Run a command, and return its exit code, or `EXIT_PIPE` if nobody reads its output any more.
+
+    Characters that the output cannot hold are printed as escapes: a file has the system's code page on Windows.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             return command()

@@ -113,8 +113,8 @@ def _running_page(data_dir: DataDir) -> str | None:
     try:
         if lock_holder(data_dir.lock) is None:
             return None
-        url = data_dir.address.read_text().strip()
-        is_own = data_dir.address.stat().st_uid == os.getuid()
+        url = data_dir.address.read_text(encoding="utf-8").strip()
+        is_own = not hasattr(os, "getuid") or data_dir.address.stat().st_uid == os.getuid()
     except OSError:  # a copy that may only be read, or a server of an older version
         return None
     if not is_own or urlsplit(url).hostname not in LOOPBACK:  # a key is not sent to wherever a file says

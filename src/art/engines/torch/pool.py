@@ -82,6 +82,8 @@ class EnginePool:
         gc.collect()  # free the memory of unloaded engines first; a trainer may need it on the same device
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+        elif torch.backends.mps.is_available():
+            torch.mps.empty_cache()
         with torch.inference_mode():
             engine, info = load_full(name, path, self._model, self._config, self._base.vocabulary)
         self.unload_adapter(name)

@@ -63,7 +63,7 @@ def write_zeros(source: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     zeroed = {key: np.zeros_like(value) if ".lora_B." in key else value for key, value in weights.items()}
     save_file(zeroed, target / WEIGHTS_FILE)
-    (target / CONFIG_FILE).write_text(json.dumps(config))
+    (target / CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
 
 
 def _read(name: str, path: Path) -> tuple[dict[str, Any], Weights]:

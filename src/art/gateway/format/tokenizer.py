@@ -274,7 +274,7 @@ def _local_directory(source: str, may_download: bool) -> Path:
 
 def _load_template(directory: Path, config: dict[str, Any], special_tokens: dict[str, str]) -> ChatTemplate | None:
     path = directory / "chat_template.jinja"
-    source = path.read_text() if path.is_file() else config.get("chat_template")
+    source = path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
     if source is None:
         return None
     if isinstance(source, list):  # several named templates in one file

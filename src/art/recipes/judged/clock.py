@@ -22,7 +22,7 @@ class Clock:
     @classmethod
     def load(cls, out: Path) -> Clock:
         path = out / "seconds.json"
-        return cls(path, json.loads(path.read_text()) if path.exists() else {})
+        return cls(path, json.loads(path.read_text(encoding="utf-8")) if path.exists() else {})
 
     def add(self, what: str, seconds: float) -> None:
         self.seconds[what] = self.seconds.get(what, 0.0) + seconds

@@ -120,14 +120,14 @@ def rss_bytes(pid: int, *, with_children: bool = True) -> int | None:
     `None` on other systems, and for a process that is gone.
     """
     try:
-        own = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+        own = int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1]) * resource.getpagesize()
     except (OSError, IndexError):
         return None
     if not with_children:
         return own
     children: list[str] = []
     with contextlib.suppress(OSError):  # some kernels do not have this file
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()
     return own + sum(rss_bytes(int(child)) or 0 for child in children)
 
 

@@ -107,7 +107,7 @@ def _full_info(name: str, checkpoint: Path, base: Path) -> AdapterInfo:
 def _files(base: Path) -> set[Path]:
     """The safetensors files of the model in `base`."""
     if (base / INDEX).is_file():
-        return {base / file for file in json.loads((base / INDEX).read_text())["weight_map"].values()}
+        return {base / file for file in json.loads((base / INDEX).read_text(encoding="utf-8"))["weight_map"].values()}
     file = base / checkpoints.MODEL_WEIGHTS
     return {file} if file.is_file() else set()
 

@@ -87,12 +87,12 @@ def check_nodes(team: Team, shared: Path) -> None:
         token = secrets.token_hex(8)
         shared.mkdir(parents=True, exist_ok=True)
         path = shared / f".seen-{token}"
-        path.write_text(token)
+        path.write_text(token, encoding="utf-8")
         return str(path), token
 
     with team.call():
         path, token = team.from_first(leave_token)
-        sees = Path(path).is_file() and Path(path).read_text() == token
+        sees = Path(path).is_file() and Path(path).read_text(encoding="utf-8") == token
         machines = team.gather((socket.gethostname(), sees, f"ART {art.__version__} with torch {torch.__version__}"))
         team.from_first(lambda: Path(path).unlink(missing_ok=True))
         for rank, (host, sees, versions) in enumerate(machines):

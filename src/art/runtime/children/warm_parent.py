@@ -103,7 +103,7 @@ class Forker:
 
 def _show_command(command: list[str]) -> None:
     """Show this command in `ps` and /proc: it is written over the arguments of the warm parent, where they lie."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     start, end = int(fields[45]), int(fields[46])  # `arg_start` and `arg_end`, fields 48 and 49 of proc(5)
     if (size := end - start) > 0:
         ctypes.memmove(start, "\0".join(command).encode()[: size - 1].ljust(size, b"\0"), size)

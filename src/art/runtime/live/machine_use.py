@@ -22,12 +22,12 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 def cpu_seconds(pid: int) -> float | None:
     """Return the CPU time of a process and all its descendants, from Linux's /proc; `None` where that is unknown."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return None
     children: list[str] = []
     with contextlib.suppress(OSError):  # some kernels do not have this file
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()
     return (int(fields[11]) + int(fields[12])) / _TICKS + sum(cpu_seconds(int(child)) or 0.0 for child in children)
 
 

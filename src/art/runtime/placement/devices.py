@@ -110,6 +110,6 @@ def _find(by_selector: Mapping[str, Gpu], selector: str) -> Gpu | None:
 def _main_memory() -> int:
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
-        return min(physical, int(_CGROUP_LIMIT.read_text()))
+        return min(physical, int(_CGROUP_LIMIT.read_text(encoding="utf-8")))
     except (OSError, ValueError):  # not in a container, or one without a limit ("max")
         return physical

@@ -41,7 +41,7 @@ class ServerWatch:
     def install(self) -> None:
         """Handle the signals. Must come before others can find this process, because unhandled signals would end it."""
         self._data_dir.logs.mkdir(parents=True, exist_ok=True)
-        self._stacks = self._data_dir.server_stacks.open("a")
+        self._stacks = self._data_dir.server_stacks.open("a", encoding="utf-8")
         faulthandler.enable()
         # The kernel gives the signal to the main thread. The stacks of other threads cannot be read safely while they
         # run: that has ended servers with a segmentation fault.

@@ -65,7 +65,7 @@ def _describe(process: ChildProcess) -> str:
         parts.append(f"pid {status['pid']}")
     if process.spec.place:
         parts.append(f"on {process.spec.place}")
-    if "rss_bytes" in status:
+    if status.get("rss_bytes") is not None:  # unknown where there is no /proc, as on macOS
         parts.append(f"{status['rss_bytes'] / 2**30:.2f} GiB")
     if "doing" in status:
         parts.append(f"`{status['doing']}` since {status['since_s']:.0f} s")

@@ -94,6 +94,6 @@ def process_state(pid: int) -> str | None:
     `None` on other systems, or if the process is gone.
     """
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return None

@@ -48,7 +48,7 @@ class LogReader:
         self._paths, self._sink = paths, sink
         self._cursor = Cursor(paths.sinks / f"{sink.name}.jsonl")
         self._history = paths.history.name
-        self._artefacts = str(paths.artefacts.relative_to(paths.root))
+        self._artefacts = paths.artefacts.relative_to(paths.root).as_posix()
 
     def align(self, num_rows: int | None) -> None:
         """Settle from which row to continue. `num_rows` is the number of rows that the tracker has; `None`: unknown.
@@ -107,7 +107,7 @@ class LogReader:
     def _pending_groups(self, step: int) -> Iterator[Delivery]:
         for folder in sorted(self._paths.all_trajectories.glob("*/")):
             path = self._paths.trajectories(folder.name, step)
-            file = str(path.relative_to(self._paths.root))
+            file = path.relative_to(self._paths.root).as_posix()
             place = self._cursor.get(file) or Position()
             if _size(path) > place.offset:
                 yield from self._pieces(path, file, folder.name, step)

@@ -14,9 +14,12 @@ _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 
 
+_NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "MPS backend out of memory")
+
+
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Return whether `error` is a failed allocation, by its type, or on a CPU by torch's message."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
+    """Return whether `error` is a failed allocation, by its type, or on a CPU and on MPS by torch's message."""
+    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _NO_MEMORY)
 
 
 def release_memory() -> None:
@@ -24,6 +27,8 @@ def release_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+    elif torch.backends.mps.is_available():
+        torch.mps.empty_cache()
 
 
 def reset_peak(device: torch.device) -> None:
@@ -52,13 +57,16 @@ def allocatable_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    if device.type == "mps":  # it shares the main memory, and may have a part of it
+        recommended, taken = torch.mps.recommended_max_memory(), torch.mps.driver_allocated_memory()
+        return min(_free_main_memory(), int(recommended - taken))
     return _free_main_memory()
 
 
 def available_bytes() -> int | None:
     """Return the main memory that can be used without swapping; `None` if the system does not tell."""
     try:
-        fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+        fields = dict(line.split(":", 1) for line in _MEMINFO.read_text(encoding="utf-8").splitlines())
         return int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):  # not Linux
         return None
@@ -70,7 +78,7 @@ def _free_main_memory() -> int:
     if free is None:  # all memory that this process does not use
         free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") - _resident_bytes()
     try:
-        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        limit, used = (int((_CGROUP / name).read_text(encoding="utf-8")) for name in ("memory.max", "memory.current"))
     except (OSError, ValueError):  # no container, or one without a limit
         return free
     return min(free, limit - used)
@@ -78,6 +86,6 @@ def _free_main_memory() -> int:
 
 def _resident_bytes() -> int:
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
         return peak_bytes(torch.device("cpu"))

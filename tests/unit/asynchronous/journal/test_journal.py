@@ -154,14 +154,14 @@ async def test_what_json_does_not_have_fails_alone(tmp_path: Path) -> None:
 async def test_a_full_disk_is_told_and_nothing_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = await Journal.open(tmp_path, IDENTITY)
     await journal.started(plan(0))
-    real, is_full = os.pwrite, True
+    real, is_full = os.write, True
 
-    def pwrite(file: int, data: bytes, offset: int) -> int:
+    def write(file: int, data: bytes) -> int:
         if is_full and len(data) < 200:
             raise OSError(28, "no space left on device")
-        return real(file, data[:150] if is_full else data, offset)
+        return real(file, data[:150] if is_full else data)
 
-    monkeypatch.setattr(writer_module.os, "pwrite", pwrite)
+    monkeypatch.setattr(writer_module.os, "write", write)
     with pytest.raises(DiskFullError, match="disk is full"):
         await journal.rollout_ended(0, 0, trajectory(0, 0))
     is_full = False

@@ -106,7 +106,7 @@ def test_a_full_disk_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(atomic, "_sync", full)
+    monkeypatch.setattr(atomic, "sync", full)
     (finding,) = record_plan(tmp_path, JOB, PLAN, done(), from_step=3)
     assert "the record of which rollouts the step was given could not be written: the disk is full" in finding
     assert list(tmp_path.iterdir()) == []

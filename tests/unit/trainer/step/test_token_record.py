@@ -274,14 +274,14 @@ def test_a_step_that_is_repeated_has_one_file_with_the_same_content(trainer: Tra
 def test_a_full_disk_costs_the_file_and_not_the_step(
     trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = atomic._sync
+    real = atomic.sync
 
     def full(path: Path) -> None:
         if NAME in path.name:
             raise OSError(errno.ENOSPC, "No space left on device")
         real(path)
 
-    monkeypatch.setattr(atomic, "_sync", full)
+    monkeypatch.setattr(atomic, "sync", full)
     call: dict[str, Any] = {"from_checkpoint": trainer.start, "job_id": "job-00000002"}  # type: ignore[attr-defined]
     call |= {"to_checkpoint": tmp_path / "0002", "record_to": tmp_path / "steps/0002"}
     result = trainer.train(Train(samples=random_samples(14), config=TrainConfig(mismatch=None), **call))

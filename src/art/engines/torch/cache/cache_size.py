@@ -50,6 +50,6 @@ def _device_bytes(device: str) -> int:
         return int(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
-        return min(physical, int(_CGROUP_LIMIT.read_text()))
+        return min(physical, int(_CGROUP_LIMIT.read_text(encoding="utf-8")))
     except (OSError, ValueError):  # not in a container, or one without a limit ("max")
         return physical

@@ -151,8 +151,8 @@ def _fuse(items: list[tuple[Part, Tensor, Tensor]], scale: float) -> tuple[Tenso
 def _norm(factors: Sequence[Factors | None]) -> float:
     """Frobenius norm of all `a @ b` together, as they are held in memory: rounded, fused and scaled.
 
-    |a b|^2 = sum(a^T a * b b^T), so no product is formed.
+    |a b|^2 = sum(a^T a * b b^T), so no product is formed. The sum is made on the CPU: MPS has no float64.
     """
     held = [(pair.a.float(), pair.b.float()) for pair in factors if pair is not None]
-    squared = sum(float(((a.t() @ a) * (b @ b.t())).sum(dtype=torch.float64)) for a, b in held)
+    squared = sum(float(((a.t() @ a) * (b @ b.t())).cpu().sum(dtype=torch.float64)) for a, b in held)
     return math.sqrt(max(squared, 0.0))

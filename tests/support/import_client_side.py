@@ -1,0 +1,35 @@
+"""Imports every module of the user's side and prints those that fail. It is run as on another operating system."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import art
+
+SERVER_SIDE = {
+    "credit", "engines", "exports", "gateway", "kernels", "losses", "memory", "runtime", "server", "testing", "trainer",
+    "viewer",
+}  # fmt: skip
+REFUSED = {"art.cli.server", "art.serverless", "art.skypilot"}
+"""The command of the server, and names of older code that only raise an error."""
+
+if __name__ == "__main__":
+    names = [
+        module.name
+        for module in pkgutil.walk_packages(art.__path__, "art.", onerror=lambda _: None)
+        if module.name.split(".")[1] not in SERVER_SIDE and module.name not in REFUSED
+    ]
+    failed = 0
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("art"):
+                from tests.support.windows import LACKING
+
+                if error.name not in LACKING:  # a library of an extra that is not installed
+                    continue
+            failed += 1
+            print(f"{name}: {type(error).__name__}: {error}")
+    print(f"{len(names)} modules, {failed} failed")
