@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from art.backends.remote import RemoteBackend
-from art.cli.organisation.model_name import ModelName
+from art.cli.options.model_name import ModelName
 from art.cli.organisation.promote import add_gate_options, promote
 from art.errors import ConfigError, NotFoundError
 from art.protocol.checkpoint_calls import BEST_METRIC, CheckpointInfo, ExportFormat

@@ -12,4 +12,4 @@ def write_plain_scale(file: Path) -> None:
     config = json.loads(file.read_bytes())
     if config.get("use_rslora"):
         config |= {"lora_alpha": config["lora_alpha"] * math.sqrt(config["r"]), "use_rslora": False}
-        file.write_text(json.dumps(config, indent=1, sort_keys=True))
+        file.write_text(json.dumps(config, indent=1, sort_keys=True), encoding="utf-8")

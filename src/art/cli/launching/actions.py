@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 from art.backends.ssh.launched import Launched, LaunchRecord
-from art.cli.checkpoints import ModelName
 from art.cli.launching.kinds import kind_for, kind_named
+from art.cli.options.model_name import ModelName
 from art.errors import ArtError, NotFoundError
 
 _COLUMNS = ("name", "kind", "machine", "state", "version", "starts", "launched", "data")

@@ -18,8 +18,8 @@ import os
 from pathlib import Path
 
 from art.backends.remote import RemoteBackend
+from art.cli.options.model_name import ModelName
 from art.cli.options.task_options import TASK_HELP, add_task_options, task_for
-from art.cli.organisation.model_name import ModelName
 from art.cli.terminal.screen import Screen
 from art.errors import ConfigError
 from art.protocol.organisation.promotions import Gate, Measurement
