@@ -66,6 +66,7 @@ def test_a_server_is_launched_looked_at_stopped_and_taken_down(
     assert "no server 'box' is launched" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_tunnel_makes_a_server_reachable_at_its_recorded_address_and_starts_it(
     machine: FakeMachine, capsys: pytest.CaptureFixture[str]
 ) -> None:

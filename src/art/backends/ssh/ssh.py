@@ -155,6 +155,8 @@ class Ssh:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+            # A helper of ssh (ProxyCommand) may still hold the pipes; asyncio has no public name for closing them.
+            process._transport.close()  # type: ignore[attr-defined]
         errors = stderr.decode(errors="replace")
         if process.returncode == EXIT_OF_SSH:
             raise self.explain(errors)

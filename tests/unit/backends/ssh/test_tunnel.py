@@ -139,5 +139,5 @@ async def test_a_program_that_is_killed_leaves_no_tunnel(machine: FakeMachine, t
     assert await process.stdout.readline() == b"open\n"
     assert len(machine.processes("-L")) >= 1
     process.kill()
-    await process.wait()
+    await process.communicate()
     await until(lambda: not machine.processes())
