@@ -39,6 +39,7 @@ class ServerlessCheckpoints(Checkpoints):
     """Lists and deletes the checkpoints of models at the service."""
 
     promote: Any = Refused("the service has no promoted name; ask a step by `model.get_inference_name(step)`")
+    promotions: Any = Refused("the service has no promoted name; ask a step by `model.get_inference_name(step)`")
     download: Any = Refused("the service gives no files; a checkpoint is an artifact in W&B, see docs/serverless.md")
     fork: Any = Refused("every model starts from its base model")
     export: Any = Refused("the service gives no files; a checkpoint is an artifact in W&B, see docs/serverless.md")

@@ -53,7 +53,7 @@ Files = dict[str, Seen]
 def held(target: Path) -> Files:
     """List the files of a copy; empty if there is none."""
     try:
-        return {path: Seen(*seen) for path, seen in json.loads((target / MANIFEST).read_text()).items()}
+        return {path: Seen(*seen) for path, seen in json.loads((target / MANIFEST).read_text(encoding="utf-8")).items()}
     except (OSError, ValueError, TypeError):
         return {}
 

@@ -19,7 +19,7 @@ def read_environment(path: Path) -> dict[str, str]:
         ConfigError: there is no such file, or a line is none of these.
     """
     try:
-        lines = path.expanduser().read_text().splitlines()
+        lines = path.expanduser().read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ConfigError(f"env_path: cannot read {path}: {error.strerror}", param="env_path") from error
     values = {}

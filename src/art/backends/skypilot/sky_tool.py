@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from art.backends.skypilot.failures import explain
+from art.backends.ssh.ssh import end_process
 from art.errors import ConfigError, MachineError, UnreachableError
 
 EXECUTABLE_VARIABLE = "ART_SKY"
@@ -183,9 +184,7 @@ async def _run(command: list[str], timeout_s: float, on_line: Callable[[str], No
         what = " ".join(command[:2])
         raise UnreachableError(f"`{what}` did not end within {timeout_s:.0f} s") from None
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await end_process(process)
     if process.returncode is not None and process.returncode < 0:
         raise UnreachableError(f"`{' '.join(command[:2])}` was killed by signal {-process.returncode}")
     return Ran(process.returncode or 0, stdout, _plain(stderr.decode(errors="replace")))

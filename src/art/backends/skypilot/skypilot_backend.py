@@ -379,7 +379,7 @@ class SkyPilotBackend(SshBackend):
         if self._client is not None:
             return self._client.api_key
         with contextlib.suppress(OSError):
-            return self._launched.key_path(self.cluster.name).read_text() or None
+            return self._launched.key_path(self.cluster.name).read_text(encoding="utf-8") or None
         return None
 
     def first_launched_at(self) -> float:

@@ -61,7 +61,7 @@ class Watch:
             ended = f"idle for {(now - active) / 60:.0f} minutes"
         seen = {"last_active_at": active, "ends_at": ends_at, "ended": ended}
         part = self.folder / ".watch.json.part"
-        part.write_text(json.dumps(seen))
+        part.write_text(json.dumps(seen), encoding="utf-8")
         part.replace(self.folder / "watch.json")
         return ended
 
@@ -95,7 +95,7 @@ class Watch:
 
     def _limit(self) -> float | None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return float(json.loads((self.folder / "limit.json").read_text())["ends_at"])
+            return float(json.loads((self.folder / "limit.json").read_text(encoding="utf-8"))["ends_at"])
         return None
 
 

@@ -98,7 +98,7 @@ def _digest(target: str, content: bytes) -> str:
 def _own_source() -> str | Path:
     """The folder or wheel that the ART of this process came from; `"index"` if it came from a package index."""
     checkout = Path(__file__).parents[4]
-    if (checkout / "pyproject.toml").is_file() and PACKAGE in (checkout / "pyproject.toml").read_text():
+    if (checkout / "pyproject.toml").is_file() and PACKAGE in (checkout / "pyproject.toml").read_text(encoding="utf-8"):
         return checkout
     try:
         origin = importlib.metadata.distribution(PACKAGE).read_text("direct_url.json")

@@ -82,7 +82,7 @@ def request() -> dict[str, Any]:
 
 def read(path: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return content
@@ -91,7 +91,7 @@ def read(path: Path) -> dict[str, Any]:
 def write(path: Path, content: str) -> None:
     """Replace a file at once and durably; only its owner can read it."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -101,7 +101,7 @@ def write(path: Path, content: str) -> None:
 @contextlib.contextmanager
 def locked(name: str, wait_s: float) -> Iterator[bool]:
     """Hold the lock `name` in the body, which gets whether it could be taken within `wait_s` seconds."""
-    with (FOLDER / f"{name}.lock").open("a") as file:
+    with (FOLDER / f"{name}.lock").open("a", encoding="utf-8") as file:
         deadline = time.monotonic() + wait_s
         while True:
             try:
@@ -141,7 +141,7 @@ def install() -> dict[str, Any]:
         if read(INSTALLED).get("digest") == asked["digest"] and PYTHON.exists():
             return read(INSTALLED)
         INSTALLED.unlink(missing_ok=True)
-        with INSTALL_LOG.open("w") as log:
+        with INSTALL_LOG.open("w", encoding="utf-8") as log:
             make_environment(log)
             if (archive := FOLDER / "source.tar").exists() and asked["target"].startswith("./source"):
                 shutil.rmtree(FOLDER / "source", ignore_errors=True)
@@ -228,7 +228,7 @@ def start() -> dict[str, Any]:
             named = {name: asked[name] for name in before if asked[name] is not None}
             write(SETTINGS, json.dumps(before | named))
             STATE.rename(FOLDER / "before.json") if STATE.exists() else None
-            with SERVER_LOG.open("a") as log:
+            with SERVER_LOG.open("a", encoding="utf-8") as log:
                 process = subprocess.Popen(
                     [str(PYTHON), str(FOLDER / "keeper.py"), "supervise"], stdin=subprocess.DEVNULL, stdout=log,
                     stderr=log, start_new_session=True, cwd=FOLDER,
@@ -245,7 +245,7 @@ def status() -> dict[str, Any]:
     """The state of the server; with its key, which only the owner of this folder can ask for."""
     state = {"is_running": is_running(), "installed": read(INSTALLED), "config": read(SETTINGS).get("config", {})}
     state |= {"port": 0, "server_pid": 0, "num_starts": 0, "failure": "", "last_exit": ""} | read(STATE)
-    state["api_key"] = KEY.read_text() if KEY.exists() else ""
+    state["api_key"] = KEY.read_text(encoding="utf-8") if KEY.exists() else ""
     return state
 
 
@@ -286,7 +286,7 @@ def supervise() -> None:
             if SERVER_LOG.exists() and SERVER_LOG.stat().st_size > MAX_LOG_BYTES:
                 SERVER_LOG.replace(FOLDER / "server.log.old")
             started = time.monotonic()
-            with SERVER_LOG.open("a") as log:
+            with SERVER_LOG.open("a", encoding="utf-8") as log:
                 server = subprocess.Popen(
                     [str(PYTHON), str(FOLDER / "keeper.py"), "serve", str(sock.fileno())], stdin=subprocess.PIPE,
                     stdout=log, stderr=log, pass_fds=[sock.fileno()], start_new_session=True, cwd=FOLDER,
@@ -354,7 +354,7 @@ def serve() -> None:
     """Become the server. The key is set after the start of the process, so no list of processes shows it."""
     sys.path[:] = [path for path in sys.path if path != str(FOLDER)]
     os.environ |= read(ENVIRONMENT)
-    os.environ["ART_API_KEY"] = KEY.read_text()
+    os.environ["ART_API_KEY"] = KEY.read_text(encoding="utf-8")
     config = json.dumps(read(SETTINGS)["config"])
     art_server = importlib.import_module("art.cli.server")  # of the environment there, and not of the client's
     arguments = ["--data-dir", str(FOLDER / "data"), "--config-json", config, "--fd", sys.argv[2], "--die-with-parent"]

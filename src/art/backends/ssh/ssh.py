@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import shlex
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,11 +154,7 @@ class Ssh:
             what = command if len(command) < 80 else f"{command[:77]}..."
             raise UnreachableError(f"{self.name} did not finish `{what}` within {timeout_s:.0f} s") from None
         finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-            # A helper of ssh (ProxyCommand) may still hold the pipes; asyncio has no public name for closing them.
-            process._transport.close()  # type: ignore[attr-defined]
+            await end_process(process)
         errors = stderr.decode(errors="replace")
         if process.returncode == EXIT_OF_SSH:
             raise self.explain(errors)
@@ -231,3 +229,19 @@ async def _lines(stdout: asyncio.StreamReader, on_line: Callable[[str], None] | 
         lines.append(line.decode(errors="replace"))
         on_line(lines[-1].rstrip("\n"))
     return "".join(lines)
+
+
+async def end_process(process: asyncio.subprocess.Process) -> None:
+    """Kill a process that was started with `start_new_session`, with all that it started, and close its pipes.
+
+    Waiting for a killed process alone can take for ever: asyncio also waits for its pipes, which a helper that it
+    started (a ProxyCommand of ssh) may hold.
+    """
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            if hasattr(os, "killpg"):  # Windows has no process groups; there only the process itself is killed
+                os.killpg(process.pid, signal.SIGKILL)
+            else:
+                process.kill()
+    process._transport.close()  # type: ignore[attr-defined]  # asyncio has no public name for it
+    await process.wait()

@@ -63,8 +63,9 @@ def kind_for(args: argparse.Namespace) -> Kind:
         if (kind := kind_named(name)).serves(args.cloud, args):
             _check_options(name, args)
             return kind
-    what = f"--cloud {args.cloud} is not known" if args.cloud else "nothing says where"
-    raise ConfigError(f"{what}; try `art launch --gpu H100:1`, or `art launch --cloud ssh --host USER@MACHINE`")
+    raise ConfigError(
+        "nothing says where; try `art launch --gpu H100:1`, or `art launch --cloud ssh --host USER@MACHINE`"
+    )
 
 
 def _check_options(chosen: str, args: argparse.Namespace) -> None:

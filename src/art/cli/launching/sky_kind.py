@@ -109,7 +109,7 @@ async def do_instead(args: argparse.Namespace) -> bool:
         backend = new_backend(args, args.name)
         print(backend.task(), end="")
         with_file = Path.cwd() / f".{backend.cluster.name}.sky.yaml"
-        with_file.write_text(backend.task())
+        with_file.write_text(backend.task(), encoding="utf-8")
         try:
             ran = await Sky(args.sky).run("launch", "--dryrun", "--yes", "-c", backend.cluster.name, str(with_file))
         finally:

@@ -11,6 +11,7 @@ from art.backends.ssh import Ssh
 from art.backends.ssh.ssh import shell_path
 from art.errors import ConfigError, MachineError, UnreachableError
 from tests.support.fake_ssh import FakeMachine
+from tests.support.processes import wait_until_gone
 
 
 def test_a_machine_is_named_as_a_person_would_write_it(machine: FakeMachine) -> None:
@@ -46,6 +47,20 @@ async def test_a_command_gets_its_input_and_its_lines_are_passed_on(machine: Fak
 async def test_a_command_that_does_not_end_is_given_up(machine: FakeMachine) -> None:
     with pytest.raises(UnreachableError, match=r"box did not finish `exec sleep 600` within 0 s"):
         await Ssh("box").run("exec sleep 600", timeout_s=0.2)
+
+
+async def test_a_helper_of_ssh_that_hangs_is_ended_with_it(machine: FakeMachine, tmp_path: Path) -> None:
+    """As a ProxyCommand does, it holds the pipes of ssh."""
+    helper = tmp_path / "helper"
+    (machine.bin_dir / "ssh").write_text(f"#!/bin/sh\nsleep 600 & echo $! > {helper}\nwait\n")
+    running = asyncio.create_task(Ssh("box").run("true", timeout_s=60))
+    while not (helper.exists() and helper.read_text().endswith("\n")):
+        await asyncio.sleep(0.01)
+    running.cancel()
+    async with asyncio.timeout(60):
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    wait_until_gone([int(helper.read_text())])
 
 
 async def test_a_cancelled_command_leaves_no_process(machine: FakeMachine) -> None:
