@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import Any
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any
 
 from art.errors import ConfigError
 from art.task import Task, get_task
 from art.task.defaults import is_tiny_model
 from art.task.options import changed_options, spell_options
 from art.task.tiny_form import other_task, read_form
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 TASK_HELP = "task name, module:attribute or file.py:attribute of your own Task; `art tasks` lists them"
 

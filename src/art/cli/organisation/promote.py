@@ -20,7 +20,6 @@ from pathlib import Path
 from art.backends.remote import RemoteBackend
 from art.cli.options.model_name import ModelName
 from art.cli.options.task_options import TASK_HELP, add_task_options, task_for
-from art.cli.terminal.screen import Screen
 from art.errors import ConfigError
 from art.protocol.organisation.promotions import Gate, Measurement
 from art.protocol.training import ModelStatus
@@ -84,6 +83,7 @@ async def promote(backend: RemoteBackend, args: argparse.Namespace) -> None:
 
 async def _measure(args: argparse.Namespace, status: ModelStatus, step: int) -> Measurement:
     """Roll out a task with the candidate and with what is promoted now."""
+    from art.cli.terminal.screen import Screen
     from art.recipes.comparing.compare_config import CompareConfig
     from art.recipes.comparing.compare_models import measure_pair
     from art.recipes.comparing.compared_models import Endpoint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,14 @@ from tests.support.trainer_samples import VOCAB_SIZE, random_samples
 FAMILIES = ["Qwen3", "Qwen2", "Llama", "Mistral", "GptOss"]
 KINDS = ["float32", "bfloat16"]
 LORA = LoraConfig(rank=4, alpha=8)
+
+
+def cpu_flags() -> list[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+    return next((line.split() for line in lines if line.startswith("flags")), [])
 
 
 @pytest.fixture
@@ -71,10 +80,14 @@ def test_layers_that_keep_less_have_the_same_gradient(
     assert f"Recomputing{family}RMSNorm" in kinds
     assert (f"Recomputing{family}MLP" in kinds) == (family != "GptOss")
     found, expected = gradient(lean), gradient(plain)
+    error = float((found - expected).norm() / expected.norm())
     if dtype == "bfloat16":
-        assert torch.equal(found, expected)
+        # Equal, but for CPUs with AMX: there the sums of a product depend on how its matrices lie in memory, and one of
+        # 15,552 values was rounded the other way (error 5e-6). Another rounding in a layer changes half of the values.
+        assert int((found != expected).sum()) <= (3 if "amx_bf16" in cpu_flags() else 0)
+        assert error < 2e-5
     else:  # sums in another order
-        assert float((found - expected).norm() / expected.norm()) < 1e-6
+        assert error < 1e-6
 
 
 def test_names_of_the_weights_stay(make_policy: Callable[..., Policy]) -> None:
