@@ -20,7 +20,7 @@ import art
 from art.backends.ssh import Install, Ssh
 from art.recipes.training_loop import StepReport, evaluate, train_task
 
-NUM_GAMES = 100
+NUM_GAMES = 200
 
 
 async def main(settings: dict[str, Any]) -> None:
