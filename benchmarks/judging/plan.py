@@ -10,7 +10,7 @@ from benchmarks.judging.results import Arm, Settings
 
 RELIABILITIES = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
 COMPARED_RELIABILITY = 0.7
-"""Of the judge beside rewards by hand; `docs/rewards.md` measured this one with noise and position bias 0.15."""
+"""Reliability of the judge beside rewards by hand. `docs/rewards.md` measured it with noise and position bias 0.15."""
 HAND = Arm(source="hand")
 PARTS: dict[str, list[Arm]] = {
     "compare": [

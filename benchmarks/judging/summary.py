@@ -33,7 +33,7 @@ class Cost:
     measured: Estimate | None
     """Reliability of one pass before training, as measured."""
     measured_after: Estimate | None
-    """The same on groups of the trained models."""
+    """Reliability of one pass on groups of the trained models."""
     pairs: Estimate | None
     """Share of pairs in the right order before training."""
 

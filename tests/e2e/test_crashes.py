@@ -31,7 +31,7 @@ Saboteurs = Mapping[int, Saboteur]
 class Run:
     numbers: list[float]
     pids: list[int | None]
-    """Of server, engine and trainer."""
+    """Process ids of server, engine and trainer."""
     outlived: list[int | None]
     """Those of them that still ran when the script had left the backend."""
 

@@ -1,6 +1,6 @@
 """A fake `sky` on PATH, whose one machine is that of `fake_ssh`. Its answers were recorded: see `sky_recorded/`.
 
-Launching makes the machine anew, unless it exists; taking it down wipes it. Each call and its environment's secrets can
+Launching makes a fresh machine, unless it exists; taking it down wipes it. Each call and its environment's secrets can
 be looked at.
 """
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 MAX_SECONDS = 0.6
-"""Of CPU time: the time on the clock depends on what else the machine does."""
+"""CPU time. The time on the clock depends on what else the machine does."""
 MAX_MODULES = 370
 ABSENT = ["torch", "transformers", "peft", "fastapi", "starlette", "uvicorn", "openai", "renderers", "numpy", "aiohttp"]
 

@@ -50,7 +50,7 @@ async def test_a_command_that_does_not_end_is_given_up(machine: FakeMachine) -> 
 
 
 async def test_a_helper_of_ssh_that_hangs_is_ended_with_it(machine: FakeMachine, tmp_path: Path) -> None:
-    """As a ProxyCommand does, it holds the pipes of ssh."""
+    """A ProxyCommand, for example, holds the pipes of ssh."""
     helper = tmp_path / "helper"
     (machine.bin_dir / "ssh").write_text(f"#!/bin/sh\nsleep 600 & echo $! > {helper}\nwait\n")
     running = asyncio.create_task(Ssh("box").run("true", timeout_s=60))
