@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from art.backends.skypilot.failures import explain
-from art.backends.ssh.ssh import end_process
+from art.backends.ssh.ssh import end_process, start_process
 from art.errors import ConfigError, MachineError, UnreachableError
 
 EXECUTABLE_VARIABLE = "ART_SKY"
@@ -169,10 +169,7 @@ async def install_sky(cloud: str, on_line: Callable[[str], None]) -> Path:
 
 
 async def _run(command: list[str], timeout_s: float, on_line: Callable[[str], None] | None = None) -> Ran:
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        start_new_session=True, limit=1 << 20,
-    )  # fmt: skip
+    process = await start_process(*command, stdin=asyncio.subprocess.DEVNULL)
     assert process.stdout is not None
     assert process.stderr is not None
     try:

@@ -137,10 +137,7 @@ class Ssh:
             UnreachableError: the machine cannot be reached now, or the command did not end in time.
             MachineError: the machine refuses the connection: unknown host key, no permission.
         """
-        process = await asyncio.create_subprocess_exec(
-            *self.base_command(), command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE, start_new_session=True, limit=1 << 20,
-        )  # fmt: skip
+        process = await start_process(*self.base_command(), command, stdin=asyncio.subprocess.PIPE)
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
@@ -229,6 +226,25 @@ async def _lines(stdout: asyncio.StreamReader, on_line: Callable[[str], None] | 
         lines.append(line.decode(errors="replace"))
         on_line(lines[-1].rstrip("\n"))
     return "".join(lines)
+
+
+async def start_process(*command: str, stdin: int) -> asyncio.subprocess.Process:
+    """Start a process in a session of its own, with pipes for what it prints.
+
+    A cancellation takes effect when the process has started, and ends it. asyncio would end the process alone, and wait
+    for ever for pipes that it has not connected yet.
+    """
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
+            *command, stdin=stdin, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            start_new_session=True, limit=1 << 20,
+        )
+    )  # fmt: skip
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await end_process(await starting)
+        raise
 
 
 async def end_process(process: asyncio.subprocess.Process) -> None:

@@ -64,7 +64,7 @@ async def test_a_helper_of_ssh_that_hangs_is_ended_with_it(machine: FakeMachine,
 
 
 async def test_a_cancelled_command_leaves_no_process(machine: FakeMachine) -> None:
-    running = asyncio.create_task(Ssh("box").run("echo begun; exec cat > /dev/null", timeout_s=60))
+    running = asyncio.create_task(Ssh("box").run("exec sleep 600", timeout_s=60))
     while not machine.calls():
         await asyncio.sleep(0.01)
     running.cancel()

@@ -33,6 +33,8 @@ class Steps:
         self.order: list[str] = []
         self.leave = asyncio.Event()
         self.error: Exception | None = None
+        self.errors: dict[str, Exception] = {}
+        """Errors of single jobs."""
 
     def lane(self, job: Entry) -> str:
         return "elsewhere" if job.name == "elsewhere" else "lane"
@@ -48,8 +50,8 @@ class Steps:
             while not self.leave.is_set() and not control.stop.is_set():
                 await asyncio.sleep(0.001)
             control.check()
-        if self.error is not None:
-            raise self.error
+        if (error := self.errors.get(job.job_id, self.error)) is not None:
+            raise error
         return Done({"step": 8, "metrics": {"loss": 0.5}}, published_step=8)
 
 
@@ -120,7 +122,7 @@ async def test_turns_places_and_lanes(server: Server) -> None:
     assert "place 2 in its queue" in server.runner.describe()[1]
     server.work.leave.set()
     for job_id in ("a1", "a2", "a3", "b1", "c1"):
-        assert (await server.runner.wait(job_id, 5)).metrics == {"loss": 0.5}
+        assert (await server.runner.wait(job_id, 60)).metrics == {"loss": 0.5}
     assert [job_id for job_id in server.work.order if job_id != "c1"] == ["a1", "b1", "a2", "a3"]
     assert sorted(server.published) == [("a/elsewhere", 8), *[("a/m", 8)] * 3, ("b/m", 8)]
 
@@ -137,7 +139,7 @@ async def test_a_queued_job_is_cancelled_at_once_and_a_running_one_when_its_work
     assert (await server.runner.cancel("job-1")).state in ("cancelling", "cancelled"), "twice is once"
     await server.until("job-1", "cancelled")
     server.work.leave.set()
-    assert (await server.runner.wait("job-3", 5)).state == "succeeded"
+    assert (await server.runner.wait("job-3", 60)).state == "succeeded"
     assert server.work.order == ["job-1", "job-3"]
     assert (await server.runner.cancel("job-3")).state == "succeeded", "what has ended stays as it is"
     assert (await server.submit("job-1")).state == "cancelled", "its id is taken"
@@ -194,10 +196,10 @@ async def test_failures_are_events_too(server: Server) -> None:
     assert (last.state, last.status.error.code) == ("failed", "training_failed")
     server.work.error = KeyError("unforeseen")
     await server.submit("job-2")
-    assert (await server.runner.wait("job-2", 5)).state == "failed"
+    assert (await server.runner.wait("job-2", 60)).state == "failed"
     server.work.error = None
     await server.submit("job-3")
-    assert (await server.runner.wait("job-3", 5)).state == "succeeded"
+    assert (await server.runner.wait("job-3", 60)).state == "succeeded"
 
 
 async def test_an_end_that_cannot_be_recorded_is_told_all_the_same(
@@ -241,7 +243,7 @@ async def test_all_of_it_survives_the_death_of_the_server(tmp_path: Path) -> Non
     assert await second.submit("a2", "a") == await second.runner.status("a2")
     second.work.leave.set()
     for job_id in ("a1", "a2", "b1"):
-        assert (await second.runner.wait(job_id, 5)).state == "succeeded"
+        assert (await second.runner.wait(job_id, 60)).state == "succeeded"
     assert second.work.order == ["b1", "a1", "a2"], "a had its turn"
     later = await events_of(second, "a1", numbers[-1] or 0)
     assert [event.state for event in later if event.kind == "state"] == ["queued", "running", "succeeded"]
@@ -258,7 +260,7 @@ async def test_work_that_is_stopped_in_the_end_has_not_been_done(server: Server)
     await server.until("job-1", "running")
     server.work.error = JobCancelledError("stopped")
     await server.runner.cancel("job-1")
-    assert (await server.runner.wait("job-1", 5)).state == "cancelled"
+    assert (await server.runner.wait("job-1", 60)).state == "cancelled"
     assert server.published == []
 
 
@@ -273,9 +275,9 @@ async def test_jobs_tell_how_they_go_on(tmp_path: Path) -> None:
         running, queued = (activity for _, activity in server.runner.activity())
         assert (running.runs, running.runs_before, queued.runs) == (True, None, False)
         assert (queued.queue_place, queued.runs_before) == (1, "p/m")
+        server.work.errors["two-job-b"] = TrainingError("no memory\nstack")
         server.work.leave.set()
         await server.until("one-job-a", "succeeded")
-        server.work.error = TrainingError("no memory\nstack")
         await server.until("two-job-b", "failed")
     finally:
         await server.close()
