@@ -28,6 +28,9 @@ class FakeTracker:
         """Raised once, after the tracker has accepted a row: the answer got lost."""
         self.refuses: Callable[[Row], bool] = lambda row: False
         self.delay_s = 0.0
+        self.answers = threading.Event()
+        """Calls wait while it is cleared."""
+        self.answers.set()
         self.num_calls = 0
 
     def __deepcopy__(self, memo: object) -> FakeTracker:
@@ -94,6 +97,7 @@ class _FakeSink(Sink):
     def _call(self) -> None:
         self.tracker.num_calls += 1
         self.tracker.threads.add(threading.current_thread().name)
+        self.tracker.answers.wait()
         time.sleep(self.tracker.delay_s)
         if self.tracker.error is not None:
             raise self.tracker.error

@@ -134,9 +134,9 @@ def test_open_think_tags_take_no_more_time_than_other_text() -> None:
 
     def took_s(tag: str) -> float:
         before = f"{tag * 8000}<|im_end|>"
-        started = time.perf_counter()
+        started = time.thread_time()
         assert isinstance(extend_text(before, f"x{before}", "<|im_end|>", keep_reasoning=True), Branch)
-        return time.perf_counter() - started
+        return time.thread_time() - started
 
     plain = min(took_s("<thunk>") for _ in range(3))
     assert min(took_s("<think>") for _ in range(3)) < 20 * plain

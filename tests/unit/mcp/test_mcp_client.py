@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -93,14 +92,13 @@ async def test_calendar_over_stdio(calendar: list[str]) -> None:
 
 async def test_a_slow_tool_is_an_answer_and_others_go_on(faulty: list[str]) -> None:
     async with MCPClient(faulty, call_timeout_s=2.0) as client:
-        started = time.monotonic()
         late, *rest = await asyncio.gather(
-            client.call_tool("slow", {"seconds": 60}), *(client.call_tool("slow", {"seconds": 0.1}) for _ in range(5))
+            client.call_tool("slow", {"seconds": 36_000}),
+            *(client.call_tool("slow", {"seconds": 0.1}) for _ in range(5)),
         )
         assert late.is_error
         assert late.text == "slow gave no answer within 2 s"
         assert [result.text for result in rest] == ["done"] * 5
-        assert time.monotonic() - started < 50
 
 
 async def test_a_dead_server_is_no_answer(faulty: list[str]) -> None:

@@ -273,10 +273,10 @@ def test_a_request_costs_little() -> None:
 
 
 def _time(metrics: Metrics) -> float:
-    started = time.perf_counter()
+    started = time.thread_time()
     for _ in range(1000):
         metrics.observe("POST", "/v1/chat/completions", 200, 0.3)
-    return (time.perf_counter() - started) / 1000
+    return (time.thread_time() - started) / 1000
 
 
 # -- OpenAPI --

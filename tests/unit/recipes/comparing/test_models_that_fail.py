@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -140,16 +139,16 @@ async def test_a_model_that_hangs_fails_in_time(tmp_path: Path) -> None:
     is_over = threading.Event()
 
     def hang(*_: Any) -> None:
-        is_over.wait(120)
+        is_over.wait()
 
-    started = time.perf_counter()
-    row = (await compare(tmp_path, Server(hang), games=3, call_timeout=0.2)).row("m0")
-    is_over.set()
+    try:
+        row = (await compare(tmp_path, Server(hang), games=3, call_timeout=0.2)).row("m0")
+    finally:
+        is_over.set()
     assert row.calls is not None
     assert (row.calls.faults, row.headline) == ({"timeout": 3}, None)
     assert row.problem is not None
     assert "no answer within 0.2 s" in row.problem
-    assert time.perf_counter() - started < 60
 
 
 async def test_a_rollout_that_takes_too_long_fails_with_its_request(tmp_path: Path) -> None:
@@ -157,10 +156,12 @@ async def test_a_rollout_that_takes_too_long_fails_with_its_request(tmp_path: Pa
 
     def slow(number: int, _: dict[str, Any]) -> None:
         if number >= 2:
-            is_over.wait(60)
+            is_over.wait()
 
-    row = (await compare(tmp_path, Server(slow), games=2, concurrency=1, rollout_timeout=5)).row("m0")
-    is_over.set()
+    try:
+        row = (await compare(tmp_path, Server(slow), games=2, concurrency=1, rollout_timeout=5)).row("m0")
+    finally:
+        is_over.set()
     assert row.calls is not None
     assert (numbers(row), row.calls.faults) == ((1, 1, 0), {"cut_off": 1})
     assert row.problem is not None
@@ -186,7 +187,7 @@ async def test_retry_after_is_kept_to(tmp_path: Path) -> None:
         config = CompareConfig(games=1, attempts=1, data_dir=tmp_path)
         row = (await compare_models(Parity(), [f"m={chat.base_url}"], config=config)).row("m")
     assert row.rollout_latency_s is not None
-    assert 1.0 <= row.rollout_latency_s.median < 20
+    assert row.rollout_latency_s.median >= 1.0
 
 
 async def test_a_rate_that_stays_limited_is_a_failure_after_the_patience(tmp_path: Path) -> None:

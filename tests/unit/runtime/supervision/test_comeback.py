@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -96,12 +95,10 @@ async def test_rare_crashes_are_not_counted_together(clock: Callable[[float], No
 
 
 async def test_a_pause_ends_when_somebody_asks() -> None:
-    waiting = Comeback(RestartConfig(first_pause_s=60.0))
+    waiting = Comeback(RestartConfig(first_pause_s=36_000.0, longest_pause_s=36_000.0))
     waiting.note_failed_start()
     pausing = asyncio.create_task(waiting.pause())
     await asyncio.sleep(0)
-    assert "in 60 s" in waiting.describe_next()
-    started = time.monotonic()
+    assert "in 36000 s" in waiting.describe_next()
     waiting.hurry()
-    await pausing
-    assert time.monotonic() - started < 50, "the pause is 60 s long"
+    await pausing  # not after ten hours
