@@ -94,7 +94,9 @@ class Runtime:
         self.jobs.on_news = self.overview.note
         self.checkpoints = ModelCheckpoints(self.models, self.jobs, self._metrics, config.llama_cpp)
         self._promotion_store = PromotionStore(self._database)
-        self.promotions = Promotions(self.models, self._promotion_store, self.checkpoints.changing)
+        self.promotions = Promotions(
+            self.models, self._promotion_store, self.checkpoints.changing, required=config.promotion.require
+        )
         self.registration = Registration(self._registry, self.models, self._hosts, self.jobs, self._check_directory)
         preflight = Preflight() if config.preflight else None
         self.training = Submission(
