@@ -86,7 +86,7 @@ class UsageBook:
         self._by_month: dict[str, defaultdict[str, Amounts]] = {}
         """Amounts by project, of each month that the clock has shown since the start."""
         self._totals: defaultdict[str, Amounts] = defaultdict(Amounts)
-        """Those of the current month."""
+        """The amounts of the current month."""
         self._quotas: dict[str, Quota] = {}
         self._month, self._begins_at, self._ends_at = "", float("inf"), float("-inf")
 

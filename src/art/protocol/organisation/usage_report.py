@@ -70,7 +70,8 @@ class ProjectUsage(Used):
     quota: Quota | None
     """The limits that apply to the project now; null for none."""
     keys: list[KeyUsage] | None = None
-    """By API key, if the request asks for it. A key without scope `admin` sees its own, and the others as one."""
+    """What each API key has used, if the request asks for it. A key without scope `admin` sees its
+    own, and the others as one."""
 
     @model_serializer(mode="wrap")
     def _only_if_asked(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
