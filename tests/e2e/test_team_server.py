@@ -83,6 +83,42 @@ def test_it_loads_its_model_and_serves_a_key_of_a_project(server: Server, tiny_m
         assert line in metrics.splitlines()
 
 
+def test_what_each_key_has_used(server: Server) -> None:
+    """A key chats and trains, and the operator chats with the same model."""
+    operator = {"authorization": f"Bearer {SERVER_KEY}"}
+    store = KeyStore(server.data_dir / "keys.db")
+    made, text = store.create("trainer", project="games", scopes=["infer", "train"])
+    store.close()
+    key = {"authorization": f"Bearer {text}"}
+
+    def used() -> dict[str, dict[str, float]]:
+        answer = server.http.get("/api/usage", params={"project": "games", "keys": "true"}, headers=operator).json()
+        return {one["name"]: one for one in answer["projects"][0]["keys"]}
+
+    before = used()
+    assert "trainer" not in before
+    counts = {}
+    for name, headers, length in (("trainer", key, 5), ("operator", operator, 3)):
+        chat = {"model": "games/agent", "messages": [{"role": "user", "content": "Well?"}], "max_tokens": length}
+        counts[name] = server.http.post("/v1/chat/completions", json=chat, headers=headers).json()["usage"]
+    messages = [{"role": "user", "content": "Well?"}, {"role": "assistant", "content": "Well."}]
+    body = {"job_id": "sft-of-trainer", "trajectories": [{"histories": [{"items": messages}]}]}
+    job = server.http.post("/api/models/games/agent/train_sft", json=body, headers=key)
+    assert job.status_code in (200, 202), job.text
+    ended = server.http.get("/api/jobs/sft-of-trainer", params={"wait_s": 300}, headers=key, timeout=400).json()
+    assert ended["state"] == "succeeded", ended
+    after = used()
+    assert after["trainer"]["key_id"] == made.id
+    for name, usage in counts.items():
+        was = before.get(name, {"prompt": 0, "completion": 0, "sampling_s": 0.0})
+        for kind in ("prompt", "completion"):
+            assert after[name][kind] - was[kind] == usage[f"{kind}_tokens"], name
+        assert after[name]["sampling_s"] > was["sampling_s"]
+    assert after["trainer"]["steps"] == 1
+    assert after["trainer"]["training_s"] > 0
+    assert (after["operator"]["steps"], after["operator"]["training_s"]) == (0, 0.0)
+
+
 def test_no_key_in_logs_files_or_answers(server: Server) -> None:
     store = KeyStore(server.data_dir / "keys.db")
     key, text = store.create("ci", project="games", scopes=["infer", "train"])
