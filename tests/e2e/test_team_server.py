@@ -26,7 +26,7 @@ class Server:
         self.data_dir = path / "data"
         self.output = path / "output.txt"
         port = free_port()
-        config = json.dumps({"drain_s": 300})
+        config = json.dumps({"drain_s": 300, "promotion": {"require": 0.0}})
         command = [sys.executable, "-m", "art.cli.server", "--data-dir", str(self.data_dir), "--port", str(port)]
         command += ["--model", str(base_model)]
         with self.output.open("wb") as output:
@@ -117,6 +117,24 @@ def test_what_each_key_has_used(server: Server) -> None:
     assert after["trainer"]["steps"] == 1
     assert after["trainer"]["training_s"] > 0
     assert (after["operator"]["steps"], after["operator"]["training_s"]) == (0, 0.0)
+
+
+def test_a_gate_that_the_configuration_requires(server: Server) -> None:
+    store = KeyStore(server.data_dir / "keys.db")
+    _, text = store.create("promoter", project="games", scopes=["infer", "train"])
+    store.close()
+    address, body = "/api/models/games/agent/promotions", {"step": 0}
+    operator, key = ({"authorization": f"Bearer {text}"} for text in (SERVER_KEY, text))
+    for changes, status, says in (
+        ({}, 409, "This server requires +0 of every promotion"),
+        ({"gate": {"require": -1}}, 400, "less than 0"),
+        ({"force": True}, 403, "scope `admin`"),
+    ):
+        answer = server.http.post(address, json=body | changes, headers=key)
+        assert (answer.status_code, says in answer.json()["error"]["message"]) == (status, True), answer.text
+    assert server.http.post(address, json=body | {"force": True}, headers=operator).status_code == 200
+    decisions = [one["decision"] for one in server.http.get(address, headers=key).json()["promotions"]]
+    assert decisions == ["refused", "forced"]
 
 
 def test_no_key_in_logs_files_or_answers(server: Server) -> None:
