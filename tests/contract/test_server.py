@@ -68,11 +68,11 @@ class Runtime:
         self._called("delete_checkpoints", project, name, request.keep_steps)
         return [0]
 
-    async def train(self, project: str, name: str, request: TrainRequest) -> JobStatus:
+    async def train(self, project: str, name: str, request: TrainRequest, *, key_id: str) -> JobStatus:
         self._called("train", project, name, request)
         return self.job
 
-    async def train_sft(self, project: str, name: str, request: TrainSFTRequest) -> JobStatus:
+    async def train_sft(self, project: str, name: str, request: TrainSFTRequest, *, key_id: str) -> JobStatus:
         self._called("train_sft", project, name, request)
         return self.job
 

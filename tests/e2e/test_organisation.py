@@ -13,7 +13,7 @@ import art
 from art.client import ArtClient
 from art.errors import PromotionError, QuotaError
 from art.protocol.organisation.promotions import Gate, PromotionRecord
-from art.protocol.organisation.usage_report import ProjectUsage, Quota
+from art.protocol.organisation.usage_report import ProjectUsage, Quota, Used
 from art.storage.lock import lock_holder
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -36,7 +36,12 @@ def evaluation(wins: float, num: int = 40) -> list[art.TrajectoryGroup]:
 
 
 async def usage(client: ArtClient) -> ProjectUsage:
-    (project,) = (await client.usage(project="shop")).projects
+    (project,) = (await client.usage(project="shop", keys=True)).projects
+    assert project.keys is not None
+    (own,) = project.keys
+    assert (own.key_id, own.name) == ("server", "operator")
+    for name in Used.model_fields:
+        assert getattr(own, name) == pytest.approx(getattr(project, name)), "one key has asked for everything"
     return project
 
 

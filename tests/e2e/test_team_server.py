@@ -26,7 +26,7 @@ class Server:
         self.data_dir = path / "data"
         self.output = path / "output.txt"
         port = free_port()
-        config = json.dumps({"drain_s": 300})
+        config = json.dumps({"drain_s": 300, "promotion": {"require": 0.0}})
         command = [sys.executable, "-m", "art.cli.server", "--data-dir", str(self.data_dir), "--port", str(port)]
         command += ["--model", str(base_model)]
         with self.output.open("wb") as output:
@@ -81,6 +81,60 @@ def test_it_loads_its_model_and_serves_a_key_of_a_project(server: Server, tiny_m
         'art_jobs{state="queued"} 0',
     ):
         assert line in metrics.splitlines()
+
+
+def test_what_each_key_has_used(server: Server) -> None:
+    """A key chats and trains, and the operator chats with the same model."""
+    operator = {"authorization": f"Bearer {SERVER_KEY}"}
+    store = KeyStore(server.data_dir / "keys.db")
+    made, text = store.create("trainer", project="games", scopes=["infer", "train"])
+    store.close()
+    key = {"authorization": f"Bearer {text}"}
+
+    def used() -> dict[str, dict[str, float]]:
+        answer = server.http.get("/api/usage", params={"project": "games", "keys": "true"}, headers=operator).json()
+        return {one["name"]: one for one in answer["projects"][0]["keys"]}
+
+    before = used()
+    assert "trainer" not in before
+    counts = {}
+    for name, headers, length in (("trainer", key, 5), ("operator", operator, 3)):
+        chat = {"model": "games/agent", "messages": [{"role": "user", "content": "Well?"}], "max_tokens": length}
+        counts[name] = server.http.post("/v1/chat/completions", json=chat, headers=headers).json()["usage"]
+    messages = [{"role": "user", "content": "Well?"}, {"role": "assistant", "content": "Well."}]
+    body = {"job_id": "sft-of-trainer", "trajectories": [{"histories": [{"items": messages}]}]}
+    job = server.http.post("/api/models/games/agent/train_sft", json=body, headers=key)
+    assert job.status_code in (200, 202), job.text
+    ended = server.http.get("/api/jobs/sft-of-trainer", params={"wait_s": 300}, headers=key, timeout=400).json()
+    assert ended["state"] == "succeeded", ended
+    after = used()
+    assert after["trainer"]["key_id"] == made.id
+    for name, usage in counts.items():
+        was = before.get(name, {"prompt": 0, "completion": 0, "sampling_s": 0.0})
+        for kind in ("prompt", "completion"):
+            assert after[name][kind] - was[kind] == usage[f"{kind}_tokens"], name
+        assert after[name]["sampling_s"] > was["sampling_s"]
+    assert after["trainer"]["steps"] == 1
+    assert after["trainer"]["training_s"] > 0
+    assert (after["operator"]["steps"], after["operator"]["training_s"]) == (0, 0.0)
+
+
+def test_a_gate_that_the_configuration_requires(server: Server) -> None:
+    store = KeyStore(server.data_dir / "keys.db")
+    _, text = store.create("promoter", project="games", scopes=["infer", "train"])
+    store.close()
+    address, body = "/api/models/games/agent/promotions", {"step": 0}
+    operator, key = ({"authorization": f"Bearer {text}"} for text in (SERVER_KEY, text))
+    for changes, status, says in (
+        ({}, 409, "This server requires +0 of every promotion"),
+        ({"gate": {"require": -1}}, 400, "less than 0"),
+        ({"force": True}, 403, "scope `admin`"),
+    ):
+        answer = server.http.post(address, json=body | changes, headers=key)
+        assert (answer.status_code, says in answer.json()["error"]["message"]) == (status, True), answer.text
+    assert server.http.post(address, json=body | {"force": True}, headers=operator).status_code == 200
+    decisions = [one["decision"] for one in server.http.get(address, headers=key).json()["promotions"]]
+    assert decisions == ["refused", "forced"]
 
 
 def test_no_key_in_logs_files_or_answers(server: Server) -> None:

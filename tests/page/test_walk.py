@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import art
+from art.errors import PromotionError
+from art.protocol.organisation.promotions import Gate, Measurement
 from art.report.comparison_text import write_comparison
 from tests.page.browser import Walker
 from tests.support import shop_run
@@ -115,9 +117,9 @@ async def test_checkpoints_are_compared_promoted_and_deleted(walker: Walker, bac
     await log_in(walker, backend)
     await walker.go(f"{RUN}/checkpoints?a=0&b={shop_run.NUM_STEPS}", "paired difference")
     await walker.shoot("checkpoints")
-    dialog = walker.page.get_by_role("dialog")
+    dialog, checkpoints = walker.page.get_by_role("dialog"), walker.page.get_by_role("region", name="Checkpoints")
     two, one = (
-        walker.page.get_by_role("row").filter(has=walker.page.get_by_role("cell", name=str(step), exact=True))
+        checkpoints.get_by_role("row").filter(has=walker.page.get_by_role("cell", name=str(step), exact=True))
         for step in (2, 1)
     )
     for row, says in ((one, "So far no checkpoint is promoted"), (two, "So far step 1 answers them")):
@@ -133,6 +135,35 @@ async def test_checkpoints_are_compared_promoted_and_deleted(walker: Walker, bac
     await dialog.get_by_role("button", name=re.compile("Delete")).click()
     await one.wait_for(state="detached")
     await walker.check("a deleted checkpoint")
+
+
+async def test_the_history_of_promotions(walker: Walker, backend: art.LocalBackend, model: art.TrainableModel) -> None:
+    await log_in(walker, backend)
+    better, equal = ([[float(i % 4 != 0)] for i in range(40)], [[float(i % 4 == 0)] for i in range(40)])
+    await backend.checkpoints.promote(model, 2)
+    worse = Measurement(source=f"shop {HOSTILE}", reference_step=2, reference=better, candidate=equal)
+    with pytest.raises(PromotionError):
+        await backend.checkpoints.promote(model, 3, gate=Gate(require=0.02, measured=worse))
+    await backend.checkpoints.promote(
+        model, 3, gate=Gate(require=0.02, measured=worse), force=True, note=f"a leak in step 2 {HOSTILE}"
+    )
+    passes = Measurement(source="shop, split test, seed 0", reference_step=3, reference=equal, candidate=better)
+    await backend.checkpoints.promote(model, 2, gate=Gate(require=0.02, measured=passes))
+    await walker.go(f"{RUN}/checkpoints?a=0&b=3", "in place of 3")
+    history = walker.page.get_by_role("region", name="Promotions")
+    rows = [" ".join(text.split()) for text in await history.get_by_role("row").all_inner_texts()]
+    for row, says in zip(rows[1:], (
+        ["2 passed in place of 3", "0.750 against 0.250 of step 3", "+0.500, above +0.", "+0.020 operator"],
+        ["3 forced in place of 2", "0.250 against 0.750 of step 2", "−0.500, above −0.", f"a leak in step 2 {HOSTILE}"],
+        ["3 refused", "0.250 against 0.750 of step 2", "operator", "40 scenarios"],
+        ["2 no gate"],
+    ), strict=False):  # fmt: skip
+        for text in says:
+            assert text in row, (text, row)
+    await history.get_by_text("shop, split test, seed 0, 40 scenarios").click()
+    await walker.sees("so it is above the required +0.02")
+    await walker.check("the history of promotions")
+    await walker.shoot("promotions")
 
 
 async def test_runs_are_compared(walker: Walker, backend: art.LocalBackend, tiny_model: Path) -> None:

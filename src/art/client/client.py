@@ -146,11 +146,13 @@ class ArtClient(JobClient):
 
         return await self.typed(PromotionHistory, "GET", model_path(project, name, "promotions"))
 
-    async def usage(self, *, month: str | None = None, project: str | None = None) -> UsageReport:
-        """Return what projects have used in a month, by default the current one."""
+    async def usage(self, *, month: str | None = None, project: str | None = None, keys: bool = False) -> UsageReport:
+        """Return what projects have used in a month, by default the current one; with `keys` by API key too."""
         from art.protocol.organisation.usage_report import UsageReport
 
         params = {name: value for name, value in (("month", month), ("project", project)) if value is not None}
+        if keys:
+            params["keys"] = "true"
         return await self.typed(UsageReport, "GET", "/api/usage", params=params or None)
 
     async def set_quota(self, project: str | None, quota: Quota) -> UsageReport:

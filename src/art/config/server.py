@@ -193,6 +193,15 @@ class PricesConfig(Config):
         return tokens / 1e6 + device_s * self.device_usd_per_hour / 3600
 
 
+class PromotionConfig(Config):
+    """A gate that every promotion on a server has to pass. See docs/organisation.md."""
+
+    require: float | None = Field(default=None, allow_inf_nan=False)
+    """Refuse to promote a checkpoint unless it is certain to be better than the promoted one by more than this. A
+    caller may ask for more. Only keys with scope `admin` may force a promotion against it. `None`: each caller
+    chooses."""
+
+
 class ServerConfig(Config):
     """Settings of `art-server`."""
 
@@ -235,6 +244,8 @@ class ServerConfig(Config):
     """Limits on what clients may ask."""
     prices: PricesConfig = PricesConfig()
     """What the usage of projects costs, for `art usage` and quotas in USD; by default nothing."""
+    promotion: PromotionConfig = PromotionConfig()
+    """A gate that every promotion has to pass; by default each caller chooses."""
     child_start_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds an engine or trainer has to load its model, including a first download."""
     heartbeat_timeout_s: float = Field(default=120.0, gt=0)

@@ -237,7 +237,7 @@ class Gateway:
             counts |= {"prompt": len(turn.prompt_token_ids), "cached": completion.num_cached_tokens}
         for kind, count in counts.items():
             self.tokens[f"{project}/{name}", kind] += count
-        self.recorder.count_tokens(project, name, **counts)
+        self.recorder.count_tokens(project, name, **counts, key_id=turn.key)
 
     async def _record(
         self,

@@ -19,7 +19,7 @@ from typing import Any
 
 from art.config import EngineConfig, LoraConfig, ModelSettings, ServerConfig, VllmConfig
 from art.config.base_models import looks_like_path
-from art.engine import EngineInfo
+from art.engine import EngineInfo, Sender
 from art.engines.vllm.command import ALLOCATOR_VARIABLES
 from art.errors import ProcessError
 from art.gateway.format.load import load_renderer
@@ -93,7 +93,7 @@ class BaseModelHost:
             trainer_spec, self._start_trainer, config, self._engine_aside, data_dir.samples.absolute()
         )
         self.engine_process, self.trainer_process = self._engine.process, self.trainer.process
-        self.on_sampled: Callable[[str, str, float], None] = lambda project, name, device_s: None
+        self.on_sampled: Callable[[Sender, str, float], None] = lambda sender, name, device_s: None
         """Called after each answer with its project, its model's name and the seconds of devices that it has used."""
         self._engine.engine.on_sampled = self._note_sampled
         self.engine = self._engine.engine
@@ -221,9 +221,9 @@ class BaseModelHost:
     def num_trainer_devices(self) -> int:
         return max(1, len(self.placement.trainer.indices)) * self.settings.trainer.num_nodes
 
-    def _note_sampled(self, project: str, adapter: str | None, seconds: float) -> None:
+    def _note_sampled(self, sender: Sender, adapter: str | None, seconds: float) -> None:
         name = self.base_model if adapter is None else adapter.rpartition("@")[0].partition("/")[2]
-        self.on_sampled(project, name, seconds * self.num_engine_devices)
+        self.on_sampled(sender, name, seconds * self.num_engine_devices)
 
     async def prove_layers(self, lora: LoraConfig | None) -> None:
         """Prove once that the engine applies adapters to every kind of layer that `lora` trains.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from art.config import ModelSettings, ServerConfig, VllmConfig
+from art.engine import Sender
 from art.runtime.host import BaseModelHost, short_name
 from art.runtime.placement.devices import Devices
 from art.runtime.placement.placement import Placement, choose_placement
@@ -27,7 +28,7 @@ class Hosts:
         self._data_dir = data_dir
         self._config = config
         self.vllm_python = config.vllm_python
-        self.on_sampled: Callable[[str, str, float], None] = lambda project, name, device_s: None
+        self.on_sampled: Callable[[Sender, str, float], None] = lambda sender, name, device_s: None
         """The callback of the same name of each host."""
         self._warm_parent = WarmParent()
         self._hosts: dict[str, BaseModelHost] = {}

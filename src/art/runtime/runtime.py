@@ -76,8 +76,8 @@ class Runtime:
         """What each project has used and may use."""
         self.usage.prices = config.prices
         self._hosts = Hosts(self.data_dir, config)
-        self._hosts.on_sampled = lambda project, name, device_s: self.usage.add(
-            project, name, Amounts(sampling_s=device_s)
+        self._hosts.on_sampled = lambda sender, name, device_s: self.usage.add(
+            sender[0], name, Amounts(sampling_s=device_s), key_id=sender[1]
         )
         self._metrics = MetricStore(self._database)
         self.models = Models(self.data_dir, self._hosts, self._recorder, self._registry)
@@ -94,7 +94,9 @@ class Runtime:
         self.jobs.on_news = self.overview.note
         self.checkpoints = ModelCheckpoints(self.models, self.jobs, self._metrics, config.llama_cpp)
         self._promotion_store = PromotionStore(self._database)
-        self.promotions = Promotions(self.models, self._promotion_store, self.checkpoints.changing)
+        self.promotions = Promotions(
+            self.models, self._promotion_store, self.checkpoints.changing, required=config.promotion.require
+        )
         self.registration = Registration(self._registry, self.models, self._hosts, self.jobs, self._check_directory)
         preflight = Preflight() if config.preflight else None
         self.training = Submission(

@@ -19,6 +19,7 @@ from art.credit.sft import SftPath, sft_paths
 from art.errors import ConfigError, TrajectoryError
 from art.gateway.chat import Gateway
 from art.gateway.record.recorder import Exchange
+from art.gateway.record.usage_book import UNKNOWN_KEY
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.training import JobStatus, TrainRequest, TrainSFTRequest, WireGroup
 from art.runtime.checks.observation_check import check_observations
@@ -58,8 +59,11 @@ class Submission:
         self._preflight = preflight
         self._check_directory = check_directory
 
-    async def train(self, project: str, name: str, request: TrainRequest) -> JobStatus:
+    async def train(self, project: str, name: str, request: TrainRequest, *, key_id: str = UNKNOWN_KEY) -> JobStatus:
         """Plan a reinforcement-learning step and queue it.
+
+        Args:
+            key_id: id of the API key that asks, which the step is counted for.
 
         Raises:
             TrajectoryError: the trajectories cannot be trained as they are.
@@ -101,12 +105,14 @@ class Submission:
             references=references,
             repeated=None if repeated is None else describe_repeated(len(plan.exchange_ids), repeated),
         )
-        status = await self._jobs.submit(request.job_id, "train", (project, name), payload, fingerprint)
+        status = await self._jobs.submit(request.job_id, "train", (project, name), payload, fingerprint, key_id)
         await self._rollouts.mark_trained(exchange_ids(request.groups), request.job_id, project)
         return status
 
-    async def train_sft(self, project: str, name: str, request: TrainSFTRequest) -> JobStatus:
-        """Queue a step of supervised fine-tuning. Raises what `train` raises."""
+    async def train_sft(
+        self, project: str, name: str, request: TrainSFTRequest, *, key_id: str = UNKNOWN_KEY
+    ) -> JobStatus:
+        """Queue a step of supervised fine-tuning. Takes and raises what `train` does."""
         self._check_directory()
         model, host = self._models.find(project, name)
         fingerprint = await asyncio.to_thread(make_fingerprint, f"{type(request).__name__} {model.key}", request)
@@ -118,7 +124,7 @@ class Submission:
         counts["data/step_num_trajectories"] = float(len(request.trajectories))
         plan = StepPlan(metrics=counts, findings=warnings)
         payload = SftPayload(config=request.config, paths=paths, plan=plan)
-        return await self._jobs.submit(request.job_id, "train_sft", (project, name), payload, fingerprint)
+        return await self._jobs.submit(request.job_id, "train_sft", (project, name), payload, fingerprint, key_id)
 
     async def _render_sft(self, request: TrainRequest, host: BaseModelHost, plan: StepPlan) -> list[SftPath]:
         """Make paths of the supervised data of a reinforcement-learning step, and add its counts to `plan`."""

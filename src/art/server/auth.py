@@ -102,6 +102,15 @@ class Keyring:
             raise AuthenticationError(f"key {key_id} is gone")
         return self._use(self._store, self._store.valid(key_id))
 
+    def names(self) -> dict[str, str]:
+        """Return what each key was made for, by its id; expired and revoked keys included.
+
+        Raises:
+            KeysUnavailableError: the file of the keys cannot be read.
+        """
+        keys = [] if self._store is None else self._store.list()
+        return {SERVER_KEY_ID: "operator"} | {key.id: key.name for key in keys}
+
     def _use(self, store: KeyStore, key: Key) -> Caller:
         store.note_use(key)
         return Caller(key.id, key.project, key.scopes)

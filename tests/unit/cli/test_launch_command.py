@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -87,6 +88,34 @@ def test_a_tunnel_makes_a_server_reachable_at_its_recorded_address_and_starts_it
         time.sleep(0.02)
     assert machine.processes("-L") == {}
     assert len(machine.processes("keeper.py serve")) == 1
+
+
+@pytest.mark.slow
+def test_a_log_is_followed_until_ctrl_c_over_a_lost_connection(machine: FakeMachine) -> None:
+    assert main(list(LAUNCH)) == 0
+    command = [sys.executable, "-m", "art.cli.main", "launch", "logs", "box", "--lines", "1", "--follow"]
+    following = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert following.stdout is not None
+    assert following.stderr is not None
+    assert following.stdout.readline() == "art-server listens\n"
+    log = machine.server_folder / "server.log"
+    for number in range(2):
+        with log.open("a", encoding="utf-8") as file:
+            file.write(f"line {number}\n")
+        assert following.stdout.readline() == f"line {number}\n"
+        for pid in machine.processes("tail "):
+            os.killpg(os.getpgid(pid), signal.SIGKILL)
+        assert "box: the connection is lost; trying again until Ctrl-C" in following.stderr.readline()
+        assert following.stderr.readline() == "box: connected again\n"
+    following.send_signal(signal.SIGINT)
+    out, errors = following.communicate()
+    assert (following.returncode, out) == (130, "")
+    assert "Traceback" not in errors
+    deadline = time.monotonic() + 60
+    while machine.processes("tail ") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert machine.processes("tail ") == {}
+    assert len(machine.processes("keeper.py serve")) == 1, "the server goes on"
 
 
 @pytest.mark.parametrize(

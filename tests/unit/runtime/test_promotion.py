@@ -81,13 +81,13 @@ class Server:
         jobs: Any = SimpleNamespace(store=SimpleNamespace(needed_checkpoints=self._nothing))
         self.checkpoints = ModelCheckpoints(self.models, jobs, metrics, None)
         self._metrics = metrics
-        self._history = PromotionStore(self.database)
-        self.promotions = Promotions(self.models, self._history, self.checkpoints.changing)
+        self.store = PromotionStore(self.database)
+        self.promotions = Promotions(self.models, self.store, self.checkpoints.changing)
 
     async def start(self) -> Server:
         await self.registry.start()
         await self._metrics.start()
-        await self._history.start()
+        await self.store.start()
         for model in await self.registry.models():
             self.models.by_key[model.key] = model
         return self

@@ -17,7 +17,8 @@ from art.client import ArtClient
 from art.errors import ConfigError, InvalidRequestError, PermissionDeniedError, QuotaError
 from art.gateway.record.schema import create_tables
 from art.gateway.record.usage_book import Amounts, UsageBook
-from art.protocol.organisation.usage_report import Quota
+from art.protocol.keys import KeyScope
+from art.protocol.organisation.usage_report import Quota, UsageReport
 from art.server.app import App
 from art.server.errors import failure
 from art.storage.database import Database
@@ -34,6 +35,21 @@ class Server:
 
     def key(self, project: str | None) -> str:
         return self.keys.create("somebody", project=project, scopes=["infer", "train", "admin"])[1]
+
+    def add_by_keys(self) -> dict[str, tuple[str, str]]:
+        """Count 1 token for the operator's key, 10, 100 and 1000 for three keys of `search` and one for all projects.
+
+        Returns:
+            Id and text of each key, by name.
+        """
+        keys: dict[str, tuple[str, str]] = {}
+        scopes: dict[str, list[KeyScope]] = {"reader": ["infer"], "trainer": ["infer", "train"], "lead": ["admin"]}
+        self.book.add("search", "agent", Amounts(completion=1), key_id="server")
+        for power, (name, granted) in enumerate([*scopes.items(), ("ci", ["admin"])], start=1):
+            key, text = self.keys.create(name, project=None if name == "ci" else "search", scopes=granted)
+            keys[name] = key.id, text
+            self.book.add("search", "agent", Amounts(completion=10**power), key_id=key.id)
+        return keys
 
 
 @pytest.fixture
@@ -83,6 +99,45 @@ async def test_only_the_operator_sets_quotas(server: Server) -> None:
     assert b'"code":"quota_exceeded"' in body
 
 
+async def used_by(client: ArtClient) -> dict[tuple[str | None, str | None], int]:
+    """Sampled tokens of `search` by id and name of the key."""
+    async with client:
+        (project,) = (await client.usage(project="search", keys=True)).projects
+    assert project.keys is not None
+    assert sum(one.completion for one in project.keys) == project.completion, "keys add up to the project"
+    return {(one.key_id, one.name): one.completion for one in project.keys}
+
+
+async def test_usage_by_key_for_keys_of_each_scope(server: Server) -> None:
+    keys = server.add_by_keys()
+    ids = {name: key_id for name, (key_id, _) in keys.items()}
+    everything = {
+        (None, None): 200, ("server", "operator"): 1, (ids["reader"], "reader"): 10, (ids["trainer"], "trainer"): 100,
+        (ids["lead"], "lead"): 1_000, (ids["ci"], "ci"): 10_000,
+    }  # fmt: skip
+    for text in ("operator", keys["lead"][1], keys["ci"][1]):
+        assert await used_by(server.client(text)) == everything
+    total = sum(everything.values())
+    for name, own in (("reader", 10), ("trainer", 100)):
+        seen = await used_by(server.client(keys[name][1]))
+        assert seen == {(ids[name], name): own, (None, "other keys"): total - own}
+    async with server.client(server.key("shop")) as client:
+        with pytest.raises(PermissionDeniedError):
+            await client.usage(project="search", keys=True)
+        (shop,) = (await client.usage(keys=True)).projects
+        assert [(one.key_id, one.prompt) for one in shop.keys or ()] == [(None, 10)]
+
+
+async def test_a_revoked_key_keeps_its_name_and_a_wrong_choice_is_refused(server: Server) -> None:
+    keys = server.add_by_keys()
+    server.keys.revoke(keys["reader"][0])
+    assert (keys["reader"][0], "reader") in await used_by(server.client())
+    async with server.client() as client:
+        with pytest.raises(InvalidRequestError, match="`keys` must be true or false, got 'yes'"):
+            await client.typed(UsageReport, "GET", "/api/usage", params={"keys": "yes"})
+        assert [one.keys for one in (await client.usage()).projects] == [None, None]
+
+
 def parsed(command: Any, *words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     command.add_options(parser)
@@ -102,6 +157,22 @@ async def test_the_table_of_usage(server: Server) -> None:
         "total 1,010 400 200 3 0.75 1.50",
         "Usage of 2026-01; quotas reset on 2026-02-01 00:00 UTC.",
     ]
+
+
+async def test_the_table_of_keys(server: Server) -> None:
+    keys = server.add_by_keys()
+    lead = keys["lead"]
+    async with server.client(lead[1]) as client:
+        text = usage_command.describe(await client.usage(keys=True))
+    rows = sorted(" ".join(line.split()) for line in text.splitlines() if line.startswith("  "))
+    assert rows == sorted([
+        "key not known 1,000 400 200 3 0.50 1.50", "operator (server) 0 0 1 0 0.00 0.00",
+        *(f"{name} ({keys[name][0]}) 0 0 {count} 0 0.00 0.00" for name, count in
+          [("reader", "10"), ("trainer", "100"), ("lead", "1,000"), ("ci", "10,000")]),
+    ])  # fmt: skip
+    async with server.client(keys["reader"][1]) as client:
+        text = usage_command.describe(await client.usage(keys=True))
+    assert "\n  other keys " in text
 
 
 def test_what_the_commands_ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

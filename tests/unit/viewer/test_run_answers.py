@@ -8,17 +8,22 @@ import math
 import sqlite3
 import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from art.costs import Ledger
 from art.errors import NotFoundError
+from art.protocol.organisation.promotions import Verdict
 from art.report.estimates import estimate
+from art.runtime.promotion.history import NewDecision, PromotionStore
+from art.runtime.registry import Registry
+from art.storage.database import Database
 from art.storage.history import append_row
 from art.storage.layout import DataDir
 from art.trajectory import TrajectoryGroup
-from art.viewer.answers.checkpoint_list import CompareQuery
+from art.viewer.answers.checkpoint_list import MOST_PROMOTIONS, CompareQuery
 from art.viewer.answers.curves import Series, SeriesQuery
 from art.viewer.answers.rollout_rows import RolloutKey, RolloutPage, RolloutQuery
 from art.viewer.viewer import Viewer
@@ -382,6 +387,40 @@ def test_the_promoted_checkpoint(mails: Viewer, served: Path) -> None:
         db.execute("DELETE FROM promoted")
         db.commit()
         db.close()
+
+
+def test_the_history_of_promotions_newest_first(viewer: Viewer, data_dir: DataDir) -> None:
+    """The database of an older server has no table for it."""
+    log(data_dir, [TrajectoryGroup([rollout(1.0, scenario="a")])], step=1, split="val")
+    assert (viewer.checkpoints(*RUN).promotions, viewer.checkpoints(*RUN).num_promotions) == ([], 0)
+    database = Database(data_dir.database)
+    verdict = Verdict(
+        passed=True, reason="step 1 has more", require=0.02, source="games", reference_step=0, num_scenarios=40,
+        reference=0.25, candidate=0.75, difference=0.5, low=0.3,
+    )  # fmt: skip
+    decision = NewDecision(
+        step=1, previous_step=None, decision="passed", key_id="3f9c01d2ab47", note="", verdict=verdict, evidence="e"
+    )
+
+    async def decide() -> None:
+        await Registry(database).start()
+        store = PromotionStore(database)
+        await store.start()
+        await store.add(*RUN, decision)
+        for number in range(MOST_PROMOTIONS):
+            note = f"number {number}"
+            await store.add(*RUN, replace(decision, step=2, decision="ungated", note=note, verdict=None))
+        await store.add("other", "run", decision)
+
+    asyncio.run(decide())
+    answer = viewer.checkpoints(*RUN)
+    assert (answer.num_promotions, len(answer.promotions)) == (MOST_PROMOTIONS + 1, MOST_PROMOTIONS)
+    assert answer.promotions[0].note == f"number {MOST_PROMOTIONS - 1}"
+    assert answer.promotions[-1].note == "number 0", "the oldest is left out"
+    database.run_blocking(lambda db: db.execute("DELETE FROM promotions WHERE decision = 'ungated'"))
+    (record,) = viewer.checkpoints(*RUN).promotions
+    assert (record.step, record.decision, record.key_id, record.verdict) == (1, "passed", "3f9c01d2ab47", verdict)
+    database.close()
 
 
 def test_two_steps_are_compared_on_the_same_scenarios(viewer: Viewer, data_dir: DataDir) -> None:

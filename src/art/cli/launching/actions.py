@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 from art.backends.ssh.launched import Launched, LaunchRecord
+from art.backends.ssh.log_follower import LogFollower
 from art.cli.launching.kinds import kind_for, kind_named
 from art.cli.options.model_name import ModelName
 from art.errors import ArtError, NotFoundError
@@ -77,8 +78,19 @@ async def _row(record: LaunchRecord) -> tuple[str, ...]:
 
 
 async def logs(launched: Launched, record: LaunchRecord, args: argparse.Namespace) -> int:
-    print(await kind_named(record.kind).backend(record).server.log_tail(args.lines), end="")
+    """Print the last lines of a server's log, and with `--follow` what is added to it, until Ctrl-C."""
+    backend = kind_named(record.kind).backend(record)
+    if args.follow:
+        await LogFollower(
+            backend.ssh, backend.server.folder, num_lines=args.lines, write=_write, say=_note
+        ).run()  # fmt: skip
+    print(await backend.server.log_tail(args.lines), end="")
     return 0
+
+
+def _write(piece: bytes) -> None:
+    sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.flush()
 
 
 async def tunnel(launched: Launched, record: LaunchRecord, args: argparse.Namespace) -> int:
@@ -134,4 +146,4 @@ ACTIONS: dict[str, Callable[[Launched, LaunchRecord, argparse.Namespace], Corout
 
 
 def _note(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(text, file=sys.stderr, flush=True)

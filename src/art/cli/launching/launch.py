@@ -4,7 +4,7 @@
     art launch --cloud ssh --host alice@gpu-box --gpu --model qwen-2.5-7b
     art launch status
     art launch tunnel gpu-box                    keep it running: it makes the server reachable here
-    art launch logs gpu-box
+    art launch logs gpu-box --follow
     art launch pull gpu-box games/agent --to ./checkpoints
     art launch stop gpu-box                      its data stays; the next launch goes on with it
     art launch down gpu-box --delete-data
@@ -23,7 +23,7 @@ from art.cli.terminal.event_loop import run_coroutine
 
 _NAMED = {
     "status": "show the servers that were launched here, or one of them",
-    "logs": "print the last lines of a server's log",
+    "logs": "print the last lines of a server's log, and with --follow what comes",
     "tunnel": "make a server reachable on this machine until Ctrl-C, and start it again whenever it dies",
     "pull": "fetch the newest checkpoints of a server's models",
     "stop": "stop a server; its data stays where it is",
@@ -56,6 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action.add_argument("server", nargs="?", help="name of its record (default: the only one)")
         if name == "logs":
             action.add_argument("--lines", type=int, default=50, help="number of lines (default: 50)")
+            action.add_argument("--follow", action="store_true", help="go on until Ctrl-C, over lost connections too")
         if name == "pull":
             action.add_argument("model", nargs="?", metavar="PROJECT/NAME", help="(default: all models)")
             action.add_argument("--to", default="checkpoints", metavar="FOLDER", help="(default: checkpoints)")

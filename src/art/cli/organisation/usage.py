@@ -3,10 +3,12 @@
     art usage
     art usage --project search --month 2026-01
     art usage --models                            by model too
+    art usage --keys                              by API key too
     art usage --json                              as the server sends it
 
-Device hours are those of sampling and training together. A key for one project sees its own. The server is at --url or
-ART_SERVER_URL, and the key is in ART_API_KEY. `art quota` sets the limits.
+Device hours are those of sampling and training together. A key for one project sees its own project, and without scope
+`admin` the other keys as one. The server is at --url or ART_SERVER_URL, and the key is in ART_API_KEY. `art quota` sets
+the limits.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import TypeVar
 
 from art.client import ArtClient
 from art.errors import ConfigError
-from art.protocol.organisation.usage_report import ModelUsage, ProjectUsage, Quota, UsageReport, Used
+from art.protocol.organisation.usage_report import KeyUsage, ModelUsage, ProjectUsage, Quota, UsageReport, Used
 from art.storage.local_key import find_local_key
 
 T = TypeVar("T")
@@ -31,11 +33,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--month", help="as YEAR-MONTH, e.g. 2026-01 (default: the current one, in UTC)")
     parser.add_argument("--project", help="only this project")
     parser.add_argument("--models", action="store_true", help="also show each model")
+    parser.add_argument("--keys", action="store_true", help="also show each API key")
     parser.add_argument("--json", action="store_true", help="print the server's answer")
 
 
 def run(args: argparse.Namespace) -> int:
-    report = asked(args.url, lambda client: client.usage(month=args.month, project=args.project))
+    report = asked(args.url, lambda client: client.usage(month=args.month, project=args.project, keys=args.keys))
     print(report.model_dump_json(indent=2) if args.json else describe(report, with_models=args.models))
     return 0
 
@@ -57,12 +60,13 @@ def asked(url: str | None, ask: Callable[[ArtClient], Awaitable[T]]) -> T:
 
 
 def describe(report: UsageReport, *, with_models: bool = False) -> str:
-    """Write a report as a table, with a line about the month."""
+    """Write a report as a table, with a line about the month. Keys are shown if the report has them."""
     rows: list[tuple[str, ...]] = [_COLUMNS]
     for project in report.projects:
         rows.append(_row(project.project, project, _quota(project)))
         if with_models:
             rows += [_row(f"  {model.name}", model, "") for model in project.models]
+        rows += [_row(f"  {_key_name(key)}", key, "") for key in project.keys or ()]
     if len(report.projects) > 1:
         rows.append(_row("total", _total(report.projects), ""))
     widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
@@ -97,6 +101,13 @@ def _row(name: str, used: Used, quota: str) -> tuple[str, ...]:
     device_s = used.sampling_s + used.training_s
     counts = (f"{count:,}" for count in (used.prompt, used.cached, used.completion, used.steps))
     return (name, *counts, f"{device_s / 3600:,.2f}", f"{used.usd:,.2f}", quota)
+
+
+def _key_name(key: KeyUsage) -> str:
+    """Name a key by what it was made for, with its id: replaced keys have the name of the old one."""
+    if key.key_id is None:
+        return key.name or "key not known"
+    return f"{key.name or 'key'} ({key.key_id})"
 
 
 def _quota(project: ProjectUsage) -> str:

@@ -29,7 +29,7 @@ from art.gateway.record.recorded_answers import RecordedAnswer, assemble_answers
 from art.gateway.record.rollout_table import note_exchanges
 from art.gateway.record.schema import create_tables
 from art.gateway.record.segments import Segments, pack_segments, unpack_segments
-from art.gateway.record.usage_book import Amounts, Pending, UsageBook, write_usage
+from art.gateway.record.usage_book import UNKNOWN_KEY, Amounts, Pending, UsageBook, write_usage
 from art.protocol.answers import FinishReason
 from art.protocol.chat import Message, Tool
 from art.protocol.samples import Constraint
@@ -204,10 +204,13 @@ class Recorder:
         # The commit is shared: cancelling one request must not cancel it.
         await asyncio.shield(self._next_commit)
 
-    def count_tokens(self, project: str, name: str, *, prompt: int, cached: int, completion: int) -> None:
-        """Add to a model's token counts, stored with the next exchange. `cached` tokens are also part of `prompt`."""
+    def count_tokens(
+        self, project: str, name: str, *, prompt: int, cached: int, completion: int, key_id: str = UNKNOWN_KEY
+    ) -> None:
+        """Add to the token counts of a model and of the key that asked, stored with the next exchange. `cached` tokens
+        are also part of `prompt`."""
         self._pending_counts.append((project, name, prompt, cached, completion))
-        self.usage.add(project, name, Amounts(prompt=prompt, cached=cached, completion=completion))
+        self.usage.add(project, name, Amounts(prompt=prompt, cached=cached, completion=completion), key_id=key_id)
 
     def token_counts(self, project: str, name: str) -> tuple[int, int, int]:
         """Return the numbers of prompt, cached and completion tokens of a model since it was registered."""

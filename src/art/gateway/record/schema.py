@@ -8,6 +8,7 @@ from art.gateway.record import constraints
 from art.gateway.record.deleted_responses import SCHEMA as _DELETED_SCHEMA
 from art.gateway.record.rollout_table import create_table
 from art.gateway.record.usage_book import SCHEMA as _USAGE_SCHEMA
+from art.gateway.record.usage_book import add_keys
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS exchanges (
@@ -35,3 +36,4 @@ def create_tables(db: sqlite3.Connection) -> None:
     if "segments" not in {row[1] for row in db.execute("PRAGMA table_info(exchanges)")}:
         db.execute("ALTER TABLE exchanges ADD COLUMN segments TEXT")
     create_table(db)
+    add_keys(db)

@@ -1,4 +1,5 @@
-"""What each project has used in each month, and what it may use. Durable, and cheap enough to ask before each request.
+"""What each project has used in each month, by model and API key, and what it may use. Durable, and cheap enough to ask
+before each request.
 
     answer or step --> add: totals in memory, and pending rows --> the next commit of the record writes them
     request        --> check: totals in memory against the project's quota
@@ -17,17 +18,19 @@ from dataclasses import dataclass, fields
 
 from art.config import PricesConfig
 from art.errors import QuotaError
-from art.protocol.organisation.usage_report import ModelUsage, ProjectUsage, Quota, UsageReport, Used
+from art.protocol.organisation.usage_report import KeyUsage, ModelUsage, ProjectUsage, Quota, UsageReport, Used
 from art.storage.database import Database
 
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS usage (
-    month TEXT NOT NULL, project TEXT NOT NULL, name TEXT NOT NULL, prompt INTEGER NOT NULL, cached INTEGER NOT NULL,
-    completion INTEGER NOT NULL, steps INTEGER NOT NULL, sampling_s REAL NOT NULL, training_s REAL NOT NULL,
-    usd REAL NOT NULL, PRIMARY KEY (month, project, name)
+CREATE TABLE IF NOT EXISTS usage_by_key (
+    month TEXT NOT NULL, project TEXT NOT NULL, name TEXT NOT NULL, key_id TEXT NOT NULL, prompt INTEGER NOT NULL,
+    cached INTEGER NOT NULL, completion INTEGER NOT NULL, steps INTEGER NOT NULL, sampling_s REAL NOT NULL,
+    training_s REAL NOT NULL, usd REAL NOT NULL, PRIMARY KEY (month, project, name, key_id)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS quotas (project TEXT PRIMARY KEY, quota TEXT NOT NULL) WITHOUT ROWID;
 """
+UNKNOWN_KEY = ""
+"""Key id of usage that was counted by an older version, which did not count by key."""
 _EVERY = ""
 """The project under which the quota of projects without one of their own is stored. No project has an empty name."""
 
@@ -63,13 +66,13 @@ class Amounts:
 
 
 _NAMES = tuple(field.name for field in fields(Amounts))
-_ADD = (
-    f"INSERT INTO usage VALUES ({', '.join('?' * (3 + len(_NAMES)))}) ON CONFLICT (month, project, name) DO UPDATE SET "
-    + ", ".join(f"{name} = {name} + excluded.{name}" for name in _NAMES)
+_ON_CONFLICT = "ON CONFLICT (month, project, name, key_id) DO UPDATE SET " + ", ".join(
+    f"{name} = {name} + excluded.{name}" for name in _NAMES
 )
-Key = tuple[str, str, str]
-"""Month, project and name of a model."""
-Pending = Mapping[Key, Amounts]
+_ADD = f"INSERT INTO usage_by_key VALUES ({', '.join('?' * (4 + len(_NAMES)))}) {_ON_CONFLICT}"
+Row = tuple[str, str, str, str]
+"""Month, project, name of a model, and id of the API key that asked."""
+Pending = Mapping[Row, Amounts]
 
 
 class UsageBook:
@@ -79,31 +82,32 @@ class UsageBook:
         self._database = database
         self._now = now
         self.prices = PricesConfig()
-        self._pending: dict[Key, Amounts] = {}
+        self._pending: dict[Row, Amounts] = {}
+        self._by_month: dict[str, defaultdict[str, Amounts]] = {}
+        """Amounts by project, of each month that the clock has shown since the start."""
         self._totals: defaultdict[str, Amounts] = defaultdict(Amounts)
-        """Amounts of the current month by project."""
+        """The amounts of the current month."""
         self._quotas: dict[str, Quota] = {}
-        self._month, self._ends_at = "", float("-inf")
+        self._month, self._begins_at, self._ends_at = "", float("inf"), float("-inf")
 
     async def start(self) -> None:
         """Read the totals of this month and the quotas. The tables must exist."""
         rows = self._database.read("SELECT project, quota FROM quotas")
         self._quotas = {project: Quota.model_validate_json(quota) for project, quota in rows}
         self._turn_month()
-        for (_, project, _), amounts in self._rows(self._month).items():
-            self._totals[project].add(amounts)
 
     # -- counting --
 
-    def add(self, project: str, name: str, amounts: Amounts) -> None:
-        """Count amounts for a model. Their price is added. They are stored with the next `take_pending`."""
-        for key, counted in self.count(project, name, amounts).items():
-            if (pending := self._pending.get(key)) is None:
-                self._pending[key] = counted
+    def add(self, project: str, name: str, amounts: Amounts, *, key_id: str = UNKNOWN_KEY) -> None:
+        """Count amounts for a model and the key that asked. Their price is added. They are stored with the next
+        `take_pending`."""
+        for row, counted in self.count(project, name, amounts, key_id=key_id).items():
+            if (pending := self._pending.get(row)) is None:
+                self._pending[row] = counted
             else:
                 pending.add(counted)
 
-    def count(self, project: str, name: str, amounts: Amounts) -> Pending:
+    def count(self, project: str, name: str, amounts: Amounts, *, key_id: str = UNKNOWN_KEY) -> Pending:
         """Count amounts as `add` does, and return them for a caller that stores them in a transaction of its own."""
         self._turn_month()
         amounts.usd += self.prices.usd(
@@ -111,7 +115,7 @@ class UsageBook:
             device_s=amounts.device_s,
         )  # fmt: skip
         self._totals[project].add(amounts)
-        return {(self._month, project, name): amounts}
+        return {(self._month, project, name, key_id): amounts}
 
     def take_pending(self) -> Pending:
         """Return what is not stored yet. The caller stores it by `write_usage` in a transaction of its own."""
@@ -190,59 +194,96 @@ class UsageBook:
 
     # -- reporting --
 
-    async def report(self, month: str | None, project: str | None) -> UsageReport:
+    async def report(self, month: str | None, project: str | None, *, with_keys: bool = False) -> UsageReport:
         """Report what was used in a month, by default the current one.
 
         Args:
             project: report only this project, and nothing about others.
+            with_keys: report it by API key too.
         """
         await self.flush()
         self._turn_month()
         month = month or self._month
-        by_project: defaultdict[str, dict[str, Amounts]] = defaultdict(dict)
-        for (_, owner, name), amounts in self._rows(month).items():
-            by_project[owner][name] = amounts
+        by_project: defaultdict[str, dict[Row, Amounts]] = defaultdict(dict)
+        for row, amounts in self._rows(month).items():
+            by_project[row[1]][row] = amounts
         known = by_project.keys() | self._quotas.keys() - {_EVERY}
         return UsageReport(
             month=month,
             resets_at=reset_of(month),
             projects=[
-                self._project_usage(owner, by_project[owner])
+                self._project_usage(owner, by_project[owner], with_keys=with_keys)
                 for owner in ([project] if project is not None else sorted(known))
             ],
             default_quota=self._quotas.get(_EVERY) if project is None else None,
         )
 
-    def _project_usage(self, project: str, models: Mapping[str, Amounts]) -> ProjectUsage:
+    def _project_usage(self, project: str, rows: Pending, *, with_keys: bool) -> ProjectUsage:
         total = Amounts()
-        for amounts in models.values():
-            total.add(amounts)
+        models: defaultdict[str, Amounts] = defaultdict(Amounts)
+        keys: defaultdict[str, Amounts] = defaultdict(Amounts)
+        for (_, _, name, key_id), amounts in rows.items():
+            for sums in (total, models[name], keys[key_id]):
+                sums.add(amounts)
         return ProjectUsage(
             project=project,
             models=[ModelUsage(name=name, **_used(amounts)) for name, amounts in sorted(models.items())],
+            keys=[KeyUsage(key_id=key_id or None, **_used(amounts)) for key_id, amounts in sorted(keys.items())]
+            if with_keys
+            else None,
             quota=self.quota(project),
             **_used(total),
         )
 
-    def _rows(self, month: str) -> dict[Key, Amounts]:
-        sql = f"SELECT month, project, name, {', '.join(_NAMES)} FROM usage WHERE month = ?"
+    def _rows(self, month: str) -> dict[Row, Amounts]:
+        sql = f"SELECT month, project, name, key_id, {', '.join(_NAMES)} FROM usage_by_key WHERE month = ?"
         return {
-            (month, project, name): Amounts(*amounts)
-            for month, project, name, *amounts in self._database.read(sql, (month,))
+            (month, project, name, key_id): Amounts(*amounts)
+            for month, project, name, key_id, *amounts in self._database.read(sql, (month,))
         }
 
     def _turn_month(self) -> None:
-        """Begin a new month if the last one has ended. What is pending stays in its own month."""
+        """Go to the month that the clock shows, if it is another one. What is pending stays in its own month.
+
+        A clock that goes back, for example when it is corrected, goes back to an earlier month. So the sums of each
+        month stay in memory. A month that is seen for the first time has nothing pending, and all of it is stored.
+        """
         now = self._now()
-        if now >= self._ends_at:
-            at = time.gmtime(now)
-            self._month, self._ends_at = f"{at.tm_year:04d}-{at.tm_mon:02d}", _first_of_next(at.tm_year, at.tm_mon)
-            self._totals.clear()
+        if self._begins_at <= now < self._ends_at:
+            return
+        at = time.gmtime(now)
+        month = f"{at.tm_year:04d}-{at.tm_mon:02d}"
+        if month not in self._by_month:
+            totals: defaultdict[str, Amounts] = defaultdict(Amounts)
+            for (_, project, _, _), amounts in self._rows(month).items():
+                totals[project].add(amounts)
+            self._by_month[month] = totals
+        self._month, self._totals = month, self._by_month[month]
+        self._begins_at, self._ends_at = _first_of(at.tm_year, at.tm_mon), _first_of_next(at.tm_year, at.tm_mon)
+
+
+def add_keys(db: sqlite3.Connection) -> None:
+    """Move what an older version has counted, without keys, to the table that has them."""
+    if db.execute("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'usage'").fetchone() is None:
+        return
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        names = ", ".join(_NAMES)
+        # `WHERE true`: without it, SQLite reads ON as the condition of a join.
+        db.execute(
+            f"INSERT INTO usage_by_key SELECT month, project, name, '{UNKNOWN_KEY}', {names} FROM usage WHERE true "
+            f"{_ON_CONFLICT}"
+        )
+        db.execute("DROP TABLE usage")
+        db.execute("COMMIT")
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
 
 
 def write_usage(db: sqlite3.Connection, pending: Pending) -> None:
     """Add pending amounts to the stored ones, within the transaction of `db`."""
-    rows = [(*key, *(getattr(amounts, name) for name in _NAMES)) for key, amounts in pending.items()]
+    rows = [(*row, *(getattr(amounts, name) for name in _NAMES)) for row, amounts in pending.items()]
     if rows:
         db.executemany(_ADD, rows)
 
@@ -264,5 +305,9 @@ def _used(amounts: Amounts) -> dict[str, float]:
     return {name: getattr(amounts, name) for name in Used.model_fields}
 
 
+def _first_of(year: int, month: int) -> float:
+    return float(calendar.timegm((year, month, 1, 0, 0, 0)))
+
+
 def _first_of_next(year: int, month: int) -> float:
-    return float(calendar.timegm((year + month // 12, month % 12 + 1, 1, 0, 0, 0)))
+    return _first_of(year + month // 12, month % 12 + 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Any
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from art.protocol.training import Wire
 
@@ -50,11 +52,34 @@ class ModelUsage(Used):
     """Name of the model, or of a base model that was asked without training."""
 
 
+OTHER_KEYS = "other keys"
+"""Name of the sum of the keys that a caller may not tell apart."""
+
+
+class KeyUsage(Used):
+    key_id: str | None
+    """Id of the API key that asked; `server` is the operator's own. Null for usage whose key is not known, because an
+    older version counted it, and for the sum of the keys that the caller may not tell apart."""
+    name: str | None = None
+    """What the key was made for; null if the key is not known or not in the server's file."""
+
+
 class ProjectUsage(Used):
     project: str
     models: list[ModelUsage]
     quota: Quota | None
     """The limits that apply to the project now; null for none."""
+    keys: list[KeyUsage] | None = None
+    """What each API key has used, if the request asks for it. A key without scope `admin` sees its
+    own, and the others as one."""
+
+    @model_serializer(mode="wrap")
+    def _only_if_asked(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """An older client refuses fields that it does not know."""
+        body: dict[str, Any] = serialize(self)
+        if self.keys is None:
+            del body["keys"]
+        return body
 
 
 class UsageReport(Wire):

@@ -16,7 +16,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 
-from art.engine import GenerateRequest, Timings, TokenChunk
+from art.engine import GenerateRequest, Sender, Timings, TokenChunk
 from art.engines.process import ProcessEngine
 from art.protocol.rpc import Connect
 from art.runtime.hosting.seats import Seats
@@ -94,8 +94,8 @@ class GatedEngine(ProcessEngine):
         self.closed = Hold(f"the {name} to take requests again")
         self._inside = Hold("requests of the previous policy to end")
         self.shared_time = SharedTime()
-        self.on_sampled: Callable[[str, str | None, float], None] = lambda project, adapter, seconds: None
-        """Called after each request with its project, its adapter and its share of the engine's time in seconds."""
+        self.on_sampled: Callable[[Sender, str | None, float], None] = lambda sender, adapter, seconds: None
+        """Called after each request with its sender, its adapter and its share of the engine's time in seconds."""
 
     @property
     def sampling_s(self) -> float:
@@ -132,7 +132,7 @@ class GatedEngine(ProcessEngine):
         try:
             async with self.seats.taken(request.sender):
                 await self.closed.until_ended(self._timeout_s)
-                note = partial(self.on_sampled, request.sender[0], request.adapter)
+                note = partial(self.on_sampled, request.sender, request.adapter)
                 with self._inside.held(), self.shared_time.taken(note):
                     yield time.perf_counter() - arrived
         finally:

@@ -18,6 +18,7 @@ from art.config import TrainConfig, TrainSFTConfig
 from art.credit.plan import StepPlan
 from art.credit.sft import SftPath
 from art.gateway.json_pieces import json_pieces
+from art.gateway.record.usage_book import UNKNOWN_KEY
 from art.protocol.calls import Copy, Export, Pull, Push
 from art.protocol.job_states import JobKind
 
@@ -167,3 +168,5 @@ class Job(Entry):
     payload: Payload
     from_step: int | None = None
     """The model's newest step when the job first began to run."""
+    key_id: str = UNKNOWN_KEY
+    """Id of the API key that asked for the job, which what it uses is counted for."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from art.errors import ArtError, ConflictError, JobCancelledError
+from art.gateway.record.usage_book import UNKNOWN_KEY
 from art.protocol.frames.frame_encoding import error_body
 from art.protocol.job_states import ENDED, JobKind, JobState
 from art.protocol.jobs import JobEvent
@@ -111,12 +112,18 @@ class JobRunner:
         return None if status is None else self._with_now(status)
 
     async def submit(
-        self, job_id: str, kind: JobKind, model: tuple[str, str], payload: Payload, fingerprint: str
+        self,
+        job_id: str,
+        kind: JobKind,
+        model: tuple[str, str],
+        payload: Payload,
+        fingerprint: str,
+        key_id: str = UNKNOWN_KEY,
     ) -> JobStatus:
-        """Store and queue a job of `model` (project and name); return its status. If the id is known, only the status
-        is returned. Raises what `JobStore.add` raises."""
+        """Store and queue a job of `model` (project and name) that a key asked for; return its status. If the id is
+        known, only the status is returned. Raises what `JobStore.add` raises."""
         entry = self._with_lane(Entry(job_id, kind, *model, lane=""))
-        status = await self.store.add(Job(job_id, kind, *model, entry.lane, payload), fingerprint)
+        status = await self.store.add(Job(job_id, kind, *model, entry.lane, payload, key_id=key_id), fingerprint)
         if status.state == "queued" and job_id not in self._live:
             self._enqueue(entry)
         return self._with_now(status)

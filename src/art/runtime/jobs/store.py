@@ -48,9 +48,10 @@ _LATER_COLUMNS = {
     "started_at": "REAL",
     "needs": "TEXT NOT NULL DEFAULT '[]'",
     "exchanges": "TEXT NOT NULL DEFAULT '[]'",
+    "key_id": "TEXT NOT NULL DEFAULT ''",
 }
 """Columns of `jobs` that databases of older versions do not have. `needs` has paths of checkpoints and `exchanges` has
-ids of exchanges, that the job needs until it has ended."""
+ids of exchanges, that the job needs until it has ended. `key_id` is the API key that asked for the job."""
 _UNFINISHED = ", ".join(f"'{state}'" for state in UNFINISHED)
 
 
@@ -115,7 +116,7 @@ class JobStore:
             values = {
                 "job_id": job.job_id, "kind": job.kind, "project": job.project, "name": job.name, "state": "queued",
                 "fingerprint": fingerprint, "payload": payload, "lane": job.lane, "needs": needs,
-                "exchanges": exchanges, "status": status.model_dump_json(), "created_at": now,
+                "exchanges": exchanges, "status": status.model_dump_json(), "created_at": now, "key_id": job.key_id,
             }  # fmt: skip
             marks = ", ".join("?" * len(values))
             db.execute(f"INSERT INTO jobs ({', '.join(values)}) VALUES ({marks})", tuple(values.values()))
@@ -130,9 +131,9 @@ class JobStore:
         Raises:
             TrainingError: another version of ART stored the job, and its payload has another form.
         """
-        columns = "kind, project, name, lane, payload, from_step"
+        columns = "kind, project, name, lane, payload, from_step, key_id"
         rows = await self._read(f"SELECT {columns} FROM jobs WHERE job_id = ?", (job_id,))
-        ((kind, project, name, lane, payload, from_step),) = rows
+        ((kind, project, name, lane, payload, from_step, key_id),) = rows
         try:
             content = await asyncio.to_thread(lambda: PAYLOADS[kind].model_validate_json(zlib.decompress(payload)))
         except ValidationError as error:
@@ -140,7 +141,7 @@ class JobStore:
                 f"job {job_id} ({kind} of {project}/{name}) was queued by another version of ART, and this version "
                 "cannot read it. Submit it again under a new id"
             ) from error
-        return Job(job_id, kind, project, name, lane, content.with_paths(self._extend), from_step)
+        return Job(job_id, kind, project, name, lane, content.with_paths(self._extend), from_step, key_id)
 
     async def recover(self) -> list[Entry]:
         """Queue jobs again that ran when the last server ended, and end jobs that it was about to stop. Returns all

@@ -112,7 +112,7 @@ class TrainingWork:
                 raise
             raise TrainingError(f"{payload.repeated}. This time it failed: {error}") from error
         finally:
-            await self._note_time(model, (host.trainer.training_s - trained_s) * host.num_trainer_devices)
+            await self._note_time(job, (host.trainer.training_s - trained_s) * host.num_trainer_devices)
         if control.stop.is_set():  # the call ended before it could be stopped; its checkpoint was not published
             await asyncio.to_thread(checkpoints.delete, target)
         control.check()
@@ -140,17 +140,17 @@ class TrainingWork:
         await self._remove_old_token_files(model, step)
         return Done(
             changes | {"step": step}, published_step=step, identity=identity, learnt_from=plan.exchange_ids,
-            used=self._recorder.usage.count(model.project, model.name, Amounts(steps=1)),
+            used=self._recorder.usage.count(job.project, job.name, Amounts(steps=1), key_id=job.key_id),
         )  # fmt: skip
 
-    async def _note_time(self, model: RegisteredModel, device_s: float) -> None:
+    async def _note_time(self, job: Job, device_s: float) -> None:
         """Store the seconds of devices that a step has used. Training goes on if that fails."""
         usage = self._recorder.usage
-        usage.add(model.project, model.name, Amounts(training_s=device_s))
+        usage.add(job.project, job.name, Amounts(training_s=device_s), key_id=job.key_id)
         try:
             await usage.flush()
         except StorageError as error:
-            logger.warning("cannot store what a step of %s has used: %s", model.key, error)
+            logger.warning("cannot store what a step of %s has used: %s", job.model_key, error)
 
     async def _remove_old_moments(self, model: RegisteredModel, step: int) -> None:
         """Delete optimiser moments that the model's settings do not keep. Training goes on if that fails."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from art.errors import ConfigError, PromotionError
-from art.protocol.organisation.promotions import Decision, PromoteRequest, Promotion, PromotionHistory
+from art.protocol.organisation.promotions import Decision, Gate, PromoteRequest, Promotion, PromotionHistory
 from art.runtime.models import Models
 from art.runtime.promotion.history import NewDecision, PromotionStore
 from art.runtime.promotion.verdicts import Evidence, judge, logged_evidence, measured_evidence
@@ -26,7 +26,14 @@ ChangeLock = Callable[[RegisteredModel], AbstractAsyncContextManager[None]]
 class Promotions:
     """Promotes checkpoints of models, and keeps the history of it."""
 
-    def __init__(self, models: Models, store: PromotionStore, changing: ChangeLock) -> None:
+    def __init__(
+        self, models: Models, store: PromotionStore, changing: ChangeLock, *, required: float | None = None
+    ) -> None:
+        """
+        Args:
+            required: bound of a gate that every promotion has to pass; `None` if each caller chooses.
+        """
+        self.required = required
         self._models = models
         self._store = store
         self._changing = changing
@@ -39,7 +46,8 @@ class Promotions:
 
         Raises:
             NotFoundError: there is no such model or published checkpoint.
-            ConfigError: the model's engine cannot serve a step beside the newest, or the split is not held out.
+            ConfigError: the model's engine cannot serve a step beside the newest, the split is not held out, or the
+                request asks for less than the server requires.
             PromotionError: the checkpoint does not pass the gate. The refusal is recorded.
             ConflictError: measured scores compare with another checkpoint than the promoted one.
             CorruptCheckpointError, AdapterError, HandshakeError: the checkpoint cannot be served.
@@ -54,6 +62,7 @@ class Promotions:
                 f"{step} to a model of another name on a server of its own",
                 param="step",
             )
+        request = self._with_required_gate(request)
         async with self._changing(model):
             path = await asyncio.to_thread(self._models.folder, project, name, step)
             previous = self._models.find(project, name)[0].promoted_step
@@ -61,7 +70,8 @@ class Promotions:
             if decision.decision == "refused":
                 await self._store.add(project, name, decision)
                 assert decision.verdict is not None
-                raise PromotionError(f"step {step} of {model.key} is not promoted. {decision.verdict.reason}")
+                refusal = f"step {step} of {model.key} is not promoted. {decision.verdict.reason}"
+                raise PromotionError(refusal if self.required is None else f"{refusal}. {self._rule()}")
             await host.adapters.load(model.adapter_id(step), path)
             await self._store.add(project, name, decision)
             self._models.set_promoted(model.key, step)
@@ -78,6 +88,30 @@ class Promotions:
         """
         self._models.find(project, name)
         return PromotionHistory(promotions=await self._store.records(project, name))
+
+    def _with_required_gate(self, request: PromoteRequest) -> PromoteRequest:
+        """Give the request the gate that the server requires, unless its own asks for as much.
+
+        Raises:
+            ConfigError: its own asks for less.
+        """
+        if self.required is None:
+            return request
+        if request.gate is None:
+            return request.model_copy(update={"gate": Gate(require=self.required)})
+        if request.gate.require < self.required:
+            raise ConfigError(
+                f"`require` is {request.gate.require:g}, which is less than {self.required:g}. {self._rule()}. Ask for "
+                f"{self.required:g} or more, or leave `require` out",
+                param="require",
+            )
+        return request
+
+    def _rule(self) -> str:
+        return (
+            f"This server requires {self.required:+g} of every promotion (`promotion.require` in its configuration), "
+            "and only a key with scope `admin` may force one"
+        )
 
     async def _decide(
         self, model: RegisteredModel, previous: int | None, request: PromoteRequest, key_id: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from art.errors import InvalidRequestError
+from art.errors import InvalidRequestError, PermissionDeniedError
 from art.protocol.checkpoint_calls import (
     BEST_METRIC,
     CheckpointList,
@@ -42,8 +42,18 @@ async def promote(call: Call) -> dict[str, Any]:
 
 
 async def promote_by_gate(call: Call) -> dict[str, Any]:
-    """Promote a checkpoint if its held-out improvement over the promoted one is certain enough; 409 if it is not."""
-    return await _promote(call, await call.body(PromoteRequest))
+    """Promote a checkpoint if its held-out improvement over the promoted one is certain enough; 409 if it is not.
+
+    `force` needs a key with scope `admin` if the server requires a gate.
+    """
+    request = await call.body(PromoteRequest)
+    if request.force and call.runtime.promotions.required is not None and not call.caller.may("admin"):
+        raise PermissionDeniedError(
+            f"this server requires a gate of every promotion, and `force` goes against it: that needs a key with scope "
+            f"`admin`, and key {call.caller.key_id} has {', '.join(sorted(call.caller.scopes))}",
+            param="force",
+        )
+    return await _promote(call, request)
 
 
 async def _promote(call: Call, request: PromoteRequest) -> dict[str, Any]:

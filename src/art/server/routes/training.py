@@ -37,13 +37,15 @@ async def train(call: Call) -> JobStatus:
             call.own_model(term.teacher)
         if isinstance(term, CustomLossConfig):
             check_custom_loss(term, call.server.config)
-    return await call.runtime.training.train(call.path["project"], call.path["name"], request)
+    project, name, key_id = call.path["project"], call.path["name"], call.caller.key_id
+    return await call.runtime.training.train(project, name, request, key_id=key_id)
 
 
 async def train_sft(call: Call) -> JobStatus:
     """Queue supervised fine-tuning on the assistant messages of trajectories."""
     request = await call.job_body(TrainSFTRequest)
-    return await call.runtime.training.train_sft(call.path["project"], call.path["name"], request)
+    project, name, key_id = call.path["project"], call.path["name"], call.caller.key_id
+    return await call.runtime.training.train_sft(project, name, request, key_id=key_id)
 
 
 async def log(call: Call) -> Logged:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from art.protocol.organisation.promotions import PromotionRecord
 from art.viewer.answers.base import Answer, Interval, Query
 from art.viewer.answers.rollout_rows import RolloutKey
+
+MOST_PROMOTIONS = 200
 
 
 class CheckpointRow(Answer):
@@ -29,6 +32,10 @@ class CheckpointList(Answer):
 
     checkpoints: list[CheckpointRow]
     best_metric: str
+    promotions: list[PromotionRecord] = []
+    """The decisions about the promoted checkpoint, newest first, refusals included; at most `MOST_PROMOTIONS`."""
+    num_promotions: int = 0
+    """How many there are."""
 
 
 class CompareQuery(Query):

@@ -11,10 +11,18 @@ import numpy as np
 import orjson
 
 from art.errors import ArtError
+from art.protocol.organisation.promotions import PromotionRecord, Verdict
 from art.report.estimates import Estimate, estimate, estimate_change
 from art.storage import checkpoints
 from art.viewer.answers.base import Interval
-from art.viewer.answers.checkpoint_list import CheckpointList, CheckpointRow, CompareQuery, Comparison, ScenarioChange
+from art.viewer.answers.checkpoint_list import (
+    MOST_PROMOTIONS,
+    CheckpointList,
+    CheckpointRow,
+    CompareQuery,
+    Comparison,
+    ScenarioChange,
+)
 from art.viewer.answers.rollout_rows import RolloutKey
 from art.viewer.conversation import number as as_number
 from art.viewer.run_files import RunFiles
@@ -53,7 +61,10 @@ def list_checkpoints(run: RunFiles) -> CheckpointList:
         )
         for step in reversed(steps)
     ]
-    return CheckpointList(checkpoints=rows, best_metric=BEST_METRIC)
+    promotions, num_promotions = _promotions(run)
+    return CheckpointList(
+        checkpoints=rows, best_metric=BEST_METRIC, promotions=promotions, num_promotions=num_promotions
+    )
 
 
 def compare_steps(run: RunFiles, number: int, query: CompareQuery) -> Comparison:
@@ -96,6 +107,25 @@ def _recorded_step(run: RunFiles, table: Literal["models", "promoted"]) -> int |
     """The step that the server recorded for the run in a table that has one step per model."""
     rows = run.database.read(f"SELECT step FROM {table} WHERE project = ? AND name = ?", (run.project, run.name))
     return rows[0][0] if rows else None
+
+
+def _promotions(run: RunFiles) -> tuple[list[PromotionRecord], int]:
+    """The newest decisions about the promoted checkpoint, newest first, and how many there are."""
+    where = "FROM promotions WHERE project = ? AND name = ?"
+    rows = run.database.read(
+        f"SELECT number, at, step, previous_step, decision, key_id, note, verdict {where} "
+        f"ORDER BY number DESC LIMIT {MOST_PROMOTIONS}",
+        (run.project, run.name),
+    )
+    records = [
+        PromotionRecord(
+            number=number, at=at, step=step, previous_step=previous, decision=decision, key_id=key_id, note=note,
+            verdict=None if verdict is None else Verdict.model_validate_json(verdict),
+        )
+        for number, at, step, previous, decision, key_id, note, verdict in rows
+    ]  # fmt: skip
+    counts = run.database.read(f"SELECT count(*) {where}", (run.project, run.name))
+    return records, counts[0][0] if counts else 0
 
 
 def _reported(run: RunFiles) -> dict[int, dict[str, float]]:

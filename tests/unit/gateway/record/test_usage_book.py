@@ -11,9 +11,9 @@ from textwrap import dedent
 import pytest
 
 from art.config import PricesConfig
-from art.errors import QuotaError
+from art.errors import QuotaError, StorageError
 from art.gateway.record.schema import create_tables
-from art.gateway.record.usage_book import Amounts, UsageBook, reset_of
+from art.gateway.record.usage_book import SCHEMA, Amounts, UsageBook, reset_of
 from art.protocol.organisation.usage_report import Quota
 from art.storage.database import Database
 
@@ -100,6 +100,129 @@ async def test_a_new_month_begins_at_nothing(books: Books) -> None:
     assert (await book.report("2025-12", None)).projects[0].prompt == 0
 
 
+async def test_the_end_of_a_year_begins_the_first_month_of_the_next(books: Books) -> None:
+    new_year = calendar.timegm((2027, 1, 1, 0, 0, 0))
+    books.clock.now = new_year - 0.001
+    book = await books.open()
+    await book.set_quota("search", Quota(tokens=10, steps=1))
+    book.add("search", "agent", Amounts(prompt=10, steps=1))
+    for check in (lambda: book.check_sampling("search"), lambda: book.check_training("search", 0)):
+        with pytest.raises(QuotaError, match=r"in 2026-12 .* It may go on on 2027-01-01 00:00 UTC"):
+            check()
+    books.clock.now = new_year
+    book.check_sampling("search")
+    book.check_training("search", 0)
+    book.add("search", "agent", Amounts(prompt=3))
+    report = await book.report(None, None)
+    assert (report.month, report.resets_at, report.projects[0].prompt) == ("2027-01", "2027-02-01 00:00 UTC", 3)
+    assert (await book.report("2026-12", None)).projects[0].prompt == 10
+
+
+async def test_what_is_not_stored_when_a_month_ends_is_stored_in_its_own(books: Books) -> None:
+    book = await books.open()
+    book.add("search", "agent", Amounts(prompt=1))
+    books.clock.now = FEBRUARY
+    book.add("search", "agent", Amounts(prompt=2))
+    await book.flush()
+    again = await books.open()
+    prompts = [(await again.report(month, None)).projects[0].prompt for month in ("2026-01", "2026-02")]
+    assert prompts == [1, 2]
+
+
+async def test_a_clock_that_goes_back_goes_back_to_its_month(books: Books) -> None:
+    """A clock that was a year ahead for a while, and is corrected, leaves the quota of the true month as it was."""
+    book = await books.open()
+    await book.set_quota("search", Quota(tokens=10))
+    book.add("search", "agent", Amounts(prompt=6))
+    books.clock.now = calendar.timegm((2027, 1, 15, 0, 0, 0))
+    book.check_sampling("search")
+    book.add("search", "agent", Amounts(prompt=9))
+    books.clock.now = JANUARY + 60
+    book.check_sampling("search")
+    book.add("search", "agent", Amounts(prompt=4))
+    with pytest.raises(QuotaError, match="10 tokens of 10 tokens in 2026-01"):
+        book.check_sampling("search")
+    assert (await book.report(None, None)).projects[0].prompt == 10
+    books.clock.now = calendar.timegm((2027, 1, 15, 0, 0, 0))
+    book.check_sampling("search")
+    book.add("search", "agent", Amounts(prompt=1))
+    with pytest.raises(QuotaError, match="10 tokens of 10 tokens in 2027-01"):
+        book.check_sampling("search")
+
+
+async def test_a_month_that_an_earlier_server_has_counted_in_is_not_begun_at_nothing(books: Books) -> None:
+    books.clock.now = FEBRUARY
+    book = await books.open()
+    await book.set_quota("search", Quota(tokens=10))
+    book.add("search", "agent", Amounts(prompt=10))
+    await book.flush()
+    books.clock.now = JANUARY
+    again = await books.open()
+    again.check_sampling("search")
+    books.clock.now = FEBRUARY
+    with pytest.raises(QuotaError, match="in 2026-02"):
+        again.check_sampling("search")
+
+
+async def test_usage_by_key_adds_up_to_that_of_the_project(books: Books) -> None:
+    book = await books.open()
+    book.add("search", "agent", Amounts(prompt=1), key_id="alice")
+    book.add("search", "other", Amounts(prompt=10, sampling_s=2.0), key_id="alice")
+    book.add("search", "agent", Amounts(prompt=100, steps=1), key_id="server")
+    book.add("shop", "agent", Amounts(prompt=1000), key_id="alice")
+    search, shop = (await book.report(None, None, with_keys=True)).projects
+    assert search.keys is not None
+    assert [(one.key_id, one.prompt, one.steps, one.sampling_s) for one in search.keys] == [
+        ("alice", 11, 0, 2.0), ("server", 100, 1, 0.0)
+    ]  # fmt: skip
+    assert [(one.name, one.prompt) for one in search.models] == [("agent", 101), ("other", 10)]
+    assert (search.prompt, shop.prompt) == (111, 1000)
+    (plain, _) = (await book.report(None, None)).projects
+    assert "keys" not in plain.model_dump()
+
+
+_WITHOUT_KEYS = """
+CREATE TABLE usage (
+    month TEXT NOT NULL, project TEXT NOT NULL, name TEXT NOT NULL, prompt INTEGER NOT NULL, cached INTEGER NOT NULL,
+    completion INTEGER NOT NULL, steps INTEGER NOT NULL, sampling_s REAL NOT NULL, training_s REAL NOT NULL,
+    usd REAL NOT NULL, PRIMARY KEY (month, project, name)
+) WITHOUT ROWID;
+INSERT INTO usage VALUES ('2026-01', 'search', 'agent', 5, 2, 3, 1, 0.5, 1.5, 2.5);
+INSERT INTO usage VALUES ('2025-12', 'search', 'agent', 7, 0, 0, 0, 0, 0, 0);
+"""
+"""The table of the version that did not count by key."""
+
+
+async def test_what_an_older_version_has_counted_stays(books: Books) -> None:
+    """Also if that version runs once more on the new database: it makes its table again, and that is added."""
+    database = Database(books.folder / "art.db")
+    for times in (1, 2):
+        await database.run(lambda db: db.executescript(_WITHOUT_KEYS))
+        book = await books.open()
+        await book.set_quota("search", Quota(tokens=8 * times))
+        with pytest.raises(QuotaError, match=rf"{8 * times} tokens of {8 * times} tokens in 2026-01"):
+            book.check_sampling("search")
+        (project,) = (await book.report("2026-01", None, with_keys=True)).projects
+        (unknown,) = project.keys or ()
+        assert (unknown.key_id, unknown.name, unknown.prompt, unknown.usd) == (None, None, 5 * times, 2.5 * times)
+        assert (await book.report("2025-12", None)).projects[0].prompt == 7 * times
+    tables = {name for (name,) in database.read("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    assert "usage" not in tables
+
+
+async def test_a_migration_that_is_interrupted_leaves_the_old_table(books: Books) -> None:
+    database = Database(books.folder / "art.db")
+    await database.run(lambda db: db.executescript(_WITHOUT_KEYS + SCHEMA))
+    await database.run(lambda db: db.executescript("CREATE TRIGGER t BEFORE INSERT ON usage_by_key WHEN NEW.prompt = 7 "
+                                                   "BEGIN SELECT raise(ABORT, 'no'); END"))  # fmt: skip
+    with pytest.raises(StorageError):
+        await books.open()
+    counts = [database.read(f"SELECT count(*) FROM {table}") for table in ("usage", "usage_by_key")]
+    assert counts == [[(2,)], [(0,)]]
+    await database.run(lambda db: db.executescript("DROP TRIGGER t"))
+    assert (await (await books.open()).report(None, None)).projects[0].prompt == 5
+
+
 @pytest.mark.parametrize(
     ("quota", "used", "sampling", "training", "text"),
     [
@@ -176,8 +299,8 @@ def test_what_was_answered_before_a_kill_is_counted(tmp_path: Path) -> None:
             await recorder.start()
             await recorder.usage.set_quota("p", Quota(tokens=99))
             for index in range(20):
-                recorder.usage.add("p", "m", Amounts(sampling_s=0.5))
-                recorder.count_tokens("p", "m", prompt=2, cached=1, completion=3)
+                recorder.usage.add("p", "m", Amounts(sampling_s=0.5), key_id="k")
+                recorder.count_tokens("p", "m", prompt=2, cached=1, completion=3, key_id="k")
                 await recorder.append(replace(_SAMPLE, id=f"ex_{{index}}", project="p", name="m"), conversation=b"")
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -185,5 +308,5 @@ def test_what_was_answered_before_a_kill_is_counted(tmp_path: Path) -> None:
     """
     done = subprocess.run([sys.executable, "-c", dedent(program)], capture_output=True, text=True, timeout=60)
     assert done.returncode == -9, done.stderr
-    rows = Database(tmp_path / "art.db").read("SELECT prompt, cached, completion, sampling_s FROM usage")
-    assert rows == [(40, 20, 60, 10.0)]
+    rows = Database(tmp_path / "art.db").read("SELECT key_id, prompt, cached, completion, sampling_s FROM usage_by_key")
+    assert rows == [("k", 40, 20, 60, 10.0)]

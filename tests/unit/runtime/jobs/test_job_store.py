@@ -20,6 +20,8 @@ from art.credit.plan import StepPlan
 from art.credit.samples import PlannedAnswer, PlannedSample
 from art.credit.sft import SftPath
 from art.errors import ConflictError, NotFoundError, OverloadedError, TrainingError
+from art.gateway.record.schema import create_tables
+from art.gateway.record.usage_book import UNKNOWN_KEY, Amounts
 from art.protocol.calls import Copy, Export, Pull, Push
 from art.protocol.checkpoint_calls import ForkRequest, S3Target
 from art.protocol.job_states import ENDED, NEXT_STATES, UNFINISHED, JobKind, JobState
@@ -250,6 +252,24 @@ async def test_a_database_of_before_gets_its_columns(tmp_path: Path) -> None:
     (entry,) = await store.recover()
     assert (entry.job_id, entry.lane) == ("old", "")
     assert await database.run(store.needed_exchanges) == []
+    assert database.read("SELECT key_id FROM jobs") == [(UNKNOWN_KEY,)]
+    database.close()
+
+
+async def test_a_job_knows_after_a_restart_which_key_asked_for_it(tmp_path: Path) -> None:
+    database, store = await open_store(tmp_path / "art.db")
+    await store.add(replace(job("job-1"), key_id="3f9c01d2ab47"), "1")
+    await store.move("job-1", "running", from_step=7)
+    database.close()
+    database, store = await open_store(tmp_path / "art.db")
+    await store.recover()
+    again = await store.load("job-1")
+    assert (again.key_id, again.from_step) == ("3f9c01d2ab47", 7)
+    used = {("2026-01", "p", "m", again.key_id): Amounts(steps=1)}
+    await database.run(create_tables)
+    await store.move("job-1", "running")
+    await store.finish("job-1", Done({"step": 8}, used=used))
+    assert database.read("SELECT key_id, steps FROM usage_by_key") == [("3f9c01d2ab47", 1)]
     database.close()
 
 

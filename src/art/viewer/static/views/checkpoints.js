@@ -8,6 +8,7 @@ import { empty, showWhenLoaded } from "../lib/states.js";
 import { deleteCheckpoint, downloadFiles, forkCheckpoint, promoteCheckpoint } from "../parts/checkpoint_actions.js";
 import { readStep } from "../curves/curve_settings.js";
 import { CheckpointComparison } from "../parts/checkpoint_compare.js";
+import { promotionHistory } from "../parts/promotion_history.js";
 
 const MAX_COLUMNS = 4;
 const PREFERRED = ["val/reward", "test/reward", "train/reward", "loss/entropy", "loss/kl_to_base", "loss/sft"];
@@ -35,6 +36,7 @@ class CheckpointPage {
     this.chosen = { a: readStep(route.query.get("a")), b: readStep(route.query.get("b")) };
     this.comparison = new CheckpointComparison(this.run, route.query.get("split"), ctx.signal);
     this.list = h("div", { class: "scroll checkpoint-list", tabindex: 0, role: "region", "aria-label": "Checkpoints" });
+    this.history = h("section", { class: "promotions", "aria-label": "History of promotions" });
     this.text = "";
     /** @type {import("../parts/checkpoint_actions.js").CheckpointRow[]} */
     this.checkpoints = [];
@@ -42,7 +44,7 @@ class CheckpointPage {
 
   async start() {
     await showWhenLoaded(this.root, this.ctx.signal, () => this.load(), (answer) => {
-      replace(this.root, h("h1", { class: "unseen" }, `Checkpoints of ${this.run.join("/")}`), this.list, this.comparison.element);
+      replace(this.root, h("h1", { class: "unseen" }, `Checkpoints of ${this.run.join("/")}`), this.list, this.history, this.comparison.element);
       this.draw(answer);
     });
     if (this.chosen.a !== null && this.chosen.b !== null) await this.comparison.show(this.chosen.a, this.chosen.b);
@@ -55,12 +57,14 @@ class CheckpointPage {
 
   async refresh() {
     const answer = await this.load();
-    if (JSON.stringify(answer) !== this.text && !this.list.contains(document.activeElement)) this.draw(answer);
+    const isUsed = [this.list, this.history].some((element) => element.contains(document.activeElement));
+    if (JSON.stringify(answer) !== this.text && !isUsed) this.draw(answer);
   }
 
-  /** @param {{checkpoints: import("../parts/checkpoint_actions.js").CheckpointRow[], best_metric: string}} answer */
+  /** @param {{checkpoints: import("../parts/checkpoint_actions.js").CheckpointRow[], best_metric: string, promotions?: import("../parts/promotion_history.js").PromotionRecord[], num_promotions?: number}} answer */
   draw(answer) {
     this.text = JSON.stringify(answer);
+    replace(this.history, promotionHistory(this.run, answer.promotions ?? [], answer.num_promotions ?? 0));
     this.checkpoints = answer.checkpoints;
     const { checkpoints, best_metric: bestMetric } = answer;
     if (checkpoints.length === 0) {
