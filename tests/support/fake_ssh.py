@@ -44,15 +44,24 @@ def serve(listener, port):
             continue
         for pair in ((near, far), (far, near)):
             threading.Thread(target=pump, args=pair, daemon=True).start()
+if os.path.exists(f"{folder}/other_forward"):
+    said = open(f"{folder}/other_forward").read()
+    sys.stderr.write(said)
+    if "ExitOnForwardFailure=yes" in sys.argv:
+        sys.exit(255)
 if "-L" in sys.argv:
     _, local, _, remote = sys.argv[sys.argv.index("-L") + 1].split(":")
     try:
         listener = socket.create_server(("127.0.0.1", int(local)))
     except OSError:
         sys.stderr.write(f"bind [127.0.0.1]:{local}: Address already in use\\n")
-        sys.exit(255)
+        if "ExitOnForwardFailure=yes" in sys.argv:
+            sys.exit(255)
+        listener = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=serve, args=(listener, int(remote)), daemon=True).start()
 command = sys.argv[sys.argv.index("--") + 2]
+if os.path.exists(f"{folder}/shell_start"):
+    command = open(f"{folder}/shell_start").read() + "\\n" + command
 environment = {"HOME": f"{folder}/home", "PATH": f"{folder}/bin:/usr/bin:/bin", "FAKE": folder}
 if "-L" not in sys.argv:
     os.chdir(f"{folder}/home")
@@ -130,6 +139,14 @@ class FakeMachine:
     def set_problem(self, text: str = "") -> None:
         """Let every ssh fail with this message from now on; without one, let it work again."""
         (self.folder / "problem").write_text(text)
+
+    def set_shell(self, start: str) -> None:
+        """Let the login shell run this script before each command, as `~/.bashrc` does."""
+        (self.folder / "shell_start").write_text(start)
+
+    def set_other_forward(self, text: str) -> None:
+        """Let each ssh say this about a port of the user's configuration that it cannot forward."""
+        (self.folder / "other_forward").write_text(text)
 
     def calls(self) -> list[str]:
         """The arguments of each call of ssh."""
