@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from art.errors import NothingTrainableError, TrajectoryError
 from art.messages import is_choice, parse_item, to_message
-from art.trajectory import History, Trajectory, TrajectoryGroup, infra_fault, to_plain
+from art.trajectory import History, Trajectory, TrajectoryGroup, finite_number, infra_fault, to_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def wire_group(group: TrajectoryGroup, trajectories: Iterable[Trajectory] | None
         "trajectories": [_wire_trajectory(trajectory) for trajectory in chosen],
         "exceptions": [error.model_dump() for error in group.exceptions],
         "metadata": to_plain(group.metadata),
-        "metrics": to_plain(group.metrics),
+        "metrics": _without_nan(group.metrics),
         "logs": list(group.logs),
     }
 
@@ -112,6 +112,10 @@ def _check(trajectory: Trajectory, what: str) -> int:
     for name in ("turn_rewards", "token_rewards"):
         if getattr(trajectory, name):
             raise TrajectoryError(f"{what} has {name}: the service knows only one reward per trajectory, `reward`")
+    if finite_number(trajectory.reward) is None:
+        raise TrajectoryError(
+            f"{what} has reward {trajectory.reward!r}; it must be a finite number. Check the reward function"
+        )
     num_answers = 0
     for history in (trajectory, *trajectory.additional_histories):
         for choice in filter(is_choice, map(parse_item, history.messages_and_choices)):
@@ -135,10 +139,19 @@ def _wire_trajectory(trajectory: Trajectory) -> dict[str, Any]:
         "reward": float(trajectory.reward),
         "initial_policy_version": trajectory.initial_policy_version,
         "final_policy_version": trajectory.final_policy_version,
-        "metrics": to_plain(trajectory.metrics),
+        "metrics": _without_nan(trajectory.metrics),
         "metadata": to_plain(trajectory.metadata),
         "logs": list(trajectory.logs),
         "start_time": trajectory.start_time.isoformat(),
+    }
+
+
+def _without_nan(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics that JSON has words for."""
+    return {
+        name: value
+        for name, value in to_plain(metrics).items()
+        if not (isinstance(value, float) and finite_number(value) is None)
     }
 
 
