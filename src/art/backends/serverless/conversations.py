@@ -20,19 +20,20 @@ class SentGroups:
     """Groups whose rewards differ."""
     without_spread: list[int]
     """Indices of the submitted groups that teach nothing, because their rewards are equal."""
+    failed: list[int]
+    """Indices of the submitted groups in which all rollouts failed, so that none has a score."""
     num_submitted: int
 
     @property
     def findings(self) -> list[str]:
         """What a person should know about the groups that were left out."""
-        if not self.groups:
+        if not (self.groups or self.failed):
             return [f"every group ({self.num_submitted}) has equal rewards: there is nothing to learn from"]
-        if not self.without_spread:
-            return []
-        return [
-            f"groups {self.without_spread} of {self.num_submitted} have equal rewards: they teach nothing and were not "
-            "sent"
-        ]
+        findings = []
+        for groups, why in ((self.without_spread, "have equal rewards"), (self.failed, "have failed rollouts only")):
+            if groups:
+                findings.append(f"groups {groups} of {self.num_submitted} {why}: they teach nothing and were not sent")
+        return findings
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -49,12 +50,15 @@ def sent_groups(groups: Sequence[TrajectoryGroup], spread_tolerance: float) -> S
         TrajectoryError: the service cannot learn from an answer or a reward as it is.
         NothingTrainableError: no trajectory has an answer that the model sampled.
     """
-    sent, without_spread, num_answers = [], [], 0
+    sent: list[dict[str, Any]] = []
+    without_spread, failed, num_answers = [], [], 0
     for i, group in enumerate(groups):
         trajectories = [trajectory for trajectory in group if infra_fault(trajectory) is None]
         for j, trajectory in enumerate(trajectories):
             num_answers += _check(trajectory, f"trajectory {j} of group {i}")
-        if _has_spread([trajectory.reward for trajectory in trajectories], spread_tolerance):
+        if not trajectories:
+            failed.append(i)
+        elif _has_spread([trajectory.reward for trajectory in trajectories], spread_tolerance):
             sent.append(wire_group(group, trajectories))
         else:
             without_spread.append(i)
@@ -63,7 +67,7 @@ def sent_groups(groups: Sequence[TrajectoryGroup], spread_tolerance: float) -> S
             "no trajectory has an answer that the model sampled; append the `Choice` objects that "
             "`model.openai_client()` returns to `messages_and_choices`"
         )
-    return SentGroups(sent, without_spread, len(groups))
+    return SentGroups(sent, without_spread, failed, len(groups))
 
 
 def wire_group(group: TrajectoryGroup, trajectories: Iterable[Trajectory] | None = None) -> dict[str, Any]:
@@ -97,8 +101,6 @@ def sft_lines(trajectories: Iterable[Trajectory]) -> list[str]:
 
 
 def _has_spread(rewards: list[float], tolerance: float) -> bool:
-    if not rewards:
-        return False
     mean = sum(rewards) / len(rewards)
     return any(abs(reward - mean) > tolerance for reward in rewards)
 

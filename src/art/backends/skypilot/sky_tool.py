@@ -62,7 +62,10 @@ class Sky:
         """
         if self._found is None:
             path = self._locate()
-            ran = await _run([path, "--version"], QUESTION_TIMEOUT_S)
+            try:
+                ran = await _run([path, "--version"], QUESTION_TIMEOUT_S)
+            except OSError as error:
+                raise ConfigError(f"{path} cannot be run: {error.strerror}") from error
             version = re.search(r"version (\d+)\.(\d+)(\S*)", ran.text)
             if ran.rc != 0 or version is None:
                 raise ConfigError(f"{path} is not SkyPilot's program: `{path} --version` gave {ran.text[-300:]!r}")

@@ -22,6 +22,7 @@ from art.errors import (
     ConflictError,
     InvalidRequestError,
     NotFoundError,
+    NothingTrainableError,
     OverloadedError,
     ProcessError,
     StorageError,
@@ -429,6 +430,20 @@ async def test_groups_without_spread_are_not_sent(fake: FakeServerless, tmp_path
         result = await backend.train(model, [await group(model, 0.0, 1.0)])
         assert (result.step, result.trained) == (0, False)
         assert result.findings[0].startswith("the service made no update")
+
+
+async def test_groups_whose_rollouts_all_failed_are_told_apart(fake: FakeServerless, tmp_path: Path) -> None:
+    async with script(fake, tmp_path) as (backend, model):
+        failed = await group(model, 0.0, 1.0)
+        for trajectory in failed:
+            trajectory.metadata["outcome"] = "infra_fault"
+        result = await backend.train(model, [failed, await group(model, 0.0, 1.0)])
+        assert result.findings[0] == "groups [0] of 2 have failed rollouts only: they teach nothing and were not sent"
+        result = await backend.train(model, [failed, await group(model, 1.0, 1.0)])
+        assert not result.trained
+        assert "groups [1] of 2 have equal rewards" in result.findings[0]
+        with pytest.raises(NothingTrainableError, match="2 failed rollouts"):
+            await backend.train(model, [failed])
 
 
 async def test_a_damaged_list_of_jobs_is_not_replaced(fake: FakeServerless, tmp_path: Path) -> None:
