@@ -62,11 +62,12 @@ if "-L" in sys.argv:
 command = sys.argv[sys.argv.index("--") + 2]
 if os.path.exists(f"{folder}/shell_start"):
     command = open(f"{folder}/shell_start").read() + "\\n" + command
+shell = f"{folder}/login_shell" if os.path.exists(f"{folder}/login_shell") else "/bin/sh"
 environment = {"HOME": f"{folder}/home", "PATH": f"{folder}/bin:/usr/bin:/bin", "FAKE": folder}
 if "-L" not in sys.argv:
     os.chdir(f"{folder}/home")
-    os.execve("/bin/sh", ["sh", "-c", command], environment)
-os._exit(subprocess.call(["sh", "-c", command], env=environment))
+    os.execve(shell, [shell, "-c", command], environment)
+os._exit(subprocess.call([shell, "-c", command], env=environment))
 """
 _SERVER = """\
 import http.server, json, os, socket, sys, threading
@@ -139,6 +140,12 @@ class FakeMachine:
     def set_problem(self, text: str = "") -> None:
         """Let every ssh fail with this message from now on; without one, let it work again."""
         (self.folder / "problem").write_text(text)
+
+    def set_foreign_shell(self) -> None:
+        """Make the login shell one that has only what csh, fish and sh have in common: words, quotes and `exec`."""
+        text = "import os, shlex, sys\nwords = shlex.split(sys.argv[2], posix=True)\n"
+        text += "sys.exit('Badly placed ()s.') if words[0] != 'exec' else os.execvp(words[1], words[1:])\n"
+        self._write_program(self.folder / "login_shell", f"#!{sys.executable} -IS\n{text}")
 
     def set_shell(self, start: str) -> None:
         """Let the login shell run this script before each command, as `~/.bashrc` does."""

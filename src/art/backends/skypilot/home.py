@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from art.backends.skypilot.copying import held, only_copy, pack, unpack
-from art.backends.ssh.ssh import EXIT_OF_SSH, NO_FORWARDS, Ssh, shell_path
+from art.backends.ssh.ssh import EXIT_OF_SSH, NO_FORWARDS, Ssh, in_sh, shell_path
 from art.errors import ArtError, MachineError, StorageError
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class HomeCopy:
         failure: ArtError | OSError | ValueError | EOFError | None = None
         with tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
-                [*self._ssh.base_command(*NO_FORWARDS), f"echo {_BEGIN} && exec {command}"], stdin=subprocess.PIPE,
+                [*self._ssh.base_command(*NO_FORWARDS), in_sh(f"echo {_BEGIN}; exec {command}")], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
             )  # fmt: skip
             assert process.stdin is not None

@@ -135,10 +135,10 @@ class Ssh:
         timeout_s: float,
         on_line: Callable[[str], None] | None = None,
     ) -> Completed:
-        """Run a command in the login shell of the account, and wait for its end.
+        """Run a command, and wait for its end.
 
         Args:
-            command: it can be seen by others in lists of processes, so secrets belong into `input`.
+            command: a script for `sh`. It can be seen by others in lists of processes, so secrets belong into `input`.
             input: standard input of the command.
             timeout_s: seconds after which the connection is ended.
             on_line: called with each line of standard output as it comes.
@@ -148,7 +148,7 @@ class Ssh:
             UnreachableError: the machine cannot be reached now, or the command did not end in time.
             MachineError: the machine refuses the connection: unknown host key, no permission.
         """
-        process = await start_process(*self.base_command(*NO_FORWARDS), command, stdin=asyncio.subprocess.PIPE)
+        process = await start_process(*self.base_command(*NO_FORWARDS), in_sh(command), stdin=asyncio.subprocess.PIPE)
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
@@ -184,7 +184,7 @@ class Ssh:
             f"umask 077 && mkdir -p {folder} && cat > {part} && [ $(wc -c < {part}) -eq {len(content)} ] "
             f"&& mv {part} {file} || {{ rm -f {part}; exit 1; }}"
         )
-        done = await self.run(f"sh -c {shlex.quote(script)}", input=content, timeout_s=timeout_s)
+        done = await self.run(script, input=content, timeout_s=timeout_s)
         if done.rc != 0:
             raise MachineError(f"{self.name}: writing {path} failed: {done.stderr.strip()[-SHOWN_STDERR:]}")
 
@@ -218,6 +218,11 @@ _REFUSALS = {
     r"Bad configuration option|terminating, \d+ bad configuration": "the configuration file of ssh is wrong",
 }
 """What a user can do, by what OpenSSH writes. These errors stay until somebody acts; all others may pass."""
+
+
+def in_sh(script: str) -> str:
+    """Return the command that runs a script of one line in `sh`, whatever the login shell of the account is."""
+    return f"exec sh -c {shlex.quote(script)}"
 
 
 def shell_path(path: str) -> str:

@@ -18,14 +18,14 @@ import threading
 import time
 from typing import IO
 
-from art.backends.ssh.ssh import Ssh
+from art.backends.ssh.ssh import Ssh, in_sh
 from art.errors import MachineError, UnreachableError
 from art.protocol.exits import describe_exit
 
 logger = logging.getLogger(__name__)
 
 _OPEN = "art-tunnel-open"
-_COMMAND = f"exec sh -c 'echo {_OPEN} >&2; echo {_OPEN}; exec cat > /dev/null'"
+_COMMAND = in_sh(f"echo {_OPEN} >&2; echo {_OPEN}; exec cat > /dev/null")
 """It says that it runs on both outputs: all that ssh itself had to say then came before, on its error output."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 10.0
 """Seconds before the first new connection, doubled up to the longest while connections fail."""

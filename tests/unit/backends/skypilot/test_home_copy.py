@@ -54,6 +54,11 @@ async def test_a_shell_that_prints_when_it_starts_is_no_obstacle(machine: FakeMa
     assert (data / NAME).read_bytes() == b"x" * 300_000
 
 
+async def test_the_login_shell_need_not_know_the_syntax_of_sh(machine: FakeMachine, copy: HomeCopy) -> None:
+    machine.set_foreign_shell()
+    assert await copy.pull() == 2
+
+
 async def test_a_full_disk_here_is_told_whatever_the_shell_prints(machine: FakeMachine, copy: HomeCopy) -> None:
     machine.set_shell("echo 'be careful' >&2")
     part = copy.target / NAME

@@ -123,6 +123,14 @@ def test_what_is_no_port_is_refused(port: int) -> None:
         Ssh("box", port=port)
 
 
+async def test_the_login_shell_need_not_know_the_syntax_of_sh(machine: FakeMachine) -> None:
+    machine.set_foreign_shell()
+    box = Ssh("box")
+    await box.put(b"content", "~/a folder/it's")
+    done = await box.run('for one in $(cat "$HOME"/a*/*); do echo "it\'s $one"; done', timeout_s=20)
+    assert (done.rc, done.stdout) == (0, "it's content\n")
+
+
 def test_paths_of_a_home_directory_are_left_to_the_shell() -> None:
     assert shell_path("~/a b") == "\"$HOME\"/'a b'"
     assert shell_path("~") == '"$HOME"'

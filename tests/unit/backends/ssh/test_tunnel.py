@@ -147,6 +147,14 @@ async def test_a_shell_that_prints_when_it_starts_is_no_obstacle(machine: FakeMa
     await link.close()
 
 
+async def test_a_tunnel_needs_no_particular_login_shell(machine: FakeMachine, port: int) -> None:
+    machine.set_foreign_shell()
+    link = Tunnel(Ssh("box"), port)
+    await link.open()
+    assert await word_of(link.local_port) == b"hello"
+    await link.close()
+
+
 async def test_a_machine_that_does_not_let_us_in_is_not_asked_for_ever(machine: FakeMachine) -> None:
     machine.set_problem("Host key verification failed.")
     with pytest.raises(MachineError, match="host key is not known"):
