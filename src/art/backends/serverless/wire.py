@@ -117,7 +117,7 @@ class Checkpoint(Answer):
     id: str
     step: int
     metrics: dict[str, float] = {}
-    """Those metrics that are finite numbers."""
+    """Metrics of the checkpoint that are finite numbers."""
 
     @field_validator("metrics", mode="before")
     @classmethod
