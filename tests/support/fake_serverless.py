@@ -44,6 +44,23 @@ async def lose_answer(fake: FakeServerless, request: web.Request, go_on: Any) ->
     return web.Response()
 
 
+async def cut_answer(fake: FakeServerless, request: web.Request, go_on: Any) -> web.StreamResponse:
+    """The request does what it asks for, but the connection breaks in the middle of the answer."""
+    await go_on()
+    response = web.StreamResponse(headers={"Content-Length": "1000"})
+    await response.prepare(request)
+    await response.write(b'{"id": "')
+    assert request.transport is not None
+    request.transport.close()
+    return response
+
+
+async def damage_answer(fake: FakeServerless, request: web.Request, go_on: Any) -> web.StreamResponse:
+    """The request does what it asks for, but the answer cannot be unpacked."""
+    await go_on()
+    return web.Response(body=b"no gzip", headers={"Content-Encoding": "gzip"})
+
+
 async def lose_request(fake: FakeServerless, request: web.Request, go_on: Any) -> web.StreamResponse:
     """The connection breaks before the request does anything."""
     assert request.transport is not None

@@ -44,20 +44,30 @@ def serve(listener, port):
             continue
         for pair in ((near, far), (far, near)):
             threading.Thread(target=pump, args=pair, daemon=True).start()
+if os.path.exists(f"{folder}/other_forward"):
+    said = open(f"{folder}/other_forward").read()
+    sys.stderr.write(said)
+    if "ExitOnForwardFailure=yes" in sys.argv:
+        sys.exit(255)
 if "-L" in sys.argv:
     _, local, _, remote = sys.argv[sys.argv.index("-L") + 1].split(":")
     try:
         listener = socket.create_server(("127.0.0.1", int(local)))
     except OSError:
         sys.stderr.write(f"bind [127.0.0.1]:{local}: Address already in use\\n")
-        sys.exit(255)
+        if "ExitOnForwardFailure=yes" in sys.argv:
+            sys.exit(255)
+        listener = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=serve, args=(listener, int(remote)), daemon=True).start()
 command = sys.argv[sys.argv.index("--") + 2]
+if os.path.exists(f"{folder}/shell_start"):
+    command = open(f"{folder}/shell_start").read() + "\\n" + command
+shell = f"{folder}/login_shell" if os.path.exists(f"{folder}/login_shell") else "/bin/sh"
 environment = {"HOME": f"{folder}/home", "PATH": f"{folder}/bin:/usr/bin:/bin", "FAKE": folder}
 if "-L" not in sys.argv:
     os.chdir(f"{folder}/home")
-    os.execve("/bin/sh", ["sh", "-c", command], environment)
-os._exit(subprocess.call(["sh", "-c", command], env=environment))
+    os.execve(shell, [shell, "-c", command], environment)
+os._exit(subprocess.call([shell, "-c", command], env=environment))
 """
 _SERVER = """\
 import http.server, json, os, socket, sys, threading
@@ -130,6 +140,20 @@ class FakeMachine:
     def set_problem(self, text: str = "") -> None:
         """Let every ssh fail with this message from now on; without one, let it work again."""
         (self.folder / "problem").write_text(text)
+
+    def set_foreign_shell(self) -> None:
+        """Make the login shell one that has only what csh, fish and sh have in common: words, quotes and `exec`."""
+        text = "import os, shlex, sys\nwords = shlex.split(sys.argv[2], posix=True)\n"
+        text += "sys.exit('Badly placed ()s.') if words[0] != 'exec' else os.execvp(words[1], words[1:])\n"
+        self._write_program(self.folder / "login_shell", f"#!{sys.executable} -IS\n{text}")
+
+    def set_shell(self, start: str) -> None:
+        """Let the login shell run this script before each command, as `~/.bashrc` does."""
+        (self.folder / "shell_start").write_text(start)
+
+    def set_other_forward(self, text: str) -> None:
+        """Let each ssh say this about a port of the user's configuration that it cannot forward."""
+        (self.folder / "other_forward").write_text(text)
 
     def calls(self) -> list[str]:
         """The arguments of each call of ssh."""

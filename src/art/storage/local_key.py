@@ -24,10 +24,10 @@ def left_for_clients(port: int, key: str) -> Iterator[None]:
 
     If the home directory cannot be written, the key is not shared.
     """
-    path = _path(port)
     try:
+        path = _path(port)
         _write_private(path, key)
-    except OSError:
+    except (OSError, RuntimeError):  # a user whom the system does not know has no home directory
         yield
         return
     try:
@@ -42,7 +42,10 @@ def find_local_key(base_url: str) -> str | None:
     url = urlsplit(base_url)
     if url.hostname not in LOOPBACK or url.port is None:
         return None
-    return _read(_path(url.port))
+    try:
+        return _read(_path(url.port))
+    except RuntimeError:  # there is no home directory
+        return None
 
 
 def state_folder() -> Path:

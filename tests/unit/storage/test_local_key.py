@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,10 @@ def test_the_server_runs_without_a_home_directory(state: Path, monkeypatch: pyte
     monkeypatch.setenv("XDG_STATE_HOME", str(state / "file"))
     with left_for_clients(5000, "art-key"):
         assert find_local_key("http://localhost:5000") is None
+
+
+def test_a_user_whom_the_system_does_not_know_shares_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    with left_for_clients(5000, "key"):
+        assert find_local_key("http://127.0.0.1:5000") is None

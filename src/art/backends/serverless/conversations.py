@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from art.errors import NothingTrainableError, TrajectoryError
 from art.messages import is_choice, parse_item, to_message
-from art.trajectory import History, Trajectory, TrajectoryGroup, infra_fault, to_plain
+from art.trajectory import History, Trajectory, TrajectoryGroup, finite_number, infra_fault, to_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,19 +20,20 @@ class SentGroups:
     """Groups whose rewards differ."""
     without_spread: list[int]
     """Indices of the submitted groups that teach nothing, because their rewards are equal."""
+    failed: list[int]
+    """Indices of the submitted groups in which all rollouts failed, so that none has a score."""
     num_submitted: int
 
     @property
     def findings(self) -> list[str]:
         """What a person should know about the groups that were left out."""
-        if not self.groups:
+        if not (self.groups or self.failed):
             return [f"every group ({self.num_submitted}) has equal rewards: there is nothing to learn from"]
-        if not self.without_spread:
-            return []
-        return [
-            f"groups {self.without_spread} of {self.num_submitted} have equal rewards: they teach nothing and were not "
-            "sent"
-        ]
+        findings = []
+        for groups, why in ((self.without_spread, "have equal rewards"), (self.failed, "have failed rollouts only")):
+            if groups:
+                findings.append(f"groups {groups} of {self.num_submitted} {why}: they teach nothing and were not sent")
+        return findings
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -49,12 +50,15 @@ def sent_groups(groups: Sequence[TrajectoryGroup], spread_tolerance: float) -> S
         TrajectoryError: the service cannot learn from an answer or a reward as it is.
         NothingTrainableError: no trajectory has an answer that the model sampled.
     """
-    sent, without_spread, num_answers = [], [], 0
+    sent: list[dict[str, Any]] = []
+    without_spread, failed, num_answers = [], [], 0
     for i, group in enumerate(groups):
         trajectories = [trajectory for trajectory in group if infra_fault(trajectory) is None]
         for j, trajectory in enumerate(trajectories):
             num_answers += _check(trajectory, f"trajectory {j} of group {i}")
-        if _has_spread([trajectory.reward for trajectory in trajectories], spread_tolerance):
+        if not trajectories:
+            failed.append(i)
+        elif _has_spread([trajectory.reward for trajectory in trajectories], spread_tolerance):
             sent.append(wire_group(group, trajectories))
         else:
             without_spread.append(i)
@@ -63,7 +67,7 @@ def sent_groups(groups: Sequence[TrajectoryGroup], spread_tolerance: float) -> S
             "no trajectory has an answer that the model sampled; append the `Choice` objects that "
             "`model.openai_client()` returns to `messages_and_choices`"
         )
-    return SentGroups(sent, without_spread, len(groups))
+    return SentGroups(sent, without_spread, failed, len(groups))
 
 
 def wire_group(group: TrajectoryGroup, trajectories: Iterable[Trajectory] | None = None) -> dict[str, Any]:
@@ -73,7 +77,7 @@ def wire_group(group: TrajectoryGroup, trajectories: Iterable[Trajectory] | None
         "trajectories": [_wire_trajectory(trajectory) for trajectory in chosen],
         "exceptions": [error.model_dump() for error in group.exceptions],
         "metadata": to_plain(group.metadata),
-        "metrics": to_plain(group.metrics),
+        "metrics": _without_nan(group.metrics),
         "logs": list(group.logs),
     }
 
@@ -97,8 +101,6 @@ def sft_lines(trajectories: Iterable[Trajectory]) -> list[str]:
 
 
 def _has_spread(rewards: list[float], tolerance: float) -> bool:
-    if not rewards:
-        return False
     mean = sum(rewards) / len(rewards)
     return any(abs(reward - mean) > tolerance for reward in rewards)
 
@@ -112,6 +114,10 @@ def _check(trajectory: Trajectory, what: str) -> int:
     for name in ("turn_rewards", "token_rewards"):
         if getattr(trajectory, name):
             raise TrajectoryError(f"{what} has {name}: the service knows only one reward per trajectory, `reward`")
+    if finite_number(trajectory.reward) is None:
+        raise TrajectoryError(
+            f"{what} has reward {trajectory.reward!r}; it must be a finite number. Check the reward function"
+        )
     num_answers = 0
     for history in (trajectory, *trajectory.additional_histories):
         for choice in filter(is_choice, map(parse_item, history.messages_and_choices)):
@@ -135,10 +141,19 @@ def _wire_trajectory(trajectory: Trajectory) -> dict[str, Any]:
         "reward": float(trajectory.reward),
         "initial_policy_version": trajectory.initial_policy_version,
         "final_policy_version": trajectory.final_policy_version,
-        "metrics": to_plain(trajectory.metrics),
+        "metrics": _without_nan(trajectory.metrics),
         "metadata": to_plain(trajectory.metadata),
         "logs": list(trajectory.logs),
         "start_time": trajectory.start_time.isoformat(),
+    }
+
+
+def _without_nan(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics that JSON has words for."""
+    return {
+        name: value
+        for name, value in to_plain(metrics).items()
+        if not (isinstance(value, float) and finite_number(value) is None)
     }
 
 

@@ -53,8 +53,9 @@ class SentJobs:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def find(self, job_id: str) -> SentJob | None:
-        return next((job for job in self._read() if job.job_id == job_id), None)
+    def find(self, job_id: str, model_id: str) -> SentJob | None:
+        """Return a job of a model. Jobs of an earlier model of the same name, which was deleted, do not count."""
+        return next((job for job in self._read() if (job.job_id, job.model_id) == (job_id, model_id)), None)
 
     def unfinished(self, model_id: str) -> list[SentJob]:
         """Return the jobs of a model whose end is not known, in the order in which they were sent."""

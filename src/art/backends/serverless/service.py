@@ -1,6 +1,7 @@
 """`Service`: the calls of the Serverless Training API, with what may be repeated and what may not.
 
-GET, DELETE, register    the same result however often they arrive: repeated until there is an answer
+GET, DELETE, register    the same result however often they arrive: repeated until there is an answer. What a repeated
+                         DELETE does not find any more is deleted
 create a job, log        no idempotency key: repeated only if the service cannot have taken the request, that is,
                          after a connection that was never made, and after a 429, which refuses it
 """
@@ -8,6 +9,7 @@ create a job, log        no idempotency key: repeated only if the service cannot
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import email.utils
 import logging
 import random
@@ -27,7 +29,6 @@ from art.backends.serverless.wire import (
     CreateModel,
     CreateRlJob,
     CreateSftJob,
-    DeletedSteps,
     DeleteSteps,
     EventPage,
     LogGroups,
@@ -46,6 +47,7 @@ from art.errors import (
     PayloadTooLargeError,
     PermissionDeniedError,
     ProcessError,
+    TrajectoryError,
 )
 
 logger = logging.getLogger(__name__)
@@ -113,7 +115,9 @@ class Service:
             raise ArtError(f"the service gave no list of base models: {error}") from error
 
     async def delete_model(self, model_id: str) -> None:
-        await self._repeat("DELETE", _model_path(model_id))
+        """Delete a model. One that is gone already, such as after an answer that was lost, is no error."""
+        with contextlib.suppress(NotFoundError):
+            await self._repeat("DELETE", _model_path(model_id))
 
     async def checkpoints(self, model_id: str) -> list[Checkpoint]:
         """List all checkpoints of a model by their steps."""
@@ -131,9 +135,9 @@ class Service:
         page = _read(CheckpointPage, await self._repeat("GET", _model_path(model_id, "checkpoints"), params=params))
         return page.data[0] if page.data else None
 
-    async def delete_checkpoints(self, model_id: str, steps: list[int]) -> DeletedSteps:
-        content = await self._repeat("DELETE", _model_path(model_id, "checkpoints"), DeleteSteps(steps=steps))
-        return _read(DeletedSteps, content)
+    async def delete_checkpoints(self, model_id: str, steps: list[int]) -> None:
+        """Delete checkpoints. Those that are gone already, such as after an answer that was lost, are no error."""
+        await self._repeat("DELETE", _model_path(model_id, "checkpoints"), DeleteSteps(steps=steps))
 
     async def create_job(self, request: CreateRlJob | CreateSftJob) -> str:
         """Send a training job, once. Returns its id.
@@ -168,12 +172,12 @@ class Service:
             ProcessError: there was no usable answer for `Patience.answer_s` seconds.
             ArtError: the service refused.
         """
-        what, began, attempt = f"{method} {path}", time.monotonic(), 0
+        what, began, attempt, content = f"{method} {path}", time.monotonic(), 0, _encode(body)
         with announce_wait(f"an answer to {what} of {self.base_url}"):
             while True:
                 try:
-                    response = await self._send(method, path, body, params)
-                except httpx2.TransportError as lost:
+                    response = await self._send(method, path, content, params)
+                except httpx2.RequestError as lost:
                     error: Exception = lost
                 else:
                     if response.is_success:
@@ -186,14 +190,14 @@ class Service:
 
     async def _send_once(self, path: str, body: BaseModel) -> bytes:
         """Send a request that must not arrive twice. Errors are those of `create_job`."""
-        what, began, attempt = f"POST {path}", time.monotonic(), 0
+        what, began, attempt, content = f"POST {path}", time.monotonic(), 0, _encode(body)
         with announce_wait(f"an answer to {what} of {self.base_url}"):
             while True:
                 try:
-                    response = await self._send("POST", path, body, None)
+                    response = await self._send("POST", path, content, None)
                 except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as never_sent:
                     error: Exception = never_sent
-                except httpx2.TransportError as lost:
+                except httpx2.RequestError as lost:
                     raise LostAnswerError(f"{what} got no answer: {type(lost).__name__}: {lost}") from lost
                 else:
                     if response.is_success:
@@ -205,24 +209,31 @@ class Service:
                 attempt += 1
 
     async def _send(
-        self, method: str, path: str, body: BaseModel | None, params: Mapping[str, str] | None
+        self, method: str, path: str, content: bytes | None, params: Mapping[str, str] | None
     ) -> httpx2.Response:
         return await self._http.get(self._open).request(
-            method, self.base_url + path, params=params,
-            content=None if body is None else body.model_dump_json().encode(),
-            headers={"Content-Type": "application/json"} if body is not None else None,
+            method, self.base_url + path, params=params, content=content,
+            headers={"Content-Type": "application/json"} if content is not None else None,
         )  # fmt: skip
 
     async def _before_retry(self, error: Exception, what: str, attempt: int, began: float) -> None:
         """Wait before a request is sent again: as long as the service asks for, or twice as long as the last time.
 
         Raises:
+            OverloadedError: the service asks for a longer wait than there is time.
             ProcessError: the service has given no usable answer for too long.
         """
-        delay_s = min(0.5 * 2**attempt, 30.0) * random.uniform(0.75, 1.25) * min(self._patience.poll_s, 1.0)
+        delay_s = min(0.5 * 2 ** min(attempt, 10), 30.0) * random.uniform(0.75, 1.25) * min(self._patience.poll_s, 1.0)
         if isinstance(error, OverloadedError):
             delay_s = max(delay_s, error.retry_after_s)
         tried_s = time.monotonic() - began
+        if tried_s + delay_s > self._patience.answer_s and isinstance(error, OverloadedError):
+            too_busy = OverloadedError(
+                f"{error}. It is busy: it asks to wait for {error.retry_after_s:.0f} s more, after {tried_s:.0f} s of "
+                f"tries, and `Patience.answer_s` is {self._patience.answer_s:g}"
+            )
+            too_busy.retry_after_s = error.retry_after_s
+            raise too_busy from error
         if tried_s + delay_s > self._patience.answer_s:
             raise ProcessError(
                 f"{what}: {self.base_url} gave no usable answer for {tried_s:.0f} s (last: {type(error).__name__}: "
@@ -243,6 +254,13 @@ class Service:
 def _model_path(model_id: str, rest: str = "") -> str:
     path = f"/preview/models/{quote(model_id, safe='')}"
     return f"{path}/{rest}" if rest else path
+
+
+def _encode(body: BaseModel | None) -> bytes | None:
+    try:
+        return None if body is None else body.model_dump_json().encode()
+    except ValueError as error:  # half a character, such as "\ud83d" alone
+        raise TrajectoryError(f"the trajectories cannot be sent as JSON: {error}. Clean their texts first") from error
 
 
 def _read(kind: type[A], content: bytes) -> A:

@@ -89,10 +89,9 @@ class ServerlessCheckpoints(Checkpoints):
         checkpoints = await self._service.checkpoints(model_id)
         keep = {*keep_steps, *(one.step for one in checkpoints[-keep_recent:]), _best_step(checkpoints, best_metric)}
         steps = [one.step for one in checkpoints if one.step not in keep]
-        if not steps:
-            return []
-        answer = await self._service.delete_checkpoints(model_id, steps)
-        return [step for step in steps if step not in answer.not_found_steps]
+        if steps:
+            await self._service.delete_checkpoints(model_id, steps)
+        return steps
 
 
 def _best_step(checkpoints: Iterable[Checkpoint], metric: str) -> int | None:

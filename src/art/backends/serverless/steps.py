@@ -11,7 +11,6 @@ Steps of one model run one after the other. Otherwise nothing could tell whose c
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import statistics
 import time
@@ -22,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 from art.backends.serverless.sent_jobs import SentJob, SentJobs
 from art.backends.serverless.service import Patience, Service
-from art.backends.serverless.wire import Checkpoint, CreateRlJob, CreateSftJob, JobEvent, ServiceModel
+from art.backends.serverless.wire import Checkpoint, CreateRlJob, CreateSftJob, JobEvent, ServiceModel, finite_numbers
 from art.client.http import LostAnswerError
 from art.client.jobs import JobView, describe_job
 from art.client.training.models import TrainResult
@@ -33,6 +32,7 @@ from art.config.algorithms import OnNothing
 from art.errors import ArtError, ConfigError, ConflictError, NotFoundError, ProcessError, error_from_code
 from art.protocol.job_states import JobKind
 from art.protocol.training import JobProgress, JobStatus, WireError
+from art.trajectory import finite_number
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class ServiceTraining:
         turn = self._turn()
         await turn.acquire()
         try:
-            job = self.sent.find(job_id)
+            job = self.sent.find(job_id, self.model.id)
             if job is not None and job.digest != work.digest:
                 raise ConflictError(
                     f"job {job_id} was sent before with other groups or settings; give this step a `job_id` of its own"
@@ -125,9 +125,14 @@ class ServiceTraining:
         Raises:
             NotFoundError: no such job of this model was sent from here.
         """
-        job = self._find(job_id)
+        self._find(job_id)
         turn = self._turn()
         await turn.acquire()
+        try:
+            job = self._find(job_id)  # a call that had the turn before may have seen its end
+        except BaseException:
+            turn.release()
+            raise
         return TrainJob(self, job_id, self._finish(job, turn))
 
     async def job_status(self, job_id: str) -> JobStatus:
@@ -139,8 +144,8 @@ class ServiceTraining:
         raise ConfigError(f"the serverless service cannot cancel a job; {job_id} goes on")
 
     def _find(self, job_id: str) -> SentJob:
-        job = self.sent.find(job_id)
-        if job is None or job.model_id != self.model.id:
+        job = self.sent.find(job_id, self.model.id)
+        if job is None:
             raise NotFoundError(f"no job {job_id} of {self._name} was sent from here (see {self.sent.path})")
         return job
 
@@ -219,7 +224,7 @@ class ServiceTraining:
             for event in page.data:
                 after = event.id
                 if event.type == "training_started":
-                    num_updates = int(event.data.get("num_sequences") or 0)
+                    num_updates = int(finite_number(event.data.get("num_sequences")) or 0)
                 elif event.type == "gradient_step":
                     updates.append(_numbers(event))
                     done = JobProgress(phase="train", done=len(updates), total=max(num_updates, len(updates)))
@@ -295,11 +300,7 @@ class ServiceTraining:
 def _numbers(event: JobEvent) -> dict[str, float]:
     """The metrics of an update, which the service gives as the data of the event or as a part of it."""
     data = event.data.get("metrics", event.data)
-    numbers: dict[str, float] = {}
-    for name, value in data.items() if isinstance(data, dict) else ():
-        with contextlib.suppress(TypeError, ValueError):
-            numbers[_METRICS.get(str(name), str(name))] = float(value)
-    return numbers
+    return {_METRICS.get(name, name): number for name, number in finite_numbers(data).items()}
 
 
 def _means(updates: list[dict[str, float]]) -> dict[str, float]:

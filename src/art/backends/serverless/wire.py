@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
+
+from art.trajectory import finite_number
+
+
+def finite_numbers(values: Any) -> dict[str, float]:
+    """Return those metrics of the service that are finite numbers. A loss, for example, may be none."""
+    pairs = values.items() if isinstance(values, dict) else ()
+    return {str(name): number for name, value in pairs if (number := finite_number(value)) is not None}
 
 
 class Request(BaseModel):
@@ -109,6 +117,12 @@ class Checkpoint(Answer):
     id: str
     step: int
     metrics: dict[str, float] = {}
+    """Metrics of the checkpoint that are finite numbers."""
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _numbers(cls, value: Any) -> dict[str, float]:
+        return finite_numbers(value)
 
 
 class CheckpointPage(Answer):
@@ -118,11 +132,6 @@ class CheckpointPage(Answer):
 
 class DeleteSteps(Request):
     steps: list[int]
-
-
-class DeletedSteps(Answer):
-    deleted_count: int
-    not_found_steps: list[int] = []
 
 
 class LogGroups(Request):

@@ -18,11 +18,13 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import sqlite3
 import sys
 import tarfile
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -30,6 +32,7 @@ from typing import IO, NamedTuple
 from art.errors import StorageError
 from art.storage.atomic import storage_errors
 from art.storage.layout import DataDir
+from art.storage.lock import take_lock
 
 MANIFEST = ".copied.json"
 """Lists, in a copy, the files that it holds. It is written last."""
@@ -37,6 +40,9 @@ _LIST, _END = ".list", ".end"
 _LEFT_OUT = frozenset({"logs", "exports"})
 _NOT_COPIED = ("server.lock", "-wal", "-shm")
 _MAX_LIST_BYTES = 64 << 20
+_LOCK = ".copying.lock"
+LOCK_WAIT_S = 3600.0
+"""Seconds that a copy waits for another one of the same folder."""
 
 
 class Seen(NamedTuple):
@@ -50,11 +56,31 @@ Files = dict[str, Seen]
 """Files by their path in the data directory."""
 
 
+@contextlib.contextmanager
+def only_copy(folder: Path) -> Iterator[None]:
+    """Keep other copies from or to the same folder out while the body runs. Two at once would mix their files.
+
+    Raises:
+        StorageError: another one does not end, or the folder cannot be written.
+    """
+    deadline = time.monotonic() + LOCK_WAIT_S
+    while (lock := take_lock(folder / _LOCK)) is None:
+        if time.monotonic() > deadline:
+            raise StorageError(
+                f"another program has been copying {folder} for more than {LOCK_WAIT_S:.0f} s; end it, then try again"
+            )
+        time.sleep(0.1)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
 def held(target: Path) -> Files:
     """List the files of a copy; empty if there is none."""
     try:
         return {path: Seen(*seen) for path, seen in json.loads((target / MANIFEST).read_text(encoding="utf-8")).items()}
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
 
@@ -150,9 +176,15 @@ def copy(root: Path, target: Path, *, is_copy: bool = True) -> int:
     Returns:
         Number of files that were copied.
     """
+    if not is_copy:
+        return _copy(root, target, {}, is_copy=False)
+    with only_copy(root):  # not the target: a mounted bucket may have no locks
+        return _copy(root, target, held(target), is_copy=True)
+
+
+def _copy(root: Path, target: Path, has: Files, *, is_copy: bool) -> int:
     reader, writer = os.pipe()
     failures: list[BaseException] = []
-    has = held(target) if is_copy else {}
 
     def write() -> None:
         with os.fdopen(writer, "wb") as out:
@@ -230,18 +262,19 @@ def _add_file(tar: tarfile.TarFile, name: str, path: Path, size: int) -> bool:
 def _write(target: Path, name: str, content: IO[bytes]) -> None:
     """Replace a file at once. A mounted bucket, which may know no renaming, replaces files when they are closed."""
     path = target / name
-    if ".." in path.parts or Path(name).is_absolute():
+    if ".." in Path(name).parts or Path(name).anchor:
         raise StorageError(f"the copy names a file outside of its folder: {name!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
-    with part.open("wb") as file:
-        while piece := content.read(1 << 20):
-            file.write(piece)
     try:
-        part.replace(path)
-    except OSError:
-        path.write_bytes(part.read_bytes())
-        part.unlink()
+        with part.open("wb") as file:
+            shutil.copyfileobj(content, file, 1 << 20)
+        try:
+            part.replace(path)
+        except OSError:
+            shutil.copyfile(part, path)
+    finally:
+        part.unlink(missing_ok=True)  # a full disk needs the space
 
 
 def main(arguments: list[str]) -> int:

@@ -19,9 +19,10 @@ def read_environment(path: Path) -> dict[str, str]:
         ConfigError: there is no such file, or a line is none of these.
     """
     try:
-        lines = path.expanduser().read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(f"env_path: cannot read {path}: {error.strerror}", param="env_path") from error
+        lines = path.expanduser().read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise ConfigError(f"env_path: cannot read {path}: {why}", param="env_path") from error
     values = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.lstrip().startswith("#"):

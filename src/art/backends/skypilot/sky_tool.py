@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from art.backends.skypilot.failures import explain
-from art.backends.ssh.ssh import end_process, start_process
+from art.backends.ssh.ssh import end_process, read_lines, start_process
 from art.errors import ConfigError, MachineError, UnreachableError
 
 EXECUTABLE_VARIABLE = "ART_SKY"
@@ -62,7 +62,10 @@ class Sky:
         """
         if self._found is None:
             path = self._locate()
-            ran = await _run([path, "--version"], QUESTION_TIMEOUT_S)
+            try:
+                ran = await _run([path, "--version"], QUESTION_TIMEOUT_S)
+            except OSError as error:
+                raise ConfigError(f"{path} cannot be run: {error.strerror}") from error
             version = re.search(r"version (\d+)\.(\d+)(\S*)", ran.text)
             if ran.rc != 0 or version is None:
                 raise ConfigError(f"{path} is not SkyPilot's program: `{path} --version` gave {ran.text[-300:]!r}")
@@ -172,10 +175,15 @@ async def _run(command: list[str], timeout_s: float, on_line: Callable[[str], No
     process = await start_process(*command, stdin=asyncio.subprocess.DEVNULL)
     assert process.stdout is not None
     assert process.stderr is not None
+
+    def pass_on(line: str) -> None:
+        if on_line is not None and (text := _plain(line).rstrip()):
+            on_line(text)
+
     try:
         async with asyncio.timeout(timeout_s):
             stdout, stderr, _ = await asyncio.gather(
-                _lines(process.stdout, on_line), process.stderr.read(), process.wait()
+                read_lines(process.stdout, pass_on), process.stderr.read(), process.wait()
             )
     except TimeoutError:
         what = " ".join(command[:2])
@@ -184,16 +192,7 @@ async def _run(command: list[str], timeout_s: float, on_line: Callable[[str], No
         await end_process(process)
     if process.returncode is not None and process.returncode < 0:
         raise UnreachableError(f"`{' '.join(command[:2])}` was killed by signal {-process.returncode}")
-    return Ran(process.returncode or 0, stdout, _plain(stderr.decode(errors="replace")))
-
-
-async def _lines(stdout: asyncio.StreamReader, on_line: Callable[[str], None] | None) -> str:
-    lines = []
-    while line := await stdout.readline():
-        lines.append(_plain(line.decode(errors="replace")))
-        if on_line is not None and lines[-1].strip():
-            on_line(lines[-1].rstrip())
-    return "".join(lines)
+    return Ran(process.returncode or 0, _plain(stdout), _plain(stderr.decode(errors="replace")))
 
 
 def _plain(text: str) -> str:

@@ -38,6 +38,8 @@ class Watch:
     copy_every_s: float = 600.0
     started_at: float = field(default_factory=time.time)
     copied_at: float = 0.0
+    busy_at: float = 0.0
+    """When the server was last seen to have jobs that are not finished."""
 
     @property
     def data(self) -> DataDir:
@@ -52,7 +54,9 @@ class Watch:
         Returns:
             Why the job ends now; `None` if it goes on.
         """
-        active = now if self._has_jobs() else max(self.started_at, self._last_write())
+        if self._has_jobs():
+            self.busy_at = now
+        active = max(self.started_at, self.busy_at, self._last_write())
         ends_at = self._limit()
         ended = None
         if ends_at is not None and now >= ends_at:
@@ -60,9 +64,7 @@ class Watch:
         elif now - active >= self.idle_s:
             ended = f"idle for {(now - active) / 60:.0f} minutes"
         seen = {"last_active_at": active, "ends_at": ends_at, "ended": ended}
-        part = self.folder / ".watch.json.part"
-        part.write_text(json.dumps(seen), encoding="utf-8")
-        part.replace(self.folder / "watch.json")
+        self._write(json.dumps(seen))
         return ended
 
     def copy_if_due(self, now: float) -> None:
@@ -76,6 +78,14 @@ class Watch:
         except ArtError as error:
             print(f"copying to {self.copy_to} failed: {error}", flush=True)  # noqa: T201
 
+    def _write(self, seen: str) -> None:
+        part = self.folder / ".watch.json.part"
+        try:
+            part.write_text(seen, encoding="utf-8")
+            part.replace(self.folder / "watch.json")
+        except OSError as error:  # a full disk must not end the watch, and the machine with it
+            print(f"writing {self.folder / 'watch.json'} failed: {error.strerror}", flush=True)  # noqa: T201
+
     def _has_jobs(self) -> bool:
         """Whether the server has jobs that are not finished."""
         states = ", ".join(f"'{state}'" for state in UNFINISHED)
@@ -83,7 +93,7 @@ class Watch:
             path = f"file:{self.data.database}?mode=ro"
             with contextlib.closing(sqlite3.connect(path, uri=True, timeout=5.0)) as db:
                 return db.execute(f"SELECT 1 FROM jobs WHERE state IN ({states}) LIMIT 1").fetchone() is not None
-        return False  # no database: nothing has been asked of the server yet
+        return False  # no database, or one that cannot be read now
 
     def _last_write(self) -> float:
         """When the server last recorded anything: each answer and each change of a job is written to its database."""

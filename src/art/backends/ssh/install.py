@@ -14,7 +14,8 @@ import re
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from art.errors import ConfigError
 
@@ -105,7 +106,7 @@ def _own_source() -> str | Path:
     except importlib.metadata.PackageNotFoundError:
         origin = None
     url = urlsplit(json.loads(origin)["url"] if origin else "")
-    path = Path(unquote(url.path))
+    path = Path(url2pathname(url.path))
     return path if url.scheme == "file" and path.exists() else "index"
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib
+import io
 import json
 import os
 import shutil
@@ -57,6 +58,9 @@ def main() -> int:
         "install": install, "start": start, "status": status, "stop": stop, "supervise": supervise, "serve": serve,
     }  # fmt: skip
     os.umask(0o077)
+    for stream in (sys.stdout, sys.stderr):  # the account may have a locale that lacks characters of pip
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="replace")
     try:
         answer = commands[sys.argv[1]]()
     except Refused as refused:
@@ -99,13 +103,13 @@ def write(path: Path, content: str) -> None:
 
 
 @contextlib.contextmanager
-def locked(name: str, wait_s: float) -> Iterator[bool]:
+def locked(name: str, wait_s: float, *, kind: int = fcntl.LOCK_EX) -> Iterator[bool]:
     """Hold the lock `name` in the body, which gets whether it could be taken within `wait_s` seconds."""
     with (FOLDER / f"{name}.lock").open("a", encoding="utf-8") as file:
         deadline = time.monotonic() + wait_s
         while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, kind | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     yield False
@@ -118,7 +122,7 @@ def locked(name: str, wait_s: float) -> Iterator[bool]:
 
 def is_running() -> bool:
     """Whether a keeper runs. It holds its lock for as long as it lives."""
-    with locked("keeper", 0.0) as is_free:
+    with locked("keeper", 0.0, kind=fcntl.LOCK_SH) as is_free:  # those who ask at once do not take each other for it
         return not is_free
 
 
@@ -149,7 +153,7 @@ def install() -> dict[str, Any]:
                     files.extractall(FOLDER / "source")  # our own client made it
             pip(asked, log)
         asking = [str(PYTHON), "-c", "import art; print(art.__version__)"]
-        version = subprocess.run(asking, capture_output=True, text=True, cwd=FOLDER, check=False)
+        version = subprocess.run(asking, capture_output=True, text=True, errors="replace", cwd=FOLDER, check=False)
         if version.returncode != 0:
             raise Refused(f"ART was installed but cannot be imported:\n{version.stderr[-2000:]}")
         installed = {"digest": asked["digest"], "version": version.stdout.strip()}
@@ -165,8 +169,9 @@ def make_environment(log: IO[str]) -> None:
     say("making a virtual environment")
     shutil.rmtree(FOLDER / "venv", ignore_errors=True)
     made = subprocess.run(
-        [sys.executable, "-m", "venv", str(FOLDER / "venv")], capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-m", "venv", str(FOLDER / "venv")], capture_output=True, text=True, errors="replace",
+        check=False,
+    )  # fmt: skip
     log.write(made.stdout + made.stderr)
     log.flush()
     if made.returncode != 0:
@@ -187,6 +192,7 @@ def pip(asked: dict[str, Any], log: IO[str]) -> None:
     if asked.get("index_url"):
         write(settings, f"[global]\nindex-url = {asked['index_url']}\n")
         environment["PIP_CONFIG_FILE"] = str(settings)
+        environment.pop("PIP_INDEX_URL", None)  # it would win over the file
     try:
         process = subprocess.Popen(
             [str(PYTHON), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--progress-bar", "off",
@@ -234,9 +240,11 @@ def start() -> dict[str, Any]:
                     stderr=log, start_new_session=True, cwd=FOLDER,
                 )  # fmt: skip
             deadline = time.monotonic() + START_S
+            has_ended = False
             while not read(STATE):
-                if process.poll() is not None or time.monotonic() > deadline:
+                if has_ended or time.monotonic() > deadline:
                     raise Refused(f"the server's keeper did not start:\n{tail(SERVER_LOG)}")
+                has_ended = process.poll() is not None  # it may have written its state just before its end
                 time.sleep(0.02)
     return status()
 

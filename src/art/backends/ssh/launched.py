@@ -63,17 +63,33 @@ class Launched:
         """
         Args:
             folder: by default that of ART_LAUNCHED_DIR, or `~/.art/launched`.
+
+        Raises:
+            ConfigError: there is no home directory, and no folder is named.
         """
         named = os.environ.get(FOLDER_VARIABLE)
-        self.folder = folder or (Path(named) if named else Path.home() / ".art" / "launched")
+        try:
+            self.folder = folder or Path(named or "~/.art/launched").expanduser()
+        except RuntimeError as error:
+            raise ConfigError(
+                f"this user has no home directory for the records of launched servers; name a folder in "
+                f"{FOLDER_VARIABLE}, or set HOME"
+            ) from error
 
     def key_path(self, name: str) -> Path:
         """Path of the file with the API key of a server."""
         return self.folder / f"{_checked(name)}.key"
 
     def save(self, record: LaunchRecord, api_key: str) -> None:
-        """Write a record and its key, in the place of earlier ones of this name."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Write a record and its key, in the place of earlier ones of this name.
+
+        Raises:
+            StorageError: they cannot be written.
+        """
+        with storage_errors(self.folder, "making"):
+            for folder in (*reversed(self.folder.parents), self.folder):
+                if not folder.exists():
+                    folder.mkdir(exist_ok=True, mode=0o700)
         _write_private(self.key_path(record.name), api_key)
         _write_private(self._path(record.name), record.model_dump_json(indent=2) + "\n")
 
@@ -83,6 +99,7 @@ class Launched:
         Raises:
             NotFoundError: there is no such record, or no record at all.
             ConfigError: no name is given, and there are several records.
+            StorageError: the record cannot be read.
         """
         if name is None:
             names = self.names()
@@ -91,22 +108,30 @@ class Launched:
             if not names:
                 raise NotFoundError(f"{self.folder} has no record of a server; start one with `art launch`")
             name = names[0]
-        try:
-            return LaunchRecord.model_validate_json(self._path(name).read_bytes())
-        except FileNotFoundError:
+        path = self._path(name)
+        with storage_errors(path, "reading"):
+            content = path.read_bytes() if path.exists() else None
+        if content is None:
             there = ", ".join(self.names()) or "none"
-            raise NotFoundError(f"no server {name!r} is launched; in {self.folder} there are: {there}") from None
+            raise NotFoundError(f"no server {name!r} is launched; in {self.folder} there are: {there}")
+        try:
+            return LaunchRecord.model_validate_json(content)
         except ValidationError as error:
-            raise StorageError(f"{self._path(name)} is damaged or of another version of ART: {error}") from error
+            raise StorageError(f"{path} is damaged or of another version of ART: {error}") from error
 
     def names(self) -> list[str]:
         """The names of all records, in alphabetical order."""
         return sorted(path.stem for path in self.folder.glob("*.json"))
 
     def forget(self, name: str) -> None:
-        """Delete a record and its key, if they exist."""
-        self._path(name).unlink(missing_ok=True)
-        self.key_path(name).unlink(missing_ok=True)
+        """Delete a record and its key, if they exist.
+
+        Raises:
+            StorageError: they cannot be deleted.
+        """
+        for path in (self._path(name), self.key_path(name)):
+            with storage_errors(path, "deleting"):
+                path.unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{_checked(name)}.json"

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import re
+import secrets
 import shlex
 import shutil
 import signal
@@ -22,6 +23,18 @@ from art.errors import ConfigError, MachineError, UnreachableError
 CONNECT_TIMEOUT_S = 15
 ALIVE_INTERVAL_S, ALIVE_COUNT = 5, 4
 """A connection over which nothing comes back for interval times count, 20 seconds, counts as broken."""
+_SETTINGS = {
+    "BatchMode": "yes",
+    "ConnectTimeout": CONNECT_TIMEOUT_S,
+    "ServerAliveInterval": ALIVE_INTERVAL_S,
+    "ServerAliveCountMax": ALIVE_COUNT,
+    "ControlMaster": "no",  # a connection of ours that a terminal shares would last as long as that terminal
+    "RemoteCommand": "none",  # ssh refuses a command beside one of the configuration, such as `tmux attach`
+    "LogLevel": "INFO",  # a quieter configuration would hide why a connection fails
+}
+"""Options of every ssh process. They win over those of the user's configuration."""
+NO_FORWARDS = ("-o", "ClearAllForwardings=yes")
+"""Options of a command: ports of the user's configuration are for a terminal, which may hold them already."""
 EXIT_OF_SSH = 255
 """Exit code by which OpenSSH says that it failed itself, and not the command on the other machine."""
 SHOWN_STDERR = 600
@@ -57,7 +70,7 @@ class Ssh:
             config: configuration file in place of `~/.ssh/config`.
 
         Raises:
-            ConfigError: the host is no name or address, or two users are given.
+            ConfigError: the host is no name or address, the port is no number of a port, or two users are given.
         """
         named, _, bare = host.rpartition("@")
         is_user = not named or re.fullmatch(r"[\w.+\\]\S*", named)
@@ -67,6 +80,8 @@ class Ssh:
             raise ConfigError(
                 f"the host {host!r} names another user than user={user!r}; give one of them", param="user"
             )
+        if port is not None and not 0 < port < 65536:
+            raise ConfigError(f"the port of an ssh server is a number from 1 to 65535, got {port}", param="port")
         self.host = bare
         self.user = user or named or None
         self.port = port
@@ -97,11 +112,7 @@ class Ssh:
                 "there is no `ssh` program on PATH; install OpenSSH's client (Debian: `apt install openssh-client`; "
                 "Windows: the optional feature OpenSSH Client)"
             )
-        settings = {
-            "BatchMode": "yes", "ConnectTimeout": CONNECT_TIMEOUT_S, "ServerAliveInterval": ALIVE_INTERVAL_S,
-            "ServerAliveCountMax": ALIVE_COUNT,
-        }  # fmt: skip
-        pairs = [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
+        pairs = [word for key, value in _SETTINGS.items() for word in ("-o", f"{key}={value}")]
         return [program, "-T", *pairs, *self._place_options(), *options, "--", self.host]
 
     def _place_options(self) -> list[str]:
@@ -124,10 +135,10 @@ class Ssh:
         timeout_s: float,
         on_line: Callable[[str], None] | None = None,
     ) -> Completed:
-        """Run a command in the login shell of the account, and wait for its end.
+        """Run a command, and wait for its end.
 
         Args:
-            command: it can be seen by others in lists of processes, so secrets belong into `input`.
+            command: a script for `sh`. It can be seen by others in lists of processes, so secrets belong into `input`.
             input: standard input of the command.
             timeout_s: seconds after which the connection is ended.
             on_line: called with each line of standard output as it comes.
@@ -137,14 +148,14 @@ class Ssh:
             UnreachableError: the machine cannot be reached now, or the command did not end in time.
             MachineError: the machine refuses the connection: unknown host key, no permission.
         """
-        process = await start_process(*self.base_command(), command, stdin=asyncio.subprocess.PIPE)
+        process = await start_process(*self.base_command(*NO_FORWARDS), in_sh(command), stdin=asyncio.subprocess.PIPE)
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
         try:
             async with asyncio.timeout(timeout_s):
                 _, stdout, stderr, _ = await asyncio.gather(
-                    _feed(process.stdin, input or b""), _lines(process.stdout, on_line), process.stderr.read(),
+                    _feed(process.stdin, input or b""), read_lines(process.stdout, on_line), process.stderr.read(),
                     process.wait(),
                 )  # fmt: skip
         except TimeoutError:
@@ -166,9 +177,14 @@ class Ssh:
         Raises:
             MachineError: the file cannot be written there.
         """
-        folder, file, part = (shell_path(one) for one in (path.rpartition("/")[0], path, f"{path}.part"))
-        command = f"umask 077 && mkdir -p {folder} && cat > {part} && mv {part} {file}"
-        done = await self.run(command, input=content, timeout_s=timeout_s)
+        part = f"{path}.{secrets.token_hex(4)}.part"
+        folder, file, part = (shell_path(one) for one in (path.rpartition("/")[0], path, part))
+        # A connection that breaks looks like the end of the content to `cat`, so its size is checked.
+        script = (
+            f"umask 077 && mkdir -p {folder} && cat > {part} && [ $(wc -c < {part}) -eq {len(content)} ] "
+            f"&& mv {part} {file} || {{ rm -f {part}; exit 1; }}"
+        )
+        done = await self.run(script, input=content, timeout_s=timeout_s)
         if done.rc != 0:
             raise MachineError(f"{self.name}: writing {path} failed: {done.stderr.strip()[-SHOWN_STDERR:]}")
 
@@ -191,17 +207,22 @@ _REFUSALS = {
         "its host key is not known here. Connect once in a terminal with `{how}`, and compare the fingerprint that it "
         "shows with the machine's own before you accept it"
     ),
-    r"Permission denied|Too many authentication failures|No supported authentication methods": (
+    r"Identity file .* not accessible|Load key .*: (?:invalid|bad|error|Permission)|bad permissions": (
+        "the file of the private key cannot be used"
+    ),
+    r"Permission denied \(|Too many authentication failures|No supported authentication methods": (
         "it does not let you in. Keys of an agent and key files without a passphrase work here, passwords do not: "
         "add the key with `ssh-add`, or copy it there with `ssh-copy-id`. `{how}` must work without a question"
-    ),
-    r"Identity file .* not accessible|Load key .*: (?:invalid|bad|error)|bad permissions": (
-        "the file of the private key cannot be used"
     ),
     r"Could not resolve hostname": "no machine has this name; correct it, or add it to ~/.ssh/config",
     r"Bad configuration option|terminating, \d+ bad configuration": "the configuration file of ssh is wrong",
 }
 """What a user can do, by what OpenSSH writes. These errors stay until somebody acts; all others may pass."""
+
+
+def in_sh(script: str) -> str:
+    """Return the command that runs a script of one line in `sh`, whatever the login shell of the account is."""
+    return f"exec sh -c {shlex.quote(script)}"
 
 
 def shell_path(path: str) -> str:
@@ -218,14 +239,17 @@ async def _feed(stdin: asyncio.StreamWriter, content: bytes) -> None:
     stdin.close()
 
 
-async def _lines(stdout: asyncio.StreamReader, on_line: Callable[[str], None] | None) -> str:
-    if on_line is None:
-        return (await stdout.read()).decode(errors="replace")
-    lines = []
-    while line := await stdout.readline():
-        lines.append(line.decode(errors="replace"))
-        on_line(lines[-1].rstrip("\n"))
-    return "".join(lines)
+async def read_lines(stdout: asyncio.StreamReader, on_line: Callable[[str], None] | None) -> str:
+    """Read all that a process prints, and call `on_line` with each line as it comes. A line may have any length."""
+    content, start = bytearray(), 0
+    while piece := await stdout.read(1 << 16):
+        content += piece
+        while on_line is not None and (end := content.find(b"\n", start)) >= 0:
+            on_line(content[start:end].decode(errors="replace"))
+            start = end + 1
+    if on_line is not None and start < len(content):
+        on_line(content[start:].decode(errors="replace"))
+    return content.decode(errors="replace")
 
 
 async def start_process(*command: str, stdin: int) -> asyncio.subprocess.Process:
@@ -237,7 +261,7 @@ async def start_process(*command: str, stdin: int) -> asyncio.subprocess.Process
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(
             *command, stdin=stdin, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            start_new_session=True, limit=1 << 20,
+            start_new_session=True,
         )
     )  # fmt: skip
     try:

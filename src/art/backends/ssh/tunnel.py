@@ -11,25 +11,33 @@ import asyncio
 import collections
 import contextlib
 import logging
+import re
 import socket
 import subprocess
 import threading
 import time
+from typing import IO
 
-from art.backends.ssh.ssh import Ssh
+from art.backends.ssh.ssh import Ssh, in_sh
 from art.errors import MachineError, UnreachableError
 from art.protocol.exits import describe_exit
 
 logger = logging.getLogger(__name__)
 
 _OPEN = "art-tunnel-open"
-_COMMAND = f"echo {_OPEN} && exec cat > /dev/null"
+_COMMAND = in_sh(f"echo {_OPEN} >&2; echo {_OPEN}; exec cat > /dev/null")
+"""It says that it runs on both outputs: all that ssh itself had to say then came before, on its error output."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 10.0
 """Seconds before the first new connection, doubled up to the longest while connections fail."""
 CONNECT_DEADLINE_S = 40.0
 """Seconds after which an ssh process that has neither connected nor failed is ended."""
-_NO_MASTER = ("-o", "ControlMaster=no", "-o", "ControlPath=none")
+_NOT_SHARED = ("-o", "ControlPath=none")
 """A connection that others share would keep the local port when the tunnel's own process ends."""
+_SAID_S = 30.0
+"""Seconds for the error output to come as far as the standard output."""
+
+
+_FAILED_FORWARD = re.compile(r"cannot listen to port: \d+|remote port forwarding failed for listen (?:port|path)")
 
 
 class Tunnel:
@@ -52,6 +60,8 @@ class Tunnel:
         """The last words of the ssh process that ended last."""
         self._remote_port = remote_port
         self._chooses_port = local_port is None
+        self._is_tolerant = False
+        """Whether forwards of the user's configuration may fail, such as those that a terminal holds already."""
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[str] | None = None
         self._is_open, self._is_closing = threading.Event(), threading.Event()
@@ -136,11 +146,14 @@ class Tunnel:
             if self.num_opened > num_opened:
                 logger.warning("the tunnel to %s broke (%s) and is opened again", self.ssh.name, self._said)
                 delay_s = FIRST_DELAY_S
-            elif "Address already in use" in why.message and not self.num_opened:
-                if self._chooses_port:
+            elif self._has_no_port(why.message):
+                if self._chooses_port and not self.num_opened:
                     self.local_port = free_port()  # another program took it meanwhile
-                else:
+                elif not self.num_opened:
                     self._last_error = MachineError(f"port {self.local_port} of this machine is in use; choose another")
+            elif _FAILED_FORWARD.search(why.message) and not self._is_tolerant:
+                self._is_tolerant = True
+                continue
             self._is_closing.wait(delay_s)
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
@@ -150,7 +163,8 @@ class Tunnel:
             if self._is_closing.is_set():
                 return MachineError("closed")
             forward = f"127.0.0.1:{self.local_port}:127.0.0.1:{self._remote_port}"
-            options = ("-o", "ExitOnForwardFailure=yes", *_NO_MASTER, "-L", forward)
+            strict = "no" if self._is_tolerant else "yes"
+            options = ("-o", f"ExitOnForwardFailure={strict}", *_NOT_SHARED, "-L", forward)
             # A new session: Ctrl-C in the terminal reaches only this process, which then closes the tunnel.
             process = self._process = subprocess.Popen(
                 [*self.ssh.base_command(*options), _COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -159,30 +173,66 @@ class Tunnel:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        errors: collections.deque[str] = collections.deque(maxlen=20)
-        reader = threading.Thread(target=errors.extend, args=(process.stderr,), daemon=True)
-        reader.start()
+        errors = _Errors(process.stderr)
         watchdog = threading.Timer(CONNECT_DEADLINE_S, process.kill)
         watchdog.daemon = True
         watchdog.start()
         try:
             for line in process.stdout:
-                if line.strip() == _OPEN and not self.is_open:
-                    watchdog.cancel()
-                    self.num_opened += 1
-                    self.problem, self._last_error = None, None
-                    self._is_open.set()
+                if not line.rstrip().endswith(_OPEN) or self.is_open:  # start files of the shell may print, too
+                    continue
+                watchdog.cancel()
+                if not errors.until_open() or self._has_no_port(errors.text):
+                    process.kill()
+                    break
+                self.num_opened += 1
+                self.problem, self._last_error = None, None
+                self._is_open.set()
             process.wait()
         finally:
             watchdog.cancel()
             with contextlib.suppress(OSError):
                 process.stdin.close()  # a helper process of ssh (ProxyCommand) may live on, and hold its error output
-            reader.join(timeout=1.0)
+            errors.close()
             process.stdout.close()
-            if not reader.is_alive():
-                process.stderr.close()
-        self._said = (errors[-1].strip() if errors else "") or f"ssh ended: {describe_exit(process.returncode)}"
-        return self.ssh.explain("".join(errors) or self._said)
+        self._said = errors.text.strip().rpartition("\n")[2] or f"ssh ended: {describe_exit(process.returncode)}"
+        return self.ssh.explain(errors.text or self._said)
+
+    def _has_no_port(self, said: str) -> bool:
+        return f":{self.local_port}: Address already in use" in said or f"to port: {self.local_port}\n" in said
+
+
+class _Errors:
+    """Reads the error output of an ssh process in a thread, and keeps its last lines."""
+
+    def __init__(self, stderr: IO[str]) -> None:
+        self._lines: collections.deque[str] = collections.deque(maxlen=20)
+        self._stderr = stderr
+        self._is_open = threading.Event()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    @property
+    def text(self) -> str:
+        return "".join(self._lines.copy())
+
+    def until_open(self) -> bool:
+        """Wait until all has been read that ssh wrote before the command began on the other machine."""
+        return self._is_open.wait(_SAID_S)
+
+    def close(self) -> None:
+        """Read what is left. A helper process of ssh may hold the output open: it is not waited for."""
+        self._thread.join(timeout=1.0)
+        if not self._thread.is_alive():
+            self._stderr.close()
+
+    def _read(self) -> None:
+        for line in self._stderr:
+            if line.rstrip().endswith(_OPEN):
+                self._is_open.set()
+            else:
+                self._lines.append(line)
+        self._is_open.set()  # ssh has ended; nobody needs to wait
 
 
 def free_port() -> int:

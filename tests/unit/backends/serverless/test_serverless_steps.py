@@ -22,11 +22,23 @@ from art.errors import (
     ConflictError,
     InvalidRequestError,
     NotFoundError,
+    NothingTrainableError,
+    OverloadedError,
     ProcessError,
     StorageError,
     TrainingError,
+    TrajectoryError,
 )
-from tests.support.fake_serverless import KEY, FakeServerless, Trouble, lose_answer, lose_request, status
+from tests.support.fake_serverless import (
+    KEY,
+    FakeServerless,
+    Trouble,
+    cut_answer,
+    damage_answer,
+    lose_answer,
+    lose_request,
+    status,
+)
 from tests.support.serverless_runs import QUICK, group, new_model, open_backend, rollout
 
 ROOT = Path(__file__).parents[4]
@@ -88,9 +100,12 @@ async def test_a_job_refused_by_a_429_is_sent_again(fake: FakeServerless, tmp_pa
     assert fake.requests.count(f"POST {JOBS}") == 3
 
 
-async def test_a_job_whose_answer_was_lost_is_found_by_its_step(fake: FakeServerless, tmp_path: Path) -> None:
+@pytest.mark.parametrize("trouble", [lose_answer, cut_answer, damage_answer])
+async def test_a_job_whose_answer_was_lost_is_found_by_its_step(
+    fake: FakeServerless, tmp_path: Path, trouble: Trouble
+) -> None:
     async with script(fake, tmp_path) as (backend, model):
-        fake.trouble[JOBS] = [lose_answer]
+        fake.trouble[JOBS] = [trouble]
         result = await backend.train(model, [await group(model, 0.0, 1.0)])
         assert (result.step, len(fake.jobs)) == (1, 1), "it was not sent twice"
         assert result.findings[-1] == "the answer to the submission was lost: the job was found by its checkpoint"
@@ -152,8 +167,8 @@ async def test_a_job_that_never_ends_meets_its_deadline_and_can_be_followed_late
 
 async def test_safe_calls_survive_all_passing_trouble(fake: FakeServerless, tmp_path: Path) -> None:
     fake.trouble["/preview/models"] = [lose_answer, status(503), status(429, Retry_After="0")]
-    fake.trouble["/checkpoints"] = [status(500), lose_request]
-    fake.trouble["/events"] = [status(504), lose_answer]
+    fake.trouble["/checkpoints"] = [status(500), lose_request, cut_answer]
+    fake.trouble["/events"] = [status(504), lose_answer, cut_answer, damage_answer]
     async with script(fake, tmp_path) as (backend, model):
         assert (await backend.train(model, [await group(model, 0.0, 1.0)])).step == 1
     assert len(fake.models) == 1
@@ -163,6 +178,111 @@ def test_how_long_the_service_asks_to_wait() -> None:
     later = email.utils.formatdate(time.time() + 60, usegmt=True)
     assert [_retry_after_s(text) for text in ("7", "0.5", "", "soon")] == [7.0, 0.5, 0.0, 0.0]
     assert 50 < _retry_after_s(later) < 61
+
+
+async def test_what_an_answer_that_was_lost_has_deleted_is_deleted(fake: FakeServerless, tmp_path: Path) -> None:
+    async with script(fake, tmp_path) as (backend, model):
+        for _ in range(3):
+            await backend.train(model, [await group(model, 0.0, 1.0)])
+        assert len(fake.checkpoints[next(iter(fake.models))]) == 3
+
+        async def lose_deletion(fake: FakeServerless, request: Any, go_on: Any) -> Any:
+            return await (lose_answer(fake, request, go_on) if request.method == "DELETE" else go_on())
+
+        fake.trouble["/checkpoints"] = [lose_deletion] * 9
+        assert await backend.delete_checkpoints(model) == [2]
+        path = f"/preview/models/{next(iter(fake.models))}"
+        fake.trouble[path] = [lose_answer]
+        await backend.delete_model(model)
+        assert fake.requests.count(f"DELETE {path}") == 2
+    assert fake.models == {}
+    assert not (tmp_path / "shop/models/agent/sent_jobs.json").exists()
+
+
+@pytest.mark.parametrize("path", ["/preview/models", JOBS])
+async def test_a_wait_that_is_longer_than_the_patience_is_told_as_such(
+    fake: FakeServerless, tmp_path: Path, path: str
+) -> None:
+    fake.trouble[path] = [status(429, Retry_After="3600")]
+    with pytest.raises(OverloadedError, match=r"It is busy: it asks to wait for 3600 s more") as caught:
+        async with script(fake, tmp_path) as (backend, model):
+            await backend.train(model, [await group(model, 0.0, 1.0)])
+    assert caught.value.retry_after_s == 3600
+    assert fake.jobs == {}
+
+
+async def test_metrics_that_are_no_numbers_do_no_harm(fake: FakeServerless, tmp_path: Path) -> None:
+    async with script(fake, tmp_path) as (backend, model):
+        fake.outcome = ["never ends"]
+        groups = [await group(model, 0.0, 1.0)]
+        groups[0].trajectories[0].metrics |= {"speed": float("nan"), "turns": 3}
+        running = await backend.train(model, groups, wait=False)
+        (job,) = fake.jobs.values()
+        metrics = {"policy_loss": float("nan"), "grad_norm": "nan", "entropy": None, "tokens": 5}
+        fake._happen(job, "gradient_step", metrics)
+        fake._happen(job, "training_ended", {})
+        fake.add_checkpoint(job.model_id)
+        fake.checkpoints[job.model_id][0]["metrics"] |= {"loss/train": float("nan")}
+        result = await running
+        assert result.metrics["tokens"] == 5.0
+        assert "loss/train" not in result.metrics
+        assert job.body["trajectory_groups"][0]["trajectories"][0]["metrics"] == {"turns": 3}
+        assert [one.step for one in await backend.list_checkpoints(model)] == [1]
+        assert (await backend.train(model, [await group(model, 0.0, 1.0)])).step == 2
+
+
+async def test_what_cannot_be_sent_leaves_no_job_to_wait_for(fake: FakeServerless, tmp_path: Path) -> None:
+    async with script(fake, tmp_path) as (backend, model):
+        groups = [await group(model, 0.0, 1.0)]
+        groups[0].trajectories[0].messages_and_choices[0]["content"] = "half a character: \ud83d"  # type: ignore[index,typeddict-unknown-key]
+        with pytest.raises(TrajectoryError, match="cannot be sent as JSON"):
+            await backend.train(model, groups)
+        assert sent_jobs(tmp_path) == []
+        groups = [await group(model, 0.0, float("nan"))]
+        with pytest.raises(TrajectoryError, match=r"trajectory 1 of group 0 has reward nan"):
+            await backend.train(model, groups)
+
+
+async def test_a_job_that_ends_while_another_call_follows_it_keeps_its_step(
+    fake: FakeServerless, tmp_path: Path
+) -> None:
+    async with script(fake, tmp_path) as (backend, model):
+        fake.outcome = ["never ends"]
+        groups = [await group(model, 0.0, 1.0)]
+        first = await backend.train(model, groups, wait=False, job_id="my-step-1")
+        second = asyncio.create_task(backend.train(model, groups))
+        await asyncio.sleep(0)
+        again = asyncio.create_task(backend.follow_train_job(model, "my-step-1"))
+        await asyncio.sleep(0)
+        (job,) = fake.jobs.values()
+        fake._happen(job, "training_ended", {})
+        fake.add_checkpoint(job.model_id)
+        assert ((await first).step, (await second).step) == (1, 2)
+        assert (await (await again)).step == 1
+
+
+async def test_a_job_of_a_model_that_was_deleted_is_no_job_of_its_successor(
+    fake: FakeServerless, tmp_path: Path
+) -> None:
+    async with script(fake, tmp_path) as (backend, model):
+        groups = [await group(model, 0.0, 1.0)]
+        await backend.train(model, groups, job_id="my-step-1")
+    fake.models.clear()  # by hand, at the service
+    async with script(fake, tmp_path) as (backend, model):
+        assert (await backend.train(model, groups, job_id="my-step-1")).step == 1
+    assert len(fake.jobs) == 2
+
+
+async def test_a_key_that_is_revoked_midway_loses_no_step(fake: FakeServerless, tmp_path: Path) -> None:
+    async with script(fake, tmp_path) as (backend, model):
+        fake.trouble["/events"] = [status(401)]
+        groups = [await group(model, 0.0, 1.0)]
+        with pytest.raises(AuthenticationError):
+            await backend.train(model, groups, job_id="my-step-1")
+    async with script(fake, tmp_path) as (backend, model):
+        assert await model.get_step() == 1
+        assert (await backend.train(model, groups, job_id="my-step-1")).step == 1
+    assert len(fake.jobs) == 1
 
 
 async def test_a_service_that_stays_away_is_given_up(fake: FakeServerless, tmp_path: Path) -> None:
@@ -310,6 +430,20 @@ async def test_groups_without_spread_are_not_sent(fake: FakeServerless, tmp_path
         result = await backend.train(model, [await group(model, 0.0, 1.0)])
         assert (result.step, result.trained) == (0, False)
         assert result.findings[0].startswith("the service made no update")
+
+
+async def test_groups_whose_rollouts_all_failed_are_told_apart(fake: FakeServerless, tmp_path: Path) -> None:
+    async with script(fake, tmp_path) as (backend, model):
+        failed = await group(model, 0.0, 1.0)
+        for trajectory in failed:
+            trajectory.metadata["outcome"] = "infra_fault"
+        result = await backend.train(model, [failed, await group(model, 0.0, 1.0)])
+        assert result.findings[0] == "groups [0] of 2 have failed rollouts only: they teach nothing and were not sent"
+        result = await backend.train(model, [failed, await group(model, 1.0, 1.0)])
+        assert not result.trained
+        assert "groups [1] of 2 have equal rewards" in result.findings[0]
+        with pytest.raises(NothingTrainableError, match="2 failed rollouts"):
+            await backend.train(model, [failed])
 
 
 async def test_a_damaged_list_of_jobs_is_not_replaced(fake: FakeServerless, tmp_path: Path) -> None:

@@ -144,6 +144,12 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "evil").exists()
 
 
+def test_a_folder_may_be_named_by_a_relative_path(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert copy(Path("../data"), Path("../copy")) == 3
+
+
 def test_a_folder_that_cannot_be_written_is_named(root: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="copying to"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,23 @@ async def test_a_version_that_is_too_old_is_refused(sky: FakeSky, version: str, 
     else:
         with pytest.raises(ConfigError, match=f"SkyPilot {version}, and ART needs 0.14"):
             await Sky().find()
+
+
+async def test_a_program_that_cannot_be_run_is_named(tmp_path: Path) -> None:
+    (tmp_path / "sky").write_bytes(b"\x7fELF of another machine")
+    (tmp_path / "sky").chmod(0o755)
+    with pytest.raises(ConfigError, match=r"sky cannot be run: Exec format error"):
+        await Sky(tmp_path / "sky").find()
+
+
+async def test_an_answer_may_be_one_long_line(sky: FakeSky, tmp_path: Path) -> None:
+    rows = [{"name": f"cluster-{number}", "resources": "x" * 1000} for number in range(3000)]
+    (tmp_path / "rows").write_text(json.dumps(rows))
+    (tmp_path / "sky").write_text(
+        f"#!/bin/sh\ncase $1 in --version) echo skypilot, version 0.14.1;; *) cat {tmp_path}/rows;; esac\n"
+    )
+    (tmp_path / "sky").chmod(0o755)
+    assert await Sky(tmp_path / "sky").ask("cost-report") == rows
 
 
 async def test_another_program_of_that_name_is_refused(sky: FakeSky) -> None:

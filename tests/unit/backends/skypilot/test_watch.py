@@ -63,7 +63,8 @@ def test_a_job_that_is_not_finished_counts_as_use_however_long_it_takes(folder: 
     assert watch.look(START + 50_000) is None
     assert seen(folder)["last_active_at"] == START + 50_000
     set_job(folder, "failed", written_at=START)
-    assert watch.look(START + 50_000) is not None
+    assert watch.look(START + 50_599) is None, "its end counts as use too"
+    assert watch.look(START + 50_600) is not None
 
 
 def test_a_budget_ends_it_also_while_it_is_used(folder: Path) -> None:
@@ -72,6 +73,23 @@ def test_a_budget_ends_it_also_while_it_is_used(folder: Path) -> None:
     (folder / "limit.json").write_text(json.dumps({"ends_at": START + 100}))
     assert watch.look(START + 99) is None
     assert watch.look(START + 100) == "the budget is spent"
+
+
+def test_a_database_that_cannot_be_read_for_a_while_does_not_end_a_job(folder: Path) -> None:
+    watch = Watch(folder, idle_s=600, started_at=START)
+    set_job(folder, "running", written_at=START)
+    assert watch.look(START + 50_000) is None
+    (folder / "data" / "art.db").write_bytes(b"no database " * 100)
+    os.utime(folder / "data" / "art.db", (START, START))
+    assert watch.look(START + 50_500) is None
+    assert watch.look(START + 50_600) is not None, "a damaged one does not keep the machine for ever"
+
+
+def test_a_disk_that_is_full_does_not_end_the_watch(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    watch = Watch(folder, idle_s=600, started_at=START)
+    (folder / ".watch.json.part").symlink_to("/dev/full")
+    assert watch.look(START + 1) is None
+    assert "No space left on device" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"ends_at": "soon"}'])

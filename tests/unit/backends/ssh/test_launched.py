@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,42 @@ def test_a_damaged_record_is_named(launched: Launched, tmp_path: Path) -> None:
     (tmp_path / "launched" / "box.json").write_text('{"name": "box"}')
     with pytest.raises(StorageError, match=r"box\.json is damaged"):
         launched.find("box")
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    launched = Launched(tmp_path / "file" / "launched")
+    with pytest.raises(StorageError, match=r"making .*launched failed: Not a directory"):
+        launched.save(record(), KEY)
+    with pytest.raises(NotFoundError):
+        launched.find("box")
+
+
+def test_without_a_mask_other_users_can_neither_read_nor_write_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("ART_LAUNCHED_DIR", raising=False)
+    before = os.umask(0)
+    try:
+        Launched().save(record(), KEY)
+    finally:
+        os.umask(before)
+    for path in (tmp_path / ".art", *(tmp_path / ".art").rglob("*")):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_the_variable_may_name_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("ART_LAUNCHED_DIR", "~/servers")
+    assert Launched().folder == tmp_path / "servers"
+
+
+def test_without_a_home_directory_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user that the system does not know
+    monkeypatch.delenv("ART_LAUNCHED_DIR", raising=False)
+    with pytest.raises(ConfigError, match=r"no home directory .* ART_LAUNCHED_DIR"):
+        Launched()
 
 
 def test_a_name_cannot_leave_the_folder(launched: Launched) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import nturl2path
 import socket
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 import art
-from art.backends.ssh import Install, RemoteServer, Ssh, keeper, remote_server
+from art.backends.ssh import Install, RemoteServer, Ssh, install, keeper, remote_server
 from art.backends.ssh.install import make_package
 from art.errors import ConfigError, MachineError, UnreachableError
 from tests.support.fake_ssh import FakeMachine
@@ -245,3 +247,14 @@ def test_what_is_installed_is_what_runs_here(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError):
             make_package(wrong)
+
+
+def test_a_wheel_that_was_installed_on_windows_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "C:\\a wheel\\art.whl"
+    (tmp_path / path).write_bytes(b"wheel")  # on this machine a file whose name has backslashes
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(install, "__file__", "/no/checkout/at/all/here/install.py")
+    monkeypatch.setattr(install, "url2pathname", nturl2path.url2pathname)
+    origin = Mock(read_text=Mock(return_value='{"url": "file:///C:/a%20wheel/art.whl"}'))
+    monkeypatch.setattr(install.importlib.metadata, "distribution", Mock(return_value=origin))
+    assert install._own_source() == Path(path)

@@ -83,6 +83,54 @@ async def test_a_file_that_is_put_can_be_read_by_its_owner_only(machine: FakeMac
         await Ssh("box").put(b"", "/proc/none/file")
 
 
+async def test_a_file_whose_connection_broke_does_not_replace_the_one_before(machine: FakeMachine) -> None:
+    """The other machine sees the end of the content, as if it were whole."""
+    box = Ssh("box")
+    await box.put(b"old", "~/folder/file")
+    ssh = machine.bin_dir / "ssh"
+    whole = ssh.read_text()
+    ssh.write_text(whole.replace("exec ", "head -c 1000 | exec "))
+    with pytest.raises(MachineError, match="writing ~/folder/file failed"):
+        await box.put(b"x" * 100_000, "~/folder/file")
+    assert [path.name for path in (machine.home / "folder").iterdir()] == ["file"]
+    assert (machine.home / "folder/file").read_bytes() == b"old"
+
+
+async def test_two_clients_may_put_the_same_file_at_once(machine: FakeMachine) -> None:
+    contents = [bytes([number]) * 300_000 for number in range(4)]
+    await asyncio.gather(*(Ssh("box").put(content, "~/file") for content in contents))
+    assert (machine.home / "file").read_bytes() in contents
+    assert [path.name for path in machine.home.iterdir() if "file" in path.name] == ["file"]
+
+
+async def test_a_line_may_have_any_length(machine: FakeMachine) -> None:
+    lines: list[str] = []
+    text = "x" * 3_000_000 + "\n" + "é\r\nend"
+    done = await Ssh("box").run("cat", input=text.encode(), timeout_s=60, on_line=lines.append)
+    assert done.stdout == text
+    assert lines == text.split("\n")
+
+
+def test_options_of_the_user_that_would_break_commands_are_replaced(machine: FakeMachine) -> None:
+    command = Ssh("box").base_command()
+    for option in ("ControlMaster=no", "RemoteCommand=none", "LogLevel=INFO"):
+        assert option in command
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536])
+def test_what_is_no_port_is_refused(port: int) -> None:
+    with pytest.raises(ConfigError, match="from 1 to 65535"):
+        Ssh("box", port=port)
+
+
+async def test_the_login_shell_need_not_know_the_syntax_of_sh(machine: FakeMachine) -> None:
+    machine.set_foreign_shell()
+    box = Ssh("box")
+    await box.put(b"content", "~/a folder/it's")
+    done = await box.run('for one in $(cat "$HOME"/a*/*); do echo "it\'s $one"; done', timeout_s=20)
+    assert (done.rc, done.stdout) == (0, "it's content\n")
+
+
 def test_paths_of_a_home_directory_are_left_to_the_shell() -> None:
     assert shell_path("~/a b") == "\"$HOME\"/'a b'"
     assert shell_path("~") == '"$HOME"'
@@ -98,6 +146,8 @@ def test_paths_of_a_home_directory_are_left_to_the_shell() -> None:
         ("ssh: Could not resolve hostname box: Name or service not known", "no machine has this name"),
         ("/home/a/.ssh/config: line 3: Bad configuration option: hots", "configuration file of ssh is wrong"),
         ('Load key "/k": invalid format', "private key cannot be used"),
+        ("Warning: Identity file /k not accessible: No such file or directory.\na@box: Permission denied (publickey).",
+         "private key cannot be used"),
     ],
 )  # fmt: skip
 async def test_what_ssh_says_becomes_what_to_do(machine: FakeMachine, said: str, advice: str) -> None:
@@ -106,6 +156,15 @@ async def test_what_ssh_says_becomes_what_to_do(machine: FakeMachine, said: str,
         await Ssh("box").run("true", timeout_s=20)
     assert not caught.value.transient
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "said", ["Permission denied to strangers! This machine is watched.\nConnection closed by box port 22", ""]
+)
+async def test_words_of_a_banner_are_no_refusal(machine: FakeMachine, said: str) -> None:
+    machine.set_problem(said or " ")
+    with pytest.raises(UnreachableError, match="cannot be reached"):
+        await Ssh("box").run("true", timeout_s=20)
 
 
 async def test_a_machine_that_is_away_may_come_back(machine: FakeMachine) -> None:

@@ -113,6 +113,48 @@ async def test_a_port_that_the_user_chose_and_another_program_has_is_named(machi
     assert link.pid is None
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "bind [127.0.0.1]:8888: Address already in use\r\nchannel_setup_fwd_listener_tcpip: cannot listen to port: 8888\r\n"
+        "Could not request local forwarding.\r\n",
+        "Error: remote port forwarding failed for listen port 1080\r\n",
+    ],
+)
+async def test_a_port_of_the_configuration_that_a_terminal_holds_is_no_obstacle(
+    machine: FakeMachine, port: int, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    monkeypatch.setattr(tunnel, "FIRST_DELAY_S", 0.01)
+    machine.set_other_forward(said)
+    link = Tunnel(Ssh("box"), port)
+    local_port = link.local_port
+    await link.open()
+    assert link.local_port == local_port
+    assert await word_of(local_port) == b"hello"
+    await link.close()
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # its own port is still needed
+        link = Tunnel(Ssh("box"), port, local_port=taken.getsockname()[1])
+        with pytest.raises(MachineError, match=f"port {link.local_port} of this machine is in use"):
+            await link.open()
+
+
+@pytest.mark.parametrize("prints", ["welcome", "\\033]0;title\\007", "welcome\\n", "\\377\\n"])
+async def test_a_shell_that_prints_when_it_starts_is_no_obstacle(machine: FakeMachine, port: int, prints: str) -> None:
+    machine.set_shell(f"printf '{prints}'; printf '{prints}' >&2")
+    link = Tunnel(Ssh("box"), port)
+    await link.open()
+    assert await word_of(link.local_port) == b"hello"
+    await link.close()
+
+
+async def test_a_tunnel_needs_no_particular_login_shell(machine: FakeMachine, port: int) -> None:
+    machine.set_foreign_shell()
+    link = Tunnel(Ssh("box"), port)
+    await link.open()
+    assert await word_of(link.local_port) == b"hello"
+    await link.close()
+
+
 async def test_a_machine_that_does_not_let_us_in_is_not_asked_for_ever(machine: FakeMachine) -> None:
     machine.set_problem("Host key verification failed.")
     with pytest.raises(MachineError, match="host key is not known"):
