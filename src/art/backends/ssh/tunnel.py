@@ -140,7 +140,10 @@ class Tunnel:
                 if self._chooses_port:
                     self.local_port = free_port()  # another program took it meanwhile
                 else:
-                    self._last_error = MachineError(f"port {self.local_port} of this machine is in use; choose another")
+                    self._last_error = MachineError(
+                        f"port {self.local_port} of this machine is in use, perhaps by another `art launch tunnel`; "
+                        "end what uses it, or choose another port"
+                    )
             self._is_closing.wait(delay_s)
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
