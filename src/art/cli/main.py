@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 import art
+from art.cli.terminal.extras import how_to_install
 from art.cli.terminal.pipes import until_unread
 from art.client.interrupt import EXIT_INTERRUPTED, stopped
 from art.errors import ArtError
@@ -70,6 +71,11 @@ def _run(argv: list[str] | None) -> int:
         status: int = args.run(args)
     except ArtError as error:
         print(clean(f"art: {error}", known_secrets()), file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        if (words := how_to_install(error)) is None:
+            raise
+        print(f"art: {words}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"\nart: {stopped()}", file=sys.stderr)

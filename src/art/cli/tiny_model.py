@@ -9,15 +9,15 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any
 
 from art.cli.options.task_options import TASK_HELP, add_task_options, task_for
-from art.cli.terminal.screen import Screen, progress_bar
 from art.storage.local_key import state_folder
 from art.storage.portable import is_running
 from art.task import Task, draw_conversations
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +37,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from art.cli.terminal.screen import Screen  # not at the top: `art status` runs without the extra `local`
+
     console = Screen()
     task = task_for(console, args, None)
     path, seconds = build_with_progress(
@@ -68,6 +70,8 @@ def build_with_progress(
     Raises:
         ConfigError: the task has no play to learn from. This is checked before anything heavy is imported.
     """
+    from art.cli.terminal.screen import progress_bar
+
     draw_conversations(task, seed=seed, count=1, skill=options.get("play_skill"))
     started = time.perf_counter()
     if not console.is_terminal:  # a bar shows nothing there until it is done

@@ -124,7 +124,7 @@ class Keyring:
             self._store.check()
 
 
-_HOW = "send one as `Authorization: Bearer <key>`"
+_HOW = "set ART_API_KEY for programs that use ART; others send `Authorization: Bearer <key>`"
 
 
 def read_key(scope: Scope) -> bytes | None:

@@ -40,7 +40,9 @@ def check_registration(request: RegisterRequest, caller: Caller, config: ServerC
         what = "is not one of them" if config.only_models else "is a folder of the server"
         raise PermissionDeniedError(
             f"base model {request.base_model!r} {what}; without scope `admin` a key may use those that the server "
-            f"offers ({listed})" + ("" if config.only_models else " and hub ids"),
+            f"offers ({listed})"
+            + ("" if config.only_models else " and hub ids")
+            + "; the operator can offer it: `art-server --model`",
             param="base_model",
         )
     for group, allowed in HARMLESS.items():

@@ -120,7 +120,7 @@ class KeyStore:
         match = KEY_PATTERN.fullmatch(text)
         key = None if match is None else self._current().get(match[1])
         if key is None or not hmac.compare_digest(_digest(text), key.digest):
-            raise AuthenticationError("the API key is wrong")
+            raise AuthenticationError("the API key is wrong; this server has no such key")
         return self._checked(key)
 
     def valid(self, key_id: str) -> Key:

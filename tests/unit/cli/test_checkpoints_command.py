@@ -92,6 +92,10 @@ async def test_the_gate_of_a_promotion(capsys: pytest.CaptureFixture[str]) -> No
     await run(backend, "promote", "games/agent", "--require", "0", "--force")
     assert backend.promoted == 4
     assert capsys.readouterr().out.endswith("in place of step 2\nforced: the figures\n")
+    backend.gate = None
+    await run(backend, "promote", "games/agent@4", "--require", "0", "--task", "tic_tac_toe")  # rolls nothing out
+    assert capsys.readouterr().out == "step 4 is already the one that answers requests to games/agent@promoted\n"
+    assert backend.gate is None
     for words, problem in [
         (("games/agent@2", "--step", "3"), "names step 2 and --step 3"),
         (("games/agent", "--task", "tic_tac_toe"), "--require 0"),

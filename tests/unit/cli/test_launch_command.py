@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -65,6 +66,30 @@ def test_a_server_is_launched_looked_at_stopped_and_taken_down(
     assert Launched().names() == []
     assert main(["launch", "logs", "box"]) == 1
     assert "no server 'box' is launched" in capsys.readouterr().err
+
+
+def test_pulling_needs_no_port_that_an_open_tunnel_holds(
+    machine: FakeMachine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(list(LAUNCH)) == 0
+    record = Launched().find("box")
+    with socket.create_server(("127.0.0.1", record.local_port)):
+        main(["launch", "pull", "box"])
+    said = capsys.readouterr().err
+    assert "ready at http://127.0.0.1:" in said
+    assert "in use" not in said
+    assert Launched().find("box").url == record.url
+
+
+def test_files_of_ssh_are_found_from_other_folders(
+    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ssh_config").touch()
+    monkeypatch.chdir(tmp_path)
+    assert main([*LAUNCH, "--ssh-config", "ssh_config", "--identity", "~/key"]) == 0
+    record = Launched().find("box")
+    assert record.ssh_config == str(tmp_path / "ssh_config")
+    assert record.identity == str(Path.home() / "key")
 
 
 @pytest.mark.slow

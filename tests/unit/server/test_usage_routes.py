@@ -177,10 +177,12 @@ async def test_the_table_of_keys(server: Server) -> None:
 
 def test_what_the_commands_ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[tuple[str | None, Quota]] = []
+    answer = SimpleNamespace(default_quota=None)
 
     class Client:
-        def set_quota(self, project: str | None, quota: Quota) -> None:
+        def set_quota(self, project: str | None, quota: Quota) -> SimpleNamespace:
             asked.append((project, quota))
+            return answer
 
     monkeypatch.setattr(quota_command, "asked", lambda url, ask: ask(Client()))
     for words, said in [
@@ -194,6 +196,10 @@ def test_what_the_commands_ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         assert quota_command.run(parsed(quota_command, *words)) == 0
         assert capsys.readouterr().out == f"{said} a month\n"
     assert asked == [("search", Quota(tokens=5000, device_s=7200)), (None, Quota(usd=9.5)), ("search", Quota())]
+    answer.default_quota = Quota(steps=7)
+    assert quota_command.run(parsed(quota_command, "clear", "search")) == 0
+    like = "search, like every project without a quota of its own, may use 7 steps a month\n"
+    assert capsys.readouterr().out == like
     for words, problem in [
         (("set", "search"), "at least one limit"),
         (("set", "--steps", "3"), "name one project"),

@@ -10,9 +10,13 @@ SHOWN_CHARACTERS = 1200
 """How much of SkyPilot's own message an error quotes."""
 
 _FAILURES: tuple[tuple[str, type[ArtError], str], ...] = (
-    (r"ApiServerConnectionError|ServerTemporarilyUnavailable|Failed to connect to SkyPilot API server",
+    # The first command also says "Failed to connect to SkyPilot API server", and then starts it.
+    (r"ApiServerConnectionError|ServerTemporarilyUnavailable|API server process exited"
+     r"|Failed to connect to SkyPilot API server(?![^\n]*Starting a local server)",
      UnreachableError,
      "SkyPilot's own server does not answer; `sky api info` says where it is expected, `sky api start` starts it"),
+    (r"NameResolutionError|requests error \(ConnectionError\)", UnreachableError,
+     "an address that SkyPilot needs cannot be reached from this machine; does its network work?"),
     (r"NoCloudAccessError|requires .* which is not enabled|No cloud is enabled|Cloud access is not set up", ConfigError,
      "SkyPilot has no access to this cloud; set up its credentials, then run `sky check`"),
     (r"InvalidSkyPilotConfigError|Invalid \w+ YAML", ConfigError,

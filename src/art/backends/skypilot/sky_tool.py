@@ -149,7 +149,7 @@ async def install_sky(cloud: str, on_line: Callable[[str], None]) -> Path:
         Path of `sky`.
 
     Raises:
-        ConfigError: the name is malformed.
+        ConfigError: the name is malformed, or SkyPilot has no such cloud.
         MachineError: the installation failed.
     """
     if not re.fullmatch(r"[a-z0-9-]+", cloud):
@@ -168,6 +168,8 @@ async def install_sky(cloud: str, on_line: Callable[[str], None]) -> Path:
         ran = await _run(command, INSTALL_TIMEOUT_S, on_line)
         if ran.rc != 0:
             raise MachineError(f"installing SkyPilot into {folder} failed: {ran.text[-1500:]}")
+        if re.search(r"does not (provide the|have an) extra", ran.text):  # only a warning of pip and uv
+            raise ConfigError(f"SkyPilot has no cloud {cloud!r}; expected a name like aws, gcp or kubernetes")
     return folder / "bin" / "sky"
 
 

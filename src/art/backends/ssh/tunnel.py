@@ -150,7 +150,10 @@ class Tunnel:
                 if self._chooses_port and not self.num_opened:
                     self.local_port = free_port()  # another program took it meanwhile
                 elif not self.num_opened:
-                    self._last_error = MachineError(f"port {self.local_port} of this machine is in use; choose another")
+                    self._last_error = MachineError(
+                        f"port {self.local_port} of this machine is in use, perhaps by another `art launch tunnel`; "
+                        "end what uses it, or choose another port"
+                    )
             elif _FAILED_FORWARD.search(why.message) and not self._is_tolerant:
                 self._is_tolerant = True
                 continue

@@ -30,14 +30,14 @@ async def launch(launched: Launched, args: argparse.Namespace) -> int:
         record = kind.new_record(args, backend, args.name)
         assert client.api_key is not None
         launched.save(record, client.api_key)
+    print(f"# Make it reachable here, and keep this running:\n    art launch tunnel {record.name}")
     _print_use(launched, record)
     return 0
 
 
 def _print_use(launched: Launched, record: LaunchRecord) -> None:
     print(
-        f"# Make it reachable here, and keep this running:\n    art launch tunnel {record.name}\n"
-        "# In another terminal, for scripts, `art train`, `art checkpoints` and others:\n"
+        "# In another terminal, for scripts with `RemoteBackend`, `art checkpoints`, `art status` and others:\n"
         f"    export ART_SERVER_URL={record.url}\n"
         f"    export ART_API_KEY=$(cat {shlex.quote(str(launched.key_path(record.name)))})",
         flush=True,
@@ -99,6 +99,7 @@ async def tunnel(launched: Launched, record: LaunchRecord, args: argparse.Namesp
         client = await backend.open()
         assert client.api_key is not None
         launched.save(record, client.api_key)
+        print(f"{record.name} is reachable at {record.url} until Ctrl-C")
         _print_use(launched, record)
         await asyncio.Event().wait()
     return 0
@@ -106,8 +107,12 @@ async def tunnel(launched: Launched, record: LaunchRecord, args: argparse.Namesp
 
 async def pull(launched: Launched, record: LaunchRecord, args: argparse.Namespace) -> int:
     """Fetch the newest checkpoint of one model or of all, each as FOLDER/project/name/step."""
-    async with kind_named(record.kind).backend(record) as backend:
+    backend = kind_named(record.kind).backend(record)
+    backend.local_port = None  # a free one, since `art launch tunnel` may hold the recorded one
+    async with backend:
         client = await backend.open()
+        assert client.api_key is not None
+        launched.save(record, client.api_key)  # a rented machine's backend has recorded the port of this call
         if args.model is not None:
             models = [args.model]
         else:

@@ -104,6 +104,7 @@ async def do_instead(args: argparse.Namespace) -> bool:
     if args.install_sky is not None:
         path = await install_sky(args.install_sky, lambda line: print(line, file=sys.stderr))
         print(path)
+        print(f"`{path} check` says what SkyPilot still needs to know about your account", file=sys.stderr)
         return True
     if args.dry_run:
         backend = new_backend(args, args.name)

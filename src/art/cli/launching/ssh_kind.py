@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from pathlib import Path
 
 from art.backends.ssh.install import Install
 from art.backends.ssh.launched import LaunchRecord
@@ -54,8 +55,13 @@ def new_record(args: argparse.Namespace, backend: SshBackend, name: str | None) 
     assert tunnel is not None
     return LaunchRecord(
         name=name or default_name(ssh), host=ssh.host, user=ssh.user, port=ssh.port, folder=backend.server.folder,
-        identity=args.identity, ssh_config=args.ssh_config, local_port=tunnel.local_port,
+        identity=_absolute(args.identity), ssh_config=_absolute(args.ssh_config), local_port=tunnel.local_port,
     )  # fmt: skip
+
+
+def _absolute(file: str | None) -> str | None:
+    """The path of a file of ssh for a record, which is also used from other working directories."""
+    return file if file in (None, "none") else str(Path(file).expanduser().absolute())
 
 
 def default_name(ssh: Ssh) -> str:

@@ -71,6 +71,9 @@ async def promote(backend: RemoteBackend, args: argparse.Namespace) -> None:
     if args.require is not None:
         status = await backend.get_status(model)
         step = status.step if step is None else step
+        if step == status.promoted_step:
+            print(f"step {step} is already the one that answers requests to {model.project}/{model.name}@promoted")
+            return
         measured = None if args.task is None else await _measure(args, status, step)
         gate = Gate(require=args.require, split=args.split or "val", metric=args.metric, measured=measured)
     promotion = await backend.checkpoints.promote(model, step, gate=gate, force=args.force, note=args.note)

@@ -46,7 +46,9 @@ def run(args: argparse.Namespace) -> int:
         quota = Quota(tokens=args.tokens, steps=args.steps, device_s=device_s, usd=args.usd)
         if quota == Quota():
             raise ConfigError("give at least one limit: --tokens, --steps, --device-hours or --usd")
-    asked(args.url, lambda client: client.set_quota(args.project, quota))
+    report = asked(args.url, lambda client: client.set_quota(args.project, quota))
     who = args.project or "Every project without a quota of its own"
+    if quota == Quota() and report.default_quota is not None:
+        who, quota = f"{who}, like every project without a quota of its own,", report.default_quota
     print(f"{who} may use {', '.join(limits(quota)) or 'any amount'} a month")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from art.backends.platforms import check_server_platform
+from art.cli.terminal.extras import how_to_install
 from art.errors import ConfigError
 
 
@@ -14,6 +15,11 @@ def main() -> int:
     except ConfigError as error:
         print(f"art-server: {error}", file=sys.stderr)
         return 1
-    from art.cli.server import main as serve
-
+    try:
+        from art.cli.server import main as serve
+    except ModuleNotFoundError as error:
+        if (words := how_to_install(error)) is None:
+            raise
+        print(f"art-server: {words}", file=sys.stderr)
+        return 1
     return serve()

@@ -113,6 +113,26 @@ def test_a_failure_that_is_not_known_is_quoted() -> None:
     assert error.message == "sky launch failed. SkyPilot said:\nsomething new"
 
 
+STARTED = "Failed to connect to SkyPilot API server at http://127.0.0.1:46580. Starting a local server.\n✓ started\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "meaning"),
+    [
+        (f"{STARTED}sky.exceptions.NoCloudAccessError: Cloud access is not set up", ConfigError, "run `sky check`"),
+        (f"{STARTED}sky.exceptions.CloudError: requests error (ConnectionError): HTTPSConnectionPool", UnreachableError,
+         "does its network work"),
+        (f"{STARTED}RuntimeError: SkyPilot API server process exited unexpectedly.", UnreachableError, "own server"),
+    ],
+)  # fmt: skip
+def test_a_failure_of_the_first_command_is_not_blamed_on_the_server_that_it_started(
+    text: str, kind: type[ArtError], meaning: str
+) -> None:
+    error = explain("sky launch", text)
+    assert type(error) is kind
+    assert meaning in error.message
+
+
 async def test_a_failure_with_exit_status_0_is_one(sky: FakeSky) -> None:
     sky.fail("stop", "spot-cannot-stop")
     with pytest.raises(ConfigError, match="Stopping spot instances"):
@@ -131,6 +151,22 @@ async def test_a_program_that_is_late_is_ended(sky: FakeSky) -> None:
     )
     with pytest.raises(UnreachableError, match="did not end within 0 s"):
         await Sky().run("status", timeout_s=0.2)
+
+
+@pytest.mark.parametrize(
+    "warning",
+    [
+        "WARNING: skypilot 0.14.1 does not provide the extra 'awz'",
+        "warning: The package `skypilot==0.14.1` does not have an extra named `awz`",
+    ],
+)
+async def test_a_cloud_that_skypilot_does_not_have_is_refused(warning: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(*_: object) -> sky_tool.Ran:
+        return sky_tool.Ran(0, "Successfully installed", warning)
+
+    monkeypatch.setattr(sky_tool, "_run", run)
+    with pytest.raises(ConfigError, match="no cloud 'awz'"):
+        await install_sky("awz", lambda _: None)
 
 
 @pytest.mark.parametrize("has_uv", [True, False])
