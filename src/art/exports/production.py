@@ -1,7 +1,7 @@
 """The export `vllm-lora`: an adapter folder for production servers of vLLM and SGLang, with the commands to serve it.
 
-Both read the files of peft. The scale of a rsLoRA is written as a plain alpha, because not every version of both knows
-the other one. `README.md` in the folder has the commands, and what requests must have.
+Both read the files of peft. The scale of a rsLoRA is written as a plain alpha, because SGLang knows no other.
+`README.md` in the folder has the commands, and what requests must have.
 """
 
 from __future__ import annotations
@@ -79,8 +79,14 @@ A LoRA adapter of `{base_model}`, trained with ART, for vLLM and SGLang. Run one
     {commands["vllm"]}
     {commands["sglang"]}
 
-Clients ask vLLM for the model `{name}`, as they ask ART: only the base URL changes. They ask SGLang for
-`{base_model}:{name}`.
+Clients ask vLLM for the model `{name}`, as they ask ART: only the base URL changes.
+
+They must ask SGLang for `{base_model}:{name}`. It answers requests for `{name}` alone with the base model, without an
+error.
+
+Both servers read tool calls and reasoning only if they are told the form in which the model writes them. Without it,
+vLLM refuses requests with tools. For Qwen3, add `--enable-auto-tool-choice --tool-call-parser hermes` (vLLM) or
+`--tool-call-parser qwen` (SGLang), and `--reasoning-parser qwen3` if the model thinks.
 
 ART samples at temperature 1 unless a request says otherwise, and the commands make these servers do the same. To follow
 the base model's `generation_config.json` instead, leave out `--generation-config vllm` (vLLM) or `--sampling-defaults
