@@ -91,4 +91,9 @@ vLLM refuses requests with tools. For Qwen3, add `--enable-auto-tool-choice --to
 ART samples at temperature 1 unless a request says otherwise, and the commands make these servers do the same. To follow
 the base model's `generation_config.json` instead, leave out `--generation-config vllm` (vLLM) or `--sampling-defaults
 openai` (SGLang).
+
+A later export can take the place of this one in vLLM 0.32 without a restart: start it with the variable
+`VLLM_ALLOW_RUNTIME_LORA_UPDATING=True`, and send to `POST /v1/load_lora_adapter`
+`{{"lora_name": "{name}", "lora_path": "FOLDER", "load_inplace": true}}`.
+The folder must be one that it has not read before.
 {extra}"""

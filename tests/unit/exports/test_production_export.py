@@ -46,6 +46,8 @@ def test_the_folder_has_the_adapter_and_the_commands(tmp_path: Path) -> None:
     text = (tmp_path / "out" / "README.md").read_text()
     assert all(command in text for command in described["commands"].values())  # type: ignore[attr-defined]
     assert "chat_template_kwargs" not in text
+    assert '{"lora_name": "search/agent@promoted", "lora_path": "FOLDER", "load_inplace": true}' in text
+    assert "ask SGLang for `Qwen/Qwen3-0.6B:search/agent@promoted`" in text
     weights = checkpoints.ADAPTER_WEIGHTS
     assert (tmp_path / "out" / weights).read_bytes() == (checkpoint / weights).read_bytes()
 
