@@ -20,7 +20,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import art
-from art.backends.ssh import Install
+from art.backends.ssh import Install, Ssh
 from art.config import TrainerConfig
 from art.errors import ConfigError
 from tests.support import ssh_machine, ssh_neighbour
@@ -65,6 +65,18 @@ def neighbour(machine: SshMachine, request: pytest.FixtureRequest) -> Iterator[S
     made.close()
 
 
+async def prepare(*machines: Ssh) -> None:
+    """Make the environments of the servers with the packages of this one, where the machine's Python is of the same
+    version. ART itself is then installed in seconds; `test_ssh_storm.py` installs everything."""
+    packages = Path(np.__file__).parents[1]
+    name = f"python3.{sys.version_info.minor}"
+    script = f"""set -e; test -r {packages}; python3 -c 'import sys; assert sys.version_info[1] == {sys.version_info.minor}'
+    umask 077; python3 -m venv {SERVER}/venv; echo {packages} > {SERVER}/venv/lib/{name}/site-packages/of-tests.pth"""
+    for machine in machines:
+        done = await machine.run(script, timeout_s=600)
+        tell(f"{machine.name}: {'has' if done.rc == 0 else 'lacks'} the packages of the tests {done.stderr}")
+
+
 def art_command(folder: Path, *words: str) -> str:
     """Run an `art` command; returns what it prints."""
     started = time.monotonic()
@@ -91,14 +103,16 @@ def keys(home: Path) -> list[str]:
     return (home / ".ssh" / "authorized_keys").read_text().splitlines()
 
 
-async def train(backend: art.SshBackend, base: str, num_nodes: int) -> tuple[art.TrainableModel, list[float]]:
+async def train(
+    backend: art.SshBackend, base: str, num_nodes: int, num_steps: int = NUM_STEPS
+) -> tuple[art.TrainableModel, list[float]]:
     settings = art.ModelSettings(trainer=TrainerConfig(device="cpu", num_threads=2, num_nodes=num_nodes))
     model = art.TrainableModel(name=f"on-{num_nodes}", project="p", base_model=base, settings=settings)
     started = time.monotonic()
     await model.register(backend)
     tell(f"registered on {num_nodes}: {time.monotonic() - started:.1f} s")
     losses = []
-    for step in range(1, NUM_STEPS + 1):
+    for step in range(1, num_steps + 1):
         started = time.monotonic()
         result = await backend.train_sft(model, ANSWERS, learning_rate=1e-3, batch_size=60)
         assert result.step == step
@@ -115,6 +129,7 @@ async def test_two_machines_are_launched_train_together_and_are_left_clean(
     machine: SshMachine, neighbour: SshNeighbour, tmp_path: Path
 ) -> None:
     before = [keys(machine.home), keys(neighbour.home)]
+    await prepare(machine.ssh(), Ssh(ssh_neighbour.ALIAS, config=machine.config))
     art_command(tmp_path, *launch_words(machine))
     line = keys(neighbour.home)[-1]
     assert line.startswith("restrict ssh-ed25519 ")
@@ -171,11 +186,18 @@ async def test_machines_that_share_their_home_directory_share_the_installation(
     machine: SshMachine, neighbour: SshNeighbour, tmp_path: Path
 ) -> None:
     before = keys(machine.home)
+    await prepare(machine.ssh())
     art_command(tmp_path, *launch_words(machine))
     assert len(keys(machine.home)) == len(before) + 1
     status = art_command(tmp_path, "launch", "status")
     assert "gpu-box2" in status
     assert "joined" in status
+    make_tiny_model(machine)
+    backend = art.SshBackend(machine.ssh(), nodes=[ssh_neighbour.ALIAS], install=Install(source=str(ROOT)))
+    async with backend:
+        await train(backend, f"{machine.home}/tiny", 2, num_steps=1)
+        assert len(members(neighbour)) == 1
     art_command(tmp_path, "launch", "down")
+    assert machine.processes() == {}
     assert keys(machine.home) == before
     assert [path.name for path in (machine.home / SERVER).iterdir()] == ["data"]

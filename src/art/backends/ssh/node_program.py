@@ -208,11 +208,11 @@ def admit(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
     let_out(folder)
     line = f"restrict {asked['public']}"  # no forwarding, no terminal
     file = authorized_keys()
-    present = file.read_text(encoding="utf-8", errors="surrogateescape") if file.exists() else ""
-    if line not in present.splitlines():
-        if present and not present.endswith("\n"):
-            present += "\n"
-        write_keys(file, f"{present}{line}\n")
+    present = file.read_bytes() if file.exists() else b""
+    if line.encode() not in present.splitlines():
+        if present and not present.endswith(b"\n"):
+            present += b"\n"
+        write_keys(file, present + line.encode() + b"\n")
     write(folder / "nodes" / "admitted", line)
     words = os.environ.get("SSH_CONNECTION", "").split()
     address, port = words[2:4] if len(words) == 4 else ("127.0.0.1", "22")
@@ -260,8 +260,8 @@ def host_keys(address: str, port: str) -> list[str]:
 def look(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
     """Whether the head's key is let in here, and how many processes of the trainer run."""
     admitted, file = folder / "nodes" / "admitted", authorized_keys()
-    lines = file.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if file.exists() else []
-    is_admitted = admitted.exists() and admitted.read_text(encoding="utf-8") in lines
+    lines = file.read_bytes().splitlines() if file.exists() else []
+    is_admitted = admitted.exists() and admitted.read_bytes() in lines
     return {"is_admitted": is_admitted, "num_processes": len(trainer_processes(folder))}
 
 
@@ -288,12 +288,12 @@ def let_out(folder: Path) -> None:
     admitted = folder / "nodes" / "admitted"
     if not admitted.exists():
         return
-    line, file = admitted.read_text(encoding="utf-8"), authorized_keys()
+    line, file = admitted.read_bytes(), authorized_keys()
     if file.exists():
-        present = file.read_text(encoding="utf-8", errors="surrogateescape").splitlines(keepends=True)
-        kept = [each for each in present if each.rstrip("\r\n") != line]
+        present = file.read_bytes().splitlines(keepends=True)
+        kept = [each for each in present if each.rstrip(b"\r\n") != line]
         if kept != present:
-            write_keys(file, "".join(kept))
+            write_keys(file, b"".join(kept))
     admitted.unlink()
 
 
@@ -301,11 +301,11 @@ def authorized_keys() -> Path:
     return Path.home() / ".ssh" / "authorized_keys"
 
 
-def write_keys(file: Path, content: str) -> None:
+def write_keys(file: Path, content: bytes) -> None:
     file = file.resolve()
     file.parent.mkdir(mode=0o700, exist_ok=True)
     part = file.with_name(f".{file.name}.{os.getpid()}")
-    part.write_text(content, encoding="utf-8", errors="surrogateescape")
+    part.write_bytes(content)
     if file.exists():
         shutil.copymode(file, part)
     part.replace(file)
