@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 import art
 from art.backend import Backend
 from art.client import ArtClient
-from art.config import NodeConfig, NodesConfig, ServerConfig, TrainerConfig
+from art.config import EngineConfig, LoraConfig, NodeConfig, NodesConfig, ServerConfig, TrainerConfig
 from art.errors import ConfigError
 from art.runtime.runtime import Runtime
 from art.server.app import App
@@ -27,6 +27,7 @@ from art.storage import checkpoints
 from tests.support.processes import children_of
 
 SHELL = NodesConfig(address="127.0.0.1", others=(NodeConfig(name="next-door", start=("sh", "-c", "{command}")),))
+LORA = LoraConfig()
 ANSWERS = [
     art.Trajectory(
         messages_and_choices=[{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
@@ -56,24 +57,29 @@ async def serving(folder: Path, nodes: NodesConfig | None) -> AsyncIterator[InPr
         await runtime.close()
 
 
-async def train(backend: InProcess, base: Path, steps: int = 2, **trainer: Any) -> art.TrainableModel:
-    settings = art.ModelSettings(trainer=TrainerConfig(device="cpu", num_threads=2, **trainer))
-    name = "-".join(["agent", *map(str, trainer.values())])
+async def train(
+    backend: InProcess, base: Path, steps: int = 2, *, lora: LoraConfig | None = LORA, **trainer: Any
+) -> art.TrainableModel:
+    config = TrainerConfig(device="cpu", num_threads=2, **trainer)
+    settings = art.ModelSettings(lora=lora, trainer=config, engine=EngineConfig(device="cpu"))
+    name = "-".join(["full" if lora is None else "lora", *map(str, trainer.values())])
     model = art.TrainableModel(name=name, project="p", base_model=str(base), settings=settings)
     await model.register(backend)
-    for step in range(1, steps + 1):
-        result = await backend.train_sft(model, ANSWERS, art.TrainSFTConfig(learning_rate=1e-2, batch_size=5))
-        assert result.step == step
+    for _ in range(steps):
+        await make_step(backend, model)
     return model
+
+
+async def make_step(backend: InProcess, model: art.TrainableModel) -> None:
+    before = await model.get_step()
+    result = await backend.train_sft(model, ANSWERS, art.TrainSFTConfig(learning_rate=1e-2, batch_size=5))
+    assert result.step == before + 1
 
 
 def weights(backend: InProcess, model: art.TrainableModel, step: int) -> dict[str, np.ndarray]:
     path = backend.runtime.data_dir.model("p", str(model.name)).checkpoint(step)
-    return {
-        key: load_file(path / file)[key]
-        for file in (checkpoints.ADAPTER_WEIGHTS, checkpoints.OPTIMIZER)
-        for key in load_file(path / file)
-    }
+    trained = checkpoints.MODEL_WEIGHTS if checkpoints.is_full(path) else checkpoints.ADAPTER_WEIGHTS
+    return load_file(path / trained) | load_file(path / checkpoints.OPTIMIZER)
 
 
 @pytest.mark.slow
@@ -89,23 +95,11 @@ async def test_a_trainer_on_two_machines(tiny_model: Path, tmp_path: Path) -> No
             await model.register(backend)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not is_root or shutil.which("unshare") is None, reason="needs root and `unshare`")
-async def test_a_machine_that_does_not_share_the_data_directory_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    hide = 'mount -t tmpfs none "$0" && exec sh -c "$1"'
-    start = ("unshare", "-m", "sh", "-c", hide, str(tmp_path / "data"), "{command}")
-    nodes = NodesConfig(address="127.0.0.1", others=(NodeConfig(name="blind", start=start),))
-    async with serving(tmp_path / "data", nodes) as backend:
-        with pytest.raises(ConfigError, match="does not see the data directory"):
-            await train(backend, tiny_model, num_nodes=2)
-
-
 @pytest.fixture
-def namespace() -> Iterator[NodesConfig]:
-    """Another machine as far as the network goes, 10.213.7.2, which sees this one as 10.213.7.1."""
-    if not is_root or shutil.which("ip") is None:
-        pytest.skip("needs root and `ip`")
+def network() -> Iterator[list[str]]:
+    """Start of a command that runs on 10.213.7.2, another machine as far as the network goes. This one is 10.213.7.1."""
+    if not is_root or shutil.which("ip") is None or shutil.which("unshare") is None:
+        pytest.skip("needs root, `ip` and `unshare`")
     name = f"art-{os.getpid()}"
     commands = [
         f"netns add {name}",
@@ -120,26 +114,46 @@ def namespace() -> Iterator[NodesConfig]:
     try:
         for command in commands:
             subprocess.run(["ip", *command.split()], check=True, capture_output=True, text=True)
-        start = ("ip", "netns", "exec", name, "sh", "-c", "{command}")
-        yield NodesConfig(address="10.213.7.1", others=(NodeConfig(name="10.213.7.2", start=start),))
+        yield ["ip", "netns", "exec", name]
     finally:
         subprocess.run(["ip", "link", "del", "art-here"], check=False, capture_output=True)
         subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
 @pytest.mark.slow
-async def test_sharded_weights_over_a_network_and_a_machine_that_dies(
-    namespace: NodesConfig, tiny_model: Path, tmp_path: Path
+@pytest.mark.parametrize("kind", ["sharded", "full"])
+async def test_machines_without_a_common_folder_train_and_one_of_them_dies(
+    kind: str, network: list[str], tiny_model: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    async with serving(tmp_path, namespace) as backend:
-        alone = await train(backend, tiny_model, steps=3)
-        together = await train(backend, tiny_model, steps=2, num_nodes=2, shard_base=True)
+    """The other machine has an empty disk where this one has base model and data directory."""
+    received, base = tmp_path_factory.mktemp("received"), tmp_path / "base"
+    shutil.copytree(tiny_model, base)
+    hide = 'mount -t tmpfs none "$0" && exec sh -c "$1"'
+    start = (*network, "unshare", "-m", "sh", "-c", hide, str(tmp_path), "{command}")
+    other = NodeConfig(name="10.213.7.2", start=start, received=str(received))
+    settings: dict[str, Any] = {"shard_base": True} if kind == "sharded" else {"lora": None}
+    async with serving(tmp_path / "data", NodesConfig(address="10.213.7.1", others=(other,))) as backend:
+        alone = await train(backend, base, steps=4, lora=settings.get("lora", LORA))
+        together = await train(backend, base, steps=3, num_nodes=2, **settings)
+        assert_equal(backend, alone, together, step=3)
+        [model_copy] = folders_in(received)
         host = backend.runtime.models.find("p", str(together.name))[1]
         assert host.trainer_process.pid is not None
         os.kill(children_of(host.trainer_process.pid)[0], signal.SIGKILL)
-        await backend.train_sft(together, ANSWERS, art.TrainSFTConfig(learning_rate=1e-2, batch_size=5))
+        await make_step(backend, together)  # the new processes have no checkpoint in memory
         assert host.trainer_process.num_restarts == 1
-        expected, found = weights(backend, alone, 3), weights(backend, together, 3)
-        assert expected.keys() == found.keys()
-        for name, value in expected.items():
-            assert np.linalg.norm(found[name] - value) <= 0.01 * np.linalg.norm(value), name
+        assert_equal(backend, alone, together, step=4)
+        assert folders_in(received) == [model_copy], "checkpoints and samples go, the base model stays"
+        [log] = (tmp_path / "data/logs").glob("trainer*.1")
+        assert "continuing from step 3" in log.read_text()
+
+
+def assert_equal(backend: InProcess, one: art.TrainableModel, other: art.TrainableModel, *, step: int) -> None:
+    expected, found = weights(backend, one, step), weights(backend, other, step)
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        assert np.linalg.norm(found[name] - value) <= 0.01 * np.linalg.norm(value), name
+
+
+def folders_in(received: Path) -> list[Path]:
+    return [path for path in received.glob("*/*") if path.is_dir()]

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -20,7 +20,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from art.config import LoraConfig, TrainerConfig
-from art.protocol.calls import Train, TrainSft
+from art.protocol.calls import SampleFile, Train, TrainSft
 from art.protocol.samples import StepResult, TrainingSample
 from art.storage import checkpoints
 from art.trainer import resident, trainer
@@ -65,14 +65,20 @@ class Member:
 class Pair:
     """Two processes that wait for work."""
 
-    def __init__(self) -> None:
+    def __init__(self, environments: Sequence[dict[str, str]], *, local_size: int) -> None:
+        """
+        Args:
+            environments: additional variables of each process.
+            local_size: number of processes that count as one machine.
+        """
         context = multiprocessing.get_context("spawn")
         port = free_port()
         self._pipes, self._processes = [], []
         for rank in range(NUM_PROCESSES):
             ours, theirs = context.Pipe()
             self._pipes.append(ours)
-            self._processes.append(context.Process(target=_serve, args=(theirs, rank, port), daemon=True))
+            variables = _variables(rank, port, local_size) | environments[rank]
+            self._processes.append(context.Process(target=_serve, args=(theirs, variables), daemon=True))
             self._processes[-1].start()
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
@@ -90,11 +96,15 @@ class Pair:
             process.join()
 
 
-def _serve(pipe: Any, rank: int, port: int) -> None:
+def _variables(rank: int, port: int, local_size: int) -> dict[str, str]:
+    numbers = {"MASTER_PORT": port, "WORLD_SIZE": NUM_PROCESSES, "LOCAL_WORLD_SIZE": local_size}
+    numbers |= {"RANK": rank, "LOCAL_RANK": rank % local_size}
+    return {"MASTER_ADDR": "127.0.0.1"} | {name: str(number) for name, number in numbers.items()}
+
+
+def _serve(pipe: Any, variables: dict[str, str]) -> None:
     torch.set_num_threads(1)
-    size = str(NUM_PROCESSES)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= variables
     member = Member(Team.from_environment(TrainerConfig(device="cpu", num_processes=NUM_PROCESSES)))
     while True:
         function, args, kwargs = pipe.recv()
@@ -157,18 +167,23 @@ def train(
     *,
     kind: type[Train] | type[TrainSft] = Train,
     settings: Any = (),
+    to: Any = None,
     **arguments: Any,
 ) -> StepResult:
-    """Step `number` in `directory`."""
+    """Step `number` in `directory`, written there under its number or as `to`."""
     trainer = member.trainer(model_path, **dict(settings))
     call = kind(
         from_checkpoint=directory / f"{number - 1:04d}",
-        to_checkpoint=directory / f"{number:04d}",
+        to_checkpoint=to or directory / f"{number:04d}",
         job_id=f"job-{number}",
         record_to=directory / "steps" / f"{number:04d}",
         **arguments,
     )
     return trainer.train(call)
+
+
+def trial(member: Member, model_path: str, samples: SampleFile) -> dict[str, float]:
+    return member.trainer(model_path).trial(samples, LORA)
 
 
 def held_weights(member: Member, model_path: str, **settings: Any) -> dict[str, int]:
@@ -219,8 +234,10 @@ def raise_inside(member: Member, error: Exception, *, in_lockstep: bool) -> None
 
 
 @contextlib.contextmanager
-def pair_of_processes() -> Iterator[Pair]:
-    pair = Pair()
+def pair_of_processes(
+    environments: Sequence[dict[str, str]] = ({}, {}), *, local_size: int = NUM_PROCESSES
+) -> Iterator[Pair]:
+    pair = Pair(environments, local_size=local_size)
     try:
         yield pair
     finally:

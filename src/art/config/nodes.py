@@ -9,11 +9,13 @@ from pydantic import Field, model_validator
 from art.config.base import Config
 
 _COMMAND = "{command}"
+RECEIVED_VARIABLE = "ART_RECEIVED"
+"""Variable that names the folder for files that a machine receives from the server's."""
 
 
 class NodeConfig(Config):
-    """Another machine that trains. It has ART installed, and sees the data directory and the base model where the
-    server does, for example through a network file system."""
+    """Another machine that trains. It has the same versions of ART and torch. The server's machine sends it the files
+    that a step reads, unless it has them at the same path, for example on a network file system."""
 
     name: str = Field(min_length=1)
     """Name or address of the machine, which errors and logs show."""
@@ -22,6 +24,9 @@ class NodeConfig(Config):
     `{command}` becomes the command, as one argument, and `{name}` the name of the machine."""
     python: str | None = None
     """Python with ART on that machine; `None` is the path of the server's own."""
+    received: str | None = None
+    """Folder on that machine for the files that it receives; `None` is `~/.cache/art/received`. A base model that is a
+    folder on the server stays there. Checkpoints and samples are deleted as soon as they have been read."""
 
     @model_validator(mode="after")
     def _check_start(self) -> Self:

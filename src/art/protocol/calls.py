@@ -26,7 +26,7 @@ from art.config import EngineConfig, LoraConfig, NodesConfig, TrainConfig, Train
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest, Timings, TokenChunk
 from art.errors import ArtError, ConfigError, InvalidRequestError
 from art.protocol.checkpoint_calls import HubTarget, S3Target
-from art.protocol.compact.sample_files import read_samples, write_samples
+from art.protocol.compact.sample_files import write_samples
 from art.protocol.samples import StepResult, TrainingSample
 from art.protocol.token_sets import pack_token_sets, unpack_token_sets
 
@@ -277,8 +277,6 @@ class StartTrainer(Call[None]):
     """Whether an engine sleeps on the same GPU, so that freed memory must go back to the device."""
     nodes: NodesConfig | None = None
     """The other machines, where `config.num_nodes` asks for some."""
-    shared: Path | None = None
-    """Folder that the trainer's processes on all machines must see."""
 
 
 class InitCheckpoint(Call[Step]):
@@ -305,14 +303,6 @@ class SampleCall(Call[Result]):
             return self
         write_samples(path, self.samples)
         return replace(self, samples=SampleFile(path))
-
-    def read(self) -> Sequence[TrainingSample]:
-        """Return the samples, from their file if they are in one.
-
-        Raises:
-            InvalidRequestError: the file cannot be read.
-        """
-        return read_samples(self.samples.path) if isinstance(self.samples, SampleFile) else self.samples
 
 
 class Train(SampleCall[StepOrProgress]):

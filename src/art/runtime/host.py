@@ -290,13 +290,7 @@ class BaseModelHost:
         shares_gpu = self.placement.shared and self.placement.trainer.kind == "cuda"
         async with self._profiling():
             await client.call(
-                StartTrainer(
-                    model=self.base_model,
-                    config=config,
-                    shares_gpu=shares_gpu,
-                    nodes=self._config.nodes,
-                    shared=self._data_dir.samples.absolute(),
-                )
+                StartTrainer(model=self.base_model, config=config, shares_gpu=shares_gpu, nodes=self._config.nodes)
             )
 
     def describe_placement(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from art.protocol.samples import StepResult
 from art.storage import checkpoints
 from art.storage.checkpoints import CheckpointState
 from art.trainer.machine.distributed import Team
+from art.trainer.machine.files import read_everywhere
 from art.trainer.policy.base_model import BaseModel
 from art.trainer.policy.checkpointing import configured_mode
 from art.trainer.policy.full import FullPolicy
@@ -85,9 +86,20 @@ class Resident:
             ConflictError: the checkpoint belongs to another base model.
             AdapterError, StorageError, CorruptCheckpointError: its files are unreadable, damaged or do not fit.
         """
-        is_loaded = self._loaded is not None and self._loaded.identity == checkpoints.identify(path)
-        if all(self._team.gather(is_loaded)) and self._loaded is not None:
+        identity = checkpoints.identify(path) if self._team.rank == 0 else None
+        held = self._loaded.identity if self._loaded is not None else None
+        answers = self._team.gather((identity, held))
+        identity = answers[0][0]
+        if self._loaded is not None and all(held == identity for _, held in answers):
             return self._loaded
+        with read_everywhere(self._team, path) as folder:
+            loaded = self._read(folder)
+        loaded.identity = identity
+        self._team.gather(None)  # nobody trains before all processes have read it
+        _log.info("continuing from step %d at %s", loaded.step, path)
+        return loaded
+
+    def _read(self, path: Path) -> Loaded:
         checkpoints.verify(path)
         state = checkpoints.read_state(path)
         if state.base_model != self._base.name:
@@ -99,9 +111,7 @@ class Resident:
         else:
             _log.warning("the optimiser's moments of step %d were removed: it starts again without them", state.step)
         torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state.rng)), dtype=torch.uint8))
-        loaded.step, loaded.identity = state.step, checkpoints.identify(path)
-        self._team.gather(None)  # nobody trains before all processes have read it
-        _log.info("continuing from step %d at %s", state.step, path)
+        loaded.step = state.step
         return loaded
 
     def write(

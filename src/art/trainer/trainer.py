@@ -22,11 +22,13 @@ from art.errors import ConfigError, ConstraintMismatchError, NothingTrainableErr
 from art.kernels.heap import keep_freed_memory
 from art.kernels.threads import default_num_threads
 from art.memory.trainer import CPU_TOKENS
-from art.protocol.calls import Train, TrainSft
+from art.protocol.calls import SampleFile, Train, TrainSft
+from art.protocol.compact.sample_files import read_samples
 from art.protocol.samples import StepResult, TrainingSample
 from art.trainer.gate.noise import expected_noise
 from art.trainer.machine import memory, usage
 from art.trainer.machine.distributed import ALONE, Team
+from art.trainer.machine.files import copy_model, read_everywhere
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.checkpoint_choice import prepare_checkpointing
 from art.trainer.policy.compilation import compile_layers
@@ -71,12 +73,12 @@ class Trainer:
         self._team = team
         self._config = config
         with team.call(in_lockstep=config.shard_base):
-            self._base = load_base_model(base_model, config)
+            self._base = load_base_model(base_model, config, copy=copy_model(team, base_model))
             if config.compile_layers:
                 compile_layers(self._base)
         self._resident = Resident(self._base, config, team)
         self._batcher = MicroBatcher(self._base, max_tokens=_max_tokens(config, self._base.device), team=team)
-        self._replayer = Replayer(base_model, self._base.vocab_size, team)
+        self._replayer = Replayer(self._base.files, self._base.vocab_size, team)
         self._peak_flops = team.size * usage.peak_flops(self._base.device, self._base.head.weight.dtype)
 
     def init_checkpoint(self, path: Path, lora: LoraConfig | None) -> StepResult:
@@ -131,7 +133,7 @@ class Trainer:
             recorded = self._team.from_first(lambda: recorded_result(call.to_checkpoint, call.job_id))
             return recorded if recorded is not None else self._make_step(call, Progress(on_progress))
 
-    def trial(self, samples: Sequence[TrainingSample], lora: LoraConfig | None) -> dict[str, float]:
+    def trial(self, samples: Sequence[TrainingSample] | SampleFile, lora: LoraConfig | None) -> dict[str, float]:
         """Make one update on `samples` (component "sft") from a fresh step 0, and forget it.
 
         No checkpoint is read or written. The next call loads the checkpoint that it names.
@@ -147,6 +149,7 @@ class Trainer:
             TrainingError: a sample does not fit into memory, or the loss is not finite.
         """
         with self._team.call(in_lockstep=self._base.is_sharded):
+            samples = self._read(samples)
             updates = [Update(paths=self._check(samples).paths, learning_rate=1e-5)]
             loaded = self._resident.start_fresh(lora)
             checkpointing = self._prepare_checkpointing(loaded, updates)
@@ -166,6 +169,12 @@ class Trainer:
     def _natural_probe(self) -> list[int]:
         """Tokens of a probe when nothing was sampled. All processes ask for them in the same call."""
         return self._team.from_first(lambda: natural_probe_tokens(self._base.name, self._base.vocab_size))
+
+    def _read(self, samples: Sequence[TrainingSample] | SampleFile) -> Sequence[TrainingSample]:
+        if not isinstance(samples, SampleFile):
+            return samples
+        with read_everywhere(self._team, samples.path) as path:
+            return read_samples(path)
 
     def _check(self, samples: Sequence[TrainingSample]) -> Replayed:
         paths = check_samples(samples, vocab_size=self._base.vocab_size)
@@ -198,7 +207,7 @@ class Trainer:
     def _make_step(self, call: Train | TrainSft, progress: Progress) -> StepResult:
         """Plan the updates, run and report them, and write the checkpoint."""
         started = time.perf_counter()
-        replayed = self._check(call.read())
+        replayed = self._check(self._read(call.samples))
         paths = replayed.paths
         loaded = self._resident.load(call.from_checkpoint)
         plan = self._plan(call, replayed, loaded, progress)

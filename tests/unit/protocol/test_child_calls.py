@@ -22,9 +22,11 @@ from art.protocol.calls import (
     Call,
     Progress,
     SampleCall,
+    SampleFile,
     decode_call,
 )
 from art.protocol.checkpoint_calls import HubTarget, S3Target
+from art.protocol.compact.sample_files import read_samples
 from art.protocol.frames.frame_encoding import encode_frame
 from art.protocol.samples import ConstrainedSpan, Constraint, StepResult, TrainingSample
 from art.runtime.children.engine_child import EngineChild
@@ -114,7 +116,8 @@ def test_a_call_and_its_results_survive_the_way(call: Call[Any], results: list[A
     decoded = decode_call(CALLS, call.method, sent(written.params))
     assert decoded == written
     if isinstance(call, SampleCall) and isinstance(decoded, SampleCall):
-        assert replace(decoded, samples=decoded.read()) == call
+        assert isinstance(decoded.samples, SampleFile)
+        assert replace(decoded, samples=read_samples(decoded.samples.path)) == call
     assert [call.decode_result(sent(result)) for result in results] == results
 
 

@@ -1,17 +1,17 @@
-"""Trainer processes on other machines: how they are started, which network they use, and what they must share."""
+"""Trainer processes on other machines: how they are started, which network they use, and which versions they run."""
 
 from __future__ import annotations
 
 import os
-import secrets
 import shlex
 import socket
 import struct
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from art.config.losses import LOSS_PATH_VARIABLE
+from art.config.nodes import RECEIVED_VARIABLE
 from art.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _PASSED_ON = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("PYTHONPATH", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE"),
+    *(LOSS_PATH_VARIABLE, RECEIVED_VARIABLE),
 )
 _PASSED_ON_PREFIXES = ("OMP_", "MKL_", "TORCH_", "PYTORCH_", "NCCL_", "CUDA_")
 _NEVER = ("NCCL_SOCKET_IFNAME",)
@@ -29,8 +30,9 @@ _SIOCGIFADDR = 0x8915
 
 
 def remote_script(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Write the shell command that runs `command` on another machine, in this folder and with these variables.
+    """Write the shell command that runs `command` on another machine with these variables.
 
+    It runs in the folder of this process if that machine has it too, since names of modules and models may be relative.
     Only variables that training depends on are passed on. A list of GPUs is, if it counts them: names of GPUs (UUIDs)
     belong to one machine. Keys and tokens are not, since others could see them in the list of processes.
     """
@@ -42,7 +44,7 @@ def remote_script(command: Sequence[str], environment: Mapping[str, str]) -> str
     if not variables.get("CUDA_VISIBLE_DEVICES", "").replace(",", "").isdigit():
         variables.pop("CUDA_VISIBLE_DEVICES", None)
     settings = [f"{name}={value}" for name, value in sorted(variables.items())]
-    return f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(['env', *settings, *command])}"
+    return f"cd {shlex.quote(os.getcwd())} 2>/dev/null; exec {shlex.join(['env', *settings, *command])}"
 
 
 def interface_towards(address: str) -> str | None:
@@ -73,8 +75,8 @@ def interface_towards(address: str) -> str | None:
     return None
 
 
-def check_nodes(team: Team, shared: Path) -> None:
-    """Check that all processes see the folder `shared`, and run the same versions of ART and torch.
+def check_versions(team: Team) -> None:
+    """Check that all processes run the same versions of ART and torch.
 
     Raises:
         ConfigError: a process on another machine does not.
@@ -83,29 +85,12 @@ def check_nodes(team: Team, shared: Path) -> None:
 
     import art
 
-    def leave_token() -> tuple[str, str]:
-        token = secrets.token_hex(8)
-        shared.mkdir(parents=True, exist_ok=True)
-        path = shared / f".seen-{token}"
-        path.write_text(token, encoding="utf-8")
-        return str(path), token
-
     with team.call():
-        path, token = team.from_first(leave_token)
-        sees = Path(path).is_file() and Path(path).read_text(encoding="utf-8") == token
-        machines = team.gather((socket.gethostname(), sees, f"ART {art.__version__} with torch {torch.__version__}"))
-        team.from_first(lambda: Path(path).unlink(missing_ok=True))
-        for rank, (host, sees, versions) in enumerate(machines):
-            if not sees:
+        machines = team.gather((socket.gethostname(), f"ART {art.__version__} with torch {torch.__version__}"))
+        for rank, (host, versions) in enumerate(machines):
+            if versions != machines[0][1]:
                 raise ConfigError(
-                    f"process {rank} of the trainer, on {host}, does not see the data directory: {shared} is not the "
-                    "same folder there. Put the data directory on a file system that all machines share, at the same "
-                    "path",
-                    param="nodes",
-                )
-            if versions != machines[0][2]:
-                raise ConfigError(
-                    f"process {rank} of the trainer, on {host}, runs {versions}, and the first one {machines[0][2]}: "
+                    f"process {rank} of the trainer, on {host}, runs {versions}, and the first one {machines[0][1]}: "
                     "install the same versions on all machines",
                     param="nodes",
                 )

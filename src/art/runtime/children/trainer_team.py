@@ -26,6 +26,7 @@ import time
 from torch import distributed as dist
 
 from art.config import NodeConfig, NodesConfig, TrainerConfig
+from art.config.nodes import RECEIVED_VARIABLE
 from art.errors import ConfigError, ProcessError
 from art.protocol.exits import describe_exit
 from art.runtime.children.child import (
@@ -122,6 +123,8 @@ class _Member:
         command = [sys.executable, "-m", "art.runtime.children.trainer_team", config.model_dump_json()]
         variables = {"RANK": str(rank), "LOCAL_RANK": str(rank % config.num_processes)}
         if node is not None:
+            if node.received is not None:
+                variables[RECEIVED_VARIABLE] = node.received
             command = node.command(remote_script([node.python or command[0], *command[1:]], os.environ | variables))
         log = open_log(self._log_path) if self._log_path else None
         self._process = subprocess.Popen(

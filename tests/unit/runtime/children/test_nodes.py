@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,18 @@ def test_the_command_runs_there_with_what_training_depends_on() -> None:
         assert repr((name, environment[name])) in seen
     assert "eth0" not in seen
     assert f"{[odd]!r} {os.getcwd()}" in seen
+
+
+def test_a_machine_without_this_folder_runs_the_command_in_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only here").mkdir()
+    monkeypatch.chdir(tmp_path / "only here")
+    script = remote_script([sys.executable, "-c", "import os; print(os.getcwd())"], {})
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "only here").rmdir()
+    ended = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == (f"{tmp_path}\n", "")
 
 
 def test_names_of_gpus_stay_on_their_machine() -> None:
