@@ -147,7 +147,7 @@ async def test_two_machines_are_launched_train_together_and_are_left_clean(
         tell(f"losses on one machine and on two: {expected}, {losses}")
         assert losses == pytest.approx(expected, rel=1e-4)
         assert len(members(neighbour)) == 1
-        assert "joined, 1 processes of the trainer" in art_command(tmp_path, "launch", "status")
+        assert "joined, 1 process of the trainer" in art_command(tmp_path, "launch", "status")
 
         started = time.monotonic()
         job = await backend.train_sft(together, ANSWERS * 10, learning_rate=1e-3, batch_size=60, wait=False)

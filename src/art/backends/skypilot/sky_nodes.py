@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from art.backends.skypilot.sky_config import SkyConfig
 from art.backends.skypilot.sky_server import SkyServer
-from art.backends.ssh.nodes import Nodes, SshNode, at_once
 from art.backends.ssh.ssh import Ssh
+from art.backends.ssh.ssh_nodes import Nodes, SshNode, at_once
 from art.errors import MachineError, UnreachableError
 
 _QUESTION_TIMEOUT_S = 30.0

@@ -8,6 +8,7 @@ and nothing else. "Head" is the machine of the server, and "nodes" are the other
     FOLDER/nodes/known_hosts     on the head: the host keys of the nodes, which they told over a verified connection
     FOLDER/nodes/machines.json   on the head: how the user's machine reaches each node
     FOLDER/nodes/admitted        on a node: the line of ~/.ssh/authorized_keys that lets the key in
+    FOLDER/received/             on a node: files that the head has sent to the trainer
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pwd
 import shlex
 import shutil
 import signal
@@ -23,6 +23,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +39,20 @@ class Refused(Exception):
     """The command cannot do what it is asked for; the message is for the user."""
 
 
-def run(command: str, asked: dict[str, Any]) -> None:
-    """Run one command, and print its answer."""
+def run(command: str, timeout_s: float, asked: dict[str, Any]) -> None:
+    """Run one command for the folder that is the program's argument, and print its answer."""
+    folder = Path(sys.argv[1]).resolve()
     os.umask(0o077)
-    signal.alarm(int(asked["timeout_s"]))  # nobody waits longer for the answer
-    commands = {"make_key": make_key, "admit": admit, "join": join, "look": look, "end": end, "leave": leave}
+    signal.alarm(int(timeout_s))  # nobody waits longer for the answer
+    commands: dict[str, Callable[..., dict[str, Any]]] = {
+        "make_key": make_key, "admit": admit, "join": join, "look": look, "end": end, "leave": leave,
+    }  # fmt: skip
     try:
-        answer = commands[command](Path(asked["folder"]), asked)
+        answer = commands[command](folder, **asked)
     except Refused as refused:
         answer = {"error": str(refused)}
     except OSError as error:
-        answer = {"error": f"{error.strerror or error} ({error.filename or asked['folder']})"}
+        answer = {"error": f"{error.strerror or error} ({error.filename or folder})"}
     sys.stdout.write(f"answer {json.dumps(answer)}\n")
 
 
@@ -64,7 +68,7 @@ def write(path: Path, content: str) -> None:
 # ---- on the head
 
 
-def make_key(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
+def make_key(folder: Path) -> dict[str, Any]:
     """Return the public half of the key for the nodes, which is made if there is none."""
     for program in ("ssh", "ssh-keygen"):
         if shutil.which(program) is None:
@@ -83,15 +87,22 @@ def make_key(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
     return {"public": key.with_name("key.pub").read_text(encoding="utf-8").strip()}
 
 
-def join(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
+def join(
+    folder: Path, files: dict[str, str], nodes: list[dict[str, Any]], address: str | None, name: str
+) -> dict[str, Any]:
     """Write how the nodes are reached, then let every machine connect to every other one, as a trainer will.
+
+    Args:
+        files: contents of files in `nodes/`, by name.
+        address: of this machine for the nodes; by default the one that it has on its way to the first of them.
+        name: of this machine, for messages.
 
     Returns:
         The address of this machine in the network of the nodes, `address`.
     """
-    for name, content in asked["files"].items():
-        write(folder / "nodes" / name, content)
-    address = asked["address"] or own_address_towards(asked["nodes"][0]["host"])
+    for file, content in files.items():
+        write(folder / "nodes" / file, content)
+    address = address or own_address_towards(nodes[0]["host"])
     try:
         socket.create_server((address, 0)).close()
     except OSError as error:
@@ -101,29 +112,29 @@ def join(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
         ) from error
     dial = ["-I", "-c", DIAL, address]
     ssh = ["ssh", "-F", str(folder / "nodes" / "ssh_config"), "-T"]
-    machines = [(asked["name"], None, start([sys.executable, *dial]))]
+    machines: list[tuple[str, Any, Any]] = [(name, None, start([sys.executable, *dial]))]
     try:
-        for node in asked["nodes"]:
+        for node in nodes:
             command = shlex.join([node["python"], *dial])
             machines.append((node["name"], node, start([*ssh, node["alias"], command])))
         places: list[list[Any]] = []
         problems: list[str] = []
-        for name, node, process in machines:
-            if line := process.stdout.readline():
-                places.append([name, *json.loads(line)])
+        for one, node, process in machines:
+            if line := answer_of(process):
+                places.append([one, *json.loads(line)])
             elif node is None:
                 raise Refused(f"{sys.executable} fails: {process.communicate()[1][-SHOWN:]}")
             else:
-                problems.append(no_login(asked["name"], node, process))
+                problems.append(no_login(name, node, process))
         if problems:
             raise Refused("\n".join(problems))
         for _, _, process in machines:
             process.stdin.write(json.dumps(places) + "\n")
             process.stdin.flush()
         failures = [
-            [name, *failure]
-            for name, _, process in machines
-            for failure in json.loads(process.stdout.readline() or '[["it", "", "the connection broke"]]')
+            [one, *failure]
+            for one, _, process in machines
+            for failure in json.loads(answer_of(process) or '[["it", "", "the connection broke"]]')
         ]
     finally:
         for _, _, process in machines:
@@ -140,6 +151,11 @@ def join(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
 def start(command: list[str]) -> Any:
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def answer_of(process: Any) -> str:
+    """The next line of `DIAL`; empty if it has ended. What a login prints is skipped."""
+    return next((line for line in iter(process.stdout.readline, "") if line.startswith("[")), "")
 
 
 DIAL = """\
@@ -196,17 +212,17 @@ def no_login(head: str, node: dict[str, Any], process: subprocess.Popen[str]) ->
 # ---- on a node
 
 
-def admit(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
+def admit(folder: Path, public: str) -> dict[str, Any]:
     """Let the head's key log in to this account, and return how the head reaches it.
 
     Returns:
-        `user`, `address` and `port` of the ssh server that this connection came to, its `host_keys`, and the `python`
-        for the trainer.
+        `user`, `address` and `port` of the ssh server that this connection came to, its `host_keys`, and for the
+        trainer its `python` and the folder for files that it has `received`.
     """
     if not folder.is_dir():
         raise Refused(f"there is no folder {folder}")
     let_out(folder)
-    line = f"restrict {asked['public']}"  # no forwarding, no terminal
+    line = f"restrict {public}"  # no forwarding, no terminal
     file = authorized_keys()
     present = file.read_bytes() if file.exists() else b""
     if line.encode() not in present.splitlines():
@@ -220,8 +236,9 @@ def admit(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
     if not keys:
         raise Refused(f"its ssh server at {address} port {port} shows no host key to `ssh-keyscan`, and none is in "
                       "/etc/ssh; install OpenSSH's client (Debian: `apt install openssh-client`)")  # fmt: skip
-    user = pwd.getpwuid(os.getuid()).pw_name
-    return {"user": user, "address": address, "port": int(port), "host_keys": keys, "python": interpreter(folder)}
+    user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
+    place = {"user": user, "address": address, "port": int(port), "host_keys": keys}
+    return place | {"python": interpreter(folder), "received": str(folder / "received")}
 
 
 def interpreter(folder: Path) -> str:
@@ -257,7 +274,7 @@ def host_keys(address: str, port: str) -> list[str]:
     return lines
 
 
-def look(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
+def look(folder: Path) -> dict[str, Any]:
     """Whether the head's key is let in here, and how many processes of the trainer run."""
     admitted, file = folder / "nodes" / "admitted", authorized_keys()
     lines = file.read_bytes().splitlines() if file.exists() else []
@@ -265,7 +282,7 @@ def look(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
     return {"is_admitted": is_admitted, "num_processes": len(trainer_processes(folder))}
 
 
-def end(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
+def end(folder: Path) -> dict[str, Any]:
     """Wait until no process of the trainer runs here, and kill what is left after a while."""
     deadline = time.monotonic() + END_S
     while (pids := trainer_processes(folder)) and time.monotonic() < deadline + KILLED_S:
@@ -276,11 +293,11 @@ def end(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def leave(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    """Undo `admit`, and end processes of the trainer. Says whether the data directory here is that of a server."""
-    end(folder, asked)
+def leave(folder: Path) -> dict[str, Any]:
+    """Undo `admit`, and end processes of the trainer."""
+    end(folder)
     let_out(folder)
-    return {"has_server_data": (folder / "data" / "art.db").exists()}
+    return {}
 
 
 def let_out(folder: Path) -> None:
@@ -313,10 +330,10 @@ def write_keys(file: Path, content: bytes) -> None:
 
 def trainer_processes(folder: Path) -> list[int]:
     """Process ids of the trainer in this folder's environment. Empty where there is no /proc."""
-    found, python = [], os.fsencode(folder / "venv" / "bin" / "python")
+    pids, python = [], os.fsencode(folder / "venv" / "bin" / "python")
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (entry / "cmdline").read_bytes().split(b"\0")
-            if words[0] == python and any(word.startswith(b"art.runtime.children.") for word in words):
-                found.append(int(entry.name))
-    return found
+            if words[0] == python and b"art.runtime.children.trainer_team" in words:
+                pids.append(int(entry.name))
+    return pids

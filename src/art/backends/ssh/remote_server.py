@@ -13,17 +13,14 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from art.backends.ssh.install import Install, make_package
 from art.backends.ssh.ssh import Completed, Ssh, shell_path
-from art.config import ServerConfig
+from art.config import NodesConfig, ServerConfig
 from art.errors import ConfigError, MachineError, UnreachableError
-
-if TYPE_CHECKING:
-    from art.backends.ssh.nodes import Nodes
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +72,16 @@ class Machine:
     """Version and path of each Python that was found."""
 
 
+class FurtherMachines(Protocol):
+    """What a server asks of its further machines; see `ssh_nodes.Nodes`."""
+
+    @property
+    def named(self) -> Sequence[object]: ...
+    def check_running(self, config: dict[str, Any]) -> dict[str, Any]: ...
+    async def install(self, progress: Progress) -> None: ...
+    async def join(self, progress: Progress) -> NodesConfig: ...
+
+
 class RemoteServer:
     """One server on another machine, by its name there."""
 
@@ -100,7 +107,7 @@ class RemoteServer:
         if not self.folder.startswith(("/", "~/")) or len(self.folder) < 4:
             raise ConfigError(f"folder must be absolute or begin with ~/, got {self.folder!r}", param="folder")
         self._config = config
-        self.nodes: Nodes | None = None
+        self.nodes: FurtherMachines | None = None
         """Further machines that are installed and started with this one."""
 
     @property
@@ -331,7 +338,7 @@ class RemoteServer:
                 await asyncio.sleep(RETRY_DELAY_S)
 
     @property
-    def _joins(self) -> Nodes | None:
+    def _joins(self) -> FurtherMachines | None:
         """The further machines, if any were named."""
         return self.nodes if self.nodes is not None and self.nodes.named else None
 

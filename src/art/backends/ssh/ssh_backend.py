@@ -16,9 +16,9 @@ from weakref import WeakKeyDictionary
 
 from art.backend import Backend
 from art.backends.ssh.install import Install
-from art.backends.ssh.nodes import Nodes, SshNode
 from art.backends.ssh.remote_server import RemoteServer, ServerState
 from art.backends.ssh.ssh import Ssh
+from art.backends.ssh.ssh_nodes import Nodes, SshNode
 from art.backends.ssh.tunnel import Tunnel
 from art.client import ArtClient
 from art.config import ServerConfig

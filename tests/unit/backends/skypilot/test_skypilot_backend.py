@@ -196,8 +196,15 @@ async def test_several_machines_are_joined_and_one_that_is_lost_is_replaced(
     ],
 )
 async def test_a_lost_machine_is_not_always_replaced(
-    sky: FakeSky, new: NewBackend, config: SkyConfig, idle_s: float, num_lost: int, words: str
+    sky: FakeSky,
+    new: NewBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    config: SkyConfig,
+    idle_s: float,
+    num_lost: int,
+    words: str,
 ) -> None:
+    monkeypatch.setattr(ssh_backend, "PING_EVERY_S", 600.0)  # only the test asks for machines
     backend = new(config)
     await backend.open()
     for _ in range(num_lost):

@@ -36,16 +36,16 @@ def present(folder: Path) -> str:
 
 def test_a_key_is_let_in_once_and_out_without_a_trace(folder: Path) -> None:
     for public in ("ssh-ed25519 AAAAold x", "ssh-ed25519 AAAAnew x", "ssh-ed25519 AAAAnew x"):
-        node_program.admit(folder, {"public": public})
+        node_program.admit(folder, public)
         assert present(folder) == f"{MINE}\nrestrict {public}\n"
-    assert node_program.look(folder, {})["is_admitted"] is True
+    assert node_program.look(folder)["is_admitted"] is True
     file = folder.parent / ".ssh" / "authorized_keys"
     assert file.is_symlink()
     assert file.stat().st_mode & 0o777 == 0o640
-    assert node_program.leave(folder, {}) == {"has_server_data": False}
+    node_program.leave(folder)
     assert present(folder) == f"{MINE}\n"
-    assert node_program.look(folder, {})["is_admitted"] is False
-    node_program.leave(folder, {})
+    assert node_program.look(folder)["is_admitted"] is False
+    node_program.leave(folder)
     assert present(folder) == f"{MINE}\n"
 
 
@@ -55,25 +55,18 @@ def test_an_account_without_keys_gets_a_private_file(folder: Path) -> None:
     file.parent.rmdir()
     old = os.umask(0o077)  # as `run` sets it
     try:
-        answer = node_program.admit(folder, {"public": "ssh-ed25519 AAAA x"})
+        answer = node_program.admit(folder, "ssh-ed25519 AAAA x")
     finally:
         os.umask(old)
     assert [path.stat().st_mode & 0o777 for path in (file.parent, file)] == [0o700, 0o600]
     assert answer["python"] == str(folder / "venv" / "bin" / "python")
 
 
-def test_the_data_of_a_server_is_told_apart_from_copies(folder: Path) -> None:
-    (folder / "data").mkdir()
-    assert node_program.leave(folder, {})["has_server_data"] is False
-    (folder / "data" / "art.db").touch()
-    assert node_program.leave(folder, {})["has_server_data"] is True
-
-
 def test_variables_reach_the_trainer_and_no_list_of_processes(folder: Path) -> None:
     (folder / "venv" / "bin").mkdir(parents=True)
     (folder / "venv" / "bin" / "python").symlink_to(sys.executable)
     (folder / "environment.json").write_text(json.dumps({"HF_TOKEN": "hf_secret's"}))
-    python = node_program.admit(folder, {"public": "ssh-ed25519 AAAA x"})["python"]
+    python = node_program.admit(folder, "ssh-ed25519 AAAA x")["python"]
     show = "import os; print(os.environ['HF_TOKEN'], open('/proc/self/cmdline').read())"
     printed = subprocess.run([python, "-c", show, "more"], capture_output=True, text=True, check=True).stdout
     assert printed.startswith("hf_secret's ")
@@ -95,11 +88,11 @@ def test_a_process_of_the_trainer_that_is_left_is_killed(folder: Path, monkeypat
         return process
 
     with start("art.runtime.children.trainer_team") as trainer, start("another") as other:
-        assert node_program.look(folder, {})["num_processes"] == 1
+        assert node_program.look(folder)["num_processes"] == 1
         (pid,) = node_program.trainer_processes(folder)
         assert pid == trainer.pid
         monkeypatch.setattr(node_program, "trainer_processes", lambda _: [pid] if trainer.poll() is None else [])
-        node_program.end(folder, {})
+        node_program.end(folder)
         assert trainer.wait() == -9
         assert other.poll() is None
         other.kill()
@@ -124,4 +117,4 @@ def test_a_login_that_fails_is_explained(said: str, advice: str) -> None:
 def test_what_is_missing_on_the_first_machine_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(folder))
     with pytest.raises(node_program.Refused, match="there is no `ssh`, which starts processes on the other machines"):
-        node_program.make_key(folder, {})
+        node_program.make_key(folder)

@@ -1,6 +1,6 @@
 """`Nodes`: further machines that train together with the machine of a server.
 
-    here --ssh--> every machine      installs ART in the same folder on all of them, at once
+    here --ssh--> every machine      installs ART on all of them, at once
     here --ssh--> the server's       makes a key there; the nodes let its public half in and tell their host keys
     the server's --ssh--> nodes      starts processes of the trainer, with that key and these host keys only
 
@@ -114,22 +114,13 @@ class Nodes:
         return {key: value for key, value in config.items() if key != "nodes"}
 
     async def install(self, progress: Progress) -> None:
-        """Install ART on all machines at once, in the same folder.
+        """Install ART on all machines at once. Machines that share the server's folder share the installation.
 
         Raises:
-            ConfigError: the folder has not the same path everywhere, or is that of another server on a node.
+            ConfigError: a node has a server of its own in the folder.
             MachineError: a machine cannot be reached, or ART cannot be installed there.
         """
         servers = [self._server(node) for node in self.named]
-        looks = await at_once(_look(server) for server in (self.head, *servers))
-        for server, look in zip(servers, looks[1:], strict=True):
-            if look.folder != looks[0].folder:
-                raise ConfigError(
-                    f"the server's folder {self.head.folder} is {looks[0].folder} on {self.head.ssh.name} and "
-                    f"{look.folder} on {server.ssh.name}. Name a folder that has the same path on all machines, with "
-                    "`--folder` or Install(folder=...)",
-                    param="folder",
-                )
         token = secrets.token_hex(8)
         await self.head.ssh.put(token.encode(), f"{self.head.folder}/nodes/token")
         looks = await at_once(map(_look, servers))
@@ -155,8 +146,8 @@ class Nodes:
                 progress(f"{name} is no longer a node, and could not be cleaned: {problem}")
         servers = [self._server(node) for node in self.named]
         folder = (await _look(self.head)).folder
-        public = (await _ask(self.head, "make_key", folder))["public"]
-        answers = await at_once(_ask(server, "admit", folder, public=public) for server in servers)
+        public = (await _ask(self.head, "make_key"))["public"]
+        answers = await at_once(_ask(server, "admit", public=public) for server in servers)
         places = await at_once(_place(*pair) for pair in zip(self.named, answers, strict=True))
         aliases = [f"node{number}" for number in range(1, len(servers) + 1)]
         blocks, host_keys, rows = [], [], []
@@ -164,24 +155,27 @@ class Nodes:
             values = {"HostName": host, "Port": port, "User": answer["user"], "HostKeyAlias": alias}
             blocks += [f"Host {alias}", *(f"  {key} {value}" for key, value in values.items())]
             host_keys += [f"{alias} {key}" for key in answer["host_keys"]]
-            row = {"alias": alias, "name": node.ssh.name, "host": host, "port": port, "user": answer["user"]}
-            rows.append(row | {"python": answer["python"]})
+            row = {"alias": alias, "name": node.ssh.name, "host": host, "port": port}
+            rows.append(row | {key: answer[key] for key in ("user", "python", "received")})
         lines = ["# written by ART for its server; another launch writes it again", *blocks, "Host *"]
         files = {
             "ssh_config": "\n".join(lines) + "\n" + _SSH_CONFIG.replace("FOLDER", folder),
             "known_hosts": "\n".join(host_keys) + "\n",
             "machines.json": json.dumps([_record(node) for node in self.named]),
         }
-        joined = await _ask(
-            self.head, "join", folder, files=files, nodes=rows, address=self.address, name=self.head.ssh.name
-        )
+        joined = await _ask(self.head, "join", files=files, nodes=rows, address=self.address, name=self.head.ssh.name)
         others = ", ".join(node.ssh.name for node in self.named)
         progress(f"{self.head.ssh.name}: joined with {others}, for which its address is {joined['address']}")
         start = ("ssh", "-F", f"{folder}/nodes/ssh_config", "-T")
         return NodesConfig(
             address=joined["address"],
             others=tuple(
-                NodeConfig(name=row["name"], start=(*start, row["alias"], "{command}"), python=row["python"])
+                NodeConfig(
+                    name=row["name"],
+                    start=(*start, row["alias"], "{command}"),
+                    python=row["python"],
+                    received=row["received"],
+                )
                 for row in rows
             ),
         )
@@ -206,12 +200,12 @@ class Nodes:
                 state = await server.status()
                 if state is None or not state.version:
                     return node.ssh.name, "nothing installed", "-"
-                look = await _ask(server, "look", (await _look(server)).folder)
+                look = await _ask(server, "look")
             except ArtError as error:
                 return node.ssh.name, f"unknown: {error.message.splitlines()[0]}", "-"
             words = "joined" if look["is_admitted"] else "not joined"
-            if look["num_processes"]:
-                words += f", {look['num_processes']} processes of the trainer"
+            if count := look["num_processes"]:
+                words += f", {count} process{'' if count == 1 else 'es'} of the trainer"
             return node.ssh.name, words, state.version
 
         return await at_once(map(describe_one, self.named or await self.recorded()))
@@ -225,7 +219,7 @@ class Nodes:
 
         async def end_one(server: RemoteServer) -> None:
             with contextlib.suppress(_NoPythonError):
-                await _ask(server, "end", (await _look(server)).folder)
+                await _ask(server, "end")
 
         await at_once(end_one(self._server(node)) for node in self.named or await self.recorded())
 
@@ -246,11 +240,10 @@ class Nodes:
             look = await _look(server)
             if token is None:
                 token = (await _look(self.head)).token
-            has_server_data = False
             with contextlib.suppress(_NoPythonError):
-                has_server_data = (await _ask(server, "leave", look.folder))["has_server_data"]
+                await _ask(server, "leave")
             if not token or look.token != token:  # otherwise it is the folder of the server itself
-                await server.remove(delete_data=not has_server_data)
+                await server.remove()
         except ArtError as error:
             return error.message
         return ""
@@ -312,16 +305,16 @@ class _NoPythonError(MachineError):
     """There is no environment in the server's folder."""
 
 
-async def _ask(server: RemoteServer, command: str, folder: str, **asked: Any) -> dict[str, Any]:
+async def _ask(server: RemoteServer, command: str, **asked: Any) -> dict[str, Any]:
     """Run a command of `node_program` on a machine, and return its answer.
 
     Raises:
         MachineError: it refuses; the message has the machine's name.
     """
     program = importlib.resources.files("art.backends.ssh").joinpath("node_program.py").read_text(encoding="utf-8")
-    asked |= {"folder": folder, "timeout_s": COMMAND_TIMEOUT_S - 5}
-    call = f"\nrun({command!r}, json.loads({json.dumps(asked)!r}))\n"
-    done = await server.command(f"{shell_path(folder)}/venv/bin/python -I -", input=(program + call).encode())
+    call = f"\nrun({command!r}, {COMMAND_TIMEOUT_S - 5}, json.loads({json.dumps(asked)!r}))\n"
+    folder = shell_path(server.folder)
+    done = await server.command(f"{folder}/venv/bin/python -I - {folder}", input=(program + call).encode())
     answers = [line for line in done.stdout.splitlines() if line.startswith("answer ")]
     if not answers:
         kind = _NoPythonError if done.rc in (126, 127) else MachineError

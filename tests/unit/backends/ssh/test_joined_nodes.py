@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 import art
-from art.backends.ssh import Completed, Install, Ssh, SshNode, nodes
+from art.backends.ssh import Completed, Install, Ssh, SshNode, ssh_nodes
 from art.config import NodeConfig, NodesConfig, ServerConfig
 from art.errors import ConfigError, MachineError
 from tests.support.fake_ssh import FakeMachine
@@ -103,7 +104,7 @@ async def test_a_node_that_the_first_machine_cannot_reach_is_named_and_nothing_i
         await backend_of("one").open()
     assert machine.processes("keeper.py") == {}
     said = '[["box", "127.0.0.1", "timed out"]]'
-    machine.set_nodes(f"echo '[\"127.0.0.1\", 1]'; read places; echo '{said}'; cat > /dev/null")
+    machine.set_nodes(f"echo Welcome; echo '[\"127.0.0.1\", 1]'; read places; echo '{said}'; cat > /dev/null")
     with pytest.raises(MachineError, match="one cannot open a connection to box at 127") as refused:
         await backend_of("one").open()
     assert "box cannot open a connection to one at 127.0.0.1: Connection refused" in refused.value.message
@@ -114,21 +115,28 @@ async def test_a_node_that_the_first_machine_cannot_reach_is_named_and_nothing_i
     assert machine.processes("keeper.py") == {}
 
 
-async def test_the_folder_must_have_one_path(machine: FakeMachine, backend_of: NewBackend) -> None:
+async def test_a_node_may_have_another_home_directory(machine: FakeMachine, backend_of: NewBackend) -> None:
     machine.set_nodes()
-    (machine.folder / "home-elsewhere").mkdir()
-    with pytest.raises(ConfigError, match=r"home/.art/servers/default on box and .*/home-elsewhere/.art.*`--folder`"):
-        await backend_of("elsewhere").open()
-    assert not (machine.server_folder / "nodes").exists()
+    shutil.copytree(machine.home, machine.folder / "home-elsewhere", symlinks=True)
+    folder = machine.folder / "home-elsewhere" / ".art" / "servers" / "default"
+    backend = backend_of("elsewhere")
+    await backend.open()
+    (node,) = NodesConfig.model_validate(settings(machine)["nodes"]).others
+    assert (node.python, node.received) == (str(folder / "venv" / "bin" / "python"), str(folder / "received"))
+    assert not (folder / "nodes" / "key").exists()
+    (folder / "data").mkdir()  # of an earlier server of this name
+    await backend.down(delete_data=True)
+    assert [path.name for path in folder.iterdir()] == ["data"]
+    assert not machine.server_folder.exists()
 
 
 async def test_a_node_with_a_server_of_its_own_is_left_alone(
     machine: FakeMachine, backend_of: NewBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def look(server: object) -> nodes._Look:
-        return nodes._Look(str(machine.server_folder), "another machine", has_server=True)
+    async def look(server: object) -> ssh_nodes._Look:
+        return ssh_nodes._Look(str(machine.server_folder), "another machine", has_server=True)
 
-    monkeypatch.setattr(nodes, "_look", look)
+    monkeypatch.setattr(ssh_nodes, "_look", look)
     with pytest.raises(ConfigError, match="one has a server of its own in"):
         await backend_of("one").open()
 
