@@ -63,7 +63,7 @@ class Member:
 
 
 class Pair:
-    """Two processes that wait for work."""
+    """Two processes, or as many as there are `environments`, that wait for work."""
 
     def __init__(self, environments: Sequence[dict[str, str]], *, local_size: int) -> None:
         """
@@ -74,10 +74,10 @@ class Pair:
         context = multiprocessing.get_context("spawn")
         port = free_port()
         self._pipes, self._processes = [], []
-        for rank in range(NUM_PROCESSES):
+        for rank in range(len(environments)):
             ours, theirs = context.Pipe()
             self._pipes.append(ours)
-            variables = _variables(rank, port, local_size) | environments[rank]
+            variables = _variables(rank, len(environments), port, local_size) | environments[rank]
             self._processes.append(context.Process(target=_serve, args=(theirs, variables), daemon=True))
             self._processes[-1].start()
 
@@ -96,8 +96,8 @@ class Pair:
             process.join()
 
 
-def _variables(rank: int, port: int, local_size: int) -> dict[str, str]:
-    numbers = {"MASTER_PORT": port, "WORLD_SIZE": NUM_PROCESSES, "LOCAL_WORLD_SIZE": local_size}
+def _variables(rank: int, size: int, port: int, local_size: int) -> dict[str, str]:
+    numbers = {"MASTER_PORT": port, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": local_size}
     numbers |= {"RANK": rank, "LOCAL_RANK": rank % local_size}
     return {"MASTER_ADDR": "127.0.0.1"} | {name: str(number) for name, number in numbers.items()}
 

@@ -1,6 +1,6 @@
-"""Two processes that count as two machines. Each has a folder of its own, so they share no relative path.
+"""Processes that count as machines. Each machine has a folder of its own, so they share no relative path.
 
-Absolute paths are the same for both, like a file system that two machines share.
+Absolute paths are the same for both, like a file system that they share.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,14 +23,16 @@ from tests.support.trainer_pair import Member, Pair, pair_of_processes
 
 
 @contextlib.contextmanager
-def two_machines(folder: Path) -> Iterator[Pair]:
-    """Machine k works in `folder`/k, and receives files in `folder`/received-k."""
-    environments = []
-    for number in range(2):
-        (folder / str(number)).mkdir(exist_ok=True)
-        environments.append({RECEIVED_VARIABLE: str(folder / f"received-{number}")})
-    with pair_of_processes(environments, local_size=1) as pair:
-        pair.run(_work_in, [str(folder / str(number)) for number in range(2)])
+def two_machines(folder: Path, places: Sequence[int] = (0, 1), *, local_size: int = 1) -> Iterator[Pair]:
+    """Process k works in the folder of place `places[k]`, `folder`/<place>, and receives files in the one beside it.
+
+    Each `local_size` processes are a machine. Machines at one place share their relative paths too.
+    """
+    environments = [{RECEIVED_VARIABLE: str(folder / f"received-{place}")} for place in places]
+    for place in places:
+        (folder / str(place)).mkdir(exist_ok=True)
+    with pair_of_processes(environments, local_size=local_size) as pair:
+        pair.run(_work_in, [str(folder / str(place)) for place in places])
         yield pair
 
 

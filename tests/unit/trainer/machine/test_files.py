@@ -85,6 +85,29 @@ def test_files_that_machines_share_are_read_where_they_are(root: Path, pair: Pai
     assert sorted(path.name for path in shared.iterdir()) == ["a", "b"]
 
 
+@pytest.mark.parametrize(("places", "local_size"), [((0, 0, 1), 1), ((0, 0, 1, 1), 2)])
+def test_only_a_machine_that_lacks_files_receives_them_and_once(
+    places: tuple[int, ...], local_size: int, tmp_path: Path
+) -> None:
+    """Of three machines the second shares the folder of the first; or each of two machines has two processes."""
+    folder = fill(tmp_path / "0/partly", a=b"1", b=b"2")
+
+    def untouched() -> dict[str, tuple[int, int]]:
+        return {path.name: (path.stat().st_ino, path.stat().st_ctime_ns) for path in folder.iterdir()}
+
+    before = untouched()
+    with two_machines(tmp_path, places, local_size=local_size) as pair:
+        found = pair.run(count_sent, read, Path("partly"))
+    assert sum(sent for _, sent in found) == 2
+    assert len({str(content) for (_, content), _ in found}) == 1
+    copies = {where for (where, _), _ in found[2:]}
+    assert [where for (where, _), _ in found[:2]] == ["partly", "partly"]
+    assert [Path(copy).is_relative_to(tmp_path / "received-1") for copy in copies] == [True]
+    assert received(tmp_path) == []
+    assert not (tmp_path / "received-0").exists()
+    assert untouched() == before
+
+
 @pytest.mark.parametrize("content", [b"same", b"Same"])
 def test_files_of_another_time_are_compared_by_content(root: Path, pair: Pair, content: bytes) -> None:
     for number in (0, 1):
