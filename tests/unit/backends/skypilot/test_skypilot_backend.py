@@ -167,6 +167,7 @@ async def test_several_machines_are_joined_and_one_that_is_lost_is_replaced(
 
     worker = f"{CLUSTER}-worker1"
     assert (nodes()["address"], [node["name"] for node in nodes()["others"]]) == ("127.0.0.1", [worker])
+    assert nodes()["others"][0]["python"].endswith("/nodes/python")  # it sets the variables of the backend
     assert "HostName 127.0.0.1\n" in (sky.machine.server_folder / "nodes" / "ssh_config").read_text()
     assert await backend.describe_nodes() == [(worker, "joined", "1.2.3")]
     pid = (await client.health())["pid"]
