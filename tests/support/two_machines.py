@@ -16,9 +16,9 @@ from unittest import mock
 from art.config.nodes import RECEIVED_VARIABLE
 from art.errors import StorageError
 from art.storage.atomic import storage_errors
-from art.trainer.machine import files, transfer
+from art.trainer.machine import machine_files, transfer
 from art.trainer.machine.distributed import Team
-from art.trainer.machine.files import copy_model, read_everywhere
+from art.trainer.machine.machine_files import copy_model, read_everywhere
 from tests.support.trainer_pair import Member, Pair, pair_of_processes
 
 
@@ -68,7 +68,7 @@ def count_sent(member: Member, work: Callable[..., Any], *args: Any, **kwargs: A
         sizes.extend(file.size for file in sent if team.rank == 0)
         original(team, sent, *rest)
 
-    with mock.patch.object(files, "transfer", counting):
+    with mock.patch.object(machine_files, "transfer", counting):
         return work(member, *args, **kwargs), sum(sizes)
 
 
@@ -86,7 +86,7 @@ def with_smaller_file(member: Member, path: Path) -> Any:
             os.truncate(path, 3)
         original(*args)
 
-    with mock.patch.object(files, "transfer", shrink):
+    with mock.patch.object(machine_files, "transfer", shrink):
         return read(member, path)
 
 

@@ -22,7 +22,7 @@ from art.protocol.samples import StepResult
 from art.storage import checkpoints
 from art.storage.checkpoints import CheckpointState
 from art.trainer.machine.distributed import Team
-from art.trainer.machine.files import read_everywhere
+from art.trainer.machine.machine_files import read_everywhere
 from art.trainer.policy.base_model import BaseModel
 from art.trainer.policy.checkpointing import configured_mode
 from art.trainer.policy.full import FullPolicy

@@ -28,7 +28,7 @@ from art.protocol.samples import StepResult, TrainingSample
 from art.trainer.gate.noise import expected_noise
 from art.trainer.machine import memory, usage
 from art.trainer.machine.distributed import ALONE, Team
-from art.trainer.machine.files import copy_model, read_everywhere
+from art.trainer.machine.machine_files import copy_model, read_everywhere
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.checkpoint_choice import prepare_checkpointing
 from art.trainer.policy.compilation import compile_layers

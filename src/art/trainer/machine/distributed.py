@@ -9,7 +9,7 @@ micro-batches they run. They exchange
     errors          sent with the next gather, so that a failure in one process fails the call in all of them
     weights         after an update each sends the part that it updated, and its moments when a checkpoint is written
     files           the first process writes them, and tells the others the outcome; it sends those to be read to
-                    machines that do not have them (`files.py`)
+                    machines that do not have them (`machine_files.py`)
     base weights    only with `shard_base`: layer by layer, by `fully_shard`
 
 After the sum every process has the same gradient (both libraries give all of them the same bytes). A single process

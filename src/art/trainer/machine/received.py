@@ -5,7 +5,7 @@
       Qwen3-8B-5ab1-0/  ....lock         a base model, which stays: the next start need not fetch it again
 
 Nothing else on this machine is written or deleted. A process locks the folder that it uses, and the lock ends with the
-process, however that ends. Whoever takes a folder first deletes the other ones that nobody has locked: those of
+process, however that ends. A process that takes a folder first deletes the other ones that nobody has locked: those of
 processes that were killed, and base models that no trainer uses.
 """
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from art.errors import ConfigError
 from art.storage import checkpoints
 from art.trainer.attention.tree_attention import TreeLayout
-from art.trainer.machine.files import read_everywhere
+from art.trainer.machine.machine_files import read_everywhere
 from art.trainer.machine.shard import idle_layout
 from art.trainer.policy.base_model import BaseModel
 from art.trainer.policy.policy import Policy
