@@ -234,8 +234,9 @@ def shell_path(path: str) -> str:
 
 async def _feed(stdin: asyncio.StreamWriter, content: bytes) -> None:
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the command's exit code says why
-        stdin.write(content)
-        await stdin.drain()
+        if not stdin.is_closing():  # a command that has ended already; uvloop refuses to write to it
+            stdin.write(content)
+            await stdin.drain()
     stdin.close()
 
 
