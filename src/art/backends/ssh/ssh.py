@@ -155,7 +155,7 @@ class Ssh:
         try:
             async with asyncio.timeout(timeout_s):
                 _, stdout, stderr, _ = await asyncio.gather(
-                    _feed(process.stdin, input or b""), read_lines(process.stdout, on_line), process.stderr.read(),
+                    feed(process.stdin, input or b""), read_lines(process.stdout, on_line), process.stderr.read(),
                     process.wait(),
                 )  # fmt: skip
         except TimeoutError:
@@ -232,7 +232,8 @@ def shell_path(path: str) -> str:
     return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
 
 
-async def _feed(stdin: asyncio.StreamWriter, content: bytes) -> None:
+async def feed(stdin: asyncio.StreamWriter, content: bytes) -> None:
+    """Write the input of a command, and end it. A command that takes no more of it is no error here."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the command's exit code says why
         if not stdin.is_closing():  # a command that has ended already; uvloop refuses to write to it
             stdin.write(content)

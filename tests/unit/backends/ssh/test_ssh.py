@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from art.backends.ssh import Ssh
-from art.backends.ssh.ssh import shell_path
+from art.backends.ssh.ssh import end_process, feed, shell_path, start_process
+from art.cli.terminal.event_loop import run_coroutine
 from art.errors import ConfigError, MachineError, UnreachableError
 from tests.support.fake_ssh import FakeMachine
 from tests.support.processes import wait_until_gone
@@ -177,3 +178,14 @@ def test_without_an_ssh_program_it_is_named(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="no `ssh` program on PATH"):
         Ssh("box").base_command()
+
+
+def test_a_command_that_has_ended_takes_no_input() -> None:
+    async def feed_late() -> None:
+        process = await start_process("true", stdin=asyncio.subprocess.PIPE)
+        await process.wait()
+        assert process.stdin is not None
+        await feed(process.stdin, b"content")
+        await end_process(process)
+
+    run_coroutine(feed_late())  # the event loop of commands; uvloop, where it is installed
