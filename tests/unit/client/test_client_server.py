@@ -114,11 +114,11 @@ class Runtime:
         step = 4 if state == "succeeded" else None
         return JobStatus(job_id=job_id, kind=kind, project="p", name="m", state=state, step=step, error=error)
 
-    async def train(self, project: str, name: str, request: TrainRequest) -> JobStatus:
+    async def train(self, project: str, name: str, request: TrainRequest, *, key_id: str) -> JobStatus:
         self.note(request)
         return self.job("train", request.job_id, "queued")
 
-    async def train_sft(self, project: str, name: str, request: TrainSFTRequest) -> JobStatus:
+    async def train_sft(self, project: str, name: str, request: TrainSFTRequest, *, key_id: str) -> JobStatus:
         self.note(request)
         return self.job("train_sft", request.job_id, "queued")
 
