@@ -1,4 +1,5 @@
-"""Programs of others read the Dockerfile, compose.yaml and the manifests: hadolint, Compose, kustomize, Kubernetes' schemas."""
+"""Programs of others read the Dockerfile, compose.yaml, the manifests and the workflows: hadolint, Compose, kustomize,
+Kubernetes' schemas, actionlint."""
 
 from __future__ import annotations
 
@@ -49,9 +50,18 @@ def manifests(kind: str) -> list[dict[str, Any]]:
     pytest.skip("there is neither kubectl nor kustomize")
 
 
-def test_hadolint_finds_nothing() -> None:
-    done = run(str(Path(sys.executable).with_name("hadolint")), "--no-color", "Dockerfile")
-    assert (done.returncode, done.stdout) == (0, "")
+@pytest.mark.parametrize("command", [["hadolint", "--no-color", "Dockerfile"], ["actionlint", "-no-color"]])
+def test_they_find_nothing(command: list[str]) -> None:
+    done = run(str(Path(sys.executable).with_name(command[0])), *command[1:])
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_actionlint_finds_an_action_that_github_no_longer_runs(tmp_path: Path) -> None:
+    old = (ROOT / ".github/workflows/checks.yml").read_text(encoding="utf-8").replace("checkout@v7", "checkout@v4")
+    (tmp_path / "old.yml").write_text(old, encoding="utf-8")
+    done = run(str(Path(sys.executable).with_name("actionlint")), "-no-color", str(tmp_path / "old.yml"))
+    assert done.returncode == 1
+    assert "actions/checkout@v4" in done.stdout
 
 
 @pytest.mark.parametrize("profile", ["gpu", "cpu"])
