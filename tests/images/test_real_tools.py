@@ -1,8 +1,10 @@
-"""Programs of others read the Dockerfile, compose.yaml and the manifests: hadolint, Compose, kustomize, Kubernetes' schemas."""
+"""Programs of others read the Dockerfile, compose.yaml, the manifests and the workflows: hadolint, Compose, kustomize,
+Kubernetes' schemas, actionlint."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,23 +37,32 @@ def compose() -> list[str]:
     pytest.skip("there is no Docker Compose")
 
 
-def manifests(kind: str) -> list[dict[str, Any]]:
-    """The manifests of an overlay as kustomize writes them.
+def manifests(folder: str) -> list[dict[str, Any]]:
+    """The manifests of a folder as kustomize writes them.
 
     Raises:
         pytest.skip.Exception: there is neither kubectl nor kustomize.
     """
     for program, *words in (["kubectl", "kustomize"], ["kustomize", "build"]):
         if shutil.which(program):
-            done = run(program, *words, f"deploy/kubernetes/{kind}")
+            done = run(program, *words, folder)
             assert done.returncode == 0, done.stderr
             return list(yaml.safe_load_all(done.stdout))
     pytest.skip("there is neither kubectl nor kustomize")
 
 
-def test_hadolint_finds_nothing() -> None:
-    done = run(str(Path(sys.executable).with_name("hadolint")), "--no-color", "Dockerfile")
-    assert (done.returncode, done.stdout) == (0, "")
+@pytest.mark.parametrize("command", [["hadolint", "--no-color", "Dockerfile"], ["actionlint", "-no-color"]])
+def test_they_find_nothing(command: list[str]) -> None:
+    done = run(str(Path(sys.executable).with_name(command[0])), *command[1:])
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_actionlint_finds_an_action_that_github_no_longer_runs(tmp_path: Path) -> None:
+    old = (ROOT / ".github/workflows/checks.yml").read_text(encoding="utf-8").replace("checkout@v7", "checkout@v4")
+    (tmp_path / "old.yml").write_text(old, encoding="utf-8")
+    done = run(str(Path(sys.executable).with_name("actionlint")), "-no-color", str(tmp_path / "old.yml"))
+    assert done.returncode == 1
+    assert "actions/checkout@v4" in done.stdout
 
 
 @pytest.mark.parametrize("profile", ["gpu", "cpu"])
@@ -72,14 +83,14 @@ def test_compose_refuses_to_start_without_a_key() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_the_manifests_match_the_schemas_of_kubernetes(kind: str, version: str) -> None:
-    found = manifests(kind)
+    found = manifests(f"deploy/kubernetes/{kind}")
     assert sorted(manifest["kind"] for manifest in found) == ["ConfigMap", "NetworkPolicy", "Service", "StatefulSet"]
     for manifest in found:
         kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def test_the_schemas_find_a_wrong_field() -> None:
-    (server,) = (manifest for manifest in manifests("cpu") if manifest["kind"] == "StatefulSet")
+    (server,) = (manifest for manifest in manifests("deploy/kubernetes/cpu") if manifest["kind"] == "StatefulSet")
     server["spec"]["template"]["spec"]["terminationGracePeriod"] = 60
     with pytest.raises(kubernetes_validate.ValidationError, match="terminationGracePeriod"):
         kubernetes_validate.validate(server, VERSIONS[-1], strict=True)
@@ -87,10 +98,30 @@ def test_the_schemas_find_a_wrong_field() -> None:
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_kustomize_joins_the_parts(kind: str) -> None:
-    found = {manifest["kind"]: manifest for manifest in manifests(kind)}
+    found = {manifest["kind"]: manifest for manifest in manifests(f"deploy/kubernetes/{kind}")}
     pod = found["StatefulSet"]["spec"]["template"]
     (settings,) = (volume["configMap"]["name"] for volume in pod["spec"]["volumes"] if "configMap" in volume)
     assert settings == found["ConfigMap"]["metadata"]["name"]
     assert settings != "art-server", "a change of the settings changes the name, so the pod starts again"
     assert pod["spec"]["containers"][0]["image"] == f"art-server:{kind}"
     assert pod["spec"]["containers"][0]["resources"]["limits"]["memory"]
+
+
+def test_kustomize_joins_the_overlay_of_the_page(tmp_path: Path) -> None:
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/images.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "art").symlink_to(ROOT)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/kustomization.yaml").write_text(text)
+    (tmp_path / "mine/server.toml").write_text("drain_s = 20\n")
+    found = {manifest["kind"]: manifest for manifest in manifests(str(tmp_path / "mine"))}
+    for manifest in found.values():
+        kubernetes_validate.validate(manifest, VERSIONS[-1], strict=True)
+    pod = found["StatefulSet"]["spec"]["template"]["spec"]
+    (server,) = pod["containers"]
+    assert server["image"] == "registry.example/art-server:v1"
+    assert server["resources"]["limits"]["nvidia.com/gpu"] == "4"
+    assert pod["runtimeClassName"] == "nvidia"
+    assert found["ConfigMap"]["data"] == {"server.toml": "drain_s = 20\n"}
+    data, models = found["StatefulSet"]["spec"]["volumeClaimTemplates"]
+    assert (data["metadata"]["name"], models["metadata"]["name"]) == ("data", "models")
+    assert models["spec"]["resources"]["requests"]["storage"] == "500Gi"

@@ -1,4 +1,4 @@
-"""The build: a base image from Debian's packages, and buildah on the Dockerfile."""
+"""The build: Docker on the Dockerfile, or buildah with a base image from Debian's packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGES = ("ca-certificates", "netbase", "tzdata", "python3", "python3-venv")
 
 def image_name(target: str) -> str:
     """Return the name of the image that `build_image` makes of a target of the Dockerfile."""
-    return f"localhost/art-server:{target}"
+    return f"art-server:{target}"
 
 
 def stand_in() -> str:
@@ -61,12 +61,22 @@ def default_base() -> tuple[str, str]:
     return found[1], found[2]
 
 
-def build_image(target: str, base: str, options: Sequence[str]) -> None:
-    """Run the Dockerfile's lines up to `target` on the image `base`. `options` are further ones of `buildah build`."""
-    _run(
-        "buildah", "build", "--isolation", "chroot", "--network", "host", "--format", "docker", "--layers",
-        "--build-arg", f"PYTHON_IMAGE={base}", "--target", target, "--tag", image_name(target), *options, str(ROOT),
-    )  # fmt: skip
+def build_image(target: str, base: str | None, options: Sequence[str], docker: bool) -> None:
+    """Run the Dockerfile's lines up to `target`.
+
+    Args:
+        target: a target of the Dockerfile.
+        base: the Python image to build on. With None, Docker takes the Dockerfile's, and buildah `stand_in()`.
+        options: further options of `docker build` or `buildah build`.
+        docker: build with Docker and not with buildah.
+    """
+    program = ["docker", "build"]
+    if not docker:
+        base = base or stand_in()
+        program = ["buildah", "build", "--isolation", "chroot", "--network", "host", "--format", "docker", "--layers"]
+    if base is not None:
+        program += ["--build-arg", f"PYTHON_IMAGE={base}"]
+    _run(*program, "--target", target, "--tag", image_name(target), *options, str(ROOT))
 
 
 def _run(*command: str) -> None:

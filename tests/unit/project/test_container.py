@@ -16,7 +16,10 @@ from packaging.utils import canonicalize_name
 from art.cli.options.server_options import build_parser, read_options
 from art.config.base_models import resolve_base_model
 from tools.images.building import default_base
+from tools.images.containers import DOCKER, PODMAN, Containers
+from tools.images.looking import LABELS
 from tools.images.walk import restrictions
+from tools.release_notes import version_of_source
 
 ROOT = Path(__file__).parents[3]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -75,6 +78,14 @@ def test_the_image_is_built_from_what_exists() -> None:
     assert all((ROOT / source).exists() for source in sources)
 
 
+def test_the_labels_say_what_the_image_is() -> None:
+    (line,) = instructions("LABEL")
+    labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="(.+?)"', line))
+    assert sorted(labels) == sorted(LABELS)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (labels["version"], labels["licenses"]) == (version_of_source(), project["license"])
+
+
 @pytest.mark.parametrize("target", ["cuda", "cpu"])
 def test_versions_are_pinned_to_what_the_project_asks_for(target: str) -> None:
     file = CONSTRAINTS[target]
@@ -118,7 +129,8 @@ def test_services(name: str) -> None:
     assert [volume.split(":")[1] for volume in service["volumes"]] == json.loads(instructions("VOLUME")[0])
 
 
-def test_the_walk_runs_the_image_as_compose_does() -> None:
-    flags = restrictions(COMPOSE["services"]["cpu"])
+@pytest.mark.parametrize("containers", [DOCKER, PODMAN])
+def test_the_walk_runs_the_image_as_compose_does(containers: Containers) -> None:
+    flags = restrictions(containers, COMPOSE["services"]["cpu"])
     for flag in ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--volume=art-walk-data:/data"):
         assert flag in flags

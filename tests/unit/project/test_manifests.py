@@ -42,6 +42,10 @@ def test_the_pod_is_as_restricted_as_the_image_allows() -> None:
     assert SERVER["securityContext"] == {
         "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
     }  # fmt: skip
+    assert POD["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & set(POD)
+    kinds = {kind for volume in POD["volumes"] for kind in volume if kind != "name"}
+    assert kinds == {"configMap", "emptyDir"}, "the restricted level allows these, and no folder of the node"
     assert POD["automountServiceAccountToken"] is False
     assert POD["enableServiceLinks"] is False, "variables such as ART_SERVER_PORT look like settings"
 
