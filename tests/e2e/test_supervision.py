@@ -178,7 +178,7 @@ async def pids_of(backend: art.LocalBackend) -> dict[str, int]:
 
 HELD_START = """
 import os, sys, time
-while "art.cli.server" in sys.orig_argv and os.path.exists({hold!r}):
+while "art.cli.server" in sys.orig_argv and os.getppid() == {parent} and os.path.exists({hold!r}):
     time.sleep(0.01)
 """
 
@@ -188,7 +188,7 @@ async def test_a_restarted_server_may_take_longer_to_start_than_the_heartbeat_ti
 ) -> None:
     """Otherwise a busy machine kills each restarted server at its start, until the backend gives up."""
     hold = tmp_path / "hold"
-    (tmp_path / "sitecustomize.py").write_text(HELD_START.format(hold=str(hold)))
+    (tmp_path / "sitecustomize.py").write_text(HELD_START.format(hold=str(hold), parent=os.getpid()))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     config = ServerConfig(heartbeat_timeout_s=4.0)
     async with art.LocalBackend(path=tmp_path / "data", server_config=config, show_page=False) as backend:
