@@ -58,13 +58,8 @@ test-qlora: $(INSTALLED) ## the tests of 4-bit base weights, which install bitsa
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[qlora]'
 	$(BIN)/python -m pytest tests/unit/trainer/policy/test_quantization.py tests/gpu/test_cuda.py -k 'quanti' $(ARGS)
 
-test-rewards: $(INSTALLED) ## the tests of judges with the real litellm, which they install
-	@echo "== Installing the extra rewards and running its tests"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[rewards]'
-	$(BIN)/python -m pytest tests/unit/rewards $(ARGS)
-
 # Packages of the extra `local` that the server needs, without torch: environments of other libraries are checked over HTTP.
-SERVED := pytest pytest-asyncio pytest-timeout aiohttp httptools jinja2 numpy orjson renderers safetensors tokenizers transformers uvicorn uvloop
+SERVED := hypothesis pytest pytest-asyncio pytest-timeout aiohttp httptools jinja2 'llguidance>=1.7,<1.8' numpy orjson renderers safetensors tokenizers transformers uvicorn uvloop
 
 .venv-%/.installed: pyproject.toml
 	@echo "== Creating .venv-$* and installing the extra $* into it"
@@ -72,10 +67,16 @@ SERVED := pytest pytest-asyncio pytest-timeout aiohttp httptools jinja2 numpy or
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]' $(SERVED)
 	@touch $@
 
-test-integrations: $(INSTALLED) .venv-verifiers/.installed .venv-openenv/.installed ## integrations with the real libraries, verifiers and OpenEnv in environments of their own
+# litellm has an environment of its own too: it wants openai 2, and agent libraries of the extra `dev` want openai 3.
+.venv-rewards/.installed: SERVED += 'litellm[mcp]'  # without it, litellm 1.106 refuses requests that have tools
+test-rewards: .venv-rewards/.installed ## the tests of judges with the real litellm, in an environment of its own
+	@echo "== Running the tests of judges"
+	.venv-rewards/bin/python -m pytest tests/unit/rewards $(ARGS)
+
+test-integrations: $(INSTALLED) .venv-rewards/.installed .venv-verifiers/.installed .venv-openenv/.installed ## integrations with the real libraries; litellm, verifiers and OpenEnv in environments of their own
 	@echo "== Running the tests of integrations"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[rewards]'
 	$(BIN)/python -m pytest tests/unit/integrations $(ARGS)
+	.venv-rewards/bin/python -m pytest tests/unit/integrations/test_agent_libraries.py -k litellm $(ARGS)
 	.venv-verifiers/bin/python -m pytest tests/unit/integrations/test_verifiers.py $(ARGS)
 	.venv-openenv/bin/python -m pytest tests/unit/integrations/test_openenv.py $(ARGS)
 

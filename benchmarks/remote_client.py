@@ -25,7 +25,7 @@ ROLLOUTS, TURNS = 8, 2
 LEARNING_RATE = 1e-3
 LOSSES = ("loss/train", "loss/grad_norm", "loss/entropy", "loss/adapter_norm")
 """The loss alone is near 0 by design."""
-SERVER_ONLY = {"torch", "transformers", "numpy", "uvicorn", "orjson"}
+SERVER_ONLY = {"torch", "transformers", "numpy", "uvicorn"}
 
 
 async def rollout(model: art.TrainableModel, prompt: str, seed: int) -> art.Trajectory:

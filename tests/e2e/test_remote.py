@@ -44,7 +44,7 @@ class Server:
 
 def run_script(server: Server, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", CORE_ONLY, *command], cwd=folder, capture_output=True, text=True, timeout=200,
+        [sys.executable, "-c", CORE_ONLY, *command], cwd=folder, capture_output=True, text=True, timeout=900,
         env=os.environ | {"ART_SERVER_URL": server.url, "ART_API_KEY": server.key},
     )  # fmt: skip
 

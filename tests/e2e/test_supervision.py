@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import art
+from art.backends.local import PINGS_PER_TIMEOUT
 from art.cli import main as art_command
 from art.config import ServerConfig
 from tests.support.processes import children_of, wait_until_gone
@@ -175,6 +176,44 @@ async def pids_of(backend: art.LocalBackend) -> dict[str, int]:
     return {"server": backend.server_pid, **kinds}
 
 
+HELD_START = """
+import os, sys, time
+while "art.cli.server" in sys.orig_argv and os.getppid() == {parent} and os.path.exists({hold!r}):
+    time.sleep(0.01)
+"""
+
+
+async def test_a_restarted_server_may_take_longer_to_start_than_the_heartbeat_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise a busy machine kills each restarted server at its start, until the backend gives up."""
+    hold = tmp_path / "hold"
+    (tmp_path / "sitecustomize.py").write_text(HELD_START.format(hold=str(hold), parent=os.getpid()))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    config = ServerConfig(heartbeat_timeout_s=4.0)
+    async with art.LocalBackend(path=tmp_path / "data", server_config=config, show_page=False) as backend:
+        client = await backend._connection()
+        ask, missed = client.health, asyncio.Semaphore(0)
+
+        async def counted() -> dict[str, object]:
+            try:
+                return await ask()
+            except asyncio.CancelledError:
+                missed.release()
+                raise
+
+        monkeypatch.setattr(client, "health", counted)
+        hold.touch()
+        assert backend.server_pid is not None
+        os.kill(backend.server_pid, signal.SIGKILL)
+        async with asyncio.timeout(120):
+            for _ in range(PINGS_PER_TIMEOUT + 2):
+                await missed.acquire()
+            hold.unlink()
+            await ask()
+    assert caplog.text.count("art-server died") == 1
+
+
 @SLOW
 @pytest.mark.parametrize("stopped", ["engine", "trainer", "server"])
 async def test_a_process_that_is_stopped_is_ended_and_work_goes_on(
@@ -192,7 +231,7 @@ async def test_a_process_that_is_stopped_is_ended_and_work_goes_on(
             return art.Trajectory(messages_and_choices=[PROMPT, completion.choices[0]], reward=i % 2)
 
         os.kill((await pids_of(backend))[stopped], signal.SIGSTOP)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             groups = [art.TrajectoryGroup(rollout(i) for i in range(4))]
             result = await backend.train(model, await art.gather_trajectory_groups(groups, pbar_desc=None))
             health = await (await backend._connection()).health()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import secrets
 import shlex
@@ -258,23 +259,24 @@ class LocalBackend(Backend):
 
     async def _end_if_silent(self) -> None:
         """Kill a server that does not answer for `heartbeat_timeout_s`: a signal stopped it, or its event loop is
-        blocked."""
-        silence_s = self._config.heartbeat_timeout_s
-        process, num_missed = self._process, 0
+        blocked. One that was restarted has at least `START_TIMEOUT_S` for its first answer."""
+        ping_s = self._config.heartbeat_timeout_s / PINGS_PER_TIMEOUT
+        process, num_missed, num_allowed = self._process, 0, PINGS_PER_TIMEOUT
         while self._client is not None:
             try:
-                async with asyncio.timeout(silence_s / PINGS_PER_TIMEOUT):
+                async with asyncio.timeout(ping_s):
                     await self._client.health()
-                num_missed = 0
-                await asyncio.sleep(silence_s / PINGS_PER_TIMEOUT)
+                num_missed, num_allowed = 0, PINGS_PER_TIMEOUT
+                await asyncio.sleep(ping_s)
             except TimeoutError:
                 num_missed += 1
             except ArtError:  # closed, or another failure, which other calls will report
-                await asyncio.sleep(silence_s / PINGS_PER_TIMEOUT)
+                await asyncio.sleep(ping_s)
             if self._process is not process:
                 process, num_missed = self._process, 0
-            elif process is not None and num_missed == PINGS_PER_TIMEOUT:
-                self._cause = f"it gave no answer for {silence_s:.0f} s and was killed"
+                num_allowed = max(PINGS_PER_TIMEOUT, math.ceil(START_TIMEOUT_S / ping_s))
+            elif process is not None and num_missed == num_allowed:
+                self._cause = f"it gave no answer for {num_missed * ping_s:.0f} s and was killed"
                 process.kill()
 
     async def _restart_if_dead(self) -> None:

@@ -174,8 +174,8 @@ async def test_what_the_policy_spoils_counts(served: ServedApp, guess: str) -> N
     late = await task.rollout(served.policy, scenario)
     errors = [message["content"] for message in late.messages() if message["role"] == "tool"]
     assert errors == [
-        "Error: the environment does not take this action",
-        "Error: there is no tool jump with such arguments; there are act",
+        "Error: the environment does not accept this action",
+        "Error: there is no tool jump with such arguments; the tools are act",
     ]
     assert (late.metadata["ending"], late.metadata["outcome"]) == ("out_of_turns", "policy_fault")
     assert late.metrics["num_invalid_actions"] == 2
@@ -218,5 +218,5 @@ def test_observations_as_text() -> None:
 
 
 def test_limits() -> None:
-    with pytest.raises(ConfigError, match="max_turns=0"):
+    with pytest.raises(ConfigError, match="`max_turns` and `max_sessions` must be at least 1, got 0"):
         OpenEnvTask("http://x", max_turns=0)
