@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import art
 from art.cli.options.server_options import build_parser, read_options
 from art.cli.server import main
 from art.config import EngineConfig, LimitsConfig, ModelSettings, ServerConfig, TrainerConfig, VllmConfig
@@ -28,6 +29,12 @@ def read(*arguments: str) -> tuple[ServerConfig, Path]:
 def write(path: Path, text: str) -> str:
     path.write_text(text)
     return str(path)
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"art-server {art.__version__}\n"
 
 
 def test_defaults() -> None:

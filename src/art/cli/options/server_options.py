@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+import art
 from art.config import ServerConfig
 from art.config.base_models import SHORT_NAMES, resolve_base_model
 from art.errors import ConfigError
@@ -28,6 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="art-server",
         description="Serve models with an OpenAI-compatible API and train them. The key is read from ART_API_KEY.",
     )
+    parser.add_argument("--version", action="version", version=f"art-server {art.__version__}")
     parser.add_argument(
         "--model", action="append", dest="models", metavar="MODEL",
         help="base model to load at the start: a hub id, a folder, or a short name such as "
