@@ -281,7 +281,7 @@ class ServiceTraining:
         while True:
             known = self.sent.find(job.job_id, job.model_id)
             if known is None:
-                why = "another process has sent this job, and forgot it when the service refused it or the model was deleted"
+                why = "another process has sent this job; the service refused it, or the model was deleted"
                 return self._with_end(job, state="failed", error=WireError(code=ProcessError.code, message=why))
             if known.status is not None or known.service_job_id is not None:
                 return known

@@ -2,9 +2,9 @@
 
     held(copy)  ->  pack(root, held)  ->  unpack(stream, copy)      only what the copy lacks is sent
 
-A copy is whole at every moment, also after a power cut. Databases are backed up before the files are read, and arrive after them, so a copied
-database never names a checkpoint that is not in the copy. What can be made again is left out: exports, merged models,
-logs and the index of the page.
+A copy is whole at every moment, also after a power cut. Databases are backed up before the files are read, and arrive
+after them, so a copied database never names a checkpoint that is not in the copy. What can be made again is left out:
+exports, merged models, logs and the index of the page.
 
     python -m art.backends.skypilot.copying pack DIR           to standard output what the copy on standard input lacks
     python -m art.backends.skypilot.copying restore DIR        from standard input into a data directory without server

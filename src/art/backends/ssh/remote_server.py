@@ -252,10 +252,11 @@ class RemoteServer:
         which = "" if delete_data else "! -name data"
         script = (
             f"cd {folder} 2>/dev/null || exit 0\n[ -e keeper.py ] || [ -d data ] || exit 0\n"
-            f"find . -mindepth 1 -maxdepth 1 {which} -exec rm -rf {{}} +\ncd / && rmdir {folder} 2>/dev/null\nexit 0\n"
+            f"find . -mindepth 1 -maxdepth 1 {which} -exec rm -rf {{}} + || exit 1\n"
+            f"cd / && rmdir {folder} 2>/dev/null\nexit 0\n"
         )
         done = await self._command("sh -s", input=script.encode(), timeout_s=600)
-        if done.stderr.strip():
+        if done.rc != 0:  # a login shell may print something even if all went well
             raise MachineError(f"{self.ssh.name}: deleting {self.folder} failed: {done.stderr.strip()[-500:]}")
 
     async def log_tail(self, num_lines: int = 30) -> str:
@@ -273,13 +274,13 @@ class RemoteServer:
             f"{interpreter} {folder}/keeper.py {command}", input=json.dumps(asked or {}).encode(), timeout_s=timeout_s,
             on_line=on_line,
         )  # fmt: skip
-        answers = [line for line in done.stdout.splitlines() if line.startswith("answer ")]
+        answers = re.findall(r"answer (\{.*\})\s*$", done.stdout, re.MULTILINE)  # may follow a login shell's greeting
         if not answers:
             if done.rc in (126, 127) or re.search(r"No such file|can't open file", done.stderr):
                 raise _NothingInstalledError(f"there is no ART in {self.folder} on {self.ssh.name}")
             errors = (done.stderr or done.stdout).strip()[-1500:]
             raise MachineError(f"{self.ssh.name}: `keeper.py {command}` failed with status {done.rc}: {errors}")
-        answer: dict[str, Any] = json.loads(answers[-1].removeprefix("answer "))
+        answer: dict[str, Any] = json.loads(answers[-1])
         if "error" in answer:
             raise MachineError(f"{self.ssh.name}: {answer['error']}")
         return answer
@@ -345,6 +346,7 @@ def _reporter(name: str, say: Progress) -> Progress:
 
 
 _PROBE = """\
+echo
 folder=FOLDER
 here=$folder
 while [ ! -d "$here" ]; do here=$(dirname "$here"); done
@@ -358,4 +360,4 @@ for candidate in ${asked:-python3 python3.13 python3.12 python3.11 "$HOME"/.loca
   echo "python $version $path"
 done
 """
-"""A script for any POSIX shell."""
+"""A script for any POSIX shell. It begins a new line, since a login shell may have printed something of its own."""
