@@ -6,6 +6,7 @@ happens to the next requests of a path, and `outcome` what becomes of the next j
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
@@ -68,6 +69,29 @@ async def lose_request(fake: FakeServerless, request: web.Request, go_on: Any) -
     return web.Response()
 
 
+async def web_page(fake: FakeServerless, request: web.Request, go_on: Any) -> web.StreamResponse:
+    """A proxy answers with a page of its own, as if all were well."""
+    return web.Response(text="<html>Please wait</html>", content_type="text/html")
+
+
+class Hold:
+    """Requests wait here until the test lets them go on, or gives them another answer."""
+
+    def __init__(self) -> None:
+        self.num_waiting = 0
+        self.answer: asyncio.Future[Trouble | None] = asyncio.get_running_loop().create_future()
+
+    async def __call__(self, fake: FakeServerless, request: web.Request, go_on: Any) -> web.StreamResponse:
+        self.num_waiting += 1
+        trouble = await self.answer
+        return await go_on() if trouble is None else await trouble(fake, request, go_on)
+
+    async def until(self, num_waiting: int) -> None:
+        async with asyncio.timeout(60):
+            while self.num_waiting < num_waiting:
+                await asyncio.sleep(0.001)
+
+
 @dataclass
 class FakeJob:
     id: str
@@ -82,6 +106,8 @@ class FakeServerless:
     """Gradient steps of a job."""
     page_size: int = 2
     """Most items of a page, whatever the client asks for."""
+    ignores_after: bool = False
+    """Whether each page begins with the first item."""
     outcome: list[Outcome] = field(default_factory=list)
     """What becomes of the next jobs; then they end well."""
     trouble: defaultdict[str, list[Trouble]] = field(default_factory=lambda: defaultdict(list))
@@ -212,7 +238,7 @@ class FakeServerless:
 
     def _page(self, items: list[dict[str, Any]], query: dict[str, str]) -> dict[str, Any]:
         assert int(query.get("limit", 20)) <= API["page_limit"]
-        after = query.get("after")
+        after = None if self.ignores_after else query.get("after")
         start = next((i + 1 for i, item in enumerate(items) if item["id"] == after), 0)
         size = min(int(query.get("limit", 20)), self.page_size)
         return {"object": "list", "data": items[start : start + size], "has_more": len(items) > start + size}

@@ -87,7 +87,7 @@ class LocalBackend(Backend):
                 f"LocalBackend chooses a free loopback port itself; got host={config.host!r}, port={config.port}. "
                 "Start `art-server` yourself to choose them"
             )
-        self.path = Path(path or ".art").resolve()
+        self.path = Path(path or ".art").expanduser().resolve()
         _check_directory(self.path, argument=path)
         self.data_dir = self.path
         # The server is the user's own, and so are its clients: they may run losses of their own in it.

@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     is_default = args.data_dir is None
-    data_dir = DataDir(Path(DEFAULT_DATA_DIR if is_default else args.data_dir).resolve())
+    data_dir = DataDir(Path(DEFAULT_DATA_DIR if is_default else args.data_dir).expanduser().resolve())
     is_new = not data_dir.is_known
     if is_new and (is_default or args.action != "create"):
         earlier = "; where it is named, a key can be made before the first start too"

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError("--stacks needs --data-dir, on the machine of the server")
         print(asyncio.run(describe_server(url)))
         return 0
-    data_dir = DataDir((args.data_dir or Path(".art")).resolve())
+    data_dir = DataDir((args.data_dir or Path(".art")).expanduser().resolve())
     sections = describe_costs(data_dir)
     if starts := warm_starts():
         sections.append("\n  ".join(["Warm starts of tiny models", *starts]))

@@ -12,7 +12,7 @@ import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +33,24 @@ _WRITE_ERRORS = {
     sqlite3.SQLITE_IOERR_SHMMAP,
     sqlite3.SQLITE_CANTOPEN,
 }
+
+
+async def uninterrupted(change: Coroutine[Any, Any, T]) -> T:
+    """Await a change that must not stop halfway, such as a transaction and what memory keeps of it.
+
+    If the caller is cancelled, the change goes on to its end first. Then the cancellation is raised.
+    """
+    task = asyncio.ensure_future(change)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        task.exception()  # or asyncio logs that nobody has looked at it
+        raise cancelled
+    return task.result()
 
 
 class Database:

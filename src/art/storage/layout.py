@@ -88,7 +88,11 @@ class DataDir:
     """The paths of a data directory, which contains everything that ART writes."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        """
+        Args:
+            root: the directory. A `~` at its beginning is the user's home.
+        """
+        self.root = root = root.expanduser()
         self.database = root / "art.db"
         self.keys = root / "keys.db"
         self.lock = root / "server.lock"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from art.errors import DirectoryGoneError, StorageError
@@ -49,6 +51,27 @@ def take_lock(path: Path) -> int | None:
             os.close(file)
             return None
     return file
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, what: str, wait_s: float) -> Iterator[None]:
+    """Hold the lock of a file while the body runs.
+
+    Args:
+        what: what the lock is for, as in "copying folder X", for the error.
+
+    Raises:
+        StorageError: another holder has the lock for more than `wait_s` seconds, or the file cannot be opened.
+    """
+    deadline = time.monotonic() + wait_s
+    while (file := take_lock(path)) is None:
+        if time.monotonic() > deadline:
+            raise StorageError(f"another program has been {what} for more than {wait_s:.0f} s; end it, then try again")
+        time.sleep(POLL_S)
+    try:
+        yield
+    finally:
+        os.close(file)
 
 
 def directory_gone(file: Path) -> DirectoryGoneError:

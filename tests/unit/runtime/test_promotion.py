@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -220,6 +221,27 @@ async def test_a_promotion_survives_a_restart_and_a_new_registration(server: Ser
     restarted.models.replace(MODEL)
     assert (await restarted.resolver.resolve("p/agent@promoted")).policy_version == 2
     assert (await (await Server(tmp_path).start()).resolver.resolve("p/agent@promoted")).policy_version == 2
+
+
+async def test_a_promotion_whose_caller_is_gone_is_the_same_in_memory_and_on_disk(server: Server) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        began.set()
+        assert go_on.wait(60)
+
+    server.database.before_write = wait
+    promotion = asyncio.create_task(server.promote(2))
+    assert await asyncio.to_thread(began.wait, 60)
+    promotion.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await promotion
+    await server.database.run(lambda db: None)  # after the transaction of the promotion
+    (stored,) = await server.registry.models()
+    assert stored.promoted_step == server.models.by_key["p/agent"].promoted_step == 2
+    assert (await server.promote(3)).previous_step == 2
 
 
 async def test_a_database_of_an_older_version_has_nothing_promoted(server: Server, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -10,7 +11,10 @@ from art.errors import StorageError
 from art.protocol.job_states import JobKind
 from art.protocol.training import JobStatus
 from art.storage.atomic import storage_errors, write_file
+from art.storage.lock import locked
 
+LOCK_WAIT_S = 30.0
+"""Seconds that a change of the file waits for that of another process, which takes milliseconds."""
 KEPT = 100
 """Newest jobs that are kept. Older ones that have ended are forgotten."""
 
@@ -48,10 +52,11 @@ class _File(BaseModel):
 
 
 class SentJobs:
-    """The file of one model. Each change is on disk before the call returns."""
+    """The file of one model. Each change is on disk before the call returns. Several processes may use the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock = path.with_name(f".{path.name}.lock")
 
     def find(self, job_id: str, model_id: str) -> SentJob | None:
         """Return a job of a model. Jobs of an earlier model of the same name, which was deleted, do not count."""
@@ -61,8 +66,37 @@ class SentJobs:
         """Return the jobs of a model whose end is not known, in the order in which they were sent."""
         return [job for job in self._read() if job.status is None and job.model_id == model_id]
 
+    def begin(self, job: SentJob) -> bool:
+        """Write a job that is about to be sent, unless another one of its model has not ended. Returns whether it was
+        written."""
+        with self._changing():
+            if any(other.job_id != job.job_id for other in self.unfinished(job.model_id)):
+                return False
+            self._put(job)
+            return True
+
     def put(self, job: SentJob) -> SentJob:
-        """Write a job, in place of what was known about it. Returns the job."""
+        """Write a job, in place of what was known about it. Returns the job.
+
+        If its end is known already, because another process has followed it too, that stays and is returned.
+        """
+        with self._changing():
+            known = self.find(job.job_id, job.model_id)
+            if known is not None and known.status is not None:
+                return known
+            self._put(job)
+        return job
+
+    def remove(self, job_id: str) -> None:
+        """Forget a job that the service has refused."""
+        with self._changing():
+            self._write([job for job in self._read() if job.job_id != job_id])
+
+    def _changing(self) -> contextlib.AbstractContextManager[None]:
+        """Keep other processes from changing the file between reading and writing it."""
+        return locked(self._lock, what=f"changing {self.path}", wait_s=LOCK_WAIT_S)
+
+    def _put(self, job: SentJob) -> None:
         jobs = self._read()
         known = next((i for i, other in enumerate(jobs) if other.job_id == job.job_id), None)
         if known is None:
@@ -71,11 +105,6 @@ class SentJobs:
             jobs[known] = job
         num_old = max(0, len(jobs) - KEPT)
         self._write([other for i, other in enumerate(jobs) if i >= num_old or other.status is None])
-        return job
-
-    def remove(self, job_id: str) -> None:
-        """Forget a job that the service has refused."""
-        self._write([job for job in self._read() if job.job_id != job_id])
 
     def _read(self) -> list[SentJob]:
         """Return the jobs.

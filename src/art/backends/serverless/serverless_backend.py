@@ -106,7 +106,7 @@ class ServerlessBackend(Backend):
             )
         self._api_key = key
         self._entity = entity or os.environ.get("WANDB_ENTITY") or None
-        self._data = DataDir(Path(path).resolve())
+        self._data = DataDir(Path(path).expanduser().resolve())
         self._patience = patience or Patience()
         self._service = Service(_check_address(base_url or "wandb"), key, self._patience)
         self._trainings: dict[str, ServiceTraining] = {}

@@ -1,7 +1,7 @@
 """`Service`: the calls of the Serverless Training API, with what may be repeated and what may not.
 
-GET, DELETE, register    the same result however often they arrive: repeated until there is an answer. What a repeated
-                         DELETE does not find any more is deleted
+GET, DELETE, register    the same result however often they arrive: repeated until there is an answer, which is JSON and
+                         no page of a proxy. What a repeated DELETE does not find any more is deleted
 create a job, log        no idempotency key: repeated only if the service cannot have taken the request, that is,
                          after a connection that was never made, and after a 429, which refuses it
 """
@@ -125,6 +125,8 @@ class Service:
         params: dict[str, str] = {"limit": str(PAGE_SIZE), "order": "asc"}
         while True:
             page = _read(CheckpointPage, await self._repeat("GET", _model_path(model_id, "checkpoints"), params=params))
+            if "after" in params and page.data and page.data[0] in checkpoints:
+                raise ArtError(f"the service gave the same page of checkpoints after {params['after']} as before it")
             checkpoints += page.data
             if not (page.has_more and page.data):
                 return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
@@ -180,10 +182,10 @@ class Service:
                 except httpx2.RequestError as lost:
                     error: Exception = lost
                 else:
-                    if response.is_success:
+                    if response.is_success and (method == "DELETE" or _is_json(response)):
                         return response.content
                     error = _error_of(response, what)
-                    if not _is_passing(response):
+                    if not (_is_passing(response) or response.is_success):
                         raise error
                 await self._before_retry(error, what, attempt, began)
                 attempt += 1
@@ -271,6 +273,14 @@ def _read(kind: type[A], content: bytes) -> A:
             f"the service gave no {kind.__name__}: {error}. Is the address that of Serverless Training, and is this "
             "version of ART still right for it?"
         ) from error
+
+
+def _is_json(response: httpx2.Response) -> bool:
+    try:
+        response.json()
+    except ValueError:
+        return False
+    return True
 
 
 def _is_passing(response: httpx2.Response) -> bool:

@@ -5,7 +5,8 @@
     lost        the answer to the sending: the service cannot say which jobs it has, so a checkpoint newer than the
                 one that the step began from tells that it took the job. The step is never sent a second time
 
-Steps of one model run one after the other. Otherwise nothing could tell whose checkpoint a new one is.
+Steps of one model run one after the other, those of other processes with the same folder too. Otherwise nothing could
+tell whose checkpoint a new one is.
 """
 
 from __future__ import annotations
@@ -112,7 +113,8 @@ class ServiceTraining:
                     f"job {job_id} was sent before with other groups or settings; give this step a `job_id` of its own"
                 )
             await self._settle(but=job_id)
-            job = job or await self._send(work, job_id)
+            while job is None:
+                job = await self._send(work, job_id)
         except BaseException:
             turn.release()
             raise
@@ -164,8 +166,9 @@ class ServiceTraining:
             how = f"it made step {status.step}" if status.error is None else f"it failed: {status.error.message}"
             logger.warning("%s has ended: %s", what, how)
 
-    async def _send(self, work: StepWork, job_id: str) -> SentJob:
-        """Send a step, once, and write down what came of it."""
+    async def _send(self, work: StepWork, job_id: str) -> SentJob | None:
+        """Send a step, once, and write down what came of it. `None` if another process has sent one before it, which
+        has ended now."""
         step = await self.newest_step()
         job = SentJob(
             job_id=job_id, kind=work.kind, digest=work.digest, model_id=self.model.id, from_step=step,
@@ -174,7 +177,9 @@ class ServiceTraining:
         if work.make_request is None:
             return self._end(job, state="succeeded", step=step, trained=False)
         request = await work.make_request(step)
-        self.sent.put(job)
+        if not self.sent.begin(job):
+            await self._settle(but=job_id)
+            return None
         try:
             service_id = await self._service.create_job(request)
         except LostAnswerError as lost:
@@ -206,22 +211,26 @@ class ServiceTraining:
             ProcessError: the service does not answer, or the job does not end. It may still end later.
         """
         if job.service_job_id is None:
-            ended = await self._find_by_step(job)
-        else:
+            job = await self._find_by_step(job)
+        if job.status is None and job.service_job_id is not None:
             try:
-                ended = await self._read_events(job, job.service_job_id, view)
+                job = await self._read_events(job, job.service_job_id, view)
             except NotFoundError as error:
-                ended = self._end(job, state="failed", error=WireError(code=error.code, message=error.message))
-        assert ended.status is not None
-        return ended.status
+                job = self._end(job, state="failed", error=WireError(code=error.code, message=error.message))
+        assert job.status is not None
+        return job.status
 
     async def _read_events(self, job: SentJob, service_id: str, view: JobView) -> SentJob:
         deadline = time.monotonic() + self._patience.job_s
+        stuck_since: float | None = None
+        seen: set[str] = set()
         updates: list[dict[str, float]] = []
         after, num_updates = None, 0
         while True:
             page = await self._service.events(service_id, after)
-            for event in page.data:
+            events = [event for event in page.data if event.id not in seen]
+            seen.update(event.id for event in events)
+            for event in events:
                 after = event.id
                 if event.type == "training_started":
                     num_updates = int(finite_number(event.data.get("num_sequences")) or 0)
@@ -234,8 +243,16 @@ class ServiceTraining:
                     return self._end(job, state="failed", error=WireError(code="training_failed", message=why))
                 elif event.type == "training_ended":
                     return await self._succeed(job, updates)
-            if page.has_more and page.data:
+            if page.has_more and events:
+                stuck_since = None
                 continue
+            stuck_since = (stuck_since or time.monotonic()) if page.has_more else None
+            if stuck_since is not None and time.monotonic() - stuck_since > self._patience.answer_s:
+                raise ProcessError(
+                    f"{view.describe()}: the service says that its job {service_id} has more events, but for "
+                    f"{self._patience.answer_s:g} s it has given none after {after}. Its call for the events after "
+                    "another one does not work, so the job's end cannot be seen; look for it in W&B"
+                )
             if time.monotonic() > deadline:
                 raise ProcessError(
                     f"{view.describe()}: the service's job {service_id} has not ended within {self._patience.job_s:g}"
@@ -259,8 +276,20 @@ class ServiceTraining:
         return self._end(job, state="succeeded", step=job.from_step, trained=False, metrics=metrics)
 
     async def _find_by_step(self, job: SentJob) -> SentJob:
-        """Find a job of which only the sending is known, by the checkpoint that it makes."""
-        checkpoint = await self._checkpoint_after(job.from_step, until=job.sent_at + self._patience.lost_job_s)
+        """Find a job of which only the sending is known, by the checkpoint that it makes, or by what the process that
+        sends it writes down meanwhile. Returns it with its end, or with the service's name of it."""
+        while True:
+            known = self.sent.find(job.job_id, job.model_id)
+            if known is None:
+                why = "another process has sent this job; the service refused it, or the model was deleted"
+                return self._with_end(job, state="failed", error=WireError(code=ProcessError.code, message=why))
+            if known.status is not None or known.service_job_id is not None:
+                return known
+            is_last = time.time() > job.sent_at + self._patience.lost_job_s
+            checkpoint = await self._checkpoint_after(job.from_step, until=0.0)
+            if checkpoint is not None or is_last:
+                break
+            await asyncio.sleep(self._patience.poll_s)
         if checkpoint is None:
             why = (
                 f"the answer to the submission was lost, and no checkpoint after step {job.from_step} was listed within"
@@ -284,11 +313,14 @@ class ServiceTraining:
 
     def _end(self, job: SentJob, *, metrics: dict[str, float] | None = None, **end: Any) -> SentJob:
         """Write down how a job ended."""
+        return self.sent.put(self._with_end(job, metrics=metrics, **end))
+
+    def _with_end(self, job: SentJob, *, metrics: dict[str, float] | None = None, **end: Any) -> SentJob:
         now = time.time()
         spent = {"time/step_trainer_s": max(0.0, now - job.sent_at)} if end.get("trained") else {}
         numbers = job.metrics | spent | (metrics or {})
         status = self._status(job, metrics=numbers, findings=job.findings, ended_at=now, **end)
-        return self.sent.put(job.model_copy(update={"status": status}))
+        return job.model_copy(update={"status": status})
 
     def _status(self, job: SentJob, **more: Any) -> JobStatus:
         return JobStatus(

@@ -2,9 +2,9 @@
 
     held(copy)  ->  pack(root, held)  ->  unpack(stream, copy)      only what the copy lacks is sent
 
-A copy is whole at every moment. Databases are backed up before the files are read, and arrive after them, so a copied
-database never names a checkpoint that is not in the copy. What can be made again is left out: exports, merged models,
-logs and the index of the page.
+A copy is whole at every moment, also after a power cut. Databases are backed up before the files are read, and arrive
+after them, so a copied database never names a checkpoint that is not in the copy. What can be made again is left out:
+exports, merged models, logs and the index of the page.
 
     python -m art.backends.skypilot.copying pack DIR           to standard output what the copy on standard input lacks
     python -m art.backends.skypilot.copying restore DIR        from standard input into a data directory without server
@@ -15,6 +15,7 @@ logs and the index of the page.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -24,7 +25,6 @@ import sys
 import tarfile
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -32,7 +32,8 @@ from typing import IO, NamedTuple
 from art.errors import StorageError
 from art.storage.atomic import storage_errors
 from art.storage.layout import DataDir
-from art.storage.lock import take_lock
+from art.storage.lock import locked
+from art.storage.portable import sync
 
 MANIFEST = ".copied.json"
 """Lists, in a copy, the files that it holds. It is written last."""
@@ -63,17 +64,8 @@ def only_copy(folder: Path) -> Iterator[None]:
     Raises:
         StorageError: another one does not end, or the folder cannot be written.
     """
-    deadline = time.monotonic() + LOCK_WAIT_S
-    while (lock := take_lock(folder / _LOCK)) is None:
-        if time.monotonic() > deadline:
-            raise StorageError(
-                f"another program has been copying {folder} for more than {LOCK_WAIT_S:.0f} s; end it, then try again"
-            )
-        time.sleep(0.1)
-    try:
+    with locked(folder / _LOCK, what=f"copying {folder}", wait_s=LOCK_WAIT_S):
         yield
-    finally:
-        os.close(lock)
 
 
 def held(target: Path) -> Files:
@@ -269,12 +261,24 @@ def _write(target: Path, name: str, content: IO[bytes]) -> None:
     try:
         with part.open("wb") as file:
             shutil.copyfileobj(content, file, 1 << 20)
+        _sync(part)
         try:
             part.replace(path)
         except OSError:
             shutil.copyfile(part, path)
+            _sync(path)
+        _sync(path.parent)
     finally:
         part.unlink(missing_ok=True)  # a full disk needs the space
+
+
+def _sync(path: Path) -> None:
+    """Write a file, or the names in a folder, to the disk. A mounted bucket may have no such call."""
+    try:
+        sync(path)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+            raise
 
 
 def main(arguments: list[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from art.backends.ssh.ssh import shell_path
 from art.errors import MachineError, UnreachableError
 
 _QUESTION_TIMEOUT_S = 30.0
+_TIME = "date +'time %s'"
+"""Prints the machine's clock, in a form that a login shell's greeting has not."""
 _WAIT_S = 30
 """Seconds that one command waits on the machine."""
 
@@ -66,14 +69,14 @@ class SkyServer(RemoteServer):
             UnreachableError: the machine cannot be reached.
         """
         done = await self.ssh.run(
-            f"date +%s; cat {shell_path(self.folder)}/watch.json", timeout_s=_QUESTION_TIMEOUT_S
+            f"{_TIME}; cat {shell_path(self.folder)}/watch.json", timeout_s=_QUESTION_TIMEOUT_S
         )  # fmt: skip
-        now, _, content = done.stdout.partition("\n")
+        now, content = _read_time(done.stdout)
         if done.rc != 0 or not content:
             return None
         try:
             seen = json.loads(content)
-            return Watched(idle_s=max(0.0, float(now) - float(seen["last_active_at"])), ended=seen["ended"])
+            return Watched(idle_s=max(0.0, now - float(seen["last_active_at"])), ended=seen["ended"])
         except (ValueError, KeyError, TypeError) as error:
             raise UnreachableError(f"{self.ssh.name} answered about its watch with {content[:100]!r}") from error
 
@@ -101,8 +104,9 @@ class SkyServer(RemoteServer):
     async def node_address(self) -> str | None:
         """Return the machine's address in the network of its cluster; `None` if SkyPilot has told none."""
         path = f"{shell_path(self.folder)}/{NODE_ADDRESS}"
-        done = await self.ssh.run(f"cat {path}", timeout_s=_QUESTION_TIMEOUT_S)
-        return done.stdout.strip() or None
+        done = await self.ssh.run(f'echo "address $(cat {path})"', timeout_s=_QUESTION_TIMEOUT_S)
+        found = re.search(r"address (\S+)$", done.stdout, re.MULTILINE)  # a login shell may print something first
+        return found and found[1]
 
     async def has_data(self) -> bool:
         """Whether a server has worked in the data directory."""
@@ -140,7 +144,14 @@ class SkyServer(RemoteServer):
 
     async def set_end(self, hours_left: float) -> None:
         """Tell the watch when the budget will be spent, by the clock of the machine."""
-        done = await self.ssh.run("date +%s", timeout_s=_QUESTION_TIMEOUT_S)
-        now = float(done.stdout) if done.rc == 0 else time.time()
+        done = await self.ssh.run(_TIME, timeout_s=_QUESTION_TIMEOUT_S)
+        now, _ = _read_time(done.stdout)
         limit = json.dumps({"ends_at": now + 3600 * max(0.0, hours_left)})
         await self.ssh.put(limit.encode(), f"{self.folder}/limit.json")
+
+
+def _read_time(printed: str) -> tuple[float, str]:
+    """Return the clock that `_TIME` has printed, or the one here, and what was printed after it."""
+    if (clock := re.search(r"time (\d+)\n", printed)) is None:
+        return time.time(), ""
+    return float(clock[1]), printed[clock.end() :]

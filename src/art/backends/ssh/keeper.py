@@ -9,7 +9,7 @@ read their input as JSON from standard input, where no other user sees it, and p
     FOLDER/settings.json         settings and port of the server
     FOLDER/environment.json      variables for the server, such as HF_TOKEN; readable for its owner only, and optional
     FOLDER/state.json            the port and the process ids of the server that runs, or why it does not
-    FOLDER/server.log            what the server prints
+    FOLDER/server.log            what the server prints; server.log.old has what it printed before
     FOLDER/data/                 its data directory
 """
 
@@ -38,6 +38,7 @@ KEY, SETTINGS, STATE = FOLDER / "api.key", FOLDER / "settings.json", FOLDER / "s
 ENVIRONMENT = FOLDER / "environment.json"
 SERVER_LOG, INSTALL_LOG, INSTALLED = FOLDER / "server.log", FOLDER / "install.log", FOLDER / "installed.json"
 MAX_LOG_BYTES = 32 << 20
+ROTATE_EVERY_S = 10.0
 OLD_SERVER_S = 15.0
 """Seconds for a server whose keeper was killed to end and to leave its port."""
 QUICK_S, MAX_QUICK_EXITS = 20.0, 5
@@ -289,10 +290,8 @@ def supervise() -> None:
             write(STATE, json.dumps(state | {"failure": str(refused)}))
             return
         state["port"] = sock.getsockname()[1]
-        num_quick = 0
+        num_quick, rotated = 0, 0.0
         while not asked():
-            if SERVER_LOG.exists() and SERVER_LOG.stat().st_size > MAX_LOG_BYTES:
-                SERVER_LOG.replace(FOLDER / "server.log.old")
             started = time.monotonic()
             with SERVER_LOG.open("a", encoding="utf-8") as log:
                 server = subprocess.Popen(
@@ -302,6 +301,9 @@ def supervise() -> None:
             state |= {"server_pid": server.pid, "num_starts": state["num_starts"] + 1}
             write(STATE, json.dumps(state))
             while server.poll() is None and not asked():
+                if time.monotonic() - rotated > ROTATE_EVERY_S:
+                    rotate_log()
+                    rotated = time.monotonic()
                 time.sleep(0.1)
             if asked():
                 end(server)
@@ -314,6 +316,18 @@ def supervise() -> None:
             pause_until(time.monotonic() + min(0.1 * 2**num_quick, LONGEST_DELAY_S), asked)
         sock.close()
         write(STATE, json.dumps(state | {"server_pid": 0}))
+
+
+def rotate_log() -> None:
+    """Move a log that is too large away while the server goes on writing to its end.
+
+    The server and this program keep their file, so its content is copied, and it is emptied. A line that is written in
+    between may be lost.
+    """
+    with contextlib.suppress(OSError):  # a full disk must not end the keeper
+        if SERVER_LOG.stat().st_size > MAX_LOG_BYTES:
+            shutil.copyfile(SERVER_LOG, FOLDER / "server.log.old")
+            os.truncate(SERVER_LOG, 0)
 
 
 def is_asked_to_end() -> Callable[[], bool]:

@@ -3,8 +3,8 @@
     connection --> "art-log NUMBER START", then the log from START on --> write
     it breaks  --> another connection, which goes on at the first byte that has not come
 
-NUMBER is the log's file number there. The keeper begins a new file when a log is too large; a file of another number
-is read from its beginning.
+NUMBER is the log's file number there. A file of another number is read from its beginning, and so is one that has
+become shorter, because the keeper empties a log that is too large.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class LogFollower:
         Args:
             folder: the server's folder on the machine.
             num_lines: how many of the lines that are there already are shown first.
-            write: called with each piece of the log, in order. No byte comes twice or is left out, but for a log that
-                was replaced shortly before a connection broke.
+            write: called with each piece of the log, in order. No byte comes twice or is left out, except that after a
+                connection broke, a log that was emptied since it began is read from its beginning again.
             say: called with a line when the connection is lost, and when it is there again.
         """
         self._ssh = ssh
@@ -113,11 +113,12 @@ class LogFollower:
 
     async def _read(self, stdout: asyncio.StreamReader) -> None:
         while line := await stdout.readline():  # a login shell may print something of its own first
-            if line.startswith(_MARK):
+            _, mark, place = line.partition(_MARK)
+            if mark:
                 break
         else:
             return
-        _, number, start = line.split()
+        number, start = place.split()
         self._number, self._offset, self._delay_s = number.decode(), int(start), FIRST_DELAY_S
         if self._is_lost:
             self._say(f"{self._ssh.name}: connected again")

@@ -285,10 +285,11 @@ class RemoteServer:
         which = "" if delete_data else "! -name data"
         script = (
             f"cd {folder} 2>/dev/null || exit 0\n[ -e keeper.py ] || [ -d data ] || exit 0\n"
-            f"find . -mindepth 1 -maxdepth 1 {which} -exec rm -rf {{}} +\ncd / && rmdir {folder} 2>/dev/null\nexit 0\n"
+            f"find . -mindepth 1 -maxdepth 1 {which} -exec rm -rf {{}} + || exit 1\n"
+            f"cd / && rmdir {folder} 2>/dev/null\nexit 0\n"
         )
         done = await self.command("sh -s", input=script.encode(), timeout_s=600)
-        if done.stderr.strip():
+        if done.rc != 0:  # a login shell may print something even if all went well
             raise MachineError(f"{self.ssh.name}: deleting {self.folder} failed: {done.stderr.strip()[-500:]}")
 
     async def log_tail(self, num_lines: int = 30) -> str:
@@ -306,13 +307,12 @@ class RemoteServer:
             f"{interpreter} {folder}/keeper.py {command}", input=json.dumps(asked or {}).encode(), timeout_s=timeout_s,
             on_line=on_line,
         )  # fmt: skip
-        answers = [line for line in done.stdout.splitlines() if line.startswith("answer ")]
-        if not answers:
+        answer = answer_in(done.stdout)
+        if answer is None:
             if done.rc in (126, 127) or re.search(r"No such file|can't open file", done.stderr):
                 raise _NothingInstalledError(f"there is no ART in {self.folder} on {self.ssh.name}")
             errors = (done.stderr or done.stdout).strip()[-1500:]
             raise MachineError(f"{self.ssh.name}: `keeper.py {command}` failed with status {done.rc}: {errors}")
-        answer: dict[str, Any] = json.loads(answers[-1].removeprefix("answer "))
         if "error" in answer:
             raise MachineError(f"{self.ssh.name}: {answer['error']}")
         return answer
@@ -353,6 +353,15 @@ class _NothingInstalledError(MachineError):
     """There is no keeper or no environment in the server's folder."""
 
 
+def answer_in(printed: str) -> dict[str, Any] | None:
+    """Return the answer of a program of ART's on the other machine; `None` if it gave none.
+
+    The last line `answer {...}` counts, which may follow a greeting of the login shell on the same line.
+    """
+    found = re.findall(r"answer (\{.*\})\s*$", printed, re.MULTILINE)
+    return json.loads(found[-1]) if found else None
+
+
 def _state(answer: dict[str, Any]) -> ServerState:
     names = ("is_running", "port", "server_pid", "num_starts", "last_exit", "failure", "config", "api_key")
     installed = answer["installed"]
@@ -387,6 +396,7 @@ def _reporter(name: str, say: Progress) -> Progress:
 
 
 _PROBE = """\
+echo
 folder=FOLDER
 here=$folder
 while [ ! -d "$here" ]; do here=$(dirname "$here"); done
@@ -400,4 +410,4 @@ for candidate in ${asked:-python3 python3.13 python3.12 python3.11 "$HOME"/.loca
   echo "python $version $path"
 done
 """
-"""A script for any POSIX shell."""
+"""A script for any POSIX shell. It begins a new line, since a login shell may have printed something of its own."""

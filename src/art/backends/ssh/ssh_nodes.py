@@ -19,7 +19,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from art.backends.ssh.remote_server import COMMAND_TIMEOUT_S, Progress, RemoteServer
+from art.backends.ssh.remote_server import COMMAND_TIMEOUT_S, Progress, RemoteServer, answer_in
 from art.backends.ssh.ssh import Ssh, end_process, shell_path, start_process
 from art.config import NodeConfig, NodesConfig
 from art.errors import ArtError, ConfigError, MachineError
@@ -315,11 +315,10 @@ async def _ask(server: RemoteServer, command: str, **asked: Any) -> dict[str, An
     call = f"\nrun({command!r}, {COMMAND_TIMEOUT_S - 5}, json.loads({json.dumps(asked)!r}))\n"
     folder = shell_path(server.folder)
     done = await server.command(f"{folder}/venv/bin/python -I - {folder}", input=(program + call).encode())
-    answers = [line for line in done.stdout.splitlines() if line.startswith("answer ")]
-    if not answers:
+    answer = answer_in(done.stdout)
+    if answer is None:
         kind = _NoPythonError if done.rc in (126, 127) else MachineError
         raise kind(f"{server.ssh.name}: `{command}` failed with status {done.rc}: {done.stderr.strip()[-1000:]}")
-    answer: dict[str, Any] = json.loads(answers[-1].removeprefix("answer "))
     if "error" in answer:
         raise MachineError(f"{server.ssh.name}: {answer['error']}")
     return answer

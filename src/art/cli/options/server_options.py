@@ -75,7 +75,7 @@ def read_options(args: argparse.Namespace) -> tuple[ServerConfig, Path]:
     config = _validated(values, source)
     for name in config.models:
         resolve_base_model(name)
-    return config, Path(args.data_dir or data_dir or ".art").resolve()
+    return config, Path(args.data_dir or data_dir or ".art").expanduser().resolve()
 
 
 def _read_file(path: Path) -> dict[str, Any]:

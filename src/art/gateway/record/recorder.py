@@ -321,7 +321,12 @@ class Recorder:
         counts, self._pending_counts = self._pending_counts, []
         usage = self.usage.take_pending()
         self._commit, self._next_commit = self._next_commit, None
-        await self.database.run(lambda db: _insert(db, rows, counts, usage))
+        try:
+            await self.database.run(lambda db: _insert(db, rows, counts, usage))
+        except Exception:  # the answers are not sent, but their tokens were sampled
+            self._pending_counts = [*counts, *self._pending_counts]
+            self.usage.keep_pending(usage)
+            raise
 
 
 def _check_complete(ids: list[str], recorded: Mapping[str, object]) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 from art.config import PricesConfig
 from art.errors import QuotaError
 from art.protocol.organisation.usage_report import KeyUsage, ModelUsage, ProjectUsage, Quota, UsageReport, Used
-from art.storage.database import Database
+from art.storage.database import Database, uninterrupted
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS usage_by_key (
@@ -101,11 +101,7 @@ class UsageBook:
     def add(self, project: str, name: str, amounts: Amounts, *, key_id: str = UNKNOWN_KEY) -> None:
         """Count amounts for a model and the key that asked. Their price is added. They are stored with the next
         `take_pending`."""
-        for row, counted in self.count(project, name, amounts, key_id=key_id).items():
-            if (pending := self._pending.get(row)) is None:
-                self._pending[row] = counted
-            else:
-                pending.add(counted)
+        self.keep_pending(self.count(project, name, amounts, key_id=key_id))
 
     def count(self, project: str, name: str, amounts: Amounts, *, key_id: str = UNKNOWN_KEY) -> Pending:
         """Count amounts as `add` does, and return them for a caller that stores them in a transaction of its own."""
@@ -118,14 +114,35 @@ class UsageBook:
         return {(self._month, project, name, key_id): amounts}
 
     def take_pending(self) -> Pending:
-        """Return what is not stored yet. The caller stores it by `write_usage` in a transaction of its own."""
+        """Return what is not stored yet. The caller stores it by `write_usage` in a transaction of its own, and gives
+        it to `keep_pending` if that fails."""
         pending, self._pending = self._pending, {}
         return pending
 
+    def keep_pending(self, usage: Pending) -> None:
+        """Store this usage, which is counted already, with the next `take_pending`."""
+        for row, amounts in usage.items():
+            if (pending := self._pending.get(row)) is None:
+                self._pending[row] = amounts
+            else:
+                pending.add(amounts)
+
     async def flush(self) -> None:
-        """Store what is not stored yet."""
-        if pending := self.take_pending():
+        """Store what is not stored yet.
+
+        Raises:
+            DiskFullError, StorageError: nothing was stored. The next call stores it.
+        """
+        if self._pending:
+            await uninterrupted(self._store_pending())
+
+    async def _store_pending(self) -> None:
+        pending = self.take_pending()
+        try:
             await self._database.run(lambda db: write_usage(db, pending))
+        except Exception:
+            self.keep_pending(pending)
+            raise
 
     # -- quotas --
 

@@ -144,13 +144,14 @@ class TrainingWork:
         )  # fmt: skip
 
     async def _note_time(self, job: Job, device_s: float) -> None:
-        """Store the seconds of devices that a step has used. Training goes on if that fails."""
+        """Store the seconds of devices that a step has used. If that fails, training goes on, and they are stored with
+        the next usage."""
         usage = self._recorder.usage
         usage.add(job.project, job.name, Amounts(training_s=device_s), key_id=job.key_id)
         try:
             await usage.flush()
         except StorageError as error:
-            logger.warning("cannot store what a step of %s has used: %s", job.model_key, error)
+            logger.warning("cannot store yet what a step of %s has used: %s", job.model_key, error)
 
     async def _remove_old_moments(self, model: RegisteredModel, step: int) -> None:
         """Delete optimiser moments that the model's settings do not keep. Training goes on if that fails."""

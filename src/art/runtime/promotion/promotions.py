@@ -16,6 +16,7 @@ from art.runtime.models import Models
 from art.runtime.promotion.history import NewDecision, PromotionStore
 from art.runtime.promotion.verdicts import Evidence, judge, logged_evidence, measured_evidence
 from art.runtime.registry import RegisteredModel
+from art.storage.database import uninterrupted
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +74,7 @@ class Promotions:
                 refusal = f"step {step} of {model.key} is not promoted. {decision.verdict.reason}"
                 raise PromotionError(refusal if self.required is None else f"{refusal}. {self._rule()}")
             await host.adapters.load(model.adapter_id(step), path)
-            await self._store.add(project, name, decision)
-            self._models.set_promoted(model.key, step)
+            await uninterrupted(self._record(model, decision))
         logger.info("promoted step %d of %s (%s); before it was %s", step, model.key, decision.decision, previous)
         return Promotion(
             step=step, inference_name=f"{model.key}@promoted", previous_step=previous, verdict=decision.verdict
@@ -88,6 +88,11 @@ class Promotions:
         """
         self._models.find(project, name)
         return PromotionHistory(promotions=await self._store.records(project, name))
+
+    async def _record(self, model: RegisteredModel, decision: NewDecision) -> None:
+        """Record a promotion, and let requests to the promoted name get its checkpoint."""
+        await self._store.add(model.project, model.name, decision)
+        self._models.set_promoted(model.key, decision.step)
 
     def _with_required_gate(self, request: PromoteRequest) -> PromoteRequest:
         """Give the request the gate that the server requires, unless its own asks for as much.

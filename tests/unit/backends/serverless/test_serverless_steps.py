@@ -18,6 +18,7 @@ import pytest
 import art
 from art.backends.serverless.service import _retry_after_s
 from art.errors import (
+    ArtError,
     AuthenticationError,
     ConflictError,
     InvalidRequestError,
@@ -38,6 +39,7 @@ from tests.support.fake_serverless import (
     lose_answer,
     lose_request,
     status,
+    web_page,
 )
 from tests.support.serverless_runs import QUICK, group, new_model, open_backend, rollout
 
@@ -163,6 +165,46 @@ async def test_a_job_that_never_ends_meets_its_deadline_and_can_be_followed_late
         fake.add_checkpoint(job.model_id)
         result = await (await backend.follow_train_job(model, "my-step-1"))
     assert (result.step, len(fake.jobs)) == (1, 1)
+
+
+async def test_a_service_that_gives_the_same_events_again_is_no_reason_to_count_them_again(
+    fake: FakeServerless, tmp_path: Path
+) -> None:
+    fake.ignores_after, fake.page_size, fake.outcome = True, 100, ["never ends"]
+    async with script(fake, tmp_path) as (backend, model):
+        job = await backend.train(model, [await group(model, 0.0, 1.0)], wait=False)
+        (sent,) = fake.jobs.values()
+        fake._happen(sent, "gradient_step", {"policy_loss": 1.0})
+        async with asyncio.timeout(60):
+            while sum(request.endswith("/events") for request in fake.requests) < 4:
+                await asyncio.sleep(0.001)
+        fake._happen(sent, "training_ended", {})
+        fake.add_checkpoint(sent.model_id)
+        assert (await job).metrics["data/step_num_gradient_steps"] == 1.0
+
+
+async def test_pages_that_do_not_go_on_are_told(fake: FakeServerless, tmp_path: Path) -> None:
+    async with script(fake, tmp_path, answer_s=0.05) as (backend, model), asyncio.timeout(60):
+        fake.ignores_after = True
+        groups = [await group(model, 0.0, 1.0)]
+        with pytest.raises(ProcessError, match=r"it has given none after .* does not work"):
+            await backend.train(model, groups)
+        for _ in range(3):
+            fake.add_checkpoint(next(iter(fake.models)))
+        with pytest.raises(ArtError, match="the same page of checkpoints"):
+            await backend.checkpoints.list(model)
+
+
+async def test_a_page_of_a_proxy_is_no_answer(fake: FakeServerless, tmp_path: Path) -> None:
+    fake.trouble["/preview/models"] = [web_page]
+    fake.trouble["/checkpoints"] = [web_page, web_page]
+    fake.trouble["/events"] = [web_page]
+    async with script(fake, tmp_path) as (backend, model):
+        assert (await backend.train(model, [await group(model, 0.0, 1.0)])).step == 1
+    fake.trouble["/preview/models"] = [web_page] * 10_000
+    with pytest.raises(ProcessError, match=r"no usable answer .*Please wait"):
+        async with script(fake, tmp_path, answer_s=0.05):
+            pass
 
 
 async def test_safe_calls_survive_all_passing_trouble(fake: FakeServerless, tmp_path: Path) -> None:

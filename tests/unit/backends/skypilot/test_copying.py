@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import sqlite3
 import tarfile
@@ -106,6 +107,46 @@ def test_a_copy_that_breaks_off_leaves_the_one_before(root: Path, tmp_path: Path
     assert (target / "shop/models/agent/checkpoints/0001/adapter.safetensors").read_text() == "one"
     assert unpack(io.BytesIO(content), target) == 2
     assert steps(target) == [1, 2]
+
+
+def test_what_the_manifest_names_is_on_the_disk_before_it(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut forgets what was not synced."""
+    done: list[tuple[str, str]] = []
+    sync, replace = copying.sync, Path.replace
+
+    def note_sync(path: Path) -> None:
+        sync(path)
+        done.append(("synced", path.name))
+
+    def note_replace(source: Path, target: Path) -> Path:
+        done.append(("replaced", target.name))
+        return replace(source, target)
+
+    monkeypatch.setattr(copying, "sync", note_sync)
+    monkeypatch.setattr(Path, "replace", note_replace)
+    copy(root, tmp_path / "copy")
+    files = ["history.jsonl", "adapter.safetensors", "art.db", copying.MANIFEST]
+    folders = ["agent", "0001", "copy", "copy"]
+    assert done == [
+        step
+        for file, folder in zip(files, folders, strict=True)
+        for step in (("synced", f".{file}.part"), ("replaced", file), ("synced", folder))
+    ]
+
+
+@pytest.mark.parametrize(("number", "is_refused"), [(errno.EINVAL, False), (errno.EIO, True)])
+def test_a_bucket_that_cannot_sync_gets_a_copy_and_a_failing_disk_does_not(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, *, is_refused: bool
+) -> None:
+    def fail(path: Path) -> None:
+        raise OSError(number, "from the file system")
+
+    monkeypatch.setattr(copying, "sync", fail)
+    with pytest.raises(StorageError, match="from the file system") if is_refused else contextlib.nullcontext():
+        copy(root, tmp_path / "copy")
+    assert bool(held(tmp_path / "copy")) is not is_refused
 
 
 def test_a_copy_becomes_a_data_directory_again(root: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,30 @@ def test_the_index_that_is_asked_for_wins_over_that_of_the_machine(
         keeper.pip({"target": "art", "index_url": "https://ours/simple"}, log)
         log.seek(0)
         assert log.read() == "index \n[global]\nindex-url = https://ours/simple\n"
+
+
+def test_a_log_that_is_too_large_is_moved_away_while_the_server_writes(tmp_path: Path) -> None:
+    (tmp_path / "keeper.py").write_bytes(Path(keeper.__file__).read_bytes())
+    (tmp_path / "settings.json").write_text('{"port": 0}')
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    server = (
+        "#!/bin/sh\nseq 2000\nwhile [ ! -e server.log.old ]; do sleep 0.1; done\necho more\ntouch wrote\nread end\n"
+    )
+    (tmp_path / "venv/bin/python").write_text(server)
+    (tmp_path / "venv/bin/python").chmod(0o755)
+    program = "import keeper; keeper.MAX_LOG_BYTES, keeper.ROTATE_EVERY_S = 5000, 0.0; keeper.supervise()"
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path)
+    try:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "wrote").exists():
+            assert time.monotonic() < deadline, "the log was never moved"
+            time.sleep(0.02)
+        assert json.loads((tmp_path / "state.json").read_text())["num_starts"] == 1
+    finally:
+        process.terminate()
+        process.wait(60)
+    assert (tmp_path / "server.log.old").read_text().startswith("1\n2\n3\n")
+    assert (tmp_path / "server.log").read_text() == "more\n"
 
 
 def test_a_locale_that_lacks_characters_does_not_stop_an_installation(tmp_path: Path) -> None:

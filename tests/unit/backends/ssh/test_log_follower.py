@@ -198,9 +198,10 @@ async def test_a_machine_that_lets_nobody_in_any_more_ends_it(follower: Follower
             await task
 
 
-async def test_what_a_login_shell_prints_is_left_out(follower: Follower, machine: FakeMachine) -> None:
+@pytest.mark.parametrize("greeting", ['echo "welcome to box"', 'printf "welcome to box: "'])
+async def test_what_a_login_shell_prints_is_left_out(follower: Follower, machine: FakeMachine, greeting: str) -> None:
     follower.add("one\n")
-    machine.set_program("sh", f'echo "welcome to box"\nexec {Path("/bin/sh")} "$@"')
+    machine.set_program("sh", f'{greeting}\nexec {Path("/bin/sh")} "$@"')
     async with follower.following():
         await follower.shows("one\n")
 

@@ -212,6 +212,23 @@ async def test_removing_leaves_the_data_unless_it_is_named(machine: FakeMachine)
     await server.remove()
 
 
+async def test_a_login_shell_may_print_what_it_likes(machine: FakeMachine) -> None:
+    server = server_of(machine)
+    machine.set_shell("printf 'Welcome! '; echo 'Maintenance on Sunday' >&2")
+    assert (await server.ensure()).version == "1.2.3"
+    await server.remove(delete_data=True)
+    assert not machine.server_folder.exists()
+
+
+async def test_a_folder_that_cannot_be_deleted_is_told(machine: FakeMachine) -> None:
+    server = server_of(machine)
+    await server.ensure()
+    await server.stop()
+    machine.set_program("rm", "echo rm: cannot remove it >&2; exit 1")
+    with pytest.raises(MachineError, match=r"deleting ~/.art/servers/default failed: rm: cannot remove it"):
+        await server.remove(delete_data=True)
+
+
 @pytest.mark.parametrize("folder", ["art", "~", "/", "~/"])
 def test_a_folder_that_is_no_place_of_its_own_is_refused(folder: str) -> None:
     with pytest.raises(ConfigError, match="folder must be"):

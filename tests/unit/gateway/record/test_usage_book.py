@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import calendar
 import subprocess
 import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 
@@ -12,6 +15,7 @@ import pytest
 
 from art.config import PricesConfig
 from art.errors import QuotaError, StorageError
+from art.gateway.record.recorder import _SAMPLE, Recorder
 from art.gateway.record.schema import create_tables
 from art.gateway.record.usage_book import SCHEMA, Amounts, UsageBook, reset_of
 from art.protocol.organisation.usage_report import Quota
@@ -277,6 +281,66 @@ async def test_a_quota_for_all_applies_where_a_project_has_none_of_its_own(books
     await book.set_quota(None, Quota())
     book.check_sampling("search")
     assert (await book.report(None, None)).default_quota is None
+
+
+def refuse() -> None:
+    raise StorageError("the database is locked")
+
+
+async def test_what_cannot_be_stored_is_stored_once_by_the_next_flush(books: Books) -> None:
+    book = await books.open()
+    book.add("search", "agent", Amounts(prompt=2))
+    book._database.before_write = refuse
+    for _ in range(2):
+        with pytest.raises(StorageError, match="locked"):
+            await book.flush()
+    book.add("search", "agent", Amounts(prompt=3, steps=1))
+    book._database.before_write = lambda: None
+    await book.flush()
+    await book.flush()
+    (project,) = (await (await books.open()).report(None, None)).projects
+    assert (project.prompt, project.steps) == (5, 1)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_flush_that_is_cancelled_loses_and_doubles_nothing(books: Books, *, fails: bool) -> None:
+    book = await books.open()
+    book.add("search", "agent", Amounts(prompt=2))
+    began, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        began.set()
+        assert go_on.wait(60)
+        if fails:
+            refuse()
+
+    book._database.before_write = wait
+    flush = asyncio.create_task(book.flush())
+    assert await asyncio.to_thread(began.wait, 60)
+    flush.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await flush
+    book._database.before_write = lambda: None
+    await book.flush()
+    (project,) = (await (await books.open()).report(None, None)).projects
+    assert project.prompt == 2
+
+
+async def test_tokens_of_an_answer_that_cannot_be_recorded_are_stored_with_the_next_one(tmp_path: Path) -> None:
+    recorder = Recorder(Database(tmp_path / "art.db"))
+    await recorder.start()
+    recorder.count_tokens("p", "m", prompt=2, cached=1, completion=3, key_id="k")
+    recorder.database.before_write = refuse
+    with pytest.raises(StorageError, match="locked"):
+        await recorder.append(replace(_SAMPLE, id="ex_1", project="p", name="m"), conversation=b"")
+    recorder.database.before_write = lambda: None
+    recorder.count_tokens("p", "m", prompt=20, cached=10, completion=30, key_id="k")
+    await recorder.append(replace(_SAMPLE, id="ex_2", project="p", name="m"), conversation=b"")
+    assert recorder.token_counts("p", "m") == (22, 11, 33)
+    rows = recorder.database.read("SELECT key_id, prompt, cached, completion FROM usage_by_key")
+    assert rows == [("k", 22, 11, 33)]
 
 
 def test_the_year_ends_in_january() -> None:
