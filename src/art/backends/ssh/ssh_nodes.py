@@ -182,13 +182,13 @@ class Nodes:
 
     async def recorded(self) -> tuple[SshNode, ...]:
         """Return the nodes that the server's machine knows."""
-        done = await self.head.command(f"cat {shell_path(self.head.folder)}/nodes/machines.json")
+        done = await self.head.command(f"echo; cat {shell_path(self.head.folder)}/nodes/machines.json")
         if done.rc != 0:
             return ()
         like = self.head.ssh
         return tuple(
             SshNode(Ssh(row["host"], row["user"], row["port"], like.identity, like.config), row["address"])
-            for row in json.loads(done.stdout)
+            for row in json.loads(done.stdout.splitlines()[-1])  # a login shell may print something first
         )
 
     async def describe(self) -> list[tuple[str, str, str]]:
@@ -280,6 +280,7 @@ class _Look:
 
 
 _LOOK = """\
+echo
 here=FOLDER
 rest=
 while ! [ -d "$here" ]; do rest="/${here##*/}$rest"; here=${here%/*}; here=${here:-/}; done

@@ -181,3 +181,13 @@ async def test_machines_that_are_named_twice_are_refused(backend_of: NewBackend)
         backend_of("one", server_config=config)
     with pytest.raises(ConfigError, match="`address` is for the machines in `nodes`"):
         backend_of(address="10.0.0.1")
+
+
+async def test_login_shells_may_greet_without_a_newline(machine: FakeMachine, backend_of: NewBackend) -> None:
+    machine.set_nodes()
+    machine.set_shell("printf 'Welcome! '")
+    backend = backend_of("one")
+    await backend.open()
+    assert await backend.describe_nodes() == [("one", "joined", "1.2.3")]
+    await backend.down()
+    assert not (machine.server_folder / "nodes").exists()
