@@ -23,6 +23,7 @@ from art.errors import ConfigError, MachineError, UnreachableError
 EXECUTABLE_VARIABLE = "ART_SKY"
 MIN_VERSION = (0, 14)
 """The first release with which this part was tried: JSON answers of `sky status`, hooks before a machine goes."""
+_PROJECT_CONFIG = "SKYPILOT_PROJECT_CONFIG"
 QUESTION_TIMEOUT_S = 300.0
 """Seconds for an answer. The first question also starts SkyPilot's own server on this machine."""
 INSTALL_TIMEOUT_S = 1800.0
@@ -100,9 +101,12 @@ class Sky:
         timeout_s: float = QUESTION_TIMEOUT_S,
         on_line: Callable[[str], None] | None = None,
     ) -> Ran:
-        """Run `sky`, and wait for its end.
+        """Run `sky` in its own folder, and wait for its end.
+
+        In the caller's folder, a script of the name `sky.py` would be imported in place of SkyPilot.
 
         Args:
+            arguments: paths among them are absolute.
             on_line: called with each line of standard output as it comes.
 
         Raises:
@@ -174,7 +178,10 @@ async def install_sky(cloud: str, on_line: Callable[[str], None]) -> Path:
 
 
 async def _run(command: list[str], timeout_s: float, on_line: Callable[[str], None] | None = None) -> Ran:
-    process = await start_process(*command, stdin=asyncio.subprocess.DEVNULL)
+    program = _absolute(command[0])
+    process = await start_process(
+        program, *command[1:], stdin=asyncio.subprocess.DEVNULL, cwd=os.path.dirname(program), env=_environment()
+    )
     assert process.stdout is not None
     assert process.stderr is not None
 
@@ -195,6 +202,16 @@ async def _run(command: list[str], timeout_s: float, on_line: Callable[[str], No
     if process.returncode is not None and process.returncode < 0:
         raise UnreachableError(f"`{' '.join(command[:2])}` was killed by signal {-process.returncode}")
     return Ran(process.returncode or 0, _plain(stdout), _plain(stderr.decode(errors="replace")))
+
+
+def _absolute(program: str) -> str:
+    return os.path.abspath(program)  # PATH, ART_SKY and `--sky` may name it from the caller's folder
+
+
+def _environment() -> dict[str, str]:
+    """The environment of `sky`, which finds the settings of the caller's folder (`.sky.yaml`) from its own too."""
+    config = Path(os.environ.get(_PROJECT_CONFIG, ".sky.yaml")).expanduser().absolute()
+    return {**os.environ, _PROJECT_CONFIG: str(config)} if config.is_file() else dict(os.environ)
 
 
 def _plain(text: str) -> str:
