@@ -54,7 +54,11 @@ if command == "launch":
     print("Considered resources (1 node):")
     if not os.path.exists(f"{{folder}}/home"):
         shutil.copytree(f"{{folder}}/pristine", f"{{folder}}/home", symlinks=True)
-    open(f"{{folder}}/problem", "w").close()
+    for each in os.listdir(folder):
+        if each.startswith("problem"):
+            open(f"{{folder}}/{{each}}", "w").close()
+    with open(f"{{folder}}/home/.art/servers/{{name}}/node-address", "w") as file:
+        file.write("127.0.0.1")
     if not os.path.exists(f"{{folder}}/setup-fails"):
         open(f"{{folder}}/home/.art/servers/{{name}}/set-up", "w").close()
     state["clusters"].setdefault(name, {{"launched_at": int(time.time())}})["status"] = "UP"
@@ -156,6 +160,13 @@ class FakeSky:
         self.machine.kill()
         shutil.rmtree(self.machine.home)
         self._write(self._read() | {"clusters": {}})
+
+    def lose_worker(self) -> None:
+        """Take the second machine of the cluster away."""
+        self.machine.set_problem("ssh: connect to host 10.0.0.2 port 22: No route to host\n", host=f"{CLUSTER}-worker1")
+        state = self._read()
+        state["clusters"][CLUSTER]["status"] = "INIT"
+        self._write(state)
 
     def _read(self) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((self.folder / "sky.json").read_text())

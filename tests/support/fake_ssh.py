@@ -1,6 +1,7 @@
 """A fake `ssh` on PATH: its other machine is a folder of this one, with a tiny server in place of `art-server`.
 
-It runs the remote command in a shell whose HOME is the folder, forwards ports with `-L`, and notes its arguments.
+It runs the remote command in a shell whose HOME is the folder, forwards ports with `-L`, and notes its arguments. All
+hosts are this machine. A host for which the folder has `home-HOST` has that home directory.
 """
 
 from __future__ import annotations
@@ -17,13 +18,11 @@ import os, socket, subprocess, sys, threading
 folder = os.path.dirname(os.path.abspath(__file__))
 with open(f"{folder}/calls", "a") as file:
     file.write(" ".join(sys.argv[1:]) + "\\n")
-try:
-    problem = open(f"{folder}/problem").read()
-except FileNotFoundError:
-    problem = ""
-if problem:
-    sys.stderr.write(problem)
-    sys.exit(255)
+host = sys.argv[sys.argv.index("--") + 1]
+for name in ("problem", f"problem-{host}"):
+    if os.path.exists(f"{folder}/{name}") and (problem := open(f"{folder}/{name}").read()):
+        sys.stderr.write(problem)
+        sys.exit(255)
 def pump(one, other):
     try:
         while data := one.recv(65536):
@@ -49,6 +48,9 @@ if os.path.exists(f"{folder}/other_forward"):
     sys.stderr.write(said)
     if "ExitOnForwardFailure=yes" in sys.argv:
         sys.exit(255)
+if "-G" in sys.argv:
+    print("user root", "hostname 127.0.0.1", "port 22", sep="\\n")
+    sys.exit(0)
 if "-L" in sys.argv:
     _, local, _, remote = sys.argv[sys.argv.index("-L") + 1].split(":")
     try:
@@ -63,9 +65,10 @@ command = sys.argv[sys.argv.index("--") + 2]
 if os.path.exists(f"{folder}/shell_start"):
     command = open(f"{folder}/shell_start").read() + "\\n" + command
 shell = f"{folder}/login_shell" if os.path.exists(f"{folder}/login_shell") else "/bin/sh"
-environment = {"HOME": f"{folder}/home", "PATH": f"{folder}/bin:/usr/bin:/bin", "FAKE": folder}
+home = f"{folder}/home-{host}" if os.path.exists(f"{folder}/home-{host}") else f"{folder}/home"
+environment = {"HOME": home, "PATH": f"{folder}/bin:/usr/bin:/bin", "FAKE": folder}
 if "-L" not in sys.argv:
-    os.chdir(f"{folder}/home")
+    os.chdir(home)
     os.execve(shell, [shell, "-c", command], environment)
 os._exit(subprocess.call([shell, "-c", command], env=environment))
 """
@@ -137,9 +140,18 @@ class FakeMachine:
         """Give the machine a program, as a shell script."""
         self._write_program(self.folder / "bin" / name, f"#!/bin/sh\n{script}\n")
 
-    def set_problem(self, text: str = "") -> None:
-        """Let every ssh fail with this message from now on; without one, let it work again."""
-        (self.folder / "problem").write_text(text)
+    def set_nodes(self, script: str = 'for command; do :; done; exec sh -c "$command"') -> None:
+        """Give the machine the programs with which it reaches others. All of them are this machine.
+
+        Args:
+            script: what its `ssh` does; by default it runs the command.
+        """
+        self.set_program("ssh", script)
+        self.set_program("ssh-keyscan", 'for address; do :; done; echo "$address ssh-ed25519 AAAAhost"')
+
+    def set_problem(self, text: str = "", *, host: str | None = None) -> None:
+        """Let every ssh, or those to one host, fail with this message from now on; without one, let it work again."""
+        (self.folder / ("problem" if host is None else f"problem-{host}")).write_text(text)
 
     def set_foreign_shell(self) -> None:
         """Make the login shell one that has only what csh, fish and sh have in common: words, quotes and `exec`."""

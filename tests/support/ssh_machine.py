@@ -42,7 +42,7 @@ class SshMachine:
         subprocess.run(["usermod", "--password", "*", self.user], check=True)  # no password, but not locked
         account = pwd.getpwnam(self.user)
         self.uid, self.home = account.pw_uid, Path(account.pw_dir)
-        self._use_pip_settings_of_this_user(account.pw_gid)
+        self.use_pip_settings_of_this_user(self.home)
         for name in ("host_key", "key"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
         with socket.create_server(("127.0.0.1", 0)) as sock:
@@ -106,11 +106,10 @@ class SshMachine:
 
     def _write_settings(self) -> None:
         folder = self.folder
-        shutil.copy(folder / "key.pub", self.home / ".authorized_keys")
-        shutil.chown(self.home / ".authorized_keys", self.user)
+        self.let_key_in(self.home)
         (folder / "sshd_config").write_text(
             f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\n"
-            f"AuthorizedKeysFile {self.home}/.authorized_keys\nStrictModes no\nPasswordAuthentication no\n"
+            f"AuthorizedKeysFile .ssh/authorized_keys\nStrictModes no\nPasswordAuthentication no\n"
             f"KbdInteractiveAuthentication no\nAllowUsers {self.user}\nMaxStartups 100\n"
         )
         host_key = (folder / "host_key.pub").read_text().rsplit(" ", 1)[0]
@@ -121,11 +120,19 @@ class SshMachine:
             "  GlobalKnownHostsFile /dev/null\n  StrictHostKeyChecking yes\n"
         )
 
-    def _use_pip_settings_of_this_user(self, gid: int) -> None:
+    def let_key_in(self, home: Path) -> None:
+        """Let the key of the tests log in to the account, with this home directory."""
+        folder = home / ".ssh"
+        folder.mkdir(mode=0o700)
+        shutil.copy(self.folder / "key.pub", folder / "authorized_keys")
+        for path in (folder, folder / "authorized_keys"):
+            shutil.chown(path, self.user)
+
+    def use_pip_settings_of_this_user(self, home: Path) -> None:
         """Let pip of the account find packages where that of this user does."""
-        settings = Path.home() / ".config" / "pip" / "pip.conf"
+        settings, gid = Path.home() / ".config" / "pip" / "pip.conf", pwd.getpwnam(self.user).pw_gid
         if settings.exists():
-            folder = self.home / ".config" / "pip"
+            folder = home / ".config" / "pip"
             folder.mkdir(parents=True)
             shutil.copy(settings, folder / "pip.conf")
             for path in (folder.parent, folder, folder / "pip.conf"):

@@ -92,6 +92,23 @@ def test_files_of_ssh_are_found_from_other_folders(
     assert record.identity == str(Path.home() / "key")
 
 
+def test_several_machines_are_launched_shown_and_taken_down(
+    machine: FakeMachine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.set_nodes()
+    assert main([*LAUNCH, "--node", "one", "--node", "bob@two=127.0.0.1", "--address", "localhost"]) == 0
+    assert "joined with one, bob@two, for which its address is localhost" in capsys.readouterr().err
+    machine.set_problem("ssh: connect to host two port 22: No route to host\n", host="two")
+    assert main(["launch", "status"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert re.match(r" +one +joined +1.2.3", rows[2])
+    assert re.match(r" +bob@two +unknown: bob@two cannot be reached over ssh", rows[3])
+    machine.set_problem(host="two")
+    assert main(["launch", "down", "--delete-data"]) == 0
+    assert (machine.home / ".ssh" / "authorized_keys").read_text() == ""
+    assert not machine.server_folder.exists()
+
+
 @pytest.mark.slow
 def test_a_tunnel_makes_a_server_reachable_at_its_recorded_address_and_starts_it(
     machine: FakeMachine, capsys: pytest.CaptureFixture[str]

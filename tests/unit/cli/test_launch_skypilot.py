@@ -28,9 +28,16 @@ def sky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSky]:
 
 def test_a_dry_run_shows_the_task_file_and_rents_nothing(sky: FakeSky, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--gpu", "H100:1", "--cloud", "aws", "--region", "us-east-1", "--spot", "--idle", "2h", "--disk", "500"]
+    words += ["--nodes", "2"]
     assert main(["launch", *words, "--source", "art==1.2.3", "--name", CLUSTER, "--dry-run"]) == 0
     printed = capsys.readouterr().out
-    for line in ('  infra: "aws/us-east-1"', '  accelerators: "H100:1"', "  use_spot: true", "  disk_size: 500"):
+    for line in (
+        '  infra: "aws/us-east-1"',
+        '  accelerators: "H100:1"',
+        "  use_spot: true",
+        "  disk_size: 500",
+        "num_nodes: 2",
+    ):
         assert f"{line}\n" in printed
     assert "--idle-minutes 115\n" in printed
     assert printed.endswith("# Dryrun finished.\n")
@@ -44,6 +51,10 @@ def test_a_dry_run_shows_the_task_file_and_rents_nothing(sky: FakeSky, capsys: p
         (["--gpu", "--cloud", "aws"], "--gpu needs the kind and number"),
         (["--cloud", "aws", "--host", "box"], "--host is for machines of the kind 'ssh'"),
         (["--cloud", "ssh", "--host", "box", "--spot"], "--spot is for machines of the kind 'skypilot'"),
+        (["--cloud", "ssh", "--host", "box", "--nodes", "2"], "--nodes is for machines of the kind 'skypilot'"),
+        (["--gpu", "H100:1", "--node", "gpu2"], "--node is for machines of the kind 'ssh'"),
+        (["--gpu", "H100:1", "--nodes", "0"], "num_nodes must be 1 to 64"),
+        (["--gpu", "H100:1", "--nodes", "2", "--volume", "disk"], "a volume is the disk of one machine"),
         (["--gpu", "H100:1", "--spot", "--on-idle", "stop"], "spot machines cannot be stopped"),
         (["--gpu", "H100:1", "--python", "python3.12"], "--python does not apply"),
         (["--gpu", "H100:1", "--region", "us-east-1"], "needs its cloud"),

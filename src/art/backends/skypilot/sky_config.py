@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from art.errors import ConfigError
 
+MAX_NODES = 64
 SKY_IDLE_MINUTES = 5
 """Longest time that SkyPilot itself waits after ART's job on the machine has ended."""
 _OURS = {
@@ -22,7 +23,11 @@ class SkyConfig:
     """The machine that SkyPilot is asked for, and what is done with its data and its costs."""
 
     gpu: str | None = None
-    """Kind and number of GPUs, such as `H100:1`, with SkyPilot's names (`sky gpus list`). `None`: no GPU."""
+    """Kind and number of GPUs of each machine, such as `H100:1`, with SkyPilot's names (`sky gpus list`). `None`: no
+    GPU."""
+    num_nodes: int = 1
+    """Number of machines in the cluster, which can train one model together (`TrainerConfig.num_nodes`). The server and
+    its data are on the first one. All of them cost money for as long as the cluster exists."""
     cloud: str | None = None
     """A cloud by SkyPilot's name: `aws`, `gcp`, `kubernetes`, `runpod` ... By default the cheapest that is set up."""
     region: str | None = None
@@ -71,6 +76,12 @@ class SkyConfig:
             raise ConfigError(f'gpu is a kind and a number, such as "H100:1"; got {self.gpu!r}', param="gpu")
         if self.region is not None and self.cloud is None:
             raise ConfigError(f"region={self.region!r} needs its cloud", param="region")
+        if not 1 <= self.num_nodes <= MAX_NODES:
+            raise ConfigError(f"num_nodes must be 1 to {MAX_NODES}, got {self.num_nodes!r}", param="num_nodes")
+        if self.num_nodes > 1 and self.volume is not None:
+            raise ConfigError(
+                f"a volume is the disk of one machine, and num_nodes is {self.num_nodes}; use a bucket", param="volume"
+            )
         if self.idle_minutes < 2:
             raise ConfigError(f"idle_minutes must be 2 or more, got {self.idle_minutes}", param="idle_minutes")
         if self.on_idle not in ("down", "stop"):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from art.backends.skypilot.task_file import SET_UP
+from art.backends.skypilot.task_file import NODE_ADDRESS, SET_UP
 from art.backends.ssh.remote_server import Progress, RemoteServer, ServerState
 from art.backends.ssh.ssh import shell_path
 from art.errors import MachineError, UnreachableError
@@ -45,6 +45,19 @@ class SkyServer(RemoteServer):
                     "lists gets another one"
                 )
         return await super().ensure(progress)
+
+    is_replaced = False
+    """Whether machines are being replaced, so that the server must not be started again meanwhile."""
+
+    async def revive(self) -> ServerState:
+        """Start the server again if it does not run.
+
+        Raises:
+            UnreachableError: machines of the cluster are being replaced.
+        """
+        if self.is_replaced:
+            raise UnreachableError(f"machines of {self.name!r} are being replaced")
+        return await super().revive()
 
     async def watched(self) -> Watched | None:
         """Return what the watch has seen; `None` if it has not begun.
@@ -84,6 +97,12 @@ class SkyServer(RemoteServer):
         """Remove what an earlier job of the task file has left: that it was set up, and what its watch saw."""
         files = " ".join(f"{shell_path(self.folder)}/{name}" for name in ("watch.json", SET_UP))
         await self.ssh.run(f"rm -f {files}", timeout_s=_QUESTION_TIMEOUT_S)
+
+    async def node_address(self) -> str | None:
+        """Return the machine's address in the network of its cluster; `None` if SkyPilot has told none."""
+        path = f"{shell_path(self.folder)}/{NODE_ADDRESS}"
+        done = await self.ssh.run(f"cat {path}", timeout_s=_QUESTION_TIMEOUT_S)
+        return done.stdout.strip() or None
 
     async def has_data(self) -> bool:
         """Whether a server has worked in the data directory."""

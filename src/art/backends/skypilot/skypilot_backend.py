@@ -3,6 +3,7 @@
 cluster up? -> sky launch (task file) -> ssh: Python, ART, data back -> art-server -> tunnel      the first use
 every minute: has the watch ended? copy home; money spent?                                         `_look_after`
 machine lost: was it idle? how often? -> launch another, fill it from volume, bucket or home       `find_machine`
+one of several lost: the same, and the server joins the new one                                    `_replace_nodes`
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from art.backends.skypilot.cluster import Cluster, ClusterState, Spent
 from art.backends.skypilot.home import HomeCopy
 from art.backends.skypilot.older import read_environment, read_resources, source_of_version
 from art.backends.skypilot.records import copy_folder, make_record, task_path
+from art.backends.skypilot.relaunches import Relaunches
 from art.backends.skypilot.sky_config import SkyConfig
+from art.backends.skypilot.sky_nodes import SkyNodes
 from art.backends.skypilot.sky_server import SkyServer
 from art.backends.skypilot.sky_tool import Sky
 from art.backends.skypilot.task_file import copy_path, make_task, write_yaml
@@ -33,7 +36,7 @@ from art.backends.ssh.ssh_backend import SshBackend
 from art.backends.ssh.tunnel import free_port
 from art.client import ArtClient
 from art.config import ServerConfig
-from art.errors import ArtError, BudgetError, ConfigError, MachineError, NotFoundError
+from art.errors import ArtError, BudgetError, ConfigError, NotFoundError
 from art.storage.atomic import write_file
 
 logger = logging.getLogger(__name__)
@@ -41,7 +44,6 @@ logger = logging.getLogger(__name__)
 LOOK_EVERY_S = 60.0
 ASK_COSTS_EVERY_S = 300.0
 SET_UP_TIMEOUT_S = 3600.0
-_DAY_S = 86_400.0
 
 
 class SkyPilotBackend(SshBackend):
@@ -64,7 +66,7 @@ class SkyPilotBackend(SshBackend):
     ) -> None:
         """
         Args:
-            gpu: kind and number of GPUs, such as `H100:1`; the same as in `config`.
+            gpu: kind and number of GPUs of each machine, such as `H100:1`; the same as in `config`.
             cluster: name of the machine among SkyPilot's clusters, and of its server and record.
             idle_minutes: minutes without rollouts and jobs after which the machine goes; the same as in `config`.
             config: the machine, its data and its costs.
@@ -90,6 +92,10 @@ class SkyPilotBackend(SshBackend):
             Ssh(cluster, config=self.config.ssh_config), name=cluster, install=install, server_config=server_config
         )
         self.server: SkyServer = SkyServer(self.ssh, name=cluster, install=install, config=server_config)
+        if self.config.num_nodes > 1 and server_config is not None and server_config.nodes is not None:
+            raise ConfigError("`num_nodes` and `ServerConfig(nodes=...)` both name machines: give one of them")
+        self.nodes: SkyNodes = SkyNodes(self.server, self.config)
+        self.server.nodes = self.nodes
         self.server_config = server_config
         self.cluster = Cluster(cluster, Sky(self.config.sky))
         """The machine as SkyPilot knows it."""
@@ -99,9 +105,8 @@ class SkyPilotBackend(SshBackend):
         self._home = HomeCopy(self.ssh, folder, copy_folder(self._launched, cluster))
         self._minder: asyncio.Task[None] | None = None
         self._failure: ArtError | None = None
-        self._last_active_at = time.monotonic()
+        self._relaunches = Relaunches(cluster, self.config)
         self._pulled_at = self._asked_costs_at = -1e9
-        self._relaunches: list[float] = []
 
     @classmethod
     async def initialize_cluster(
@@ -174,28 +179,8 @@ class SkyPilotBackend(SshBackend):
                 await self._ask_costs()
                 return
         if self._client is not None:
-            self._check_relaunch(state)
+            self._relaunches.check(state)
         await self._launch(state)
-
-    def _check_relaunch(self, state: ClusterState | None) -> None:
-        what = f"the machine of {self.cluster.name!r} is lost ({state.describe() if state else 'SkyPilot has none'})"
-        idle_s = time.monotonic() - self._last_active_at
-        if idle_s >= 60 * self.config.idle_minutes:
-            raise MachineError(
-                f"{what}; it was idle for {idle_s / 60:.0f} minutes, so it is not replaced. Make a new backend to go on"
-            )
-        if not self.config.outlives:
-            raise MachineError(
-                f"{what}, and its data with it. With a volume, a bucket or pull_minutes in SkyConfig it is replaced"
-            )
-        now = time.monotonic()
-        self._relaunches = [at for at in self._relaunches if now - at < _DAY_S]
-        if len(self._relaunches) >= self.config.num_relaunches:
-            raise MachineError(f"{what}, after {len(self._relaunches)} others within a day; it is not replaced")
-        self._relaunches.append(now)
-        logger.warning(
-            "%s: another one is launched (%d of %d)", what, len(self._relaunches), self.config.num_relaunches
-        )
 
     async def _launch(self, state: ClusterState | None) -> None:
         path = task_path(self._launched, self.cluster.name)
@@ -203,16 +188,18 @@ class SkyPilotBackend(SshBackend):
         await asyncio.to_thread(write_file, path, self.task().encode())
         if state is not None and state.is_up:
             await self.server.forget_job()
+            await self.nodes.forget_jobs()
         api_key = self._known_key()
         self._save_record(api_key or "")  # before the launch: a machine that costs money is never unknown
         self._say(f"{self.cluster.name}: launching as {path} says (minutes)")
         timeout_s = self.config.launch_timeout_s
         await self.cluster.launch(path, timeout_s=timeout_s, on_line=lambda line: self._say(f"  sky: {line}"))
-        await self.server.until_set_up(SET_UP_TIMEOUT_S)
+        await self.nodes.until_set_up(SET_UP_TIMEOUT_S)
         await self.server.set_secrets(self.environment, api_key)
+        await self.nodes.prepare(self.environment)
         await self.server.install(self._say)
         await self._bring_data_back()
-        self._last_active_at = time.monotonic()
+        self._relaunches.last_active_at = time.monotonic()
         await self._ask_costs()
 
     async def _bring_data_back(self) -> None:
@@ -241,7 +228,7 @@ class SkyPilotBackend(SshBackend):
         """Notice that the machine goes, copy its data home, and compare its costs with the budget."""
         watched = await self.server.watched()
         if watched is not None:
-            self._last_active_at = time.monotonic() - watched.idle_s
+            self._relaunches.last_active_at = time.monotonic() - watched.idle_s
             if watched.ended:
                 logger.warning(
                     "%s: %s; the machine goes soon, and the next use gets another", self.cluster.name, watched.ended
@@ -249,6 +236,8 @@ class SkyPilotBackend(SshBackend):
                 await self._pull_quietly()
                 await self._disconnect()
                 return
+        if lost := await self.nodes.lost():
+            await self._replace_nodes(lost)
         if time.monotonic() - self._pulled_at >= 60 * (self.config.pull_minutes or 0.0):
             await self._pull_quietly()
         if time.monotonic() - self._asked_costs_at >= ASK_COSTS_EVERY_S:
@@ -256,6 +245,26 @@ class SkyPilotBackend(SshBackend):
             budget_usd = self.config.budget_usd
             if budget_usd is not None and spent.usd >= budget_usd:
                 await self._end_for_budget(spent.usd, budget_usd)
+
+    async def _replace_nodes(self, lost: list[str]) -> None:
+        """Replace machines that are lost while the first one, with the server, goes on. Its jobs go on afterwards."""
+        state = await self.cluster.state()
+        if state is not None and state.is_up:
+            return  # their cloud has them
+        self._relaunches.check(state)
+        logger.warning("%s: %s cannot be reached; the server stops until there are others", self.cluster.name, lost)
+        self.server.is_replaced = True
+        try:
+            await self._pull_quietly()
+            await self.server.stop()
+            await self.server.forget_job()
+            await self.nodes.forget_jobs()
+            await self._launch(state)
+        finally:
+            self.server.is_replaced = False
+        started = await self.server.ensure(self._say)
+        if self.tunnel is not None:
+            self.tunnel.retarget(started.port)
 
     async def _end_for_budget(self, usd: float, budget_usd: float) -> None:
         self._failure = BudgetError(
@@ -362,6 +371,14 @@ class SkyPilotBackend(SshBackend):
         price = f", {spent.usd_per_hour:.2f} USD an hour" if spent.usd_per_hour and state is not None else ""
         words = f"{state.describe() if state else 'no machine'}; {spent.usd:.2f} USD so far{price}"
         return state is not None and state.is_up, words
+
+    async def describe_nodes(self) -> list[tuple[str, str, str]]:
+        """Return name, state in words and version of ART of each machine but the first, if the cluster is up."""
+        state = await self.cluster.state() if self.config.num_nodes > 1 else None
+        return await super().describe_nodes() if state is not None and state.is_up else []
+
+    async def _stop_server(self) -> None:
+        await self.server.stop()  # processes on the other machines end with it
 
     async def _disconnect(self) -> None:
         minder = self._minder

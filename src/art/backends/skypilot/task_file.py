@@ -1,8 +1,10 @@
 """The task file of SkyPilot: what is rented, what is set up there, and when it goes. It can be read, kept and edited.
 
     resources    the machine, and when SkyPilot stops it; no port is opened
-    setup        Python and ART, in an environment of the server's folder
+    num_nodes    how many such machines
+    setup        Python and ART, in an environment of the server's folder, on each machine
     run          `watch.py`, which ends when the server is of no more use; then SkyPilot's idle minutes begin
+                 (on the first machine; the others have nothing to run)
     config.hooks the last copy into the bucket before the machine goes
 
 The server itself is started over ssh, as on any other machine, so its key is in no file or command of SkyPilot.
@@ -25,6 +27,8 @@ PYTHON_VERSION = "3.12"
 INSTALL_TIMEOUT_MINUTES = 60
 """How long the job waits for ART to be installed over ssh, where the task file does not install it itself."""
 HOOK_TIMEOUT_S = 1800
+NODE_ADDRESS = "node-address"
+"""File in the server's folder with the address of the machine in the network of its cluster."""
 SET_UP = "set-up"
 """File in the server's folder that `setup` leaves at its end. SkyPilot may say that a machine is up before that."""
 
@@ -37,9 +41,13 @@ def make_task(cluster: str, config: SkyConfig, *, folder: str, requirement: str 
         folder: folder of the server on the machine; begins with `~/` or `/`.
         requirement: what pip installs in `setup`; `None` if ART is sent over ssh instead.
     """
-    task: dict[str, Any] = {"name": cluster, "num_nodes": 1, "resources": _resources(config)}
+    task: dict[str, Any] = {"name": cluster, "num_nodes": config.num_nodes, "resources": _resources(config)}
     if config.bucket is not None:
-        copy = f"{_python(folder)} -m art.backends.skypilot.copying copy {folder}/data {copy_path(cluster)}"
+        # SkyPilot runs hooks on every machine; only the data of the first one has a registry.
+        copy = (
+            f"test ! -e {folder}/data/art.db || "
+            f"{_python(folder)} -m art.backends.skypilot.copying copy {folder}/data {copy_path(cluster)}"
+        )
         task["config"] = {"hooks": [{"run": copy, "events": ["stop", "down"], "timeout": HOOK_TIMEOUT_S}]}
         task["file_mounts"] = {BUCKET_PATH: {"source": config.bucket, "mode": "MOUNT"}}
     if config.volume is not None:
@@ -105,10 +113,16 @@ def _setup(config: SkyConfig, folder: str, requirement: str | None) -> str:
             f"[ -w {VOLUME_PATH} ] || sudo chown $(id -u) {VOLUME_PATH}",
             f"mkdir -p {VOLUME_PATH}/data; ln -sfn {VOLUME_PATH}/data {where}/data",
         ]
+    if config.num_nodes > 1:
+        own = '"$SKYPILOT_SETUP_NODE_IPS" | sed -n "$((SKYPILOT_SETUP_NODE_RANK + 1))p"'
+        lines.append(f"printf '%s\\n' {own} > {where}/{NODE_ADDRESS}")
     if requirement is not None:
         lines.append(f"{_python(folder)} -m pip install {shlex.quote(requirement)}")
     lines.append(f"touch {where}/{SET_UP}")
     return "\n".join(lines) + "\n"
+
+
+_ONLY_FIRST = ('[ "$SKYPILOT_NODE_RANK" = 0 ] || exit 0  # the job goes on until all machines have ended it',)
 
 
 def _run(cluster: str, config: SkyConfig, folder: str) -> str:
@@ -119,6 +133,7 @@ def _run(cluster: str, config: SkyConfig, folder: str) -> str:
     return (
         "\n".join(
             [
+                *_ONLY_FIRST[: config.num_nodes - 1],
                 "# Ends when the server is of no more use; then SkyPilot stops the machine.",
                 f"for second in $(seq {INSTALL_TIMEOUT_MINUTES * 60 // 5}); do",
                 f"  {_python(folder)} -c 'import art.backends.skypilot.watch' 2> /dev/null && break",

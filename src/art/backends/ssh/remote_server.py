@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 import importlib.resources
 import json
+import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from art.backends.ssh.install import Install, make_package
 from art.backends.ssh.ssh import Completed, Ssh, shell_path
-from art.config import ServerConfig
+from art.config import NodesConfig, ServerConfig
 from art.errors import ConfigError, MachineError, UnreachableError
+
+logger = logging.getLogger(__name__)
 
 COMMAND_TIMEOUT_S = 90.0
 MIN_FREE_BYTES = {True: 3 << 30, False: 200 << 20}
@@ -69,6 +72,16 @@ class Machine:
     """Version and path of each Python that was found."""
 
 
+class FurtherMachines(Protocol):
+    """What a server asks of its further machines; see `ssh_nodes.Nodes`."""
+
+    @property
+    def named(self) -> Sequence[object]: ...
+    def check_running(self, config: dict[str, Any]) -> dict[str, Any]: ...
+    async def install(self, progress: Progress) -> None: ...
+    async def join(self, progress: Progress) -> NodesConfig: ...
+
+
 class RemoteServer:
     """One server on another machine, by its name there."""
 
@@ -94,6 +107,8 @@ class RemoteServer:
         if not self.folder.startswith(("/", "~/")) or len(self.folder) < 4:
             raise ConfigError(f"folder must be absolute or begin with ~/, got {self.folder!r}", param="folder")
         self._config = config
+        self.nodes: FurtherMachines | None = None
+        """Further machines that are installed and started with this one."""
 
     @property
     def data_dir(self) -> str:
@@ -104,7 +119,7 @@ class RemoteServer:
         """Return the state of the server, which is installed and started if it does not run.
 
         Raises:
-            ConfigError: it runs with other settings than were asked for.
+            ConfigError: it runs with other settings or machines than were asked for.
             MachineError: it cannot be installed or started; the message says why.
         """
         say = progress or _silent
@@ -112,11 +127,11 @@ class RemoteServer:
         if state is not None and state.is_running:
             self._check_running(state, say)
             return state
-        await self.install(progress)
+        await (self.install(progress) if self._joins is None else self._joins.install(say))
         return await self.start(progress)
 
     async def revive(self) -> ServerState:
-        """Start the server again if it does not run, with what is installed already.
+        """Start the server again if it does not run, with what is installed already and the settings of before.
 
         Raises:
             MachineError: it cannot be started; the message says why.
@@ -124,13 +139,22 @@ class RemoteServer:
         state = await self.status()
         if state is not None and state.is_running:
             return state
-        return await (self.start() if state is not None and state.digest else self.ensure())
+        if state is None or not state.digest:
+            return await self.ensure()
+        try:
+            return await self.start()
+        except MachineError as error:
+            if self._joins is None or "nodes" not in state.config:
+                raise
+            logger.warning("%s: the server starts with nodes that could not be joined again: %s", self.ssh.name, error)
+            return await self._start(None)
 
     def _check_running(self, state: ServerState, say: Progress) -> None:
         asked = self._config_values()
-        if asked is not None and asked != state.config:
+        present = state.config if self.nodes is None else self.nodes.check_running(state.config)
+        if asked is not None and asked != present:
             raise ConfigError(
-                f"the server {self.name!r} on {self.ssh.name} runs already, with other settings: {state.config} "
+                f"the server {self.name!r} on {self.ssh.name} runs already, with other settings: {present} "
                 f"instead of {asked}. Stop it first (`art launch stop`, or `stop()` of its backend), or choose "
                 "another name"
             )
@@ -146,7 +170,7 @@ class RemoteServer:
         """
         python = shell_path(self.install_settings.python or "")
         script = _PROBE.replace("FOLDER", shell_path(self.folder)).replace("PYTHON", python)
-        done = await self._command("sh -s", input=script.encode())
+        done = await self.command("sh -s", input=script.encode())
         facts = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("system", "free_kib")))
         if set(facts) != {"system", "free_kib"}:
             raise MachineError(f"{self.ssh.name} has no usable shell: {(done.stdout + done.stderr).strip()[-500:]}")
@@ -208,12 +232,21 @@ class RemoteServer:
         The API key is made here when the server is first started, and is kept on the other machine for later starts.
 
         Raises:
-            MachineError: its port is in use, or it does not start.
+            MachineError: its port is in use, or it does not start; or its machines cannot connect to each other.
         """
-        (progress or _silent)(f"{self.ssh.name}: starting art-server in {self.folder}")
+        say, values = progress or _silent, self._config_values()
+        state = None if self._joins is None else await self.status()
+        if self._joins is not None and state is not None and not state.is_running:
+            joined = await self._joins.join(say)
+            values = (state.config if values is None else values) | {"nodes": joined.model_dump(mode="json")}
+        say(f"{self.ssh.name}: starting art-server in {self.folder}")
+        return await self._start(values)
+
+    async def _start(self, config: dict[str, Any] | None) -> ServerState:
+        """Start the server with these settings; `None` for those of before."""
         port = None if self._config is None else self._config.port
         asked = {
-            "api_key": f"art-{secrets.token_urlsafe(24)}", "config": self._config_values(),
+            "api_key": f"art-{secrets.token_urlsafe(24)}", "config": config,
             "port": 0 if port == ServerConfig().port else port,
         }  # fmt: skip
         state = _state(await self._keeper_command("start", asked))
@@ -254,13 +287,13 @@ class RemoteServer:
             f"cd {folder} 2>/dev/null || exit 0\n[ -e keeper.py ] || [ -d data ] || exit 0\n"
             f"find . -mindepth 1 -maxdepth 1 {which} -exec rm -rf {{}} +\ncd / && rmdir {folder} 2>/dev/null\nexit 0\n"
         )
-        done = await self._command("sh -s", input=script.encode(), timeout_s=600)
+        done = await self.command("sh -s", input=script.encode(), timeout_s=600)
         if done.stderr.strip():
             raise MachineError(f"{self.ssh.name}: deleting {self.folder} failed: {done.stderr.strip()[-500:]}")
 
     async def log_tail(self, num_lines: int = 30) -> str:
         """Return the last lines of the server's log."""
-        done = await self._command(f"tail -n {num_lines} {shell_path(self.folder)}/server.log")
+        done = await self.command(f"tail -n {num_lines} {shell_path(self.folder)}/server.log")
         return done.stdout
 
     async def _keeper_command(
@@ -269,7 +302,7 @@ class RemoteServer:
     ) -> dict[str, Any]:  # fmt: skip
         folder = shell_path(self.folder)
         interpreter = shell_path(python) if python else f"{folder}/venv/bin/python"
-        done = await self._command(
+        done = await self.command(
             f"{interpreter} {folder}/keeper.py {command}", input=json.dumps(asked or {}).encode(), timeout_s=timeout_s,
             on_line=on_line,
         )  # fmt: skip
@@ -284,10 +317,14 @@ class RemoteServer:
             raise MachineError(f"{self.ssh.name}: {answer['error']}")
         return answer
 
-    async def _command(
+    async def command(
         self, command: str, *, input: bytes = b"", timeout_s: float = COMMAND_TIMEOUT_S, on_line: Progress | None = None
     ) -> Completed:
-        """Run a command, again if the connection breaks: all of them may be repeated."""
+        """Run a command that may be repeated on the server's machine, again if the connection breaks.
+
+        Raises:
+            UnreachableError, MachineError: as for `Ssh.run`.
+        """
         deadline = time.monotonic() + timeout_s
         num_tries = 0
         while True:
@@ -299,6 +336,11 @@ class RemoteServer:
                 if num_tries == NUM_TRIES or time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(RETRY_DELAY_S)
+
+    @property
+    def _joins(self) -> FurtherMachines | None:
+        """The further machines, if any were named."""
+        return self.nodes if self.nodes is not None and self.nodes.named else None
 
     def _config_values(self) -> dict[str, Any] | None:
         if self._config is None:

@@ -11,16 +11,18 @@ import contextlib
 import logging
 import sys
 import time
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 from art.backend import Backend
 from art.backends.ssh.install import Install
 from art.backends.ssh.remote_server import RemoteServer, ServerState
 from art.backends.ssh.ssh import Ssh
+from art.backends.ssh.ssh_nodes import Nodes, SshNode
 from art.backends.ssh.tunnel import Tunnel
 from art.client import ArtClient
 from art.config import ServerConfig
-from art.errors import ArtError, MachineError, UnreachableError
+from art.errors import ArtError, ConfigError, MachineError, UnreachableError
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +53,8 @@ class SshBackend(Backend):
         self,
         host: str | Ssh,
         *,
+        nodes: Sequence[str | SshNode] = (),
+        address: str | None = None,
         name: str = "default",
         install: Install | None = None,
         server_config: ServerConfig | None = None,
@@ -60,6 +64,11 @@ class SshBackend(Backend):
         """
         Args:
             host: `user@machine`, an alias of `~/.ssh/config`, or an `Ssh` with a port or a key file of its own.
+            nodes: further machines that train together with this one, each as `user@machine`, or as
+                `user@machine=ADDRESS` if the first machine reaches it at another address than this one does. A model
+                uses them with `TrainerConfig(num_nodes=...)`. ART is installed on them too.
+            address: name or IPv4 address of the first machine in the network of the nodes; by default the one that it
+                has on its way to the first node.
             name: name of the server among those of the account, each with its own environment and data directory.
             install: what is installed, and where; by default what this process runs, with the extra `local`.
             server_config: settings of the server. A server that already runs must have been started with the same.
@@ -67,12 +76,22 @@ class SshBackend(Backend):
             show_progress: whether to write lines about the installation and the start to standard error.
 
         Raises:
-            ConfigError: the host, the name or a setting is malformed.
+            ConfigError: the host, a node, the name or a setting is malformed; or nodes are given twice.
         """
         super().__init__()
         self.ssh = host if isinstance(host, Ssh) else Ssh(host)
         self.server = RemoteServer(self.ssh, name=name, install=install, config=server_config)
         """The server on the other machine, to look at its state and log."""
+        if nodes and server_config is not None and server_config.nodes is not None:
+            raise ConfigError(
+                "`nodes` and `ServerConfig(nodes=...)` both name machines: leave out the second, which `nodes` makes",
+                param="nodes",
+            )
+        if address is not None and not nodes:
+            raise ConfigError("`address` is for the machines in `nodes`; name those too", param="address")
+        named = [node if isinstance(node, SshNode) else SshNode.parse(node, like=self.ssh) for node in nodes]
+        self.nodes = self.server.nodes = Nodes(self.server, named, address)
+        """Further machines of the server."""
         self.tunnel: Tunnel | None = None
         """The tunnel; `None` before the first use and after `close`."""
         self._stops_server = stop_server
@@ -124,6 +143,10 @@ class SshBackend(Backend):
     async def describe(self) -> tuple[bool, str]:
         """Return whether the machine is there to be asked, and what is known about it besides its server."""
         return True, ""
+
+    async def describe_nodes(self) -> list[tuple[str, str, str]]:
+        """Return name, state in words and version of ART of each further machine."""
+        return await self.nodes.describe()
 
     async def _connect(self, state: ServerState) -> ArtClient:
         tunnel = Tunnel(self.ssh, state.port, local_port=self.local_port)
@@ -177,13 +200,17 @@ class SshBackend(Backend):
         """Close the backend and stop the server. Its data stays; the next use starts it again, and its jobs go on.
 
         Raises:
-            MachineError: the server does not end.
+            MachineError: the server does not end, or a further machine of it cannot be reached.
         """
         await self._disconnect()
+        await self._stop_server()
+
+    async def _stop_server(self) -> None:
         await self.server.stop()
+        await self.nodes.end()
 
     async def down(self, *, delete_data: bool = False) -> None:
-        """Close the backend, stop the server, and delete its environment, key and settings on the other machine.
+        """Close the backend, stop the server, and delete its environment, keys and settings on all its machines.
 
         Args:
             delete_data: whether to delete its data directory too: all models, checkpoints and logs of this server.
@@ -192,13 +219,20 @@ class SshBackend(Backend):
             MachineError: the server does not end, or something cannot be deleted.
         """
         await self._disconnect()
+        await self.server.stop()
+        problems = await self.nodes.remove()
         await self.server.remove(delete_data=delete_data)
+        if problems:
+            raise MachineError(
+                f"{self.ssh.name} is clean, but a further machine of it is not; `down` can be repeated. "
+                + "\n".join(problems)
+            )
 
     async def close(self) -> None:
         """Close all connections and the tunnel. The server goes on, unless the backend was made with `stop_server`."""
         await self._disconnect()
         if self._stops_server:
-            await self.server.stop()
+            await self._stop_server()
 
     async def _disconnect(self) -> None:
         watcher, self._watcher = self._watcher, None

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from art.backends.ssh.launched import Launched, LaunchRecord
 from art.backends.ssh.log_follower import LogFollower
+from art.backends.ssh.ssh_backend import SshBackend
 from art.cli.launching.kinds import kind_for, kind_named
 from art.cli.options.model_name import ModelName
 from art.errors import ArtError, NotFoundError
@@ -50,15 +51,30 @@ async def show_status(launched: Launched, name: str | None) -> int:
     if not records:
         print(f"no server was launched, as far as {launched.folder} knows")
         return 0
-    rows = [_COLUMNS, *await asyncio.gather(*map(_row, records))]
+    tables = await asyncio.gather(*map(_rows, records))
+    rows = [_COLUMNS, *(row for table in tables for row in table)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     return 0
 
 
-async def _row(record: LaunchRecord) -> tuple[str, ...]:
+async def _rows(record: LaunchRecord) -> list[tuple[str, ...]]:
+    """The row of a server, and one for each of its further machines."""
     backend = kind_named(record.kind).backend(record)
+    row, nodes = await asyncio.gather(_row(record, backend), _node_rows(backend))
+    return [row, *nodes]
+
+
+async def _node_rows(backend: SshBackend) -> list[tuple[str, ...]]:
+    try:
+        nodes = await backend.describe_nodes()
+    except ArtError:  # the row of the server says why
+        return []
+    return [("", "", name, words, version, "", "", "") for name, words, version in nodes]
+
+
+async def _row(record: LaunchRecord, backend: SshBackend) -> tuple[str, ...]:
     version = starts = "-"
     try:
         is_up, words = await backend.describe()

@@ -2,6 +2,7 @@
 
     art launch --gpu H100:1 --idle 30m --budget 40          on a machine that SkyPilot rents
     art launch --cloud ssh --host alice@gpu-box --gpu --model qwen-2.5-7b
+    art launch --host alice@gpu1 --node alice@gpu2      two machines that train one model together
     art launch status
     art launch tunnel gpu-box                    keep it running: it makes the server reachable here
     art launch logs gpu-box --follow

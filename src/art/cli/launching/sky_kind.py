@@ -19,6 +19,7 @@ from art.config import ServerConfig
 from art.errors import ConfigError
 
 OPTIONS = (
+    "nodes",
     "region",
     "spot",
     "idle",
@@ -39,6 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options = parser.add_argument_group(
         "machines that SkyPilot rents (--gpu H100:1, or --cloud aws, gcp, kubernetes ...)"
     )
+    options.add_argument("--nodes", type=int, metavar="N", help="machines that train together (default: 1)")
     options.add_argument("--region", help="region of the cloud, or context of Kubernetes")
     options.add_argument("--spot", action="store_true", help="a cheaper machine that its cloud may take away")
     options.add_argument(
@@ -95,7 +97,7 @@ def new_backend(args: argparse.Namespace, name: str | None) -> SkyPilotBackend:
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
     names = {"idle": "idle_minutes", "on_idle": "on_idle", "budget": "budget_usd", "disk": "disk_gb", "image": "image",
-             "volume": "volume", "bucket": "bucket", "sky": "sky"}  # fmt: skip
+             "volume": "volume", "nodes": "num_nodes", "bucket": "bucket", "sky": "sky"}  # fmt: skip
     return {field: value for name, field in names.items() if (value := getattr(args, name)) is not None}
 
 

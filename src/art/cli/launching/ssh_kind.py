@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from pathlib import Path
 
@@ -13,12 +14,20 @@ from art.backends.ssh.ssh_backend import SshBackend
 from art.config import ServerConfig
 from art.errors import ConfigError
 
-OPTIONS = ("host", "ssh_port", "identity", "ssh_config")
+OPTIONS = ("host", "node", "address", "ssh_port", "identity", "ssh_config")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     options = parser.add_argument_group("machines reached by ssh (--cloud ssh)")
     options.add_argument("--host", metavar="[USER@]MACHINE", help="the machine, or an alias of ~/.ssh/config")
+    options.add_argument(
+        "--node", action="append", metavar="[USER@]MACHINE[=ADDRESS]",
+        help="a further machine that trains together with it; may be repeated. ADDRESS: where the machine of --host "
+        "reaches it (default: where this machine does)",
+    )  # fmt: skip
+    options.add_argument(
+        "--address", help="of the machine of --host in the network of the nodes (default: found by its route to them)"
+    )
     options.add_argument("--ssh-port", type=int, metavar="PORT", help="port of its ssh server")
     options.add_argument("--identity", metavar="FILE", help="private key to use")
     options.add_argument("--ssh-config", metavar="FILE", help="configuration in place of ~/.ssh/config")
@@ -45,8 +54,9 @@ def new_backend(args: argparse.Namespace, name: str | None) -> SshBackend:
         folder=args.folder,
     )  # fmt: skip
     return SshBackend(
-        Ssh(args.host, port=args.ssh_port, identity=args.identity, config=args.ssh_config), name=name or "default",
-        install=install, server_config=ServerConfig.model_validate(settings) if settings else None,
+        Ssh(args.host, port=args.ssh_port, identity=args.identity, config=args.ssh_config),
+        nodes=args.node or (), address=args.address, name=name or "default", install=install,
+        server_config=ServerConfig.model_validate(settings) if settings else None,
     )  # fmt: skip
 
 
@@ -56,6 +66,7 @@ def new_record(args: argparse.Namespace, backend: SshBackend, name: str | None) 
     return LaunchRecord(
         name=name or default_name(ssh), host=ssh.host, user=ssh.user, port=ssh.port, folder=backend.server.folder,
         identity=_absolute(args.identity), ssh_config=_absolute(args.ssh_config), local_port=tunnel.local_port,
+        details={"nodes": json.dumps(args.node)} if args.node else {},
     )  # fmt: skip
 
 
@@ -70,6 +81,9 @@ def default_name(ssh: Ssh) -> str:
 
 
 def backend(record: LaunchRecord) -> SshBackend:
-    made = SshBackend(record.ssh(), name=record.name, install=Install(source="installed", folder=record.folder))
+    made = SshBackend(
+        record.ssh(), nodes=json.loads(record.details.get("nodes", "[]")), name=record.name,
+        install=Install(source="installed", folder=record.folder),
+    )  # fmt: skip
     made.local_port = record.local_port
     return made

@@ -14,6 +14,7 @@ import stat
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,6 +154,40 @@ async def test_a_lost_machine_is_replaced_and_the_same_client_goes_on(
 
 
 @pytest.mark.slow
+async def test_several_machines_are_joined_and_one_that_is_lost_is_replaced(
+    sky: FakeSky, new: NewBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    sky.machine.set_nodes()
+    backend = new(SkyConfig(num_nodes=2))
+    client = await backend.open()
+
+    def nodes() -> dict[str, Any]:
+        values: dict[str, Any] = json.loads((sky.machine.server_folder / "settings.json").read_text())
+        return values["config"]["nodes"]
+
+    worker = f"{CLUSTER}-worker1"
+    assert (nodes()["address"], [node["name"] for node in nodes()["others"]]) == ("127.0.0.1", [worker])
+    assert nodes()["others"][0]["python"].endswith("/nodes/python")  # it sets the variables of the backend
+    assert "HostName 127.0.0.1\n" in (sky.machine.server_folder / "nodes" / "ssh_config").read_text()
+    assert await backend.describe_nodes() == [(worker, "joined", "1.2.3")]
+    pid = (await client.health())["pid"]
+    write_watch(sky)
+    await backend._look_after()
+    assert len(sky.calls("launch")) == 1
+    sky.lose_worker()
+    await backend._look_after()
+    assert len(sky.calls("launch")) == 2
+    assert f"['{worker}'] cannot be reached; the server stops until there are others" in caplog.text
+    assert (await client.health())["pid"] != pid
+    assert (await client.health())["is_known"]  # at the same address, with the same key
+    again = await new(SkyConfig(num_nodes=2)).open()
+    assert again.api_key == client.api_key
+    await backend.stop()
+    assert sky.clusters()[CLUSTER]["status"] == "STOPPED"
+    assert await backend.describe_nodes() == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "idle_s", "num_lost", "words"),
     [
@@ -162,8 +197,15 @@ async def test_a_lost_machine_is_replaced_and_the_same_client_goes_on(
     ],
 )
 async def test_a_lost_machine_is_not_always_replaced(
-    sky: FakeSky, new: NewBackend, config: SkyConfig, idle_s: float, num_lost: int, words: str
+    sky: FakeSky,
+    new: NewBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    config: SkyConfig,
+    idle_s: float,
+    num_lost: int,
+    words: str,
 ) -> None:
+    monkeypatch.setattr(ssh_backend, "PING_EVERY_S", 600.0)  # only the test asks for machines
     backend = new(config)
     await backend.open()
     for _ in range(num_lost):

@@ -29,6 +29,7 @@ CONFIGS = {
     "kept": SkyConfig(
         gpu="A100:1", cloud="lambda", region="us-west-3", on_idle="stop", disk_gb=500, bucket="s3://art-test"
     ),
+    "team": SkyConfig(gpu="H100:1", cloud="lambda", num_nodes=2, bucket="s3://art-test"),
     "volume": SkyConfig(gpu="H100:1", cloud="kubernetes", volume="alice-disk", image="docker:python:3.12"),
 }
 _CATALOGUE = {
@@ -66,7 +67,7 @@ for path in sys.argv[1:]:
         task = sky.Task.from_yaml(path)
     optimizer.Optimizer.optimize(dag, quiet=True)
     best = task.best_resources
-    print(path, best.cloud, best.instance_type, best.use_spot, f"{best.get_cost(3600):.2f}", sep="|")
+    print(path, best.cloud, best.instance_type, best.use_spot, f"{task.num_nodes * best.get_cost(3600):.2f}", sep="|")
 """
 
 
@@ -99,7 +100,7 @@ def test_skypilot_reads_the_task_files(tmp_path: Path, files: dict[str, Path]) -
     rows = {row[1]: row[2:] for row in run(tmp_path, _READ, *files.values())}
     assert rows.keys() == {f"art-{name}" for name in CONFIGS}
     for name, (num_nodes, ports, autostop, is_spot) in ((name, rows[f"art-{name}"]) for name in CONFIGS):
-        assert (num_nodes, ports) == ("1", "None")
+        assert (num_nodes, ports) == (str(CONFIGS[name].num_nodes), "None")
         assert "idle_minutes=5" in autostop
         assert f"down={CONFIGS[name].on_idle == 'down'}" in autostop
         assert is_spot == str(CONFIGS[name].spot)
@@ -113,7 +114,8 @@ def test_skypilot_refuses_a_file_with_a_word_that_it_does_not_know(tmp_path: Pat
 
 
 def test_its_optimiser_chooses_a_machine(tmp_path: Path, files: dict[str, Path]) -> None:
-    rows = run(tmp_path, _CHOOSE, files["plain"], files["spot"])
+    rows = run(tmp_path, _CHOOSE, files["plain"], files["spot"], files["team"])
     assert [row[1:] for row in rows] == [
         ["Lambda", "gpu_1x_h100_pcie", "False", "2.49"], ["RunPod", "1x_H100_SECURE", "True", "1.25"],
+        ["Lambda", "gpu_1x_h100_pcie", "False", "4.98"],
     ]  # fmt: skip

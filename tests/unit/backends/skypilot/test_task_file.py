@@ -113,3 +113,36 @@ def test_the_scripts_do_on_a_machine_what_they_say(tmp_path: Path) -> None:
     (bucket / "art" / "art" / ".copied.json").unlink()
     shell(made["config"]["hooks"][0]["run"])
     assert (bucket / "art" / "art" / "art.db").exists()
+    (bucket / "art" / "art" / "art.db").unlink()
+    (server / "data" / "art.db").unlink()
+    (server / "data" / "checkpoint").touch()
+    shell(made["config"]["hooks"][0]["run"])  # on another machine of the cluster, which has copies only
+    assert not list((bucket / "art" / "art").glob("checkpoint"))
+
+
+def test_of_several_machines_only_the_first_watches_and_each_knows_its_address(tmp_path: Path) -> None:
+    made = task(SkyConfig(gpu="H100:8", num_nodes=2))
+    assert made["num_nodes"] == 2
+    assert task(SkyConfig())["num_nodes"] == 1
+    assert "SKYPILOT" not in task(SkyConfig())["setup"] + task(SkyConfig())["run"]
+    folder = tmp_path / ".art" / "servers" / "art"
+    (folder / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".local" / "bin").mkdir(parents=True)
+    for program in (folder / "venv" / "bin" / "python", tmp_path / ".local" / "bin" / "uv"):
+        program.write_text("#!/bin/sh\necho $@\n")
+        program.chmod(0o755)
+
+    def shell(script: str, **variables: str) -> str:
+        variables |= {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+        return subprocess.run(
+            ["bash", "-c", script], capture_output=True, text=True, timeout=120, env=variables, check=True
+        ).stdout
+
+    for rank, address in enumerate(("10.0.0.7", "10.0.0.9")):
+        setup = {"SKYPILOT_SETUP_NODE_IPS": "10.0.0.7\n10.0.0.9", "SKYPILOT_SETUP_NODE_RANK": str(rank)}
+        shell(made["setup"], **setup)
+        assert (folder / "node-address").read_text() == f"{address}\n"
+        printed = shell(made["run"], SKYPILOT_NODE_RANK=str(rank))
+        assert ("skypilot.watch" in printed) is (rank == 0)
+    shell(made["setup"])  # a SkyPilot that tells no addresses
+    assert (folder / "node-address").read_text().strip() == ""
