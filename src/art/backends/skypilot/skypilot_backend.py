@@ -345,6 +345,7 @@ class SkyPilotBackend(SshBackend):
         if not delete_data:
             await self._pull_before_end(await self.cluster.state())
         await self._disconnect()
+        self._say(f"{self.cluster.name}: deleting the machine")
         await self.cluster.down()
         if delete_data:
             await asyncio.to_thread(shutil.rmtree, self._home.target, ignore_errors=True)

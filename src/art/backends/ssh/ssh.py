@@ -190,7 +190,7 @@ class Ssh:
 
     def explain(self, errors: str) -> MachineError:
         """Make the error for what OpenSSH wrote when it failed."""
-        text = errors.strip()[-SHOWN_STDERR:] or "ssh gave no reason"
+        text = errors.strip()[-SHOWN_STDERR:].removeprefix("ssh: ") or "it gave no reason"
         how = self.terminal_command()
         for pattern, advice in _REFUSALS.items():
             if re.search(pattern, text, re.IGNORECASE):

@@ -27,7 +27,14 @@ async def launch(launched: Launched, args: argparse.Namespace) -> int:
         return 0
     backend = kind.new_backend(args, args.name)
     async with backend:
-        client = await backend.open()
+        earlier = launched.names()
+        await kind.prepare(launched, args, backend, args.name)
+        try:
+            client = await backend.open()
+        except ArtError:
+            for name in set(launched.names()).difference(earlier):
+                _note(f"`art launch down {name}` removes what this launch leaves on {backend.ssh.name}")
+            raise
         record = kind.new_record(args, backend, args.name)
         assert client.api_key is not None
         launched.save(record, client.api_key)
@@ -132,7 +139,9 @@ async def pull(launched: Launched, record: LaunchRecord, args: argparse.Namespac
         if args.model is not None:
             models = [args.model]
         else:
-            models = sorted({card.id.partition("@")[0] for card in await client.list_models()})
+            models = sorted(
+                {card.id.partition("@")[0] for card in await client.list_models() if not card.is_base_model}
+            )
         if not models:
             raise NotFoundError(f"the server {record.name!r} has no models")
         for text in models:

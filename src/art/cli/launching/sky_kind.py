@@ -13,7 +13,7 @@ from art.backends.skypilot.sky_config import SkyConfig
 from art.backends.skypilot.sky_tool import Sky, install_sky
 from art.backends.skypilot.skypilot_backend import SkyPilotBackend
 from art.backends.ssh.install import Install
-from art.backends.ssh.launched import LaunchRecord
+from art.backends.ssh.launched import Launched, LaunchRecord
 from art.backends.ssh.ssh_backend import SshBackend
 from art.config import ServerConfig
 from art.errors import ConfigError
@@ -120,6 +120,10 @@ async def do_instead(args: argparse.Namespace) -> bool:
         print("\n".join(f"# {line}".rstrip() for line in ran.stdout.strip().splitlines()))
         return True
     return False
+
+
+async def prepare(launched: Launched, args: argparse.Namespace, backend: SshBackend, name: str | None) -> None:
+    """Nothing: the backend records the machine itself, when it rents it."""
 
 
 def new_record(args: argparse.Namespace, backend: SshBackend, name: str | None) -> LaunchRecord:

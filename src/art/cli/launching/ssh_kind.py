@@ -8,9 +8,10 @@ import re
 from pathlib import Path
 
 from art.backends.ssh.install import Install
-from art.backends.ssh.launched import LaunchRecord
+from art.backends.ssh.launched import Launched, LaunchRecord
 from art.backends.ssh.ssh import Ssh
 from art.backends.ssh.ssh_backend import SshBackend
+from art.backends.ssh.tunnel import free_port
 from art.config import ServerConfig
 from art.errors import ConfigError
 
@@ -60,12 +61,20 @@ def new_backend(args: argparse.Namespace, name: str | None) -> SshBackend:
     )  # fmt: skip
 
 
+async def prepare(launched: Launched, args: argparse.Namespace, backend: SshBackend, name: str | None) -> None:
+    """Record a machine that lets us in before anything is installed, so that a failed launch can be taken down."""
+    record = new_record(args, backend, name)
+    if record.name not in launched.names():
+        await backend.server.status()  # raises if it does not
+        launched.save(record, "")
+
+
 def new_record(args: argparse.Namespace, backend: SshBackend, name: str | None) -> LaunchRecord:
     ssh, tunnel = backend.ssh, backend.tunnel
-    assert tunnel is not None
+    local_port = free_port() if tunnel is None else tunnel.local_port
     return LaunchRecord(
         name=name or default_name(ssh), host=ssh.host, user=ssh.user, port=ssh.port, folder=backend.server.folder,
-        identity=_absolute(args.identity), ssh_config=_absolute(args.ssh_config), local_port=tunnel.local_port,
+        identity=_absolute(args.identity), ssh_config=_absolute(args.ssh_config), local_port=local_port,
         details={"nodes": json.dumps(args.node)} if args.node else {},
     )  # fmt: skip
 
