@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ MIN_VERSION = (0, 14)
 _PROJECT_CONFIG = "SKYPILOT_PROJECT_CONFIG"
 QUESTION_TIMEOUT_S = 300.0
 """Seconds for an answer. The first question also starts SkyPilot's own server on this machine."""
+TABLE_TIMEOUT_S = 90.0
+"""Seconds for an answer about several clusters, which people wait for."""
 INSTALL_TIMEOUT_S = 1800.0
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -136,6 +138,49 @@ class Sky:
                 f"`sky {' '.join(arguments)}` gave no JSON: {ran.text[-300:]!r}; which version of SkyPilot is it?"
             ) from error
         return rows
+
+
+class SharedSky(Sky):
+    """The program `sky` for a table of clusters: each question is asked once, about all of them, and not repeated."""
+
+    def __init__(self, executable: str | Path | None, clusters: Sequence[str]) -> None:
+        super().__init__(executable)
+        self._clusters = tuple(clusters)
+        self._asked: dict[tuple[str, ...], asyncio.Task[Any]] = {}
+
+    async def find(self) -> str:
+        path: str = await self._once(("--version",), super().find)
+        return path
+
+    async def ask(self, *arguments: str) -> list[dict[str, Any]]:
+        """As `Sky.ask`. The answer may have rows of other clusters.
+
+        Raises:
+            MachineError: there is no answer in time.
+        """
+        if arguments[0] == "status":
+            arguments = ("status", "--refresh", *self._clusters)
+        ask = super().ask
+        rows: list[dict[str, Any]] = await self._once(arguments, lambda: ask(*arguments))
+        return rows
+
+    async def _once(self, question: tuple[str, ...], ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        if question not in self._asked:
+            asked = self._asked[question] = asyncio.create_task(_in_time(ask))
+            asked.add_done_callback(
+                lambda task: task.cancelled() or task.exception()
+            )  # else unread failures are logged
+        return await asyncio.shield(self._asked[question])
+
+
+async def _in_time(ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    try:
+        async with asyncio.timeout(TABLE_TIMEOUT_S):
+            return await ask()
+    except TimeoutError:
+        raise MachineError(f"SkyPilot gave no answer within {TABLE_TIMEOUT_S:.0f} s") from None
+    except UnreachableError as error:  # which a cluster would ask again
+        raise MachineError(error.message) from error
 
 
 def own_environment() -> Path:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from collections.abc import Sequence
 from typing import Protocol, cast
 
 from art.backends.ssh.launched import Launched, LaunchRecord
@@ -42,6 +43,9 @@ class Kind(Protocol):
 
     def new_record(self, args: argparse.Namespace, backend: SshBackend, name: str | None) -> LaunchRecord:
         """Make the record of a launch whose backend is open."""
+
+    def share_questions(self, backends: Sequence[SshBackend]) -> None:
+        """Let backends of this kind, which are about to be asked how they are, ask together what they can."""
 
     def backend(self, record: LaunchRecord) -> SshBackend:
         """Make the backend for a server that was launched. It installs nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from art.backends.ssh.install import Install
@@ -87,6 +88,10 @@ def _absolute(file: str | None) -> str | None:
 def default_name(ssh: Ssh) -> str:
     """The name of a record that was given none: that of the machine, as far as it can be part of a file's name."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", ssh.host).strip("-_")[:64] or "default"
+
+
+def share_questions(backends: Sequence[SshBackend]) -> None:
+    """Nothing: each machine has to be asked by itself."""
 
 
 def backend(record: LaunchRecord) -> SshBackend:
