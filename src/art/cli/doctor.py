@@ -285,8 +285,8 @@ def _in_view_of(task: Task, check: CheckResult) -> CheckResult:
     """Return a check without the warning that answers depend on nothing, where a task can be learnt so."""
     if check.name != "observations" or task.needs_reading:
         return check
-    found = f"{check.found}. They need not: {task.name} can be learnt without reading"
-    return check.model_copy(update={"status": "ok", "found": found, "remedy": None})
+    finding = f"{check.found}. They need not: {task.name} can be learnt without reading"
+    return check.model_copy(update={"status": "ok", "found": finding, "remedy": None})
 
 
 def _show_memory(console: Console, parts: Sequence[MemoryPart]) -> None:

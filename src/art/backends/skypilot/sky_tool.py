@@ -153,7 +153,7 @@ class SharedSky(Sky):
         return path
 
     async def ask(self, *arguments: str) -> list[dict[str, Any]]:
-        """As `Sky.ask`. The answer may have rows of other clusters.
+        """Return the rows of an answer in JSON, which may have rows of other clusters.
 
         Raises:
             MachineError: there is no answer in time.
