@@ -303,15 +303,16 @@ def leave(folder: Path) -> dict[str, Any]:
 def let_out(folder: Path) -> None:
     """Remove the line that `admit` has added, and no other."""
     admitted = folder / "nodes" / "admitted"
-    if not admitted.exists():
+    try:
+        line, file = admitted.read_bytes(), authorized_keys()
+    except FileNotFoundError:
         return
-    line, file = admitted.read_bytes(), authorized_keys()
     if file.exists():
         present = file.read_bytes().splitlines(keepends=True)
         kept = [each for each in present if each.rstrip(b"\r\n") != line]
         if kept != present:
             write_keys(file, b"".join(kept))
-    admitted.unlink()
+    admitted.unlink(missing_ok=True)  # two who take the node down at once are no problem
 
 
 def authorized_keys() -> Path:
