@@ -40,11 +40,11 @@ def test_a_model_that_is_ready(tiny_model: Path, tmp_path: Path) -> None:
     assert summary["ready"]
     names = [check["name"] for check in summary["checks"]]
     assert names == [
-        "start", "versions", "devices", "disk space", "chat template", "tool parser", "longest sequence", "rollouts",
-        "reward spread", "observations", "step of the rollouts", "forecast", "pacing",
+        "start", "versions", "devices", "disk space", "memory forecast", "chat template", "tool parser",
+        "longest sequence", "rollouts", "reward spread", "observations", "step of the rollouts", "forecast", "pacing",
     ]  # fmt: skip
-    assert all(check["status"] == "ok" for check in summary["checks"] if check["name"] != "observations"), output
-    assert summary["checks"][6]["measured"]["num_tokens"] == 200
+    assert all(check["status"] == "ok" for check in summary["checks"]), output
+    assert summary["checks"][7]["measured"]["num_tokens"] == 200
     assert "ready to be trained" in output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["doctor.json"], "it cleans up behind itself"
 

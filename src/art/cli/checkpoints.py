@@ -105,12 +105,15 @@ def _decision(record: PromotionRecord) -> str:
     what = "refused: " + before + " stays" if record.decision == "refused" else f"promoted in place of {before}"
     how = {"ungated": " without a gate", "forced": " by force"}.get(record.decision, "")
     parts = [f"{at}  step {record.step} {what}{how}, by key {record.key_id}"]
-    if (verdict := record.verdict) is not None and verdict.difference is not None:
+    verdict = record.verdict
+    if verdict is not None and verdict.difference is not None:
         low = "" if verdict.low is None else f", above {verdict.low:+.3f}"
         parts.append(
             f"{verdict.difference:+.3f} against step {verdict.reference_step}{low} ({verdict.num_scenarios} scenarios, "
             f"required {verdict.require:+g})"
         )
+    elif verdict is not None:
+        parts.append(f"{verdict.num_scenarios} scenarios were measured with both checkpoints, too few to compare")
     return "; ".join([*parts, *([record.note] if record.note else [])])
 
 

@@ -269,7 +269,7 @@ async def examine_task(
         return checks
     request = PreflightRequest(quick=False, trial=False, groups=wire_groups(rolled.groups))
     with console.status("A trial step of these rollouts ..."):
-        checks += (await backend.preflight(model, request)).checks
+        checks += [_in_view_of(task, check) for check in (await backend.preflight(model, request)).checks]
     if checks[-1].status != "failure":
         num_steps = args.steps or task.defaults.num_steps
         measured = forecast(task, rolled, checks[-1], num_steps=num_steps, price=args.price_per_hour)
@@ -279,6 +279,14 @@ async def examine_task(
         )  # fmt: skip
         checks += [measured, *check_pacing(requests.rollouts(rolled.times, machine.slowdown), machine, task.defaults)]
     return checks
+
+
+def _in_view_of(task: Task, check: CheckResult) -> CheckResult:
+    """Return a check without the warning that answers depend on nothing, where a task can be learnt so."""
+    if check.name != "observations" or task.needs_reading:
+        return check
+    finding = f"{check.found}. They need not: {task.name} can be learnt without reading"
+    return check.model_copy(update={"status": "ok", "found": finding, "remedy": None})
 
 
 def _show_memory(console: Console, parts: Sequence[MemoryPart]) -> None:

@@ -82,7 +82,8 @@ async def describe_server(url: str) -> str:
     ]
     sections = {
         "Processes": processes if "base_models" in health else ["shown to keys for all projects only"],
-        "Models": [f"{model.id}: step {model.step}, {model.base_model}" for model in models],
+        "Models": [f"{one.id}: step {one.step}, {one.base_model}" for one in models if not one.is_base_model],
+        "Base models": sorted({one.base_model for one in models if one.is_base_model}),
         "Jobs that have not ended": list(map(_describe_job, jobs)),
     }
     return "\n\n".join(

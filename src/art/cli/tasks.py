@@ -11,12 +11,10 @@ from __future__ import annotations
 import argparse
 import textwrap
 
-from rich.console import Console
-from rich.table import Table
-
 from art.cli.options.task_options import TASK_HELP, add_task_options, options_of
-from art.cli.terminal.screen import Screen
+from art.storage.log_lines import escape_control
 from art.task import Task, get_task, list_tasks
+from art.task.names import known_task
 from art.task.options import changed_options, describe_options, spell_options
 
 
@@ -26,20 +24,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    console = Screen()
     if args.task is not None:
-        _show(console, get_task(args.task, options_of(args)))
+        _show(get_task(args.task, options_of(args)))
         return 0
-    table = Table("task", "what the agent learns", "measured by", "options")
-    for name in list_tasks():
-        task = get_task(name)
-        table.add_row(name, task.description, task.headline_metric, ", ".join(task.options_class.model_fields))
-    console.print(table)
-    console.print("art tasks NAME shows one; verifiers:NAME, openenv:URL and harbor:DIR name environments of others")
+    tasks = {name: known_task(name) for name in list_tasks()}
+    rows = [("task", "measured by", "what the agent learns")]
+    rows += [(name, task.headline_metric, task.description) for name, task in tasks.items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print("art tasks NAME shows one with its options")
+    print("verifiers:NAME, openenv:URL and harbor:DIR name environments of others")
     return 0
 
 
-def _show(console: Console, task: Task) -> None:
+def _show(task: Task) -> None:
     about = textwrap.dedent(f"    {type(task).__doc__ or ''}").strip()
     lines = [f"{task.name}: {task.description}", "", *([about, ""] if about else [])]
     lines.append(f"measured by  {task.headline_metric}")
@@ -53,4 +52,4 @@ def _show(console: Console, task: Task) -> None:
         lines += ["", "options (-o KEY=VALUE):", *(f"  {line}" for line in options)]
     if task.rubric:
         lines += ["", "a judge is told:", task.rubric]
-    console.print("\n".join(lines), highlight=False, soft_wrap=True)
+    print(escape_control("\n".join(lines)))

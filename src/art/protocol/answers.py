@@ -85,6 +85,11 @@ class ModelCard(Wire):
     step: int
     """Step (number) of the checkpoint that is served."""
 
+    @property
+    def is_base_model(self) -> bool:
+        """Whether it is the untrained base model of other models, which any of their projects may ask."""
+        return self.id in (self.base_model, f"{self.owned_by}/{self.base_model}")
+
 
 class ModelList(Wire):
     object: Literal["list"] = "list"

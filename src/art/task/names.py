@@ -61,9 +61,17 @@ def list_tasks() -> list[str]:
     return sorted({*_BUILT_IN, *_registered})
 
 
+def known_task(name: str) -> Task | type[Task]:
+    """Return a registered task, or the class of a ready one: it may need packages to be made, and none to be shown."""
+    if name in _registered:
+        return _registered[name]
+    kind: type[Task] = load_attribute(_BUILT_IN[name], "task")
+    return kind
+
+
 def describe_tasks() -> dict[str, str]:
     """Return the description of each task by its name. This imports all of them."""
-    return {name: get_task(name).description for name in list_tasks()}
+    return {name: known_task(name).description for name in list_tasks()}
 
 
 def get_task(name: str, options: Mapping[str, Any] | None = None, *, is_tiny: bool = False) -> Task:
@@ -149,6 +157,8 @@ def _instance(name: str, task: type[Task], options: Mapping[str, Any], is_tiny: 
     except ConfigError:
         raise
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and name in _BUILT_IN:
+            raise  # a package of an extra, which the commands name
         raise ConfigError(
             f"task {name!r}: {task.__name__}() failed{describe_failure(error)}. If the class needs arguments, make an "
             "instance in the module and give the instance's name"

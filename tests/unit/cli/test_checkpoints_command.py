@@ -74,7 +74,7 @@ async def test_promote_and_list(capsys: pytest.CaptureFixture[str]) -> None:
     for options, said in [
         (["--step", "2"], "step 2 answers requests to games/agent@promoted\n"),
         ([], "step 4 answers requests to games/agent@promoted in place of step 2\n"),
-        (["--step", "4"], "step 4 answers requests to games/agent@promoted\n"),
+        (["--step", "4"], "step 4 is already the one that answers requests to games/agent@promoted\n"),
     ]:
         await run(backend, "promote", "games/agent", *options)
         assert capsys.readouterr().out == said
@@ -92,10 +92,10 @@ async def test_the_gate_of_a_promotion(capsys: pytest.CaptureFixture[str]) -> No
     await run(backend, "promote", "games/agent", "--require", "0", "--force")
     assert backend.promoted == 4
     assert capsys.readouterr().out.endswith("in place of step 2\nforced: the figures\n")
-    backend.gate = None
-    await run(backend, "promote", "games/agent@4", "--require", "0", "--task", "tic_tac_toe")  # rolls nothing out
+    await run(backend, "promote", "games/agent@4", "--require", "0", "--task", "tic_tac_toe")
     assert capsys.readouterr().out == "step 4 is already the one that answers requests to games/agent@promoted\n"
-    assert backend.gate is None
+    assert backend.gate is not None
+    assert backend.gate.measured is None, "nothing was rolled out"
     for words, problem in [
         (("games/agent@2", "--step", "3"), "names step 2 and --step 3"),
         (("games/agent", "--task", "tic_tac_toe"), "--require 0"),
@@ -112,14 +112,24 @@ async def test_the_list_ends_with_the_history_of_promotions(capsys: pytest.Captu
             number=2, at=0.0, step=4, previous_step=2, decision="refused", key_id="3f9c", verdict=VERDICT, note="a try"
         ),
         PromotionRecord(number=3, at=0.0, step=4, previous_step=2, decision="forced", key_id="3f9c"),
+        PromotionRecord(
+            number=4,
+            at=0.0,
+            step=3,
+            previous_step=4,
+            decision="refused",
+            key_id="3f9c",
+            verdict=Verdict(passed=False, reason="", require=0, source="reward", reference_step=4, num_scenarios=0),
+        ),
     ]
     await run(backend, "list", "games/agent")
-    lines = [line.partition("  ")[2] for line in capsys.readouterr().out.splitlines()[-3:]]
+    lines = [line.partition("  ")[2] for line in capsys.readouterr().out.splitlines()[-4:]]
     assert lines == [
         "step 2 promoted in place of nothing without a gate, by key server",
         "step 4 refused: step 2 stays, by key 3f9c; +0.300 against step 2, above +0.200 (40 scenarios, required +0.02); "
         "a try",
         "step 4 promoted in place of step 2 by force, by key 3f9c",
+        "step 3 refused: step 4 stays, by key 3f9c; 0 scenarios were measured with both checkpoints, too few to compare",
     ]
     backend.records = None
     await run(backend, "list", "games/agent")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx2
 import pytest
 from rich.table import Table
 from rich.text import Text
@@ -17,8 +18,9 @@ import art.cli
 from art.cli import server, status, tiny_model
 from art.cli.judging import judge
 from art.cli.main import main
+from art.cli.terminal.page_line import print_page_line
 from art.cli.terminal.pipes import EXIT_PIPE
-from art.cli.terminal.screen import Screen
+from art.cli.terminal.screen import Screen, progress_bar
 from art.client import ArtClient
 from art.protocol.training import JobStatus
 from art.recipes import task_training
@@ -140,6 +142,35 @@ def test_status_shows_a_warm_start_as_long_as_it_goes_on(
     assert "no art-server has ever run" in capsys.readouterr().err
 
 
+# -- a file in place of a terminal, and a program that is not on PATH --
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_progress_bar_is_shown_in_a_terminal_only(is_terminal: bool) -> None:
+    console = Screen(file=io.StringIO(), force_terminal=is_terminal, width=60)
+    with progress_bar(console, "line") as progress:
+        bar = progress.add_task("training", total=2, line="")
+        progress.update(bar, completed=2, line="reward 0.5")
+        progress.console.print("step 2")
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert ("training" in shown) == is_terminal
+    assert is_terminal or shown == "step 2\n"
+
+
+def test_the_command_for_the_page_can_be_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def line() -> str:
+        console = Screen(file=io.StringIO())
+        print_page_line(console, Path("/data"))
+        shown: str = console.file.getvalue()  # type: ignore[attr-defined]
+        return shown
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.argv", [".venv/bin/art", "demo"])
+    assert line() == "the page    .venv/bin/art view /data\n"
+    (tmp_path / "art").touch(mode=0o755)
+    assert line() == "the page    art view /data\n"
+
+
 # -- status of a server elsewhere --
 
 
@@ -155,17 +186,26 @@ def test_status_of_a_server_elsewhere(
         asked.append((url, key))
         return server.client()
 
+    cards = [("p/m", "p", 3), ("p/m@promoted", "p", 2), ("p//data/tiny", "p", 0), ("q//data/tiny", "q", 0)]
+    models = [
+        {"id": name, "owned_by": project, "base_model": "/data/tiny", "step": step} for name, project, step in cards
+    ]
+    answers = [None, lambda request: httpx2.Response(200, json={"data": models})]
     monkeypatch.setattr(status, "ArtClient", client)
     monkeypatch.setenv("ART_SERVER_URL", "http://gpu-machine:5000")
     monkeypatch.setenv("ART_API_KEY", "k")
     assert main(["status"]) == 0
     shown = capsys.readouterr().out
     assert "art-server at http://gpu-machine:5000" in shown
-    assert "Models\n  none" in shown
+    assert "Models\n  none\n\nBase models\n  none\n" in shown
     assert "j1: train of p/m, queued at place 2" in shown
     assert asked == [("http://gpu-machine:5000", "k")]
     assert main(["status", "--stacks"]) == 1
     assert "--stacks needs --data-dir" in capsys.readouterr().err
+    server.trouble = answers
+    assert main(["status"]) == 0
+    expected = "Models\n  p/m: step 3, /data/tiny\n  p/m@promoted: step 2, /data/tiny\n\nBase models\n  /data/tiny\n"
+    assert expected in capsys.readouterr().out
     assert main(["status", "--data-dir", str(tmp_path)]) == 1, "a folder that is named counts more than the variable"
     assert "no art-server has ever run on" in capsys.readouterr().err
 

@@ -27,7 +27,9 @@ for command in COMMANDS:
     found[command] = code, out.getvalue(), err.getvalue()
 print(json.dumps(found))
 """
-WITH_THE_CORE = {"new", "checkpoints", "promote", "usage", "quota", "view", "status", "launch", "keys", "tiny-model"}
+WITH_THE_CORE = {
+    "new", "tasks", "checkpoints", "promote", "usage", "quota", "view", "status", "launch", "keys", "tiny-model"
+}  # fmt: skip
 """Commands whose modules need the core package only."""
 
 
@@ -47,6 +49,29 @@ def test_a_command_runs_or_says_what_to_install() -> None:
         else:
             assert code == 1, command
             assert err == "art: rich is not installed: pip install 'agent-reinforcement-trainer[local]'\n", command
+
+
+def test_tasks_are_listed_and_one_that_needs_more_says_what() -> None:
+    ran = run_without("from art.cli.main import main\nsys.exit(main(['tasks']))")
+    assert ran.returncode == 0, ran.stderr
+    assert "\ncodenames      win          a word game of two teams" in ran.stdout
+    ran = run_without("from art.cli.main import main\nsys.exit(main(['tasks', 'tic_tac_toe']))")
+    assert (ran.returncode, ran.stdout.splitlines()[0].partition(":")[0]) == (0, "tic_tac_toe"), ran.stderr
+    ran = run_without("from art.cli.main import main\nsys.exit(main(['tasks', 'codenames']))")
+    assert ran.returncode == 1
+    assert ran.stderr == "art: numpy is not installed: pip install 'agent-reinforcement-trainer[local]'\n"
+
+
+def test_rollouts_for_a_promotion_need_no_other_package() -> None:
+    ran = run_without(
+        "import argparse\n"
+        "from art.cli.organisation import promote\n"
+        "from art.recipes.comparing.compare_models import measure_pair\n"
+        "args = argparse.Namespace(task='temporal_clue', task_options=[])\n"
+        "print(promote.task_for(promote.PlainLines(), args, None).name)"
+    )
+    assert (ran.returncode, ran.stdout) == (0, "temporal_clue\n"), ran.stderr
+    assert ran.stderr.startswith("temporal_clue in the form for tiny models: -o ")
 
 
 def test_the_server_says_what_to_install() -> None:

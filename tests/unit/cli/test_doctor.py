@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from art.cli.doctor import RolledOut, check_rollouts, check_spread, duration, forecast, roll_out, run
+from art.cli.doctor import RolledOut, _in_view_of, check_rollouts, check_spread, duration, forecast, roll_out, run
 from art.cli.examining.judged_rollouts import check_scores, make_scorer, scored
 from art.cli.main import build_parser
 from art.costs import Ledger
@@ -55,6 +55,15 @@ def test_failed_rollouts_are_counted(groups: list[TrajectoryGroup], status: str)
     check = check_rollouts(RolledOut(groups=groups, num_rollouts=2, seconds=1.0))
     assert check.status == status
     assert ("RuntimeError: the tool server is down" in check.found) == any(g.exceptions for g in groups)
+
+
+def test_a_task_that_needs_no_reading_is_not_warned_of_answers_that_depend_on_nothing() -> None:
+    check = CheckResult(name="observations", status="warning", found="0.01 nats", remedy="teach it")
+    assert _in_view_of(get_task("tic_tac_toe"), check) == check
+    found = "0.01 nats. They need not: yes_no_maybe can be learnt without reading"
+    assert _in_view_of(get_task("yes_no_maybe"), check) == CheckResult(name="observations", status="ok", found=found)
+    other = CheckResult(name="forecast", status="warning", found="long")
+    assert _in_view_of(get_task("yes_no_maybe"), other) == other
 
 
 def test_the_forecast_scales_what_was_measured() -> None:

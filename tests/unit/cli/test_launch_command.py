@@ -68,6 +68,34 @@ def test_a_server_is_launched_looked_at_stopped_and_taken_down(
     assert "no server 'box' is launched" in capsys.readouterr().err
 
 
+def test_a_launch_that_fails_is_recorded_and_can_be_taken_down(
+    machine: FakeMachine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.set_problem("ssh: connect to host box port 22: No route to host")
+    assert main(list(LAUNCH)) == 1
+    assert "(ssh: connect to host box port 22: No route to host)" in capsys.readouterr().err
+    assert Launched().names() == [], "nothing is there"
+    machine.set_problem()
+    machine.set_pip("ERROR: No matching distribution found\n", rc=1)
+    assert main(list(LAUNCH)) == 1
+    assert "`art launch down box` removes what this launch leaves on box\n" in capsys.readouterr().err
+    assert main(["launch", "status"]) == 0
+    assert re.search(r"^box +ssh +box +stopped ", capsys.readouterr().out, re.MULTILINE)
+    machine.set_pip("fine\n")
+    assert main(list(LAUNCH)) == 0
+    key = Launched().key_path("box").read_text()
+    machine.set_problem("ssh: connect to host box port 22: No route to host")
+    assert main(list(LAUNCH)) == 1
+    assert Launched().key_path("box").read_text() == key, "a later failure changes nothing"
+    machine.set_problem()
+    capsys.readouterr()
+    assert main(["launch", "down"]) == 0
+    assert capsys.readouterr().err.startswith(
+        "box: stopping the server in ~/.art/servers/default\nbox: deleting ~/.art/servers/default, except its data\n"
+    )
+    assert [path.name for path in machine.server_folder.iterdir()] == ["data"]
+
+
 def test_pulling_needs_no_port_that_an_open_tunnel_holds(
     machine: FakeMachine, capsys: pytest.CaptureFixture[str]
 ) -> None:

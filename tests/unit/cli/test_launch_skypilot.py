@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from art.backends.skypilot import sky_tool
+from art.backends.skypilot.records import make_record
+from art.backends.skypilot.sky_config import SkyConfig
 from art.backends.ssh.launched import Launched
 from art.cli.launching.sky_kind import idle_minutes
 from art.cli.main import main
@@ -67,6 +70,26 @@ def test_options_that_contradict_are_refused(
     assert main(["launch", *words]) == 1
     assert said in capsys.readouterr().err
     assert sky.calls("launch") == []
+
+
+def test_the_status_of_several_machines_is_asked_once(
+    sky: FakeSky, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        settings = {"config": SkyConfig(gpu="H100:1"), "server_config": None}
+        Launched().save(make_record(name, f"~/.art/servers/{name}", 1024, settings, launched_at=0.0), "")
+    assert main(["launch", "status"]) == 0
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert [row.split()[0] for row in rows] == ["one", "two"]
+    assert all("no machine; 0.00 USD so far" in row for row in rows)
+    assert sky.calls("status") == [["status", "--refresh", "one", "two", "-o", "json"]]
+    assert len(sky.calls("cost-report")) == 1
+    sky.fail("status", "killed")
+    assert main(["launch", "status"]) == 0
+    assert capsys.readouterr().out.count("unknown: `") == 2, "no second try"
+    monkeypatch.setattr(sky_tool, "TABLE_TIMEOUT_S", 0.0)
+    assert main(["launch", "status"]) == 0
+    assert capsys.readouterr().out.count("unknown: SkyPilot gave no answer within 0 s") == 2
 
 
 def test_times_are_read() -> None:

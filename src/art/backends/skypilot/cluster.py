@@ -86,8 +86,8 @@ class Cluster:
         """
         await self._again(
             lambda: self.sky.run(
-                "launch", "--cluster", self.name, "--yes", "--detach-run", str(task_file), timeout_s=timeout_s,
-                on_line=on_line,
+                "launch", "--cluster", self.name, "--yes", "--detach-run", str(task_file.absolute()),
+                timeout_s=timeout_s, on_line=on_line,
             )
         )  # fmt: skip
         state = await self.state()

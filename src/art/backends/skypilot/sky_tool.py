@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,11 @@ from art.errors import ConfigError, MachineError, UnreachableError
 EXECUTABLE_VARIABLE = "ART_SKY"
 MIN_VERSION = (0, 14)
 """The first release with which this part was tried: JSON answers of `sky status`, hooks before a machine goes."""
+_PROJECT_CONFIG = "SKYPILOT_PROJECT_CONFIG"
 QUESTION_TIMEOUT_S = 300.0
 """Seconds for an answer. The first question also starts SkyPilot's own server on this machine."""
+TABLE_TIMEOUT_S = 90.0
+"""Seconds for an answer about several clusters, which people wait for."""
 INSTALL_TIMEOUT_S = 1800.0
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -100,9 +103,12 @@ class Sky:
         timeout_s: float = QUESTION_TIMEOUT_S,
         on_line: Callable[[str], None] | None = None,
     ) -> Ran:
-        """Run `sky`, and wait for its end.
+        """Run `sky` in its own folder, and wait for its end.
+
+        In the caller's folder, a script of the name `sky.py` would be imported in place of SkyPilot.
 
         Args:
+            arguments: paths among them are absolute.
             on_line: called with each line of standard output as it comes.
 
         Raises:
@@ -132,6 +138,49 @@ class Sky:
                 f"`sky {' '.join(arguments)}` gave no JSON: {ran.text[-300:]!r}; which version of SkyPilot is it?"
             ) from error
         return rows
+
+
+class SharedSky(Sky):
+    """The program `sky` for a table of clusters: each question is asked once, about all of them, and not repeated."""
+
+    def __init__(self, executable: str | Path | None, clusters: Sequence[str]) -> None:
+        super().__init__(executable)
+        self._clusters = tuple(clusters)
+        self._asked: dict[tuple[str, ...], asyncio.Task[Any]] = {}
+
+    async def find(self) -> str:
+        path: str = await self._once(("--version",), super().find)
+        return path
+
+    async def ask(self, *arguments: str) -> list[dict[str, Any]]:
+        """Return the rows of an answer in JSON, which may have rows of other clusters.
+
+        Raises:
+            MachineError: there is no answer in time.
+        """
+        if arguments[0] == "status":
+            arguments = ("status", "--refresh", *self._clusters)
+        ask = super().ask
+        rows: list[dict[str, Any]] = await self._once(arguments, lambda: ask(*arguments))
+        return rows
+
+    async def _once(self, question: tuple[str, ...], ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        if question not in self._asked:
+            asked = self._asked[question] = asyncio.create_task(_in_time(ask))
+            asked.add_done_callback(
+                lambda task: task.cancelled() or task.exception()
+            )  # else unread failures are logged
+        return await asyncio.shield(self._asked[question])
+
+
+async def _in_time(ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    try:
+        async with asyncio.timeout(TABLE_TIMEOUT_S):
+            return await ask()
+    except TimeoutError:
+        raise MachineError(f"SkyPilot gave no answer within {TABLE_TIMEOUT_S:.0f} s") from None
+    except UnreachableError as error:  # which a cluster would ask again
+        raise MachineError(error.message) from error
 
 
 def own_environment() -> Path:
@@ -174,7 +223,10 @@ async def install_sky(cloud: str, on_line: Callable[[str], None]) -> Path:
 
 
 async def _run(command: list[str], timeout_s: float, on_line: Callable[[str], None] | None = None) -> Ran:
-    process = await start_process(*command, stdin=asyncio.subprocess.DEVNULL)
+    program = _absolute(command[0])
+    process = await start_process(
+        program, *command[1:], stdin=asyncio.subprocess.DEVNULL, cwd=os.path.dirname(program), env=_environment()
+    )
     assert process.stdout is not None
     assert process.stderr is not None
 
@@ -195,6 +247,16 @@ async def _run(command: list[str], timeout_s: float, on_line: Callable[[str], No
     if process.returncode is not None and process.returncode < 0:
         raise UnreachableError(f"`{' '.join(command[:2])}` was killed by signal {-process.returncode}")
     return Ran(process.returncode or 0, _plain(stdout), _plain(stderr.decode(errors="replace")))
+
+
+def _absolute(program: str) -> str:
+    return os.path.abspath(program)  # PATH, ART_SKY and `--sky` may name it from the caller's folder
+
+
+def _environment() -> dict[str, str]:
+    """The environment of `sky`, which finds the settings of the caller's folder (`.sky.yaml`) from its own too."""
+    config = Path(os.environ.get(_PROJECT_CONFIG, ".sky.yaml")).expanduser().absolute()
+    return {**os.environ, _PROJECT_CONFIG: str(config)} if config.is_file() else dict(os.environ)
 
 
 def _plain(text: str) -> str:

@@ -345,6 +345,7 @@ class SkyPilotBackend(SshBackend):
         if not delete_data:
             await self._pull_before_end(await self.cluster.state())
         await self._disconnect()
+        self._say(f"{self.cluster.name}: deleting the machine")
         await self.cluster.down()
         if delete_data:
             await asyncio.to_thread(shutil.rmtree, self._home.target, ignore_errors=True)
@@ -366,8 +367,7 @@ class SkyPilotBackend(SshBackend):
 
     async def describe(self) -> tuple[bool, str]:
         """Return whether the machine is up, and in words what it is and what it has cost."""
-        state = await self.cluster.state()
-        spent = await self.cluster.spent(self.first_launched_at())
+        state, spent = await asyncio.gather(self.cluster.state(), self.cluster.spent(self.first_launched_at()))
         price = f", {spent.usd_per_hour:.2f} USD an hour" if spent.usd_per_hour and state is not None else ""
         words = f"{state.describe() if state else 'no machine'}; {spent.usd:.2f} USD so far{price}"
         return state is not None and state.is_up, words

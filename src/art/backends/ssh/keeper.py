@@ -283,7 +283,7 @@ def supervise() -> None:
         if not is_ours:
             return
         asked = is_asked_to_end()
-        state: dict[str, Any] = {"keeper_pid": os.getpid(), "num_starts": 0, "last_exit": ""}
+        state: dict[str, Any] = {"keeper_pid": os.getpid(), "num_starts": 0, "last_exit": "", "log_start": log_size()}
         try:
             sock = listen(read(SETTINGS)["port"], read(FOLDER / "before.json").get("port", 0))
         except Refused as refused:
@@ -292,13 +292,13 @@ def supervise() -> None:
         state["port"] = sock.getsockname()[1]
         num_quick, rotated = 0, 0.0
         while not asked():
-            started = time.monotonic()
+            started, log_start = time.monotonic(), log_size()
             with SERVER_LOG.open("a", encoding="utf-8") as log:
                 server = subprocess.Popen(
                     [str(PYTHON), str(FOLDER / "keeper.py"), "serve", str(sock.fileno())], stdin=subprocess.PIPE,
                     stdout=log, stderr=log, pass_fds=[sock.fileno()], start_new_session=True, cwd=FOLDER,
                 )  # fmt: skip
-            state |= {"server_pid": server.pid, "num_starts": state["num_starts"] + 1}
+            state |= {"server_pid": server.pid, "num_starts": state["num_starts"] + 1, "log_start": log_start}
             write(STATE, json.dumps(state))
             while server.poll() is None and not asked():
                 if time.monotonic() - rotated > ROTATE_EVERY_S:
@@ -325,9 +325,13 @@ def rotate_log() -> None:
     between may be lost.
     """
     with contextlib.suppress(OSError):  # a full disk must not end the keeper
-        if SERVER_LOG.stat().st_size > MAX_LOG_BYTES:
+        if log_size() > MAX_LOG_BYTES:
             shutil.copyfile(SERVER_LOG, FOLDER / "server.log.old")
             os.truncate(SERVER_LOG, 0)
+
+
+def log_size() -> int:
+    return SERVER_LOG.stat().st_size if SERVER_LOG.exists() else 0
 
 
 def is_asked_to_end() -> Callable[[], bool]:

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from art.backends.ssh.install import Install, make_package
+from art.backends.ssh.install_progress import told
+from art.backends.ssh.probing import Machine, probe_script, read_machine
 from art.backends.ssh.ssh import Completed, Ssh, shell_path
 from art.config import NodesConfig, ServerConfig
 from art.errors import ConfigError, MachineError, UnreachableError
@@ -25,15 +27,9 @@ from art.errors import ConfigError, MachineError, UnreachableError
 logger = logging.getLogger(__name__)
 
 COMMAND_TIMEOUT_S = 90.0
-MIN_FREE_BYTES = {True: 3 << 30, False: 200 << 20}
-"""Free disk space for an installation with and without the extra `local`, whose torch takes most of it. A torch for
-GPUs takes three times as much; pip says so if it does not fit."""
-MIN_PYTHON = (3, 11)
 NUM_TRIES = 5
 """How often a command is sent again whose connection broke."""
 RETRY_DELAY_S = 1.0
-PROGRESS_EVERY_S = 5.0
-
 Progress = Callable[[str], None]
 """Called with a line about each long step."""
 
@@ -53,6 +49,8 @@ class ServerState:
     """How the server ended the last time; empty if it never did."""
     failure: str
     """Why the keeper has given up; empty if it has not."""
+    log_start: int
+    """Size of the server's log at its last start, in bytes."""
     version: str
     """Version of the ART that is installed; empty if none is."""
     digest: str
@@ -60,16 +58,6 @@ class ServerState:
     config: dict[str, Any] = field(default_factory=dict)
     """Settings that the server was started with."""
     api_key: str = field(default="", repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What the other machine has, before anything is installed there."""
-
-    system: str
-    free_bytes: int
-    pythons: tuple[tuple[tuple[int, ...], str], ...]
-    """Version and path of each Python that was found."""
 
 
 class FurtherMachines(Protocol):
@@ -154,7 +142,7 @@ class RemoteServer:
         present = state.config if self.nodes is None else self.nodes.check_running(state.config)
         if asked is not None and asked != present:
             raise ConfigError(
-                f"the server {self.name!r} on {self.ssh.name} runs already, with other settings: {present} "
+                f"the server in {self.folder} on {self.ssh.name} runs already, with other settings: {present} "
                 f"instead of {asked}. Stop it first (`art launch stop`, or `stop()` of its backend), or choose "
                 "another name"
             )
@@ -163,26 +151,24 @@ class RemoteServer:
             say(f"{self.ssh.name}: the server runs ART {state.version} of an earlier installation; stop it to renew it")
 
     async def probe(self) -> Machine:
-        """Ask what the machine has: system, disk space, Pythons.
+        """Ask what the machine has: system, disk space, Pythons, GPUs.
 
         Raises:
             MachineError: its shell cannot answer.
         """
-        python = shell_path(self.install_settings.python or "")
-        script = _PROBE.replace("FOLDER", shell_path(self.folder)).replace("PYTHON", python)
+        script = probe_script(self.folder, self.install_settings.python)
         done = await self.command("sh -s", input=script.encode())
-        facts = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("system", "free_kib")))
-        if set(facts) != {"system", "free_kib"}:
+        machine = read_machine(done.stdout)
+        if machine is None:
             raise MachineError(f"{self.ssh.name} has no usable shell: {(done.stdout + done.stderr).strip()[-500:]}")
-        lines = re.findall(r"^python (\d+)\.(\d+)\.(\d+) (.+)$", done.stdout, re.MULTILINE)
-        pythons = tuple((tuple(map(int, version)), path) for *version, path in lines)
-        return Machine(facts["system"], int(facts["free_kib"] or 0) * 1024, pythons)
+        return machine
 
     async def install(self, progress: Progress | None = None) -> None:
         """Install ART into an environment of the server's folder, unless it has been installed already.
 
         Raises:
-            MachineError: there is no Python that is new enough, too little space, or pip failed.
+            MachineError: there is no Python that is new enough, too little space, no GPU that the settings ask for, or
+                pip failed.
         """
         say, name = progress or _silent, self.ssh.name
         package = make_package(self.install_settings)
@@ -192,14 +178,9 @@ class RemoteServer:
         if not package.digest:
             raise MachineError(f"nothing is installed in {self.folder} on {name}; `art launch` installs ART there")
         machine = await self.probe()
-        python = self._choose_python(machine)
+        needs_gpu = self._config is not None and self._config.gpu
+        python = machine.check(name, self.folder, self.install_settings, needs_gpu=needs_gpu)
         await self.ssh.put(_keeper(), f"{self.folder}/keeper.py")
-        needed = MIN_FREE_BYTES["local" in self.install_settings.extras]
-        if machine.free_bytes < needed:
-            raise MachineError(
-                f"{name} has {machine.free_bytes / 1e9:.1f} GB of free space for {self.folder}, and an installation "
-                f"needs at least {needed / 1e9:.1f} GB; free some, or choose another folder with Install(folder=...)"
-            )
         say(f"{name}: {machine.system}, {python}, {machine.free_bytes / 1e9:.0f} GB free")
         say(f"{name}: installing {package.describe()} into {self.folder}/venv (minutes, the first time)")
         if package.file is not None:
@@ -210,21 +191,9 @@ class RemoteServer:
             "timeout_s": timeout_s,
         }  # fmt: skip
         started = time.monotonic()
-        answer = await self._keeper_command(
-            "install", asked, python=python, timeout_s=timeout_s, on_line=_reporter(name, say)
-        )
+        async with told(name, say) as on_line:
+            answer = await self._keeper_command("install", asked, python=python, timeout_s=timeout_s, on_line=on_line)
         say(f"{name}: ART {answer['version']} is installed ({time.monotonic() - started:.0f} s)")
-
-    def _choose_python(self, machine: Machine) -> str:
-        for version, path in machine.pythons:
-            if version >= MIN_PYTHON:
-                return path
-        there = ", ".join(f"{'.'.join(map(str, version))} at {path}" for version, path in machine.pythons)
-        advice = "install one, for example by `uv python install 3.12`, or name it with Install(python=...)"
-        what = f"only Python {there}" if there else "no Python"
-        if (asked := self.install_settings.python) is not None:
-            what = f"{what} as {asked!r}"
-        raise MachineError(f"{self.ssh.name} has {what}, and ART needs 3.11 or newer; {advice}")
 
     async def start(self, progress: Progress | None = None) -> ServerState:
         """Start the installed server, and return when it listens. If it runs, only its state is returned.
@@ -251,9 +220,15 @@ class RemoteServer:
         }  # fmt: skip
         state = _state(await self._keeper_command("start", asked))
         if state.failure:
-            log = await self.log_tail()
-            raise MachineError(f"art-server does not start on {self.ssh.name}: {state.failure}\n{log}")
+            raise await self.start_failure(state)
         return state
+
+    async def start_failure(self, state: ServerState | None) -> MachineError:
+        """Return the error for a server that ended, with what it printed since its last start."""
+        if state is None:
+            return MachineError(f"art-server does not start on {self.ssh.name}: its folder is gone")
+        log = await self.log_tail(since=state.log_start)
+        return MachineError(f"art-server does not start on {self.ssh.name}: {state.failure}\n{log}".rstrip())
 
     async def status(self) -> ServerState | None:
         """Return the state of the server; `None` if nothing is installed in its folder."""
@@ -292,9 +267,9 @@ class RemoteServer:
         if done.rc != 0:  # a login shell may print something even if all went well
             raise MachineError(f"{self.ssh.name}: deleting {self.folder} failed: {done.stderr.strip()[-500:]}")
 
-    async def log_tail(self, num_lines: int = 30) -> str:
-        """Return the last lines of the server's log."""
-        done = await self.command(f"tail -n {num_lines} {shell_path(self.folder)}/server.log")
+    async def log_tail(self, num_lines: int = 30, *, since: int = 0) -> str:
+        """Return the last lines of the server's log, at most those after the first `since` bytes."""
+        done = await self.command(f"tail -c +{since + 1} {shell_path(self.folder)}/server.log | tail -n {num_lines}")
         return done.stdout
 
     async def _keeper_command(
@@ -366,6 +341,7 @@ def _state(answer: dict[str, Any]) -> ServerState:
     names = ("is_running", "port", "server_pid", "num_starts", "last_exit", "failure", "config", "api_key")
     installed = answer["installed"]
     values = {name: answer[name] for name in names}
+    values["log_start"] = answer.get("log_start", 0)  # an earlier installation does not say
     return ServerState(**values, version=installed.get("version", ""), digest=installed.get("digest", ""))
 
 
@@ -375,39 +351,3 @@ def _keeper() -> bytes:
 
 def _silent(_: str) -> None:
     pass
-
-
-_TOLD = ("making", "Collecting", "Downloading", "Processing", "Building", "Installing")
-"""How the lines of an installation begin that are worth showing."""
-
-
-def _reporter(name: str, say: Progress) -> Progress:
-    """Make a function that takes each line of pip, and passes on one of them every few seconds."""
-    started = last = time.monotonic()
-
-    def report(line: str) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last > PROGRESS_EVERY_S and line.startswith(_TOLD):
-            last = now
-            say(f"{name}: {now - started:.0f} s: {line.strip()[:100]}")
-
-    return report
-
-
-_PROBE = """\
-echo
-folder=FOLDER
-here=$folder
-while [ ! -d "$here" ]; do here=$(dirname "$here"); done
-echo "system $(uname -s) $(uname -m)"
-echo "free_kib $(df -Pk "$here" | awk 'NR == 2 {print $4}')"
-asked=PYTHON
-for candidate in ${asked:-python3 python3.13 python3.12 python3.11 "$HOME"/.local/bin/python3.1[1-9] \\
-    /opt/conda/bin/python /usr/local/bin/python3}; do
-  path=$(command -v "$candidate") || continue
-  version=$("$path" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2> /dev/null) || continue
-  echo "python $version $path"
-done
-"""
-"""A script for any POSIX shell. It begins a new line, since a login shell may have printed something of its own."""

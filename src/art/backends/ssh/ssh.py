@@ -14,7 +14,7 @@ import secrets
 import shlex
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -190,7 +190,7 @@ class Ssh:
 
     def explain(self, errors: str) -> MachineError:
         """Make the error for what OpenSSH wrote when it failed."""
-        text = errors.strip()[-SHOWN_STDERR:] or "ssh gave no reason"
+        text = errors.strip()[-SHOWN_STDERR:].removeprefix("ssh: ") or "it gave no reason"
         how = self.terminal_command()
         for pattern, advice in _REFUSALS.items():
             if re.search(pattern, text, re.IGNORECASE):
@@ -254,7 +254,9 @@ async def read_lines(stdout: asyncio.StreamReader, on_line: Callable[[str], None
     return content.decode(errors="replace")
 
 
-async def start_process(*command: str, stdin: int) -> asyncio.subprocess.Process:
+async def start_process(
+    *command: str, stdin: int, cwd: str | None = None, env: Mapping[str, str] | None = None
+) -> asyncio.subprocess.Process:
     """Start a process in a session of its own, with pipes for what it prints.
 
     A cancellation takes effect when the process has started, and ends it. asyncio would end the process alone, and wait
@@ -263,7 +265,7 @@ async def start_process(*command: str, stdin: int) -> asyncio.subprocess.Process
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(
             *command, stdin=stdin, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
+            start_new_session=True, cwd=cwd, env=env,
         )
     )  # fmt: skip
     try:

@@ -114,7 +114,7 @@ class SshBackend(Backend):
                 self._client = await self._connect(state)
                 self._say(
                     f"{self.ssh.name}: ready at {self._client.base_url} after {time.monotonic() - started:.1f} s "
-                    f"(server {self.server.name!r}, data in {self.server.data_dir})"
+                    f"(data in {self.server.data_dir})"
                 )
             if self._watcher is None or self._watcher.done() or not self._watcher.get_loop().is_running():
                 self._watcher = loop.create_task(self._keep_alive(), name="ssh-backend")
@@ -166,9 +166,7 @@ class SshBackend(Backend):
         while not await _answers(client):
             state = await self.server.status()
             if state is None or state.failure:
-                why = state.failure if state is not None else "its folder is gone"
-                log = await self.server.log_tail()
-                raise MachineError(f"art-server does not start on {self.ssh.name}: {why}\n{log}")
+                raise await self.server.start_failure(state)
             if time.monotonic() > deadline:
                 log = await self.server.log_tail()
                 what = f"art-server on {self.ssh.name} gave no answer within {ANSWER_DEADLINE_S:.0f} s of its start"
@@ -219,7 +217,9 @@ class SshBackend(Backend):
             MachineError: the server does not end, or something cannot be deleted.
         """
         await self._disconnect()
+        self._say(f"{self.ssh.name}: stopping the server in {self.server.folder}")
         await self.server.stop()
+        self._say(f"{self.ssh.name}: deleting {self.server.folder}{'' if delete_data else ', except its data'}")
         problems = await self.nodes.remove()
         await self.server.remove(delete_data=delete_data)
         if problems:

@@ -13,7 +13,7 @@ from pathlib import Path
 from art.backends.ssh.launched import Launched, LaunchRecord
 from art.backends.ssh.log_follower import LogFollower
 from art.backends.ssh.ssh_backend import SshBackend
-from art.cli.launching.kinds import kind_for, kind_named
+from art.cli.launching.kinds import KINDS, kind_for, kind_named
 from art.cli.options.model_name import ModelName
 from art.errors import ArtError, NotFoundError
 
@@ -27,7 +27,14 @@ async def launch(launched: Launched, args: argparse.Namespace) -> int:
         return 0
     backend = kind.new_backend(args, args.name)
     async with backend:
-        client = await backend.open()
+        earlier = launched.names()
+        await kind.prepare(launched, args, backend, args.name)
+        try:
+            client = await backend.open()
+        except ArtError:
+            for name in set(launched.names()).difference(earlier):
+                _note(f"`art launch down {name}` removes what this launch leaves on {backend.ssh.name}")
+            raise
         record = kind.new_record(args, backend, args.name)
         assert client.api_key is not None
         launched.save(record, client.api_key)
@@ -51,7 +58,11 @@ async def show_status(launched: Launched, name: str | None) -> int:
     if not records:
         print(f"no server was launched, as far as {launched.folder} knows")
         return 0
-    tables = await asyncio.gather(*map(_rows, records))
+    backends = [kind_named(record.kind).backend(record) for record in records]
+    for kind in KINDS:
+        pairs = zip(records, backends, strict=True)
+        kind_named(kind).share_questions([backend for record, backend in pairs if record.kind == kind])
+    tables = await asyncio.gather(*map(_rows, records, backends))
     rows = [_COLUMNS, *(row for table in tables for row in table)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -59,9 +70,8 @@ async def show_status(launched: Launched, name: str | None) -> int:
     return 0
 
 
-async def _rows(record: LaunchRecord) -> list[tuple[str, ...]]:
+async def _rows(record: LaunchRecord, backend: SshBackend) -> list[tuple[str, ...]]:
     """The row of a server, and one for each of its further machines."""
-    backend = kind_named(record.kind).backend(record)
     row, nodes = await asyncio.gather(_row(record, backend), _node_rows(backend))
     return [row, *nodes]
 
@@ -132,7 +142,9 @@ async def pull(launched: Launched, record: LaunchRecord, args: argparse.Namespac
         if args.model is not None:
             models = [args.model]
         else:
-            models = sorted({card.id.partition("@")[0] for card in await client.list_models()})
+            models = sorted(
+                {card.id.partition("@")[0] for card in await client.list_models() if not card.is_base_model}
+            )
         if not models:
             raise NotFoundError(f"the server {record.name!r} has no models")
         for text in models:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from collections.abc import Sequence
 from typing import Protocol, cast
 
-from art.backends.ssh.launched import LaunchRecord
+from art.backends.ssh.launched import Launched, LaunchRecord
 from art.backends.ssh.ssh_backend import SshBackend
 from art.errors import ConfigError
 
@@ -35,8 +36,16 @@ class Kind(Protocol):
     def new_backend(self, args: argparse.Namespace, name: str | None) -> SshBackend:
         """Make the backend for a launch; it is not opened."""
 
+    async def prepare(
+        self, launched: Launched, args: argparse.Namespace, backend: SshBackend, name: str | None
+    ) -> None:
+        """Make sure that what a launch leaves on the machine is recorded, even if it fails."""
+
     def new_record(self, args: argparse.Namespace, backend: SshBackend, name: str | None) -> LaunchRecord:
         """Make the record of a launch whose backend is open."""
+
+    def share_questions(self, backends: Sequence[SshBackend]) -> None:
+        """Let backends of this kind, which are about to be asked how they are, ask together what they can."""
 
     def backend(self, record: LaunchRecord) -> SshBackend:
         """Make the backend for a server that was launched. It installs nothing."""

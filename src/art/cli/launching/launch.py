@@ -37,7 +37,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--cloud", help="where: ssh for a machine that exists, or a cloud of SkyPilot's: aws, gcp, kubernetes ... "
         "(default: what the other options mean)",
     )  # fmt: skip
-    parser.add_argument("--name", help="of the server and of its record (default: that of the machine)")
+    parser.add_argument(
+        "--name", help="of the record here, and of the server among those of the account (default: art for a rented "
+        "machine; with ssh the record is named like the machine, and the server is in ~/.art/servers/default)",
+    )  # fmt: skip
     parser.add_argument("--model", action="append", dest="models", metavar="MODEL", help="base model to load first")
     parser.add_argument(
         "--gpu", nargs="?", const=True, help="do not start without a CUDA device; with a value: rent such a machine"
@@ -48,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--extra", action="append", dest="extras", help="part of ART to install (default: local)")
     parser.add_argument("--index-url", metavar="URL", help="package index for the installation")
     parser.add_argument("--python", help="Python 3.11 or newer on the machine (default: the first one found there)")
-    parser.add_argument("--folder", help="of the server on the machine (default: ~/.art/servers/NAME)")
+    parser.add_argument("--folder", help="of the server on the machine (default: ~/.art/servers/NAME, or .../default)")
     for name in KINDS:
         kind_named(name).add_options(parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")

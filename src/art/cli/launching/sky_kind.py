@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from art.backends.skypilot.records import KIND, make_record, read_record
 from art.backends.skypilot.sky_config import SkyConfig
-from art.backends.skypilot.sky_tool import Sky, install_sky
+from art.backends.skypilot.sky_tool import SharedSky, Sky, install_sky
 from art.backends.skypilot.skypilot_backend import SkyPilotBackend
 from art.backends.ssh.install import Install
-from art.backends.ssh.launched import LaunchRecord
+from art.backends.ssh.launched import Launched, LaunchRecord
 from art.backends.ssh.ssh_backend import SshBackend
 from art.config import ServerConfig
 from art.errors import ConfigError
@@ -122,6 +123,10 @@ async def do_instead(args: argparse.Namespace) -> bool:
     return False
 
 
+async def prepare(launched: Launched, args: argparse.Namespace, backend: SshBackend, name: str | None) -> None:
+    """Nothing: the backend records the machine itself, when it rents it."""
+
+
 def new_record(args: argparse.Namespace, backend: SshBackend, name: str | None) -> LaunchRecord:
     assert isinstance(backend, SkyPilotBackend)
     assert backend.local_port is not None
@@ -130,6 +135,16 @@ def new_record(args: argparse.Namespace, backend: SshBackend, name: str | None) 
         backend.cluster.name, backend.server.folder, backend.local_port, settings,
         launched_at=backend.first_launched_at(),
     )  # fmt: skip
+
+
+def share_questions(backends: Sequence[SshBackend]) -> None:
+    """Ask each program `sky` about all of its clusters at once: an answer takes it seconds to a minute."""
+    made = [backend for backend in backends if isinstance(backend, SkyPilotBackend)]
+    for program in {backend.config.sky for backend in made}:
+        sharing = [backend.cluster for backend in made if backend.config.sky == program]
+        shared = SharedSky(program, [cluster.name for cluster in sharing])
+        for cluster in sharing:
+            cluster.sky = shared
 
 
 def backend(record: LaunchRecord) -> SkyPilotBackend:

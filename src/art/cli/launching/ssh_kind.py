@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from art.backends.ssh.install import Install
-from art.backends.ssh.launched import LaunchRecord
+from art.backends.ssh.launched import Launched, LaunchRecord
 from art.backends.ssh.ssh import Ssh
 from art.backends.ssh.ssh_backend import SshBackend
+from art.backends.ssh.tunnel import free_port
 from art.config import ServerConfig
 from art.errors import ConfigError
 
@@ -60,12 +62,20 @@ def new_backend(args: argparse.Namespace, name: str | None) -> SshBackend:
     )  # fmt: skip
 
 
+async def prepare(launched: Launched, args: argparse.Namespace, backend: SshBackend, name: str | None) -> None:
+    """Record a machine that lets us in before anything is installed, so that a failed launch can be taken down."""
+    record = new_record(args, backend, name)
+    if record.name not in launched.names():
+        await backend.server.status()  # raises if it does not
+        launched.save(record, "")
+
+
 def new_record(args: argparse.Namespace, backend: SshBackend, name: str | None) -> LaunchRecord:
     ssh, tunnel = backend.ssh, backend.tunnel
-    assert tunnel is not None
+    local_port = free_port() if tunnel is None else tunnel.local_port
     return LaunchRecord(
         name=name or default_name(ssh), host=ssh.host, user=ssh.user, port=ssh.port, folder=backend.server.folder,
-        identity=_absolute(args.identity), ssh_config=_absolute(args.ssh_config), local_port=tunnel.local_port,
+        identity=_absolute(args.identity), ssh_config=_absolute(args.ssh_config), local_port=local_port,
         details={"nodes": json.dumps(args.node)} if args.node else {},
     )  # fmt: skip
 
@@ -78,6 +88,10 @@ def _absolute(file: str | None) -> str | None:
 def default_name(ssh: Ssh) -> str:
     """The name of a record that was given none: that of the machine, as far as it can be part of a file's name."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", ssh.host).strip("-_")[:64] or "default"
+
+
+def share_questions(backends: Sequence[SshBackend]) -> None:
+    """Nothing: each machine has to be asked by itself."""
 
 
 def backend(record: LaunchRecord) -> SshBackend:

@@ -15,6 +15,8 @@ from art.task.tiny_form import other_task, read_form
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from art.cli.terminal.plain import PlainLines
+
 TASK_HELP = "task name, module:attribute or file.py:attribute of your own Task; `art tasks` lists them"
 
 
@@ -45,7 +47,9 @@ def options_of(args: argparse.Namespace) -> dict[str, str]:
     return dict(args.task_options)
 
 
-def task_for(console: Console, args: argparse.Namespace, base_model: str | None, *, warns: bool = True) -> Task:
+def task_for(
+    console: Console | PlainLines, args: argparse.Namespace, base_model: str | None, *, warns: bool = True
+) -> Task:
     """Return the task that `args.task` and `args.task_options` name, in the form that fits the base model.
 
     A tiny model gets the smaller form of a task that has one, or the form that it was made for; a printed line says so.

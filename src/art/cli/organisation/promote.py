@@ -20,6 +20,7 @@ from pathlib import Path
 from art.backends.remote import RemoteBackend
 from art.cli.options.model_name import ModelName
 from art.cli.options.task_options import TASK_HELP, add_task_options, task_for
+from art.cli.terminal.plain import PlainLines
 from art.errors import ConfigError
 from art.protocol.organisation.promotions import Gate, Measurement
 from art.protocol.training import ModelStatus
@@ -71,14 +72,15 @@ async def promote(backend: RemoteBackend, args: argparse.Namespace) -> None:
     if args.require is not None:
         status = await backend.get_status(model)
         step = status.step if step is None else step
-        if step == status.promoted_step:
-            print(f"step {step} is already the one that answers requests to {model.project}/{model.name}@promoted")
-            return
-        measured = None if args.task is None else await _measure(args, status, step)
+        needless = args.task is None or step == status.promoted_step
+        measured = None if needless else await _measure(args, status, step)
         gate = Gate(require=args.require, split=args.split or "val", metric=args.metric, measured=measured)
     promotion = await backend.checkpoints.promote(model, step, gate=gate, force=args.force, note=args.note)
     before = promotion.previous_step
-    replaced = "" if before in (None, promotion.step) else f" in place of step {before}"
+    if before == promotion.step:
+        print(f"step {before} is already the one that answers requests to {promotion.inference_name}")
+        return
+    replaced = "" if before is None else f" in place of step {before}"
     print(f"step {promotion.step} answers requests to {promotion.inference_name}{replaced}")
     if promotion.verdict is not None:
         print(f"{'passed' if promotion.verdict.passed else 'forced'}: {promotion.verdict.reason}")
@@ -86,18 +88,17 @@ async def promote(backend: RemoteBackend, args: argparse.Namespace) -> None:
 
 async def _measure(args: argparse.Namespace, status: ModelStatus, step: int) -> Measurement:
     """Roll out a task with the candidate and with what is promoted now."""
-    from art.cli.terminal.screen import Screen
     from art.recipes.comparing.compare_config import CompareConfig
     from art.recipes.comparing.compare_models import measure_pair
     from art.recipes.comparing.compared_models import Endpoint
 
     if args.split not in (None, "test", "val"):
         raise ConfigError(f"with --task, --split is test or val, got {args.split!r}")
-    model, reference, screen = args.model, status.promoted_step or 0, Screen(stderr=True)
+    model, reference, lines = args.model, status.promoted_step or 0, PlainLines()
     config = CompareConfig(
         games=args.games, rollouts=args.rollouts, seed=args.seed, split=args.split or "test", data_dir=args.data_dir
     )
-    task = task_for(screen, args, status.base_model, warns=False)
+    task = task_for(lines, args, status.base_model, warns=False)
     server = args.url or os.environ["ART_SERVER_URL"]
     url = f"{server.rstrip('/')}/projects/{model.project}/v1"
     key = os.environ.get("ART_API_KEY") or find_local_key(server)
@@ -107,7 +108,7 @@ async def _measure(args: argparse.Namespace, status: ModelStatus, step: int) -> 
     )
     reference_values, values = await measure_pair(
         task, reference_model, candidate, config,
-        lambda progress: screen.print(progress.text, highlight=False, soft_wrap=True),
+        lambda progress: lines.print(progress.text),
     )  # fmt: skip
     source = f"{task.label}, split {config.split}, seed {config.seed}, measured by `art promote`"
     return Measurement(source=source, reference_step=reference, reference=reference_values, candidate=values)

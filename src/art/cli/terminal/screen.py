@@ -41,7 +41,7 @@ class Screen(Console):
 
 
 def progress_bar(console: Console, field: str = "", *, transient: bool = False) -> Progress:
-    """A progress bar that shows a task's description, its count and its time.
+    """A progress bar that shows a task's description, its count and its time. It is shown in a terminal only.
 
     Args:
         field: name of a text that the bar shows after them.
@@ -53,4 +53,4 @@ def progress_bar(console: Console, field: str = "", *, transient: bool = False) 
     ]  # fmt: skip
     if field:
         columns.append(TextColumn(f"{{task.fields[{field}]}}", markup=False))
-    return Progress(*columns, console=console, transient=transient)
+    return Progress(*columns, console=console, transient=transient, disable=not console.is_terminal)

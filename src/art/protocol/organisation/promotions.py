@@ -97,7 +97,8 @@ class Promotion(Wire):
     inference_name: str
     """Value of `model` in chat requests that this checkpoint answers, whatever is trained: `project/name@promoted`."""
     previous_step: int | None
-    """Step that was promoted before this call; null if none was."""
+    """Step that was promoted before this call; null if none was. If it equals `step`, nothing has changed and nothing
+    was compared."""
     verdict: Verdict | None = None
     """What the gate has found; absent without a gate."""
 

@@ -33,7 +33,7 @@ class NewDecision:
     note: str
     verdict: Verdict | None
     evidence: str | None
-    """Hash of the compared values; the same evidence is not another look."""
+    """Hash of the compared values; the same evidence is not another look. `None` if nothing could be compared."""
 
 
 class PromotionStore:

@@ -14,7 +14,7 @@ from art.errors import ConfigError, PromotionError
 from art.protocol.organisation.promotions import Decision, Gate, PromoteRequest, Promotion, PromotionHistory
 from art.runtime.models import Models
 from art.runtime.promotion.history import NewDecision, PromotionStore
-from art.runtime.promotion.verdicts import Evidence, judge, logged_evidence, measured_evidence
+from art.runtime.promotion.verdicts import Evidence, has_figures, judge, logged_evidence, measured_evidence
 from art.runtime.registry import RegisteredModel
 from art.storage.database import uninterrupted
 
@@ -42,6 +42,8 @@ class Promotions:
     async def promote(self, project: str, name: str, request: PromoteRequest, key_id: str) -> Promotion:
         """Make a checkpoint the promoted one of its model, if it passes the gate of the request or is forced.
 
+        Nothing is compared and recorded if it is the promoted one already.
+
         Args:
             key_id: id of the key that asks, for the history.
 
@@ -67,6 +69,8 @@ class Promotions:
         async with self._changing(model):
             path = await asyncio.to_thread(self._models.folder, project, name, step)
             previous = self._models.find(project, name)[0].promoted_step
+            if step == previous:
+                return Promotion(step=step, inference_name=f"{model.key}@promoted", previous_step=step)
             decision = await self._decide(model, previous, request, key_id)
             if decision.decision == "refused":
                 await self._store.add(project, name, decision)
@@ -129,7 +133,7 @@ class Promotions:
             verdict = await asyncio.to_thread(
                 judge, scores, gate.require, step=request.step, refused=refused, model=model.key
             )
-            evidence = scores.digest
+            evidence = scores.digest if has_figures(verdict) else None
             decision = "passed" if verdict.passed else decision if request.force else "refused"
         return NewDecision(
             step=request.step, previous_step=previous, decision=decision, key_id=key_id, note=request.note,

@@ -105,6 +105,11 @@ def judge(evidence: Evidence, require: float, *, step: int, refused: Collection[
     return verdict.model_copy(update={"reason": _reason(verdict, score, evidence, step, model)})
 
 
+def has_figures(verdict: Verdict) -> bool:
+    """Whether enough scenarios were compared. What was not compared could not pass by chance, so it is no look."""
+    return verdict.num_scenarios >= MIN_SCENARIOS and verdict.low is not None
+
+
 def _reason(verdict: Verdict, score: Score | None, evidence: Evidence, step: int, model: str) -> str:
     if score is None or score.num < MIN_SCENARIOS or score.low is None:
         have = f"step {evidence.reference_step} has {len(evidence.reference)} and step {step} {len(evidence.candidate)}"

@@ -20,7 +20,7 @@ async def get_model(call: Call) -> ModelCard:
     asked = call.path[REST]
     name, _, step = call.own_model(asked).partition("@")
     cards = [card for card in _cards(call) if name in _names(card)]
-    if cards and all(card.base_model == card.id or card.id.endswith(f"/{card.base_model}") for card in cards):
+    if cards and all(card.is_base_model for card in cards):
         cards = cards[:1]  # base models are the same in all projects
     if len(cards) != 1 or (step not in ("", "promoted") and not (step.isdecimal() and len(step) < 10)):
         names = ", ".join(card.id for card in cards) or "GET /v1/models lists them"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import nturl2path
+import re
 import socket
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 import art
-from art.backends.ssh import Install, RemoteServer, Ssh, install, keeper, remote_server
+from art.backends.ssh import Install, RemoteServer, Ssh, install, install_progress, keeper, probing, remote_server
 from art.backends.ssh.install import make_package
 from art.errors import ConfigError, MachineError, UnreachableError
 from tests.support.fake_ssh import FakeMachine
@@ -115,14 +116,42 @@ async def test_a_server_that_ends_by_itself_again_and_again_is_given_up_with_its
 ) -> None:
     program = remote_server._keeper().replace(b"LONGEST_DELAY_S = 10.0", b"LONGEST_DELAY_S = 0.0")
     monkeypatch.setattr(remote_server, "_keeper", lambda: program)
+    machine.set_program("nvidia-smi", "echo GPU 0: a GPU")
     server = server_of(machine, art.ServerConfig(gpu=True))
     await server.install()
-    await server.start()
-    await until(lambda: not machine.processes("keeper.py"))
-    state = await server.status()
-    assert state is not None
-    assert state.failure == "it ended 5 times in a row at once (exit status 1)"
-    assert "there is no CUDA device" in await server.log_tail()
+    for num_launches in (1, 2):
+        await server.start()
+        await until(lambda: not machine.processes("keeper.py"))
+        state = await server.status()
+        assert state is not None
+        assert state.failure == "it ended 5 times in a row at once (exit status 1)"
+        assert (await server.log_tail()).count("there is no CUDA device") == 5 * num_launches
+        said = str(await server.start_failure(state))
+        assert said.endswith("(exit status 1)\nart-server: there is no CUDA device"), "the lines of one start"
+
+
+async def test_a_machine_without_a_gpu_is_told_before_anything_is_installed(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = re.sub(r"/dev/nvidia.*/proc/driver/nvidia", "/nowhere", probing._PROBE)
+    assert "/nowhere" in script
+    monkeypatch.setattr(probing, "_PROBE", script)
+    server = server_of(machine, art.ServerConfig(gpu=True))
+    machine.set_program("nvidia-smi", "echo No devices were found; exit 6")
+    with pytest.raises(MachineError, match="box has no GPU: `nvidia-smi -L` lists none"):
+        await server.install()
+    assert not (machine.server_folder / "keeper.py").exists()
+    machine.set_program("nvidia-smi", "echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'")
+    await server.install()
+
+
+async def test_a_quiet_installation_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install_progress, "QUIET_S", 0.01)
+    lines: list[str] = []
+    async with install_progress.told("box", lines.append) as take:
+        take("Collecting torch")
+        await until(lambda: len(lines) > 1)
+    assert all(re.fullmatch(r"box: \d+ s: still installing", line) for line in lines)
 
 
 async def test_a_port_that_is_asked_for_and_in_use_is_named(
@@ -162,10 +191,10 @@ async def test_a_machine_without_a_python_that_is_new_enough_is_told_apart(
     machine.set_program("python3", script)
     for name in ("python3.11", "python3.12", "python3.13"):
         machine.set_program(name, "exit 127")
-    (probe := remote_server._PROBE).index("/opt/conda/bin/python /usr/local/bin/python3")
+    (probe := probing._PROBE).index("/opt/conda/bin/python /usr/local/bin/python3")
     server = server_of(machine)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(remote_server, "_PROBE", probe.replace("/opt/conda/bin/python /usr/local/bin/python3", ""))
+        patch.setattr(probing, "_PROBE", probe.replace("/opt/conda/bin/python /usr/local/bin/python3", ""))
         with pytest.raises(MachineError, match=message):
             await server.ensure()
 

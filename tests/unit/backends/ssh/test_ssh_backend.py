@@ -75,6 +75,7 @@ async def test_a_machine_that_does_not_let_us_in_is_an_error_and_leaves_nothing(
 
 @pytest.mark.slow
 async def test_a_server_that_ends_at_its_start_is_quoted(machine: FakeMachine) -> None:
+    machine.set_program("nvidia-smi", "echo GPU 0: a GPU")
     config = art.ServerConfig(gpu=True)
     backend = art.SshBackend("box", install=INSTALL, server_config=config, show_progress=False)
     with pytest.raises(MachineError, match=r"it ended 5 times in a row at once(.|\n)*there is no CUDA device"):

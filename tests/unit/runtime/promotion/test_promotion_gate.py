@@ -36,6 +36,11 @@ def rewards(mean: float, *, num: int = 40, seed: int = 0) -> dict[str, float]:
     return {f"game-{i}": mean + rng.gauss(0, 0.1) for i in range(num)}
 
 
+def measured(reference: list[list[float]], candidate: list[list[float]]) -> Measurement:
+    """Scores that a caller has measured, against step 0."""
+    return Measurement(source="games", reference_step=0, reference=reference, candidate=candidate)
+
+
 async def history(server: Server) -> list[PromotionRecord]:
     return (await server.promotions.history("p", "agent")).promotions
 
@@ -85,15 +90,15 @@ async def test_the_same_evidence_is_one_look_and_other_evidence_another(server: 
             await server.promote(1, gate=Gate(require=require))
     for seed in (2, 3):
         values = [[value] for value in rewards(0.3, seed=seed).values()]
-        measured = Measurement(source="games", reference_step=0, reference=values, candidate=values)
+        scores = measured(values, values)
         with pytest.raises(PromotionError):
-            await server.promote(1, gate=Gate(require=0, measured=measured))
+            await server.promote(1, gate=Gate(require=0, measured=scores))
     looks = [one.verdict.look for one in await history(server) if one.verdict is not None]
     assert looks == [1, 1, 1, 2, 3]
 
     await server.promote(2)
     with pytest.raises(PromotionError):
-        await server.promote(1, gate=Gate(require=0, measured=measured.model_copy(update={"reference_step": 2})))
+        await server.promote(1, gate=Gate(require=0, measured=scores.model_copy(update={"reference_step": 2})))
     verdict = (await history(server))[-1].verdict
     assert verdict is not None
     assert verdict.look == 1, "a new reference, a new count"
@@ -121,6 +126,21 @@ async def test_too_few_common_scenarios_are_no_evidence(server: Server) -> None:
         await server.promote(1, gate=Gate(require=0))
     with pytest.raises(PromotionError, match="0 scenarios were measured with both"):
         await server.promote(1, gate=Gate(require=0, split="test"))
+    values = [[value] for value in rewards(0.3).values()]
+    with pytest.raises(PromotionError):
+        await server.promote(1, gate=Gate(require=0, measured=measured(values, values)))
+    last = (await history(server))[-1].verdict
+    assert last is not None
+    assert last.look == 1, "what had no figures was no look"
+
+
+async def test_what_is_promoted_is_not_compared_with_itself(server: Server) -> None:
+    await server.promote(2, note="good")
+    log(server, 2, rewards(0.6))
+    again = await server.promote(2, gate=Gate(require=0))
+    assert (again.step, again.previous_step, again.verdict) == (2, 2, None)
+    assert (await server.promote(2)).previous_step == 2
+    assert [one.note for one in await history(server)] == ["good"]
 
 
 async def test_what_was_learnt_from_is_no_evidence(server: Server) -> None:
@@ -145,10 +165,10 @@ async def test_force_promotes_and_is_remembered(server: Server) -> None:
 
 async def test_scores_against_another_reference_are_refused(server: Server) -> None:
     await server.promote(2)
-    measured = Measurement(source="games", reference_step=0, reference=[[0.0]] * 20, candidate=[[1.0]] * 20)
+    scores = measured([[0.0]] * 20, [[1.0]] * 20)
     with pytest.raises(ConflictError, match="compare with step 0, but step 2"):
-        await server.promote(3, gate=Gate(require=0, measured=measured))
-    right = measured.model_copy(update={"reference_step": 2})
+        await server.promote(3, gate=Gate(require=0, measured=scores))
+    right = scores.model_copy(update={"reference_step": 2})
     assert (await server.promote(3, gate=Gate(require=0, measured=right))).step == 3
 
 
