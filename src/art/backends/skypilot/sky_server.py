@@ -105,8 +105,8 @@ class SkyServer(RemoteServer):
         """Return the machine's address in the network of its cluster; `None` if SkyPilot has told none."""
         path = f"{shell_path(self.folder)}/{NODE_ADDRESS}"
         done = await self.ssh.run(f'echo "address $(cat {path})"', timeout_s=_QUESTION_TIMEOUT_S)
-        found = re.search(r"address (\S+)$", done.stdout, re.MULTILINE)  # a login shell may print something first
-        return found and found[1]
+        line = re.search(r"address (\S+)$", done.stdout, re.MULTILINE)  # a login shell may print something first
+        return line and line[1]
 
     async def has_data(self) -> bool:
         """Whether a server has worked in the data directory."""

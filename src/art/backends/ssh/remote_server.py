@@ -333,8 +333,8 @@ def answer_in(printed: str) -> dict[str, Any] | None:
 
     The last line `answer {...}` counts, which may follow a greeting of the login shell on the same line.
     """
-    found = re.findall(r"answer (\{.*\})\s*$", printed, re.MULTILINE)
-    return json.loads(found[-1]) if found else None
+    answers = re.findall(r"answer (\{.*\})\s*$", printed, re.MULTILINE)
+    return json.loads(answers[-1]) if answers else None
 
 
 def _state(answer: dict[str, Any]) -> ServerState:
