@@ -189,11 +189,14 @@ class UsageBook:
             else:
                 db.execute("DELETE FROM quotas WHERE project = ?", (key,))
 
-        await self._database.run(store)
-        if is_set:
-            self._quotas[key] = quota
-        else:
-            self._quotas.pop(key, None)
+        async def change() -> None:
+            await self._database.run(store)
+            if is_set:
+                self._quotas[key] = quota
+            else:
+                self._quotas.pop(key, None)
+
+        await uninterrupted(change())  # a caller who leaves in between would leave memory and database different
 
     def _check_both(self, project: str, used: Amounts, quota: Quota) -> None:
         self._check(project, "device_s", used.device_s, quota.device_s)

@@ -283,6 +283,29 @@ async def test_a_quota_for_all_applies_where_a_project_has_none_of_its_own(books
     assert (await book.report(None, None)).default_quota is None
 
 
+async def test_a_quota_whose_caller_leaves_is_the_same_in_memory_and_database(books: Books) -> None:
+    book = await books.open()
+    began, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        began.set()
+        assert go_on.wait(60)
+
+    book._database.before_write = wait
+    change = asyncio.create_task(book.set_quota("search", Quota(tokens=5)))
+    assert await asyncio.to_thread(began.wait, 60)
+    change.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await change
+    stored = await books.open()
+    for one in (book, stored):
+        one.add("search", "agent", Amounts(prompt=5))
+        with pytest.raises(QuotaError):
+            one.check_sampling("search")
+
+
 def refuse() -> None:
     raise StorageError("the database is locked")
 
