@@ -13,6 +13,8 @@ const FRAMES_PER_PIECE = 8;
 export class LiveCards {
   constructor() {
     this.more = h("p", { class: "soft live-more", hidden: true });
+    /** @type {Set<string>} */
+    this.shown = new Set();
     this.grid = h("div", { class: "live-grid" });
     this.element = h("div", null, this.grid, this.more);
     /** @type {(LiveCard)[]} */
@@ -30,17 +32,22 @@ export class LiveCards {
     const wanted = new Map(requests.map((request) => [request.id, request]));
     const placed = new Set(this.places.map((card) => card.request?.id));
     const waiting = requests.filter((request) => !placed.has(request.id) && !request.ended);
+    // Requests that began and ended between two looks get places that nobody else needs, once.
+    const brief = requests.filter((request) => !this.shown.has(request.id) && request.ended);
     for (const card of this.places) {
-      const isFree = card.request === null || !wanted.has(card.request.id) || (card.request.ended && waiting.length > 0);
-      if (isFree && waiting.length > 0) card.take(/** @type {LiveRequest} */ (waiting.shift()));
-      else if (card.request && !wanted.has(card.request.id)) card.take(null);
+      const isGone = card.request === null || !wanted.has(card.request.id);
+      const next = (isGone || card.request?.ended ? waiting.shift() : undefined) ?? (isGone ? brief.shift() : undefined);
+      if (next) card.take(next);
+      else if (isGone) card.take(null);
     }
-    while (waiting.length > 0 && this.places.length < MAX_PLACES) {
+    for (const request of [...waiting.splice(0, MAX_PLACES - this.places.length), ...brief]) {
+      if (this.places.length >= MAX_PLACES) break;
       const card = new LiveCard();
-      card.take(/** @type {LiveRequest} */ (waiting.shift()));
+      card.take(request);
       this.places.push(card);
       this.grid.append(card.element);
     }
+    this.shown = new Set([...this.shown, ...this.places.map((card) => card.request?.id ?? "")].filter((id) => wanted.has(id)));
     while (this.places.length > 0 && this.places.at(-1)?.request === null) this.places.pop()?.element.remove();
     for (const card of this.places) {
       card.isSlowest = card.request !== null && card.request.id === stragglerId;
