@@ -141,7 +141,7 @@ async def test_a_client_changes_its_base_url_and_nothing_else(trained: Trained, 
 
 
 async def test_prompts_are_rendered_as_in_training(trained: Trained, stock: str) -> None:
-    """By the command's own arguments of the template, or by those that README.md tells clients to send."""
+    """The template's arguments come from the printed command, or from requests as README.md describes them."""
     chat = parse_chat_request({"model": "p/agent", "messages": [PROMPT], "chat_template_kwargs": NO_THINKING})
     ours = await trained.runtime.gateway.prompt_token_ids(chat)
     assert await rendered(stock) == ours

@@ -64,12 +64,7 @@ class SshMachine:
             self._sshd = subprocess.Popen(
                 ["/usr/sbin/sshd", "-D", "-e", "-f", str(self.folder / "sshd_config")], stderr=log
             )
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
-                return
-            time.sleep(0.05)
-        raise AssertionError((self.folder / "sshd.log").read_text())
+        wait_for_sshd("127.0.0.1", self.port, self.folder / "sshd.log")
 
     def stop_sshd(self) -> None:
         assert self._sshd is not None
@@ -137,3 +132,13 @@ class SshMachine:
             shutil.copy(settings, folder / "pip.conf")
             for path in (folder.parent, folder, folder / "pip.conf"):
                 os.chown(path, self.uid, gid)
+
+
+def wait_for_sshd(host: str, port: int, log: Path) -> None:
+    """Return once an sshd, which writes to `log`, takes connections."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
+            return
+        time.sleep(0.05)
+    raise AssertionError(log.read_text())

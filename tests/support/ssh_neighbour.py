@@ -12,12 +12,10 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import time
 from pathlib import Path
 
-from tests.support.ssh_machine import SshMachine
+from tests.support.ssh_machine import SshMachine, wait_for_sshd
 
 ALIAS = "gpu-box2"
 HERE, THERE, PORT = "10.213.8.1", "10.213.8.2", 2022
@@ -76,12 +74,7 @@ class SshNeighbour:
             self._sshd = subprocess.Popen(
                 ["ip", "netns", "exec", self._name, "unshare", "-m", "sh", "-c", script], stderr=log
             )
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), socket.create_connection((THERE, PORT), timeout=1):
-                return
-            time.sleep(0.05)
-        raise AssertionError((self.folder / "sshd.log").read_text())
+        wait_for_sshd(THERE, PORT, self.folder / "sshd.log")
 
     def stop_sshd(self) -> None:
         """End its sshd; sessions go on."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import threading
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +26,7 @@ from art.runtime.resolver import PolicyResolver
 from art.storage import checkpoints
 from art.storage.database import Database
 from art.storage.layout import DataDir
+from tests.support.leaving import cancel_while_stored
 
 MODEL = RegisteredModel("p", "agent", "base/model", ModelSettings(), 4)
 EVERY_OLD_ONE = DeleteCheckpointsRequest()
@@ -224,20 +224,7 @@ async def test_a_promotion_survives_a_restart_and_a_new_registration(server: Ser
 
 
 async def test_a_promotion_whose_caller_is_gone_is_the_same_in_memory_and_on_disk(server: Server) -> None:
-    began, go_on = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        began.set()
-        assert go_on.wait(60)
-
-    server.database.before_write = wait
-    promotion = asyncio.create_task(server.promote(2))
-    assert await asyncio.to_thread(began.wait, 60)
-    promotion.cancel()
-    await asyncio.sleep(0)
-    go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await promotion
+    await cancel_while_stored(server.database, server.promote(2))
     await server.database.run(lambda db: None)  # after the transaction of the promotion
     (stored,) = await server.registry.models()
     assert stored.promoted_step == server.models.by_key["p/agent"].promoted_step == 2

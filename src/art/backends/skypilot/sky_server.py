@@ -33,6 +33,9 @@ class Watched:
 class SkyServer(RemoteServer):
     """A server whose machine goes when its watch ends."""
 
+    is_replaced = False
+    """Whether machines are being replaced, so that the server must not be started again meanwhile."""
+
     async def ensure(self, progress: Progress | None = None) -> ServerState:
         """Return the state of the server, which is installed and started if it does not run.
 
@@ -48,9 +51,6 @@ class SkyServer(RemoteServer):
                     "lists gets another one"
                 )
         return await super().ensure(progress)
-
-    is_replaced = False
-    """Whether machines are being replaced, so that the server must not be started again meanwhile."""
 
     async def revive(self) -> ServerState:
         """Start the server again if it does not run.

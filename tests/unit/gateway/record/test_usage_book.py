@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import calendar
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
@@ -20,6 +18,7 @@ from art.gateway.record.schema import create_tables
 from art.gateway.record.usage_book import SCHEMA, Amounts, UsageBook, reset_of
 from art.protocol.organisation.usage_report import Quota
 from art.storage.database import Database
+from tests.support.leaving import cancel_while_stored
 
 JANUARY = calendar.timegm((2026, 1, 15, 12, 0, 0))
 FEBRUARY = calendar.timegm((2026, 2, 1, 0, 0, 0))
@@ -285,20 +284,7 @@ async def test_a_quota_for_all_applies_where_a_project_has_none_of_its_own(books
 
 async def test_a_quota_whose_caller_leaves_is_the_same_in_memory_and_database(books: Books) -> None:
     book = await books.open()
-    began, go_on = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        began.set()
-        assert go_on.wait(60)
-
-    book._database.before_write = wait
-    change = asyncio.create_task(book.set_quota("search", Quota(tokens=5)))
-    assert await asyncio.to_thread(began.wait, 60)
-    change.cancel()
-    await asyncio.sleep(0)
-    go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await change
+    await cancel_while_stored(book._database, book.set_quota("search", Quota(tokens=5)))
     stored = await books.open()
     for one in (book, stored):
         one.add("search", "agent", Amounts(prompt=5))
@@ -329,23 +315,7 @@ async def test_what_cannot_be_stored_is_stored_once_by_the_next_flush(books: Boo
 async def test_a_flush_that_is_cancelled_loses_and_doubles_nothing(books: Books, *, fails: bool) -> None:
     book = await books.open()
     book.add("search", "agent", Amounts(prompt=2))
-    began, go_on = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        began.set()
-        assert go_on.wait(60)
-        if fails:
-            refuse()
-
-    book._database.before_write = wait
-    flush = asyncio.create_task(book.flush())
-    assert await asyncio.to_thread(began.wait, 60)
-    flush.cancel()
-    await asyncio.sleep(0)
-    go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await flush
-    book._database.before_write = lambda: None
+    await cancel_while_stored(book._database, book.flush(), refuse if fails else lambda: None)
     await book.flush()
     (project,) = (await (await books.open()).report(None, None)).projects
     assert project.prompt == 2

@@ -89,7 +89,7 @@ def test_files_that_machines_share_are_read_where_they_are(root: Path, pair: Pai
 def test_only_a_machine_that_lacks_files_receives_them_and_once(
     places: tuple[int, ...], local_size: int, tmp_path: Path
 ) -> None:
-    """Of three machines the second shares the folder of the first; or each of two machines has two processes."""
+    """Three machines, two of which share a folder; and two machines with two processes each."""
     folder = fill(tmp_path / "0/partly", a=b"1", b=b"2")
 
     def untouched() -> dict[str, tuple[int, int]]:
