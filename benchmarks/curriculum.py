@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import art
-from art.report.estimates import estimate_change
+from art.report import estimate, estimate_change
 from art.task import Conversation, Scenario, Task
 from art.testing.tiny.build import build_tiny_model
 from art.trajectory import Trajectory
@@ -159,15 +159,16 @@ async def measure(task: Table, model: Any, scenarios: Sequence[Scenario]) -> flo
 
 
 def _row(arm: str, outcomes: Sequence[Learnt], plain: Sequence[Learnt]) -> dict[str, Cell]:
-    gain = estimate_change([one.before for one in outcomes], [one.after for one in outcomes])
     own, other = ([one.after - one.before for one in runs] for runs in (outcomes, plain))
     mean = lambda values: sum(values) / len(values)  # noqa: E731
     return {
         "settings": arm,
         "before": mean([one.before for one in outcomes]),
         "after": mean([one.after for one in outcomes]),
-        "gain": gain.text(sign=True),
-        "gain against plain": estimate_change(other, own).text(sign=True) if arm != "plain" else "",
+        "gain": estimate(own).text(sign=True),
+        "gain against plain": estimate_change(enumerate(other), enumerate(own)).text(sign=True)
+        if arm != "plain"
+        else "",
         "useful groups": mean([one.useful_share for one in outcomes]),
         "rollouts": mean([one.rollouts for one in outcomes]),
         "wall s": mean([one.seconds for one in outcomes]),

@@ -2,7 +2,8 @@
 
 A real server with the embedded engine and the tiny model. A chat of 4 tokens is asked for again and again by the key of
 one project, first alone, then while the key of another project has hundreds of requests under way: short answers, long
-answers, long prompts, or a burst of thousands at once. With `--one-project` both keys belong to one project.
+answers, long prompts, or a burst of thousands at once. With `--one-project` both keys belong to one project. `--source`
+measures the server of another checkout.
 
     python -m benchmarks fairness --json fairness.json
     python -m benchmarks fairness --flood 200 --chats 20
@@ -24,7 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import art
+from benchmarks.bystanders import quantile
 from benchmarks.kill_storm import tiny_model
 from benchmarks.load_client import REQUEST_DEADLINE_S, Connection
 from benchmarks.report import Cell, Result
@@ -41,13 +45,23 @@ HOT = 2.0
 
 
 @dataclass(frozen=True, slots=True)
+class Waited:
+    """What one chat of the other key took."""
+
+    seconds: float
+    cpu_s: float
+    """CPU time of the server and its children meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
 class Flood:
     """What the greedy key sends."""
 
     name: str
     at_once: int
     max_tokens: int
-    prompt_words: int = 4
+    prompt_tokens: int = 8
+    """Length of each prompt, about. No two share a prefix."""
     is_burst: bool = False
     """Whether each connection sends one request only."""
 
@@ -56,7 +70,8 @@ def floods(at_once: int) -> list[Flood]:
     return [
         Flood(f"{at_once} at once, answers of 16 tokens", at_once, 16),
         Flood(f"{at_once} at once, answers of 256 tokens", at_once, 256),
-        Flood(f"{at_once} at once, prompts of 180 words", at_once, 16, prompt_words=180),
+        Flood(f"{at_once} at once, prompts of 3,000 tokens", at_once, 16, prompt_tokens=3_000),
+        Flood(f"{at_once // 4} at once, prompts of 30,000 tokens", at_once // 4, 16, prompt_tokens=30_000),
         Flood(f"{5 * at_once} sent in one moment, answers of 16 tokens", 5 * at_once, 16, is_burst=True),
     ]
 
@@ -65,18 +80,26 @@ def add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--flood", type=int, help="requests of the greedy key at once (default: 400, with --quick 40)")
     group.add_argument("--chats", type=int, help="chats of the other key in each part (default: 60, with --quick 5)")
     group.add_argument("--one-project", action="store_true", help="give both keys the same project")
+    group.add_argument("--source", type=Path, help="folder `src` of another checkout, whose server is measured")
 
 
 def run(args: argparse.Namespace) -> Result:
     at_once, num_chats = args.flood or (40 if args.quick else 400), args.chats or (5 if args.quick else 60)
     with tempfile.TemporaryDirectory() as name, tiny_model(Path(name) / "model") as model:
-        rows = asyncio.run(measure(Path(name) / "data", model, floods(at_once), num_chats, args.one_project))
+        config = model / "config.json"  # room for the long prompts, which the tiny model reads without sense
+        config.write_text(
+            config.read_text().replace('"max_position_embeddings": 1024', '"max_position_embeddings": 32768')
+        )
+        rows = asyncio.run(
+            measure(Path(name) / "data", model, floods(at_once), num_chats, args.one_project, args.source)
+        )
     return Result(
         summary=f"A chat of {CHAT_TOKENS} tokens, alone and while another key "
         f"{'of the same project' if args.one_project else 'of another project'} floods the server.",
         rows=rows,
         notes=[
             "times of the other key's chat in ms, from its request to the end of its answer",
+            "CPU: what server and engine use from its request to the end of its answer, in ms",
             "beside a burst, chats are asked for until its last request is answered, so their number differs",
             f"a chat without an answer for {REQUEST_DEADLINE_S:.0f} s counts as that long",
             "client, server and engine share the machine",
@@ -86,20 +109,21 @@ def run(args: argparse.Namespace) -> Result:
 
 
 async def measure(
-    data_dir: Path, model: Path, kinds: list[Flood], num_chats: int, one_project: bool
+    data_dir: Path, model: Path, kinds: list[Flood], num_chats: int, one_project: bool, source: Path | None
 ) -> list[dict[str, Cell]]:
     greedy, other = (OTHER if one_project else GREEDY), OTHER
     rows: list[dict[str, Cell]] = []
-    async with server(data_dir) as one, art.Backend(one.client.base_url, one.api_key) as backend:
+    async with server(data_dir, source) as one, art.Backend(one.client.base_url, one.api_key) as backend:
         for project in {greedy, other}:
             await art.TrainableModel(name=NAME, project=project, base_model=str(model)).register(backend)
         target = Target(one.host, one.port, make_key(data_dir, greedy), f"{greedy}/{NAME}")
         connection = Connection(one.host, one.port, make_key(data_dir, other))
-        await chats(connection, other, num_chats)  # warms up
+        processes = [one.process, *one.process.children(recursive=True)]
+        await chats(connection, other, num_chats, processes)  # warms up
         for kind in kinds:
-            alone = await chats(connection, other, num_chats)
+            alone = await chats(connection, other, num_chats, processes)
             async with flooding(target, kind) as is_over:
-                beside = await chats(connection, other, num_chats, is_over if kind.is_burst else None)
+                beside = await chats(connection, other, num_chats, processes, is_over if kind.is_burst else None)
             rows.append(_row(kind, alone, beside))
             print(rows[-1], file=sys.stderr, flush=True)
         connection.close()
@@ -113,46 +137,54 @@ def make_key(data_dir: Path, project: str) -> str:
 
 
 async def chats(
-    connection: Connection, project: str, count: int, is_over: multiprocessing.synchronize.Event | None = None
-) -> list[float]:
-    """Times of `count` chats one after the other, in seconds; with `is_over` of as many as are asked for before it.
+    connection: Connection,
+    project: str,
+    count: int,
+    processes: list[psutil.Process],
+    is_over: multiprocessing.synchronize.Event | None = None,
+) -> list[Waited]:
+    """Ask for `count` chats one after the other; with `is_over` for as many as are answered before it.
 
     No more are asked for once they have taken `LONGEST_PART_S`.
     """
-    times: list[float] = []
+    waits: list[Waited] = []
     for number in itertools.count():
-        if (is_over.is_set() if is_over is not None else number >= count) or sum(times) > LONGEST_PART_S:
+        if (is_over.is_set() if is_over is not None else number >= count) or sum(
+            one.seconds for one in waits
+        ) > LONGEST_PART_S:
             break
+        cpu_s = _cpu_s(processes)
         messages = [{"role": "user", "content": f"say yes, no or maybe {number}"}]
         body = {"model": f"{project}/{NAME}", "messages": messages, "max_tokens": CHAT_TOKENS, "temperature": HOT}
         try:
             answer = await connection.request("/v1/chat/completions", body)
         except TimeoutError:
             connection.close()
-            times.append(REQUEST_DEADLINE_S)
+            waits.append(Waited(REQUEST_DEADLINE_S, _cpu_s(processes) - cpu_s))
             continue
         if answer.status != 200:
             raise RuntimeError(f"status {answer.status}: {answer.body[:200]!r}")
-        times.append(answer.whole_s)
+        waits.append(Waited(answer.whole_s, _cpu_s(processes) - cpu_s))
         await asyncio.sleep(0.02)
-    return times
+    return waits
 
 
-def _row(kind: Flood, alone: list[float], beside: list[float]) -> dict[str, Cell]:
-    alone_p95, beside_p95 = _p95(alone), _p95(beside)
-    return {
-        "flood": kind.name,
-        "alone, median": sorted(alone)[len(alone) // 2] * 1000,
-        "alone, p95": alone_p95 * 1000,
-        "beside, median": sorted(beside)[len(beside) // 2] * 1000,
-        "beside, p95": beside_p95 * 1000,
-        "longest": max(beside) * 1000,
-        "p95 beside / alone": beside_p95 / alone_p95,
+def _cpu_s(processes: list[psutil.Process]) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
+def _row(kind: Flood, alone: list[Waited], beside: list[Waited]) -> dict[str, Cell]:
+    times = {name: [one.seconds * 1000 for one in waits] for name, waits in (("alone", alone), ("beside", beside))}
+    row: dict[str, Cell] = {"flood": kind.name}
+    for name, values in times.items():
+        row |= {f"{name}, median": quantile(values, 0.5), f"{name}, p95": quantile(values, 0.95)}
+    return row | {
+        "longest": max(times["beside"]),
+        "median beside / alone": quantile(times["beside"], 0.5) / quantile(times["alone"], 0.5),
+        "p95 beside / alone": quantile(times["beside"], 0.95) / quantile(times["alone"], 0.95),
+        "CPU alone, mean": sum(one.cpu_s for one in alone) / len(alone) * 1000,
+        "CPU beside, mean": sum(one.cpu_s for one in beside) / len(beside) * 1000,
     }
-
-
-def _p95(times: list[float]) -> float:
-    return sorted(times)[min(len(times) - 1, int(len(times) * 0.95))]
 
 
 # -- the greedy key, in a process of its own ---------------------------------------------------------------------------
@@ -199,7 +231,7 @@ async def _send(target: Target, kind: Flood, started: multiprocessing.synchroniz
     async def ask() -> None:
         connection = Connection(target.host, target.port, target.api_key)
         while True:
-            words = " ".join(f"yes {next(numbers)}" for _ in range(kind.prompt_words // 2))
+            words = str(next(numbers)) + " yes" * kind.prompt_tokens
             body: dict[str, Any] = {
                 "model": target.model, "messages": [{"role": "user", "content": words}],
                 "max_tokens": kind.max_tokens, "temperature": HOT,

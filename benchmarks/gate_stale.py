@@ -141,6 +141,7 @@ class Run:
             to_checkpoint=target,
             job_id=f"{step} {trial}",
             references={other: self._path(other) for other in range(step)},
+            probe_gap=2e-6,  # what a handshake of such a pair measures in float32
         )
         try:
             return self._trainer.train(call)

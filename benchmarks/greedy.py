@@ -122,6 +122,17 @@ SHAPES = {
     "base64": Shape(CHAT_PATH, _image),
     "gzip bomb": Shape(CHAT_PATH, lambda size: gzip.compress(b" " * size), "content-encoding: gzip\r\n"),
     "training groups": Shape(f"{MODEL_PATH}/train", _groups),
+    "training blanks": Shape(
+        f"{MODEL_PATH}/train", lambda size: b'{"job_id": "greedy-1",%b"groups": []}' % (b" " * size)
+    ),
+    "training number": Shape(f"{MODEL_PATH}/train", lambda size: b'{"groups": 0.%b}' % (b"1" * size)),
+    "training string": Shape(
+        f"{MODEL_PATH}/train", lambda size: b'{"groups": "%b"}' % ("\u20ac".encode() * (size // 3))
+    ),
+    "training name": Shape(f"{MODEL_PATH}/train", lambda size: b'{"%b": 1}' % (b"x" * size)),
+    "blanks": Shape(CHAT_PATH, lambda size: _chat(b"", b" " * size)),
+    "number": Shape(CHAT_PATH, lambda size: _chat(b"", b', "top_p": 0.%b' % (b"1" * size))),
+    "name": Shape(CHAT_PATH, lambda size: _chat(b"", b', "%b": 1' % (b"x" * size))),
     "training text": Shape(f"{MODEL_PATH}/train", _one_text),
     "training lists": Shape(f"{MODEL_PATH}/train", lambda size: _job(b"groups", _repeated(b"[]", size))),
     "supervised data": Shape(f"{MODEL_PATH}/train_sft", lambda size: _job(b"trajectories", _trajectories(size))),

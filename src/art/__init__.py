@@ -5,11 +5,12 @@ imported when they are first used.
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from art import errors
 from art.backend import Backend, TrainResult
-from art.capture.context import auto_trajectory, capture
+from art.capture.context import auto_trajectory, capture, current_trajectory, no_capture, trajectory_group
 from art.config import (
     EngineConfig,
     LoraConfig,
@@ -88,17 +89,20 @@ __all__ = [
     "auto_trajectory",
     "capture",
     "config",
+    "current_trajectory",
     "errors",
     "gather_trajectories",
     "gather_trajectory_groups",
     "get_task",
     "langgraph",
     "mcp",
+    "no_capture",
     "pipeline",
     "recipes",
     "register_task",
     "rewards",
     "scenarios",
+    "trajectory_group",
     "trajectory_group_batches",
 ]
 
@@ -137,3 +141,17 @@ def __getattr__(name: str) -> Any:
     from art.compat.refused import refuse
 
     return refuse("art", name)
+
+
+class _OlderModules:
+    """Refuses to import modules of older code that no longer exist. Python asks it for modules that it did not find."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name.startswith("art."):
+            from art.compat.refused import refuse_module
+
+            refuse_module(name)
+
+
+sys.meta_path.append(_OlderModules)

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, Unpack, cast, get_args, overload
 
@@ -29,7 +29,7 @@ from art.client.training.models import (
 )
 from art.config import TrainConfig, TrainSFTConfig
 from art.config.algorithms import SETTINGS, OnNothing, TrainSettings, sft_config, train_config
-from art.errors import ArtError, ConfigError, NothingTrainableError
+from art.errors import ArtError, ConfigError, NotFoundError, NothingTrainableError
 from art.protocol.checkpoint_calls import LogRequest, MetricsRow
 from art.protocol.job_states import JobKind
 from art.protocol.rollouts import RolloutStatus, RolloutUpdate
@@ -98,9 +98,9 @@ class Backend:
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_experimental_"):
-                from art.compat import checkpoint_names
+                from art.compat.checkpoint_names import find_experimental
 
-                return partial(getattr(checkpoint_names, name[1:]), self.checkpoints)
+                return find_experimental(name, self.checkpoints)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     async def __aenter__(self) -> Self:
@@ -193,7 +193,8 @@ class Backend:
         """Make one step of reinforcement learning; returns when the new weights are served.
 
         Groups whose rewards are all equal teach nothing and are left out. If no group is left, and there is no other
-        data to learn from, the result has `trained=False` and the model's current step, and a finding says why.
+        data to learn from, the result has `trained=False` and the model's current step, and a finding says why. So it
+        does if there is no trajectory at all, for example because a judge failed.
 
         Args:
             config: settings as a whole.
@@ -209,8 +210,8 @@ class Backend:
 
         Raises:
             ConfigError: a setting is unknown, out of range, given twice, or cannot be honoured.
-            NothingTrainableError: there is no trajectory at all, or none that this model sampled; or no group can be
-                learnt from and `on_nothing` is "raise".
+            NothingTrainableError: this model has sampled none of the trajectories; or no group can be learnt from and
+                `on_nothing` is "raise"; or there is no trajectory at all and `wait` is false.
             TrajectoryError: these are not groups, a reward is not a number, or a conversation was changed after it was
                 sampled.
             ConflictError: `job_id` is the name of a job with other groups or settings.
@@ -226,14 +227,21 @@ class Backend:
         groups, config = check_groups(trajectory_groups), with_optimizer(config, model)
         if sft is None and config.sft_weight != TrainConfig.model_fields["sft_weight"].default:
             raise ConfigError("`sft_weight` does nothing without `sft`, trajectories to learn from", param="sft_weight")
+        try:
+            wired = wire_groups(groups, with_texts=False)
+        except NothingTrainableError as error:
+            if on_nothing == "raise" or not wait:
+                raise
+            return self._steps.skip(name_of(model), await self.get_step(model), str(error))
         request = TrainRequest(
             job_id=check_job_id(job_id),
-            groups=wire_groups(groups, with_texts=False),
+            groups=wired,
             config=config,
             sft=wire_trajectories(sft or (), "sft"),
         )
         if only_recorded and self.keeps_record:
             check_recorded(request.groups)
+        await model.record_settings({"training": config.model_dump(mode="json")})
 
         def longer() -> TrainRequest:
             return request.model_copy(update={"groups": wire_groups(groups)})
@@ -289,6 +297,7 @@ class Backend:
             raise ConfigError("train_sft has no options in `_config`; use art.TrainSFTConfig(...)", param="_config")
         config = with_optimizer(sft_config(config, settings), model)
         request = TrainSFTRequest(job_id=check_job_id(job_id), trajectories=wired, config=config)
+        await model.record_settings({"sft": config.model_dump(mode="json")})
         return await self._make_step(model, request, trajectories, wait=wait, show=verbose)
 
     async def follow_train_job(self, model: BackendModel, job_id: str) -> TrainJob:
@@ -361,6 +370,16 @@ class Backend:
             NotFoundError: the model is not registered, or the server is older than this call.
         """
         return await (await self._connection()).engine_pressure(model.project, model.name)
+
+    async def missing_exchanges(self, model: NamedModel, exchange_ids: list[str]) -> list[str]:
+        """Return those of some exchanges (recorded answers) that the server of `model` does not have.
+
+        A server that is older than this call is taken to have them all.
+        """
+        try:
+            return await (await self._connection()).missing_exchanges(model.project, model.name, exchange_ids)
+        except NotFoundError:
+            return []
 
     async def token_counts(self, model: NamedModel) -> TokenCounts | None:
         """Return how many tokens `model` has read and sampled; `None` if no server is connected or answers."""

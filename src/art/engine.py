@@ -105,6 +105,8 @@ class EngineInfo:
     """Largest number of tokens of a prompt and its completion together."""
     dtype: str
     device: str
+    longest_context: int | None = None
+    """Largest `max_context` that the model allows; `None` if the engine does not know it."""
     draws_by_index: bool = True
     """Whether a resumed request draws the same tokens. If not, a seed repeats only whole completions."""
     grammars: bool = False

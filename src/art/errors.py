@@ -7,6 +7,8 @@ and what to do.
 
 from __future__ import annotations
 
+LONGEST_MESSAGE, LONGEST_PARAM = 10_000, 200
+"""Characters of an error. It may quote what somebody has sent, which can be megabytes."""
 _BY_CODE: dict[str, type[ArtError]] = {}
 
 
@@ -24,10 +26,20 @@ class ArtError(Exception):
             _BY_CODE[code] = cls
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
+        message = _cut(message, LONGEST_MESSAGE)
         super().__init__(message)
         self.message = message
-        self.param = param
+        self.param = None if param is None else _cut(param, LONGEST_PARAM)
         """Name of the request parameter at fault, as in OpenAI's errors."""
+
+
+def _cut(text: str, longest: int) -> str:
+    """Leave out the middle of a text that is too long."""
+    left_out = len(text) - longest
+    if left_out <= 0:
+        return text
+    end = longest // 2
+    return f"{text[: longest - end]} [{left_out} characters left out] {text[-end:]}"
 
 
 class ConfigError(ArtError, code="invalid_config"):

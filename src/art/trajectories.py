@@ -3,4 +3,14 @@
 from art.messages import get_messages
 from art.trajectory import History, MetadataValue, PydanticException, Trajectory, TrajectoryGroup
 
-__all__ = ["History", "MetadataValue", "PydanticException", "Trajectory", "TrajectoryGroup", "get_messages"]
+LegacyHistory = History
+
+__all__ = [
+    "History",
+    "LegacyHistory",
+    "MetadataValue",
+    "PydanticException",
+    "Trajectory",
+    "TrajectoryGroup",
+    "get_messages",
+]

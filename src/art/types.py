@@ -6,7 +6,7 @@ from art.backend import TrainResult
 from art.config import TrainConfig, TrainSFTConfig
 from art.messages import Message, MessageOrChoice, Messages, MessagesAndChoices, Tools
 
-LocalTrainResult = TrainResult
+LocalTrainResult = ServerlessTrainResult = TrainResult
 Verbosity = Literal[0, 1, 2]
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "MessageOrChoice",
     "Messages",
     "MessagesAndChoices",
+    "ServerlessTrainResult",
     "Tools",
     "TrainConfig",
     "TrainResult",

@@ -5,6 +5,7 @@ and `CLIENT_MODEL`. The last line that it prints is JSON, either of
 
     {"version": "openai 3.54.0", "answer": "it is there"}      `answer` is an object for structured tasks
     {"version": "openai 3.54.0", "unsupported": "why the library cannot do the task"}
+    {"version": "openai 3.54.0", "unwritten": true}     the program has no such task
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ TASKS: Mapping[str, str] = {
     "streamed": "streamed",
     "structured": "structured",
     "structured_streamed": "structured, streamed",
+    "turns": "three turns",
 }
 """What each program can be asked for, and the column of the table that says how it went."""
 
@@ -55,6 +57,8 @@ NODE_CLIENTS: Mapping[str, list[str]] = {
     "node-ai-sdk": ["ai_sdk.mjs", "openai"],
     "node-ai-sdk-compatible": ["ai_sdk.mjs", "openai-compatible"],
     "node-langchain": ["langchain.mjs"],
+    "claude-code": ["claude_code.mjs"],
+    "codex": ["codex.mjs"],
 }
 """A program of node/ and its arguments. All share the one environment of node/package.json."""
 

@@ -34,11 +34,26 @@ def fields(**texts: str) -> str:
     return "\n".join(parts)
 
 
+def three_turns(look: str, fail: str) -> list[Turn]:
+    """Text beside a call and an answer, a call that fails, and a call after reasoning where the grammar has room for it."""
+    again = [f"<think>\nAgain.\n</think>\n\n{look}", look]
+    return [["I look.\n" + look, look], [ANSWER], [fail], ["it is lost"], again, [ANSWER]]
+
+
+def commands(tool: str, argument: str) -> list[Turn]:
+    """The three turns of a coding agent, whose tool runs commands."""
+    look, fail = (call(tool, **{argument: command}) for command in ("echo value of a b", "echo no broken; false"))
+    return three_turns(look, fail)
+
+
 TURNS: Mapping[str, list[Turn]] = {
     "tools": [[call("look_up", key="a b")], [ANSWER]],
+    "turns": three_turns(call("look_up", key="a b"), call("look_up", key="broken")),
     "structured": [[json.dumps(PLACE), *(call(name, **PLACE) for name in ("Place", "PartialPlace", "final_result"))]],
 }
 """Turns of a task, unless `TURNS_OF` has others for the client. Streamed tasks have those of the task that is not."""
+
+
 TURNS_OF: Mapping[tuple[str, str], list[Turn]] = {
     ("instructor", "tools"): [
         [call("LookUp", key="a b"), call("PartialLookUp", key="a b")],
@@ -52,12 +67,16 @@ TURNS_OF: Mapping[tuple[str, str], list[Turn]] = {
         [fields(reasoning="It was looked up.", answer=ANSWER)],
     ],
     ("dspy", "structured"): [[json.dumps({"place": PLACE})]],
+    ("claude-code", "tools"): [[call("Bash", command="echo value of a b")], [ANSWER]],
+    ("claude-code", "turns"): commands("Bash", "command"),
+    ("codex", "tools"): [[call("exec_command", cmd="echo value of a b")], [ANSWER]],
+    ("codex", "turns"): commands("exec_command", "cmd"),
 }
 
 
 def turns_of(name: str, task: str) -> list[Turn]:
     """The turns of a client's task."""
-    kind = "structured" if task.startswith("structured") else "tools"
+    kind = "structured" if task.startswith("structured") else "turns" if task == "turns" else "tools"
     return TURNS_OF.get((name, kind), TURNS[kind])
 
 

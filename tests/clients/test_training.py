@@ -27,6 +27,8 @@ TOLERANCE = 1e-4
 
 SAYS_MORE = {"smolagents"}
 """Clients whose typed answer has code in it, which this model cannot write: they fail, and what they sampled is trained."""
+TOO_LONG = {"claude-code", "codex"}
+"""Clients whose prompts are longer than `MAX_CONTEXT`."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -52,6 +54,8 @@ async def test_rollouts_are_trained(
         record_property(
             "note", "the typed answer holds code, which the small model cannot write: the program ends there"
         )
+    if name in TOO_LONG:
+        pytest.skip("its prompt is too long for the small model of this test")
     connection = await model.backend()._connection()
     step, group_id = await model.get_step(), f"{name}-{task}"
     for i in range(2):

@@ -232,7 +232,7 @@ async def test_what_cannot_be_trained_fails_alike(kind: Opened, tmp_path: Path) 
     with pytest.raises(NothingTrainableError, match="equal rewards"):
         await train(model, equal, on_nothing="raise", **SETTINGS)
     with pytest.raises(NothingTrainableError):
-        await train(model, [art.TrajectoryGroup([ValueError("broken")])], **SETTINGS)
+        await train(model, [art.TrajectoryGroup([ValueError("broken")])], on_nothing="raise", **SETTINGS)
     with pytest.raises(NothingTrainableError):
         await kind.backend.train_sft(model, [])
     with pytest.raises(TrajectoryError, match="put it into a list"):

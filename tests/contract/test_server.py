@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -54,7 +56,7 @@ class Runtime:
     async def health(self) -> dict[str, Any]:
         return {"status": "ok", "base_models": [{"base_model": "/home/me/secret-project"}]}
 
-    async def register(self, request: RegisterRequest) -> ModelStatus:
+    async def register(self, request: RegisterRequest, check_folder: Any) -> ModelStatus:
         self._called("register", request)
         return self.model
 
@@ -462,6 +464,46 @@ async def test_errors_of_the_runtime(local: Server) -> None:
         local.runtime.error = error
         response = await local.http.get("/api/models/games/agent")
         assert (response.status_code, response.json()["error"]["code"]) == (status, error.code)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"type": "objekt"}, "has the type 'objekt'"),
+        ({"type": "object", "properties": {"n": {"anyOf": [{"type": "null"}, {"type": "int"}]}}}, "'int' at 'n'"),
+        (
+            {"type": "object", "properties": {"l": {"type": "array", "items": {"type": ["string", "nul"]}}}},
+            "'nul' at 'l'",
+        ),
+    ],
+)
+async def test_a_type_that_json_schema_lacks_is_refused_in_a_tool(
+    parameters: dict[str, Any], said: str, local: Server
+) -> None:
+    async def answer(schema: dict[str, Any]) -> Any:
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        body = {"model": "games/agent", "messages": [user("hi")], "tools": [tool]}
+        return await local.http.post("/v1/chat/completions", json=body)
+
+    response = await answer(parameters)
+    assert response.status_code == 400
+    assert said in response.json()["error"]["message"]
+    named_type = {"type": "object", "properties": {"type": {"type": "string", "enum": ["objekt"]}}}
+    assert (await answer(named_type)).status_code == 200, "a property may have any name and any values"
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+async def test_without_file_descriptors_a_client_is_asked_to_repeat_its_request(
+    is_wrapped: bool, local: Server
+) -> None:
+    error: Exception = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    if is_wrapped:
+        error, cause = errors.StorageError("writing art.db failed: Too many open files"), error
+        error.__cause__ = cause
+    local.runtime.error = error
+    response = await local.http.get("/api/models/games/agent")
+    assert (response.status_code, response.headers["x-should-retry"]) == (503, "true")
+    assert "too many open files" in response.json()["error"]["message"]
 
 
 def test_every_error_has_a_status() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx2
 import pytest
 import uvicorn
 
@@ -131,6 +133,33 @@ async def test_bodies_of_refused_requests(server: tuple[int, Runtime]) -> None:
     answer, _, num_sent = await send(port, head, *[b" "] * 200, pause_s=0.05)
     assert answer.startswith(b"HTTP/1.1 401")
     assert num_sent < 190
+
+
+async def test_an_endless_body_is_refused_and_not_read_on(server: tuple[int, Runtime]) -> None:
+    port, _ = server
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+    num_sent, part = 0, b"100000\r\n%b\r\n" % (b" " * 2**20)
+    answer = asyncio.create_task(reader.readuntil(b"\r\n\r\n"))
+    with contextlib.suppress(ConnectionError):
+        async with asyncio.timeout(END_WITHIN_S):
+            while True:
+                writer.write(part)
+                await writer.drain()
+                num_sent += 1
+    assert num_sent < 128, "MiB, with what the system holds on the way"
+    assert (await answer).startswith(b"HTTP/1.1 413")
+    writer.close()
+    assert await alive(port)
+
+
+async def test_a_client_that_sends_too_much_reads_why(server: tuple[int, Runtime]) -> None:
+    port, _ = server
+    async with httpx2.AsyncClient(verify=False) as client:
+        for size in (2, 5, 40):
+            url, key = f"http://127.0.0.1:{port}/v1/chat/completions", {"authorization": "Bearer k"}
+            answer = await client.post(url, content=b" " * (size * 2**20), headers=key)
+            assert (answer.status_code, "larger than 1048576 bytes" in answer.text) == (413, True)
 
 
 async def test_a_large_body_gets_the_time_that_it_needs(server: tuple[int, Runtime]) -> None:

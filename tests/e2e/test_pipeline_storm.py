@@ -1,4 +1,4 @@
-"""A pipeline survives the death of each of its processes: the same rollouts, the same log, and the same losses."""
+"""A pipeline survives the death of each of its processes, and power cuts: the same rollouts, log and losses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import pipeline_storm
+from benchmarks import pipeline_storm, power_cut
 from benchmarks.kill_storm import VICTIMS
 from benchmarks.pipeline_storm import LOSSES, Trained, compare, measure
 
@@ -31,6 +31,15 @@ def test_a_pipeline_survives_the_death_of_each_of_its_processes(
     row, breaches = measure(tmp_path, tiny_model, len(VICTIMS), staleness, seed=0)
     assert breaches == []
     assert row["kills"] == len(VICTIMS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_pipeline_goes_on_wherever_a_power_cut_has_ended_the_database(tiny_model: Path, tmp_path: Path) -> None:
+    cuts, breaches, _ = power_cut.measure(tmp_path, tiny_model, 3)
+    assert breaches == []
+    assert [cut["exchanges"] > 0 for cut in cuts] == [cut["said"] for cut in cuts]
+    assert max(cut["steps"] for cut in cuts) > 0
 
 
 def test_a_difference_is_a_breach() -> None:

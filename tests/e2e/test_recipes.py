@@ -61,7 +61,7 @@ async def test_auto(
     assert report["headline"]["change"]["mean"] == result.headline.change.mean
     assert report["command"] == "art auto maybe"
     said = [str(line) for line in lines]
-    assert any(line.startswith("step    1  reward") for line in said)
+    assert any(line.startswith("step    1/1  reward") for line in said)
     assert f"{result.verdict.what}." in said
     again = await art.recipes.auto("maybe")
     assert (again.step, again.reports, again.headline) == (1, [], result.headline), "what is done is not done twice"
@@ -98,6 +98,22 @@ async def test_train(
     assert opened.asked_for == [tmp_path / ".art"]
     models = shared_backend.path / "yes_no_maybe" / "models"
     assert (models / "yes_no_maybe-seed0" / "checkpoints" / "0001").exists()
+
+    said: list[str] = []
+    again = await art.recipes.train(
+        "yes_no_maybe", str(tiny_model), steps=2, groups=2, rollouts=4, evaluate=4,
+        on_progress=lambda line: said.append(str(line)),
+    )  # fmt: skip
+    assert said[0].endswith(" is at step 1 of 2")
+    assert any(line.startswith("step    2/2  reward") for line in said)
+    assert again.before is not None, "it is in the log of the run before"
+    assert (again.before.mean, again.before.interval) == (result.before.mean, result.before.interval)
+    assert again.change is not None
+    assert again.verdict is not None
+    assert "on held-out rollouts" in again.verdict.what
+    measured = await art.recipes.train("yes_no_maybe", str(tiny_model), name="new", steps=0, evaluate=4)
+    assert (measured.step, measured.reports, measured.after) == (0, [], None)
+    assert measured.before is not None
 
 
 @pytest.mark.slow

@@ -88,7 +88,7 @@ def test_a_script_with_the_core_package_trains_and_fetches(
     art_checkpoints("download", "remote/agent-001", "here", "--step", "1")
     checkpoints.verify(tmp_path / "here")
     assert "remote/second is at step 2" in art_checkpoints("fork", "remote/agent-001", "remote/second")
-    assert "deleted 0" in art_checkpoints("delete", "remote/agent-001", "--keep", "1", "2")
+    assert "deleted 0" in art_checkpoints("delete", "remote/agent-001", "--keep", "1", "2", "--yes")
 
 
 @pytest.mark.slow

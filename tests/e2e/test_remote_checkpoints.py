@@ -337,7 +337,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 @pytest.mark.slow
 @in_module_loop
 async def test_there_and_back_through_a_store(
-    backend: InProcess, model: art.TrainableModel, tiny_model: Path, store: str
+    backend: InProcess, model: art.TrainableModel, tiny_model: Path, store: str, tmp_path: Path
 ) -> None:
     for step in (2, 3):
         url = await backend.push(model, store, step=step)
@@ -355,6 +355,14 @@ async def test_there_and_back_through_a_store(
     await again.register(backend)
     await backend._experimental_fork_checkpoint(again, "agent", from_s3_bucket="team", prefix="runs")
     assert await again.get_step() == 3
+    fresh = named("fresh", tiny_model)
+    await backend._experimental_pull_from_s3(fresh, s3_bucket="team", prefix="empty", only_step="latest")
+    await fresh.register(backend)
+    assert await fresh.get_step() == 0, "the first run of a script finds nothing, and goes on"
+    folder = await backend._experimental_pull_model_checkpoint(again, local_path=str(tmp_path / "newest"))
+    assert (Path(folder) / "adapter_model.safetensors").exists()
+    with pytest.raises(ImportError, match=r"backend\.export"):
+        _ = backend._experimental_deploy
     for wrong in ({"delete": True}, {"exclude": ["logs", "checkpoints"]}):
         with pytest.raises(ConfigError, match=r"delete=True|leave out checkpoints"):
             await backend._experimental_pull_from_s3(again, s3_bucket="team", **wrong)

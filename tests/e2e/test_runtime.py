@@ -214,9 +214,10 @@ async def test_a_step_reports_what_the_catalogue_lists_and_says_what_is_out_of_r
     assert [name for name in status.metrics if find_metric(name, known) is None] == []
     always = {name for name, metric in known.items() if metric.when == catalogue.ALWAYS and "*" not in name}
     assert always <= status.metrics.keys()
-    groups, easy = status.findings
+    groups, repeated, easy = status.findings
+    assert "the same recorded answers as an earlier trajectory" in repeated
     assert groups == "groups[1], groups[2], groups[3], groups[4]: all rewards are equal, nothing to learn"
-    assert "because most rollouts get the highest reward" in easy
+    assert "most rollouts get the highest reward" in easy
     assert [name for name in status.metrics if name.startswith("findings/")] == ["findings/too_easy"]
 
     messages = [PROMPT, {"role": "assistant", "content": "yes"}]

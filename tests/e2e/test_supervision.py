@@ -95,6 +95,7 @@ def server(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "art.cli.server", "--port", "0", "--data-dir", str(tmp_path)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"ART_API_KEY": "the-key"},
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests themselves may run with nohup
     )  # fmt: skip
     assert process.stdout is not None
     assert "listens on" in process.stdout.readline()
@@ -103,7 +104,7 @@ def server(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_server_started_by_hand_ends_when_asked(number: signal.Signals, server: subprocess.Popen[str]) -> None:
     server.send_signal(number)
     assert server.wait(END_WITHIN_S) == 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from art.sinks import Artefact, LoggedGroups, Refused, Row, Run, Sink
 
@@ -19,6 +20,9 @@ class FakeTracker:
         self.groups: list[LoggedGroups] = []
         self.artefacts: list[Artefact] = []
         self.runs: list[Run] = []
+        self.configs: list[dict[str, Any]] = []
+        self.starting: Callable[[], None] = lambda: None
+        """Called while a sink starts."""
         self.num_closed = 0
         self.threads: set[str] = set()
         self.start_error: Exception | None = None
@@ -70,9 +74,13 @@ class _FakeSink(Sink):
 
     def start(self, run: Run) -> int | None:
         self.tracker.runs.append(run)
+        self.tracker.starting()
         if self.tracker.start_error is not None:
             raise self.tracker.start_error
         return len(self.tracker.rows) if self.tracker.counts_rows else None
+
+    def configure(self, config: Mapping[str, Any]) -> None:
+        self.tracker.configs.append(dict(config))
 
     def metrics(self, row: Row) -> None:
         self._call()

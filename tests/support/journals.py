@@ -20,12 +20,17 @@ def plan(number: int, *, version: int = 0, num_rollouts: int = 2) -> GroupPlan:
     )  # fmt: skip
 
 
-def trajectory(number: int, index: int, reward: float = 1.0) -> art.Trajectory:
-    """A rollout with an answer as a server gives it, with fields that OpenAI's type does not have."""
-    choice = Choice(
-        index=0, finish_reason="stop", message=ChatCompletionMessage(role="assistant", content=f"answer {index} \ud83d"),
-        exchange_id=f"x-{number}-{index}", exchange={"step": 3},
+def answer(text: str, exchange_id: str) -> Choice:
+    """An answer as a server gives it, with fields that OpenAI's type does not have."""
+    return Choice(
+        index=0, finish_reason="stop", message=ChatCompletionMessage(role="assistant", content=text),
+        exchange_id=exchange_id, exchange={"step": 3},
     )  # type: ignore[call-arg]  # fmt: skip
+
+
+def trajectory(number: int, index: int, reward: float = 1.0) -> art.Trajectory:
+    """A rollout with an answer."""
+    choice = answer(f"answer {index} \ud83d", f"x-{number}-{index}")
     return art.Trajectory(
         messages_and_choices=[{"role": "user", "content": "é\u2028?"}, choice], reward=reward,
         metrics={"win": 1, "odd": float("nan")}, metadata={"scenario_id": str(number)},

@@ -24,7 +24,7 @@ OPERATOR = "operator-key-of-the-test"
 
 def summary(project: str, base_model: str = "/usr/share/models/qwen") -> RunSummary:
     return RunSummary(
-        project=project, name="agent", base_model=base_model, state="idle", step=3, num_rollouts=8, reward=None, trend=None,
+        headline=None, project=project, name="agent", base_model=base_model, state="idle", step=3, num_rollouts=8, reward=None, trend=None,
         spark=None, main_metric=None, seconds_per_step=None, costs_usd=None, findings=[], updated_at=None, started_at=None,
     )  # fmt: skip
 

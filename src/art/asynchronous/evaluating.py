@@ -19,7 +19,8 @@ from art.client.rollout_context import derive_seed
 from art.errors import FaultRateError
 from art.gather import GatherContext
 from art.gather.faults import FaultWatch
-from art.report.estimates import Estimate, estimate_change, mean_with_interval
+from art.report.estimates import Estimate, mean_with_interval
+from art.report.scores import estimate_change
 from art.storage.atomic import write_file
 from art.trajectory import Trajectory, cancel_and_wait, finite_number
 
@@ -125,6 +126,8 @@ class Evaluator:
         }
         rewards = {name: float(trajectory.reward) for name, trajectory in scored.items()}
         change = self._change(rewards)
+        for name, trajectory in scored.items():
+            trajectory.metadata.setdefault("scenario_id", name)
         if scored:
             await self._log(list(scored.values()), step)
         await self._remember(step, rewards)
@@ -147,9 +150,8 @@ class Evaluator:
         await self._journal.evaluation_rollout_ended(step, index, outcomes[index])
 
     def _change(self, rewards: Mapping[str, float]) -> Estimate | None:
-        first = self._state["first"]
-        common = [name for name in rewards if name in first]
-        return estimate_change([first[n] for n in common], [rewards[n] for n in common]) if common else None
+        first: dict[str, float] = self._state["first"]
+        return estimate_change(first.items(), rewards.items()) if first.keys() & rewards.keys() else None
 
     async def _remember(self, step: int, rewards: Mapping[str, float]) -> None:
         self._state["first"] = self._state["first"] or dict(rewards)

@@ -86,7 +86,7 @@ class Flow:
             if not self.pace.restore(plan.number, plan.policy_version):
                 self._run_again(plan, placed)
             elif one.groups is None:
-                self._launch(plan, placed, one)
+                self._launch(plan, placed, one if one.rollouts else None)
             else:
                 self._under_way[plan.number] = UnderWay(plan=plan, index=placed.index, groups=one.groups)
                 self.pace.finish(plan.number, useful=self._runner.is_useful(one.groups))

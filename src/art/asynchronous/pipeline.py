@@ -117,6 +117,7 @@ class Pipeline:
         chosen = train_config(config, settings)
         check_staleness(chosen, self.config.max_staleness)
         await self._begin_alone()
+        await self.model.record_settings({"pipeline": {"steps": steps, **self.config.model_dump(mode="json")}})
         run = Run(self.model, self._inputs, self.config, self._faults, last_step=steps, train_config=chosen)
         try:
             async with run:

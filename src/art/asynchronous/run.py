@@ -110,7 +110,9 @@ class Run:
         resumed, source = self._journal.resumed, self._inputs.source
         source.restore(resumed.chooser_state)
         kept = {one.plan.number: one for one in resumed.groups}
-        step = None if resumed.pending is None else await self._finish(resumed.pending, kept)
+        lost = await self._find_lost(resumed.groups)
+        step = None if resumed.pending is None else await self._finish(resumed.pending, kept, lost)
+        kept = {number: one.without(lost) for number, one in kept.items()}
         version = await check_engine(self._model, self._config)
         first_number = resumed.next_number or version * self._config.groups_per_step
         pace = Pace(
@@ -152,15 +154,31 @@ class Run:
             job = await self._trainer.submit(pending, [group for one in taken for group in one.groups])
         return await self._train(pending, taken, job, published)
 
-    async def _finish(self, pending: PendingStep, kept: dict[int, KeptGroup]) -> PipelineStep | None:
+    async def _find_lost(self, kept: Sequence[KeptGroup]) -> set[str]:
+        """Return the exchanges that an earlier run's rollouts name and the server does not have, and say so."""
+        named = {one.plan.number: one.exchange_ids() for one in kept}
+        every = sorted(set().union(*named.values()))
+        lost = set(await self._model.backend().missing_exchanges(self._model, every)) if every else set()
+        if lost:
+            finding = (
+                f"the server does not have {len(lost)} of the {len(every)} recorded answers in rollouts of an earlier "
+                f"run, which are in {sum(not lost.isdisjoint(ids) for ids in named.values())} groups: these rollouts "
+                "are run again, with the same seeds"
+            )
+            self._findings.append(finding)
+            logger.warning(finding)
+        return lost
+
+    async def _finish(self, pending: PendingStep, kept: dict[int, KeptGroup], lost: set[str]) -> PipelineStep | None:
         """Finish a step that an earlier run had begun; `None` if it failed, which leaves its groups for the next."""
-        source = self._inputs.source
-        taken = [
-            UnderWay(plan=one.plan, index=source.resume(one.plan).index, groups=one.groups or [])
-            for one in (kept[number] for number in pending.numbers)
-        ]
+        source, own = self._inputs.source, [kept[number] for number in pending.numbers if number in kept]
+        if len(own) < len(pending.numbers):  # the step failed in an earlier run, and a group of it was run again
+            return None
+        taken = [UnderWay(plan=one.plan, index=source.resume(one.plan).index, groups=one.groups or []) for one in own]
+        can_submit = all(lost.isdisjoint(one.exchange_ids()) for one in own)
         with self._trainer.clock.training.running():
-            job = await self._trainer.follow(pending, [group for one in taken for group in one.groups])
+            groups = [group for one in taken for group in one.groups]
+            job = await self._trainer.follow(pending, groups if can_submit else None)
         if job is None:
             return None
         step = await self._train(pending, taken, job, lambda result: None)

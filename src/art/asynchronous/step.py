@@ -33,7 +33,7 @@ class PipelineEvaluation:
     mean: float
     """Mean reward; NaN if every rollout failed."""
     interval: tuple[float, float]
-    """95 % interval of the mean: Wilson's if all rewards are 0 or 1, else the normal one."""
+    """95 % interval of the mean: Wilson's if all rewards are 0 or 1, else Student's t."""
     change: Estimate | None
     """Change of the reward since the pipeline's first evaluation, with its 95 % interval; each scenario is compared
     with itself. `None` for the first evaluation, and if they have no scenario in common."""

@@ -76,16 +76,19 @@ class StepTrainer:
         config = TrainConfig.model_validate(pending.config)
         return await self.model.backend().train(self.model, groups, config, wait=False, job_id=pending.job_id)
 
-    async def follow(self, pending: PendingStep, groups: Sequence[TrajectoryGroup]) -> TrainJob | None:
+    async def follow(self, pending: PendingStep, groups: Sequence[TrajectoryGroup] | None) -> TrainJob | None:
         """Follow a step that an earlier run has begun, or submit it if the server never got it.
 
+        Args:
+            groups: `None` if they cannot be submitted, because the server has lost what they name.
+
         Returns:
-            `None` if its job has failed or was cancelled.
+            `None` if its job has failed or was cancelled, or cannot be submitted.
         """
         try:
             job = await self.model.backend().follow_train_job(self.model, pending.job_id)
         except NotFoundError:
-            return await self.submit(pending, groups)
+            return None if groups is None else await self.submit(pending, groups)
         try:
             await job
         except ArtError as error:

@@ -71,6 +71,8 @@ class Captured:
     """Conversations with an endpoint that keeps no record."""
     _missed: dict[str, None] = field(default_factory=dict)
     """Reasons why requests were not captured, each once."""
+    _copies: bool = False
+    """Whether answers are copied on their way to the client, also those of a model whose server records them."""
     _is_on_server: bool = False
     _is_over: bool = False
 
@@ -136,12 +138,14 @@ class Captured:
         if self._is_over or not self._follows(model):
             return
         try:
-            add_exchange(self._histories, read_exchange(asked, headers, raw))
+            exchange = read_exchange(asked, headers, raw)
+            add_exchange(self._histories, exchange)
         except Exception as error:
             why = f"an answer is not captured: {type(error).__name__}: {error}"
             self.trajectory.log(why)
             self._miss(why)
         else:
+            self.trajectory.exchanges.chat_completions.append(exchange.chat)
             self._show(self._histories)
 
     def _takes(self, model: AskedModel) -> bool:

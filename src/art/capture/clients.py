@@ -139,7 +139,7 @@ def _name_of(model: CapturedModel) -> str:
 def redirect(model: AskedModel, request: Any) -> None:
     """Send a request to the capture's base URL instead, where the server of a trainable model records it."""
     captured = current.get()
-    if captured is None or not model.is_recorded:
+    if captured is None or captured._copies or not model.is_recorded:
         return
     asked = str(request.url)
     base = next((base for base in _bases(model) if asked.startswith(base)), None)
@@ -148,7 +148,7 @@ def redirect(model: AskedModel, request: Any) -> None:
 
 
 def copy_answer(model: AskedModel, response: Any) -> None:
-    """Copy an answer into the open capture on its way to the client, for a model whose server keeps no record."""
+    """Copy an answer into the open capture on its way to the client, unless the server's record is read later."""
     captured = current.get()
     if captured is None:
         return
@@ -156,12 +156,12 @@ def copy_answer(model: AskedModel, response: Any) -> None:
     url = request.url.copy_with(query=None)
     if not response.is_success:
         captured._miss(f"{request.method} {url} was answered with {response.status_code}")
-    elif model.is_recorded or not captured._takes(model):
+    elif (model.is_recorded and not captured._copies) or not captured._takes(model):
         return
     elif not request.url.path.endswith(_CHAT):
         captured._miss(
-            f"{url} was asked. Without a registered model, only chat completions are captured; let the agent ask "
-            "those, or a registered model"
+            f"{url} was asked. Without a registered model, and in `with art.Trajectory()`, only chat completions are "
+            "captured; let the agent ask those, or use `async with art.capture(model)`"
         )
     else:
         asked = request.content

@@ -12,18 +12,22 @@ litellm and others.
 A capture that is empty logs the reason.
 
 Captures in concurrent tasks are independent. In nested captures the innermost gets the request.
+
+`with art.Trajectory() as trajectory:` captures chat completions into a trajectory without asking the server: answers
+are copied on their way to the client, with the ids by which training finds their tokens.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, overload
 
 from art.capture.captured import Captured, CapturedModel, current
-from art.trajectory import Trajectory
+from art.trajectory import Trajectory, TrajectoryGroup, capture_with
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +58,46 @@ async def capture(model: CapturedModel | None = None) -> AsyncIterator[Captured]
         current.reset(token)
 
 
+@contextmanager
+def _copy_into(trajectory: Trajectory) -> Iterator[None]:
+    """Context manager: copy answers that code inside receives into a trajectory; see `Trajectory.__enter__`."""
+    from art.capture.foreign import watch_clients
+
+    captured = Captured(trajectory=trajectory, _copies=True)
+    token = current.set(captured)
+    try:
+        with watch_clients():
+            yield
+        trajectory.finish()
+    finally:
+        captured._is_over = True
+        current.reset(token)
+
+
+capture_with(_copy_into)
+
+
+@contextmanager
+def no_capture() -> Iterator[None]:
+    """Context manager: requests inside it are not captured, for example those of a judge within a rollout."""
+    token = current.set(None)
+    try:
+        yield
+    finally:
+        current.reset(token)
+
+
+async def trajectory_group(
+    trajectories: Iterable[Awaitable[Trajectory]], *, return_exceptions: bool = False
+) -> TrajectoryGroup:
+    """Run the rollouts of one scenario at once, and return their group.
+
+    Args:
+        return_exceptions: keep the exceptions of failed rollouts in the group, instead of raising the first.
+    """
+    return TrajectoryGroup(await asyncio.gather(*trajectories, return_exceptions=return_exceptions))
+
+
 def current_capture() -> Captured | None:
     """Return the capture that surrounds the caller; `None` if there is none."""
     return current.get()
@@ -74,6 +118,9 @@ def auto_trajectory(*, required: bool = False) -> Trajectory | None:
     if required:
         raise RuntimeError("no capture surrounds this call: run it in `await art.capture_auto_trajectory(...)`")
     return None
+
+
+current_trajectory = auto_trajectory
 
 
 async def capture_auto_trajectory(awaitable: Awaitable[Any], *, model: CapturedModel | None = None) -> Trajectory:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 
 from art.messages import load_choice
+from art.trajectory import ChatExchange
 
 if TYPE_CHECKING:
     from openai.types.chat.chat_completion import Choice
@@ -24,6 +25,8 @@ class Exchange:
     """Messages of the request, in OpenAI's format."""
     tools: list[Any] | None
     choices: list[Choice]
+    chat: ChatExchange
+    """Request and answer as they were sent."""
 
 
 def keep(response: Any, read: Callable[[bytes], None]) -> None:
@@ -79,21 +82,24 @@ def read_exchange(asked: bytes, headers: httpx2.Headers, raw: bytes) -> Exchange
     """
     request = json.loads(asked)
     answer = httpx2.Response(200, headers=headers, content=raw)
-    if "text/event-stream" in headers.get("content-type", ""):
-        choices = _read_stream(answer.text)
-    else:
-        choices = answer.json()["choices"]
-    return Exchange(request["messages"], request.get("tools"), [load_choice(choice) for choice in choices])
+    is_stream = "text/event-stream" in headers.get("content-type", "")
+    completion = _read_stream(answer.text) if is_stream else answer.json()
+    choices = [load_choice(choice) for choice in completion["choices"]]
+    chat = ChatExchange(request, completion)
+    return Exchange(request["messages"], request.get("tools"), choices, chat)
 
 
-def _read_stream(text: str) -> list[dict[str, Any]]:
-    """Join the chunks of a stream to choices."""
+def _read_stream(text: str) -> dict[str, Any]:
+    """Join the chunks of a stream to a chat completion."""
     choices: dict[int, dict[str, Any]] = {}
+    completion: dict[str, Any] = {}
     for line in text.splitlines():
         payload = line.removeprefix("data:").strip()
         if not line.startswith("data:") or payload == "[DONE]":
             continue
-        for part in json.loads(payload).get("choices", ()):
+        chunk = json.loads(payload)
+        completion |= {key: value for key, value in chunk.items() if value is not None}
+        for part in chunk.get("choices", ()):
             choice = choices.setdefault(part["index"], {"index": part["index"], "message": {"role": "assistant"}})
             _merge(choice["message"], part.get("delta") or {})
             _merge(choice, {key: value for key, value in part.items() if key not in ("delta", "index")})
@@ -103,10 +109,10 @@ def _read_stream(text: str) -> list[dict[str, Any]]:
     for choice in choices.values():
         for call in choice["message"].get("tool_calls", ()):
             call.pop("index", None)
-    return [choices[index] for index in sorted(choices)]
+    return completion | {"object": "chat.completion", "choices": [choices[index] for index in sorted(choices)]}
 
 
-_NAMES = ("role", "type", "id", "finish_reason")
+_NAMES = ("role", "type", "id", "finish_reason", "exchange_id")
 """Fields that come whole in each chunk; other texts come in pieces."""
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -59,6 +60,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     deleting.add_argument("--keep", type=int, nargs="*", default=[], metavar="STEP", help="further ones to keep")
     deleting.add_argument("--keep-recent", type=int, default=1, metavar="N", help="of the newest (default: 1)")
     deleting.add_argument("--metric", default=BEST_METRIC, help=f"of the best (default: {BEST_METRIC})")
+    deleting.add_argument("--dry-run", action="store_true", help="only list what would be deleted")
+    deleting.add_argument("--yes", action="store_true", help="delete without a question")
     forking = add("fork", fork, "begin another model with a checkpoint of this one")
     forking.add_argument("to", type=ModelName.parse, help="PROJECT/NAME of the other one")
     forking.add_argument("--not-after", type=int, metavar="STEP", help="the newest up to this one")
@@ -130,10 +133,40 @@ async def download(backend: RemoteBackend, args: argparse.Namespace) -> None:
 async def delete(backend: RemoteBackend, args: argparse.Namespace) -> None:
     if args.keep_recent < 1:
         raise ConfigError(f"--keep-recent must be at least 1, got {args.keep_recent}: the newest is always kept")
+    checkpoints = await backend.list_checkpoints(args.model, best_metric=args.metric)
+    recent = sorted(info.step for info in checkpoints)[-args.keep_recent :]
+    going = [info for info in checkpoints if not (_marks(info) or info.step in recent or info.step in args.keep)]
+    if not going:
+        print(f"there is nothing to delete: all {len(checkpoints)} checkpoints are kept")
+        return
+    steps = ", ".join(str(info.step) for info in going)
+    size = f"{sum(info.size_bytes for info in going) / 2**20:.1f} MiB"
+    print(f"{len(going)} of {len(checkpoints)} checkpoints of {args.model}, {size}: steps {steps}")
+    if args.dry_run or not (args.yes or _is_confirmed()):
+        print("nothing was deleted")
+        return
     gone = await backend.delete_checkpoints(
-        args.model, keep_steps=args.keep, keep_recent=args.keep_recent, best_metric=args.metric
-    )
+        args.model, keep_steps=[info.step for info in checkpoints if info not in going],
+        keep_recent=args.keep_recent, best_metric=args.metric,
+    )  # fmt: skip
     print(f"deleted {', '.join(map(str, gone)) or 'nothing'}")
+
+
+def _is_confirmed() -> bool:
+    """Ask on a terminal whether to delete.
+
+    Raises:
+        ConfigError: there is no terminal.
+    """
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            "there is no terminal to ask whether to delete these checkpoints, which cannot be undone: add --yes to "
+            "delete them, or --dry-run to only list them"
+        )
+    try:
+        return input("Delete them? This cannot be undone. [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
 
 
 async def fork(backend: RemoteBackend, args: argparse.Namespace) -> None:

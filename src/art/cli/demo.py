@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from art.backends.local import LocalBackend
+from art.cli.options.recipe_options import config_of
 from art.cli.options.task_options import TASK_HELP, add_task_options, task_for
 from art.cli.terminal.event_loop import run_coroutine
 from art.cli.terminal.page_line import print_page_line
@@ -26,13 +27,14 @@ from art.cli.terminal.screen import Screen, progress_bar
 from art.cli.tiny_model import build_with_progress
 from art.client.interrupt import EXIT_INTERRUPTED, stopped
 from art.config import EngineConfig, ModelSettings, ServerConfig, VllmConfig
-from art.errors import TrainingError
+from art.errors import ConfigError, TrainingError
 from art.model import TrainableModel
 from art.recipes.progress import report_verdict
-from art.recipes.recipe_config import reported_to
+from art.recipes.recipe_config import RecipeConfig, reported_to
 from art.recipes.task_training import check_judge
 from art.recipes.training_loop import Evaluation, StepReport, evaluate, train_task
-from art.recipes.verdict import Course, Remedies, change_of, reach_verdict
+from art.recipes.verdict import Course, Remedies, reach_verdict
+from art.report import estimate_change
 from art.task import Task
 
 EVALUATION_SEED = 20_000
@@ -84,6 +86,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     console = Screen()
+    config_of(RecipeConfig, args)  # refuses a number that the option cannot have
+    if args.games < 1:
+        raise ConfigError(f"`--games` must be 1 or more, got {args.games}")
     task = task_for(console, args, args.base_model)
     check_judge(task, None)
     out = (args.out or Path("demo") / f"{task.label}-seed{args.seed}").resolve()
@@ -93,7 +98,9 @@ def run(args: argparse.Namespace) -> int:
         with demo.make_backend() as backend:
             return run_coroutine(demo.run(backend, demo.base_model()))
     except KeyboardInterrupt:
-        console.print(f"\n{stopped()}; every finished step is kept in {out}", highlight=False, soft_wrap=True)
+        where = stopped()  # without a step as long as the model is not registered, e.g. in the warm start
+        kept = " before the training began" if where == "stopped" else f"; every finished step is kept in {out}"
+        console.print(f"\n{where}{kept}", highlight=False, soft_wrap=True)
         return EXIT_INTERRUPTED
     except TrainingError as error:
         console.print(str(error), style="red")
@@ -174,7 +181,7 @@ class _Demo:
         }  # fmt: skip
         self._show(before, after, summary)
         print_page_line(self.console, data_dir)
-        measure, change = f"{task.headline_metric} on held-out rollouts", change_of(before, after)
+        measure, change = f"{task.headline_metric} on held-out rollouts", estimate_change(before.scores, after.scores)
         course = Course(step=step, num_steps=self.num_steps, reports=reports, measure=measure, change=change)
         report_verdict(ProgressPrinter(self.console), reach_verdict(course, Remedies()))
         if args.json:
@@ -182,8 +189,12 @@ class _Demo:
         return EXIT_UNTRAINED if course.is_untrained else 0
 
     async def _evaluate(self, when: str, model: TrainableModel) -> Evaluation:
-        with self.console.status(f"Playing {self.args.games} held-out rollouts {when} training ..."):
-            evaluation = await evaluate(model, self.task, count=self.args.games, seed=EVALUATION_SEED)
+        with progress_bar(self.console, transient=True) as progress:
+            bar = progress.add_task(f"held-out rollouts {when} training", total=self.args.games)
+            evaluation = await evaluate(
+                model, self.task, count=self.args.games, seed=EVALUATION_SEED,
+                on_rollout=lambda num_ended: progress.update(bar, completed=num_ended),
+            )  # fmt: skip
         await model.log(evaluation.trajectories, split="test")
         self.watch.rollout_s += evaluation.seconds
         mean, (low, high) = (f"{evaluation.mean:.3f}", "bold"), evaluation.interval
@@ -203,7 +214,9 @@ class _Demo:
                 line = report.line(task.headline_metric)
                 progress.update(bar, completed=report.step, line=line)
                 if report.step % 10 == 0 or not self.console.is_terminal:
-                    progress.console.print(f"step {report.step:>3}  {line}", highlight=False, soft_wrap=True)
+                    progress.console.print(
+                        f"step {report.step:>3}/{num_steps}  {line}", highlight=False, soft_wrap=True
+                    )
 
             return await train_task(
                 model, task, task.defaults, num_steps=num_steps, seed=self.args.seed, on_step=on_step

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from art.cli.terminal.progress_printer import ProgressPrinter, exit_code
 from art.cli.terminal.screen import Screen
 from art.errors import ConfigError
 from art.mcp import McpTask
+from art.model.run_settings import command_line
 from art.recipes.mcprl.mcp_rl import mcp_rl
 from art.recipes.mcprl.mcp_rl_config import McpRlConfig
 
@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     console, config = Screen(), config_of(McpRlConfig, args)
-    headers, env, command = read_headers(args.header), read_env(args.server_env), command_of(args.argv)
+    headers, env, command = read_headers(args.header), read_env(args.server_env), command_line(["art", *args.argv])
     try:
         with ProgressPrinter(console) as printer:
             training = mcp_rl(
@@ -103,27 +103,6 @@ def _filled(text: str) -> str:
         return os.environ[name]
 
     return re.sub(r"\$(?:(\w+)|\{(\w+)\})", value, text)
-
-
-def command_of(argv: Sequence[str]) -> str:
-    """The command as it was typed, for the report, without the values of headers and variables, which may be keys."""
-    separators = {"--header": ":", "--server-env": "="}
-    shown = ["art"]
-    for word in argv:
-        option, equals, value = word.partition("=")
-        if shown[-1] in separators:
-            shown.append(_without_value(word, separators[shown[-1]]))
-        elif equals and option in separators:
-            shown.append(f"{option}={_without_value(value, separators[option])}")
-        else:
-            shown.append(word)
-    return shlex.join(shown)
-
-
-def _without_value(text: str, separator: str) -> str:
-    """The option without its value, unless the value names a variable of the environment."""
-    name, separated, value = text.partition(separator)
-    return text if not separated or "$" in value else f"{name}{separator} ..."
 
 
 def _names(text: str) -> list[str]:

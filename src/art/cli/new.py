@@ -60,6 +60,8 @@ def write_agent(folder: Path, *, kind: str) -> str:
         f"{name}.py": agent,
         f"test_{name}.py": (templates / kind / "test_agent.py.txt").read_text(encoding="utf-8"),
         "README.md": (templates / "README.md").read_text(encoding="utf-8"),
+        # The tests run coroutines themselves, and without a setting pytest-asyncio warns of a default of its own.
+        "pytest.ini": "[pytest]\naddopts = -p no:asyncio\n",
     }
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in texts.items():

@@ -185,6 +185,8 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, drain)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores it, so that the server goes on
+            loop.add_signal_handler(signal.SIGHUP, drain)
         host, port = sock.getsockname()[:2]
         print(f"art-server listens on http://{host}:{port} and keeps its data in {data_dir}", flush=True)
         _show_page(page, DataDir(data_dir), host, port)

@@ -6,7 +6,8 @@ answers too, with the stack of its event loop. With --stacks the report ends wit
 Warm starts of tiny models are shown too, whichever command of this user runs them.
 
 A server elsewhere, at --url or ART_SERVER_URL, is asked over HTTP with the key in ART_API_KEY for its processes, its
-models and its unfinished jobs. --data-dir wins over ART_SERVER_URL.
+models and its unfinished jobs. --data-dir wins over ART_SERVER_URL. With --rollout it is asked for one rollout: how it
+ended, and which conversations it has.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import contextlib
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from art.cli.tiny_model import warm_starts
 from art.client import ArtClient
 from art.costs import Ledger
 from art.errors import ConfigError, NotFoundError, ProcessError
+from art.protocol.chat import short
 from art.protocol.training import JobStatus
 from art.storage.layout import DataDir
 from art.storage.local_key import find_local_key
@@ -38,6 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--data-dir", type=Path, help="of a server on this machine (default: .art)")
     where.add_argument("--url", help="of a server elsewhere (default: ART_SERVER_URL)")
+    parser.add_argument("--rollout", metavar="ID", help="show one rollout of the server at --url and its conversations")
     parser.add_argument("--stacks", action="store_true", help="also show the stacks of all tasks and processes")
 
 
@@ -45,8 +49,10 @@ def run(args: argparse.Namespace) -> int:
     if url := args.url or (os.environ.get("ART_SERVER_URL") if args.data_dir is None else None):
         if args.stacks:
             raise ConfigError("--stacks needs --data-dir, on the machine of the server")
-        print(asyncio.run(describe_server(url)))
+        print(asyncio.run(describe_rollout(url, args.rollout) if args.rollout else describe_server(url)))
         return 0
+    if args.rollout:
+        raise ConfigError("--rollout needs the address of the server, by --url or ART_SERVER_URL")
     data_dir = DataDir((args.data_dir or Path(".art")).expanduser().resolve())
     sections = describe_costs(data_dir)
     if starts := warm_starts():
@@ -89,6 +95,24 @@ async def describe_server(url: str) -> str:
     return "\n\n".join(
         [f"art-server at {url}", *("\n  ".join([heading, *(lines or ["none"])]) for heading, lines in sections.items())]
     )
+
+
+async def describe_rollout(url: str, rollout_id: str) -> str:
+    """Ask the server at `url` for a rollout, and describe how it ended and which conversations it has."""
+    async with ArtClient(url, os.environ.get("ART_API_KEY") or find_local_key(url)) as client:
+        record = await client.get_rollout(rollout_id)
+    sampling = "as its requests ask" if record.sampling is None else record.sampling.model_dump_json()
+    facts = f"{record.outcome or 'running'}, reward {record.reward}, group {record.group_id}, sampled {sampling}"
+    conversations = [_describe_conversation(history["messages_and_choices"]) for history in record.histories]
+    return "\n  ".join([f"rollout {rollout_id} of {record.model}: {facts}", *(conversations or ["no conversations"])])
+
+
+def _describe_conversation(items: list[dict[str, Any]]) -> str:
+    answers = [item for item in items if "exchange_id" in item]
+    num_tokens = sum(answer["exchange"]["completion_tokens"] for answer in answers)
+    prompt = next((item["content"] for item in items if item.get("role") == "system"), None)
+    about = "no system prompt" if prompt is None else f"system prompt {short(prompt)}"
+    return f"conversation of {len(items)} messages with {len(answers)} answers, {num_tokens} sampled tokens; {about}"
 
 
 def _describe_place(place: dict[str, str] | None) -> str:

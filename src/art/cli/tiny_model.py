@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import hashlib
 import os
 import time
@@ -34,6 +35,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--head-dim", type=int, default=16, choices=[16, 32], help="of the attention; vLLM needs 32 (default: 16)"
     )
+    parser.add_argument(
+        "--context", type=int, metavar="N",
+        help="tokens of a prompt and its answer together (default: the task's own, 1024 for most). A server serves at "
+        "most 32768 of them, unless `max_context` of the engine's settings says more",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,16 +49,17 @@ def run(args: argparse.Namespace) -> int:
     task = task_for(console, args, None)
     path, seconds = build_with_progress(
         console, args.path, task=task, seed=args.seed, play_skill=args.play_skill,
-        warm_start_steps=args.warm_start_steps, head_dim=args.head_dim,
+        warm_start_steps=args.warm_start_steps, head_dim=args.head_dim, context=args.context,
     )  # fmt: skip
     console.print(f"tiny model in {path} ({seconds:.1f} s)", highlight=False, soft_wrap=True)
     return 0
 
 
-def default_folder(data_dir: Path, task: Task, *, seed: int, head_dim: int) -> Path:
+def default_folder(data_dir: Path, task: Task, *, seed: int, head_dim: int, context: int | None = None) -> Path:
     """The folder for the tiny model of a task and seed. Another warm start (play or settings) has another folder."""
     play = draw_conversations(task, seed=seed, count=20)
-    digest = hashlib.blake2b(repr((task.defaults, head_dim, play)).encode(), digest_size=4).hexdigest()
+    defaults = task.defaults if context is None else dataclasses.replace(task.defaults, tiny_context=context)
+    digest = hashlib.blake2b(repr((defaults, head_dim, play)).encode(), digest_size=4).hexdigest()
     return data_dir / "tiny-models" / f"{task.label}-seed{seed}-{digest}"
 
 
@@ -70,12 +77,14 @@ def build_with_progress(
     Raises:
         ConfigError: the task has no play to learn from. This is checked before anything heavy is imported.
     """
-    from art.cli.terminal.screen import progress_bar
+    from art.cli.terminal.screen import SILENCE_S, progress_bar
+    from art.report.page import duration
 
     draw_conversations(task, seed=seed, count=1, skill=options.get("play_skill"))
     started = time.perf_counter()
     if not console.is_terminal:  # a bar shows nothing there until it is done
-        console.print(f"making a tiny model in {path}: a warm start of about a minute", highlight=False, soft_wrap=True)
+        about = "a warm start of about a minute on an idle core"
+        console.print(f"making a tiny model in {path}: {about}", highlight=False, soft_wrap=True)
     with _noted(path.resolve()) as note, progress_bar(console, "loss") as progress:
         bar = progress.add_task("warm start", total=None, loss="")
 
@@ -84,9 +93,17 @@ def build_with_progress(
         import_transformers()
         from art.testing.tiny.build import build_tiny_model
 
+        began = said_at = time.perf_counter()
+
         def on_progress(done: int, total: int, loss: float) -> None:
+            nonlocal said_at
             note(f"step {done} of {total}")
             progress.update(bar, completed=done, total=total, loss=f"loss {loss:.3f}")
+            now = time.perf_counter()
+            if not console.is_terminal and (now - said_at >= SILENCE_S or done == total):
+                said_at, left_s = now, (now - began) / done * (total - done)
+                line = f"warm start, step {done}/{total}  loss {loss:.3f}  {duration(left_s)} left"
+                console.print(line, highlight=False, soft_wrap=True)
 
         build_tiny_model(path, task=task, seed=seed, head_dim=head_dim, on_progress=on_progress, **options)
     return path, time.perf_counter() - started

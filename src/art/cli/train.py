@@ -27,6 +27,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("task", help=TASK_HELP)
     add_task_options(parser)
     parser.add_argument("--base-model", help="hub id or local path (default: a tiny model made for the task)")
+    parser.add_argument(
+        "--tiny-context", type=int, metavar="N", help="context of the tiny model (default: the task's own)"
+    )
     judged = "a language model scores the rollouts of each scenario, in place of the task's own reward"
     add_recipe_options(parser, TaskTrainingConfig, judged)
     add_settings(parser, TaskTrainingConfig, "early_stop")
@@ -39,12 +42,17 @@ def run(args: argparse.Namespace) -> int:
     base_model = config.base_model
     task = task_for(console, args, base_model, warns=False)  # the recipe warns
     check_judge(task, config.judge)
+    config.check(task.defaults)
     if base_model is None:
         # vLLM on CPU has no attention for the small heads of the usual tiny model.
         head_dim = 32 if config.engine == "vllm" else 16
-        path = default_folder(config.data_dir.resolve(), task, seed=config.seed, head_dim=head_dim)
+        path = default_folder(
+            config.data_dir.resolve(), task, seed=config.seed, head_dim=head_dim, context=args.tiny_context
+        )
         if not (path / "model.safetensors").exists():
-            build_with_progress(console, path, task=task, seed=config.seed, head_dim=head_dim)
+            build_with_progress(
+                console, path, task=task, seed=config.seed, head_dim=head_dim, context=args.tiny_context
+            )
         base_model = str(path)
     try:
         with ProgressPrinter(console) as printer:
@@ -71,10 +79,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _summary(result: TaskTrainingResult) -> dict[str, object]:
     summary: dict[str, object] = {"stopped": "budget" if result.is_over_budget else result.ending}
-    if result.after is not None:
-        summary |= {"evaluation": result.after.mean, "interval": list(result.after.interval)}
-        if result.before is not None:
-            summary |= {"evaluation_before": result.before.mean, "interval_before": list(result.before.interval)}
+    for name, evaluation in (("", result.after), ("_before", result.before)):
+        if evaluation is not None:
+            summary |= {f"evaluation{name}": evaluation.mean, f"interval{name}": list(evaluation.interval)}
     return summary | {
         "step": result.step, "rewards": [report.reward for report in result.reports],
         "headlines": [report.headline for report in result.reports], "costs": result.model.costs.summary(),

@@ -26,7 +26,13 @@ from art.protocol.checkpoint_calls import (
 )
 from art.protocol.keys import LOGIN_MARK, Empty, PageLink
 from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
-from art.protocol.training import DeleteCheckpointsRequest, DeleteCheckpointsResponse, ModelStatus, RegisterRequest
+from art.protocol.training import (
+    DeleteCheckpointsRequest,
+    DeleteCheckpointsResponse,
+    ExchangeIds,
+    ModelStatus,
+    RegisterRequest,
+)
 
 if TYPE_CHECKING:
     from art.protocol.answers import EnginePressure, ModelCard
@@ -90,6 +96,12 @@ class ArtClient(JobClient):
         from art.protocol.answers import EnginePressure
 
         return await self.typed(EnginePressure, "GET", model_path(project, name, "pressure"))
+
+    async def missing_exchanges(self, project: str, name: str, exchange_ids: list[str]) -> list[str]:
+        """Return those of some exchanges (recorded answers) that the server does not have in the model's project."""
+        asked = ExchangeIds(exchange_ids=exchange_ids)
+        path = model_path(project, name, "exchanges/missing")
+        return (await self.typed(ExchangeIds, "POST", path, body=asked)).exchange_ids
 
     async def checkpoints(self, project: str, name: str, *, best_metric: str = BEST_METRIC) -> CheckpointList:
         params = {"metric": best_metric}

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -36,9 +37,14 @@ _MAX_HANDED_OUT = 3
 """Times that a group is handed out. If its job fails each time, the group itself is probably at fault."""
 
 
-def load_trajectory(record: RolloutRecord) -> Trajectory:
-    """Make a trajectory of a recorded rollout: its longest conversation first, and its reward if it has one."""
-    histories = [_load_history(item) for item in record.histories]
+def load_trajectory(record: RolloutRecord, leave_out: re.Pattern[str] | None = None) -> Trajectory:
+    """Make a trajectory of a recorded rollout: its longest conversation first, and its reward if it has one.
+
+    Conversations in whose system prompt `leave_out` is found are no part of it.
+    """
+    histories = [
+        _load_history(item) for item in record.histories if leave_out is None or not _is_about(item, leave_out)
+    ]
     main = max(histories, key=lambda history: len(history.messages_and_choices), default=History())
     told = {"scenario_id": record.scenario_id, "outcome": record.outcome, "error": record.error}
     metadata = record.metadata | {key: value for key, value in told.items() if value not in (None, "ok")}
@@ -52,6 +58,12 @@ def load_trajectory(record: RolloutRecord) -> Trajectory:
         initial_policy_version=record.first_policy_version,
         final_policy_version=record.last_policy_version,
     )
+
+
+def _is_about(history: Mapping[str, Any], pattern: re.Pattern[str]) -> bool:
+    """Whether a pattern is found in the system prompt of a conversation."""
+    messages = history["messages_and_choices"]
+    return any(item.get("role") == "system" and pattern.search(item["content"] or "") for item in messages)
 
 
 def _load_history(data: Mapping[str, Any]) -> History:
@@ -76,20 +88,34 @@ class RolloutCollector:
     _since: int = 0
 
     async def collect(
-        self, num_groups: int, rollouts_per_group: int, *, timeout_s: float | None, pbar_desc: str | None
+        self,
+        num_groups: int,
+        rollouts_per_group: int,
+        *,
+        timeout_s: float | None,
+        pbar_desc: str | None,
+        leave_out: str | None = None,
     ) -> list[TrajectoryGroup]:
         """Wait for complete groups and return them: groups that were never handed out first, then the oldest.
 
-        A rollout that ended as `infra_fault`, or never asked the model anything, becomes an exception of its group.
+        A rollout that ended as `infra_fault`, or never asked the model anything, becomes an exception of its group, and
+        so does one whose conversations are all left out.
+
+        Args:
+            leave_out: regular expression that is looked for in the system prompt of each conversation.
 
         Raises:
-            ConfigError: a number is below 1.
+            ConfigError: a number is below 1, or `leave_out` is no regular expression.
             ProcessError: `timeout_s` seconds have passed; the rollouts so far are kept for the next call.
         """
         if num_groups < 1 or rollouts_per_group < 1:
             raise ConfigError(
                 f"`num_groups` and `rollouts_per_group` must be >= 1, got {num_groups} and {rollouts_per_group}"
             )
+        try:
+            pattern = None if leave_out is None else re.compile(leave_out)
+        except re.error as error:
+            raise ConfigError(f"`leave_out` is no regular expression: {leave_out!r}: {error}") from None
         client = await self.connect()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with progress_bar(pbar_desc, num_groups * rollouts_per_group) as pbar:
@@ -100,7 +126,9 @@ class RolloutCollector:
                 _show(pbar, self._waiting, num_groups * rollouts_per_group)
                 if len(complete) >= num_groups:
                     chosen = complete[:num_groups]
-                    groups = [await _load_group(client, list(self._waiting[group].values())) for group in chosen]
+                    groups = [
+                        await _load_group(client, list(self._waiting[group].values()), pattern) for group in chosen
+                    ]
                     self._take(chosen)
                     return groups
                 if deadline is not None and time.monotonic() > deadline:
@@ -172,17 +200,19 @@ class RolloutCollector:
         )
 
 
-async def _load_group(client: ArtClient, rollouts: list[RolloutStatus]) -> TrajectoryGroup:
+async def _load_group(
+    client: ArtClient, rollouts: list[RolloutStatus], leave_out: re.Pattern[str] | None
+) -> TrajectoryGroup:
     gate = asyncio.Semaphore(_MAX_FETCHES)
 
     async def fetch(rollout: RolloutStatus) -> Trajectory | PydanticException:
         if rollout.outcome == "infra_fault" or not rollout.num_exchanges:
             message = rollout.error or ("no reason was given" if rollout.num_exchanges else "it never asked the model")
-            return PydanticException(
-                type="infra_fault", message=f"rollout {rollout.rollout_id}: {message}", traceback=""
-            )
+            return _fault(rollout, message)
         async with gate:
-            return load_trajectory(await client.get_rollout(rollout.rollout_id, project=rollout.project))
+            record = await client.get_rollout(rollout.rollout_id, project=rollout.project)
+        trajectory = load_trajectory(record, leave_out)
+        return trajectory if trajectory.messages_and_choices else _fault(rollout, "`leave_out` left nothing of it")
 
     fetched = await asyncio.gather(*(fetch(rollout) for rollout in rollouts))
     return TrajectoryGroup(
@@ -190,6 +220,10 @@ async def _load_group(client: ArtClient, rollouts: list[RolloutStatus]) -> Traje
         exceptions=[item for item in fetched if isinstance(item, PydanticException)],
         metadata={"group_id": rollouts[0].group_id},
     )
+
+
+def _fault(rollout: RolloutStatus, message: str) -> PydanticException:
+    return PydanticException(type="infra_fault", message=f"rollout {rollout.rollout_id}: {message}", traceback="")
 
 
 def _show(pbar: Any, waiting: dict[str, dict[str, RolloutStatus]], total: int) -> None:

@@ -16,8 +16,12 @@ LONGEST_SILENCE_S = 600.0
 
 
 @contextlib.contextmanager
-def announce_wait(what: str | Callable[[], str], *, every_s: float = SILENCE_S) -> Iterator[None]:
+def announce_wait(
+    what: str | Callable[[], str], *, every_s: float = SILENCE_S, longest_s: float = LONGEST_SILENCE_S
+) -> Iterator[None]:
     """Context manager: log `what` the body waits for after `every_s` seconds, and again at doubling intervals.
+
+    No interval is longer than `longest_s`.
 
     The log level is warning, because programs that have not set up logging show nothing below it.
     """
@@ -29,7 +33,7 @@ def announce_wait(what: str | Callable[[], str], *, every_s: float = SILENCE_S) 
         nonlocal timer
         waited_s = time.monotonic() - start
         logger.warning("still waiting for %s (%.0f s)", what if isinstance(what, str) else what(), waited_s)
-        timer = loop.call_later(min(waited_s, LONGEST_SILENCE_S), announce)
+        timer = loop.call_later(min(waited_s, longest_s), announce)
 
     timer = loop.call_later(every_s, announce)
     try:

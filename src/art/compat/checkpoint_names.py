@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Literal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
 
 from art.client.checkpoint_client import Checkpoints, NamedModel
-from art.errors import ConfigError
+from art.compat.refused import refuse
+from art.errors import ConfigError, NotFoundError
 from art.protocol.checkpoint_calls import S3Target
 
 logger = logging.getLogger(__name__)
@@ -65,7 +69,7 @@ async def experimental_pull_from_s3(
     exclude: list[str] | None = None,
     latest_only: bool = False,
 ) -> None:
-    """Pull one checkpoint of the model from an S3 bucket: the given step, or the newest.
+    """Pull one checkpoint of the model from an S3 bucket: the given step, or the newest if there is one.
 
     Raises:
         ConfigError: `delete` is set, no bucket is given, or `exclude` names anything but logs and trajectories, which
@@ -77,7 +81,53 @@ async def experimental_pull_from_s3(
     if unknown := sorted(set(exclude or ()) - {"logs", "trajectories"}):
         raise ConfigError(f"only a checkpoint is pulled; `exclude` cannot leave out {', '.join(unknown)}")
     chosen = step if only_step in (None, "latest") else only_step
-    await checkpoints.pull(model, source, step=chosen, show=verbose)  # type: ignore[arg-type]
+    try:
+        await checkpoints.pull(model, source, step=chosen, show=verbose)  # type: ignore[arg-type]
+    except NotFoundError as error:
+        if chosen is not None:
+            raise
+        logger.warning("nothing is pulled, and the model begins as it is: %s", error)  # the first run of a script
+
+
+async def experimental_pull_model_checkpoint(
+    checkpoints: Checkpoints,
+    model: NamedModel,
+    *,
+    step: int | Literal["latest"] | None = None,
+    local_path: str | None = None,
+    s3_bucket: str | None = None,
+    prefix: str | None = None,
+    verbose: bool = False,
+) -> str:
+    """Download a checkpoint, by default the newest, and return its folder. With a bucket, pull it from there first.
+
+    Args:
+        local_path: Folder to make; by default `checkpoints/<project>/<name>/<step>` in the working directory.
+
+    Raises:
+        NotFoundError: there is no such checkpoint.
+    """
+    chosen = None if step == "latest" else step
+    if s3_bucket is not None:
+        chosen = await checkpoints.pull(model, _target(s3_bucket, prefix, False), step=chosen, show=verbose)
+    if chosen is None:
+        chosen = max((checkpoint.step for checkpoint in await checkpoints.list(model)), default=0)
+    folder = Path(local_path or Path("checkpoints", model.project, model.name, f"{chosen:04d}"))
+    return str(await checkpoints.download(model, folder, step=chosen))
+
+
+def find_experimental(name: str, checkpoints: Checkpoints) -> Callable[..., Any]:
+    """Return the method `backend._experimental_...` of this name.
+
+    Raises:
+        AttributeError, ImportError: there is none; the message says what to use today.
+    """
+    methods = (
+        experimental_fork_checkpoint, experimental_pull_from_s3, experimental_pull_model_checkpoint,
+        experimental_push_to_s3,
+    )  # fmt: skip
+    method = next((method for method in methods if name == f"_{method.__name__}"), None)
+    return refuse("backend", name) if method is None else partial(method, checkpoints)
 
 
 def _target(bucket: str | None, prefix: str | None, delete: bool) -> S3Target:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,6 +28,8 @@ from art.costs.ledger import full_name
 from art.errors import ConfigError
 from art.storage.totals import Pending, Totals, hash_scenario
 
+logger = logging.getLogger(__name__)
+
 F = TypeVar("F", bound=Callable[..., Any])
 _SUMMED = ("time/step_", "data/step_", "throughput/step_")
 
@@ -35,8 +38,12 @@ class MetricsBuilder:
     """Collects metrics and costs for the next row of a model's history (`history.jsonl`), as older code does."""
 
     _extractors: ClassVar[dict[str, CostExtractor]] = {}
-    _prices: ClassVar[dict[str, dict[str, float]]] = {}
-    """USD per million tokens, by model: `prompt`, `completion`, perhaps `cached` and `creation`."""
+    _prices: ClassVar[dict[str, dict[str, float]]] = {
+        "openai/gpt-4.1": {"prompt": 2.0, "completion": 8.0, "cached": 0.5},
+        "anthropic/claude-sonnet-4-6": {"prompt": 3.0, "completion": 15.0, "cached": 0.3, "creation": 3.75},
+    }
+    """USD per million tokens, by model: `prompt`, `completion`, perhaps `cached` and `creation`. Older code knew these
+    two prices by itself."""
 
     def __init__(
         self,
@@ -96,12 +103,14 @@ class MetricsBuilder:
         Raises:
             ConfigError: the price is not known, or the answer does not say how many tokens it used.
         """
-        price = self._prices.get(model_name, {}) | without_none(
+        full_model_name = f"{provider}/{model_name.removeprefix(f'{provider}/')}"
+        known = self._prices.get(model_name) or self._prices.get(full_model_name, {})
+        price = known | without_none(
             prompt=prompt_price_per_million, completion=completion_price_per_million,
             cached=first(cached_prompt_price_per_million, cache_read_price_per_million),
             creation=cache_creation_price_per_million,
         )  # fmt: skip
-        usd, tokens = cost_of(response, f"{provider}/{model_name}", price, self._extractors.get(provider.lower()))
+        usd, tokens = cost_of(response, full_model_name, price, self._extractors.get(provider.lower()))
         self._ledger().book(f"{self.cost_context}/{source.strip('/')}", usd=usd, **tokens)
         return usd
 
@@ -256,6 +265,8 @@ class MetricsBuilder:
         return active
 
 
+_unpriced: set[str] = set()
+"""Warnings of costs that are not known, each of which is logged once."""
 _active: ContextVar[MetricsBuilder | None] = ContextVar("art_metrics_builder", default=None)
 
 
@@ -273,7 +284,8 @@ def track_api_cost(
 ) -> Callable[[F], F]:
     """Decorate a function that asks a chat API, to book the cost of each answer with the active builder.
 
-    Without an active builder nothing is booked. The function may be async or not.
+    Without an active builder nothing is booked. The function may be async or not. A cost that is not known is logged
+    once and not booked; the function's result is returned all the same.
 
     Args:
         source: name of the cost, such as `llm_judge/correctness`.
@@ -281,7 +293,9 @@ def track_api_cost(
     """
 
     def book(result: Any) -> Any:
-        if (builder := _active.get()) is not None:
+        if (builder := _active.get()) is None:
+            return result
+        try:
             builder.add_response_cost(
                 source, result if response_getter is None else response_getter(result), provider=provider,
                 model_name=model_name, prompt_price_per_million=prompt_price_per_million,
@@ -290,6 +304,10 @@ def track_api_cost(
                 cache_creation_price_per_million=cache_creation_price_per_million,
                 cache_read_price_per_million=cache_read_price_per_million,
             )  # fmt: skip
+        except Exception as error:  # the answer is paid for and wanted, whatever is wrong with its price
+            if str(error) not in _unpriced:
+                _unpriced.add(str(error))
+                logger.warning("a cost of %s is not booked: %s", source, error)
         return result
 
     def decorate(function: F) -> F:

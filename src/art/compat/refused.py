@@ -1,7 +1,7 @@
 """Names of older code that no longer exist, each with what to use today.
 
-A module refuses its names by `__getattr__ = refusals(__name__)`, so that the error of
-`from art import TinkerBackend` says what to use.
+A module refuses its names by `__getattr__ = refusals(__name__)`, so that the error of `from art import TinkerBackend`
+says what to use. Whole modules are refused by `refuse_module`, however they are imported.
 """
 
 from __future__ import annotations
@@ -28,15 +28,8 @@ REFUSED: dict[str, dict[str, str]] = {
         "PipelineTrainer": _PIPELINE,
         "make_group_rollout_fn": _PIPELINE,
     },
+    "backend": {"_experimental_deploy": _DEPLOY},
     "art.utils": dict.fromkeys(("deploy_model", "LoRADeploymentProvider", "LoRADeploymentJob"), _DEPLOY),
-    "art.utils.deployment": dict.fromkeys(
-        ("deploy_model", "DeploymentConfig", "DeploymentResult", "Provider", "TogetherDeploymentConfig",
-         "WandbDeploymentConfig"), _DEPLOY,
-    ),
-    "art.utils.s3": dict.fromkeys(
-        ("archive_and_presign_step_url", "build_s3_path", "ensure_bucket_exists", "pull_model_from_s3",
-         "push_model_to_s3", "s3_sync"), _STORE,
-    ),
     "art.utils.benchmarking": {
         "pull_model_trajectories": _FILES + "; logs of models are kept where the script runs, and not in buckets",
         "log_constant_metrics_wandb": "use `await model.log(metrics=..., step=...)`; `Model(report_metrics=['wandb'])` "
@@ -44,6 +37,23 @@ REFUSED: dict[str, dict[str, str]] = {
     },
 }  # fmt: skip
 """What to use today, by module and older name."""
+_OURS = "ART uses transformers and peft for all models; settings are `TrainableModel(settings=art.ModelSettings(...))`"
+MODULES: dict[str, str] = {
+    "art.distill": "use `backend.train(..., loss_fn=...)` with the losses of docs/objectives.md",
+    "art.megatron": REFUSED["art"]["MegatronBackend"],
+    "art.pipeline_trainer": "use `art.pipeline(...)`, which trains while rollouts run",
+    "art.preprocessing": "the server tokenizes; a request with `extra_body={'return_token_ids': True}` gets the ids",
+    "art.tinker": _SERVER,
+    "art.tinker_native": _SERVER,
+    "art.unsloth": _OURS,
+    "art.utils.deployment": _DEPLOY,
+    "art.utils.s3": _STORE,
+    "art.utils.s3_checkpoint_utils": _STORE,
+    "art.utils.trajectory_logging": _FILES,
+    "art.utils.trajectory_migration": _FILES,
+    "art.vllm": "use `TrainableModel(settings=art.ModelSettings(engine=art.VllmConfig(...)))`",
+}
+"""What to use today, by module of older code that does not exist."""
 
 
 def refuse(module: str, name: str) -> NoReturn:
@@ -55,7 +65,17 @@ def refuse(module: str, name: str) -> NoReturn:
     """
     if advice := REFUSED.get(module, {}).get(name):
         raise ImportError(f"{module}.{name} does not exist in this version of ART: {advice}", name=module)
-    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    raise AttributeError(f"{module!r} has no attribute {name!r}")
+
+
+def refuse_module(module: str) -> None:
+    """Raise the error for a module of older code that does not exist; do nothing for any other.
+
+    Raises:
+        ModuleNotFoundError: the message says what to use today.
+    """
+    if advice := MODULES.get(module):
+        raise ModuleNotFoundError(f"{module} does not exist in this version of ART: {advice}", name=module)
 
 
 def refusals(module: str) -> Callable[[str], Any]:

@@ -94,7 +94,7 @@ class InternalModelConfig(TypedDict, total=False):
 
 # -- words of `train` --
 
-_LOSS_WORDS = ("loss_fn", "loss_fn_config", "epsilon", "epsilon_high", "importance_sampling_level")
+_LOSS_WORDS = ("loss_fn", "loss_fn_config", "epsilon", "epsilon_high", "importance_sampling_level", "ppo")
 _KL_WORDS = ("kl_penalty_coef", "kl_penalty_reference_step", "beta")
 _HONOURED = (
     *TrainConfig.model_fields,
@@ -112,16 +112,22 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "allow_training_without_logprobs": (False,),
     "beta": (0,),
     "grad_accumulation_sequences": (None,),
+    "idempotency_key": (None,),
     "importance_sampling_level": ("token",),
     "kimi_k2_tau": (None,),
     "kl_penalty_coef": (0,),
+    "kl_penalty_source": ("current_learner",),
+    "kl_penalty_step_lag": (None,),
     "kl_ref_adapter_path": (None,),
     "mask_prob_ratio": (False,),
     "max_negative_advantage_importance_sampling_weight": (None,),
     "num_trajectories_learning_rate_multiplier_power": (0,),
+    "objectives": (None,),
     "packed_sequence_length": (None,),
+    "ppo": (False,),
     "save_checkpoint": (True,),
     "scale_learning_rate_by_reward_std_dev": (False,),
+    "session": (None,),
 }
 """Settings of `train` in older code, with values that ask for what is done anyway."""
 _warned: set[str] = set()
@@ -179,9 +185,16 @@ def _in_todays_words(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_loss(values: Mapping[str, Any], settings: Mapping[str, Any]) -> TrainConfig:
-    """Apply `loss_fn`, `loss_fn_config`, the clips and the level of importance sampling."""
+    """Apply `loss_fn`, `loss_fn_config`, the clips and the level of importance sampling.
+
+    Clips without a loss are those of cispo, which was the default loss of older code.
+    """
     level = settings.get("importance_sampling_level")
-    config = algorithm(settings.get("loss_fn", "ppo" if level else "dppo"), values)
+    has_clips = "epsilon" in settings or "epsilon_high" in settings
+    by_default = "ppo" if level or settings.get("ppo") else "cispo" if has_clips else "dppo"
+    if settings.get("ppo") and settings.get("loss_fn", "ppo") != "ppo":
+        raise ConfigError(f"ppo=True and loss_fn={settings['loss_fn']!r} are two losses; keep one")
+    config = algorithm(settings.get("loss_fn", by_default), values)
     term = config.terms[0]
     if level is not None and not isinstance(term, GspoConfig):
         if level != "sequence" or not isinstance(term, PpoConfig):

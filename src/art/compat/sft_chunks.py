@@ -43,15 +43,19 @@ class SFTChunk:
 def create_lr_schedule(
     total_steps: int, peak_lr: float, method: Schedule = "linear", warmup_steps: int = 0, min_lr: float = 0.0
 ) -> list[float]:
-    """The learning rate of each batch: a rise to `peak_lr` over `warmup_steps`, then the fall towards `min_lr`.
+    """The learning rate of each batch: a rise from `min_lr` to `peak_lr` over `warmup_steps`, then a fall to `min_lr`.
 
-    Example: 4 steps, peak 1, linear, no warm-up: [1.0, 0.75, 0.5, 0.25].
+    The last batch of the warm-up has `peak_lr`, and the last of all has `min_lr`. `ScheduleConfig` differs: it never
+    reaches 0.
+
+    Example: 6 steps, peak 1, linear, 2 steps of warm-up: [0.5, 1.0, 1.0, 2/3, 1/3, 0.0].
     """
     if method not in ("cosine", "linear", "constant"):
         raise ConfigError(f"a schedule is 'cosine', 'linear' or 'constant', got {method!r}")
-    shares = [share_at(method, step, warmup_steps=warmup_steps, total_steps=total_steps) for step in range(total_steps)]
-    lowest = [0.0 if step < warmup_steps else min_lr for step in range(total_steps)]
-    return [low + (peak_lr - low) * share for low, share in zip(lowest, shares, strict=True)]
+    rise = [(step + 1) / warmup_steps for step in range(min(warmup_steps, total_steps))]
+    num_falling = total_steps - len(rise)
+    fall = [share_at(method, i, warmup_steps=0, total_steps=num_falling - 1) for i in range(num_falling)]
+    return [min_lr + (peak_lr - min_lr) * share for share in (*rise, *fall)]
 
 
 def create_sft_dataset_iterator(

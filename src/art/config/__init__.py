@@ -36,6 +36,7 @@ from art.config.server import (
     PromotionConfig,
     RenderConfig,
     RestartConfig,
+    SamplingConfig,
     ServerConfig,
 )
 from art.config.trainer import LoraConfig, TrainerConfig
@@ -81,6 +82,7 @@ __all__ = [
     "ReinforceConfig",
     "RenderConfig",
     "RestartConfig",
+    "SamplingConfig",
     "ScheduleConfig",
     "ServerConfig",
     "SftConfig",

@@ -81,24 +81,24 @@ def find_folder(base_model: str) -> Path | None:
         raise ConfigError(
             f"base model {base_model!r}: {folder.absolute()} {what}; expected {_EXPECTED}", param="base_model"
         )
-    names = sorted(entry.name for entry in folder.iterdir())
+    names = {entry.name for entry in folder.iterdir()}
     is_model = any(name.startswith("model") and name.endswith(".safetensors") for name in names)
     is_adapter = ADAPTER_CONFIG in names
     if is_adapter and is_model:
         raise ConfigError(
-            f"base model {base_model!r} is a model and an adapter in one folder ({_listed(names)}); move "
-            f"{ADAPTER_CONFIG} and {ADAPTER_WEIGHTS} into another folder, and give the one to start from",
+            f"base model {base_model!r} is a model and an adapter in one folder; move {ADAPTER_CONFIG} and "
+            f"{ADAPTER_WEIGHTS} into another folder, and give the one to start from",
             param="base_model",
         )
     needed = {ADAPTER_CONFIG, ADAPTER_WEIGHTS} if is_adapter else {"config.json"}
-    missing = sorted(needed - set(names))
+    missing = sorted(needed - names)
     if not is_adapter and not missing and not is_model:
         missing = ["model*.safetensors"]
     if missing:
         kind = "a LoRA adapter" if is_adapter else "the folder of a model (or of a LoRA adapter)"
         raise ConfigError(
-            f"base model {base_model!r} has no {' and no '.join(missing)}, which {kind} needs; "
-            f"{folder.absolute()} has {_listed(names)}",
+            f"base model {base_model!r} has no {' and no '.join(missing)}, which {kind} needs; give the folder "
+            "that has these files",
             param="base_model",
         )
     return folder
@@ -128,8 +128,3 @@ def _check_hub_id(base_model: str) -> None:
 def _check_not_empty(base_model: str) -> None:
     if not base_model.strip():
         raise ConfigError(f"`base_model` is empty ({base_model!r}); expected {_EXPECTED}", param="base_model")
-
-
-def _listed(names: list[str], limit: int = 8) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return (", ".join(names[:limit]) or "nothing in it") + more

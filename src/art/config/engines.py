@@ -24,7 +24,8 @@ class EngineSettings(Config):
     dtype: Dtype = "auto"
     """Type of the weights; `auto` is float32 on CPU, bfloat16 on CUDA, and the checkpoint's type on MPS."""
     max_context: int | None = Field(default=None, ge=16)
-    """Limit of tokens in prompt plus completion; `None` takes the model's own limit, at most 32,768."""
+    """Limit of tokens in prompt plus completion; `None` takes the model's own limit, `max_position_embeddings`, but at
+    most 32,768. Set it for a longer context."""
     max_running: int | None = Field(default=None, ge=1)
     """Requests of one key that are decoded together; a request with `n` choices counts as n. An eighth more, rounded
     up, is for other keys, so that none waits until a long answer of another ends."""
@@ -51,7 +52,8 @@ class EngineConfig(EngineSettings):
     kv_cache_tokens: int | None = Field(default=None, ge=16)
     """Size of the KV cache in tokens; `None` fits `max_running` average requests, within the memory that is free."""
     prefill_tokens: int = Field(default=4096, ge=16)
-    """Limit of prompt tokens in one forward pass, so that long prompts do not delay decoding. Keys share it."""
+    """Limit of prompt tokens in one forward pass, so that long prompts do not delay decoding. Keys share it. A token
+    that attends to many others counts as several."""
     quantization: Quantization = "none"
     """Rounding of the base weights; by default that of the trainer, which it must equal. With `nf4` the engine computes
     with the rounded values, stored in `dtype`, so it is neither smaller nor faster."""

@@ -214,6 +214,12 @@ class MismatchConfig(Config):
     """Share of masked rollouts above which the step fails and trains nothing. It fails too, unless this is 1, if all
     rollouts together are shifted further than noise explains; not with `low` or `high`."""
 
+    @property
+    def has_default_bounds(self) -> bool:
+        """Whether no bound of whole rollouts was changed. A changed one holds for rollouts of any age."""
+        bounds = {"low", "high", "token_low", "token_high"}
+        return self.model_dump(include=bounds) == MismatchConfig().model_dump(include=bounds)
+
     @model_validator(mode="after")
     def _check_order(self) -> Self:
         """Reject bounds that a stricter bound makes unreachable."""

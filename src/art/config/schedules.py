@@ -99,7 +99,7 @@ AnyRate = Annotated[
 """A number, or a schedule."""
 AnyRates = Annotated[
     Annotated[LearningRate, Tag("[number]")]
-    | Annotated[list[LearningRate], Tag("[list]")]
+    | Annotated[list[Annotated[float, Field(ge=0, le=1)]], Tag("[list]")]
     | Annotated[ScheduleConfig, Tag("[schedule]")],
     Discriminator(_kind),
 ]

@@ -22,6 +22,19 @@ class RenderConfig(Config):
     """Whether the reasoning of earlier turns stays in the context; `None` leaves that to the model's template."""
 
 
+class SamplingConfig(Config):
+    """How a model or a rollout is sampled, whatever its requests ask for. Penalties that they ask for are left out."""
+
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    """Divisor of the logits. At 0, nothing can be trained."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Draw from the most likely tokens that have this probability together."""
+    top_k: int = Field(default=0, ge=0)
+    """Draw from this many of the most likely tokens; 0 means from all."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Draw only tokens at least this many times as likely as the most likely one."""
+
+
 def _get(settings: Any, name: str) -> Any:
     """A setting that was given; `None` if it was not."""
     if isinstance(settings, dict):
@@ -42,6 +55,9 @@ class ModelSettings(Config):
     """Settings of the trainer."""
     render: RenderConfig = RenderConfig()
     """How messages are rendered to tokens."""
+    sampling: SamplingConfig | None = None
+    """How every request to the model is sampled, in place of what it asks for; `None`: as it asks. A rollout's own
+    `sampling` wins. Use it for agents that ask for temperature 0 or a penalty, which cannot be trained."""
 
     @model_validator(mode="before")
     @classmethod
@@ -60,8 +76,11 @@ class ModelSettings(Config):
 
     @model_serializer(mode="wrap")
     def _leave_open(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out an engine that was not named, so that the server chooses it."""
+        """Leave out an engine that was not named, so that the server chooses it, and a sampling that was not set, which
+        older servers do not know."""
         data: dict[str, Any] = dump(self)
+        if self.sampling is None:
+            data.pop("sampling", None)
         if "engine" not in self.model_fields_set:
             data.pop("engine", None)
         return data
@@ -218,8 +237,16 @@ class ServerConfig(Config):
     `settings`, as far as they can without the model, and load it when a model is registered with it."""
     gpu: bool = False
     """Refuse to start without a CUDA device."""
+    strict: bool = False
+    """Refuse requests with a field that would be ignored, such as `reasoning_effort`, or replaced by the sampling of a
+    model or rollout. Otherwise such fields are reported: in the header `x-art-ignored` of the answer, once per key and
+    field in the log, and by `art status`."""
     only_models: bool = False
     """Whether keys without the scope `admin` may only register models that are based on `models`."""
+    base_model_folders: tuple[str, ...] | None = None
+    """Folders from which keys with scope `admin` may take base models, each with all folders in it. `None`: any folder
+    for a key for all projects, none for a key of a project. `models`, and a project's own models in the data directory,
+    need not be listed."""
     custom_losses: tuple[str, ...] = ()
     """Modules and packages whose functions any key with scope `train` may name as a loss (`CustomLossConfig`).
     `*` means all modules. The functions run in the trainer's process. `LocalBackend` allows all unless this is set."""

@@ -216,8 +216,9 @@ class Ledger:
         if not totals:
             return []
         limit = "" if self.max_usd is None else f" of {self.max_usd:.4f}"
-        sources = [describe_source(name, amount) for name, amount in totals.items()]
-        return [*sources, f"{'in all':<28} {self.spent_usd:>10.4f}{limit} USD"]
+        has_price = any(amount.priced for amount in totals.values())
+        spent = f"{self.spent_usd:>10.4f}{limit} USD" if has_price else f"{'no price':>14}"
+        return [*(describe_source(name, amount) for name, amount in totals.items()), f"{'in all':<28} {spent}"]
 
     def summary(self) -> dict[str, Any]:
         """Return the budget, the money spent and the amounts by source, as JSON data."""

@@ -35,7 +35,7 @@ def _named(amounts: Mapping[str, Amount], costs: str, tokens: str, seconds: str)
 
 def describe_source(name: str, amount: Amount) -> str:
     """Write one source as a line of text, e.g. `judge/ruler        0.0020 USD  900 prompt, 80 completion tokens`."""
-    money = f"{amount.usd:>10.4f} USD" if amount.priced or amount.unpriced else f"{'no price':>14}"
+    money = f"{amount.usd:>10.4f} USD" if amount.priced else f"{'no price':>14}"
     used = ", ".join(f"{count:,} {kind}" for kind, count in amount.tokens().items())
     parts = [f"{used} tokens"] if used else []
     if amount.seconds:

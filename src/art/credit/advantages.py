@@ -31,6 +31,8 @@ from art.config import LengthPenaltyConfig, OverlongConfig, TrainConfig
 from art.errors import TrajectoryError
 
 _STD_EPSILON = 1e-6
+_MAX_REWARD = 1e30
+"""Size up to which squares and sums of rewards are finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,7 @@ def compute_advantages(groups: Sequence[Sequence[RolloutRewards]], config: Train
             maximum-likelihood scaling meets a reward other than 0 and 1.
     """
     for group in groups:
-        _check_finite(group)
+        check_finite(group)
         _check_complete(group)
         if config.scale_rewards == "mean":
             _check_binary(group)
@@ -131,7 +133,7 @@ def preference_pairs(
     Raises:
         TrajectoryError: a reward is not a finite number, or there are turn or token rewards.
     """
-    _check_finite(group)
+    check_finite(group)
     _refuse_parts(group, "a preference pair compares")
     rewards = _shape_rewards(group, config)
     order = sorted(range(len(rewards)), key=lambda i: -rewards[i])
@@ -224,13 +226,19 @@ def _standardise_group(group: Sequence[Sequence[float]], config: TrainConfig, ba
 # -- errors --
 
 
-def _check_finite(group: Sequence[RolloutRewards]) -> None:
+def check_finite(group: Sequence[RolloutRewards]) -> None:
+    """Refuse rewards that are no numbers, or whose squares and sums would not be.
+
+    Raises:
+        TrajectoryError: a reward is not finite, or above `_MAX_REWARD`.
+    """
     for rollout in group:
         for value in itertools.chain([rollout.reward], rollout.turn_rewards, *rollout.token_rewards):
-            if not math.isfinite(value):
+            if not abs(value) <= _MAX_REWARD:
+                fault = f"is above {_MAX_REWARD:g} in size" if math.isfinite(value) else "is not a finite number"
                 raise TrajectoryError(
-                    f"{rollout.name} has reward {value}, which is not a finite number; give it a finite reward, or "
-                    "leave the trajectory out"
+                    f"{rollout.name} has reward {value}, which {fault}; give it a reward near 1, or leave the "
+                    "trajectory out"
                 )
 
 

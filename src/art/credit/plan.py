@@ -12,10 +12,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from art.config import DpoConfig, TrainConfig
-from art.credit.advantages import RolloutAdvantages, compute_advantages, preference_pairs
+from art.credit.advantages import RolloutAdvantages, check_finite, compute_advantages, preference_pairs
 from art.credit.distributions import describe_step
 from art.credit.ledger import observed_tokens, open_ledger
-from art.credit.plan_findings import NO_OBSERVATIONS, LeftOut, describe_left_out, describe_nothing, describe_untracked
+from art.credit.plan_findings import (
+    NO_OBSERVATIONS,
+    LeftOut,
+    describe_left_out,
+    describe_nothing,
+    describe_twins,
+    describe_untracked,
+)
 from art.credit.references import teacher_name
 from art.credit.resolve import ResolvedGroup, ResolvedTrajectory, TokenPath
 from art.credit.rollout_plans import describe_groups
@@ -53,15 +60,21 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int, ha
     Raises:
         ConfigError: the schedule of the learning rate has ended.
         TrajectoryError: rewards are not finite, or `config` cannot use them.
-        NothingTrainableError: there are answers, and none of them is a recorded one of this model.
+        NothingTrainableError: there is no trajectory, or there are answers and none of them is a recorded one of this
+            model.
     """
     config.rate_at(step)
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    if not trajectories:
+        raise NothingTrainableError(
+            f"nothing to train on: `groups` has {len(groups)} groups and no trajectory; send at least one trajectory, "
+            "or leave this step out"
+        )
     dpo = next((term for term in config.terms if isinstance(term, DpoConfig)), None)
     selection = _select(groups, config) if dpo is None else _select_pairs(groups, config, dpo)
     idle_factor = _idle_factor(groups, selection, config)
     by_group = [_group_samples(group, config, idle_factor) for group in selection.trained]
     samples = list(itertools.chain(*by_group))
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     if (untracked := describe_untracked(trajectories)) is not None:
         raise NothingTrainableError(untracked)
     observations = list(_observations(groups, config))
@@ -70,6 +83,8 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int, ha
         findings.insert(0, describe_nothing(selection.left_out, trajectories, len(groups)))
     if config.observation_weight and not observations:
         findings.append(NO_OBSERVATIONS)
+    twins = _twins(trajectories)
+    findings += [describe_twins(twins)] if twins else []
     return StepPlan(
         samples=samples,
         observations=observations,
@@ -80,6 +95,7 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int, ha
             "data/step_num_groups_trainable": sum(
                 len(made) > 0 and group.has_signal for group, made in zip(selection.trained, by_group, strict=True)
             ),
+            **({"data/step_num_trajectories_repeated": len(twins)} if twins else {}),
             **describe_step(trajectories, samples, config, step=step, num_pairs=len(selection.pairs)),
         },
         findings=findings,
@@ -96,6 +112,17 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int, ha
             has_advantages=dpo is None and config.learns_from_rewards,
         ),
     )
+
+
+def _twins(trajectories: Sequence[ResolvedTrajectory]) -> list[str]:
+    """Name the trajectories all of whose answers are those of an earlier one; forks share only some of them."""
+    earlier: set[frozenset[str]] = set()
+    labels = []
+    for trajectory in trajectories:
+        answers = frozenset(answer.exchange_id for answer in trajectory.answers())
+        labels += [trajectory.label] if answers in earlier else []
+        earlier |= {answers} if answers else set()
+    return labels
 
 
 # -- selection --
@@ -143,6 +170,7 @@ def _select(groups: list[ResolvedGroup], config: TrainConfig) -> _Selection:
     selection = _Selection()
     if not config.learns_from_rewards:
         for group in groups:
+            check_finite([trajectory.rewards() for trajectory in group.trajectories])
             selection.train(group, [RolloutAdvantages()] * len(group.trajectories), config)
         return selection
     by_group = compute_advantages([[t.rewards() for t in group.trajectories] for group in groups], config)

@@ -114,6 +114,14 @@ def describe_untracked(trajectories: Sequence[ResolvedTrajectory]) -> str | None
     )
 
 
+def describe_twins(labels: list[str]) -> str:
+    """Say which trajectories hold the very answers of an earlier trajectory of the step."""
+    return (
+        f"{_names(labels)}: the same recorded answers as an earlier trajectory of this step, so each counts as often "
+        "as it was given. Submit each rollout once, in one group"
+    )
+
+
 def describe_repeated(num_answers: int, step: int) -> str:
     """Say that every answer of a step was trained before."""
     return (

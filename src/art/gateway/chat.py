@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections import Counter
@@ -21,7 +22,7 @@ from functools import partial
 from typing import Any, cast
 
 from art.engine import GenerateRequest, TokenChunk
-from art.errors import ProcessError
+from art.errors import InvalidRequestError, ProcessError
 from art.gateway.completion import Completion
 from art.gateway.format.reasoning import reasoning_settings
 from art.gateway.format.renderer import TemplateKwargs
@@ -39,6 +40,8 @@ from art.gateway.turn import SEEDS, Turn, TurnMaker
 from art.protocol.answers import FinishReason
 from art.protocol.dialects.chat_completions import ChatRequest
 from art.protocol.samples import Constraint
+
+logger = logging.getLogger(__name__)
 
 WATCHED_CHUNK_S = 0.2
 """How often the engine reports the tokens of a request for people who watch, where its client does not stream. Sending
@@ -61,6 +64,10 @@ class Gateway:
 
         Cached tokens are also counted as prompt tokens.
         """
+        self.ignored: Counter[tuple[str, str]] = Counter()
+        """Requests with a field that was ignored or replaced, by the key's id and the field."""
+        self._greedy: set[str] = set()
+        """Models whose greedy requests were logged."""
         self._resolver = resolver
         self._structures = Structures()
         self.conversations = conversations or Conversations(recorder)
@@ -74,6 +81,7 @@ class Gateway:
         key: str = "",
         seed: int | None = None,
         switches: bool = False,
+        strict: bool = False,
     ) -> dict[str, Any]:
         """Answer a request with one `chat.completion` object of OpenAI's API.
 
@@ -86,16 +94,18 @@ class Gateway:
             seed: where the random numbers begin, if the request has no seed. Unlike the request's own seed it does not
                 demand an engine that repeats itself, so vLLM draws as fast as without one.
             switches: whether an answer that is being sampled goes on with new weights when a step is published.
+            strict: whether to refuse a request with a field that would have no effect.
 
         Raises:
             InvalidRequestError, ContextLengthError, NotFoundError, OverloadedError: the request cannot be served.
             QuotaError: the model's project has used up what it may.
             ProcessError: the engine died. StorageError: the exchange could not be recorded.
         """
-        turn = await self._admitted(request, rollout_id, key, seed=seed, switches=switches)
+        turn = await self._admitted(request, rollout_id, key, strict=strict, seed=seed, switches=switches)
         completions = await self._sample_all(turn, None)
         return {
             **_envelope(turn, "chat.completion"),
+            **_prompt_ids(turn),
             "choices": [whole_choice(completion) for completion in completions],
             "usage": _usage(turn, completions),
         }
@@ -108,6 +118,7 @@ class Gateway:
         key: str = "",
         seed: int | None = None,
         switches: bool = False,
+        strict: bool = False,
     ) -> ChatStream:
         """Answer a request with OpenAI's `chat.completion.chunk` objects.
 
@@ -115,13 +126,41 @@ class Gateway:
         the engine's work. The errors are those of `complete`: this call raises what is wrong with the request, the
         generator raises what goes wrong later.
         """
-        turn = await self._admitted(request, rollout_id, key, seed=seed, switches=switches)
+        turn = await self._admitted(request, rollout_id, key, strict=strict, seed=seed, switches=switches)
         return ChatStream(num_prompt_tokens=len(turn.prompt_token_ids), chunks=self._chunks(turn))
 
-    async def _admitted(self, request: ChatRequest, rollout_id: str | None, key: str, **how: Any) -> Turn:
+    async def _admitted(
+        self, request: ChatRequest, rollout_id: str | None, key: str, *, strict: bool, **how: Any
+    ) -> Turn:
         turn = await self.turns.prepare(request, rollout_id, key, **how)
+        if strict and request.ignored:
+            raise InvalidRequestError(
+                f"`{request.ignored[0]}` would have no effect, and this server refuses such fields "
+                "(`ServerConfig.strict`); leave it out",
+                param=request.ignored[0],
+            )
         self.recorder.usage.check_sampling(turn.policy.project)
+        self._remark(turn)
         return turn
+
+    def _remark(self, turn: Turn) -> None:
+        """Log what of a request is ignored, once per key and field, and a trainable model's first greedy request."""
+        for name in turn.request.ignored:
+            self.ignored[turn.key, name] += 1
+            if self.ignored[turn.key, name] == 1:
+                logger.warning("`%s` of requests with the key %r has no effect; it is ignored", name, turn.key)
+        model = turn.request.model
+        if turn.request.temperature != 0 or turn.policy.adapter is None or "@" in model:
+            return
+        turn.request.remarks.append("temperature 0 cannot be trained")
+        if model not in self._greedy:
+            self._greedy.add(model)
+            logger.warning(
+                "a request to %s asks for temperature 0. A rollout with such answers cannot be trained: they have no "
+                "policy gradient. If they are for training, ask for temperature 1, or set `sampling` of the rollout "
+                "(PUT /api/rollouts/{id}) or of the model's settings, which replaces what an agent asks for",
+                model,
+            )
 
     async def prompt_token_ids(self, request: ChatRequest, *, rollout_id: str | None = None) -> list[int]:
         """Return the prompt tokens of a request, even of one that is longer than the model's context.
@@ -143,6 +182,7 @@ class Gateway:
     async def _chunks(self, turn: Turn) -> AsyncGenerator[dict[str, Any], None]:
         queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         base = _envelope(turn, "chat.completion.chunk")
+        opening = _prompt_ids(turn)  # in the first chunk alone
         include_usage = turn.request.stream_options is not None and turn.request.stream_options.include_usage
         if include_usage:
             base["usage"] = None
@@ -150,7 +190,8 @@ class Gateway:
         task.add_done_callback(lambda _: queue.put_nowait(None))
         try:
             while (entry := await queue.get()) is not None:
-                yield {**base, "choices": [entry]}
+                yield {**base, **opening, "choices": [entry]}
+                opening = {}
             completions = await task
             if include_usage:
                 yield {**base, "choices": [], "usage": _usage(turn, completions)}
@@ -334,6 +375,11 @@ def _envelope(turn: Turn, kind: str) -> dict[str, Any]:
         "model": turn.request.model,
         "policy_version": turn.policy.policy_version,
     }
+
+
+def _prompt_ids(turn: Turn) -> dict[str, Any]:
+    """The exact tokens of the prompt, for a request that asks for them."""
+    return {"prompt_token_ids": turn.prompt_token_ids} if turn.request.return_token_ids else {}
 
 
 def _usage(turn: Turn, completions: list[Completion]) -> dict[str, Any]:

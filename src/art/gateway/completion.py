@@ -34,6 +34,9 @@ class Completion:
         self.num_cached_tokens = 0
         self.timings: Timings | None = None
         """Where the engine's time went, as far as it has said so."""
+        self.returns_token_ids = bool(request.return_token_ids)
+        """Whether the answer has the ids of its tokens."""
+        self._names_ids = bool(request.return_tokens_as_token_ids)
         self.reports: list[dict[str, Any]] | None = [] if request.logprobs else None
         """OpenAI's log-prob entries of the tokens; `None` if the request does not ask for them."""
         self.message: Message = {}
@@ -91,4 +94,5 @@ class Completion:
     def _token_report(self, token: int, logprob: float) -> dict[str, Any]:
         data = self._token_bytes[token]
         # JSON has no infinity; OpenAI's smallest log-prob replaces it.
-        return {"token": data.decode("utf-8", "replace"), "logprob": max(logprob, -9999.0), "bytes": list(data)}
+        text = f"token_id:{token}" if self._names_ids else data.decode("utf-8", "replace")
+        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(data)}

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
+from art.config import SamplingConfig
 from art.engine import ServedEngine
 from art.errors import NotFoundError
 from art.gateway.format.renderer import Renderer
+from art.gateway.format.size import SizeLimit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,23 @@ class PolicyRef:
     renderer: Renderer
     max_context: int
     """Largest number of tokens of prompt and completion together."""
+    longest_context: int | None = None
+    """Largest `max_context` that the model allows; `None` if that is unknown."""
+    sampling: SamplingConfig | None = None
+    """How the model is sampled, whatever requests ask for; `None`: as they ask."""
+
+    @property
+    def context(self) -> str:
+        """The limit of the context for errors, with where it comes from."""
+        if self.longest_context is None or self.max_context < self.longest_context:
+            model = "" if self.longest_context is None else f"; the model itself allows {self.longest_context}"
+            default = "which is at most 32768 unless you set it"
+            return f"`max_context` of {self.max_context} tokens (a setting of the model's engine, {default}{model})"
+        return f"the model's own context of {self.max_context} tokens (`max_position_embeddings` of its config.json)"
+
+    def size_limit(self, num_contexts: int = 1) -> SizeLimit:
+        """What the messages of a request may fill: the context, this many times."""
+        return SizeLimit(self.max_context, self.renderer.tokenizer, num_contexts, self.context)
 
 
 class ModelResolver(Protocol):

@@ -21,14 +21,14 @@ class ChatStream:
 
 def whole_choice(completion: Completion) -> dict[str, Any]:
     """Make the entry of `choices` in a `chat.completion` object for a completion that has ended."""
-    return _entry(completion, {"message": completion.message}, completion.reports, is_last=True)
+    return _entry(completion, {"message": completion.message}, completion.reports, completion.token_ids, is_last=True)
 
 
 class ChoiceWriter:
     """Passes a growing completion to `put`, as `choices` entries of `chat.completion.chunk` objects.
 
-    Log-prob entries travel with the next text. While text is held back (half a character, a possible stop string),
-    they wait with it.
+    Log-prob entries and token ids travel with the next text. While text is held back (half a character, a possible stop
+    string), they wait with it.
     """
 
     def __init__(self, completion: Completion, put: Callable[[dict[str, Any]], None]) -> None:
@@ -36,14 +36,14 @@ class ChoiceWriter:
         self._put = put
         self._opened = False
         self._num_calls = 0
-        self._num_reports = 0
+        self._num_sent = 0
 
     def write(self) -> None:
         """Pass on what became final since the last call."""
         if not self._opened:
             self._opened = True
             opening = {"delta": {"role": "assistant", "content": ""}}
-            self._put(_entry(self._completion, opening, None, is_last=False))
+            self._put(_entry(self._completion, opening, None, [], is_last=False))
         for delta in self._completion.take():
             self._send(self._fields(delta), is_last=False)
 
@@ -61,13 +61,19 @@ class ChoiceWriter:
         return {"content": delta.content}
 
     def _send(self, delta: dict[str, Any], *, is_last: bool) -> None:
-        reports = (self._completion.reports or [])[self._num_reports :]
-        self._num_reports += len(reports)
-        self._put(_entry(self._completion, {"delta": delta}, reports or None, is_last=is_last))
+        reports = (self._completion.reports or [])[self._num_sent :]
+        token_ids = self._completion.token_ids[self._num_sent :]
+        self._num_sent += len(token_ids)
+        self._put(_entry(self._completion, {"delta": delta}, reports or None, token_ids, is_last=is_last))
 
 
 def _entry(
-    completion: Completion, content: dict[str, Any], reports: list[dict[str, Any]] | None, *, is_last: bool
+    completion: Completion,
+    content: dict[str, Any],
+    reports: list[dict[str, Any]] | None,
+    token_ids: list[int],
+    *,
+    is_last: bool,
 ) -> dict[str, Any]:
     entry = {
         "index": completion.index,
@@ -76,6 +82,8 @@ def _entry(
         "logprobs": None if reports is None else {"content": reports, "refusal": None},
         "exchange_id": completion.exchange_id,
     }
+    if completion.returns_token_ids:
+        entry["token_ids"] = token_ids
     if is_last and completion.exchange is not None:
         entry["exchange"] = completion.exchange
     if is_last and completion.stop_string is not None:

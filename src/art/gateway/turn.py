@@ -13,10 +13,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from art.config import SamplingConfig
 from art.errors import ConfigError, ContextLengthError, InvalidRequestError, NotFoundError
 from art.gateway.format.bridge import Branch, BranchReason
 from art.gateway.format.renderer import RecordedTurn, Renderer
-from art.gateway.format.size import COUNTED_CONTEXTS, SizeLimit, check_size, work_size
+from art.gateway.format.size import COUNTED_CONTEXTS, check_size, work_size
 from art.gateway.format.text_renderer import TextRenderer
 from art.gateway.policies import ModelResolver, PolicyRef
 from art.gateway.record.conversations import Conversations, conversation_hashes
@@ -84,11 +85,12 @@ class TurnMaker:
         size = work_size(request.messages, request.tools)
         messages = await self._workers.run(size, normalize_messages, request.messages)
         policy = await self.find_policy(request.model, rollout_id)
-        if rollout_id is not None:
-            self._rollouts.check_open(rollout_id, policy.project)
+        sampling = None if rollout_id is None else self._rollouts.check_open(rollout_id, policy.project)
+        if check_length:
+            _set_sampling(request, sampling or policy.sampling)
         renderer = choose_renderer(policy, request)
         tools = request.tools or None
-        limit = SizeLimit(policy.max_context, renderer.tokenizer, 1 if check_length else COUNTED_CONTEXTS)
+        limit = policy.size_limit(1 if check_length else COUNTED_CONTEXTS)
         await self._workers.run(size, check_size, messages, tools, limit)
         model = f"{policy.project}/{policy.name}"
         if request.prompt_token_ids is not None:
@@ -113,7 +115,7 @@ class TurnMaker:
             prompt_token_ids=prompt.token_ids,
             parent=prompt.parent,
             branch_reason=prompt.branch_reason,
-            max_tokens=_max_tokens(request, len(prompt.token_ids), policy.max_context) if check_length else 0,
+            max_tokens=_max_tokens(request, len(prompt.token_ids), policy) if check_length else 0,
             seed=_choose_seed(request.seed if request.seed is not None else seed),
             grammar=await self._structures.prepare(request, renderer, prompt.token_ids, policy.engine, model_name=model)
             if check_length
@@ -168,6 +170,28 @@ def _build_prompt(
     return _Prompt(renderer.render(messages, tools), messages, None, None if branch is None else branch.reason)
 
 
+def _set_sampling(request: ChatRequest, sampling: SamplingConfig | None) -> None:
+    """Sample a request as `sampling` says, and note what of the request that replaces.
+
+    Raises:
+        InvalidRequestError: nothing replaces a penalty of the request.
+    """
+    if sampling is None:
+        for name in request.penalties:
+            raise InvalidRequestError(
+                f"`{name}` is not supported (got {getattr(request, name)}), since training cannot repeat it; leave it "
+                "out, or set `sampling` of the rollout or the model, which replaces what its requests ask for",
+                param=name,
+            )
+        return
+    for name, value in sampling:
+        asked = getattr(request, name)
+        if asked is not None and max(asked, 0) != value:  # a `top_k` of -1 means 0
+            request.ignored.append(name)
+        setattr(request, name, value)
+    request.ignored.extend(request.penalties)
+
+
 def choose_renderer(policy: PolicyRef, request: ChatRequest) -> Renderer:
     """Return the renderer of a policy with the settings of a request.
 
@@ -195,12 +219,12 @@ def _choose_seed(seed: int | None) -> int:
     return int.from_bytes(os.urandom(8)) if seed is None else seed % SEEDS
 
 
-def _max_tokens(request: ChatRequest, num_prompt_tokens: int, max_context: int) -> int:
-    room = max_context - num_prompt_tokens
+def _max_tokens(request: ChatRequest, num_prompt_tokens: int, policy: PolicyRef) -> int:
+    room = policy.max_context - num_prompt_tokens
     if room < 1:
         raise ContextLengthError(
-            f"the messages are {num_prompt_tokens} tokens long, and the model's context of {max_context} tokens leaves "
-            "no room for an answer; shorten them",
+            f"the messages are {num_prompt_tokens} tokens long, and {policy.context} leaves no room for an answer; "
+            "shorten them",
             param="messages",
         )
     return min(room, request.token_limit or room)

@@ -12,7 +12,7 @@ from art.compat.gather import OlderOptions, check_older_options
 from art.gather.budget import CountBudget
 from art.gather.context import GatherContext, set_gather_context
 from art.gather.faults import FaultWatch
-from art.gather.gather import finish_group, num_rollouts_of
+from art.gather.gather import finish_group, num_rollouts_of, report_waiting
 from art.gather.progress import Progress
 from art.trajectory import TrajectoryGroup, cancel_and_wait, close_unstarted
 
@@ -58,6 +58,7 @@ async def trajectory_group_batches(
                     rollout_timeout_s=rollout_timeout_s,
                 )  # fmt: skip
                 budget.num_rollouts = num_rollouts
+                context.budget.failures = budget.failures
                 # The context is set while the task starts, not around a yield: there it would leak into the caller.
                 with set_gather_context(context):
                     running[asyncio.create_task(finish_group(group, None))] = group, context
@@ -65,7 +66,8 @@ async def trajectory_group_batches(
                 break
             if progress.pbar is None:
                 progress.pbar = progress_bar(pbar_desc, batch_size)
-            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            with report_waiting([group for group, _ in running.values()]):
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for task in [task for task in running if task in done]:
                 batch += task.result()
                 _, context = running.pop(task)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NoReturn
 
 from art.errors import ArtError, JudgeError
+from art.gather.faults import FailureLog
 from art.gather.progress import Progress
 from art.trajectory import Trajectory, TrajectoryGroup
+
+_HOW_TO_GO_ON = (
+    "This is one failure more than the gather tolerates. To go on without rollouts that fail, pass max_exceptions= "
+    "(for batches max_batch_exceptions=), a number or below 1 a share of the rollouts, or faults=art.FaultWatch()"
+)
 
 
 @dataclass
@@ -20,6 +27,7 @@ class CountBudget:
     """Number of rollouts that a share refers to; by default the total of the progress bar."""
     num_failed: int = 0
     last_error: Exception | None = None
+    failures: FailureLog = field(default_factory=FailureLog)
 
     def count(self, trajectory: Trajectory) -> None:
         """Do nothing: only failures count."""
@@ -29,7 +37,7 @@ class CountBudget:
         self.num_failed += 1
         self.last_error = error
         if self.is_exceeded():
-            raise error
+            self._raise(error)
 
     def lost(self, error: Exception) -> None:
         """Count a rollout that returned a trajectory, but has no usable reward."""
@@ -47,6 +55,11 @@ class CountBudget:
             limit *= self.num_rollouts or getattr(self.progress.pbar, "total", None) or 0
         return self.num_failed > limit
 
+    def _raise(self, error: Exception) -> NoReturn:
+        if not getattr(error, "__notes__", ()) or _HOW_TO_GO_ON not in error.__notes__:
+            error.add_note(_HOW_TO_GO_ON)
+        raise error
+
     def add(self, part: CountBudget) -> None:
         """Add the failures that `part`, the budget of one finished group, has counted.
 
@@ -55,7 +68,7 @@ class CountBudget:
         """
         self.num_failed += part.num_failed
         if part.last_error is not None and self.is_exceeded():
-            raise part.last_error
+            self._raise(part.last_error)
 
     def reset(self) -> None:
         self.num_failed, self.last_error = 0, None

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 from art.compat.gather import OlderOptions, check_older_options
 from art.errors import RolloutError
 from art.gather.budget import CountBudget
-from art.gather.faults import FATAL, FaultWatch
+from art.gather.faults import FaultWatch, raise_if_fatal
 from art.gather.progress import Progress
 from art.messages import is_choice
 from art.trajectory import PydanticException, Trajectory, TrajectoryGroup, finite_number, rollout_observer
@@ -69,16 +69,16 @@ class GatherContext(Progress):
         """Count a failed rollout.
 
         Raises:
-            Exception: `error` itself, if it is one more than `max_exceptions` allows, or if it is one of `FATAL`,
-                the errors that end every gather.
+            Exception: `error` itself, if it is one more than `max_exceptions` allows, or what `raise_if_fatal` raises.
             FaultRateError: it is one more than `faults` allows.
         """
         self.metric_sums["exceptions"] += 1
         self.show(int(self.increment_pbar))
-        if isinstance(error, FATAL):
-            raise error
+        raise_if_fatal(error)
+        if "'coroutine' object" in str(error):
+            error.add_note("(was `await` forgotten?)")
         self.policy.failed(error)
-        logger.warning("a rollout failed; its group goes on without it: %s: %s", type(error).__name__, error)
+        self.policy.failures.add(error)
 
     def group_failed(self, group: TrajectoryGroup, error: Exception) -> None:
         """Count a group whose `after_each` callback raised `error`. The group is dropped.
@@ -87,8 +87,7 @@ class GatherContext(Progress):
             Exception: `error` itself, if it must not be tolerated.
             FaultRateError: too many recent rollouts failed, including those of this group.
         """
-        if isinstance(error, FATAL):
-            raise error
+        raise_if_fatal(error)
         self.policy.group_lost(group, error)
         self.metric_sums["exceptions"] += 1
         logger.warning("dropped a group, because scoring it failed: %s: %s", type(error).__name__, error)

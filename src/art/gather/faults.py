@@ -10,18 +10,24 @@
     await model.log(groups, split="train", metrics=result.metrics | faults.metrics())
 
 A machine may fail for a while, which must not end a run, or for ever, which must. So the share of failures is taken
-over the most recent rollouts, however many steps they belong to.
+over the most recent rollouts, however many steps they belong to. A bug in the program does not pass: a run ends early
+if its first rollouts all fail by the same one.
 """
 
 from __future__ import annotations
 
+import logging
+import sysconfig
+import traceback
 from collections import Counter, deque
 from collections.abc import Iterable
+from pathlib import Path
 
 from art.errors import (
     AuthenticationError,
     BudgetError,
     ConfigError,
+    DiskFullError,
     FaultRateError,
     JudgeError,
     PermissionDeniedError,
@@ -30,11 +36,54 @@ from art.errors import (
 )
 from art.trajectory import PydanticException, Trajectory, TrajectoryGroup
 
-FATAL = (BudgetError, ConfigError, FaultRateError, AuthenticationError, PermissionDeniedError)
+logger = logging.getLogger(__name__)
+
+FATAL = (BudgetError, ConfigError, DiskFullError, FaultRateError, AuthenticationError, PermissionDeniedError)
 """Errors that end a gather at once, because every later rollout would fail too."""
 POLICY_FAULT_RATE = "data/policy_fault_rate"
+_DISK_FULL = 507
+"""HTTP status of a server that cannot record answers, as clients of any library report it in `status_code`."""
+NUM_BUGS = 16
+"""Rollouts after which a run ends if all that have ended failed by the same bug: two groups of the usual size, so that
+one odd scenario does not count as a bug."""
+_BUGS = (AttributeError, ImportError, LookupError, NameError, NotImplementedError, TypeError)
+"""Errors that are bugs of the program if they happen again and again at the same place."""
 _MAX_SHOWN = 200
 """Characters of the last error that a message quotes."""
+_INSTALLED = tuple({*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), str(Path(__file__).parents[1])})
+"""Folders of Python, of installed packages and of ART."""
+
+
+def is_own(filename: str) -> bool:
+    """Whether a file of Python code belongs to the user's program."""
+    return not filename.startswith((*_INSTALLED, "<"))
+
+
+def place_of(error: BaseException) -> str:
+    """Return the last line of the user's program in an error's traceback, or else its last line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = next((frame for frame in reversed(frames) if is_own(frame.filename)), frames[-1] if frames else None)
+    return "" if place is None else f"{place.filename}:{place.lineno} in {place.name}"
+
+
+class FailureLog:
+    """Logs the first failure of each kind and place with its traceback, and counts those like it."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def add(self, error: Exception) -> None:
+        kind, place = type(error).__name__, place_of(error)
+        self._counts[kind, place] += 1
+        count = self._counts[kind, place]
+        if count == 1:
+            report = traceback.TracebackException.from_exception(error)
+            shown = [frame for frame in report.stack[:-1] if is_own(frame.filename)] + report.stack[-1:]
+            report.stack = traceback.StackSummary.from_list(shown)
+            text = "".join(report.format(chain=False)).rstrip()
+            logger.warning("a rollout failed; its group goes on without it. Others like it are counted:\n%s", text)
+        elif count in (10, 100, 1000, 10_000):
+            logger.warning("%d rollouts have failed like this: %s", count, _describe(error))
 
 
 class FaultWatch:
@@ -62,6 +111,9 @@ class FaultWatch:
         """Rollouts since the last call of `metrics`: `all`, `policy_fault`."""
         self._kinds: Counter[str] = Counter()
         """Failures since the last call of `metrics`, by kind."""
+        self._bugs: list[tuple[type, str]] | None = []
+        """Kind and place of each failure so far; `None` when one was no bug, or when a rollout has succeeded."""
+        self.failures = FailureLog()
 
     def count(self, trajectory: Trajectory) -> None:
         """Count a rollout that returned a trajectory."""
@@ -71,6 +123,7 @@ class FaultWatch:
     def succeeded(self) -> None:
         self._ended["all"] += 1
         self._recent.append(False)
+        self._bugs = None
 
     def failed(self, error: BaseException | PydanticException) -> None:
         """Count a failed rollout.
@@ -81,6 +134,7 @@ class FaultWatch:
         self._ended["all"] += 1
         self._recent.append(True)
         self._fault(error)
+        self._check_bug(error)
 
     def lost(self, error: BaseException) -> None:
         """Count a rollout as failed that `count` took for a success, because nothing could score it.
@@ -121,6 +175,19 @@ class FaultWatch:
                 f"share of {self.max_rate:g}): {kinds}. None of them was scored. The last error: {_describe(error)}"
             ) from (error if isinstance(error, BaseException) else None)
 
+    def _check_bug(self, error: BaseException | PydanticException) -> None:
+        if self._bugs is None or not isinstance(error, _BUGS) or self.max_rate == 1:
+            self._bugs = None
+            return
+        self._bugs.append((type(error), place_of(error)))
+        if len(set(self._bugs)) > 1:
+            self._bugs = None
+        elif len(self._bugs) >= NUM_BUGS:
+            raise FaultRateError(
+                f"the first {NUM_BUGS} {self._what} all failed in the same line of the program: {_describe(error)}. "
+                "The log has the traceback; mend the line and start again"
+            ) from error
+
     def metrics(self) -> dict[str, float]:
         """Return metrics of the rollouts since the last call: rate of faults, number by kind, rate of policy faults."""
         ended, kinds = self._ended, self._kinds
@@ -131,6 +198,22 @@ class FaultWatch:
         if ended["policy_fault"]:
             rates[POLICY_FAULT_RATE] = ended["policy_fault"] / ended["all"]
         return rates | {f"data/{self._name}s/{kind}": float(count) for kind, count in kinds.items()}
+
+
+def raise_if_fatal(error: Exception) -> None:
+    """Raise the error of a rollout if every later rollout would fail too.
+
+    Raises:
+        DiskFullError: the server's disk is full. Groups would be trained without the rollouts that fail meanwhile.
+        Exception: `error` itself, if it is one of `FATAL`.
+    """
+    if isinstance(error, FATAL):
+        raise error
+    if getattr(error, "status_code", None) == _DISK_FULL:
+        raise DiskFullError(
+            f"the run stops, because a rollout could not be recorded: {_describe(error)}. Free space there, then start "
+            "the script again; a pipeline goes on with the rollouts that have ended"
+        ) from error
 
 
 def kind_of(error: BaseException | PydanticException) -> str:
@@ -158,4 +241,6 @@ def _describe(error: BaseException | PydanticException) -> str:
     name, text = (
         (error.type, error.message) if isinstance(error, PydanticException) else (type(error).__name__, str(error))
     )
-    return f"{name}: {' '.join(text.split())[:_MAX_SHOWN]}"
+    notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+    place = place_of(error) if isinstance(error, BaseException) else ""
+    return f"{name}: {' '.join(text.split())[:_MAX_SHOWN]}{notes}{place and f' ({place})'}"

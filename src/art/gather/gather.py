@@ -5,6 +5,7 @@
     )
 
 All rollouts run concurrently. A rollout that raises is counted; one failure more than `max_exceptions` ends everything.
+While it waits, the log names every `REPORT_AFTER_S` seconds the rollouts that it waits for.
 With `faults=`, a `FaultWatch`, the share of failures over the most recent rollouts decides instead, across gathers, and
 a group that cannot be scored counts as failed rollouts.
 An error, Ctrl-C or cancellation ends a gather early: the other rollouts are cancelled, and it waits for their end.
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar, Unpack, cast
 
 from art.client.arguments import (
@@ -24,16 +26,17 @@ from art.client.arguments import (
     check_rollout_result,
     check_rollouts,
 )
-from art.client.waiting import progress_bar
+from art.client.waiting import announce_wait, progress_bar
 from art.compat.gather import OlderOptions, check_older_options
 from art.gather.context import GatherContext, get_gather_context, set_gather_context
-from art.gather.faults import FaultWatch
+from art.gather.faults import FaultWatch, is_own
 from art.trajectory import (
     PendingGroup,
     Trajectory,
     TrajectoryGroup,
     cancel_and_wait,
     close_unstarted,
+    has_ended,
     infra_fault,
     within,
 )
@@ -41,6 +44,9 @@ from art.trajectory import (
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+REPORT_AFTER_S = 60.0
+"""Seconds between two reports about the rollouts that a gather waits for, as in a pipeline."""
+_MOST_NAMED = 3
 AfterEach = Callable[[TrajectoryGroup], Awaitable[TrajectoryGroup | list[TrajectoryGroup] | None]]
 
 
@@ -88,8 +94,8 @@ async def gather_trajectory_groups(
         max_metrics: number of metrics that the bar shows.
         after_each: called with each finished group; returns the group to keep, several, or `None` to drop it.
         faults: decides how many failures are too many, instead of `max_exceptions`, and counts them for the log.
-        rollout_timeout_s: time limit of each rollout of a `TrajectoryGroup(coroutines)`. A late rollout is cancelled
-            and counts as failed.
+        rollout_timeout_s: time limit of each rollout of a `TrajectoryGroup(coroutines)`; by default there is none. A
+            late rollout is cancelled and counts as failed.
         older: options of older code, see `art.compat.gather`.
     """
     check_older_options(older)
@@ -166,8 +172,35 @@ async def _all_or_nothing(items: list[Any], run: Callable[[Any], Coroutine[Any, 
     """Run every item and return the results in order. The first error, or cancellation, cancels all and waits."""
     tasks = [asyncio.create_task(run(item)) for item in items]
     try:
-        return await asyncio.gather(*tasks)
+        with report_waiting(items):
+            return await asyncio.gather(*tasks)
     except BaseException:
         await cancel_and_wait(tasks)
         close_unstarted(items)
         raise
+
+
+def report_waiting(items: Sequence[Any]) -> AbstractContextManager[None]:
+    """Context manager: log every `REPORT_AFTER_S` seconds which of these rollouts and groups have not ended."""
+    return announce_wait(lambda: _unfinished(items), every_s=REPORT_AFTER_S, longest_s=REPORT_AFTER_S)
+
+
+def _unfinished(items: Sequence[Any]) -> str:
+    """Name the first rollouts that have not ended, each with the line of the user's program in which it waits."""
+    names = []
+    for number, item in enumerate(items):
+        if isinstance(item, PendingGroup):
+            names += [f"rollout {i} of group {number}{_line_of(one)}" for i, one in item.unfinished()]
+        elif not has_ended(item):
+            names.append(f"rollout {number}{_line_of(item)}")
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more if names else "`after_each`: all rollouts have ended"
+
+
+def _line_of(rollout: Any) -> str:
+    line = ""
+    while (frame := getattr(rollout, "cr_frame", None)) is not None:
+        if is_own(frame.f_code.co_filename):
+            line = f" ({frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name})"
+        rollout = rollout.cr_await
+    return line

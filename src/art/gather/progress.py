@@ -41,12 +41,18 @@ class Progress:
         self.metric_divisors.clear()
 
     def show(self, n: int) -> None:
-        """Advance the bar by `n` and show the means."""
+        """Advance the bar by `n` and show the means, with the number of rollouts where not all have the metric."""
         if self.pbar is None:
             return
         names = [name for name in self.metric_divisors if name != "reward"][: self.max_metrics]
         shown = ["reward", *names] if "reward" in self.metric_divisors else names
-        means = {name: self.metric_sums[name] / self.metric_divisors[name] for name in shown}
+        means: dict[str, Any] = {name: self.metric_sums[name] / self.metric_divisors[name] for name in shown}
+        most = max(self.metric_divisors.values(), default=0)
+        means |= {
+            name: f"{means[name]:.3g} ({count} of {most})"
+            for name in shown
+            if (count := self.metric_divisors[name]) < most
+        }
         if self.num_exceptions:
             means["exceptions"] = self.num_exceptions
         self.pbar.set_postfix(means, refresh=False)

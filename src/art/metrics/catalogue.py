@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from art.metrics.metric import ALWAYS, Metric
 from art.metrics.pipeline import PIPELINE_METRICS
-from art.metrics.trends import FEWEST_FOR_MALFORMED, RECENT, SWING_WINDOW, WINDOW
+from art.metrics.trends import FEWEST_FOR_MALFORMED, RECENT, RUN_STEPS, SWING_WINDOW, WINDOW
 
 NUM_BINS = 10
 """Number of bins of a histogram."""
@@ -28,7 +28,7 @@ BASE = "steps that measured the base model"
 WEIGHED = "steps with a loss that uses advantages"
 OVERLONG = "steps with `overlong`"
 LATER = "steps after the first one of a server"
-TENTH = f"steps with at least {WINDOW - 1} steps before them"
+TWENTIETH = f"steps with at least {WINDOW - 1} steps before them"
 SIXTH = f"steps with at least {SWING_WINDOW - 1} steps before them"
 
 
@@ -180,6 +180,9 @@ PLAN_METRICS: dict[str, Metric] = {
     "data/step_num_groups_submitted": Metric("number of submitted groups"),
     "data/step_num_groups_trainable": Metric("number of groups with something to learn from"),
     "data/step_num_trajectories": Metric("number of submitted rollouts"),
+    "data/step_num_trajectories_repeated": Metric(
+        "number of rollouts with the very answers of an earlier rollout of the step", "steps that have such rollouts"
+    ),
     "data/step_num_trajectories_overlong": Metric("number of rollouts with a lower reward for their length", OVERLONG),
     "data/step_num_pairs": Metric("number of pairs of rollouts that were compared", DPO),
     "data/step_truncated_share": Metric("share of rollouts in which the token limit cut off an answer"),
@@ -217,13 +220,18 @@ SFT_METRICS: dict[str, Metric] = {
 """Metrics that the server adds to a step with supervised data."""
 
 TREND_METRICS: dict[str, Metric] = {
-    "trend/reward_rise": Metric(f"rise of a line fitted to `data/reward_mean` of the last {WINDOW} steps", TENTH),
-    "trend/reward_rise_error": Metric("standard error of `trend/reward_rise`, by the scatter around the line", TENTH),
+    "trend/reward_rise": Metric(f"rise of a line fitted to `data/reward_mean` of the last {WINDOW} steps", TWENTIETH),
+    "trend/reward_rise_error": Metric(
+        "standard error of `trend/reward_rise`, by the scatter around the line", TWENTIETH
+    ),
+    "trend/run_rise": Metric(f"`trend/reward_rise` over all steps of the run, up to {RUN_STEPS}", TWENTIETH),
+    "trend/run_rise_error": Metric("standard error of `trend/run_rise`", TWENTIETH),
+    "trend/learning_rate_share": Metric("`loss/learning_rate` over its highest value in the run", TWENTIETH),
     "trend/groups_trainable_share": Metric(
-        f"mean of `data/step_num_groups_trainable` / `data/step_num_groups_submitted` over {WINDOW} steps", TENTH
+        f"mean of `data/step_num_groups_trainable` / `data/step_num_groups_submitted` over {WINDOW} steps", TWENTIETH
     ),
     "trend/top_reward_share": Metric(
-        f"mean share of rollouts in the highest bin of `data/reward_hist`, over the last {WINDOW} steps", TENTH
+        f"mean share of rollouts in the highest bin of `data/reward_hist`, over the last {WINDOW} steps", TWENTIETH
     ),
     "trend/malformed_rise": Metric(
         f"mean `data/step_malformed_share` of the last {RECENT} steps, minus that of the steps before them",

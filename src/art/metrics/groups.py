@@ -110,6 +110,7 @@ def count_groups(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     return {
         "data/step_num_scenarios": len(set().union(*map(scenarios_of, groups))) + unnamed,
         "data/step_num_groups_submitted": len(groups),
+        "data/step_num_groups_trainable": sum(len(group) > 1 and _spread(group) > 0 for group in groups),
         "data/step_num_trajectories": sum(len(group) for group in groups),
     }
 

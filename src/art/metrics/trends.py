@@ -12,8 +12,13 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-WINDOW = 10
-"""Number of steps for the trend of the reward, including the current one. No trend uses more steps."""
+WINDOW = 20
+"""Number of steps for the trend of the reward, including the current one. In ten steps of 128 rollouts, the rise of a
+run that learns often hides in the scatter."""
+RUN_STEPS = 1000
+"""Most steps that count as the whole run."""
+FORMAT_WINDOW = 10
+"""Number of steps for the trend of malformed rollouts."""
 RECENT = 3
 """Number of last steps whose share of malformed rollouts is compared with that of the steps before them."""
 FEWEST_FOR_MALFORMED = RECENT + 2
@@ -32,23 +37,31 @@ def measure_trends(metrics: Mapping[str, float], earlier: Sequence[Mapping[str, 
 
     Args:
         metrics: metrics of the step.
-        earlier: metrics of the steps that it continues without a gap, oldest first.
+        earlier: metrics of the steps that it continues without a gap, oldest first; up to `RUN_STEPS` - 1 count.
     """
+    run = [row for row in [*earlier, metrics][-RUN_STEPS:] if "data/reward_mean" in row]
     rows = [*earlier, metrics][-WINDOW:]
     if any("data/reward_mean" not in row for row in rows):
         return {}
     trends: dict[str, float] = {}
     if len(rows) == WINDOW:
         rise, error = _fit_rise([row["data/reward_mean"] for row in rows])
+        run_rise, run_error = _fit_rise([row["data/reward_mean"] for row in run])
+        rates = [row.get("loss/learning_rate", 0.0) for row in run]
         trends |= {
             "trend/reward_rise": rise,
             "trend/reward_rise_error": error,
+            "trend/run_rise": run_rise,
+            "trend/run_rise_error": run_error,
+            "trend/learning_rate_share": rates[-1] / max(rates) if max(rates) > 0 else 1.0,
             "trend/groups_trainable_share": _mean_share(
                 rows, "data/step_num_groups_trainable", "data/step_num_groups_submitted"
             ),
             "trend/top_reward_share": _mean_share(rows, "data/reward_hist/9", "data/step_num_trajectories"),
         }
-    malformed = [row["data/step_malformed_share"] for row in rows if "data/step_malformed_share" in row]
+    malformed = [
+        row["data/step_malformed_share"] for row in rows[-FORMAT_WINDOW:] if "data/step_malformed_share" in row
+    ]
     if len(malformed) >= FEWEST_FOR_MALFORMED:
         recent, before = malformed[-RECENT:], malformed[:-RECENT]
         trends["trend/malformed_rise"] = statistics.fmean(recent) - statistics.fmean(before)

@@ -85,6 +85,8 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
     _backend: Backend | None = PrivateAttr(default=None)
     _server_url: str | None = PrivateAttr(default=None)
     _asks_logprobs: bool = PrivateAttr(default=False)
+    _recorded: dict[str, Any] = PrivateAttr(default_factory=dict)
+    """What `record_settings` was given."""
 
     @property
     def trainable(self) -> bool:
@@ -133,6 +135,10 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         if registration is not None:
             self._adopt(registration)
         backend.close_with(self, self.close)
+        if self.trainable:
+            from art.model.run_settings import describe_program
+
+            await self.record_settings({"program": await asyncio.to_thread(describe_program)})
         await self._start_sinks()
 
     def _adopt(self, registration: Registration) -> None:
@@ -273,9 +279,45 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         """Connect to the trackers, unless that was done; `None` if there are none."""
         return await self._sinks.start(self._paths(), self.report_metrics, self._run_config)
 
+    async def record_settings(self, settings: Mapping[str, Any]) -> None:
+        """Keep settings of the run by sections, for its page and the trackers: `{"data": {"file": "train.jsonl"}}`.
+
+        ART records the sections `program`, `task`, `training` and `pipeline`. A section replaces the one of the same
+        name. Values that look like secrets are replaced.
+        """
+        if all(name in self._recorded and self._recorded[name] == part for name, part in settings.items()):
+            return
+        self._recorded |= settings
+        if self._paths().root.is_dir():  # otherwise the first row of the log writes them
+            await self._keep_settings()
+        await self._sinks.configure(self._paths(), self._run_config)
+
+    async def _keep_settings(self) -> None:
+        from art.sinks.delivery.choose import plain_config
+
+        own = ("project", "name", "config")  # `config` may hold anything, and the folder has the names
+        settings = plain_config({name: part for name, part in self._run_config().items() if name not in own})
+        await asyncio.to_thread(self._run_log.keep_settings, self._paths(), settings)
+
     def _run_config(self) -> dict[str, Any]:
         """Return what trackers are told about the run."""
-        return {"project": self.project, "name": self.name, "config": self.config}
+        return {"project": self.project, "name": self.name, "config": self.config, **self._recorded}
+
+    def update_wandb_config(self, config: Mapping[str, Any]) -> None:
+        """Add values to what trackers are told about the run, W&B among them. Older code calls this.
+
+        Raises:
+            TypeError: `config` is no mapping.
+            ConfigError: a name has another value already, or the trackers were started by the first `log`.
+        """
+        if not isinstance(config, Mapping):
+            raise TypeError(f"a config is a dictionary of names and values, got {type(config).__name__}")
+        known = {key: value for key, value in self._run_config().items() if key in config}
+        if changed := [key for key, value in known.items() if value != config[key]]:
+            raise ConfigError(f"{changed[0]!r} is {known[changed[0]]!r} already, got {config[changed[0]]!r}")
+        if config.keys() - known.keys() and self._sinks.is_running(self._paths()):
+            raise ConfigError("the trackers know the run's config already: call `update_wandb_config` before `log`")
+        self._recorded |= config
 
     @property
     def costs(self) -> Ledger:
@@ -373,6 +415,8 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         late = {} if reporting is None else await asyncio.to_thread(reporting.metrics)
         metrics = late | self._run_log.take_pending(split) | dict(metrics)
         await self.book_costs(trainer_s=metrics.get("time/step_trainer_s", 0.0), split=split)
+        if self._recorded and not self._run_log.has_settings(self._paths()):
+            await self._keep_settings()
         row = await self._run_log.append(self._paths(), self.costs, groups, metrics, split, step, row_id=row_id)
         if reporting is not None:
             reporting.wake()

@@ -50,6 +50,10 @@ class ModelSinks:
             await asyncio.to_thread(self._start, paths, report_metrics, config)
         return self._by_folder.get(paths.root)
 
+    def is_running(self, paths: ModelPaths) -> bool:
+        """Whether trackers of a log were started."""
+        return self._by_folder.get(paths.root) is not None
+
     def _start(self, paths: ModelPaths, report_metrics: ReportMetrics, config: Callable[[], dict[str, Any]]) -> None:
         from art.sinks.delivery.choose import choose_sinks
 
@@ -63,6 +67,12 @@ class ModelSinks:
                 self._by_folder[paths.root] = start_reporting(paths, config(), choices)
             else:
                 self._by_folder[paths.root] = None
+
+    async def configure(self, paths: ModelPaths, config: Callable[[], dict[str, Any]]) -> None:
+        """Tell the sinks that run what is known about the run now."""
+        reporting = self._by_folder.get(paths.root)
+        if reporting is not None:
+            await asyncio.to_thread(reporting.configure, config())
 
     def check_takes_files(self, paths: ModelPaths) -> Reporting:
         """Return the running sinks of a log if one of them takes files.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,11 +16,14 @@ from art.costs.meter import close_row
 from art.metrics.groups import count_groups, name_metrics, scenarios_of, summarize_groups, take_costs
 from art.storage.history import append_row, find_row, means_by_step
 from art.storage.layout import ModelPaths
+from art.storage.state import overwrite_state, read_state
 from art.storage.totals import Pending, Totals, hash_scenario
 from art.storage.trajectories import append_groups
 from art.trajectory import TrajectoryGroup
 
 logger = logging.getLogger(__name__)
+
+_WRITING_SETTINGS = threading.Lock()
 
 
 class RunLog:
@@ -30,6 +34,8 @@ class RunLog:
         """What waits for the next row of the history by context: `train`, `eval`, another split, or "" for any row."""
         self._ledgers: dict[Path, Ledger] = {}
         self._totals: dict[Path, Totals] = {}
+        self._has_settings: set[Path] = set()
+        """Files of settings that were written."""
 
     def ledger(self, paths: ModelPaths, max_usd: float | None) -> Ledger:
         """Return the ledger (record) of the model's costs, with a limit in USD."""
@@ -41,6 +47,16 @@ class RunLog:
     def totals(self, paths: ModelPaths) -> Totals:
         """Return the sums over the rows of the history."""
         return self._totals.setdefault(paths.history, Totals(paths.history, paths.totals))
+
+    def has_settings(self, paths: ModelPaths) -> bool:
+        """Whether `keep_settings` was called."""
+        return paths.settings in self._has_settings
+
+    def keep_settings(self, paths: ModelPaths, settings: dict[str, Any]) -> None:
+        """Write down settings of the run, over sections of the same name from an earlier run."""
+        with _WRITING_SETTINGS:
+            overwrite_state(paths.settings, (read_state(paths.settings) or {}) | settings)
+        self._has_settings.add(paths.settings)
 
     def take_pending(self, split: str) -> dict[str, float]:
         """Return the metrics that wait for a row of `split`, and forget them."""

@@ -13,7 +13,7 @@ from pydantic import PrivateAttr
 from art.backend import Backend, Registration, TrainResult
 from art.capture.clients import remember
 from art.client.arguments import check_groups
-from art.config import ModelSettings, OptimizerConfig, TrainConfig, TrainSFTConfig
+from art.config import ModelSettings, OptimizerConfig, SamplingConfig, TrainConfig, TrainSFTConfig
 from art.config.algorithms import TrainSettings
 from art.costs.meter import CostCalculator, PolicyMeter
 from art.errors import ArtError, ConfigError
@@ -65,7 +65,10 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         return settings_from_internal_config(self._internal_config)
 
     def _run_config(self) -> dict[str, Any]:
-        settings = self.model_settings().model_dump(mode="json", exclude_defaults=True)
+        chosen = self.model_settings()
+        settings = chosen.model_dump(mode="json", exclude_defaults=True)
+        if chosen.lora is not None:
+            settings["lora"] = {"rank": chosen.lora.rank, **settings.get("lora", {})}
         return super()._run_config() | {"base_model": self.base_model, "settings": settings}
 
     def default_optimizer(self) -> OptimizerConfig | None:
@@ -185,6 +188,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         error: str | None = None,
         metrics: dict[str, float] | None = None,
         metadata: dict[str, MetadataValue] | None = None,
+        sampling: SamplingConfig | dict[str, Any] | None = None,
     ) -> RolloutStatus:
         """Announce or finish a rollout that another program runs. `PUT /api/rollouts/{rollout_id}` does the same.
 
@@ -198,6 +202,8 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
             error: what went wrong outside the policy, with outcome `infra_fault`.
             metrics: numbers about the rollout.
             metadata: anything to keep with the rollout.
+            sampling: how the rollout is sampled from now on, whatever its requests ask for: `{"temperature": 1.0}` for
+                an agent that asks for temperature 0.
 
         Raises:
             ConflictError: the rollout is finished, and this call would change it.
@@ -205,6 +211,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         update = RolloutUpdate(
             project=self.project, model=f"{self.project}/{self.name}", group_id=group_id, scenario_id=scenario_id,
             reward=reward, outcome=outcome, error=error, metrics=metrics, metadata=metadata,
+            sampling=None if sampling is None else SamplingConfig.model_validate(sampling),
         )  # fmt: skip
         return await self.backend().put_rollout(rollout_id, update)
 
@@ -215,6 +222,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         *,
         timeout_s: float | None = None,
         pbar_desc: str | None = "collect",
+        leave_out: str | None = None,
     ) -> list[TrajectoryGroup]:
         """Wait until other programs have finished `num_groups` groups, and return them, each group once.
 
@@ -225,13 +233,18 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
             rollouts_per_group: finished rollouts that make a group complete.
             timeout_s: seconds to wait at most.
             pbar_desc: label of the progress bar, `None` for no bar.
+            leave_out: regular expression. Conversations in whose system prompt it is found are not trained: those of
+                requests that an agent makes beside its task, such as for a title or a summary.
 
         Raises:
+            ConfigError: `leave_out` is no regular expression.
             ProcessError: `timeout_s` seconds have passed; the message says what is missing.
         """
         if self._collector is None:
             self._collector = self.backend().rollout_collector(self)
-        return await self._collector.collect(num_groups, rollouts_per_group, timeout_s=timeout_s, pbar_desc=pbar_desc)
+        return await self._collector.collect(
+            num_groups, rollouts_per_group, timeout_s=timeout_s, pbar_desc=pbar_desc, leave_out=leave_out
+        )
 
     async def report_checkpoint(self, step: int | None = None) -> None:
         """Upload the adapter of a checkpoint, as PEFT's files, to the trackers that take files: W&B and MLflow.

@@ -318,6 +318,8 @@ class Train(SampleCall[StepOrProgress]):
     """Folders of the checkpoints that the loss compares the policy with, or that sampled stale tokens, by step."""
     engine_dtype: str | None = None
     """Number type in which the engine computed the sampling log-probs, or `QUANTIZED`; `None`: that of the trainer."""
+    probe_gap: float | None = None
+    """Largest difference, in nats, between this engine and this trainer in a handshake; `None` if there was none."""
     record_to: Path | None = None
     """Folder for the step's token file, which holds log-prob, entropy and mask reason of each target; `None`: none."""
 

@@ -137,7 +137,8 @@ _TOLD_FIELDS = ("role", "content", "name", "tool_calls")
 def essence(message: Mapping[str, Any]) -> list[Any]:
     """Return what a message says, in a form that is equal for equal messages, however a client writes them.
 
-    Tool-call ids, the spacing of tool-call arguments and reasoning are left out, since clients change or drop them.
+    Tool-call ids, the spacing of tool-call arguments, reasoning and an assistant's name are left out, since clients
+    change, drop or add them.
 
     Raises:
         InvalidRequestError: this is no message.
@@ -149,7 +150,8 @@ def essence_of_normal(message: Message) -> list[Any]:
     """Return what a message says that `normalize_message` returned; see `essence`."""
     functions = [call["function"] for call in message.get("tool_calls", ())]
     calls = [(function["name"], _canonical_json(function["arguments"])) for function in functions]
-    return [message["role"], message["content"] or "", message.get("name"), calls]
+    name = None if message["role"] == "assistant" else message.get("name")
+    return [message["role"], message["content"] or "", name, calls]
 
 
 def _canonical_json(text: str) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from art.config import SamplingConfig
 from art.protocol.training import Wire
 
 Outcome = Literal["ok", "policy_fault", "infra_fault"]
@@ -32,6 +33,9 @@ class RolloutUpdate(Wire):
     model: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$", max_length=257)] | None = None
     """`project/name` of the model that the rollout trains; by default the model that answered first. Requests under the
     rollout's base URL that name an unregistered model go to this one."""
+    sampling: SamplingConfig | None = None
+    """How requests under the rollout's base URL are sampled from now on, whatever they ask for. By default as the
+    model's settings say, and else as they ask."""
     group_id: _Label | None = None
     """Identifies the group: all rollouts of one scenario in one step share it, and no others."""
     scenario_id: Annotated[str, Field(max_length=512)] | None = None
@@ -70,6 +74,8 @@ class RolloutStatus(Wire):
     error: str | None
     metrics: dict[str, float]
     metadata: dict[str, float | int | bool | str | None]
+    sampling: SamplingConfig | None = None
+    """How the rollout is sampled, whatever its requests ask for; `None` if it was not set for the rollout."""
     num_exchanges: int
     first_policy_version: int | None
     last_policy_version: int | None

@@ -161,12 +161,19 @@ def validate_training(kind: type[W], body: Any) -> W:
     Raises:
         ValidationError: it is not a `kind`.
     """
-    with contextlib.suppress(ValidationError, AttributeError, KeyError, TypeError):  # reported by the last line
-        for group in [*body["groups"], {"trajectories": body.get("sft", [])}] if "groups" in body else [body]:
-            trajectories = group["trajectories"]
-            for i, trajectory in enumerate(trajectories):
-                trajectories[i] = WireTrajectory.model_validate(trajectory)
+    with contextlib.suppress(ValidationError, AttributeError):  # reported by the last line
+        for holder in (body, *_lists(body, "groups")):
+            for name in ("trajectories", "sft"):
+                trajectories = _lists(holder, name)
+                for i, trajectory in enumerate(trajectories):
+                    trajectories[i] = WireTrajectory.model_validate(trajectory)
     return kind.model_validate(body)
+
+
+def _lists(holder: dict[str, Any], name: str) -> list[Any]:
+    """The list under this name, itself; an empty one where there is none or something else."""
+    value = holder.get(name)
+    return value if isinstance(value, list) else []
 
 
 class WireError(Wire):
@@ -209,6 +216,12 @@ class JobStatus(Wire):
     """Place in the queue while the job waits; 1 is the next to run."""
     progress: JobProgress | None = None
     """Newest progress, while the job runs."""
+
+
+class ExchangeIds(Wire):
+    """Ids of exchanges (recorded answers): those that are asked about, or those that are missing."""
+
+    exchange_ids: list[str]
 
 
 class DeleteCheckpointsRequest(Wire):

@@ -16,8 +16,8 @@ from art.gather import gather_trajectory_groups
 from art.gather.faults import FaultWatch
 from art.model import TrainableModel
 from art.recipes.training_loop import MAX_FAULT_RATE, Evaluation
-from art.report import Estimate
-from art.report.estimates import estimate, mean_with_interval
+from art.report import Estimate, estimate_change
+from art.report.estimates import mean_with_interval
 from art.rewards import GroupScorer
 from art.task import Scenario, Task
 from art.trajectory import Trajectory, TrajectoryGroup
@@ -59,21 +59,21 @@ class CheckpointComparison:
 
     def evaluations(self) -> tuple[Evaluation, Evaluation]:
         """The scores of both checkpoints as evaluations, on the scale of this judgement alone."""
-        before, after = [item.before for item in self.compared], [item.after for item in self.compared]
+        before = [(item.scenario.id, item.before) for item in self.compared]
+        after = [(item.scenario.id, item.after) for item in self.compared]
         return self._evaluation(before), self._evaluation(after)
 
-    def _evaluation(self, sides: Sequence[Sequence[Trajectory]]) -> Evaluation:
-        trajectories = [trajectory for side in sides for trajectory in side]
-        mean, interval = mean_with_interval([statistics.fmean(t.reward for t in side) for side in sides])
-        return Evaluation(mean=mean, interval=interval, trajectories=trajectories, seconds=self.seconds)
+    def _evaluation(self, sides: Sequence[tuple[str, Sequence[Trajectory]]]) -> Evaluation:
+        mean, interval = mean_with_interval([statistics.fmean(t.reward for t in side) for _, side in sides])
+        return Evaluation(
+            mean=mean, interval=interval, trajectories=[trajectory for _, side in sides for trajectory in side],
+            scores=[(name, trajectory.reward) for name, side in sides for trajectory in side], seconds=self.seconds,
+        )  # fmt: skip
 
     def change(self) -> Estimate:
-        """The change of the score, scenario by scenario.
-
-        Raises:
-            ValueError: no scenario got scores.
-        """
-        return estimate([item.change for item in self.compared])
+        """The change of the score, scenario by scenario."""
+        before, after = self.evaluations()
+        return estimate_change(before.scores, after.scores)
 
 
 async def compare_checkpoints(
@@ -104,6 +104,7 @@ async def compare_checkpoints(
     async def act(scenario: Scenario, index: int, step: int) -> Trajectory:
         trajectory = await task.rollout(model, scenario, rollout_index=index, step=step)
         trajectory.metadata |= {CHECKPOINT: step, SCENARIO: scenario.id}
+        trajectory.metadata.setdefault("scenario_id", scenario.id)
         return trajectory
 
     groups = await gather_trajectory_groups(

@@ -59,20 +59,21 @@ class RecipeConfig(Config):
     """USD per hour of this machine."""
     policy_price: tuple[float, float] | None = None
     """USD per million prompt and completion tokens of the policy."""
-    steps: int | None = None
+    steps: int | None = Field(default=None, ge=1)
     """Step up to which the model is trained, by default the task's number."""
-    seed: int = 0
-    """Seed of scenarios and sampling."""
-    learning_rate: float | None = None
-    """Peak learning rate; the default is the task's, or else 1e-5, and 3e-3 for a tiny model."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of scenarios and sampling, and of the tiny model if one is made."""
+    learning_rate: float | None = Field(default=None, gt=0, le=1)
+    """Peak learning rate; the default is the task's, or else 1e-5, and for a tiny model 3e-3, or 2e-3 if it calls
+    tools."""
     schedule: Literal["constant", "linear", "cosine"] | None = None
     """Shape of the learning rate over the run, by default the task's."""
     warmup_steps: int | None = Field(default=None, ge=0)
     """First steps in which the learning rate rises, by default the task's number."""
-    groups: int | None = None
+    groups: int | None = Field(default=None, ge=1)
     """Scenarios per step, by default the task's number."""
-    rollouts: int | None = None
-    """Rollouts per scenario, by default the task's number."""
+    rollouts: int | None = Field(default=None, ge=2)
+    """Rollouts per scenario, whose rewards are compared with each other; by default the task's number."""
     stop_on: tuple[str, ...] = ()
     """Findings that end the training after the step that has one; docs/metrics.md lists them, e.g. entropy_gone."""
     rollback_on: tuple[str, ...] = ()
@@ -85,13 +86,13 @@ class RecipeConfig(Config):
     """Seconds after which a rollout is ended and left out, by default half an hour."""
     evaluate: int = Field(default=0, ge=0)
     """Held-out rollouts before and after training; 0 for no evaluation."""
-    lora_rank: int = LoraConfig().rank
+    lora_rank: int = Field(default=LoraConfig().rank, ge=1, le=512)
     """Rank of the LoRA adapter that is trained."""
     full_finetuning: bool = False
     """Train all weights of the decoder layers instead of an adapter."""
     engine: Literal["torch", "vllm"] = "torch"
     """Engine that samples: the embedded one, or vLLM, whose environment ART_VLLM_PYTHON names."""
-    max_context: int | None = None
+    max_context: int | None = Field(default=None, ge=16)
     """Most tokens of prompt and completion together; the default is the model's own limit."""
 
     @field_validator("stop_on", "rollback_on")
@@ -138,6 +139,11 @@ class RecipeConfig(Config):
             report_metrics=reported_to(self.report),
         )  # fmt: skip
 
+    def to_record(self) -> dict[str, Any]:
+        """Return the settings for the record of the run, without values that may be keys."""
+        hidden = {"headers", "env", "base_model", "name", "project", "data_dir"}
+        return {"recipe": self.model_dump(mode="json", exclude=hidden, exclude_none=True)}
+
     def model_settings(self) -> ModelSettings:
         lora = None if self.full_finetuning else LoraConfig(rank=self.lora_rank)
         if self.engine != "vllm":
@@ -164,6 +170,16 @@ class RecipeConfig(Config):
         if self.policy_price is not None:
             policy = TokenPrice(prompt=self.policy_price[0], completion=self.policy_price[1])
         return Prices(policy=policy, device_usd_per_hour=self.price_per_hour)
+
+    def check(self, defaults: TaskDefaults) -> None:
+        """Check what the types of single settings do not, before anything is made.
+
+        Raises:
+            ConfigError: settings do not fit together, or not to the defaults of the task.
+        """
+        self.prices()
+        self.model_settings()
+        self.pace(self.loop_defaults(defaults))
 
     def loop_defaults(self, defaults: TaskDefaults) -> TaskDefaults:
         """Return a task's defaults, with this config's settings in their place and the base model's learning rate."""

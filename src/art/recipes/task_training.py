@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from art.backends.local import LocalBackend
 from art.config import PipelineConfig
@@ -16,9 +16,16 @@ from art.recipes.comparison import compare_checkpoints
 from art.recipes.progress import OnProgress, Progress, log_progress, report_verdict
 from art.recipes.recipe_config import RecipeConfig
 from art.recipes.recipe_result import RecipeResult, book_last, ending_of, report_costs
-from art.recipes.training_loop import Evaluation, StepReport, evaluate, train_task
-from art.recipes.verdict import Course, Remedies, change_of, reach_verdict
-from art.report import Estimate
+from art.recipes.training_loop import (
+    Evaluation,
+    StepReport,
+    evaluate,
+    logged_evaluation,
+    step_to_report,
+    train_task,
+)
+from art.recipes.verdict import Course, Remedies, reach_verdict
+from art.report import Estimate, estimate_change
 from art.rewards import GroupScorer
 from art.task import Task, TaskDefaults, draw_scenarios, get_task
 from art.task.tiny_form import other_task
@@ -27,10 +34,18 @@ from art.task.tiny_form import other_task
 class TaskTrainingConfig(RecipeConfig):
     """Settings of `art.recipes.train`, which trains a model on a task."""
 
+    steps: int | None = Field(default=None, ge=0)
+    """Step up to which the model is trained, by default the task's number; 0 with --evaluate measures only."""
     rubric: str | None = None
     """What the judge is told is good, in prose; by default the task's `rubric`, or `art.rewards.DEFAULT_RUBRIC`."""
     early_stop: int | None = Field(default=None, ge=2)
     """Rollouts after which a group ends if all of them earned the same; not with a judge."""
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> Self:
+        if self.steps == 0 and not self.evaluate:
+            raise ValueError("`steps` = 0 trains nothing; give 1 or more, or `evaluate` to measure only")
+        return self
 
     def pace(self, defaults: TaskDefaults) -> PipelineConfig:
         """Return how far rollouts run ahead, and when a group ends early.
@@ -94,6 +109,7 @@ async def train(
     scorer = run.make_scorer()
     async with LocalBackend(path=config.data_dir) as backend:
         await run.model.register(backend)
+        await run.model.record_settings(config.to_record())
         return await run.train(scorer)
 
 
@@ -129,29 +145,32 @@ class _Run:
         return GroupScorer(self.config.make_judge(self.model.costs, rubric=self.config.rubric or self.task.rubric))
 
     async def train(self, scorer: GroupScorer | None) -> TaskTrainingResult:
-        first, num_steps = await self.model.get_step(), self.defaults.num_steps
+        first, num_steps = await step_to_report(self.model), self.defaults.num_steps
         before = after = change = verdict = None
         is_over_budget = False
         self.on_progress(Progress(f"{self.model.get_inference_name()} is at step {first} of {num_steps}"))
-        if self.config.evaluate and first == 0 and not self.task.needs_judge:
-            before = await self._evaluate("before")
+        if self.config.evaluate and not self.task.needs_judge:
+            before = await self._evaluate("before") if first == 0 else self._logged_before()
         try:
-            await train_task(
-                self.model, self.task, self.defaults, num_steps=num_steps, seed=self.config.seed,
-                on_step=self._on_step, score=scorer, rollout_timeout_s=self.config.rollout_timeout,
-                reactions=self.config.reactions(), pace=self.pace,
-            )  # fmt: skip
-            if self.config.evaluate and self.task.needs_judge and scorer is not None:
+            if num_steps:
+                await train_task(
+                    self.model, self.task, self.defaults, num_steps=num_steps, seed=self.config.seed,
+                    on_step=self._on_step, score=scorer, rollout_timeout_s=self.config.rollout_timeout,
+                    reactions=self.config.reactions(), pace=self.pace,
+                )  # fmt: skip
+            if not self.config.evaluate or first == num_steps == 0:
+                pass
+            elif self.task.needs_judge and scorer is not None:
                 before, after, change = await self._compare(scorer)
-            elif self.config.evaluate:
+            else:
                 after = await self._evaluate("after")
         except BudgetError as error:
             is_over_budget, step = True, await self.model.get_step()
             self.on_progress(Progress(f"Stopped at step {step}: {error}. Every finished step is kept"))
         finally:
             if change is None and before is not None and after is not None:
-                change = change_of(before, after)
-            if self.reports:
+                change = estimate_change(before.scores, after.scores)
+            if self.reports or change is not None:
                 verdict = reach_verdict(self._course(first, change), Remedies())
                 report_verdict(self.on_progress, verdict)
             await book_last(self.model)
@@ -163,13 +182,14 @@ class _Run:
 
     def _on_step(self, report: StepReport) -> None:
         self.reports.append(report)
-        self.on_progress(Progress(f"step {report.step:>4}  {report.line(self.task.headline_metric)}"))
+        number = f"{report.step:>4}/{self.defaults.num_steps}"
+        self.on_progress(Progress(f"step {number}  {report.line(self.task.headline_metric)}"))
         if report.ending is not None:
             self.on_progress(Progress(f"Stopped at step {report.step}: {report.ending}", "warning"))
 
     def _course(self, first: int, change: Estimate | None) -> Course:
         return Course(
-            step=first + sum(report.trained for report in self.reports), num_steps=self.defaults.num_steps,
+            step=self.reports[-1].step if self.reports else first, num_steps=self.defaults.num_steps,
             reports=self.reports, change=change, stopped=ending_of(self.reports) or "",
             measure="" if change is None else f"{self.task.headline_metric} on held-out rollouts",
         )  # fmt: skip
@@ -178,20 +198,34 @@ class _Run:
         """Have the judge score held-out rollouts from before and after training together, on one scale."""
         scenarios = draw_scenarios(self.task, "test", seed=self.config.seed, count=self.config.evaluate)
         rollouts = math.ceil(self.config.evaluate / len(scenarios))
+        step = await self.model.get_step()
         comparison = await compare_checkpoints(
-            self.model, self.task, scenarios, before=0, after=await self.model.get_step(), rollouts=rollouts,
-            score=scorer, rollout_timeout_s=self.config.rollout_timeout,
+            self.model, self.task, scenarios, before=0, after=step, rollouts=rollouts, score=scorer,
+            rollout_timeout_s=self.config.rollout_timeout,
         )  # fmt: skip
         before, after = comparison.evaluations()
-        for when, evaluation in (("before", before), ("after", after)):
-            await self.model.log(evaluation.trajectories, split="test")
+        for when, at, evaluation in (("before", 0, before), ("after", step, after)):
+            await self.model.log(evaluation.trajectories, split="test", step=at)
             self._report(when, evaluation)
         return before, after, comparison.change()
 
+    def _logged_before(self) -> Evaluation | None:
+        """Take the evaluation before training from the log of the run that made it."""
+        evaluation = logged_evaluation(self.model, self.task, step=0)
+        if evaluation is not None:
+            self._report("before", evaluation)
+        return evaluation
+
     async def _evaluate(self, when: str) -> Evaluation:
+        count = self.config.evaluate
+
+        def on_rollout(num_ended: int) -> None:
+            if num_ended % math.ceil(count / 20) == 0:
+                self.on_progress(Progress(f"{num_ended} of {count} held-out rollouts {when} training", "busy"))
+
         evaluation = await evaluate(
-            self.model, self.task, count=self.config.evaluate, seed=self.config.seed,
-            rollout_timeout_s=self.config.rollout_timeout,
+            self.model, self.task, count=count, seed=self.config.seed, rollout_timeout_s=self.config.rollout_timeout,
+            on_rollout=on_rollout,
         )  # fmt: skip
         await self.model.log(evaluation.trajectories, split="test")
         self._report(when, evaluation)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import statistics
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import lru_cache
+from pathlib import Path
 
 from art.asynchronous.pipeline import Pipeline, pipeline
 from art.asynchronous.step import PipelineStep
@@ -20,7 +23,11 @@ from art.gather.faults import FaultWatch
 from art.model import TrainableModel
 from art.recipes.reactions import Reactions
 from art.report.estimates import mean_with_interval
+from art.report.page import duration
 from art.rewards import GroupScorer
+from art.storage.history import means_by_step
+from art.storage.layout import DataDir, ModelPaths
+from art.storage.trajectories import read_groups
 from art.task import Scenario, Split, Task, TaskDefaults, draw_scenarios
 from art.trajectory import Trajectory, TrajectoryGroup
 
@@ -49,19 +56,20 @@ class StepReport:
     """Rewards, speed and metrics of one training step."""
 
     step: int
-    """Number of the step: the checkpoint that the training began with, plus the steps since then."""
+    """Newest checkpoint after the step, the number of its row in the history. A step without training repeats it."""
     reward: float
     """Mean reward of the step's rollouts."""
     headline: float
     """Mean of the task's headline metric over the step's rollouts."""
     tokens_per_s: float
-    """Sampled tokens over wall time, without the time of training if rollouts wait for it."""
+    """Sampled tokens over wall time, without the time of training if rollouts wait for it. NaN if some of the rollouts
+    ran before this call."""
     timing: Timing
     trained: bool
     """Whether the step made a checkpoint."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    checkpoint: int | None = None
-    """Step of the newest checkpoint afterwards: lower than `step` by the number of steps that were not trained."""
+    left_s: float | None = None
+    """Seconds that the remaining steps take at the pace of this call; `None` if that is not known or none remain."""
     staleness: float = 0.0
     """Mean over the step's groups of the checkpoint that the step started from, minus that of the group's beginning."""
     ending: str | None = None
@@ -70,19 +78,20 @@ class StepReport:
     def line(self, headline_metric: str) -> str:
         """The step as a line of text, without its number.
 
-        The gap is the difference between the log-probs of sampler and trainer on the same tokens. Of stale rollouts it
-        tells nothing about the two, and is left out.
+        `waited` is the time in which the trainer waited for rollouts. The gap is the difference between the log-probs
+        of sampler and trainer on the same tokens. Of stale rollouts it tells nothing about the two, and is left out.
         """
         gap = None if self.staleness else self.metrics.get("offpolicy/first_update_gap")
-        kept = "" if self.checkpoint is None else f", the model stays at checkpoint {self.checkpoint}"
         rates = [f"{name} {self.metrics[key]:.0%}" for key, name in _FAULT_RATES.items() if self.metrics.get(key)]
         return (
-            f"reward {self.reward:+.3f}  {headline_metric} {self.headline:.3f}  {self.tokens_per_s:,.0f} tokens/s  "
-            f"rollout {self.timing.rollout_s:.2f} s  train {self.timing.train_s:.2f} s"
+            f"reward {self.reward:+.3f}  {headline_metric} {self.headline:.3f}  "
+            + ("" if math.isnan(self.tokens_per_s) else f"{self.tokens_per_s:,.0f} tokens/s  ")
+            + f"waited {self.timing.rollout_s:.2f} s  train {self.timing.train_s:.2f} s"
             + (f"  staleness {self.staleness:.1f}" if self.staleness else "")
             + (f"  gap {gap:.0e} nats" if gap is not None else "")
             + "".join(f"  {rate}" for rate in rates)
-            + ("" if self.trained else f"  (no reward spread: not trained{kept})")
+            + ("" if self.trained else f"  (no reward spread: not trained, the model stays at checkpoint {self.step})")
+            + ("" if self.left_s is None else f"  {duration(self.left_s)} left")
         )
 
 
@@ -93,11 +102,13 @@ class Evaluation:
     mean: float
     """Mean of the metric over the rollouts."""
     interval: tuple[float, float]
-    """95 % interval of the mean: Wilson's if all values are 0 or 1, else the normal one."""
+    """95 % interval of the mean: Wilson's if all values are 0 or 1, else Student's t."""
     trajectories: list[Trajectory]
     """The rollouts that did not fail."""
+    scores: Sequence[tuple[str, float]]
+    """Id of the scenario and value of each of these rollouts."""
     seconds: float
-    """Wall time of the rollouts."""
+    """Wall time of the rollouts; 0 if they come from the log."""
 
 
 async def evaluate(
@@ -108,24 +119,58 @@ async def evaluate(
     seed: int,
     split: Split = "test",
     rollout_timeout_s: float | None = None,
+    on_rollout: Callable[[int], None] = lambda num_ended: None,
 ) -> Evaluation:
     """Measure a task's headline metric by one rollout of each of `count` held-out scenarios, sampled as in training.
+
+    Args:
+        on_rollout: called after each rollout with the number of those that have ended.
 
     Raises:
         FaultRateError: a share of more than `MAX_FAULT_RATE` failed through no fault of the policy.
     """
     started = time.perf_counter()
     scenarios = draw_scenarios(task, split, seed=seed, count=count)
+    ended = itertools.count(1)
+
+    async def rollout(scenario: Scenario) -> Trajectory:
+        try:
+            trajectory = await task.rollout(model, scenario, rollout_index=0)
+        finally:
+            on_rollout(next(ended))
+        if isinstance(trajectory, Trajectory):  # the gather names anything else
+            trajectory.metadata.setdefault("scenario_id", scenario.id)  # checkpoints are compared scenario by scenario
+        return trajectory
+
     gathered = await gather_trajectories(
-        (task.rollout(model, scenario, rollout_index=0) for scenario in scenarios),
+        map(rollout, scenarios),
         pbar_desc=None,
         faults=FaultWatch(MAX_FAULT_RATE, window=max(count, 1)),
         rollout_timeout_s=rollout_timeout_s,
     )
     trajectories = [trajectory for trajectory in gathered if isinstance(trajectory, Trajectory)]
-    values = [headline_value(task, trajectory) for trajectory in trajectories]
-    mean, interval = mean_with_interval(values)
-    return Evaluation(mean=mean, interval=interval, trajectories=trajectories, seconds=time.perf_counter() - started)
+    return _evaluation_of(task, trajectories, seconds=time.perf_counter() - started)
+
+
+def logged_evaluation(model: TrainableModel, task: Task, *, step: int, split: Split = "test") -> Evaluation | None:
+    """Return the evaluation of a checkpoint from the model's log; `None` if there is none.
+
+    Of several rollouts of a scenario the last one counts. Older logs have no ids of scenarios for them: there each
+    rollout counts as one of a scenario of its own.
+    """
+    path = _paths_of(model).trajectories(split, step)
+    rollouts: dict[object, Trajectory] = {}
+    for group in read_groups(path) if path.exists() else ():
+        for trajectory in group:
+            own_id = group.metadata.get("scenario_id") or f"unknown {len(rollouts)}"
+            rollouts[trajectory.metadata.setdefault("scenario_id", own_id)] = trajectory
+    return _evaluation_of(task, list(rollouts.values()), seconds=0.0) if rollouts else None
+
+
+def _evaluation_of(task: Task, trajectories: list[Trajectory], *, seconds: float) -> Evaluation:
+    scores = [(str(one.metadata["scenario_id"]), headline_value(task, one)) for one in trajectories]
+    mean, interval = mean_with_interval([value for _, value in scores])
+    return Evaluation(mean=mean, interval=interval, trajectories=trajectories, scores=scores, seconds=seconds)
 
 
 async def train_task(
@@ -165,6 +210,9 @@ async def train_task(
         TrainingError: nothing could be learnt for several steps in a row.
     """
     model.merge_state({"num_steps": num_steps})  # the page tells from it when the run will end
+    options = task.options.model_dump(mode="json")
+    about = {"name": task.name, "options": options, "headline_metric": task.headline_metric}
+    await model.record_settings({"task": about})
     loop = _Loop(model, task, defaults.for_base_model(model.base_model), num_steps, await model.get_step())
     reports: list[StepReport] = []
     pipeline = loop.pipeline(pace or PipelineConfig(max_staleness=0), seed, rollout_timeout_s, score, faults)
@@ -183,6 +231,21 @@ async def train_task(
     return reports
 
 
+async def step_to_report(model: TrainableModel) -> int:
+    """Return the step after which a training goes on to report its steps.
+
+    It is the newest checkpoint, or the one before it if a run was stopped when its last step was trained and not yet
+    logged: the next run logs and reports that step first.
+    """
+    step = await model.get_step()
+    logged, _ = means_by_step(_paths_of(model).history, "train/reward")
+    return step - 1 if max(logged, default=step) == step - 1 else step
+
+
+def _paths_of(model: TrainableModel) -> ModelPaths:
+    return DataDir(Path(model.base_path)).model(model.project, model.name)
+
+
 @dataclass(slots=True)
 class _Loop:
     """What the steps of one training have in common."""
@@ -191,8 +254,14 @@ class _Loop:
     task: Task
     defaults: TaskDefaults
     num_steps: int
-    num_done: int
-    """Number of the last step."""
+    first: int
+    """Checkpoint that the training begins with."""
+    began: datetime = field(default_factory=lambda: datetime.now(UTC))
+    paced_from: tuple[int, float] = field(init=False)
+    """A checkpoint and the time at which it was there: the time that is left is estimated by the steps since then."""
+
+    def __post_init__(self) -> None:
+        self.paced_from = self.first, time.perf_counter()
 
     def pipeline(
         self, pace: PipelineConfig, seed: int, rollout_timeout_s: float | None, score: GroupScorer | None,
@@ -223,7 +292,7 @@ class _Loop:
         config = TrainConfig(
             learning_rate=self.defaults.rate_schedule(self.num_steps), num_minibatches=self.defaults.num_minibatches
         )
-        if rewarded and self.num_done < self.num_steps:
+        if rewarded and self.first < self.num_steps:
             self.model.costs.check()
             result = await self.model.train(rewarded, config)
             rewards = [trajectory.reward for group in rewarded for trajectory in group]
@@ -237,15 +306,22 @@ class _Loop:
 
     def report(self, step: PipelineStep, max_staleness: int) -> StepReport:
         """Describe a step with the task's headline metric."""
-        self.num_done += 1
         metrics, timing = step.metrics, step.timing
-        values = [headline_value(self.task, trajectory) for group in step.groups for trajectory in group]
+        trajectories = [trajectory for group in step.groups for trajectory in group]
+        is_resumed = any(trajectory.start_time.astimezone(UTC) < self.began for trajectory in trajectories)
         sampling_s = timing.wall_s - (0.0 if max_staleness else timing.train_s)
-        tokens = metrics.get("ledger/sampled_tokens", math.nan)
+        tokens = math.nan if is_resumed else metrics.get("ledger/sampled_tokens", math.nan)
+        now = time.perf_counter()
+        if is_resumed:
+            self.paced_from = step.number, now
+        since, paced_at = self.paced_from
+        num_left = self.num_steps - step.number
         return StepReport(
-            step=self.num_done, reward=step.reward, headline=statistics.fmean(values),
+            step=step.number, reward=step.reward,
+            headline=statistics.fmean(headline_value(self.task, trajectory) for trajectory in trajectories),
             tokens_per_s=tokens / sampling_s if sampling_s > 0 else math.nan, trained=step.trained, metrics=metrics,
-            checkpoint=step.number, staleness=step.staleness_mean,
+            left_s=num_left * (now - paced_at) / (step.number - since) if num_left and step.number > since else None,
+            staleness=step.staleness_mean,
             timing=Timing(
                 rollout_s=timing.waited_for_rollouts_s, train_s=metrics.get("time/step_trainer_s", 0.0),
                 publish_s=metrics.get("time/publish_s", 0.0),

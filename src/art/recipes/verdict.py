@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from art.recipes.training_loop import Evaluation, StepReport
+from art.recipes.training_loop import StepReport
 from art.report import Estimate, Verdict, VerdictKind
 
 MANY_FAULTS = 0.25
@@ -68,13 +67,6 @@ class Course:
         """Mean share of rollouts that ended as policy faults."""
         rates = [report.metrics.get("data/policy_fault_rate", 0.0) for report in self.reports]
         return statistics.fmean(rates) if rates else 0.0
-
-
-def change_of(before: Evaluation, after: Evaluation) -> Estimate:
-    """The change of the mean between two evaluations with independent rollouts, with its 95 % interval."""
-    half = math.hypot(*(evaluation.mean - evaluation.interval[0] for evaluation in (before, after)))
-    mean = after.mean - before.mean
-    return Estimate(mean=mean, low=mean - half, high=mean + half, count=len(after.trajectories))
 
 
 def describe_faults(course: Course) -> str:

@@ -6,7 +6,7 @@ This package knows nothing of tasks, servers or judges: the caller fills in a `R
 script, and every text in it is escaped, because models and tools wrote much of it.
 """
 
-from art.report.estimates import Estimate, estimate, estimate_change
+from art.report.estimates import Estimate, estimate
 from art.report.page import render_report, write_report
 from art.report.parts import (
     Comparison,
@@ -20,6 +20,7 @@ from art.report.parts import (
     Verdict,
     VerdictKind,
 )
+from art.report.scores import estimate_change
 
 __all__ = [
     "Comparison", "Curve", "Estimate", "Headline", "Report", "ScenarioResult", "Section", "Table", "Transcript",

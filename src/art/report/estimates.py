@@ -47,30 +47,18 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(mean=mean, low=mean - half, high=mean + half, count=len(values))
 
 
-def estimate_change(before: Sequence[float], after: Sequence[float]) -> Estimate:
-    """Estimate the mean of `after - before`, pair by pair: each scenario is compared with itself.
-
-    So differences between scenarios do not widen the interval.
-
-    Raises:
-        ValueError: there are no pairs.
-    """
-    return estimate([new - old for old, new in zip(before, after, strict=True)])
-
-
 def mean_with_interval(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """Mean and 95 % interval; Wilson's score interval when all values are 0 or 1.
+    """Mean and 95 % interval: Wilson's score interval when all values are 0 or 1, else Student's t.
 
     Example: 50 wins of 100 give (0.5, (0.404, 0.596)).
     """
-    count, z = len(values), Z_95
-    if count == 0:
+    if not values:
         return math.nan, (math.nan, math.nan)
-    mean = statistics.fmean(values)
     if all(value in (0.0, 1.0) for value in values):
-        return mean, wilson_interval(mean, count)
-    half = z * statistics.stdev(values) / math.sqrt(count) if count > 1 else math.inf
-    return mean, (mean - half, mean + half)
+        mean = statistics.fmean(values)
+        return mean, wilson_interval(mean, len(values))
+    own = estimate(values)
+    return own.mean, (own.low, own.high)
 
 
 def wilson_interval(share: float, count: int) -> tuple[float, float]:

@@ -5,6 +5,7 @@ The scenario is the unit: several rollouts of one scenario are averaged first, b
     values                                   a score                 a difference
     one rollout each, all 0 or 1             Wilson's interval       Tango's interval for paired shares
     anything else                            Student's t over scenarios, in both
+    two evaluations of other scenarios                                 Newcombe's, from the intervals of both means
 
 Wilson's and Tango's intervals invert a score test. Unlike Student's t they have a width where all values are equal: 20
 wins of 20 give 0.84 to 1, not 1 to 1. Where Student's t has no width, a measure from 0 to 1 takes them too, with one
@@ -15,16 +16,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from art.report.estimates import Z_95, t_quantile, wilson_interval
+from art.report.estimates import Z_95, Estimate, mean_with_interval, t_quantile, wilson_interval
 
 Method = Literal["wilson", "tango", "t"]
 TAIL_95 = 0.025
 """Probability on each side of a 95 % interval."""
+Scored = Iterable[tuple[Hashable, float]]
+"""Id of the scenario and value of each rollout; the id is `None` where it is not known."""
 
 
 class Score(BaseModel):
@@ -91,6 +95,31 @@ def score_difference(
             low, high = tango_interval(gained, lost, len(changes), tail=tail)
             return Score(mean=statistics.fmean(changes), low=low, high=high, num=len(changes), method="tango")
     return _student(changes, tail)
+
+
+def estimate_change(before: Scored, after: Scored) -> Estimate:
+    """Estimate how much higher the mean is in a second evaluation than in a first one, with its 95 % interval.
+
+    Scenarios that both have are compared with themselves, and others are left out. If there are none, the two are taken
+    for independent samples: R. G. Newcombe, Statistics in Medicine 17 (1998) 873-890, method 10.
+
+    Example: 12 of 20 scenarios solved before, and the same and 6 more after, give +0.30 (+0.10 to +0.52).
+    """
+    sides: list[defaultdict[Hashable, list[float]]] = [defaultdict(list), defaultdict(list)]
+    for side, rollouts in zip(sides, (before, after), strict=True):
+        for scenario, value in rollouts:
+            side[scenario].append(value)
+    common = [scenario for scenario in sides[0] if scenario is not None and scenario in sides[1]]
+    if common:
+        score = score_difference(*([side[scenario] for scenario in common] for side in sides))
+        low, high = (-math.inf, math.inf) if score.low is None or score.high is None else (score.low, score.high)
+        return Estimate(mean=score.mean, low=low, high=high, count=score.num)
+    values = [[value for own in side.values() for value in own] for side in sides]
+    (old, (old_low, old_high)), (new, (new_low, new_high)) = map(mean_with_interval, values)
+    return Estimate(
+        mean=new - old, low=new - old - math.hypot(new - new_low, old_high - old),
+        high=new - old + math.hypot(new_high - new, old - old_low), count=len(values[1]),
+    )  # fmt: skip
 
 
 def tango_interval(gained: int, lost: int, pairs: int, *, tail: float = TAIL_95) -> tuple[float, float]:

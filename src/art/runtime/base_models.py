@@ -13,9 +13,10 @@ import asyncio
 import hashlib
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
-from art.config.base_models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, find_folder, resolve_base_model
+from art.config.base_models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, find_folder, looks_like_path, resolve_base_model
 from art.errors import ConfigError
 from art.protocol.calls import MergeAdapter
 from art.protocol.training import JobProgress
@@ -29,21 +30,29 @@ HUB_TIMEOUT_S = 10.0
 _CONFIG = "config.json"
 
 
-async def prepare_base_model(name: str, data_dir: DataDir) -> str:
+async def prepare_base_model(
+    name: str, data_dir: DataDir, check_folder: Callable[[Path], None] = lambda folder: None
+) -> str:
     """Return a folder or hub id that engine and trainer can load.
+
+    Args:
+        check_folder: raises an error for a folder that must not be read. It is called before anything in the folder
+            is looked at, also for the folder that an adapter names as its base model.
 
     Raises:
         ConfigError: there is no such model, or its files are incomplete. The message says what was looked for.
         ProcessError: the process that merges an adapter died.
     """
     base_model = resolve_base_model(name)
+    if looks_like_path(base_model) or await asyncio.to_thread(Path(base_model).is_dir):
+        await asyncio.to_thread(check_folder, Path(base_model))
     folder = await asyncio.to_thread(find_folder, base_model)
     if folder is None:
         await asyncio.to_thread(_check_hub, base_model)
         return base_model
     if not (folder / ADAPTER_CONFIG).is_file():
         return str(folder) if base_model.startswith("~") else base_model
-    adapted_from = await prepare_base_model(_base_of(folder), data_dir)
+    adapted_from = await prepare_base_model(_base_of(folder), data_dir, check_folder)
     target = data_dir.adapted(f"{folder.absolute().name}-{await asyncio.to_thread(_identify, folder, adapted_from)}")
     if not target.is_dir():
         logger.info("merging the adapter %s into its base model %s, as %s", folder, adapted_from, target)

@@ -6,7 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+from art.config import ModelSettings
 from art.errors import ConfigError
 from art.memory.shape import read_shape
 from art.protocol.training import ModelStatus, RegisterRequest
@@ -41,10 +44,15 @@ class Registration:
         self._vllm_python = hosts.vllm_python
         self._lock = asyncio.Lock()
 
-    async def register(self, request: RegisterRequest) -> ModelStatus:
+    async def register(
+        self, request: RegisterRequest, check_folder: Callable[[Path], None] = lambda folder: None
+    ) -> ModelStatus:
         """Make a model known and ready: its processes run, a first checkpoint exists, and its newest one is served.
 
         If the last server ended during a step of the model, that step is finished first.
+
+        Args:
+            check_folder: raises a `PermissionDeniedError` for a folder that the caller may not name.
 
         Raises:
             ConfigError: there is no such base model, or the model was registered before with another base model or
@@ -57,14 +65,14 @@ class Registration:
         self._models.data_dir.model(request.project, request.name).check_spelling()
         await self._jobs.idle(request.project, request.name, recovered_only=True)
         async with self._lock:
-            base_model = await prepare_base_model(request.base_model, self._models.data_dir)
+            base_model = await prepare_base_model(request.base_model, self._models.data_dir, check_folder)
             devices = await asyncio.to_thread(find_devices)
             settings = await asyncio.to_thread(with_engine, request.settings, devices, self._vllm_python)
             request = request.model_copy(update={"base_model": base_model, "settings": settings})
             known = self._models.by_key.get(f"{request.project}/{request.name}")
             if known is not None:
                 _check_same(known, request)
-            step = known.step if known else await asyncio.to_thread(self._step_on_disk, request)
+            step = await (self._restore_steps(known) if known else asyncio.to_thread(self._step_on_disk, request))
             model = RegisteredModel(
                 project=request.project, name=request.name, base_model=request.base_model, settings=request.settings,
                 step=step, created_at=known.created_at if known else time.time(),
@@ -90,7 +98,7 @@ class Registration:
         if step is None:
             return 0
         state = checkpoints.read_state(paths.checkpoint(step))
-        lora = request.settings.model_dump(mode="json", include={"lora"})["lora"]
+        lora = _lora_of(request.settings)
         if state.base_model == request.base_model and state.lora == lora:
             return step
         if step == 0:  # left by a registration that failed later on
@@ -101,6 +109,29 @@ class Registration:
             f"{state.lora}; got {request.base_model!r} and {lora} (None is full fine-tuning). Use another model "
             "name, or the same base model and settings"
         )
+
+    async def _restore_steps(self, model: RegisteredModel) -> int:
+        """Return the newest step of a registered model, after its database has learnt again of steps that it lost.
+
+        A disk that did not keep what it had confirmed, or a copy of the database, can be older than the checkpoints.
+        """
+        paths, step = self._models.paths(model), model.step
+        while step + 1 in await asyncio.to_thread(checkpoints.list_steps, paths.checkpoints):
+            path = paths.checkpoint(step + 1)
+            state = await asyncio.to_thread(checkpoints.read_state, path)
+            is_own = (state.base_model, state.lora) == (model.base_model, _lora_of(model.settings))
+            identity = await asyncio.to_thread(checkpoints.identify, path)
+            if not is_own or not await self._jobs.store.restore(model, state, path, identity):
+                break
+            step += 1
+            self._models.set_step(model.key, step)
+            logger.warning(
+                "the database did not know step %d of %s, which is restored from its checkpoint %s",
+                step,
+                model.key,
+                path,
+            )
+        return step
 
     async def _release_processes(self, model: RegisteredModel) -> None:
         """End the processes that ran with the model's earlier settings, unless other models use them."""
@@ -133,6 +164,12 @@ class Registration:
         await self._registry.save_model(model)
         if is_first or self._registry.identity(model, model.step) is None:
             await self._registry.save_identity(model, model.step, identity)
+
+
+def _lora_of(settings: ModelSettings) -> dict[str, Any] | None:
+    """The LoRA settings as a checkpoint has them; `None` for full fine-tuning."""
+    lora: dict[str, Any] | None = settings.model_dump(mode="json", include={"lora"})["lora"]
+    return lora
 
 
 def _check_same(known: RegisteredModel, request: RegisterRequest) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import Callable
 
+from art.config import SamplingConfig
 from art.config.base_models import SHORT_NAMES
 from art.errors import NotFoundError
 from art.gateway.policies import PolicyRef, find_model, parse_model_name
@@ -76,7 +77,7 @@ class PolicyResolver:
         adapter_id = registered.adapter_id(step)
         if not host.one_policy:
             await host.adapters.load(adapter_id, checkpoint)
-        policy = await _make_policy(host, adapter_id, key, step)
+        policy = await _make_policy(host, adapter_id, key, step, registered.settings.sampling)
         if self._models.by_key.get(registered.key) is registered:  # else a step was published meanwhile
             self._policies[model] = policy
         return policy
@@ -130,8 +131,11 @@ class PolicyResolver:
         return step
 
 
-async def _make_policy(host: BaseModelHost, adapter: str | None, name: tuple[str, str], step: int) -> PolicyRef:
+async def _make_policy(
+    host: BaseModelHost, adapter: str | None, name: tuple[str, str], step: int, sampling: SamplingConfig | None = None
+) -> PolicyRef:
     """`name` is the project and the name under which answers are recorded."""
+    info = await host.engine_info()
     return PolicyRef(
         engine=host.engine,
         renderer=await host.renderer(),
@@ -139,5 +143,7 @@ async def _make_policy(host: BaseModelHost, adapter: str | None, name: tuple[str
         project=name[0],
         name=name[1],
         policy_version=step,
-        max_context=(await host.engine_info()).max_context,
+        max_context=info.max_context,
+        longest_context=info.longest_context,
+        sampling=sampling,
     )

@@ -205,4 +205,4 @@ class Runtime:
 
     async def report(self) -> str:
         """Write a report for people: which processes run, and which tasks wait for what, with stacks."""
-        return await write_report(self._hosts.processes(), self.jobs.describe())
+        return await write_report(self._hosts.processes(), self.jobs.describe(), self.gateway.ignored)

@@ -134,6 +134,10 @@ class Submission:
         plan.metrics |= counts | {"data/step_num_sft_trajectories": float(len(request.sft))}
         return paths
 
+    async def missing_exchanges(self, project: str, exchange_ids: list[str]) -> list[str]:
+        """Return those of some exchanges (recorded answers) that cannot be trained, because they are not recorded."""
+        return await asyncio.to_thread(self._recorder.find_missing, exchange_ids, project)
+
     async def preflight(self, project: str, name: str, request: PreflightRequest) -> PreflightReport:
         """Check whether this model can be trained here, by quick checks and trial steps whose result is thrown away."""
         model, host = self._models.find(project, name)

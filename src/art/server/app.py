@@ -34,7 +34,7 @@ from art.server.call import REST, Call, Route
 from art.server.errors import METHOD_NOT_ALLOWED, REQUEST_ID, error_body, failure
 from art.server.headers import answer_preflight, is_preflight, request_id, with_headers
 from art.server.openapi import build_openapi
-from art.server.page.browser import SECURITY_HEADERS, Addresses, read_cookie
+from art.server.page.browser import SECURITY_HEADERS, Addresses, read_cookies
 from art.server.page.page_state import PageState
 from art.server.paths import HiddenPaths
 from art.server.routes import (
@@ -132,7 +132,7 @@ class App:
         route, path = self._find(scope["method"], scope["path"])
         identity, origins = request_id(scope), self.state.config.cors_origins
         REQUEST_ID.set(identity)
-        more = SECURITY_HEADERS if route is not None and route.from_page else {}
+        more = dict(SECURITY_HEADERS) if route is not None and route.from_page else {}
         send = with_headers(scope, send, identity, origins, more)
 
         async def send_noted(message: MutableMapping[str, Any]) -> None:
@@ -151,7 +151,8 @@ class App:
                 await self._refuse(scope, send_noted)
                 return
             limits = self._body_limits[route.training_data]
-            await self._answer(route, Call(self._runtime, scope, receive, send_noted, self.state, path, caller, limits))
+            call = Call(self._runtime, scope, receive, send_noted, self.state, path, caller, limits, more)
+            await self._answer(route, call)
         except ClientDisconnected:
             pass
         except Exception as error:
@@ -182,9 +183,9 @@ class App:
                 page.addresses.check_host(scope)  # a link on any other page may lead here
             elif route is not None and route.scope is None:
                 page.addresses.check_page_request(scope)
-            elif (text := read_cookie(scope, https=page.addresses.is_https(scope))) is not None:
+            elif texts := read_cookies(scope, https=page.addresses.is_https(scope)):
                 page.addresses.check_page_request(scope)
-                return keyring.caller(page.sessions.find(text).key_id)
+                return keyring.caller(page.sessions.find(*texts).key_id)
         try:
             return keyring.identify(scope)
         except (AuthenticationError, KeysUnavailableError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from art.errors import InvalidRequestError, NotFoundError
 from art.protocol.chat import short
+from art.protocol.dialects.chat_completions import ChatRequest
 from art.protocol.keys import KeyScope
 from art.protocol.training import validate_training
 from art.server.asgi import Receive, Scope, Send, header
@@ -35,6 +36,12 @@ SEED_HEADER = "x-art-seed"
 """Header of a request that says where its random numbers begin, if its body has no `seed`. Clients of a pipeline send
 it, so that an interrupted rollout samples the same tokens when it starts again."""
 
+IGNORED_HEADER = "x-art-ignored"
+"""Header of an answer that names the fields of the request that have no effect: they only advise, or the sampling of
+the rollout or model replaces them."""
+REMARK_HEADER = "x-art-remark"
+"""Header of an answer that tells what else the client should know, such as that the answer cannot be trained."""
+
 MAX_SEED = 2**63 - 1
 
 REST = "model_id"
@@ -57,6 +64,8 @@ class Call:
     `own_model` and `Caller.check_project`."""
 
     body_limits: BodyLimits
+    headers: dict[str, str] = field(default_factory=dict)
+    """Headers that the handler adds to the answer, before it sends the first byte."""
 
     async def parse(self, convert: Callable[[Any], T]) -> T:
         """Return what `convert` makes of the decoded body. It runs in a thread if the body is large."""
@@ -102,6 +111,16 @@ class Call:
     def visible(self, error: BaseException) -> BaseException:
         """The error as this caller may see it."""
         return error if self.caller.may("admin") else self.server.paths.hide_in(error)
+
+    def tell(self, requests: Iterable[ChatRequest]) -> None:
+        """Tell the client, in headers of the answer, which fields of its requests have no effect, and other remarks."""
+        every = list(requests)
+        for name, values in (
+            (IGNORED_HEADER, [one for request in every for one in request.ignored]),
+            (REMARK_HEADER, [one for request in every for one in request.remarks]),
+        ):
+            if values:
+                self.headers[name] = ", ".join(dict.fromkeys(values))
 
     def query(self, name: str) -> str | None:
         """Return a parameter of the query string; if it is given several times, the last one."""

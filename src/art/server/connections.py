@@ -1,7 +1,8 @@
 """HTTP connections that close when their client is too slow or sends too much. They extend uvicorn's protocol class.
 
     headers            complete within `read_timeout_s` and at most `MAX_HEADER_BYTES`
-    body               see `bodies/body.py`; the rest of a refused body must arrive within `read_timeout_s`
+    body               see `bodies/body.py`; the rest of a refused body must arrive within `read_timeout_s`, and the
+                       connection is closed after `MAX_DROPPED_BYTES` of it
     answer             a client that does not read is cut off after `write_timeout_s`
     between requests   closed after `KEEP_ALIVE_S`
 
@@ -27,6 +28,9 @@ LATE_S = 0.1
 _FORWARDED = len(b"x-forwarded")
 MAX_HEADER_BYTES = 64 * 2**10
 """Largest size of URL and headers together; agents send about 500 bytes."""
+MAX_DROPPED_BYTES = 2**26
+"""Largest part of a body that is read after its answer, without being looked at. Many clients read an answer only when
+they have sent everything."""
 KEEP_ALIVE_S = 75
 """Time after which an idle connection is closed. Clients can keep one during a training step."""
 
@@ -44,6 +48,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._header_bytes = 0
+        self._dropped_bytes = 0
         self._reading: asyncio.TimerHandle | None = None
         """Runs while headers are expected or incomplete, or the body of an answered request still arrives."""
         self._writing: asyncio.TimerHandle | None = None
@@ -65,12 +70,18 @@ class Connection(HttpToolsProtocol):
             leave()
 
     def data_received(self, data: bytes) -> None:
-        if not self.transport.is_closing():  # nothing is read after a refusal
-            super().data_received(data)
+        if self.transport.is_closing():  # nothing is read after a refusal
+            return
+        if self.cycle is not None and self.cycle.response_complete and self.cycle.more_body:
+            self._dropped_bytes += len(data)
+            if self._dropped_bytes > MAX_DROPPED_BYTES:
+                self.transport.close()
+                return
+        super().data_received(data)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._header_bytes = 0
+        self._header_bytes = self._dropped_bytes = 0
         self.app = self._direct_app
         if self._reading is None:
             self._expect()

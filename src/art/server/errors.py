@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
@@ -60,6 +61,9 @@ def public_error(error: BaseException) -> errors.ArtError:
     """Return the error that a client may see. An error from outside ART shows only an id, under which it is logged."""
     if isinstance(error, ValidationError):
         return invalid_request(error)
+    if getattr(error, "errno", getattr(error.__cause__, "errno", None)) in (errno.EMFILE, errno.ENFILE):
+        logger.error("no file can be opened: %s. Raise the limit of open files (`ulimit -n`, LimitNOFILE)", error)
+        return errors.ProcessError("the server has too many open files now; repeat the request in a moment")
     if isinstance(error, errors.ArtError):
         return error
     error_id = REQUEST_ID.get() or os.urandom(6).hex()

@@ -28,11 +28,10 @@ def with_headers(
 ) -> Send:
     """Wrap `send` so that answers carry the request id, `more` headers and, for one of `origins`, the headers of CORS.
 
-    The answer to a HEAD request loses its body and keeps its headers.
+    `more` is read when the answer begins. The answer to a HEAD request loses its body and keeps its headers.
     """
     # Anthropic's clients read the id from `request-id`, OpenAI's from `x-request-id`.
     extra = [(b"x-request-id", identity.encode()), (b"request-id", identity.encode())]
-    extra += [(name.encode(), value.encode()) for name, value in more.items()]
     origin = allowed_origin(scope, origins)
     if origin is not None:
         extra += [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", b"*")]
@@ -42,7 +41,8 @@ def with_headers(
 
     async def send_with_headers(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), *extra]
+            added = [(name.encode(), value.encode()) for name, value in more.items()]
+            message["headers"] = [*message.get("headers", ()), *extra, *added]
         elif is_head:
             message["body"] = b""
         await send(message)

@@ -2,10 +2,13 @@
 
 Only keys with scope `admin` may register models with settings that touch the machine: folders of the server as base
 models, devices, memory, addresses, and flags of programs. A key that may train must not run programs on the server.
-Losses that are code need the operator's consent, whatever the key.
+A key of a project reads no folder of another project, and no folder elsewhere that the operator has not named. Losses
+that are code need the operator's consent, whatever the key.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from pydantic import BaseModel
 
@@ -18,6 +21,7 @@ from art.server.auth import Caller
 HARMLESS = {
     "lora": None,
     "render": None,
+    "sampling": None,
     "engine": {"kind", "dtype", "max_context", "quantization"},
     "trainer": {"dtype", "max_tokens", "gradient_checkpointing", "moment_bits", "quantization"},
 }
@@ -55,6 +59,35 @@ def check_registration(request: RegisterRequest, caller: Caller, config: ServerC
                 f"`settings.{group}.{name}` touches the machine; it needs a key with scope `admin`, or leave it out",
                 param=f"settings.{group}.{name}",
             )
+
+
+def check_base_folder(folder: Path, caller: Caller, config: ServerConfig, data_dir: Path | None) -> None:
+    """Check that a caller may have a model read from a folder of the server.
+
+    The folder counts with `..` and symbolic links resolved. A key of a project may name the models of its project in
+    the data directory; any admin key may name what is in `base_model_folders`, and one for all projects, where these
+    are not set, every folder.
+
+    Raises:
+        PermissionDeniedError: the folder belongs to another project, or is not in one that the operator allows.
+    """
+    real = folder.expanduser().resolve()
+    if any(real == Path(name).expanduser().resolve() for name in config.models if is_local(name)):
+        return
+    if data_dir is not None and real.is_relative_to(data_dir.resolve()):
+        if caller.project is None or real.is_relative_to((data_dir / caller.project / "models").resolve()):
+            return
+        reason = f"is in the data directory and not in the folder of project {caller.project!r}"
+    else:
+        allowed = config.base_model_folders
+        if allowed is None and caller.project is None:
+            return
+        if any(real.is_relative_to(Path(one).expanduser().resolve()) for one in allowed or ()):
+            return
+        reason = "is in no folder that this server takes base models from (`base_model_folders` of its configuration)"
+    raise PermissionDeniedError(
+        f"base model {str(folder)!r} {reason}; use a hub id, or a folder that the operator offers", param="base_model"
+    )
 
 
 def check_custom_loss(loss: CustomLossConfig, config: ServerConfig) -> None:

@@ -19,6 +19,7 @@ class HiddenPaths:
     """Removes the folders of this machine from texts and errors."""
 
     def __init__(self, data_dir: Path | None) -> None:
+        self.data_dir = data_dir
         roots = {str(data_dir.absolute()), str(data_dir.resolve())} if data_dir is not None else set()
         self._roots = [re.compile(rf"{re.escape(root)}(/|(?![\w-]))") for root in sorted(roots, key=len, reverse=True)]
 

@@ -61,6 +61,7 @@ class MlflowSink(Sink):
                 "and its keys, or leave 'mlflow' out of `report_metrics`"
             ) from error
         self._run_id = opened.info.run_id
+        self.configure(run.config)
         return int(opened.data.tags.get(ROWS_TAG, 0))
 
     def _open(self, run: Run, experiment_name: str) -> Any:
@@ -74,13 +75,15 @@ class MlflowSink(Sink):
         if runs:
             client.update_run(runs[0].info.run_id, status="RUNNING")
             return runs[0]
+        return client.create_run(experiment_id, run_name=run.name, tags={RUN_TAG: run.id})
+
+    def configure(self, config: Mapping[str, Any]) -> None:
         from mlflow.entities import Param
 
-        made = client.create_run(experiment_id, run_name=run.name, tags={RUN_TAG: run.id})
-        params = [Param(name, value) for name, value in flat_params(run.config).items()]
+        known = self._client.get_run(self._run_id).data.params  # MLflow does not let a parameter change
+        params = [Param(name, value) for name, value in flat_params(config).items() if name not in known]
         for start in range(0, len(params), 100):
-            client.log_batch(made.info.run_id, params=params[start : start + 100])
-        return made
+            self._call("log_batch", params=params[start : start + 100])
 
     def metrics(self, row: Row) -> None:
         from mlflow.entities import Metric, RunTag

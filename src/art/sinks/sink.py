@@ -50,7 +50,8 @@ class Run:
     folder: Path
     """Folder in the model's log where the sink may keep files of its own; it exists."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Base model, settings and the user's `config`, as plain JSON. Values that look like secrets are replaced."""
+    """Base model, settings and the user's `config`, as plain JSON. Values that look like secrets are replaced.
+    Settings that are recorded later come by `Sink.configure`."""
 
     @property
     def id(self) -> str:
@@ -133,6 +134,9 @@ class Sink(ABC):
             Refused: the tracker will never accept this row.
             Exception: anything else is retried.
         """
+
+    def configure(self, config: Mapping[str, Any]) -> None:  # noqa: B027
+        """Take the run's config again: settings were recorded after `start`. Errors are those of `metrics`."""
 
     def groups(self, groups: LoggedGroups) -> None:  # noqa: B027
         """Send rollouts, or a sample of them. Called only with `takes_groups`; errors are those of `metrics`."""

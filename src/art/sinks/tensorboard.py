@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class TensorboardSink(Sink):
         self._folder = None if folder is None else Path(folder)
         self._sampler = Sampler(samples)
         self._writer: Any = None
+        self._config: Any = None
 
     def start(self, run: Run) -> int | None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -42,13 +43,15 @@ class TensorboardSink(Sink):
         folder = self._folder or (Path(root, run.project, run.name) if root else run.folder / "tensorboard")
         folder.mkdir(parents=True, exist_ok=True)
         num_rows = count_rows(folder)
-        if not any(folder.glob(f"*{_CONFIG}")):
-            config = EventFileWriter(str(folder), filename_suffix=_CONFIG)
-            text = json.dumps(dict(run.config), indent=2, ensure_ascii=False)
-            config.add_event(_event(time.time(), 0, [_text("config", [text])]))
-            config.close()
+        self._config = EventFileWriter(str(folder), filename_suffix=_CONFIG)
+        self.configure(run.config)
         self._writer = EventFileWriter(str(folder), filename_suffix=_ROWS)
         return num_rows
+
+    def configure(self, config: Mapping[str, Any]) -> None:
+        text = json.dumps(dict(config), indent=2, ensure_ascii=False)
+        self._config.add_event(_event(time.time(), 0, [_text("config", [text])]))
+        self._config.flush()
 
     def metrics(self, row: Row) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -63,6 +66,7 @@ class TensorboardSink(Sink):
         self._sampler.add(groups)
 
     def close(self, timeout_s: float) -> None:
+        self._config.close()
         self._writer.close()
 
 

@@ -6,6 +6,7 @@ Trackio writes in a thread of its own and reports no errors, so the number of it
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from art.sinks.samples import SAMPLES, Sample, Sampler
@@ -36,6 +37,10 @@ class TrackioSink(Sink):
             auto_log_gpu=False, auto_log_cpu=False,
         )  # fmt: skip
         return self._count() if self._is_local else None
+
+    def configure(self, config: Mapping[str, Any]) -> None:
+        self._run.config.update(dict(config))
+        self._run._config_logged = False  # Trackio sends the config with the first row only, and has no call for it
 
     def metrics(self, row: Row) -> None:
         traces = {

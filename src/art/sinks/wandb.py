@@ -6,6 +6,7 @@ Each row of the log has its number as wandb's own `_step`, so wandb drops a row 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,9 @@ class WandbSink(Sink):
         self._run.define_metric(AXIS)
         self._run.define_metric("*", step_metric=AXIS)
         return num_rows if offline else int(self._run.starting_step)
+
+    def configure(self, config: Mapping[str, Any]) -> None:
+        self._run.config.update(dict(config), allow_val_change=True)
 
     def metrics(self, row: Row) -> None:
         import wandb

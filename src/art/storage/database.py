@@ -1,8 +1,7 @@
 """The SQLite file of a data directory. One thread writes; every thread may read.
 
-Write-ahead logging with `synchronous=NORMAL` is on. A committed transaction survives `kill -9` of the process at any
-moment, since the operating system has its pages. A power cut may lose the last transactions but never corrupts the
-file.
+Write-ahead logging with `synchronous=FULL` is on: each commit is on the disk before it returns. A committed transaction
+therefore survives `kill -9` of the process and a power cut, and what a journal or an answer names is never lost.
 """
 
 from __future__ import annotations
@@ -17,11 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from art.errors import DiskFullError, StorageError
+from art.errors import ConfigError, DiskFullError, StorageError
 from art.storage.lock import check_same_file, directory_gone
 
 T = TypeVar("T")
 
+FORMAT = 1
+"""Form of the data directory, kept as the database's `user_version`. Raise it with a change that older code would
+misread. Directories from before there was a format have 0."""
 BUSY_TIMEOUT_S = 10.0
 _FULL_BELOW_BYTES = 1 << 20
 """A failed write is reported as a full disk if less than this is free, since SQLite then has several error codes."""
@@ -33,6 +35,22 @@ _WRITE_ERRORS = {
     sqlite3.SQLITE_IOERR_SHMMAP,
     sqlite3.SQLITE_CANTOPEN,
 }
+
+
+def check_format(connection: sqlite3.Connection, path: Path) -> int:
+    """Return the format of the data directory that the database at `path` belongs to.
+
+    Raises:
+        ConfigError: this version of ART is too old for it.
+    """
+    written: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    if written > FORMAT:
+        connection.close()
+        raise ConfigError(
+            f"the data directory {path.parent} was written by a newer ART (format {written}); this one reads up to "
+            f"format {FORMAT}. Upgrade ART here, or use another data directory"
+        )
+    return written
 
 
 async def uninterrupted(change: Coroutine[Any, Any, T]) -> T:
@@ -61,6 +79,7 @@ class Database:
 
         Raises:
             StorageError: the file cannot be opened, or is not a database.
+            ConfigError: a newer version of ART has written it.
         """
         self.path = path
         self.before_write: Callable[[], None] = lambda: None
@@ -75,6 +94,8 @@ class Database:
             self._opened = os.stat(path) if path.exists() else None  # `:memory:` has no file
         except (OSError, sqlite3.Error) as error:
             self._writer.shutdown()
+            if isinstance(error, sqlite3.Error) and self._is_full(error):
+                raise self._full() from error
             raise StorageError(f"cannot open the database {path}: {error}") from error
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -121,9 +142,12 @@ class Database:
         connection = sqlite3.connect(
             self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, cached_statements=256
         )
+        written = check_format(connection, self.path)
         connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA foreign_keys=ON")
+        if written < FORMAT:
+            connection.execute(f"PRAGMA user_version={FORMAT}")
         return connection
 
     def _reader(self) -> sqlite3.Connection:
@@ -158,10 +182,13 @@ class Database:
     def _translate(self, error: sqlite3.Error) -> StorageError:
         if not self.path.exists():
             return directory_gone(self.path)
+        return self._full() if self._is_full(error) else StorageError(f"{self.path}: {error}")
+
+    def _is_full(self, error: sqlite3.Error) -> bool:
         code = getattr(error, "sqlite_errorcode", None)
-        full = code == sqlite3.SQLITE_FULL
-        if not full and code in _WRITE_ERRORS:
-            full = shutil.disk_usage(self.path.parent).free < _FULL_BELOW_BYTES
-        if full:
-            return DiskFullError(f"no space left on the disk of {self.path}; free some and send the request again")
-        return StorageError(f"{self.path}: {error}")
+        if code in _WRITE_ERRORS:
+            return shutil.disk_usage(self.path.parent).free < _FULL_BELOW_BYTES
+        return code == sqlite3.SQLITE_FULL
+
+    def _full(self) -> DiskFullError:
+        return DiskFullError(f"no space left on the disk of {self.path}; free some and try again")

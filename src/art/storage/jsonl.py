@@ -16,34 +16,40 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from art.storage.atomic import storage_errors
+from art.storage.lock import locked
 
 logger = logging.getLogger(__name__)
 
 _writing = threading.Lock()
-"""Keeps the rows of two threads from being mixed within a line."""
+"""Keeps two threads from appending at the same time. Between processes the lock of the file does so."""
+_LOCK_WAIT_S = 60.0
+"""Longest wait for another process that appends. An append takes milliseconds: a longer one has been stopped."""
 
 
 def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Append rows durably.
+    """Append rows durably. Several processes may append to the same file.
 
     Raises:
         DiskFullError, StorageError: writing failed. Nothing was appended.
     """
     data = "".join(encode(row) + "\n" for row in rows).encode()
-    with _writing, storage_errors(path, "appending to"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab+") as file:
-            end = _end_of_rows(file)
-            file.truncate(end)
-            if end and _read_at(file, end - 1, 1) != b"\n":
-                data = b"\n" + data
-            try:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError:
-                os.ftruncate(file.fileno(), end)
-                raise
+    with (
+        _writing,
+        storage_errors(path, "appending to"),
+        locked(path, what=f"appending to {path}", wait_s=_LOCK_WAIT_S),
+        path.open("ab+") as file,
+    ):
+        end = _end_of_rows(file)
+        file.truncate(end)
+        if end and _read_at(file, end - 1, 1) != b"\n":
+            data = b"\n" + data
+        try:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            os.ftruncate(file.fileno(), end)
+            raise
 
 
 def _end_of_rows(file: BinaryIO) -> int:

@@ -47,7 +47,9 @@ CREATE TABLE IF NOT EXISTS keys (
     id TEXT PRIMARY KEY, digest BLOB NOT NULL, name TEXT NOT NULL, project TEXT, scopes TEXT NOT NULL,
     created_at REAL NOT NULL, expires_at REAL, revoked_at REAL, last_used_at REAL
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS revoked (id TEXT PRIMARY KEY) WITHOUT ROWID;
 """
+"""`revoked` lists the keys whose revocation has taken effect: they stay revoked when the clock is set back."""
 KEY_PATTERN = re.compile(r"art_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
 USE_RESOLUTION_S = 60.0
 """`last_used_at` of a key is written at most once in this many seconds."""
@@ -68,11 +70,14 @@ class Key:
     created_at: float
     expires_at: float | None = None
     revoked_at: float | None = None
+    """When the key ends, or ended, because somebody revoked it."""
     last_used_at: float | None = None
+    is_revoked: bool = False
+    """The revocation has taken effect, whatever the clock says now."""
 
     def problem(self, now: float) -> str | None:
         """The reason why the key is no longer valid; `None` if it is valid."""
-        if self.revoked_at is not None and self.revoked_at <= now:
+        if self.revoked_at is not None and (self.is_revoked or self.revoked_at <= now):
             return f"key {self.id} was revoked at {format_time(self.revoked_at)}"
         if self.expires_at is not None and self.expires_at <= now:
             return f"key {self.id} expired at {format_time(self.expires_at)}"
@@ -97,6 +102,8 @@ class KeyStore:
         self._version = -1
         self._is_damaged = False
         self._keys: dict[str, Key] = {}
+        self._ending: dict[str, float] = {}
+        """Times of the revocations that have not taken effect, by key."""
         self._noted: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         try:
@@ -189,7 +196,7 @@ class KeyStore:
         if problem := old.problem(now):
             raise InvalidRequestError(f"{problem}; make a new one with `art keys create`", param="key_id")
         new, text = self.create(old.name, project=old.project, scopes=old.scopes, expires_at=old.expires_at)
-        self._set_revoked(key_id, now + grace_s)
+        self._set_revoked(key_id, now + grace_s, is_final=grace_s <= 0)
         return new, text
 
     def revoke(self, key_id: str) -> Key:
@@ -199,10 +206,10 @@ class KeyStore:
             NotFoundError: there is no such key.
         """
         key, now = self._get(key_id), self._now()
-        if key.revoked_at is not None and key.revoked_at <= now:
+        if key.is_revoked:
             return key
-        self._set_revoked(key_id, now)
-        return replace(key, revoked_at=now)
+        self._set_revoked(key_id, now, is_final=True)
+        return replace(key, revoked_at=now, is_revoked=True)
 
     def _get(self, key_id: str) -> Key:
         keys = self._current()
@@ -210,8 +217,27 @@ class KeyStore:
             raise NotFoundError(f"there is no key {key_id!r}; `art keys list` shows all keys", param="key_id")
         return keys[key_id]
 
-    def _set_revoked(self, key_id: str, at: float) -> None:
-        self._database.run_blocking(lambda db: db.execute("UPDATE keys SET revoked_at = ? WHERE id = ?", (at, key_id)))
+    def _set_revoked(self, key_id: str, at: float, *, is_final: bool) -> None:
+        def write(db: sqlite3.Connection) -> None:
+            db.execute("UPDATE keys SET revoked_at = ? WHERE id = ?", (at, key_id))
+            if is_final:
+                db.execute("INSERT OR IGNORE INTO revoked VALUES (?)", (key_id,))
+
+        self._database.run_blocking(write)
+
+    def _end_due(self) -> None:
+        """Make revocations final whose time has come. If that cannot be written, they hold until this process ends."""
+        due = [key_id for key_id, at in self._ending.items() if at <= self._now()]
+        for key_id in due:
+            del self._ending[key_id]
+            self._keys[key_id] = replace(self._keys[key_id], is_revoked=True)
+        if due:
+            try:
+                self._database.run_blocking(
+                    lambda db: db.executemany("INSERT OR IGNORE INTO revoked VALUES (?)", [(key_id,) for key_id in due])
+                )
+            except StorageError as error:
+                logger.warning("could not record that keys %s are revoked: %s", ", ".join(due), error)
 
     async def _write_use(self, key_id: str, at: float) -> None:
         try:
@@ -241,9 +267,15 @@ class KeyStore:
             # Read the version first: a change between the two queries is then seen next time.
             ((version,),) = self._database.read("PRAGMA data_version")
             if version != self._version:
-                rows = self._database.read("SELECT * FROM keys")
+                rows = self._database.read("SELECT keys.*, id IN (SELECT id FROM revoked) FROM keys")
                 self._keys = {row[0]: _to_key(row) for row in rows}
+                self._ending = {
+                    key.id: key.revoked_at
+                    for key in self._keys.values()
+                    if key.revoked_at is not None and not key.is_revoked
+                }
                 self._version = version
+            self._end_due()
         except (StorageError, ValueError, TypeError, AttributeError) as error:  # of SQLite, or of a damaged row
             raise self._unavailable(error) from error
         self._is_damaged = False
@@ -291,10 +323,10 @@ def _insert(db: sqlite3.Connection, key: Key) -> None:
 
 
 def _to_key(row: tuple[Any, ...]) -> Key:
-    key_id, digest, name, project, scopes, created_at, expires_at, revoked_at, last_used_at = row
+    key_id, digest, name, project, scopes, created_at, expires_at, revoked_at, last_used_at, is_revoked = row
     if not isinstance(digest, bytes) or not set(scopes.split()) <= set(get_args(KeyScope)):
         raise ValueError(f"the row of key {key_id!r} is damaged")
     return Key(
         id=key_id, digest=digest, name=name, project=project, scopes=frozenset(scopes.split()), created_at=created_at,
-        expires_at=expires_at, revoked_at=revoked_at, last_used_at=last_used_at,
+        expires_at=expires_at, revoked_at=revoked_at, last_used_at=last_used_at, is_revoked=bool(is_revoked),
     )  # fmt: skip

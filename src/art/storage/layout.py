@@ -40,6 +40,8 @@ class ModelPaths:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.state = root / "state.json"
+        self.settings = root / "settings.json"
+        """What the run was started with (`art.model.run_settings`)."""
         self.history = root / "history.jsonl"
         self.costs = root / "costs.jsonl"
         self.totals = root / "totals.jsonl"

@@ -15,7 +15,7 @@ from art.storage.portable.file_lock import is_held, lock_file, read_start
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 0.1
+POLL_S = 0.01
 
 
 def lock_holder(path: Path) -> int | None:

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import BinaryIO
 
+from art.storage.atomic import storage_errors
 from art.storage.log_lines import clean
 
 MAX_LOG_BYTES = 32 * 2**20
@@ -17,11 +18,16 @@ _TAIL_BYTES = 16_384
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Open a log for appending, to be passed to a new process. A log over `MAX_LOG_BYTES` is moved away first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
-        path.replace(path.with_name(f"{path.name}.old"))
-    return path.open("ab")
+    """Open a log for appending, to be passed to a new process. A log over `MAX_LOG_BYTES` is moved away first.
+
+    Raises:
+        DiskFullError, StorageError: the log cannot be opened.
+    """
+    with storage_errors(path, "opening"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
+            path.replace(path.with_name(f"{path.name}.old"))
+        return path.open("ab")
 
 
 def rotate_log(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -12,6 +13,8 @@ LEARNING_RATE = 1e-5
 """Default learning rate of a LoRA adapter on a pretrained model."""
 TINY_LEARNING_RATE = 3e-3
 """Default learning rate of a LoRA adapter on a tiny model, such as `art tiny-model` makes."""
+TINY_TOOL_LEARNING_RATE = 2e-3
+"""Default learning rate for a tiny model that calls tools. Larger steps can break calls of several arguments."""
 TINY_MODEL_FILE = "tiny_model.json"
 """File that marks the folder of a tiny model."""
 
@@ -21,8 +24,7 @@ class TaskDefaults:
     """Default settings for training on a task, and for its tiny model. A task of your own can keep them all."""
 
     learning_rate: float | None = None
-    """`None` means 3e-3 for a tiny model and 1e-5 for a pretrained one. At 5e-3, tiny models forget longer formats such
-    as tool calls."""
+    """`None` means 1e-5 for a pretrained model, 3e-3 for a tiny one, and 2e-3 for a tiny one that calls tools."""
     num_steps: int = 30
     """Number of training steps of a run."""
     groups_per_step: int = 16
@@ -49,7 +51,10 @@ class TaskDefaults:
         """Return the defaults with the learning rate for this base model, unless `learning_rate` is set."""
         if self.learning_rate is not None:
             return self
-        return replace(self, learning_rate=TINY_LEARNING_RATE if is_tiny_model(base_model) else LEARNING_RATE)
+        if not is_tiny_model(base_model):
+            return replace(self, learning_rate=LEARNING_RATE)
+        record = json.loads((Path(base_model).expanduser() / TINY_MODEL_FILE).read_bytes())
+        return replace(self, learning_rate=TINY_TOOL_LEARNING_RATE if record.get("tools") else TINY_LEARNING_RATE)
 
     def rate_schedule(self, num_steps: int) -> float | ScheduleConfig:
         """Return the learning rate, by step if it changes, in a run of `num_steps`."""

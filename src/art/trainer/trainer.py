@@ -196,7 +196,7 @@ class Trainer:
         measurer = Measurer(loaded.policy, self._batcher, progress, call.references)
         pairs = [pair for pair in call.pairs if replayed.refused_rollouts.isdisjoint(pair)]
         dtype = str(self._base.head.weight.dtype).removeprefix("torch.")
-        noise = expected_noise(self._base.model, dtype, call.engine_dtype)
+        noise = expected_noise(self._base.model, dtype, call.engine_dtype, call.probe_gap)
         return plan_rl(replayed.paths, call.config, pairs, measurer, step=loaded.step, noise=noise)
 
     def _prepare_checkpointing(self, loaded: Loaded, updates: Sequence[Update]) -> dict[str, float]:

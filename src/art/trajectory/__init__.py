@@ -6,19 +6,28 @@ group     trajectories to compare with each other
 pending   a group whose rollouts have not run yet
 """
 
+import sys
+from collections.abc import Coroutine
+from types import ModuleType
+from typing import Any
+
 from art.trajectory.group import TrajectoryGroup
 from art.trajectory.pending import (
     PendingGroup,
     RolloutObserver,
     cancel_and_wait,
     close_unstarted,
+    has_ended,
     rollout_observer,
     within,
 )
 from art.trajectory.record import (
+    ChatExchange,
     History,
     PydanticException,
     Trajectory,
+    capture_with,
+    captured_in,
     infra_fault,
     is_policy_fault,
     says_policy_fault,
@@ -26,6 +35,7 @@ from art.trajectory.record import (
 from art.trajectory.values import MetadataValue, MetricValue, finite_number, to_plain
 
 __all__ = [
+    "ChatExchange",
     "History",
     "MetadataValue",
     "MetricValue",
@@ -35,8 +45,11 @@ __all__ = [
     "Trajectory",
     "TrajectoryGroup",
     "cancel_and_wait",
+    "capture_with",
+    "captured_in",
     "close_unstarted",
     "finite_number",
+    "has_ended",
     "infra_fault",
     "is_policy_fault",
     "rollout_observer",
@@ -44,3 +57,13 @@ __all__ = [
     "to_plain",
     "within",
 ]
+
+
+class _Room(ModuleType):
+    """Makes `art.trajectory(rollout(model))` run a rollout and return the trajectory of its requests."""
+
+    def __call__(self, coroutine: Coroutine[Any, Any, Any]) -> Coroutine[Any, Any, Trajectory]:
+        return captured_in(coroutine)
+
+
+sys.modules[__name__].__class__ = _Room

@@ -44,6 +44,10 @@ class PendingGroup(Coroutine[Any, Any, G]):
         self.num_trajectories = len(items)
         self._coroutine = _run_group(make_group, items)
 
+    def unfinished(self) -> list[tuple[int, Any]]:
+        """Return the rollouts that have not ended, each with its index."""
+        return [(i, item) for i, item in enumerate(self._items) if inspect.isawaitable(item) and not has_ended(item)]
+
     def __await__(self) -> Generator[Any, Any, G]:
         return self._coroutine.__await__()
 
@@ -125,6 +129,13 @@ async def within(rollout: Awaitable[Any], limit_s: float | None) -> Any:
         if not limit.expired():
             raise  # the rollout raised it
         raise TimeoutError(f"a rollout took longer than {limit_s:g} s") from error
+
+
+def has_ended(rollout: Awaitable[Any]) -> bool:
+    """Whether a coroutine or task has ended. Of another awaitable nobody can tell, so it counts as running."""
+    if inspect.iscoroutine(rollout):
+        return inspect.getcoroutinestate(rollout) == inspect.CORO_CLOSED
+    return isinstance(rollout, asyncio.Future) and rollout.done()
 
 
 def close_unstarted(awaitables: Iterable[Any]) -> None:

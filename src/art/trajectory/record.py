@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 import time
 import traceback
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_serializer, field_validator
 
 from art.errors import RolloutError
 from art.messages import Messages, MessagesAndChoices, Tools, get_messages, is_choice, parse_item, to_message
@@ -48,6 +49,65 @@ class History(Record):
     def messages(self) -> Messages:
         """Return the conversation as plain messages, to send to a model."""
         return get_messages(self.messages_and_choices)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatExchange:
+    """A request for a chat completion and its answer, as they were sent."""
+
+    request: dict[str, Any]
+    """Body of the request."""
+    completion: dict[str, Any]
+    """The answer. A stream is joined to a whole one."""
+
+    @property
+    def response(self) -> Any:
+        """The answer as the `ChatCompletion` of OpenAI's library."""
+        from openai.types.chat import ChatCompletion
+
+        return ChatCompletion.model_validate(self.completion)
+
+    @property
+    def model(self) -> str:
+        return str(self.request["model"])
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanges:
+    """What `with art.Trajectory()` has captured, by the kind of request. Only chat completions are captured there."""
+
+    chat_completions: list[ChatExchange] = field(default_factory=list)
+    """In the order in which the answers were complete."""
+    completions: list[Any] = field(default_factory=list)
+    """Always empty."""
+    responses: list[Any] = field(default_factory=list)
+    """Always empty."""
+    messages: list[Any] = field(default_factory=list)
+    """Always empty."""
+
+    def __bool__(self) -> bool:
+        return bool(self.chat_completions)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One conversation of a trajectory as plain messages."""
+
+    model: str | None
+    """Model that was asked, as far as the trajectory was captured."""
+    messages: Messages
+    """Messages in OpenAI's format."""
+    tools: Tools | None
+    """Tools that the model was offered."""
+
+
+_open_capture: Callable[[Trajectory], AbstractContextManager[None]] | None = None
+
+
+def capture_with(open_capture: Callable[[Trajectory], AbstractContextManager[None]]) -> None:
+    """Set what `with Trajectory()` opens. `art.capture`, which lies above this room, calls this when it is imported."""
+    global _open_capture
+    _open_capture = open_capture
 
 
 class _TrajectoryType(_ModelType):
@@ -125,6 +185,55 @@ class Trajectory(History, metaclass=_TrajectoryType):
     """Lines added by `log`."""
     start_time: datetime = Field(default_factory=lambda: datetime.now(UTC))
     """Time at which the trajectory was made, with its time zone."""
+    _exchanges: Exchanges = PrivateAttr(default_factory=Exchanges)
+    _scope: AbstractContextManager[None] | None = PrivateAttr(default=None)
+
+    def __enter__(self) -> Self:
+        """Capture the chat completions that code inside the block asks for, with any client that is built on httpx.
+
+            with art.Trajectory() as trajectory:
+                await agent(client, scenario)
+            trajectory.reward = 1.0
+
+        Raises:
+            RuntimeError: the trajectory is already open.
+        """
+        if self._scope is not None:
+            raise RuntimeError("this trajectory is already open: make another one for another block")
+        assert _open_capture is not None  # `import art` has set it
+        self._scope = _open_capture(self)
+        self._scope.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        scope, self._scope = self._scope, None
+        assert scope is not None
+        scope.__exit__(*error)
+
+    @property
+    def exchanges(self) -> Exchanges:
+        """The requests and answers that `with art.Trajectory()` has captured. They are not kept in files."""
+        return self._exchanges
+
+    def histories(self) -> list[Conversation]:
+        """Return all conversations of the rollout as plain messages."""
+        asked = self._exchanges.chat_completions
+        return [
+            Conversation(asked[0].model if asked else None, history.messages(), history.tools)
+            for history in (self, *self.additional_histories)
+            if history.messages_and_choices
+        ]
+
+    def history(self) -> Conversation:
+        """Return the only conversation of the rollout.
+
+        Raises:
+            ValueError: it has several, or none.
+        """
+        histories = self.histories()
+        if len(histories) != 1:
+            raise ValueError(f"the trajectory has {len(histories)} conversations; use `histories()`")
+        return histories[0]
 
     @field_validator("reward", mode="before")
     @classmethod
@@ -193,6 +302,19 @@ class PydanticException(Record):
             part.stack = traceback.StackSummary.from_list(frames)
             part = part.__cause__ or part.__context__
         return cls(type=type(error).__name__, message=str(error), traceback="".join(report.format()))
+
+
+async def captured_in(coroutine: Coroutine[Any, Any, Any]) -> Trajectory:
+    """Run a rollout that keeps no record, and return the trajectory of its chat completions: `art.trajectory(...)`.
+
+    Raises:
+        TypeError: it is not a coroutine. The requests of a task that already runs cannot be captured.
+    """
+    if not isinstance(coroutine, Coroutine):
+        raise TypeError(f"art.trajectory takes a coroutine, such as rollout(model), got {type(coroutine).__name__}")
+    with Trajectory() as trajectory:
+        await coroutine
+    return trajectory
 
 
 def infra_fault(item: Any) -> RolloutError | None:

@@ -1,5 +1,11 @@
-"""The module from which older code imports `get_repo_root_path`; today it is in `art.utils`."""
+"""The folder of the repository that a script is run in."""
 
-from art.compat.utils import get_repo_root_path
+from __future__ import annotations
 
-__all__ = ["get_repo_root_path"]
+from pathlib import Path
+
+
+def get_repo_root_path() -> str:
+    """The folder of the git repository around the working directory, or that directory itself without one."""
+    here = Path.cwd()
+    return str(next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here))

@@ -12,8 +12,8 @@ from art.viewer.answers.model_comparisons import ComparisonAnswer, ComparisonLin
 
 
 def comparison_files(data_dir: DataDir) -> list[Path]:
-    """Return the files of all comparisons."""
-    return sorted(data_dir.comparisons.glob(f"*/{JSON_FILE}"))
+    """Return the files of all comparisons. A link is not followed, since it may lead to a private file."""
+    return sorted(path for path in data_dir.comparisons.glob(f"*/{JSON_FILE}") if not path.is_symlink())
 
 
 def list_comparisons(data_dir: DataDir) -> ComparisonList:

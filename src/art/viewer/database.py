@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from art.storage.database import check_format
+
 logger = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_S = 5.0
@@ -30,7 +32,11 @@ class ReadOnlyDatabase:
         self._lock = threading.Lock()
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of a query; none if the file, a table or a column is missing, or the file is damaged."""
+        """Return the rows of a query; none if the file, a table or a column is missing, or the file is damaged.
+
+        Raises:
+            ConfigError: a newer version of ART has written the file.
+        """
         connection = self._take()
         if connection is None:
             return []
@@ -69,6 +75,7 @@ class ReadOnlyDatabase:
                     f"file:{quote(str(self.path))}?{how}", uri=True, timeout=BUSY_TIMEOUT_S, check_same_thread=False
                 )
                 connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+                check_format(connection, self.path)
             except sqlite3.Error as error:
                 problem = error
             else:

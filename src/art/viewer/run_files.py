@@ -7,11 +7,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from art.errors import StorageError
 from art.storage.layout import ModelPaths
+from art.storage.state import read_state
 from art.viewer.database import ReadOnlyDatabase
 from art.viewer.index.indexing import Indexer
 from art.viewer.reads.columns import Points, join
@@ -48,6 +51,13 @@ class RunFiles:
     @property
     def num_damaged_rows(self) -> int:
         return self.history.num_damaged
+
+    def recorded_settings(self) -> dict[str, Any]:
+        """Return what was recorded of the run's settings, by section."""
+        try:
+            return read_state(self.paths.settings) or {}
+        except StorageError:
+            return {}
 
     def metric_names(self) -> list[str]:
         """Names of all metrics that the run has values of."""

@@ -141,7 +141,7 @@ class Viewer:
             states += [_stat(path) for path in comparison_files(self.data_dir)]
         for each in names:
             paths = self.data_dir.model(*each)
-            files = (paths.history, paths.costs, paths.state, paths.checkpoints, paths.steps)
+            files = (paths.history, paths.costs, paths.state, paths.settings, paths.checkpoints, paths.steps)
             states += [_stat(path) for path in (*files, paths.root / "trajectories" / TRAIN)]
         live = [] if self.live is None or of_log else [_happening(self.live.activity(*each)) for each in names]
         digest = hashlib.blake2b(repr((states, live)).encode(), digest_size=12).hexdigest()
@@ -226,7 +226,7 @@ class Viewer:
 
     def checkpoints(self, project: str, name: str) -> CheckpointList:
         """List the checkpoints on the disk."""
-        return list_checkpoints(self.run_files(project, name))
+        return self._read(project, name, lambda run, number, _: list_checkpoints(run, number), wait_s=INDEX_WAIT_S)
 
     def compare(self, project: str, name: str, query: CompareQuery) -> Comparison:
         """Compare the rewards of two steps scenario by scenario."""
@@ -306,7 +306,7 @@ class Viewer:
                     "SELECT rowid, state FROM jobs WHERE project = ? AND name = ? ORDER BY rowid DESC LIMIT 3",
                     (run.project, run.name),
                 ),
-                [_stat(path) for path in (paths.history, paths.costs, paths.checkpoints)],
+                [_stat(path) for path in (paths.history, paths.costs, paths.checkpoints, paths.settings)],
             )
         )
         kept = self.store.read("SELECT content FROM summaries WHERE run = ? AND version = ?", (number, version))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import anthropic
-from common import KEY, MODEL, QUESTION, URL, Place, main
+from common import KEY, MODEL, PARAMETERS, QUESTION, QUESTIONS, URL, Place, main
 from common import look_up as find
 
 client = anthropic.Anthropic(base_url=URL, api_key=KEY)
@@ -29,6 +29,29 @@ def streamed() -> str:
     return "".join(pieces)
 
 
+def turns() -> str:
+    tool: Any = {"name": "look_up", "input_schema": PARAMETERS}
+    messages: list[Any] = []
+    for question in QUESTIONS:
+        messages.append({"role": "user", "content": question})
+        while True:
+            answer = client.messages.create(model=MODEL, max_tokens=400, messages=messages, tools=[tool])
+            messages.append({"role": "assistant", "content": answer.content})
+            results = [_result(block) for block in answer.content if block.type == "tool_use"]
+            if not results:
+                break
+            messages.append({"role": "user", "content": results})
+    return _text(answer)
+
+
+def _result(block: Any) -> Any:
+    result: dict[str, Any] = {"type": "tool_result", "tool_use_id": block.id}
+    try:
+        return result | {"content": find(**block.input)}
+    except LookupError as error:
+        return result | {"content": str(error), "is_error": True}
+
+
 def structured() -> Any:
     return client.messages.parse(output_format=Place, **ASKED).parsed_output.model_dump()
 
@@ -43,4 +66,11 @@ def _text(message: Any) -> str:
     return "".join(block.text for block in message.content if block.type == "text")
 
 
-main("anthropic", tools=tools, streamed=streamed, structured=structured, structured_streamed=structured_streamed)
+main(
+    "anthropic",
+    tools=tools,
+    streamed=streamed,
+    structured=structured,
+    structured_streamed=structured_streamed,
+    turns=turns,
+)

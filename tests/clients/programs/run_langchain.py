@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from common import KEY, MODEL, QUESTION, URL, Place, look_up, main
+from common import KEY, MODEL, QUESTION, QUESTIONS, URL, Place, look_up, look_up_or_error, main
 from langchain.agents import create_agent
 from langchain.agents.structured_output import ProviderStrategy
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
 model = ChatOpenAI(model=MODEL, base_url=f"{URL}/v1", api_key=KEY)  # type: ignore[arg-type]
@@ -22,6 +23,14 @@ def streamed() -> str:
     pieces = [piece.content for piece, about in stream if about["langgraph_node"] == "model"]
     assert len(pieces) > 2
     return "".join(pieces)
+
+
+def turns() -> str:
+    agent = create_agent(model, tools=[tool("look_up")(look_up_or_error)])
+    messages: list[Any] = []
+    for question in QUESTIONS:
+        messages = agent.invoke({"messages": [*messages, {"role": "user", "content": question}]})["messages"]
+    return str(messages[-1].text)
 
 
 def structured() -> Any:
@@ -40,4 +49,11 @@ def structured_streamed() -> Any:
     return state["structured_response"].model_dump()
 
 
-main("langchain", tools=tools, streamed=streamed, structured=structured, structured_streamed=structured_streamed)
+main(
+    "langchain",
+    tools=tools,
+    streamed=streamed,
+    structured=structured,
+    structured_streamed=structured_streamed,
+    turns=turns,
+)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import openai
-from common import KEY, MODEL, PARAMETERS, QUESTION, URL, Place, look_up, main
+from common import KEY, MODEL, PARAMETERS, QUESTION, QUESTIONS, URL, Place, look_up_or_error, main
 
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY)
 TOOL: Any = {"type": "function", "name": "look_up", "parameters": PARAMETERS, "strict": True}
@@ -36,6 +36,19 @@ def streamed() -> str:
         items += [_result(call) for call in calls]
 
 
+def turns() -> str:
+    items: list[Any] = []
+    for question in QUESTIONS:
+        items.append({"role": "user", "content": question})
+        while True:
+            response = client.responses.create(model=MODEL, input=items, tools=[TOOL])
+            results = [_result(item) for item in response.output if item.type == "function_call"]
+            items += [*response.output, *results]
+            if not results:
+                break
+    return response.output_text
+
+
 def structured() -> Any:
     return client.responses.parse(model=MODEL, input=QUESTION, text_format=Place).output_parsed.model_dump()
 
@@ -48,7 +61,18 @@ def structured_streamed() -> Any:
 
 
 def _result(call: Any) -> Any:
-    return {"type": "function_call_output", "call_id": call.call_id, "output": look_up(**json.loads(call.arguments))}
+    return {
+        "type": "function_call_output",
+        "call_id": call.call_id,
+        "output": look_up_or_error(**json.loads(call.arguments)),
+    }
 
 
-main("openai", tools=tools, streamed=streamed, structured=structured, structured_streamed=structured_streamed)
+main(
+    "openai",
+    tools=tools,
+    streamed=streamed,
+    structured=structured,
+    structured_streamed=structured_streamed,
+    turns=turns,
+)

@@ -7,7 +7,7 @@ from typing import Any
 
 import agents
 import openai
-from common import KEY, MODEL, QUESTION, URL, Place, main
+from common import KEY, MODEL, QUESTION, QUESTIONS, URL, Place, main
 from common import look_up as find
 
 agents.set_tracing_disabled(True)
@@ -38,6 +38,15 @@ def streamed() -> str:
     return asyncio.run(run())
 
 
+def turns() -> str:
+    agent = agents.Agent(name="clerk", model=agents.OpenAIResponsesModel(MODEL, _client()), tools=[look_up])
+    items: list[Any] = []
+    for question in QUESTIONS:
+        result = agents.Runner.run_sync(agent, [*items, {"role": "user", "content": question}])
+        items = result.to_input_list()
+    return str(result.final_output)
+
+
 def structured() -> Any:
     model = agents.OpenAIChatCompletionsModel(MODEL, _client())
     agent = agents.Agent(name="clerk", model=model, output_type=Place)
@@ -58,4 +67,11 @@ def _client() -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key=KEY)
 
 
-main("openai-agents", tools=tools, streamed=streamed, structured=structured, structured_streamed=structured_streamed)
+main(
+    "openai-agents",
+    tools=tools,
+    streamed=streamed,
+    structured=structured,
+    structured_streamed=structured_streamed,
+    turns=turns,
+)

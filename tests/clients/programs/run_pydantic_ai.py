@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from common import KEY, MODEL, QUESTION, URL, Place, look_up, main
-from pydantic_ai import Agent
+from common import KEY, MODEL, QUESTION, QUESTIONS, URL, Place, look_up, main
+from pydantic_ai import Agent, ModelRetry
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -26,6 +26,23 @@ def streamed() -> str:
     return asyncio.run(run())
 
 
+def turns() -> str:
+    agent = Agent(model)
+
+    @agent.tool_plain(name="look_up")
+    def find(key: str) -> str:
+        try:
+            return look_up(key)
+        except LookupError as error:
+            raise ModelRetry(str(error)) from error
+
+    history: Any = None
+    for question in QUESTIONS:
+        result = agent.run_sync(question, message_history=history)
+        history = result.all_messages()
+    return result.output
+
+
 def structured() -> Any:
     return Agent(model, output_type=Place).run_sync(QUESTION).output.model_dump()
 
@@ -39,4 +56,11 @@ def structured_streamed() -> Any:
     return asyncio.run(run())
 
 
-main("pydantic-ai-slim", tools=tools, streamed=streamed, structured=structured, structured_streamed=structured_streamed)
+main(
+    "pydantic-ai-slim",
+    tools=tools,
+    streamed=streamed,
+    structured=structured,
+    structured_streamed=structured_streamed,
+    turns=turns,
+)

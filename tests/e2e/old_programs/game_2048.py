@@ -71,9 +71,15 @@ async def rollout(model: art.Model, step: int) -> art.Trajectory:
     while True:
         trajectory.messages_and_choices.append({"role": "user", "content": render(board)})
         completion = await client.chat.completions.create(
-            max_completion_tokens=128, messages=trajectory.messages(), model=model.name
+            max_completion_tokens=128,
+            messages=trajectory.messages(),
+            model=model.name,
+            extra_body={"return_token_ids": True, "return_tokens_as_token_ids": True},
         )
         choice = completion.choices[0]
+        answer = completion.model_dump()
+        choice.prompt_token_ids = answer["prompt_token_ids"]  # notebooks of 2026 keep the exact tokens
+        choice.token_ids = answer["choices"][0]["token_ids"]
         trajectory.messages_and_choices.append(choice)
         try:
             apply_move(board, ET.fromstring(choice.message.content).text)

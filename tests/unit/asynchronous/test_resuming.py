@@ -16,8 +16,9 @@ import pytest
 import art
 from art.asynchronous.pipeline import Pipeline
 from art.asynchronous.run import Run
-from art.errors import ConfigError, TrainingError
-from tests.support.scripted_backend import ScriptedBackend
+from art.errors import ArtError, ConfigError, TrainingError, TrajectoryMismatchError
+from tests.support.journals import answer
+from tests.support.scripted_backend import ScriptedBackend, TrainCall
 
 SCENARIOS = [{"id": f"s{index}"} for index in range(5)]
 
@@ -192,6 +193,21 @@ async def test_evaluations_beside_the_training_and_after_a_kill(tmp_path: Path) 
     assert sorted(row["step"] for row in rows if "val/reward" in row) == [0, 2, 4, 6]
 
 
+async def test_held_out_rollouts_have_the_ids_of_their_scenarios(tmp_path: Path) -> None:
+    backend = ScriptedBackend(tmp_path)
+
+    async def rollout(model: Any, scenario: dict[str, str], rollout_index: int) -> art.Trajectory:
+        return art.Trajectory(reward=float(rollout_index))
+
+    pipeline = art.pipeline(
+        backend.model(), scenarios=SCENARIOS, rollout=rollout, evaluate=SCENARIOS[:3], every=2, rollouts_per_group=2,
+        groups_per_step=2, max_concurrent=None,
+    )  # fmt: skip
+    steps = [step async for step in pipeline.train(1)]
+    (last,) = [evaluation for step in steps for evaluation in step.evaluations if evaluation.step == 1]
+    assert [trajectory.metadata.get("scenario_id") for trajectory in last.trajectories] == ["s0", "s1", "s2"]
+
+
 async def test_a_curriculum_goes_on_with_what_it_knows(tmp_path: Path) -> None:
     script = Script(tmp_path, curriculum=True, steps=6)
     async for step in script.pipeline().train(6):
@@ -214,3 +230,68 @@ async def test_a_curriculum_goes_on_with_what_it_knows(tmp_path: Path) -> None:
         Run.begin = original  # type: ignore[method-assign]
     assert sum(row[2] for row in reports[0]) == 6  # groups of the three steps that were trained
     assert sum(script.trained().values()) == 12
+
+
+class RecordedScript(Script):
+    """A program whose server records an answer of each rollout, and refuses to train rollouts without their answer."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        super().__init__(folder, **settings)
+        self.recorded: set[str] = set()
+        self.findings: list[str] = []
+        self.backend.missing_exchanges = self.missing  # type: ignore[method-assign]
+        self.backend.fail = self.refuse
+
+    async def rollout(self, model: Any, scenario: dict[str, str], rollout_index: int, seed: int) -> art.Trajectory:
+        trajectory = await super().rollout(model, scenario, rollout_index, seed)
+        times = self.finished[scenario["id"], rollout_index, seed]
+        exchange_id = f"ex-{seed}-{times}"
+        self.recorded.add(exchange_id)
+        trajectory.messages_and_choices = [{"role": "user", "content": "?"}, answer("yes", exchange_id)]
+        return trajectory
+
+    async def missing(self, model: Any, exchange_ids: list[str]) -> list[str]:
+        return sorted(set(exchange_ids) - self.recorded)
+
+    def refuse(self, call: TrainCall) -> ArtError | None:
+        named = {t.messages_and_choices[-1].exchange_id for group in call.groups for t in group}  # type: ignore[union-attr]
+        return TrajectoryMismatchError("is not recorded on this server") if named - self.recorded else None
+
+    async def _train(self) -> None:
+        async for step in self.pipeline().train(self.steps):
+            self.findings += step.findings
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_rollouts_whose_answers_the_server_has_lost_are_run_again(tmp_path: Path, seed: int) -> None:
+    undisturbed, script = RecordedScript(tmp_path / "a"), RecordedScript(tmp_path / "b")
+    assert await undisturbed.run()
+    rng = random.Random(seed)
+    for _ in range(8):
+        until = script.num_events + rng.randint(3, 12)
+        if await script.run(lambda until=until: script.num_events > until):  # type: ignore[misc]
+            break
+        trained = {t.metadata["seed"] for call in script.backend.calls for group in call.groups for t in group}
+        waiting = sorted(one for one in script.recorded if one.split("-")[1] not in trained)
+        script.recorded -= set(rng.sample(waiting, len(waiting) // 2))
+    assert await script.run()
+    assert any("recorded answers in rollouts of an earlier run" in finding for finding in script.findings)
+    assert script.trained() == undisturbed.trained()
+    assert script.trained_seeds() == undisturbed.trained_seeds()
+    assert script.rows() == [1, 2, 3, 4, 5]
+
+
+async def test_a_step_whose_job_and_answers_are_lost_is_begun_again(tmp_path: Path) -> None:
+    script = RecordedScript(tmp_path, max_staleness=0)
+    script.backend.train_s = 0.1
+    assert not await script.run(lambda: bool(script.backend.calls))
+    for task in script.backend.jobs.values():
+        task.cancel()
+    script.backend.jobs.clear()
+    lost = script.recorded.pop()
+    script.backend.train_s = 0.0
+    steps = [step async for step in script.pipeline().train(1)]
+    assert [step.number for step in steps] == [1]
+    assert "does not have 1 of the 4 recorded answers" in steps[0].findings[0]
+    assert sorted(script.finished.values()) == [1, 1, 2, 2]  # a group that was judged is run again as a whole
+    assert lost not in script.recorded

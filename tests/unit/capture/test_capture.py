@@ -13,14 +13,20 @@ import pytest
 
 import art
 from art.capture.conversations import add_exchange
-from art.capture.http import Exchange, read_exchange
+from art.capture.http import Exchange as ReadExchange
+from art.capture.http import read_exchange
 from art.errors import ConfigError
 from art.messages import is_choice, load_choice
+from art.trajectory import ChatExchange
 from tests.support.app import KEY
 from tests.support.gateway import LOOK_UP, system, user
 from tests.support.served_app import ServedApp
 
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"key": "x"}}\n</tool_call>'
+
+
+def exchange_of(messages: Any, tools: Any, choices: Any) -> ReadExchange:
+    return ReadExchange(messages, tools, choices, ChatExchange({}, {}))
 
 
 def model_of(served: ServedApp, whose: str) -> art.Model:
@@ -215,7 +221,7 @@ async def test_yielded_trajectories() -> None:
         art.yield_trajectory(art.Trajectory())
 
 
-def read(chunks: list[dict[str, Any]] | dict[str, Any], *, compressed: bool = False) -> Exchange:
+def read(chunks: list[dict[str, Any]] | dict[str, Any], *, compressed: bool = False) -> ReadExchange:
     headers = {"content-type": "application/json"}
     if isinstance(chunks, dict):
         raw = json.dumps(chunks).encode()
@@ -286,9 +292,9 @@ def test_calls_that_are_no_function_or_no_json_continue_a_conversation() -> None
     answer = load_choice({"index": 0, "finish_reason": "tool_calls", "message": message})
     spaced = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     histories: list[art.History] = []
-    add_exchange(histories, Exchange([user("q")], None, [answer]))
+    add_exchange(histories, exchange_of([user("q")], None, [answer]))
     again = {"role": "assistant", "tool_calls": [*calls[:2], spaced]}
-    add_exchange(histories, Exchange([user("q"), again, user("r")], None, [answer]))
+    add_exchange(histories, exchange_of([user("q"), again, user("r")], None, [answer]))
     (history,) = histories
     assert [is_choice(item) for item in history.messages_and_choices] == [False, True, False, True]
 
@@ -302,11 +308,64 @@ def test_branches_and_changed_answers_are_conversations_of_their_own() -> None:
         return {"role": "assistant", "content": text}
 
     histories: list[art.History] = []
-    add_exchange(histories, Exchange([user("q")], None, [choice("a"), choice("b")]))
-    add_exchange(histories, Exchange([user("q"), said("b"), user("r")], None, [choice("c")]))
-    add_exchange(histories, Exchange([user("q"), said("b, edited"), user("r")], [], [choice("d")]))
-    add_exchange(histories, Exchange([user("q"), said("a"), user("r")], [LOOK_UP], [choice("e")]))
+    add_exchange(histories, exchange_of([user("q")], None, [choice("a"), choice("b")]))
+    add_exchange(histories, exchange_of([user("q"), said("b"), user("r")], None, [choice("c")]))
+    add_exchange(histories, exchange_of([user("q"), said("b, edited"), user("r")], [], [choice("d")]))
+    add_exchange(histories, exchange_of([user("q"), said("a"), user("r")], [LOOK_UP], [choice("e")]))
     assert [texts(history) for history in histories] == [
         ["q", "a"], ["q", "b", "r", "c"], ["q", "b, edited", "r", "d"], ["q", "a", "r", "e"],
     ]  # fmt: skip
     assert [sum(map(is_choice, history.messages_and_choices)) for history in histories] == [1, 2, 1, 1]
+
+
+@pytest.mark.parametrize("whose", ["policy", "outside"])
+async def test_a_trajectory_is_a_block_too(served: ServedApp, whose: str) -> None:
+    model = model_of(served, whose)
+    served.app.bench.answers("one", "two", "not captured", "elsewhere")
+    with art.Trajectory(reward=1.0) as trajectory:
+        assert art.current_trajectory(required=True) is trajectory
+        first = await ask(model, user("a"))
+        async for _ in await model.openai_client().chat.completions.create(
+            model=model.get_inference_name(), messages=[user("a"), first, user("b")], stream=True
+        ):
+            pass
+        with art.no_capture():
+            await ask(model, user("judge this"))
+            assert art.current_trajectory() is None
+        with pytest.raises(RuntimeError, match="already open"):
+            trajectory.__enter__()
+    await ask(model, user("after the end"))
+    assert texts(trajectory) == ["a", "one", "b", "two"]
+    assert [is_choice(item) for item in trajectory.messages_and_choices] == [False, True, False, True]
+    asked = trajectory.exchanges.chat_completions
+    assert [exchange.request["messages"][-1]["content"] for exchange in asked] == ["a", "b"]
+    assert [exchange.response.choices[0].message.content for exchange in asked] == ["one", "two"]
+    assert trajectory.history().messages == trajectory.messages()
+    assert trajectory.history().model == asked[0].model == model.get_inference_name()
+    if whose == "policy":
+        recorded = served.app.bench.recorder.get(exchange_ids(trajectory))
+        assert [exchange.message["content"] for exchange in recorded] == ["one", "two"]
+    assert art.Trajectory.model_validate(trajectory.model_dump()).messages() == trajectory.messages()
+
+
+async def test_rollouts_that_keep_no_record_become_a_group(served: ServedApp) -> None:
+    served.app.bench.answers(*["hi"] * 3)
+
+    async def rollout(number: int) -> str:
+        if number == 2:
+            raise ValueError("the tool is down")
+        await ask(served.policy, user(str(number)))
+        art.current_trajectory(required=True).reward = number
+        return "done"
+
+    group = await art.trajectory_group((art.trajectory(rollout(i)) for i in range(3)), return_exceptions=True)
+    assert [trajectory.reward for trajectory in group] == [0, 1]
+    assert [texts(trajectory) for trajectory in group] == [["0", "hi"], ["1", "hi"]]
+    assert group.exceptions[0].message == "the tool is down"
+    with pytest.raises(ValueError, match="the tool is down"):
+        await art.trajectory_group([art.trajectory(rollout(2))])
+    task = asyncio.create_task(rollout(0))
+    with pytest.raises(TypeError, match="takes a coroutine"):
+        await art.trajectory(task)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="no capture surrounds"):
+        await task

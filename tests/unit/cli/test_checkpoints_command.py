@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +30,11 @@ class Backend:
         self.promoted: int | None = None
         self.gate: Gate | None = None
         self.records: list[PromotionRecord] | None = []
+        self.deleted: list[int] = []
+
+    async def delete_checkpoints(self, model: ModelName, keep_steps: list[int], **options: Any) -> list[int]:
+        self.deleted = [step for step in range(4) if step != 2 and step not in keep_steps]
+        return self.deleted
 
     async def promote(
         self, model: ModelName, step: int | None, *, gate: Gate | None, force: bool, note: str
@@ -82,6 +88,41 @@ async def test_promote_and_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split("  ")[-1].strip() for line in capsys.readouterr().out.splitlines()[-3:]] == [
         "best", "-", "newest, promoted"
     ]  # fmt: skip
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+async def test_nothing_is_deleted_without_a_word(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, listed = Backend(), "3 of 5 checkpoints of games/agent, 3.0 MiB: steps 0, 1, 3\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    with pytest.raises(ConfigError, match=r"no terminal to ask .* add --yes .* --dry-run"):
+        await run(backend, "delete", "games/agent")
+    assert capsys.readouterr().out == listed
+    await run(backend, "delete", "games/agent", "--dry-run", "--yes")
+    assert capsys.readouterr().out == f"{listed}nothing was deleted\n"
+    for answer in ("\n", "no\n", ""):
+        monkeypatch.setattr("sys.stdin", Terminal(answer))
+        await run(backend, "delete", "games/agent")
+        assert capsys.readouterr().out.endswith("nothing was deleted\n")
+    assert backend.deleted == []
+
+
+@pytest.mark.parametrize(("options", "answer"), [([], "y\n"), (["--yes"], "")])
+async def test_what_was_listed_is_deleted_when_the_user_agrees(
+    options: list[str], answer: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = Backend()
+    monkeypatch.setattr("sys.stdin", Terminal(answer) if answer else io.StringIO())
+    await run(backend, "delete", "games/agent", "--keep", "1", "--keep-recent", "2", *options)
+    assert backend.deleted == [0]
+    assert capsys.readouterr().out.endswith("deleted 0\n")
+    await run(backend, "delete", "games/agent", "--keep-recent", "9", *options)
+    assert capsys.readouterr().out == "there is nothing to delete: all 5 checkpoints are kept\n"
 
 
 async def test_the_gate_of_a_promotion(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import io
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from art.cli import auto, mcp_rl, train
-from art.cli.main import StderrHandler
+from art.cli.main import StderrHandler, main
 from art.cli.options.recipe_options import config_of
 from art.config import VllmConfig
 from art.recipes import AutoConfig, McpRlConfig, RecipeConfig, TaskTrainingConfig
@@ -47,7 +48,7 @@ def test_vllm_gets_whole_weights_where_all_are_trained(option: str, weights: str
     [
         (auto, AutoConfig, {"what", "out", "write_only"}),
         (mcp_rl, McpRlConfig, {"server", "out", "header", "server_env"}),
-        (train, TaskTrainingConfig, {"task", "task_options", "json"}),
+        (train, TaskTrainingConfig, {"task", "task_options", "tiny_context", "json"}),
     ],
 )
 def test_every_setting_of_a_recipe_is_an_option_with_help(
@@ -59,3 +60,44 @@ def test_every_setting_of_a_recipe_is_an_option_with_help(
     passed_otherwise = {"headers", "env"}  # the options have their own syntax
     assert dests.keys() - others - {"help"} == config.model_fields.keys() - passed_otherwise
     assert all(text and text != "None" for text in dests.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--steps", "-3"], "`--steps` must be greater than or equal to 0, got -3"),
+        (["--steps", "0"], "`--steps` = 0 trains nothing; give 1 or more, or `--evaluate` to measure only"),
+        (["--learning-rate", "-1"], "`--learning-rate` must be greater than 0, got -1.0"),
+        (["--groups", "0"], "`--groups` must be greater than or equal to 1, got 0"),
+        (["--rollouts", "1"], "`--rollouts` must be greater than or equal to 2, got 1"),
+        (["--seed", "-1"], "`--seed` must be greater than or equal to 0, got -1"),
+        (["--lora-rank", "0"], "`--lora-rank` must be greater than or equal to 1, got 0"),
+        (["--refill", "0.01"], "`refill` = 0.01 of 16 groups is less than one group"),
+        (["--budget", "3"], "--budget needs something that costs"),
+    ],
+)
+def test_numbers_that_an_option_cannot_have_are_refused_before_anything_is_made(
+    options: list[str], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "yes_no_maybe", *options]) == 1
+    printed = capsys.readouterr()
+    assert complaint in printed.err
+    assert "making a tiny model" not in printed.out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["demo", "--task", "yes_no_maybe"], ["auto", "say yes", "--model", "m"], ["mcp-rl", "s", "--model", "m"]],
+)
+def test_other_commands_that_train_refuse_them_too(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*command, "--steps", "0"]) == 1
+    assert "`--steps` must be greater than or equal to 1, got 0" in capsys.readouterr().err
+    if command[0] == "demo":
+        assert main([*command, "--games", "0"]) == 1
+        assert "`--games` must be 1 or more, got 0" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

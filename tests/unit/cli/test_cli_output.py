@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,11 +21,13 @@ from art.cli.judging import judge
 from art.cli.main import main
 from art.cli.terminal.page_line import print_page_line
 from art.cli.terminal.pipes import EXIT_PIPE
+from art.cli.terminal.progress_printer import ProgressPrinter
 from art.cli.terminal.screen import Screen, progress_bar
 from art.client import ArtClient
 from art.protocol.training import JobStatus
 from art.recipes import task_training
 from art.recipes.mcprl import mcp_rl
+from art.recipes.progress import Progress
 from art.rewards.asking import completion
 from art.storage.keys import KeyStore
 from art.storage.trajectories import append_groups
@@ -155,6 +158,27 @@ def test_a_progress_bar_is_shown_in_a_terminal_only(is_terminal: bool) -> None:
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert ("training" in shown) == is_terminal
     assert is_terminal or shown == "step 2\n"
+
+
+def test_a_warm_start_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr("art.cli.terminal.screen.SILENCE_S", 0.0)
+    assert main(["tiny-model", str(tmp_path / "tiny"), "--task", "yes_no_maybe", "--warm-start-steps", "2"]) == 0
+    first, one, two, _ = capsys.readouterr().out.splitlines()
+    assert first.endswith(": a warm start of about a minute on an idle core")
+    assert re.fullmatch(r"warm start, step 1/2  loss \d\.\d{3}  \d+\.\d s left", one)
+    assert two.startswith("warm start, step 2/2")
+
+
+def test_long_work_has_a_line_now_and_then_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    with ProgressPrinter(Screen(file=file)) as printer:
+        printer(Progress("100 of 400 held-out rollouts", "busy"))
+        monkeypatch.setattr("art.cli.terminal.progress_printer.SILENCE_S", 0.0)
+        printer(Progress("200 of 400 held-out rollouts", "busy"))
+    assert file.getvalue() == "200 of 400 held-out rollouts\n"
 
 
 def test_the_command_for_the_page_can_be_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -96,6 +96,28 @@ def test_a_launch_that_fails_is_recorded_and_can_be_taken_down(
     assert [path.name for path in machine.server_folder.iterdir()] == ["data"]
 
 
+def test_data_that_was_left_can_still_be_deleted(machine: FakeMachine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(list(LAUNCH)) == 0
+    (machine.server_folder / "data").mkdir(exist_ok=True)
+    assert main(["launch", "down", "box"]) == 0
+    said = capsys.readouterr().err
+    assert (
+        "its data stays in ~/.art/servers/default/data on box. `art launch down box --delete-data` deletes it" in said
+    )
+    assert main(["launch", "down", "box", "--delete-data"]) == 0
+    assert capsys.readouterr().err.endswith("box is down\n")
+    assert not machine.server_folder.exists()
+    assert Launched().names() == []
+
+
+def test_data_that_never_was_is_not_spoken_of(machine: FakeMachine, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.set_pip("ERROR: No matching distribution found\n", rc=1)
+    assert main(list(LAUNCH)) == 1
+    assert main(["launch", "down", "box"]) == 0
+    assert capsys.readouterr().err.endswith("box is down\n")
+    assert Launched().names() == []
+
+
 def test_pulling_needs_no_port_that_an_open_tunnel_holds(
     machine: FakeMachine, capsys: pytest.CaptureFixture[str]
 ) -> None:

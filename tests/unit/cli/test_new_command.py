@@ -40,13 +40,14 @@ def test_the_tests_of_new_agents_pass(folders: dict[str, Path]) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"\b28 passed", done.stdout)
+    assert "Warning" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_new_agent_is_a_task_with_play(name: str, folders: dict[str, Path]) -> None:
     kind, class_name = AGENTS[name]
     assert sorted(path.name for path in folders[kind].iterdir() if path.name != "__pycache__") == sorted(
-        ["README.md", f"{name}.py", f"test_{name}.py"]
+        ["README.md", "pytest.ini", f"{name}.py", f"test_{name}.py"]
     )
     task = get_task(f"{folders[kind]}/{name}.py:{class_name}")
     assert task.name == name

@@ -74,7 +74,7 @@ def test_a_copy_says_its_size_and_what_it_lacks(
     assert main(["view", str(data_dir), "--export", str(out), "--rollouts", "2", "--steps", "2"]) == 0
     said = capsys.readouterr().out
     assert re.search(
-        r"index.html: 1 runs, 6 rollouts of 2 steps; \d+ files, [\d.]+ MiB, about [\d.]+ MiB as a zip", said
+        r"index.html: 1 run, 6 rollouts of 2 steps; \d+ files, [\d.]+ MiB, about [\d.]+ MiB as a zip", said
     )
     assert "left out: 6 of 12 rollouts: choose steps with --steps" in said
     assert main(["view", str(data_dir), "--export", str(out), "--run", "games"]) == 1
@@ -154,3 +154,16 @@ def test_the_page_is_served_until_ctrl_c(data_dir: Path) -> None:
         process.wait(20)
     assert process.returncode == 0
     assert process.stderr.read() == ""
+
+
+def test_an_export_says_how_far_it_is(
+    data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["view", str(data_dir), "--export", str(tmp_path / "short")]) == 0
+    printed = capsys.readouterr()
+    assert ": 1 run, 12 rollouts of " in printed.out
+    assert printed.err == "", "a short one needs no further line"
+    monkeypatch.setattr("art.cli.viewing.view_export.SILENCE_S", 0.0)
+    assert main(["view", str(data_dir), "--export", str(tmp_path / "long")]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert any(line.endswith("MiB so far: data/games/agent/train-2.js") for line in lines)

@@ -10,7 +10,7 @@ import math
 import socket
 import ssl
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -356,6 +356,9 @@ class Named:
     def default_optimizer(self) -> OptimizerConfig | None:
         return None
 
+    async def record_settings(self, settings: Mapping[str, Any]) -> None:
+        """Record nothing."""
+
 
 class Clipped(Named):
     def default_optimizer(self) -> OptimizerConfig | None:
@@ -493,15 +496,24 @@ async def test_turn_and_token_rewards_are_about_the_first_history(server: FakeAr
 async def test_nothing_to_train_on(server: FakeArtServer, backend: Backend) -> None:
     num_requests = len(server.requests)
     with pytest.raises(NothingTrainableError, match="0 groups"):
-        await backend.train(Named(), [])
+        await backend.train(Named(), [], on_nothing="raise")
     failed = TrajectoryGroup([ValueError("tool is down")])
     with pytest.raises(NothingTrainableError, match="1 failed rollouts; the last of them: ValueError: tool is down"):
-        await backend.train(Named(), [failed])
+        await backend.train(Named(), [failed], wait=False)
     with pytest.raises(NothingTrainableError):
         await backend.train_sft(Named(), [])
     with pytest.raises(TrajectoryError, match="no messages"):
         await backend.train(Named(), [TrajectoryGroup([Trajectory(reward=1)])])
     assert len(server.requests) == num_requests, "the server is not asked"
+
+
+async def test_a_step_without_any_trajectory_is_skipped(server: FakeArtServer, backend: Backend) -> None:
+    await backend.train(Named(), [a_group(0, 1)])
+    for groups in ([], [TrajectoryGroup([ValueError("the judge is down")])]):
+        result = await backend.train(Named(), groups)
+        assert (result.trained, result.step) == (False, 1)
+        assert result.findings[0].startswith(f"nothing to train on: {len(groups)} groups with no trajectory")
+    assert (await backend.train(Named(), [a_group(0, 1)])).step == 2
 
 
 async def test_nothing_to_learn_is_a_result_and_is_logged_once(

@@ -87,7 +87,7 @@ class Runtime:
         self.note("health")
         return {"status": "ok"}
 
-    async def register(self, request: RegisterRequest) -> ModelStatus:
+    async def register(self, request: RegisterRequest, check_folder: Any) -> ModelStatus:
         self.note(request)
         return STATUS
 

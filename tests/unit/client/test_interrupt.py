@@ -96,3 +96,15 @@ def test_a_command_that_is_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: 
     interrupt.note_step("shop/a", 7)
     assert main(["tiny-model", "out"]) == 130
     assert capsys.readouterr().err.strip() == "art: stopped at step 7"
+
+
+def test_ctrl_c_in_the_warm_start_of_a_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("art.cli.demo.build_with_progress", interrupted)
+    assert main(["demo", "--task", "yes_no_maybe"]) == 130
+    assert capsys.readouterr().out.endswith("\nstopped before the training began\n")

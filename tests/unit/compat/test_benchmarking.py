@@ -34,7 +34,7 @@ async def logged(tmp_path: Path) -> Path:
 
 
 async def test_frames(logged: Path) -> None:
-    frame = load_trajectories("games", art_path=logged)
+    frame = await load_trajectories("games", art_path=logged)
     assert frame.shape[0] == 6
     assert set(frame.columns) == {
         "model", "split", "step", "group_number", "rollout_number", "reward", "metric_win", "metadata_seat", "messages",
@@ -42,17 +42,17 @@ async def test_frames(logged: Path) -> None:
     }  # fmt: skip
     assert frame.filter((frame["model"] == "agent") & (frame["step"] == 1))["reward"].to_list() == [1.0, 2.0]
     assert frame["metric_win"].null_count() == 3
-    means = load_aggregated_trajectories("games", ["agent"], art_path=logged)
+    means = await load_aggregated_trajectories("games", ["agent"], art_path=logged)
     assert means["reward"].to_list() == [0.5, 1.5]
     assert means["num_trajectories"].to_list() == [2, 2]
-    latest = load_latest_metrics("games", art_path=logged)
+    latest = await load_latest_metrics("games", art_path=logged)
     assert dict(zip(latest["model"], latest["val/reward"], strict=True)) == {"agent": 1.5, "gpt": 0.5}
     with pytest.raises(NotFoundError, match="nobody"):
-        load_trajectories("games", ["nobody"], art_path=logged)
+        await load_trajectories("games", ["nobody"], art_path=logged)
 
 
 async def test_charts(logged: Path) -> None:
-    frame = load_trajectories("games", art_path=logged)
+    frame = await load_trajectories("games", art_path=logged)
     (axes,) = training_progress_chart(
         frame, "reward", ["agent", BenchmarkModelKey("gpt", "GPT", "val")], title="wins"
     ).axes

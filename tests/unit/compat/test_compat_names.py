@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from openai.types.chat.chat_completion import Choice
@@ -16,6 +18,10 @@ from art.utils import get_repo_root_path, strip_logprobs
 @pytest.mark.parametrize(
     ("statement", "advice"),
     [
+        ("from art.tinker import TinkerBackend", r"art-server.*art\.RemoteBackend"),
+        ("import art.megatron.train", r"LocalBackend.*num_processes"),
+        ("from art.pipeline_trainer import PipelineTrainer", r"art\.pipeline"),
+        ("import importlib; importlib.import_module('art.unsloth')", "ModelSettings"),
         ("from art import TinkerBackend", r"art-server.*art\.RemoteBackend"),
         ("from art.utils.deployment import TogetherDeploymentConfig, deploy_model", r"backend\.export.*backend\.push"),
         ("from art.utils import deploy_model", r"backend\.export"),
@@ -30,6 +36,8 @@ def test_what_is_gone_says_what_to_use(statement: str, advice: str) -> None:
 
 def test_no_name_is_both_there_and_refused() -> None:
     for module, names in REFUSED.items():
+        if module == "backend":
+            continue
         there = importlib.import_module(module)
         assert not [name for name in names if name in vars(there)]
         with pytest.raises(AttributeError, match="no_such_name"):
@@ -57,9 +65,51 @@ def test_strip_logprobs() -> None:
     bare = stripped[0].messages_and_choices[1]
     assert bare.logprobs is None
     assert (bare.exchange_id, bare.message.content, stripped[0].reward) == ("e", "hi", 1.0)
-    assert stripped[1]["logprobs"] is None
+    assert list(stripped[1]) == ["a"]
     assert stripped[1]["a"][0].logprobs is None
     assert choice.logprobs is not None
+    kept = SimpleNamespace(logprobs=[1], inner=SimpleNamespace(logprobs=2, text="x"))
+    bare_object = strip_logprobs(kept)
+    assert (bare_object.logprobs, bare_object.inner.logprobs, bare_object.inner.text) == (None, None, "x")
+    assert kept.inner.logprobs == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["format_message", "get_model_step", "get_repo_root_path", "iterate_dataset", "limit_concurrency", "retry"]
+)
+def test_functions_of_utils_are_found_in_modules_of_their_names(name: str) -> None:
+    module = importlib.import_module(f"art.utils.{name}")
+    assert getattr(art.utils, name) is getattr(module, name), "importing the module does not hide the function"
+
+
+def test_lines_of_a_notebook(capsys: pytest.CaptureFixture[str]) -> None:
+    from art.utils.logging import dim, err, info, ok, step, warn
+
+    for say in (info, step, ok, warn, err, dim):
+        say(f"by {say}")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6
+    assert "INFO" in lines[0]
+    assert "ERR" in lines[4]
+
+
+def test_an_answer_that_repeats_a_teachers() -> None:
+    from art.guided_completion import get_guided_completion_params
+
+    tool = {"type": "function", "function": {"name": "play", "parameters": {"type": "object"}}}
+    call = SimpleNamespace(function=SimpleNamespace(name="play", arguments='{"cell": 4}'))
+
+    def said(content: str | None, *calls: Any) -> Any:
+        return SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(content=content, tool_calls=calls))])
+
+    assert get_guided_completion_params(said("a1")) == (["a1"], None, None)
+    guided, choice, tools = get_guided_completion_params(said(None, call), [tool])
+    assert (guided, choice) == (None, {"type": "function", "function": {"name": "play"}})
+    assert tools is not None
+    assert tools[0]["function"]["parameters"]["properties"] == {"cell": {"enum": [4]}}
+    assert tool["function"]["parameters"] == {"type": "object"}  # type: ignore[index]
+    with pytest.raises(art.ArtError, match="not in `base_tools`"):
+        get_guided_completion_params(said(None, call))
 
 
 def test_the_root_of_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,6 +192,53 @@ def test_prices_that_are_registered_and_prices_that_nobody_knows(model: art.Mode
         with pytest.raises(ConfigError, match="has no `usage`"):  # a stream: 0 USD would be wrong
             builder.add_response_cost("llm", iter(()), **ask)
     finally:
-        MetricsBuilder._prices.clear()
+        for name in ("new-model", "claude"):
+            MetricsBuilder._prices.pop(name, None)
         MetricsBuilder._extractors.clear()
     assert model.costs.spent_usd == 2.5 + 4.5 + 5.5
+
+
+@pytest.mark.parametrize(
+    ("provider", "name", "usd"),
+    [("openai", "openai/gpt-4.1", 10.0), ("openai", "gpt-4.1", 10.0), ("anthropic", "claude-sonnet-4-6", 18.0)],
+)
+async def test_two_prices_are_known_without_litellm(model: art.Model, provider: str, name: str, usd: float) -> None:
+    @track_api_cost(source="judge", provider=provider, model_name=name)
+    async def judge() -> Any:
+        return SimpleNamespace(usage={"prompt_tokens": 1_000_000, "completion_tokens": 1_000_000})
+
+    with model.metrics_builder().activate_context():
+        await judge()
+    assert model.costs.totals()["train/judge"].usd == pytest.approx(usd)
+
+
+async def test_an_unknown_price_never_costs_the_judges_answer(
+    model: art.Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    @track_api_cost(source="judge", provider="acme", model_name="acme/oracle")
+    def judge() -> Any:
+        return {"answer": 42, "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+
+    with model.metrics_builder().activate_context():
+        assert judge()["answer"] == 42
+        assert judge()["answer"] == 42
+    assert not model.costs.totals()
+    warnings = [record.message for record in caplog.records if "not booked" in record.message]
+    assert len(warnings) == 1
+    assert "the price of acme/oracle is not known" in warnings[0]
+
+
+async def test_the_config_of_trackers(model: art.Model) -> None:
+    model.update_wandb_config({"seed": 3})
+    model.update_wandb_config({"seed": 3, "family": "x"})
+    assert model._run_config() | {"seed": 3, "family": "x"} == model._run_config()
+    with pytest.raises(ConfigError, match="'seed' is 3 already, got 4"):
+        model.update_wandb_config({"seed": 4})
+    with pytest.raises(TypeError, match="dictionary"):
+        model.update_wandb_config(["seed"])  # type: ignore[arg-type]
+
+
+async def test_a_row_of_groups_counts_those_with_something_to_learn(model: art.Model) -> None:
+    groups = [art.TrajectoryGroup([art.Trajectory(reward=r) for r in rewards]) for rewards in ((0, 1), (1, 1), (1,))]
+    await model.log(groups, split="train", step=1)
+    assert rows(model)[0]["data/step_num_groups_trainable"] == 1

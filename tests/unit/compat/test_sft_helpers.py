@@ -35,9 +35,11 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_schedules() -> None:
-    assert create_lr_schedule(4, 1.0) == [1.0, 0.75, 0.5, 0.25]
-    assert create_lr_schedule(4, 1.0, "constant", warmup_steps=1) == [0.5, 1.0, 1.0, 1.0]
-    assert create_lr_schedule(2, 1.0, "cosine", min_lr=0.5) == [1.0, 0.75]
+    assert create_lr_schedule(5, 1e-4) == pytest.approx([1e-4, 7.5e-5, 5e-5, 2.5e-5, 0.0])
+    assert create_lr_schedule(4, 1.0, "constant", warmup_steps=2) == [0.5, 1.0, 1.0, 1.0]
+    assert create_lr_schedule(3, 1.0, "cosine", min_lr=0.5) == pytest.approx([1.0, 0.75, 0.5])
+    assert create_lr_schedule(7, 1.0, warmup_steps=5, min_lr=0.5)[:5] == pytest.approx([0.6, 0.7, 0.8, 0.9, 1.0])
+    assert create_lr_schedule(1, 1.0) == create_lr_schedule(1, 1.0, warmup_steps=1) == [1.0]
     assert create_lr_schedule(0, 1.0) == []
     with pytest.raises(ConfigError, match="'cubic'"):
         create_lr_schedule(1, 1.0, "cubic")  # type: ignore[arg-type]

@@ -50,6 +50,20 @@ def test_every_setting_of_the_config_is_an_option(settings: dict[str, Any]) -> N
     assert options(**settings) == TrainConfig(**settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "loss"),
+    [
+        ({"epsilon": 0.2}, CispoConfig(clip_low=0.2)),
+        ({"epsilon_high": 3.0}, CispoConfig(clip_high=3.0)),
+        ({"ppo": True}, PpoConfig()),
+        ({"ppo": True, "epsilon": 0.3}, PpoConfig(clip_low=0.3, clip_high=0.3)),
+        ({"ppo": False, "kl_penalty_source": "current_learner", "objectives": None, "session": None}, DppoConfig()),
+    ],
+)
+def test_the_losses_and_clips_of_older_calls(settings: dict[str, Any], loss: Any) -> None:
+    assert options(**settings).terms[0] == loss
+
+
 def test_config_and_options_complete_each_other() -> None:
     mine = TrainConfig(learning_rate=1e-3)
     assert train_config(mine, {"learning_rate": None, "verbose": True}) is mine
@@ -190,7 +204,8 @@ def test_kl_penalties_of_an_older_train_config() -> None:
         ({"learning_rate": -1.0}, "learning_rate"),
         ({"scale_rewards": "rank"}, "scale_rewards"),
         ({"loss_fn": "dppo", "epsilon": 0.2}, "epsilon is a clip of"),
-        ({"epsilon_high": 0.2}, "which dppo does not have"),
+        ({"ppo": True, "loss_fn": "cispo"}, "are two losses"),
+        ({"kl_penalty_source": "sample"}, "kl_penalty_source='sample'"),
         ({"loss_fn": "ppo", "loss_fn_config": {"mask_low": 1}}, "mask_low"),
         ({"loss_fn": "ppo", "epsilon": 0.2, "loss_fn_config": {"clip_low": 0.1}}, "clip_low: given by"),
         ({"loss_fn": "dr_grpo"}, "constant_tokens"),

@@ -122,6 +122,16 @@ def test_the_report_says_what_has_no_known_price(
     assert ledger.summary()["by_source"]["generator"] == {"usd": 0.5, "priced": 1}
 
 
+def test_what_has_no_price_is_not_shown_as_free() -> None:
+    ledger = Ledger()
+    ledger.book("judge/ruler", prompt_tokens=1200, priced=False)
+    ledger.book("gpu/trainer", seconds=3.0, priced=False)
+    *sources, total = ledger.lines()
+    assert all("no price" in line and "USD" not in line for line in (*sources, total)), [*sources, total]
+    ledger.book("judge/ruler", usd=0.0)
+    assert ledger.lines()[-1].split() == ["in", "all", "0.0000", "USD"]
+
+
 # --- of judges ---
 
 

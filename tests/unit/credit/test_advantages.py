@@ -145,7 +145,7 @@ def test_the_scale_of_the_batch_keeps_even_groups_quiet() -> None:
 
 @pytest.mark.parametrize("scale", ["none", "group", "batch"])
 @pytest.mark.parametrize(
-    "rewards", [[3.0], [1.0, 1.0], [0.1] * 3, [1 / 3] * 7, [1e12 + 0.1] * 6, [0.0, 1e-7, -1e-7], [1.7e308] * 4]
+    "rewards", [[3.0], [1.0, 1.0], [0.1] * 3, [1 / 3] * 7, [1e12 + 0.1] * 6, [0.0, 1e-7, -1e-7], [1e29] * 4]
 )
 def test_no_spread(rewards: list[float], scale: str) -> None:
     assert advantages(rewards, scale_rewards=scale) == [0.0] * len(rewards)

@@ -10,6 +10,7 @@ import pytest
 from art.config import DistillConfig, DpoConfig, DppoConfig, OverlongConfig, SftConfig, TrainConfig
 from art.credit.ledger import close_ledger, close_unused_ledger
 from art.credit.plan import StepPlan, plan_step
+from art.credit.plan_findings import describe_twins
 from art.credit.resolve import ResolvedGroup
 from art.errors import NothingTrainableError, TrainingError, TrajectoryError
 from art.protocol.training import WireGroup, WireHistory, WireTrajectory
@@ -152,10 +153,10 @@ def test_the_ledger_is_closed_with_what_the_trainer_left_out() -> None:
 def test_distillation_alone_looks_at_no_rewards() -> None:
     found = plan(group(1.0, 1.0), loss=DISTILL)
     assert len(found.samples) == 2
-    assert found.findings == []
+    assert found.findings == [describe_twins(["groups[0].trajectories[1]"])], "of these tests' own making"
     beside = plan(group(1.0, 0.0), group(1.0, 1.0), loss=(DppoConfig(), DISTILL))
     assert [max(sample.advantages) for sample in samples_of(beside)] == [0.5, 0, 0, 0]
-    assert beside.findings == ["groups[1]: all rewards are equal, only distillation learns from it"]
+    assert beside.findings[:-1] == ["groups[1]: all rewards are equal, only distillation learns from it"]
 
 
 def test_preference_pairs_name_rollouts() -> None:
@@ -178,7 +179,7 @@ def test_a_silent_trajectory_is_in_no_pair() -> None:
 def test_findings_name_what_was_left_out() -> None:
     silent = [trajectory(1.0, UNTRACKED), trajectory(0.0)]
     found = plan(group(1.0, 0.0), group(0.1, 0.1), group(1.0), group(2.0, 2.0), silent)
-    assert found.findings == [
+    assert found.findings[:-1] == [
         "groups[1], groups[3]: all rewards are equal, nothing to learn",
         "groups[2]: a single trajectory has no other to be compared with, nothing to learn",
         "groups[4].trajectories[0]: no tokens that this model sampled, so there is nothing of it to train",
@@ -241,7 +242,7 @@ def test_a_step_with_nothing_to_learn_says_why(groups: list[WireGroup], why: str
 
 def test_reasons_are_told_apart_by_group() -> None:
     found = plan(group(1.0), group(0.5, 0.5), unrewarded(2), group(1.0, 0.0))
-    assert found.findings == [
+    assert found.findings[:-1] == [
         "groups[1]: all rewards are equal, nothing to learn",
         "groups[2]: no trajectory was ever given a reward, nothing to learn",
         "groups[0]: a single trajectory has no other to be compared with, nothing to learn",
@@ -282,7 +283,24 @@ def test_answers_that_are_no_recorded_choices_are_an_error(
         plan(group(*rewards, history=history))
 
 
-@pytest.mark.parametrize("loss", [DppoConfig(), DpoConfig()])
-def test_rewards_must_be_finite(loss: Any) -> None:
-    with pytest.raises(TrajectoryError, match=r"groups\[0\].trajectories\[1\]"):
-        plan(group(1.0, math.nan), loss=loss)
+@pytest.mark.parametrize("loss", [DppoConfig(), DpoConfig(), DISTILL])
+@pytest.mark.parametrize("bad", [math.nan, 1e160, -1.7e308])
+def test_rewards_must_be_finite_and_not_huge(loss: Any, bad: float) -> None:
+    with pytest.raises(TrajectoryError, match=r"groups\[0\].trajectories\[1\] has reward"):
+        plan(group(1.0, bad), loss=loss)
+    assert plan(group(1.0, 1e29), loss=loss).samples
+
+
+# -- trajectories that repeat --
+
+
+def test_a_trajectory_that_is_submitted_twice_is_a_finding() -> None:
+    found = plan([trajectory(1.0), trajectory(0.0, ONE_TURN)], [trajectory(0.0), trajectory(1.0, ONE_TURN)])
+    assert found.metrics["data/step_num_trajectories_repeated"] == 2
+    assert found.findings[-1].startswith("groups[1].trajectories[0], groups[1].trajectories[1]: the same recorded")
+
+
+def test_forked_rollouts_that_share_answers_are_no_finding() -> None:
+    found = plan([trajectory(1.0), trajectory(0.0, ONE_TURN), trajectory(0.5, BRANCHING)])
+    assert "data/step_num_trajectories_repeated" not in found.metrics
+    assert not [finding for finding in found.findings if "the same recorded" in finding]

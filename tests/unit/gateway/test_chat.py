@@ -218,6 +218,25 @@ async def test_logprobs(bench: Bench) -> None:
     assert entries[0]["top_logprobs"][0]["token"] == entries[0]["token"] == "h"
 
 
+async def test_exact_tokens_on_request(bench: Bench) -> None:
+    fields = {"logprobs": True, "return_token_ids": True, "return_tokens_as_token_ids": True}
+    bench.answers(*["hello there"] * 3)
+    whole = await bench.chat(user("hi"), **fields)
+    choice = whole["choices"][0]
+    exchange = bench.exchange(whole)
+    assert whole["prompt_token_ids"] == exchange.prompt_token_ids
+    assert choice["token_ids"] == exchange.completion_token_ids
+    assert [entry["token"] for entry in choice["logprobs"]["content"]] == [f"token_id:{i}" for i in choice["token_ids"]]
+    chunks = await bench.stream(user("hi"), **fields)
+    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [
+        exchange.prompt_token_ids,
+        *[None] * (len(chunks) - 1),
+    ]
+    entries = [entry for chunk in chunks for entry in chunk["choices"]]
+    assert [i for entry in entries for i in entry["token_ids"]] == exchange.completion_token_ids
+    assert "token_ids" not in (await bench.chat(user("hi")))["choices"][0]
+
+
 async def test_no_logprobs_unless_asked(bench: Bench) -> None:
     bench.answers("a")
     assert (await bench.chat(user("hi")))["choices"][0]["logprobs"] is None

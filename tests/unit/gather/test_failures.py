@@ -16,6 +16,7 @@ import art
 from art.errors import (
     BudgetError,
     ConfigError,
+    DiskFullError,
     FaultRateError,
     JudgeError,
     RolloutError,
@@ -83,6 +84,17 @@ async def test_a_storm_of_429_passes_or_ends_the_run() -> None:
     assert rewards(await gather([1.0] * 8, faults=faults)) == [[1.0] * 8]
     with pytest.raises(FaultRateError, match=r"5 of the last 8 rollouts.*rate_limit 9.*slow down"):
         await gather([too_many_requests()] * 8, faults=faults)
+
+
+async def test_a_full_disk_of_the_server_ends_the_run() -> None:
+    """Otherwise a group would be trained without the rollouts that failed meanwhile."""
+    request = httpx2.Request("POST", "http://server/v1/chat/completions")
+    body = {"error": {"message": "no space left on the disk of /data/art.db", "code": "disk_full"}}
+    full = openai.InternalServerError("507", response=httpx2.Response(507, request=request), body=body["error"])
+    with pytest.raises(DiskFullError, match=r"the run stops, because a rollout could not be recorded.*Free space"):
+        await gather([1, full, 0], [2.0], faults=art.FaultWatch())
+    with pytest.raises(DiskFullError):
+        await art.gather_trajectories([rollout(1), rollout(full)], pbar_desc=None, max_exceptions=1)
 
 
 async def test_a_rollout_that_is_late() -> None:
@@ -175,6 +187,88 @@ async def test_batches_keep_the_contract() -> None:
     assert faults.metrics()["data/infra_fault_rate"] == 0.5
 
 
+async def buggy(scenario: dict[str, Any]) -> Trajectory:
+    await asyncio.sleep(0)
+    return done(scenario["solution"])
+
+
+async def test_the_first_failure_of_a_kind_has_its_traceback_and_the_others_are_counted(caplog: Any) -> None:
+    caplog.set_level(logging.WARNING)
+    faults = art.FaultWatch(max_rate=1.0)
+    pending = [TrajectoryGroup([buggy({}), rollout(KeyError("elsewhere"))]) for _ in range(21)]
+    await art.gather_trajectory_groups(pending, pbar_desc=None, faults=faults)
+    first, second, *counts = [text for text in caplog.messages if "dropped a group" not in text]
+    assert 'in buggy\n    return done(scenario["solution"])' in first
+    assert first.endswith("KeyError: 'solution'")
+    assert "in rollout\n    raise reward" in second, "another place"
+    assert "asyncio/" not in first, "only lines of the user's program"
+    numbers = sorted((int(text.split()[0]), "test_failures.py" in text) for text in counts)
+    assert numbers == [(10, True), (10, True)]
+
+
+async def test_a_bug_that_every_rollout_meets_ends_it_early() -> None:
+    faults = art.FaultWatch()
+    pending = [TrajectoryGroup([buggy({}) for _ in range(4)]) for _ in range(8)]
+    line = r"the first 16 rollouts all failed in the same line of the program: KeyError: 'solution' .*test_failures"
+    with pytest.raises(FaultRateError, match=line) as caught:
+        await art.gather_trajectory_groups(pending, pbar_desc=None, faults=faults)
+    assert isinstance(caught.value.__cause__, KeyError)
+    faults = art.FaultWatch()
+    pending = [TrajectoryGroup([rollout(1), *(buggy({}) for _ in range(30))])]
+    (group,) = await art.gather_trajectory_groups(pending, pbar_desc=None, faults=faults)
+    assert len(group.exceptions) == 30, "one has succeeded, so the share decides"
+
+
+async def test_a_forgotten_await_is_named(caplog: Any) -> None:
+    async def forgetful() -> Trajectory:
+        answer: Any = rollout(1)
+        try:
+            return done(answer.reward)
+        finally:
+            answer.close()
+
+    await art.gather_trajectories([forgetful()], pbar_desc=None, faults=art.FaultWatch())
+    assert caplog.text.rstrip().endswith("(was `await` forgotten?)")
+
+
+async def test_an_error_that_ends_a_gather_names_the_setting(caplog: Any) -> None:
+    for options in ({}, {"max_exceptions": 1}):
+        with pytest.raises(KeyError) as caught:
+            await gather([1, KeyError("a"), KeyError("b")], **options)
+        (note,) = caught.value.__notes__
+        assert "max_exceptions=" in note
+        assert "faults=art.FaultWatch()" in note
+
+
+async def test_a_gather_names_the_rollouts_that_it_waits_for(caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("art.gather.gather.REPORT_AFTER_S", 0.02)
+    opened = asyncio.Event()
+
+    async def stuck() -> Trajectory:
+        await opened.wait()
+        return done()
+
+    async def open_when_reported(count: int) -> None:
+        while sum("still waiting for" in text for text in caplog.messages) < count:
+            await asyncio.sleep(0.01)
+        opened.set()
+
+    pending = [TrajectoryGroup([rollout(1), stuck(), rollout(2)]), TrajectoryGroup([rollout(0), rollout(1)])]
+    opening = asyncio.create_task(open_when_reported(2))
+    assert len(await art.gather_trajectory_groups(pending, pbar_desc=None)) == 2
+    await opening
+    report = next(text for text in caplog.messages if "still waiting" in text)
+    assert report.startswith("still waiting for rollout 1 of group 0 (")
+    assert "test_failures.py" in report
+    assert "in stuck)" in report
+    caplog.clear()
+    opened.clear()
+    opening = asyncio.create_task(open_when_reported(1))
+    await art.gather_trajectories([rollout(1), *(stuck() for _ in range(5))], pbar_desc=None)
+    await opening
+    assert "and 2 more" in caplog.text
+
+
 def test_rollouts_that_ran_elsewhere() -> None:
     failed = PydanticException(type="infra_fault", message="the tool is down", traceback="")
     faults = art.FaultWatch(max_rate=0.5, window=4)
@@ -265,9 +359,7 @@ async def test_steps_with_nothing_to_learn_are_logged_and_too_many_of_them_end_i
     reports: list[StepReport] = []
     with pytest.raises(TrainingError, match="5 steps in a row had no group with differing rewards"):
         await train(model, lambda step, index: 1.0, steps=2, on_step=reports.append)
-    assert [(report.step, report.checkpoint, report.trained) for report in reports] == [
-        (number, 0, False) for number in (1, 2, 3, 4, 5)
-    ]
+    assert [(report.step, report.trained) for report in reports] == [(0, False)] * 5, "as their rows in the history"
     assert "(no reward spread: not trained, the model stays at checkpoint 0)" in reports[0].line("reward")
     rows = [row for _, row in read_lines(model._paths().history) if row]
     assert [(row["step"], row["data/step_num_groups_trainable"]) for row in rows] == [(0, 0)] * 5

@@ -294,6 +294,9 @@ async def test_bar_shows_running_means() -> None:
     context.rollout_failed(ValueError("x"))
     assert context.pbar.shown == {"reward": 0.5, "win": 0.5, "exceptions": 1}
     assert context.pbar.n == 3
+    context.max_metrics = None
+    context.rollout_finished(Trajectory(reward=1, metrics={"win": True, "invalid_guess": 1}))
+    assert context.pbar.shown["invalid_guess"] == "1 (1 of 3)", "a mean of 1 would look as if all were invalid"
 
 
 async def test_completion_tokens_are_set_only_if_the_user_has_not() -> None:

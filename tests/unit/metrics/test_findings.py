@@ -47,6 +47,9 @@ HEALTHY = {
     "data/step_malformed_share": 0.1,
     "trend/reward_rise": 0.3,
     "trend/reward_rise_error": 0.09,
+    "trend/run_rise": 0.3,
+    "trend/run_rise_error": 0.09,
+    "trend/learning_rate_share": 0.7,
     "trend/groups_trainable_share": 0.85,
     "trend/top_reward_share": 0.55,
     "trend/malformed_rise": -0.05,
@@ -113,6 +116,13 @@ def test_entropy_is_compared_with_the_step_before(
 ) -> None:
     metrics = HEALTHY | {"loss/entropy": entropy, "loss/entropy_varying": varying}
     assert names(metrics, HEALTHY | {"loss/entropy": before}) == found
+
+
+@pytest.mark.parametrize(("entropy", "name"), [(0.1, "entropy_fell"), (0.005, "entropy_gone")])
+def test_answers_may_become_alike_where_most_of_them_are_right(entropy: float, name: str) -> None:
+    alike = HEALTHY | {"loss/entropy": entropy}
+    assert names(alike, HEALTHY) == {name}
+    assert names(alike | {"data/reward_hist/9": 100.0}, HEALTHY) == set()
 
 
 def test_a_healthy_step_has_no_finding() -> None:

@@ -30,6 +30,7 @@ from art.errors import (
     TrajectoryError,
 )
 from art.metrics.groups import count_groups, metric_name, summarize_groups
+from art.model import run_settings
 from art.storage import jsonl
 from art.storage.history import append_row, means_by_step
 from art.storage.trajectories import read_groups
@@ -289,8 +290,7 @@ async def test_2025_style(model: art.TrainableModel) -> None:
     assert len(list(read_groups(model._paths().trajectories("train", 1)))) == 1
     with pytest.raises(ConfigError, match="kimi_k2_tau"):
         await model.train([group(0, 1)], _config={"kimi_k2_tau": 0.1})
-    with pytest.raises(NothingTrainableError):
-        await model.train([])
+    assert not (await model.train([])).trained, "a step that lost all groups does not end the script"
 
 
 async def test_2026_style(model: art.TrainableModel) -> None:
@@ -304,7 +304,9 @@ async def test_2026_style(model: art.TrainableModel) -> None:
         "train/exception_rate": 0.0,
         "data/step_num_scenarios": 1,
         "data/step_num_groups_submitted": 1,
+        "data/step_num_groups_trainable": 1,
         "data/step_num_trajectories": 2,
+        "data/cum/num_groups_trainable": 1,
         "data/cum/num_scenarios": 1,
         "data/cum/num_groups_submitted": 1,
         "data/cum/num_trajectories": 2,
@@ -639,3 +641,37 @@ async def test_a_script_that_never_closes_ends_without_noise(chat: ChatServer) -
 def test_openai_client_outside_of_a_loop() -> None:
     model = art.Model(name="m", project="p", inference_base_url="http://127.0.0.1:9/v1", inference_api_key="k")
     assert model.openai_client() is not model.openai_client()
+
+
+# --- the record of settings ---
+
+
+async def test_settings_of_a_run_are_recorded_without_secrets(
+    server: FakeArtServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [
+        "/usr/bin/train.py",
+        "--api-key",
+        "k3y-of-mine",
+        "--header",
+        "X-Auth: s3cret",
+        "--steps",
+        "4",
+        "--token=t0ken",
+    ]
+    monkeypatch.setattr(sys, "argv", words)
+    run_settings.describe_program.cache_clear()
+    model = art.TrainableModel(name="agent", project="games", base_model="base", base_path=str(tmp_path))
+    try:
+        await model.register(FakeBackend(server))
+    finally:
+        run_settings.describe_program.cache_clear()
+    await model.train([group(0.0, 1.0)], learning_rate=3e-4)
+    text = model._paths().settings.read_text()
+    recorded = json.loads(text)
+    command = "train.py --api-key '[redacted]' --header 'X-Auth: ...' --steps 4 '--token=[redacted]'"
+    assert recorded["program"]["command"] == command
+    assert recorded["program"]["python"].startswith("3.")
+    assert recorded["training"]["learning_rate"] == 3e-4
+    assert recorded["settings"]["lora"]["rank"] == LoraConfig().rank
+    assert not [secret for secret in ("k3y-of-mine", "s3cret", "t0ken") if secret in text]

@@ -41,6 +41,6 @@ def test_equal_reasons_share_a_number() -> None:
     table.add(second, "tools", Cell("no", "it has no tools"), {})
     table.add(second, "streamed", Cell("yes"), {"note": "it branches"})
     page = render_page(table)
-    assert f"| {first} | lib 1.0 | no (1) | yes | yes | yes | yes |" in page
-    assert f"| {second} | lib 1.0 | no (1) | yes (2) | yes | yes | yes |" in page
+    assert f"| {first} | lib 1.0 | no (1) | yes | yes | yes | yes | yes |" in page
+    assert f"| {second} | lib 1.0 | no (1) | yes (2) | yes | yes | yes | yes |" in page
     assert page.endswith("\n1. it has no tools\n2. it branches\n")

@@ -74,8 +74,10 @@ def _check_other(program: str, arguments: list[str], folder: Path) -> None:
     if program == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         for named in arguments[1:]:
+            if named == "-e":  # of the clone, `.[local]`
+                continue
             name, _, wanted = named.partition("[")
-            assert name == "agent-reinforcement-trainer"
+            assert name in ("agent-reinforcement-trainer", ".", "./agent_reinforcement_trainer-*.whl")
             assert set(filter(None, wanted.rstrip("]").split(","))) <= set(extras)
     elif program in ("python", "sh") and arguments[0] != "-m":
         names = [folder / arguments[0], *ROOT.glob(f"examples/*/{arguments[0]}")]

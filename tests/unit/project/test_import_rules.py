@@ -121,17 +121,6 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert not remaining, f"these modules import each other: {', '.join(sorted(remaining))}"
 
 
-def test_rooms_and_names_stay_few_enough_to_find_one_s_way() -> None:
-    folders: dict[Path, list[str]] = {}
-    places: dict[str, list[str]] = {}
-    for path in SRC.rglob("*.py"):
-        folders.setdefault(path.parent, []).append(path.name)
-        if path.name != "__init__.py":
-            places.setdefault(path.name, []).append(str(path.relative_to(SRC)))
-    assert {str(folder): len(names) for folder, names in folders.items() if len(names) > 15} == {}
-    assert {name: where for name, where in places.items() if len(where) > 3} == {}
-
-
 def test_older_names_use_nothing_of_the_entry_points() -> None:
     wrong = [
         f"{path.name}:{line} imports art.{other}"

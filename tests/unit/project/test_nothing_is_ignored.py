@@ -1,4 +1,7 @@
-"""What ART accepts, it reads: fields of settings and models, and parameters of functions, by their syntax trees."""
+"""What ART accepts, it reads: fields of settings, models and requests, and parameters of functions, by their syntax trees.
+
+A field of a request that only advises is read too: to say that it is ignored.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,11 @@ HOLDERS = ("config", "model", "trajectory", "costs", "rewards", "scenarios")
 """Parts whose classes take values from users."""
 FOR_THE_USER = {"start_time", "traceback"}
 """Fields that ART fills in and only the user reads."""
+LABELS = {
+    "include_obfuscation", "inference_geo", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "safety_identifier", "service_tier", "store", "user",
+}  # fmt: skip
+"""Fields of requests that label them, and have no effect with any provider or here."""
 USER_SIDE = (
     "backend.py", "backends", "capture", "client", "compat", "config", "costs", "gather", "integrations", "mcp", "model",
     "rewards", "scenarios", "trajectory", "utils",
@@ -108,6 +116,14 @@ def test_every_field_is_read() -> None:
     holders = [path for path in SOURCES if path.parent.name != "compat" and set(HOLDERS) & set(path.parts)]
     assert len(holders) > 20
     assert not unread_fields(TREES, holders)
+
+
+def test_every_field_of_a_request_is_read_or_a_label() -> None:
+    """What is read is honoured, refused, or reported as ignored: tests/contract/test_ignored_fields.py."""
+    holders = [path for path in SOURCES if path.parent.parent.name == "protocol" and path.parent.name == "dialects"]
+    unread = [name.split(": ")[1].split(".") for name in unread_fields(TREES, holders)]
+    of_requests = {field for owner, field in unread if owner.endswith(("Request", "Options", "Thinking"))}
+    assert {"service_tier"} <= of_requests <= LABELS
 
 
 @pytest.mark.parametrize("part", USER_SIDE)

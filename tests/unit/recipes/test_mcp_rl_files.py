@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from art.cli import mcp_rl
-from art.cli.mcp_rl import command_of, read_env, read_headers
+from art.cli.mcp_rl import read_env, read_headers
 from art.errors import ConfigError
 from art.mcp import GeneratedScenario, McpTask, MCPTool
+from art.model.run_settings import command_line
 from art.recipes.comparison import CheckpointComparison, ComparedScenario
 from art.recipes.judged.clock import Clock
 from art.recipes.judged.evaluation import load_comparison, save_comparison
@@ -163,8 +164,8 @@ def test_keys_come_from_the_environment_and_stay_out_of_the_report(monkeypatch: 
     with pytest.raises(ConfigError, match="'NAME: VALUE'") as caught:
         read_headers(["Bearer s3cret"])
     assert "s3cret" not in caught.value.message
-    shown = command_of(
-        ["mcp-rl", "http://a", "--header", "Authorization: Bearer s3cret", "--header=X: s3cret", "--header",
+    shown = command_line(
+        ["art", "mcp-rl", "http://a", "--header", "Authorization: Bearer s3cret", "--header=X: s3cret", "--header",
          "Y: $TOKEN", "--server-env", "KEY=s3cret", "--server-env", "TOKEN", "--steps", "3"]
     )  # fmt: skip
     assert "s3cret" not in shown
@@ -225,7 +226,7 @@ def test_the_report_of_a_run(tmp_path: Path) -> None:
     assert (gain.after.explanation, gain.after.note) == ("worth 0.9", "out of turns, 1 failed calls")
     costs = {row[0]: row for row in report.costs.rows}
     assert costs["judge/ruler"] == ["judge/ruler", "1", "1,000", "80", "", "0.2500"]
-    assert costs["generator"][-1] == "not known"
+    assert costs["generator"][-1] == "no price"
     assert report.faults[0].startswith("Nothing")
     assert report.settings["steps"] == "7"
     html = render_report(report)

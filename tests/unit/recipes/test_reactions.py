@@ -45,6 +45,9 @@ class Model:
     def merge_state(self, state: dict[str, int]) -> None:
         self.state = state
 
+    async def record_settings(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+
     async def get_step(self) -> int:
         return 0
 

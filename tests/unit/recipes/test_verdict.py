@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -20,12 +20,13 @@ from art.recipes.judged.judged_run import JudgedRun
 from art.recipes.mcprl import mcp_rl
 from art.recipes.mcprl.mcp_rl_report import REMEDIES
 from art.recipes.progress import report_verdict
-from art.recipes.training_loop import Evaluation, StepReport, Timing
-from art.recipes.verdict import Course, Remedies, change_of, reach_verdict
+from art.recipes.training_loop import StepReport, Timing
+from art.recipes.verdict import Course, Remedies, reach_verdict
 from art.report import Estimate, Report, render_report
 from art.rewards import Ruler
 from art.storage.history import append_row
 from art.storage.layout import DataDir
+from art.task import Scenario, Split, Task
 from art.tasks.dataset import DatasetTask
 from tests.unit.recipes.test_mcp_rl_files import compared, report_of
 
@@ -82,15 +83,6 @@ def test_steps_without_spread_and_an_end_before_the_end() -> None:
     assert verdict.to_do == [Remedies().no_spread, "The same command continues, from the newest checkpoint"]
 
 
-def test_the_change_of_two_evaluations() -> None:
-    before, after = (
-        Evaluation(mean=mean, interval=(mean - half, mean + half), trajectories=[], seconds=0.0)
-        for mean, half in ((0.4, 0.03), (0.5, 0.04))
-    )
-    found = change_of(before, after)
-    assert (found.mean, found.low, found.high) == pytest.approx((0.1, 0.05, 0.15))
-
-
 # -- the report, the console and the exit code --
 
 
@@ -98,7 +90,7 @@ def test_the_report_of_a_run_that_trained_nothing(tmp_path: Path, capsys: pytest
     history = DataDir(tmp_path / "data").model("mcp-rl", "shop").history
     history.parent.mkdir(parents=True, exist_ok=True)
     append_row(history, {"train/out_of_turns": 0.7}, step=0)
-    reports = [step(1, trained=False, faults=0.7)] * 5
+    reports = [step(0, trained=False, faults=0.7)] * 5
     report = report_of(tmp_path, None, reports=reports)
     assert report.verdict.what.startswith("Nothing was trained in 5 steps")
     assert report.faults == [
@@ -176,6 +168,51 @@ def test_art_train_says_what_came_of_it(
     else:
         assert "Nothing was trained in 1 steps: all rewards of each group were equal." in shown
     assert "why: 80% of the rollouts were faults of the policy itself" in shown
+
+
+class Coin(Task):
+    """Scenarios of which the first `num_wins` are won."""
+
+    name: ClassVar[str] = "coin"
+    description: ClassVar[str] = "toss a coin"
+    num_wins = 0
+
+    def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
+        return [self.scenario(split, seed, index, {"number": index}) for index in range(count)]
+
+    async def rollout(
+        self, model: art.Model, scenario: Scenario, *, rollout_index: int = 0, step: int | None = None
+    ) -> art.Trajectory:
+        won = scenario.inputs["number"] < self.num_wins
+        return art.Trajectory(messages_and_choices=[{"role": "user", "content": "toss"}], reward=float(won))
+
+
+@pytest.mark.parametrize(("num_wins", "kind"), [(1, "soft"), (20, "good")])
+async def test_one_win_more_is_not_learning(
+    num_wins: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = Coin()
+
+    async def train_task(*_: object, on_step: Any, **__: object) -> list[StepReport]:
+        task.num_wins = num_wins
+        on_step(step(1, trained=True))
+        return []
+
+    async def get_step(self: object) -> int:
+        return 0
+
+    async def nothing(*_: object, **__: object) -> None: ...
+
+    use_backend(monkeypatch, task_training, nothing)
+    monkeypatch.setattr(task_training, "train_task", train_task)
+    monkeypatch.setattr(task_training, "book_last", nothing)
+    monkeypatch.setattr(art.TrainableModel, "get_step", get_step)
+    monkeypatch.setattr(art.TrainableModel, "log", nothing)
+    result = await art.recipes.train(task, "b", data_dir=tmp_path, steps=1, evaluate=200)
+    assert result.verdict is not None
+    assert result.verdict.kind == kind
+    assert result.change is not None
+    assert (result.change.mean, result.change.count) == (num_wins / 200, 200)
 
 
 # -- a base model that cannot be used --

@@ -8,7 +8,9 @@ import statistics
 
 import pytest
 
-from art.report.scores import score_difference, score_scenarios, tango_interval
+from art.report.estimates import mean_with_interval
+from art.report.scores import estimate_change, score_difference, score_scenarios, tango_interval
+from benchmarks.verdicts import mistakes, wins
 
 Z = 1.959964
 
@@ -110,3 +112,38 @@ def test_nothing_to_compare_is_an_error() -> None:
     for call in (lambda: score_scenarios([]), lambda: score_difference([], []), lambda: score_difference([[1.0]], [])):
         with pytest.raises(ValueError):
             call()
+
+
+@pytest.mark.parametrize(("num", "least"), [(4, 0.93), (16, 0.93)])
+def test_the_interval_of_a_mean_holds_it_in_19_of_20_small_samples(num: int, least: float) -> None:
+    rng, hits, trials = random.Random(num), 0, 1000
+    for _ in range(trials):
+        low, high = mean_with_interval([rng.gauss(0, 1) for _ in range(num)])[1]
+        hits += low <= 0 <= high
+    assert least <= hits / trials <= 0.97
+
+
+def test_a_change_is_measured_on_the_scenarios_that_both_evaluations_have() -> None:
+    before, after = [("a", 0.0), ("b", 1.0), ("c", 0.0)], [("c", 1.0), ("a", 0.0), ("d", 1.0)]
+    change = estimate_change(before, after)
+    assert (change.mean, change.count) == (0.5, 2)
+    score = score_difference([[0.0], [0.0]], [[0.0], [1.0]])
+    assert (change.low, change.high) == (score.low, score.high)
+
+
+def test_evaluations_without_a_common_scenario_have_newcombes_interval() -> None:
+    """Row (a) of table II of Newcombe (1998), method 10: 56/70 against 48/80."""
+    before, after = [(None, float(i < 48)) for i in range(80)], [(None, float(i < 56)) for i in range(70)]
+    change = estimate_change(before, after)
+    assert (change.mean, change.low, change.high) == pytest.approx((0.2, 0.0524, 0.3339), abs=1e-4)
+    turned = estimate_change(after, before)
+    assert (turned.low, turned.high) == pytest.approx((-change.high, -change.low))
+
+
+@pytest.mark.parametrize("paired", [True, False])
+@pytest.mark.parametrize("share", [0.01, 0.5])
+def test_equal_policies_are_seldom_called_better_or_worse(share: float, paired: bool) -> None:
+    """`python -m benchmarks verdicts` has many more of these figures; 2.5 on each side is what a 95 % interval allows."""
+    better, worse = map(float, mistakes(wins(share), 500, paired, 50).split(" / "))
+    assert better <= 4.6, "3 standard deviations above 2.5"
+    assert worse <= 4.6

@@ -259,6 +259,20 @@ def test_ids_and_marker_do_not_occur_in_the_evidence() -> None:
     assert all(document.text.count(name) == 1 for name in document.ids)
 
 
+async def test_the_beginning_of_another_trajectory_keeps_its_answer(start_judge, address, settings) -> None:
+    """The messages that all share are in `context`, which the judge is told, and the last of each is its own."""
+    asked, said = {"role": "user", "content": "q"}, {"role": "assistant", "content": "worth 0.4"}
+    long = Trajectory(messages_and_choices=[asked, said, asked, {"role": "assistant", "content": "worth 0.6"}])
+    group = TrajectoryGroup([Trajectory(messages_and_choices=[asked, said]), long])
+    judge = start_judge()
+    await ruler_score_group(group, JUDGE, address(judge), settings=settings)
+    system, question = (message["content"] for message in judge.requests[0]["messages"])
+    assert "begins with the messages of `context`" in system
+    content = json.loads(question.split("\n")[1])
+    assert content["context"] == [asked]
+    assert sorted(len(one["messages"]) for one in content["trajectories"]) == [1, 3]
+
+
 # -- two passes --
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from art.cli.judging import judge_serve
@@ -105,6 +106,27 @@ async def test_the_command_ranks_by_a_function_and_writes_scenarios(
     assert rewards_of(await score_group(COUNTS, ruler)) == pytest.approx([1 / 3, 0, 1, 2 / 3])
     dataset = await generate_dataset("count", 3, Writer("generator", base_url=url, settings=settings))
     assert {scenario.input for scenario in dataset.scenarios} == {"one?", "two?", "three?"}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "Write five scenarios."}],
+        [
+            {"role": "system", "content": "You write tasks."},
+            {"role": "user", "content": [{"type": "text", "text": "Go"}]},
+        ],
+        [],
+    ],
+)
+async def test_the_command_says_what_it_answers_to_the_requests_of_other_programs(
+    messages: list[Any], served: Callable[..., str]
+) -> None:
+    async with httpx2.AsyncClient() as http:
+        body = {"model": "judge", "messages": messages}
+        answer = await http.post(f"{served('--prefer', 'yes')}/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert "answers only what ART's own judges and writers of scenarios ask" in answer.json()["error"]["message"]
 
 
 # -- what a judge goes by --

@@ -49,7 +49,7 @@ class Host:
         return "the renderer"
 
     async def engine_info(self) -> Any:
-        return SimpleNamespace(max_context=512)
+        return SimpleNamespace(max_context=512, longest_context=512)
 
     def is_loaded(self, adapter: str) -> bool:
         return adapter in self.loaded

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from art.config import ModelSettings
+from art.config import ModelSettings, SamplingConfig
 from art.errors import NotFoundError
 from art.runtime.models import Models
 from art.runtime.registry import RegisteredModel
@@ -16,6 +16,7 @@ from art.runtime.resolver import PolicyResolver
 from art.storage.layout import DataDir
 
 HUB_ID = "Qwen/Qwen2.5-0.5B-Instruct"
+PINNED = SamplingConfig(temperature=0.9)
 
 
 class Host:
@@ -30,7 +31,7 @@ class Host:
         return "the renderer"
 
     async def engine_info(self) -> Any:
-        return SimpleNamespace(max_context=512)
+        return SimpleNamespace(max_context=512, longest_context=512)
 
     def is_loaded(self, adapter: str) -> bool:
         return False
@@ -53,7 +54,8 @@ def resolver(tmp_path: Path, host: Host) -> PolicyResolver:
         ("mail", "001", str(tmp_path / "tiny")),
         ("mail", "clerk", HUB_ID),
     ]:
-        model = RegisteredModel(project=project, name=name, base_model=base_model, settings=ModelSettings(), step=0)
+        settings = ModelSettings(sampling=PINNED if name == "clerk" else None)
+        model = RegisteredModel(project=project, name=name, base_model=base_model, settings=settings, step=0)
         models[model.key] = model
         data_dir.model(project, name).checkpoint(0).mkdir(parents=True)
     hosts = SimpleNamespace(of=lambda model: host)
@@ -85,6 +87,14 @@ async def test_a_name_of_two_projects_without_a_project_names_both(resolver: Pol
     with pytest.raises(NotFoundError, match="games/001, mail/001"):
         await resolver.resolve("001")
     assert (await resolver.resolve("mail/001")).adapter == "mail/001@0"
+
+
+async def test_a_model_is_sampled_as_its_settings_say(resolver: PolicyResolver) -> None:
+    assert (await resolver.resolve("clerk")).sampling == PINNED
+    assert (await resolver.resolve("mail/001")).sampling is None
+    assert (await resolver.resolve(HUB_ID)).sampling is None, "settings are those of the trained model"
+    assert ModelSettings.model_validate(ModelSettings(sampling=PINNED).model_dump()).sampling == PINNED
+    assert "sampling" not in ModelSettings().model_dump(), "older servers do not know it"
 
 
 async def test_the_base_model_answers_untrained_under_its_own_name(

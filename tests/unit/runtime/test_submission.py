@@ -146,7 +146,18 @@ async def test_a_step_of_supervised_data_alone_trains(setup: Setup) -> None:
         "p", "m", flat.model_copy(update={"sft": [WireTrajectory.model_validate(GIVEN)], "job_id": "job-0002"})
     )
     assert not setup.payload.is_empty
-    assert setup.payload.plan.findings == ["groups[0]: all rewards are equal, nothing to learn"]
+    equal, repeated = setup.payload.plan.findings
+    assert equal == "groups[0]: all rewards are equal, nothing to learn"
+    assert repeated.startswith("groups[0].trajectories[1]: the same recorded answers as an earlier trajectory")
+
+
+@pytest.mark.parametrize("groups", [[], [WireGroup(trajectories=[])]])
+async def test_a_step_without_any_trajectory_is_refused(setup: Setup, groups: list[WireGroup]) -> None:
+    with pytest.raises(NothingTrainableError, match=r"nothing to train on: `groups` has [01] groups and no trajectory"):
+        await setup.submission.train("p", "m", train(*groups))
+    given = [WireTrajectory.model_validate(GIVEN)]
+    with pytest.raises(NothingTrainableError):  # supervised data alone has a call of its own, `train_sft`
+        await setup.submission.train("p", "m", train(*groups).model_copy(update={"sft": given}))
 
 
 async def test_supervised_data_that_cannot_be_mixed_in(setup: Setup) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
+import time
+import tracemalloc
 import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,10 +14,12 @@ from typing import Any
 
 import httpx2
 import pytest
+from pydantic import ValidationError
 
 from art.config import LimitsConfig, ServerConfig
 from art.errors import InvalidRequestError, PayloadTooLargeError
 from art.gateway.workers import Workers
+from art.protocol.training import TrainRequest, validate_training
 from art.server.app import App
 from art.server.bodies import body as body_module
 from art.server.bodies.body import BodyLimits, read_json
@@ -57,6 +62,15 @@ async def test_training_data_may_be_larger_than_chats(bench: Bench) -> None:
         refused = await client.post(train, content=json.dumps({**job, "job_id": text * 6}))
         assert refused.status_code == 413
         assert "`max_body_bytes`" in message(refused)
+
+
+async def test_an_error_does_not_send_back_what_came(bench: Bench) -> None:
+    async with http(bench) as client:
+        refused = await client.post(CHAT, json={**SMALL, "x" * 2**21 + "y": 1})
+        assert refused.status_code == 400
+        assert len(refused.content) < 20_000
+        assert "characters left out" in message(refused)
+        assert len(refused.json()["error"]["param"]) < 300
 
 
 async def test_many_values_are_refused(bench: Bench) -> None:
@@ -144,3 +158,56 @@ async def test_every_byte_of_a_gzip_arrives() -> None:
 
         scope = {"headers": [(b"content-encoding", b"gzip")]}
         assert await read_json(scope, receive, limits, Workers(), lambda value: value) == "a" * size
+
+
+# -- one body beside others --------------------------------------------------------------------------------------------
+
+MIB = 2**20
+STALL_S = 0.25
+
+
+async def ask(body: bytes) -> float:
+    """The largest CPU time that this process used between two turns of the event loop, while it read a wrong body."""
+    limits = BodyLimits.of(ServerConfig(), training_data=True)
+    parts = [body[i : i + 65536] for i in range(0, len(body), 65536)]
+    longest_s, at_s = 0.0, time.process_time()
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": parts.pop(0), "more_body": len(parts) > 0}
+
+    reading = asyncio.create_task(
+        read_json({"headers": []}, receive, limits, Workers(), lambda body: validate_training(TrainRequest, body))
+    )
+    while not reading.done():
+        await asyncio.sleep(0.001)
+        longest_s, at_s = max(longest_s, time.process_time() - at_s), time.process_time()
+    with pytest.raises((ValidationError, InvalidRequestError)):
+        await reading
+    return longest_s
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda size: b'{"groups": "%b"}' % ("\u20ac".encode() * (size // 3)),
+        lambda size: b'{"groups": "%b"}' % (b"x" * size),
+        lambda size: b'{"job_id":%b"x"}' % (b" " * size),
+        lambda size: b'{"groups": 0.%b}' % (b"1" * size),
+        lambda size: b'{"groups": %b}' % (b"1" * size),
+        lambda size: b'{"%b": 1}' % (b"x" * size),
+    ],
+    ids=["a long text", "ASCII", "blanks", "a float", "an integer", "a name"],
+)
+async def test_one_body_does_not_hold_the_others_up(make: Any) -> None:
+    assert await ask(make(60 * MIB)) < STALL_S
+
+
+def test_a_text_in_the_place_of_groups_is_not_taken_apart() -> None:
+    body = {"job_id": "job-00001", "groups": "\u20ac" * (2 * MIB), "sft": "x" * MIB}
+    tracemalloc.start()
+    with pytest.raises(ValidationError):
+        validate_training(TrainRequest, body)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 * MIB

@@ -22,7 +22,7 @@ from art.protocol.organisation.promotions import PromoteRequest
 from art.protocol.organisation.usage_report import QuotaRequest
 from art.protocol.preflight import PreflightRequest
 from art.protocol.rollouts import RolloutUpdate
-from art.protocol.training import DeleteCheckpointsRequest, RegisterRequest, TrainRequest, TrainSFTRequest
+from art.protocol.training import DeleteCheckpointsRequest, ExchangeIds, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.server.app import ROUTES, App
 from art.server.call import Route
 from art.storage.keys import KeyStore
@@ -84,6 +84,7 @@ BODIES: dict[type[Any], list[dict[str, Any]]] = {
     Empty: [{}],
     PromoteRequest: [{"step": 0, "gate": {"require": 0.0}}],
     QuotaRequest: [{"project": "b", "quota": {"tokens": 1}}, {"project": None, "quota": {}}],
+    ExchangeIds: [{"exchange_ids": ["ex_of_b"]}],
     LogRequest: [{"split": "train", "step": 1, "row": {"recorded_at": "x"}, "groups": []}],
     RolloutUpdate: [{"project": "b", "reward": 1.0}, {"model": "b/agent"}, {"reward": 1.0}],
 }

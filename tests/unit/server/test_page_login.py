@@ -215,7 +215,11 @@ async def test_a_name_that_somebody_pointed_here_shows_nothing(tmp_path: Path, h
 async def test_cookies_of_other_programs_do_not_matter(browser: Browser) -> None:
     http = await browser.logged_in(OPERATOR)
     own = f"art_session_5000={http.cookies.get('art_session_5000')}"
-    for cookie in (f'{{"a": 1}}=x; bad cookie; {own}', f"x=y;;=;{own}; art_session_50=1"):
+    for cookie in (
+        f'{{"a": 1}}=x; bad cookie; {own}',
+        f"x=y;;=;{own}; art_session_50=1",
+        f"art_session_5000=evil; {own}",
+    ):
         assert (await http.get("/view/api/runs", headers={"cookie": cookie})).status_code == 200
     for cookie in ("art_session_5000=", "art_session_5000=guess", "art_session_5000"):
         http.cookies.clear()

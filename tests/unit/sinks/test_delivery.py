@@ -71,6 +71,44 @@ async def test_rows_and_groups_arrive_in_the_order_of_the_log(tmp_path: Path, tr
     assert tracker.threads == {"art-sink-fake"}
 
 
+async def test_settings_that_are_recorded_later_arrive_before_the_next_row(
+    tmp_path: Path, tracker: FakeTracker
+) -> None:
+    model = make_model(tmp_path, tracker)
+    await model.log(metrics={"x": 1.0}, step=1)
+    await model.record_settings({"training": {"learning_rate": 1e-4}, "data": {"api_key": "hidden-key-123"}})
+    await model.record_settings({"training": {"learning_rate": 1e-4}})
+    await model.log(metrics={"x": 2.0}, step=2)
+    await model.close()
+    (config,) = tracker.configs
+    assert config["training"] == {"learning_rate": 1e-4}
+    assert "hidden-key-123" not in json.dumps(config)
+    assert "training" not in tracker.runs[0].config
+    written = json.loads(model._paths().settings.read_text())
+    assert written == {"training": {"learning_rate": 1e-4}, "data": {"api_key": "[redacted]"}}
+
+
+async def test_sinks_start_one_after_the_other(tmp_path: Path) -> None:
+    """Trackers' libraries import the same packages, and not all of them can be imported by several threads at once."""
+    trackers = [FakeTracker(f"fake{number}") for number in range(3)]
+    starting, most = 0, 0
+
+    def start() -> None:
+        nonlocal starting, most
+        starting += 1
+        most = max(most, starting)
+        time.sleep(0.1)
+        starting -= 1
+
+    for one in trackers:
+        one.starting = start
+    model = make_model(tmp_path, *trackers)
+    await model.log(metrics={"x": 1.0}, step=1)
+    await model.close()
+    assert [len(one.runs) for one in trackers] == [1, 1, 1]
+    assert most == 1
+
+
 async def test_groups_come_before_the_row_of_their_call(tmp_path: Path, tracker: FakeTracker) -> None:
     tracker.counts_rows = True
     model = make_model(tmp_path, tracker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import stat
 from collections.abc import Callable, Iterator
@@ -83,6 +84,52 @@ def test_a_revoked_key_is_refused(store: KeyStore) -> None:
         store.find(text)
     with pytest.raises(NotFoundError, match="art keys list"):
         store.revoke("nobody")
+
+
+def refused(store: KeyStore, text: str) -> bool:
+    with contextlib.suppress(AuthenticationError):
+        store.find(text)
+        return False
+    return True
+
+
+def test_a_revoked_key_stays_revoked_when_the_clock_is_set_back(store: KeyStore, clock: Clock, tmp_path: Path) -> None:
+    path = tmp_path / "data" / "keys.db"
+    (revoked, first), (rotated, second) = (store.create("ci", project=None, scopes=["infer"]) for _ in range(2))
+    store.revoke(revoked.id)
+    store.rotate(rotated.id)
+    clock.now -= 3600
+    other = KeyStore(path, now=clock)  # a server that is started then
+    assert all(refused(one, text) for one in (store, other) for text in (first, second))
+    other.close()
+
+
+def test_a_grace_period_that_is_over_does_not_begin_again(store: KeyStore, clock: Clock, tmp_path: Path) -> None:
+    old, text = store.create("ci", project=None, scopes=["infer"])
+    store.rotate(old.id, grace_s=60)
+    assert not refused(store, text)
+    clock.now += 61
+    assert refused(store, text)
+    clock.now -= 3600
+    other = KeyStore(tmp_path / "data" / "keys.db", now=clock)
+    assert refused(store, text)
+    assert refused(other, text)
+    other.close()
+
+
+def test_keys_that_an_older_program_revoked_stay_revoked(clock: Clock, tmp_path: Path) -> None:
+    path = tmp_path / "keys.db"
+    store = KeyStore(path, now=clock)
+    old, text = store.create("ci", project=None, scopes=["infer"])
+    store.close()
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE keys SET revoked_at = ? WHERE id = ?", (clock.now - 1, old.id))
+        db.execute("DROP TABLE IF EXISTS revoked")
+    for _ in range(2):
+        newer = KeyStore(path, now=clock)
+        assert refused(newer, text)
+        newer.close()
+        clock.now -= 3600
 
 
 def test_invalid_keys_are_not_made(store: KeyStore) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from art.cli.main import main
 from art.errors import ConfigError, ContextLengthError
 from art.task import LEARNING_RATE, TINY_LEARNING_RATE, Conversation, Task, TaskDefaults, draw_conversations
 from art.testing.tiny.build import build_tiny_model
@@ -18,6 +19,8 @@ from art.testing.tiny.model import create_model
 from art.testing.tiny.muon import Muon, orthogonalize
 from art.testing.tiny.tokenizer import make_tokenizer, render
 from art.testing.tiny.warm_start import WarmStartConfig, mean_answer_logprob, warm_start
+
+ECHO_TOOL: Any = {"type": "function", "function": {"name": "say", "parameters": {"type": "object", "properties": {}}}}
 
 
 class Echo(Task):
@@ -81,6 +84,13 @@ def test_a_conversation_that_does_not_fit_is_refused() -> None:
     model = create_model(tokenizer, seed=0, max_context=8)
     with pytest.raises(ContextLengthError, match="tiny_context"):
         warm_start(model, tokenizer, texts, WarmStartConfig(num_steps=1))
+
+
+def test_the_context_of_a_tiny_model_can_be_chosen(tmp_path: Path) -> None:
+    command = ["tiny-model", str(tmp_path / "tiny"), "--task", "yes_no_maybe", "--warm-start-steps", "0"]
+    assert main([*command, "--context", "4096"]) == 0
+    assert json.loads((tmp_path / "tiny/config.json").read_text())["max_position_embeddings"] == 4096
+    assert main([*command, "--context", "3"]) != 0
 
 
 @pytest.mark.parametrize("shape", [(5, 8), (8, 5), (6, 6)])
@@ -163,5 +173,8 @@ def test_a_tiny_model_has_a_learning_rate_of_its_own(tmp_path: Path) -> None:
     defaults = TaskDefaults()
     assert defaults.for_base_model(str(tmp_path / "tiny")).learning_rate == TINY_LEARNING_RATE
     assert defaults.for_base_model("Qwen/Qwen3-0.6B").learning_rate == LEARNING_RATE
+    called = Conversation(messages=draw_conversations(Echo(), seed=0, count=1)[0].messages, tools=[ECHO_TOOL])
+    build_tiny_model(tmp_path / "caller", conversations=[called], warm_start_steps=0)
+    assert defaults.for_base_model(str(tmp_path / "caller")).learning_rate == 2e-3
     chosen = TaskDefaults(learning_rate=1e-4)
     assert chosen.for_base_model(str(tmp_path / "tiny")).learning_rate == 1e-4

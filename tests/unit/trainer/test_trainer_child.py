@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from art.config import LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig
-from art.errors import ConfigError, InvalidRequestError, NothingTrainableError, ProcessError
+from art.errors import ConfigError, InvalidRequestError, NothingTrainableError, ProcessError, TrainingError
 from art.protocol.calls import InitCheckpoint, Progress, Sleep, StartTrainer, Train, TrainSft
 from art.protocol.rpc import RpcClient
 from art.protocol.samples import StepResult, TrainingSample
@@ -147,6 +149,27 @@ async def test_trains_reports_survives_errors_and_is_killed(
         await trainer.client.call(StartTrainer(model=model, config=TRAINER))
         results = [result async for result in trainer.client.stream(Train(**job(tmp_path, 3)))]
         assert results[-1].step == 3
+
+
+def address_space_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of a running process")
+async def test_a_trainer_without_memory_says_so_and_trains_the_step_when_there_is_some(
+    model_path: Callable[[str], str], warm_parent: WarmParent, tmp_path: Path, log: Path
+) -> None:
+    async with trainer_process(warm_parent, log) as trainer:
+        await trainer.client.call(StartTrainer(model=model_path("Qwen3"), config=TRAINER))
+        await trainer.client.call(InitCheckpoint(path=tmp_path / "0000", lora=LORA))
+        pid = trainer.process.pid
+        unlimited = resource.prlimit(pid, resource.RLIMIT_AS)
+        resource.prlimit(pid, resource.RLIMIT_AS, (address_space_bytes(pid) - 2**27, unlimited[1]))
+        with pytest.raises(TrainingError, match=r"the trainer ran out of memory in `train` .*train the same"):
+            await trainer.client.call(Train(**job(tmp_path, 1)))
+        resource.prlimit(pid, resource.RLIMIT_AS, unlimited)
+        results = [result async for result in trainer.client.stream(Train(**job(tmp_path, 1)))]
+    assert results[-1].step == 1
 
 
 async def test_a_waiting_call_can_be_cancelled(

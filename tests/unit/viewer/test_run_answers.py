@@ -365,6 +365,15 @@ def test_costs_by_source_and_step(viewer: Viewer, data_dir: DataDir) -> None:
     assert viewer.costs(*RUN).num_unreadable_lines == 1
 
 
+def test_costs_without_a_price_are_unknown_and_not_0(viewer: Viewer, data_dir: DataDir) -> None:
+    ledger = Ledger(path=data_dir.model(*RUN).costs)
+    ledger.book("judge/ruler", prompt_tokens=10, priced=False)
+    ledger.close("train", 1)
+    answer = viewer.costs(*RUN)
+    assert answer.total_usd is None
+    assert [source.usd for source in answer.by_source] == [None]
+
+
 def test_checkpoints(mails: Viewer) -> None:
     answer = mails.checkpoints(*MAIL_RUN)
     (row,) = answer.checkpoints
@@ -423,6 +432,46 @@ def test_the_history_of_promotions_newest_first(viewer: Viewer, data_dir: DataDi
     database.close()
 
 
+def test_the_first_comparison_is_of_held_out_scenarios_by_the_metric_of_the_task(
+    viewer: Viewer, data_dir: DataDir
+) -> None:
+    """Checkpoints 1 and 4 have training rollouts too, of other scenarios; step 2 was measured on others than step 4."""
+    for step in (1, 2, 3, 4):
+        log(data_dir, [TrajectoryGroup([rollout(float(step), scenario=f"train-{step}")])], step=step)
+    solved = {0: [0.25, 0.5, 0.0], 4: [0.75, 0.75, 0.0]}
+    for step, values in solved.items():
+        rollouts = [rollout(9.0, scenario=f"s{i}", metrics={"solved": value}) for i, value in enumerate(values)]
+        log(data_dir, [TrajectoryGroup(rollouts)], step=step, split="test")
+    log(data_dir, [TrajectoryGroup([rollout(9.0, scenario="other", metrics={"solved": 1.0})])], step=2, split="test")
+    settings = data_dir.model(*RUN).settings
+    settings.write_text(json.dumps({"task": {"name": "x", "headline_metric": "solved"}, "program": {"art": "1"}}))
+    complete(viewer)
+    (run,) = viewer.runs().runs
+    expected = estimate([0.5, 0.25, 0.0])
+    for change in (run.headline, viewer.checkpoints(*RUN).compared):
+        assert change is not None
+        assert (change.split, change.metric, change.a, change.b) == ("test", "solved", 0, 4)
+        assert change.before is not None
+        assert change.after is not None
+        assert (change.before.mean, change.after.mean) == (0.25, 0.5)
+        assert change.difference is not None
+        ends = (change.difference.mean, change.difference.low, change.difference.high)
+        assert ends == pytest.approx((expected.mean, expected.low, expected.high))
+    assert viewer.run(*RUN).settings == json.loads(settings.read_text())
+
+
+def test_one_evaluation_has_no_difference_and_training_rollouts_are_none(viewer: Viewer, data_dir: DataDir) -> None:
+    log(data_dir, [TrajectoryGroup([rollout(1.0)])], step=1)
+    complete(viewer)
+    assert viewer.runs().runs[0].headline is None
+    assert viewer.checkpoints(*RUN).compared is None
+    log(data_dir, [TrajectoryGroup([rollout(0.5)])], step=1, split="val")
+    complete(viewer)
+    headline = viewer.runs().runs[0].headline
+    assert headline is not None
+    assert (headline.metric, headline.a, headline.b) == ("reward", 1, 1)
+
+
 def test_two_steps_are_compared_on_the_same_scenarios(viewer: Viewer, data_dir: DataDir) -> None:
     rewards = {1: {"a": [0.0, 0.2], "b": [0.5], "c": [1.0]}, 2: {"a": [1.0, 1.0], "b": [0.6], "c": [0.7], "d": [1.0]}}
     for step, scenarios in rewards.items():
@@ -443,3 +492,12 @@ def test_two_steps_are_compared_on_the_same_scenarios(viewer: Viewer, data_dir: 
     empty = viewer.compare(*RUN, CompareQuery(a=1, b=9))
     assert (empty.num_scenarios, empty.difference) == (0, None)
     assert "step 9" in (empty.missing or "")
+
+
+def test_an_equal_gain_in_all_of_a_few_scenarios_is_not_certain(viewer: Viewer, data_dir: DataDir) -> None:
+    for step, reward in ((1, 0.0), (2, 1.0)):
+        log(data_dir, [TrajectoryGroup([rollout(reward, scenario=name)]) for name in "abcdef"], step=step, split="val")
+    difference = viewer.compare(*RUN, CompareQuery(a=1, b=2)).difference
+    assert difference is not None
+    assert difference.low is not None
+    assert 0 < difference.low < 0.7, "Tango's interval of 6 wins over 6 losses has a width"

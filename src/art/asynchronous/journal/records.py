@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import Any
 
 from art.asynchronous.plan import GroupPlan, RolloutOutcome
@@ -35,6 +36,18 @@ class KeptGroup:
     groups: list[TrajectoryGroup] | None
     """What `after_each` made of the finished group; `None` while its rollouts or its judge are not finished."""
 
+    def exchange_ids(self) -> set[str]:
+        """Return the ids of the exchanges (recorded answers) that its rollouts name."""
+        rollouts = chain(self.rollouts.values(), *(self.groups or ()))
+        return {one for rollout in rollouts for one in _exchange_ids(rollout)}
+
+    def without(self, lost: Set[str]) -> KeptGroup:
+        """Return it without the rollouts that name one of the exchanges in `lost`; with none if it was finished."""
+        if self.groups is not None:
+            return self if lost.isdisjoint(self.exchange_ids()) else replace(self, groups=None)
+        rollouts = {i: one for i, one in self.rollouts.items() if lost.isdisjoint(_exchange_ids(one))}
+        return replace(self, rollouts=rollouts)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
@@ -51,6 +64,14 @@ class Resumed:
     pending: PendingStep | None = None
     evaluations: dict[int, dict[int, RolloutOutcome]] = field(default_factory=dict)
     """Evaluations that began and did not end: for each step, the rollouts that ended, by index."""
+
+
+def _exchange_ids(rollout: RolloutOutcome) -> Iterator[str]:
+    if isinstance(rollout, Trajectory):
+        for history in (rollout, *rollout.additional_histories):
+            for item in history.messages_and_choices:
+                if (exchange_id := getattr(item, "exchange_id", None)) is not None:
+                    yield exchange_id
 
 
 def dump_plan(plan: GroupPlan) -> dict[str, Any]:

@@ -72,6 +72,7 @@ class ServerlessBackend(Backend):
     get_rollout: Any = Refused(f"{_NO_SERVER} that records requests of other programs")
     put_rollout: Any = Refused(f"{_NO_SERVER} that records requests of other programs")
     rollout_collector: Any = Refused(f"{_NO_SERVER} that records requests of other programs")
+    missing_exchanges: Any = Refused(f"{_NO_SERVER} that records answers")
     engine_pressure: Any = Refused("the service does not tell how busy it is; give `max_concurrent` a number")
 
     def __init__(

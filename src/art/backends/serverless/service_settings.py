@@ -73,6 +73,7 @@ MODEL: Mapping[str, Decision] = {
     "engine": Decision("left", "it samples with engines of its own"),
     "trainer": Decision("left", "it trains on machines of its own"),
     "render": Decision("left", "it renders messages with the base model's own template"),
+    "sampling": Decision("fixed", "it samples as each request asks; set the sampling in the agent"),
 }
 """Fields of `ModelSettings`."""
 

@@ -69,11 +69,28 @@ def only_copy(folder: Path) -> Iterator[None]:
 
 
 def held(target: Path) -> Files:
-    """List the files of a copy; empty if there is none."""
+    """List the files of a copy; empty if there is none.
+
+    Raises:
+        StorageError: the list names a file outside of the copy.
+    """
     try:
-        return {path: Seen(*seen) for path, seen in json.loads((target / MANIFEST).read_text(encoding="utf-8")).items()}
+        return read_list((target / MANIFEST).read_bytes())
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
+
+
+def read_list(text: bytes) -> Files:
+    """Read a list of files, which may come from a machine that nobody trusts: each is inside the copy.
+
+    Raises:
+        StorageError: the list names a file outside of the copy.
+    """
+    files = {name: Seen(*seen) for name, seen in json.loads(text).items()}
+    for name in files:
+        if ".." in Path(name).parts or Path(name).anchor:
+            raise StorageError(f"the list of a copy names a file outside of its folder: {name!r}")
+    return files
 
 
 def list_files(root: Path) -> Files:
@@ -142,7 +159,7 @@ def unpack(stream: IO[bytes], target: Path, *, is_copy: bool = True) -> int:
                     if content is None:
                         raise tarfile.TarError(f"{entry.name!r} is no file")
                     if entry.name == _LIST:
-                        files = {name: Seen(*seen) for name, seen in json.loads(content.read(_MAX_LIST_BYTES)).items()}
+                        files = read_list(content.read(_MAX_LIST_BYTES))
                     elif entry.name == _END:
                         is_whole = True
                     elif files is not None and entry.name in files:
@@ -254,8 +271,6 @@ def _add_file(tar: tarfile.TarFile, name: str, path: Path, size: int) -> bool:
 def _write(target: Path, name: str, content: IO[bytes]) -> None:
     """Replace a file at once. A mounted bucket, which may know no renaming, replaces files when they are closed."""
     path = target / name
-    if ".." in Path(name).parts or Path(name).anchor:
-        raise StorageError(f"the copy names a file outside of its folder: {name!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     try:
@@ -284,7 +299,7 @@ def _sync(path: Path) -> None:
 def main(arguments: list[str]) -> int:
     command, root = arguments[0], Path(arguments[1]).expanduser()
     if command == "pack":
-        has = {path: Seen(*seen) for path, seen in json.loads(sys.stdin.buffer.read() or b"{}").items()}
+        has = read_list(sys.stdin.buffer.read() or b"{}")
         pack(root, has, sys.stdout.buffer)
     elif command == "restore":
         unpack(sys.stdin.buffer, root, is_copy=False)

@@ -333,11 +333,14 @@ class SkyPilotBackend(SshBackend):
         await self._disconnect()
         await self.cluster.stop()
 
-    async def down(self, *, delete_data: bool = False) -> None:
+    async def down(self, *, delete_data: bool = False) -> bool:
         """Copy the data home, and delete the machine with its disk. A machine that is gone already is no error.
 
         Args:
             delete_data: copy nothing, and delete the copy that is here too. A volume or bucket is left alone.
+
+        Returns:
+            whether there is data that stays.
 
         Raises:
             MachineError: the data could not be copied, so the machine goes on; or it could not be deleted.
@@ -350,6 +353,7 @@ class SkyPilotBackend(SshBackend):
         if delete_data:
             await asyncio.to_thread(shutil.rmtree, self._home.target, ignore_errors=True)
         self._launched.forget(self.cluster.name)
+        return not delete_data and (not self.config.is_pulled or self._home.target.exists())
 
     async def close(self) -> None:
         """Copy the data home, and close all connections and the tunnel. The machine goes on with its jobs, until it is

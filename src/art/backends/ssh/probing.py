@@ -9,9 +9,10 @@ from art.backends.ssh.install import Install
 from art.backends.ssh.ssh import shell_path
 from art.errors import MachineError
 
-MIN_FREE_BYTES = {True: 3 << 30, False: 200 << 20}
-"""Free disk space for an installation with and without the extra `local`, whose torch takes most of it. A torch for
-GPUs takes three times as much; pip says so if it does not fit."""
+CUDA_BYTES, CPU_BYTES, PLAIN_BYTES = 6 << 30, 3 << 30, 200 << 20
+"""Free disk space for an installation with the extra `local` and torch for GPUs, which is what pip takes on Linux; with
+torch for CPUs; and without the extra."""
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 MIN_PYTHON = (3, 11)
 
 
@@ -25,6 +26,8 @@ class Machine:
     """Version and path of each Python that was found."""
     has_no_gpu: bool
     """Whether there is certainly no GPU: neither a driver nor a device file of one."""
+    takes_cpu_torch: bool = False
+    """Whether pip takes torch for CPUs there: its settings name `CPU_INDEX`, or the system is not Linux."""
 
     def check(self, name: str, folder: str, install: Install, *, needs_gpu: bool) -> str:
         """Return the Python to install with.
@@ -46,27 +49,40 @@ class Machine:
                 f"{name} has {what}, and ART needs 3.11 or newer; install one, for example by `uv python install "
                 "3.12`, or name it with Install(python=...)"
             )
-        needed = MIN_FREE_BYTES["local" in install.extras]
+        needed = (CPU_BYTES if self.takes_cpu_torch else CUDA_BYTES) if "local" in install.extras else PLAIN_BYTES
         if self.free_bytes < needed:
             raise MachineError(
                 f"{name} has {self.free_bytes / 1e9:.1f} GB of free space for {folder}, and an installation "
                 f"needs at least {needed / 1e9:.1f} GB; free some, or choose another folder with Install(folder=...)"
+                f"{self.advice(install)}"
             )
         return python
 
+    def advice(self, install: Install) -> str:
+        """How to get torch without CUDA where there is no GPU; empty where that changes nothing."""
+        if not self.has_no_gpu or self.takes_cpu_torch or "local" not in install.extras:
+            return ""
+        return (
+            f". It has no GPU: torch for CPUs needs {CPU_BYTES / 1e9:.1f} GB instead of {CUDA_BYTES / 1e9:.1f} GB; to "
+            f"get it, run `python3 -m pip config --user set global.extra-index-url {CPU_INDEX}` there and launch again"
+        )
+
 
 def probe_script(folder: str, python: str | None) -> str:
-    return _PROBE.replace("FOLDER", shell_path(folder)).replace("PYTHON", shell_path(python or ""))
+    script = _PROBE.replace("CPU_INDEX", CPU_INDEX)
+    return script.replace("FOLDER", shell_path(folder)).replace("PYTHON", shell_path(python or ""))
 
 
 def read_machine(answer: str) -> Machine | None:
     """Read what the script has printed; `None` if that is not its answer."""
-    facts = dict(re.findall(r"^(system|free_kib|gpu) (.*)$", answer, re.MULTILINE))
+    facts = dict(re.findall(r"^(system|free_kib|gpu|torch) (.*)$", answer, re.MULTILINE))
     if not {"system", "free_kib"} <= set(facts):
         return None
     lines = re.findall(r"^python (\d+)\.(\d+)\.(\d+) (.+)$", answer, re.MULTILINE)
     pythons = tuple((tuple(map(int, version)), path) for *version, path in lines)
-    return Machine(facts["system"], int(facts["free_kib"] or 0) * 1024, pythons, facts.get("gpu") == "none")
+    takes_cpu_torch = "torch" in facts or not facts["system"].startswith("Linux")
+    free_bytes = int(facts["free_kib"] or 0) * 1024
+    return Machine(facts["system"], free_bytes, pythons, facts.get("gpu") == "none", takes_cpu_torch)
 
 
 _PROBE = """\
@@ -80,6 +96,8 @@ case $(nvidia-smi -L 2> /dev/null) in
   *GPU*) ;;
   *) ls -d /dev/nvidia* /dev/nvmap /dev/kfd /dev/dxg /proc/driver/nvidia 2> /dev/null | grep -q . || echo "gpu none" ;;
 esac
+cat /etc/pip.conf "$HOME"/.pip/pip.conf "${XDG_CONFIG_HOME:-$HOME/.config}"/pip/pip.conf 2> /dev/null |
+  grep -q CPU_INDEX && echo "torch cpu"
 asked=PYTHON
 for candidate in ${asked:-python3 python3.13 python3.12 python3.11 "$HOME"/.local/bin/python3.1[1-9] \\
     /opt/conda/bin/python /usr/local/bin/python3}; do

@@ -181,7 +181,8 @@ class RemoteServer:
         needs_gpu = self._config is not None and self._config.gpu
         python = machine.check(name, self.folder, self.install_settings, needs_gpu=needs_gpu)
         await self.ssh.put(_keeper(), f"{self.folder}/keeper.py")
-        say(f"{name}: {machine.system}, {python}, {machine.free_bytes / 1e9:.0f} GB free")
+        advice = machine.advice(self.install_settings)
+        say(f"{name}: {machine.system}, {python}, {machine.free_bytes / 1e9:.0f} GB free{advice}")
         say(f"{name}: installing {package.describe()} into {self.folder}/venv (minutes, the first time)")
         if package.file is not None:
             await self.ssh.put(package.file[1], f"{self.folder}/{package.file[0]}", timeout_s=600)
@@ -246,11 +247,14 @@ class RemoteServer:
         if (state := await self.status()) is not None and state.is_running:
             await self._keeper_command("stop")
 
-    async def remove(self, *, delete_data: bool = False) -> None:
+    async def remove(self, *, delete_data: bool = False) -> bool:
         """Stop the server and delete its environment, key, settings and logs.
 
         Args:
             delete_data: whether to delete its data directory too, with all models, checkpoints and logs.
+
+        Returns:
+            whether there is data that stays.
 
         Raises:
             MachineError: something cannot be deleted.
@@ -261,11 +265,12 @@ class RemoteServer:
         script = (
             f"cd {folder} 2>/dev/null || exit 0\n[ -e keeper.py ] || [ -d data ] || exit 0\n"
             f"find . -mindepth 1 -maxdepth 1 {which} -exec rm -rf {{}} + || exit 1\n"
-            f"cd / && rmdir {folder} 2>/dev/null\nexit 0\n"
+            f"cd / && rmdir {folder} 2>/dev/null\n[ -d {folder}/data ] && echo data stays\nexit 0\n"
         )
         done = await self.command("sh -s", input=script.encode(), timeout_s=600)
         if done.rc != 0:  # a login shell may print something even if all went well
             raise MachineError(f"{self.ssh.name}: deleting {self.folder} failed: {done.stderr.strip()[-500:]}")
+        return "data stays" in done.stdout.splitlines()
 
     async def log_tail(self, num_lines: int = 30, *, since: int = 0) -> str:
         """Return the last lines of the server's log, at most those after the first `since` bytes."""

@@ -207,11 +207,14 @@ class SshBackend(Backend):
         await self.server.stop()
         await self.nodes.end()
 
-    async def down(self, *, delete_data: bool = False) -> None:
+    async def down(self, *, delete_data: bool = False) -> bool:
         """Close the backend, stop the server, and delete its environment, keys and settings on all its machines.
 
         Args:
             delete_data: whether to delete its data directory too: all models, checkpoints and logs of this server.
+
+        Returns:
+            whether there is data that stays.
 
         Raises:
             MachineError: the server does not end, or something cannot be deleted.
@@ -221,12 +224,13 @@ class SshBackend(Backend):
         await self.server.stop()
         self._say(f"{self.ssh.name}: deleting {self.server.folder}{'' if delete_data else ', except its data'}")
         problems = await self.nodes.remove()
-        await self.server.remove(delete_data=delete_data)
+        stays = await self.server.remove(delete_data=delete_data)
         if problems:
             raise MachineError(
                 f"{self.ssh.name} is clean, but a further machine of it is not; `down` can be repeated. "
                 + "\n".join(problems)
             )
+        return stays
 
     async def close(self) -> None:
         """Close all connections and the tunnel. The server goes on, unless the backend was made with `stop_server`."""

@@ -13,6 +13,7 @@ When asked for scenarios it writes texts for any description and for the tools o
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import threading
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from art.task import Task
 from art.testing.generator import ScriptedGenerator
 from art.testing.grading import Grade, grade_conduct, grade_messages, grade_preferring
 from art.testing.judge import ScriptedJudge
-from art.testing.scripted_server import Reply, ScriptedServer
+from art.testing.scripted_server import Reply, ScriptedServer, failure
 from art.utils.attributes import load_attribute
 
 
@@ -98,8 +99,15 @@ def scripted_models(args: argparse.Namespace) -> Callable[[dict[str, Any]], Repl
     generator = ScriptedGenerator(inputs=_read_inputs(args.inputs), fault_rate=args.fault_rate, seed=args.seed)
 
     def reply(body: dict[str, Any]) -> Reply:
-        judged = any("BEGIN EVIDENCE" in str(message["content"]) for message in body["messages"])
-        return judge.answer(body) if judged else generator.answer(body)
+        texts = [str(message.get("content")) for message in body.get("messages", [])]
+        if len(texts) >= 2 and any("BEGIN EVIDENCE" in text for text in texts):
+            return judge.answer(body)
+        if len(texts) >= 2 and re.search(r"^(The job: |Write exactly \d+ )", texts[1], re.MULTILINE):
+            return generator.answer(body)
+        return failure(
+            400, "this stand-in for a model answers only what ART's own judges and writers of scenarios ask, by a "
+            "system message and a user message of a known form; ask a real model"
+        )  # fmt: skip
 
     return reply
 

@@ -165,9 +165,13 @@ async def stop(launched: Launched, record: LaunchRecord, args: argparse.Namespac
 
 async def down(launched: Launched, record: LaunchRecord, args: argparse.Namespace) -> int:
     backend = kind_named(record.kind).backend(record)
-    await backend.down(delete_data=args.delete_data)
-    launched.forget(record.name)
-    kept = "" if args.delete_data else f"; its data stays in {backend.kept_data}"
+    if await backend.down(delete_data=args.delete_data):
+        kept = f"; its data stays in {backend.kept_data}"
+        if record.name in launched.names():  # a machine that SkyPilot rented is gone, and so is its record
+            kept += f". `art launch down {record.name} --delete-data` deletes it, with the record here"
+    else:
+        launched.forget(record.name)
+        kept = ""
     _note(f"{record.name} is down{kept}")
     return 0
 

@@ -28,7 +28,7 @@ _NAMED = {
     "tunnel": "make a server reachable on this machine until Ctrl-C, and start it again whenever it dies",
     "pull": "fetch the newest checkpoints of a server's models",
     "stop": "stop a server; its data stays where it is",
-    "down": "stop a server and delete its environment, key and settings, and the record here",
+    "down": "stop a server and delete its environment, key and settings; the record here stays as long as its data",
 }
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Self
 
 from rich.console import Console
 from rich.status import Status
 
+from art.cli.terminal.screen import SILENCE_S
 from art.recipes.progress import Progress, ProgressKind
 from art.recipes.recipe_result import RecipeResult
 
@@ -20,18 +22,25 @@ _COLOURS: dict[ProgressKind, str] = {"warning": "yellow", "good": "green", "soft
 
 
 class ProgressPrinter:
-    """Prints lines of progress, and shows a spinner while a recipe is busy. Use it as a context manager."""
+    """Prints lines of progress, and shows a spinner while a recipe is busy. Use it as a context manager.
+
+    Where there is no terminal, a line says what it is busy with, if nothing was printed for `SILENCE_S` seconds.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._spinner: Status | None = None
+        self._printed_at = time.monotonic()
 
     def __call__(self, progress: Progress) -> None:
         self._stop()
-        if progress.kind == "busy":
+        if progress.kind == "busy" and self._console.is_terminal:
             self._spinner = self._console.status(progress.text)
             self._spinner.start()
             return
+        if progress.kind == "busy" and time.monotonic() - self._printed_at < SILENCE_S:
+            return
+        self._printed_at = time.monotonic()
         self._console.print(progress.text, style=_COLOURS.get(progress.kind), highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:

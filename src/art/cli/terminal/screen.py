@@ -10,13 +10,24 @@ from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.segment import Segment
 from rich.status import Status
 from rich.text import Text
 
 from art.cli.terminal.pipes import discard_output
 from art.storage.log_lines import escape_control
+
+SILENCE_S = 15.0
+"""Seconds after which a line says how far the work is, where there is no terminal to show a bar."""
 
 
 class Screen(Console):
@@ -41,7 +52,7 @@ class Screen(Console):
 
 
 def progress_bar(console: Console, field: str = "", *, transient: bool = False) -> Progress:
-    """A progress bar that shows a task's description, its count and its time. It is shown in a terminal only.
+    """A progress bar that shows a task's description, its count, its time and what is left of it, in a terminal only.
 
     Args:
         field: name of a text that the bar shows after them.
@@ -49,7 +60,7 @@ def progress_bar(console: Console, field: str = "", *, transient: bool = False) 
     """
     columns: list[ProgressColumn] = [
         TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), MofNCompleteColumn(),
-        TimeElapsedColumn(),
+        TimeElapsedColumn(), TextColumn("left", markup=False), TimeRemainingColumn(),
     ]  # fmt: skip
     if field:
         columns.append(TextColumn(f"{{task.fields[{field}]}}", markup=False))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import time
 
+from art.cli.terminal.plain import PlainLines
 from art.cli.viewing.export_options import MIB
 from art.cli.viewing.view_json import await_index
 from art.errors import ConfigError
@@ -13,6 +15,9 @@ from art.storage.layout import DataDir
 from art.viewer.export.folder import export_folder
 from art.viewer.export.options import ExportOptions, parse_ranges
 from art.viewer.viewer import Viewer
+
+SILENCE_S = 5.0
+"""Seconds between two lines about how far an export is."""
 
 
 def export(args: argparse.Namespace, data_dir: DataDir) -> int:
@@ -29,13 +34,21 @@ def export(args: argparse.Namespace, data_dir: DataDir) -> int:
         runs=tuple(_parse_run(text) for text in args.runs), steps=parse_ranges(args.steps) if args.steps else None,
         num_rollouts=args.rollouts, num_tokens=args.tokens, max_bytes=args.max_mb * MIB,
     )  # fmt: skip
+    said_at = time.monotonic()
+
+    def on_progress(text: str) -> None:
+        nonlocal said_at
+        if time.monotonic() - said_at >= SILENCE_S:
+            said_at = time.monotonic()
+            PlainLines().print(text)
+
     with contextlib.closing(Viewer(data_dir)) as viewer:
-        await_index(viewer, None, None)
-        result = export_folder(viewer, args.export, options, HiddenPaths(data_dir.root).hide)
-    counts = result.counts
+        await_index(viewer, None, None, on_progress)
+        result = export_folder(viewer, args.export, options, HiddenPaths(data_dir.root).hide, on_progress)
+    counts, num_runs = result.counts, f"{result.num_runs} run{'s' * (result.num_runs > 1)}"
     print(
-        f"{args.export / 'index.html'}: {result.num_runs} runs, {counts.num_rollouts} rollouts of {counts.num_steps} "
-        f"steps; {result.num_files} files, {result.size_bytes / MIB:.1f} MiB, about "
+        f"{args.export / 'index.html'}: {num_runs}, {counts.num_rollouts} rollouts of {counts.num_steps} steps; "
+        f"{result.num_files} files, {result.size_bytes / MIB:.1f} MiB, about "
         f"{result.compressed_bytes / MIB:.1f} MiB as a zip file"
     )
     for sentence in result.left_out:

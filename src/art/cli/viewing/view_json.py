@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from art.client import ArtClient
 from art.storage.layout import DataDir
@@ -45,11 +46,19 @@ def print_answers(paths: Sequence[str], data_dir: DataDir | None, url: str | Non
     return 0
 
 
-def await_index(viewer: Viewer, project: str | None, name: str | None) -> None:
-    """Wait until the rollouts of a run, or of all runs, are indexed, so that an answer lacks none."""
+def await_index(
+    viewer: Viewer, project: str | None, name: str | None, on_wait: Callable[[str], None] = lambda text: None
+) -> None:
+    """Wait until the rollouts of a run, or of all runs, are indexed, so that an answer lacks none.
+
+    Args:
+        on_wait: called each second of the wait with how far it is, in words.
+    """
     runs = [(project, name)] if project and name else [(run.project, run.name) for run in viewer.runs().runs]
     for run in runs:
-        viewer.indexer.ensure(*run, wait_s=INDEX_WAIT_S)
+        until = time.monotonic() + INDEX_WAIT_S
+        while (indexing := viewer.indexer.ensure(*run, wait_s=1.0)[1]) is not None and time.monotonic() < until:
+            on_wait(f"indexing {'/'.join(run)}: {indexing.done_bytes / max(indexing.total_bytes, 1):.0%}")
 
 
 async def _ask_server(paths: Sequence[str], url: str) -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic import ValidationError
 
@@ -55,6 +56,10 @@ class BackendModel(NamedModel, Protocol):
 
     def default_optimizer(self) -> OptimizerConfig | None:
         """Return the optimiser settings for training steps that set none; `None` for ART's default."""
+        ...
+
+    async def record_settings(self, settings: Mapping[str, Any]) -> None:
+        """Keep settings of the run by sections, for its page and the trackers."""
         ...
 
 

@@ -84,6 +84,11 @@ class ModelSteps:
             raise NothingTrainableError(findings[0])
         return replace(result, findings=findings)
 
+    def skip(self, model: str, step: int, why: str) -> TrainResult:
+        """Make the result of a step of `model` that had no trajectory to train on, and log why."""
+        self.log_findings(model, self.note(model, step), [why])
+        return TrainResult(step=step, trained=False, findings=[why])
+
     def log_findings(self, model: str, step: int, findings: Sequence[str]) -> None:
         """Log findings that were not logged recently. A finding reads "what was seen: what it means"."""
         for finding in findings:

@@ -83,6 +83,7 @@ class TorchEngine:
             max_running=config.max_running,
             prefill_tokens=config.prefill_tokens,
             score_tokens=max(16, _MAX_SCORE_LOGITS // model.info.vocab_size),
+            keys_per_token=model.keys_per_token,
         )
         self._requests: dict[str, Request] = {}
         self._adapters: dict[str, Adapter] = {}

@@ -4,10 +4,18 @@
                  ^                  |
                  +---- preempt -----+   when the cache has no room for a running request to grow
 
-Every running request that decodes is part of every step. Prompts share a budget of `prefill_tokens` per step and are
-split into chunks to fit it, so a long prompt delays other requests by at most that much work per step. A sender that
-needs less than an equal part of the budget gets what it needs, and the others get equal parts of the rest. Where not
-all fit, the sender that runs the fewest requests is admitted first, and the one that runs the most preempted first.
+Prompts share a budget of `prefill_tokens` per step and are split into chunks to fit it, so a long prompt delays other
+requests by at most that much work per step. A sender that needs less than an equal part of the budget gets what it
+needs, and the others get equal parts of the rest. Where not all fit, the sender that runs the fewest requests is
+admitted first, and the one that runs the most preempted first.
+
+Work is counted in tokens: a token that attends to many keys counts as several, and a step counts as some by itself.
+Every running request that decodes is part of a step, except while a sender asks for little beside one that asks for
+much. Then the two take turns:
+
+    step of all | steps of the light senders only, until they have had as much work | step of all | ...
+
+So a short chat waits for one step of a flood, and not for one at each of its tokens.
 """
 
 from __future__ import annotations
@@ -33,9 +41,13 @@ MIN_AWAITED_PREFIX = 16
 """A request waits for a prefix that another one is computing now, if that saves at least this many tokens."""
 FIRST_EXPECTED = 64
 """Expected length before any request has ended."""
-FEW = 8
-"""A sender has few requests if another one has at least this many times as many. While such a sender is there, prompts
-of each other sender get at most this part of the budget: every token that it waits for comes after a whole step."""
+LIGHT = 8
+"""A sender is light if another one has at least this many times as much work. While such a sender is there, prompts of
+each other sender get at most this part of the budget."""
+LIGHT_STEPS = 256
+"""Steps for which prompts keep to that part after a light sender has gone: it may come again."""
+STEP_COST = 64
+"""Work of a step by itself, and of a request that decodes until its end, in tokens."""
 
 
 @dataclass(slots=True, eq=False)
@@ -116,7 +128,15 @@ class Work:
 class Scheduler:
     """Holds the waiting and running requests, and chooses the tokens that each forward pass computes."""
 
-    def __init__(self, cache: KVCache, *, max_running: int, prefill_tokens: int, score_tokens: int) -> None:
+    def __init__(
+        self, cache: KVCache, *, max_running: int, prefill_tokens: int, score_tokens: int, keys_per_token: int
+    ) -> None:
+        """
+        Args:
+            prefill_tokens: most work on prompts in one step.
+            score_tokens: most tokens of a scoring request in one step. Each of them needs a row of logits.
+            keys_per_token: number of keys to which attending takes as much work as the rest of a token.
+        """
         self.cache = cache
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -124,7 +144,11 @@ class Scheduler:
         self._max_running = max_running
         self._prefill_tokens = prefill_tokens
         self._score_tokens = score_tokens
-        """Most tokens of a scoring request in one step. Each of them needs a row of logits."""
+        self._keys_per_token = keys_per_token
+        self._light_steps = 0
+        """Steps for which prompts still keep to a part of the budget."""
+        self._owed = 0
+        """Work of the last step of all senders, less what light ones have had since."""
         self._recent: deque[int] = deque([FIRST_EXPECTED], maxlen=RECENT)
         """Numbers of tokens that the last requests sampled."""
 
@@ -133,37 +157,82 @@ class Scheduler:
         for request in list(self.running):
             if request.slot is not None:  # else a request earlier in this loop has just displaced it
                 self._make_room(request)
-        work = []
-        lengths = [len(request.token_ids) - request.num_computed for request in self.running]
-        budgets = self._budgets() if self.waiting or max(lengths, default=0) > 1 else {}
-        for request, pending in zip(self.running, lengths, strict=True):
-            if pending > 1:
-                pending = min(pending, budgets[request.sender], self._score_tokens if request.scores else pending)
-                budgets[request.sender] -= pending
-            if pending:
-                work.append(Work(request, pending))
-        self._admit(budgets, work)
+        senders = {request.params.sender for request in itertools.chain(self.running, self.waiting)}
+        light = self._light() if len(senders) > 1 else set()
+        if light and not self._light_steps:  # a newcomer is first
+            self._owed = STEP_COST + self._prefill_tokens
+        self._light_steps = LIGHT_STEPS if light else max(0, self._light_steps - 1)
+        work = self._work_of(light, light) if light and self._owed > 0 else []
+        if work:
+            self._owed -= self._cost_of(work)
+        else:
+            work = self._work_of(senders, light)
+            self._owed = self._cost_of(work) if self._light_steps else 0
         if any(w.request.adapter is not work[0].request.adapter for w in work):
             work.sort(key=lambda w: w.request.uid)
         return work
 
-    def _budgets(self) -> dict[Sender, int]:
-        """Prompt tokens that this step may compute for each sender that needs some."""
-        counts, needs = Counter[Sender](), Counter[Sender]()
-        for request in itertools.chain(self.running, self.waiting):
-            counts[request.sender] += 1
+    def _light(self) -> set[Sender]:
+        """The senders that ask for little beside another one."""
+        asked = Counter[Sender]()
+        for request in (*self.running, *self.waiting):
             pending = len(request.token_ids) - request.num_computed
-            if pending > 1 or request.slot is None:
-                needs[request.sender] += pending
-        few = max(counts.values(), default=0) // FEW
-        if min(counts.values(), default=0) <= few:
-            most = max(1, self._prefill_tokens // FEW)
-            needs = Counter({s: need if counts[s] <= few else min(need, most) for s, need in needs.items()})
+            asked[request.sender] += STEP_COST + self._cost(request.num_computed, pending)
+        most = max(asked.values(), default=0) / LIGHT
+        return {sender for sender, work in asked.items() if work <= most}
+
+    def _work_of(self, senders: set[Sender], light: set[Sender]) -> list[Work]:
+        """The next tokens of the requests of these senders, some of which may be admitted for it."""
+        work = []
+        running = self.running
+        if senders is light:
+            running = [request for request in running if request.sender in senders]
+        lengths = [len(request.token_ids) - request.num_computed for request in running]
+        budgets = self._budgets(senders, light) if self.waiting or max(lengths, default=0) > 1 else {}
+        for request, pending in zip(running, lengths, strict=True):
+            if pending > 1:
+                pending = self._take(request, budgets)
+            if pending:
+                work.append(Work(request, pending))
+        self._admit(budgets, work)
+        return work
+
+    def _budgets(self, senders: set[Sender], light: set[Sender]) -> dict[Sender, int]:
+        """Work on prompts that this step may do for each of these senders that needs some."""
+        if len(senders) == 1:
+            return dict.fromkeys(senders, self._prefill_tokens // (LIGHT if self._light_steps and not light else 1))
+        needs = Counter[Sender]()
+        for request in itertools.chain(self.running, self.waiting):
+            pending = len(request.token_ids) - request.num_computed
+            if request.sender in senders and (pending > 1 or request.slot is None):
+                needs[request.sender] += self._cost(request.num_computed, pending)
+        if self._light_steps:
+            most = max(1, self._prefill_tokens // LIGHT)
+            needs = Counter({s: need if s in light else min(need, most) for s, need in needs.items()})
         left, budgets = self._prefill_tokens, {}
         for i, (sender, need) in enumerate(sorted(needs.items(), key=lambda item: item[1])):
             budgets[sender] = min(need, -(-left // (len(needs) - i)))
             left -= budgets[sender]
         return budgets
+
+    def _take(self, request: Request, budgets: dict[Sender, int]) -> int:
+        """Take the next tokens of a prompt from the budget of its sender, and return how many it has room for."""
+        first, budget = request.num_computed, budgets[request.sender]
+        num_tokens = len(request.token_ids) - first
+        if request.scores:
+            num_tokens = min(num_tokens, self._score_tokens)
+        if self._cost(first, num_tokens) > budget:
+            num_tokens = min(num_tokens, budget)
+            num_tokens = max(min(num_tokens, 1), num_tokens * budget // max(1, self._cost(first, num_tokens)))
+        budgets[request.sender] -= self._cost(first, num_tokens)
+        return num_tokens
+
+    def _cost(self, first: int, num_tokens: int) -> int:
+        """Work of the tokens `[first, first + num_tokens)` of a sequence."""
+        return num_tokens + num_tokens * (2 * first + num_tokens) // (2 * self._keys_per_token)
+
+    def _cost_of(self, work: list[Work]) -> int:
+        return STEP_COST + sum(self._cost(item.request.num_computed, item.num_tokens) for item in work)
 
     def remove(self, request: Request, *, wipe: bool = False) -> None:
         """Remove a waiting or running request. Its slot becomes reusable; `wipe` it if it may hold NaN."""
@@ -205,17 +274,14 @@ class Scheduler:
                 request.num_cached = slot.num_computed
                 request.admitted_at = time.perf_counter()
             self.running.append(request)
-            pending = len(tokens) - slot.num_computed
-            pending = min(pending, budgets[request.sender], self._score_tokens if request.scores else pending)
-            budgets[request.sender] -= pending
-            work.append(Work(request, pending))
+            work.append(Work(request, self._take(request, budgets)))
         self.waiting.extendleft(reversed(skipped))
 
     def _take_next(self, budgets: dict[Sender, int]) -> Request | None:
         """Remove and return the oldest waiting request of the sender that runs the fewest, of those with a budget."""
         oldest: dict[Sender, Request] = {}
         for request in self.waiting:
-            if budgets[request.sender] > 0:
+            if budgets.get(request.sender, 0) > 0:
                 oldest.setdefault(request.sender, request)
             if len(oldest) == len(budgets):
                 break

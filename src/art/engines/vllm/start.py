@@ -71,6 +71,7 @@ async def start_engine(model: str, config: VllmConfig, launch: Launch) -> tuple[
     info = EngineInfo(
         vocab_size=vocab_size,
         max_context=_max_context(config, model_config),
+        longest_context=model_config.get("max_position_embeddings"),
         dtype=_dtype(config, installation.device),
         device=installation.device,
         draws_by_index=False,
@@ -113,6 +114,7 @@ async def _connect(model: str, config: VllmConfig, model_config: dict[str, Any])
     info = EngineInfo(
         vocab_size=_vocab_size(model_config),
         max_context=config.max_context or longest,
+        longest_context=longest,
         dtype=_dtype(config, device),
         device=device,
         draws_by_index=False,

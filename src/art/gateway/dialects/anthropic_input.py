@@ -1,6 +1,7 @@
 """Translate a request of Anthropic's Messages API to a chat request.
 
 user       [tool_result...] [text...]     --> tool, tool, ..., user
+system     [text...]                       --> system, at its place among the others
 assistant  [thinking] [text] [tool_use...] --> one assistant message with reasoning and tool calls
 """
 
@@ -13,11 +14,13 @@ from art.errors import InvalidRequestError
 from art.gateway.dialects.answers import AnswerParts, check_tool_fields, join_text, text_field
 from art.gateway.dialects.ids import exchange_of
 from art.protocol.chat import Message, Tool, short
-from art.protocol.dialects.anthropic import CountTokensRequest, MessagesRequest
+from art.protocol.dialects.anthropic import CountTokensRequest, MessagesRequest, ignored_fields
 from art.protocol.dialects.chat_completions import MAX_STOP_STRINGS, ChatRequest, parse_chat_request
 from art.protocol.dialects.structured import ContentForm, read_format
 
-_TOOL_FIELDS = ("type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming")
+_TOOL_FIELDS = (
+    "type", "name", "description", "input_schema", "strict", "defer_loading", "cache_control", "eager_input_streaming",
+)  # fmt: skip
 """Fields of a tool. The last two say how it is billed and sent, and have no effect on the answer."""
 _BETWEEN_BLOCKS = "\n\n"
 """Blocks of text are joined as paragraphs."""
@@ -44,14 +47,33 @@ def to_chat(request: CountTokensRequest) -> ChatRequest:
     body: dict[str, Any] = {"model": request.model, "messages": messages}
     if request.chat_template_kwargs:
         body["chat_template_kwargs"] = request.chat_template_kwargs
-    if request.tools:
-        body["tools"] = [_tool(tool, f"tools.{i}") for i, tool in enumerate(request.tools)]
+    if tools := _loaded_tools(request):
+        body["tools"] = tools
     if request.tool_choice is not None and (request.tools or request.tool_choice["type"] in ("any", "tool")):
         body |= _tool_choice(request.tool_choice)
     if isinstance(request, MessagesRequest):
         body |= _sampling(request)
     strict = [tool["name"] for tool in request.tools or () if tool.get("strict") is True]
-    return parse_chat_request(body, _form(request), strict)
+    return parse_chat_request(body, _form(request), strict, ignored_fields(request))
+
+
+def _loaded_tools(request: CountTokensRequest) -> list[Tool]:
+    """The tools that the model is told of. One with `defer_loading` is among them once a tool result refers to it."""
+    tools = [_tool(tool, f"tools.{i}") for i, tool in enumerate(request.tools or ())]
+    deferred = {tool["name"] for tool in request.tools or () if tool.get("defer_loading") is True}
+    if not deferred:
+        return tools
+    results = [block.get("content") for message in request.messages for block in _objects(message.get("content"))]
+    referred = {part.get("tool_name") for result in results for part in _objects(result) if _is_reference(part)}
+    return [tool for tool in tools if tool["function"]["name"] not in deferred - referred]
+
+
+def _objects(values: Any) -> list[dict[str, Any]]:
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+
+
+def _is_reference(part: dict[str, Any]) -> bool:
+    return part.get("type") == "tool_reference" and isinstance(part.get("tool_name"), str)
 
 
 def _tool_choice(choice: dict[str, Any]) -> dict[str, Any]:
@@ -91,15 +113,16 @@ def _sampling(request: MessagesRequest) -> dict[str, Any]:
 
 def _messages(message: dict[str, Any], where: str) -> list[Message]:
     role, content = message.get("role"), message.get("content")
-    if role not in ("user", "assistant"):
+    if role not in ("user", "assistant", "system"):
         raise InvalidRequestError(
-            f"`{where}.role` must be user or assistant, got {short(role)}; system text belongs in `system`",
-            param=f"{where}.role",
+            f"`{where}.role` must be user, assistant or system, got {short(role)}", param=f"{where}.role"
         )
     if not isinstance(content, (str, list)):
         raise InvalidRequestError(
             f"`{where}.content` must be text or a list of blocks, got {short(content)}", param=f"{where}.content"
         )
+    if role == "system":
+        return [{"role": role, "content": join_text(content, f"{where}.content", ("text",), between=_BETWEEN_BLOCKS)}]
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     convert = _answer if role == "assistant" else _user_messages
@@ -134,13 +157,23 @@ def _user_messages(blocks: list[Any], where: str) -> list[Message]:
             continue
         if texts:
             raise InvalidRequestError(f"`{at}`: tool results must come before the text of their message", param=at)
-        result = join_text(block.get("content"), f"{at}.content", ("text",), between=_BETWEEN_BLOCKS)
+        result = _result_text(block.get("content"), f"{at}.content")
         if block.get("is_error"):
             result = f"Error: {result}"
         messages.append({"role": "tool", "tool_call_id": text_field(block, "tool_use_id", at), "content": result})
     if texts or not messages:
         messages.append({"role": "user", "content": _BETWEEN_BLOCKS.join(texts)})
     return messages
+
+
+def _result_text(content: Any, where: str) -> str:
+    """The text of a tool result. A reference to a tool, which then is among the tools, reads as the tool's name."""
+    if isinstance(content, list):
+        content = [
+            {"type": "text", "text": part["tool_name"]} if isinstance(part, dict) and _is_reference(part) else part
+            for part in content
+        ]
+    return join_text(content, where, ("text",), between=_BETWEEN_BLOCKS)
 
 
 def _kind(block: Any, where: str, known: tuple[str, ...]) -> str:

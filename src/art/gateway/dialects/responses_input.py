@@ -13,7 +13,7 @@ from art.gateway.dialects.answers import AnswerParts, check_tool_fields, join_te
 from art.gateway.dialects.ids import exchange_of
 from art.protocol.chat import Message, Tool, short
 from art.protocol.dialects.chat_completions import ChatRequest, parse_chat_request
-from art.protocol.dialects.responses import Item, ResponsesRequest
+from art.protocol.dialects.responses import Item, ResponsesRequest, ignored_fields, is_ignored_tool
 from art.protocol.dialects.structured import read_format
 
 _ROLES = ("user", "assistant", "system", "developer")
@@ -47,15 +47,16 @@ def to_chat(request: ResponsesRequest, previous: list[Message]) -> ChatRequest:
     body |= {name: value for name in _PLAIN_FIELDS if (value := getattr(request, name)) is not None}
     if request.max_output_tokens is not None:
         body["max_completion_tokens"] = request.max_output_tokens
-    if request.tools:
-        body["tools"] = [_tool(tool, f"tools.{i}") for i, tool in enumerate(request.tools)]
-    if request.tool_choice is not None and (request.tools or request.tool_choice not in ("auto", "none")):
+    tools = [_tool(tool, f"tools.{i}") for i, tool in enumerate(request.tools or ()) if not is_ignored_tool(tool)]
+    if tools:
+        body["tools"] = tools
+    if request.tool_choice is not None and (tools or request.tool_choice not in ("auto", "none")):
         body["tool_choice"] = request.tool_choice  # chat also understands the Responses API's flat objects
     if request.stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     form = read_format((request.text or {}).get("format"), "text.format", nested=False)
-    strict = [tool["name"] for tool in request.tools or () if tool.get("strict") is True]
-    return parse_chat_request(body, form, strict)
+    strict = [tool["name"] for tool in request.tools or () if tool.get("strict") is True and not is_ignored_tool(tool)]
+    return parse_chat_request(body, form, strict, ignored_fields(request))
 
 
 def _messages(items: list[Item]) -> list[Message]:
@@ -115,7 +116,7 @@ def _other(kind: object, item: Item, where: str) -> Message:
         return {"role": "tool", "tool_call_id": text_field(item, "call_id", where), "content": output}
     raise InvalidRequestError(
         f"`{where}.type` {short(kind)} is not supported; supported types are message, function_call, "
-        "function_call_output and reasoning",
+        "function_call_output, reasoning and item_reference",
         param=f"{where}.type",
     )
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from art.errors import ContextLengthError, InvalidRequestError
-from art.gateway.format.size import SizeLimit, check_size
+from art.gateway.format.size import check_size
 from art.gateway.format.tokenizer import Tokenizer
 from art.gateway.policies import PolicyRef
 from art.gateway.stream import ChatStream
@@ -27,7 +27,10 @@ from art.protocol.dialects.text_completions import CompletionRequest, TokenIds
 
 T = TypeVar("T")
 Chunk = dict[str, Any]
-_SAMPLING = ("n", "temperature", "top_p", "top_k", "min_p", "stop", "stream", "stream_options")
+_SAMPLING = (
+    "n", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "stop", "stream",
+    "stream_options",
+)  # fmt: skip
 """Fields that mean the same in a chat request."""
 
 
@@ -45,7 +48,7 @@ def to_chats(request: CompletionRequest, policy: PolicyRef) -> list[ChatRequest]
     chats = []
     for p, prompt in enumerate(request.prompts):
         message, token_ids = read_prompt(prompt, policy, add_special_tokens=request.add_special_tokens)
-        _check_length(token_ids, policy.max_context)
+        _check_length(token_ids, policy)
         seed = {} if request.seed is None else {"seed": (request.seed + p * request.choices_per_prompt) % 2**64}
         chats.append(bare_request({**fields, **seed, "messages": [message]}, token_ids))
     return chats
@@ -63,11 +66,11 @@ def read_prompt(
     tokenizer = policy.renderer.tokenizer
     if not isinstance(prompt, str):
         if len(prompt) > policy.max_context * num_contexts:
-            _check_length(prompt, policy.max_context)
+            _check_length(prompt, policy)
         return {"role": "user", "content": exact_text(prompt, tokenizer, "prompt")}, prompt
     message = {"role": "user", "content": prompt}
     try:
-        check_size([message], None, SizeLimit(policy.max_context, tokenizer, num_contexts))
+        check_size([message], None, policy.size_limit(num_contexts))
     except ContextLengthError as error:
         raise ContextLengthError(f"`prompt` is too long: {error.message}", param="prompt") from error
     return message, tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
@@ -89,13 +92,12 @@ def exact_text(token_ids: TokenIds, tokenizer: Tokenizer, param: str) -> str:
     return tokenizer.text(token_ids)
 
 
-def _check_length(token_ids: TokenIds, max_context: int) -> None:
+def _check_length(token_ids: TokenIds, policy: PolicyRef) -> None:
     if not token_ids:
         raise InvalidRequestError("`prompt` has no tokens; send a text", param="prompt")
-    if len(token_ids) >= max_context:
+    if len(token_ids) >= policy.max_context:
         raise ContextLengthError(
-            f"`prompt` is {len(token_ids)} tokens long, and the model's context of {max_context} tokens leaves no room "
-            "for an answer; shorten it",
+            f"`prompt` is {len(token_ids)} tokens long, and {policy.context} leaves no room for an answer; shorten it",
             param="prompt",
         )
 

@@ -41,6 +41,8 @@ class SizeLimit:
     tokenizer: Tokenizer
     num_contexts: int = 1
     """How many times the context."""
+    context: str = "the model's context"
+    """The limit in words, for errors."""
 
 
 def work_size(messages: list[Message], tools: list[Tool] | None) -> int:
@@ -70,12 +72,12 @@ def check_size(messages: list[Message], tools: list[Tool] | None, limit: SizeLim
     if num_chars > max_tokens * longest:
         raise ContextLengthError(
             f"the messages and tools have {num_chars} characters; {max_tokens} tokens hold at most "
-            f"{max_tokens * longest}, and the model's context is {limit.max_context} tokens; shorten them",
+            f"{max_tokens * longest}, and the limit is {limit.context}; shorten them",
             param="messages",
         )
     if len(messages) > max_tokens:
         raise ContextLengthError(
-            f"there are {len(messages)} messages, and the model's context is {limit.max_context} tokens; send fewer",
+            f"there are {len(messages)} messages, and the limit is {limit.context}; send fewer",
             param="messages",
         )
     if num_chars > limit.max_context * _USUAL:
@@ -93,8 +95,8 @@ def _check_tokens(texts: Iterable[str], max_tokens: int, limit: SizeLimit) -> No
             num_pieces += 1
             if count > max_tokens + num_pieces * limit.tokenizer.longest_token:
                 raise ContextLengthError(
-                    f"the messages are more than {max_tokens} tokens long, and the model's context is "
-                    f"{limit.max_context} tokens; shorten them",
+                    f"the messages are more than {max_tokens} tokens long, and the limit is {limit.context}; shorten "
+                    "them",
                     param="messages",
                 )
 

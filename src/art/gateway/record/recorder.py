@@ -47,7 +47,7 @@ class Exchange:
     """
 
     id: str
-    """Unique over time and servers; sorts by creation."""
+    """Unique over time and servers. It begins with the time by the clock, which may go back: see `OLDEST_FIRST`."""
     rollout_id: str | None
     """The id in the base URL `/rollouts/{rollout_id}/v1`, if the request used one."""
     project: str
@@ -131,7 +131,12 @@ _COLUMNS = ", ".join(_NAMES)
 _Row: TypeAlias = dict[str, Any]
 """A row of the table `exchanges`, by column."""
 
-_INSERT = f"INSERT INTO exchanges ({_COLUMNS}) VALUES ({', '.join(f':{name}' for name in _NAMES)})"
+_INSERT = (
+    f"INSERT INTO exchanges ({_COLUMNS}, number) VALUES ({', '.join(f':{name}' for name in _NAMES)}, "
+    "(SELECT coalesce(max(number), 0) + 1 FROM exchanges))"
+)
+OLDEST_FIRST, _NEWEST_FIRST = "number, id", "number DESC, id DESC"
+"""Order of exchanges in SQL. The number counts them as they are stored; those of older versions all have 0."""
 _COUNT = """
 INSERT INTO token_counts VALUES (?, ?, ?, ?, ?) ON CONFLICT (project, name) DO UPDATE SET
 prompt = prompt + excluded.prompt, cached = cached + excluded.cached, completion = completion + excluded.completion
@@ -189,7 +194,8 @@ class Recorder:
         await self.database.run(write_and_undo)
 
     async def append(self, exchange: Exchange, *, conversation: bytes, parent: Exchange | None = None) -> None:
-        """Store an exchange. Returns once it is committed, so that it survives the death of this process.
+        """Store an exchange. Returns once it is on the disk, so that it survives the death of this process and a power
+        cut. Exchanges that are stored together share one sync.
 
         Args:
             conversation: hash of the request and the answer, by which a later turn finds the exchange.
@@ -245,6 +251,13 @@ class Recorder:
             exchanges[exchange_id] = replace(exchanges[exchange_id], constraint=value)
         return {i: exchanges[i] for i in unique_ids & exchanges.keys()}
 
+    def find_missing(self, ids: Iterable[str], project: str) -> list[str]:
+        """Return those of `ids` that no recorded exchange of a project has."""
+        sql = (
+            "SELECT value FROM json_each(?) WHERE NOT EXISTS (SELECT 1 FROM exchanges WHERE id = value AND project = ?)"
+        )
+        return [row[0] for row in self.database.read(sql, (orjson.dumps(sorted(set(ids))).decode(), project))]
+
     def get_answers(self, ids: Iterable[str]) -> dict[str, RecordedAnswer]:
         """Return exchanges by id, in the form that training reads, without their messages.
 
@@ -285,7 +298,8 @@ class Recorder:
             NotFoundError: nothing is recorded under the rollout id.
         """
         rows = self.database.read(
-            "SELECT id FROM exchanges WHERE rollout_id = ? AND project = ? ORDER BY id", (rollout_id, project)
+            f"SELECT id FROM exchanges WHERE rollout_id = ? AND project = ? ORDER BY {OLDEST_FIRST}",
+            (rollout_id, project),
         )
         if not rows:
             raise NotFoundError(f"no exchange is recorded under rollout {rollout_id!r}", param="rollout_id")
@@ -293,15 +307,13 @@ class Recorder:
 
     def newest_of_rollout(self, rollout_id: str) -> str | None:
         """The id of the newest exchange of a rollout."""
-        newest: str | None = self.database.read("SELECT max(id) FROM exchanges WHERE rollout_id = ?", (rollout_id,))[0][
-            0
-        ]
-        return newest
+        sql = f"SELECT id FROM exchanges WHERE rollout_id = ? ORDER BY {_NEWEST_FIRST} LIMIT 1"
+        return next((str(row[0]) for row in self.database.read(sql, (rollout_id,))), None)
 
     def by_conversation(self, conversation: bytes, rollout_id: str | None) -> Exchange | None:
         """Return the latest exchange that ended the conversation with a hash, preferably one of the rollout."""
         rows = self.database.read(
-            "SELECT id FROM exchanges WHERE conversation = ? ORDER BY rollout_id IS ? DESC, id DESC LIMIT 1",
+            f"SELECT id FROM exchanges WHERE conversation = ? ORDER BY rollout_id IS ? DESC, {_NEWEST_FIRST} LIMIT 1",
             (conversation, rollout_id),
         )
         return self.get([rows[0][0]])[0] if rows else None

@@ -17,6 +17,7 @@ from typing import Any
 
 import orjson
 
+from art.config import SamplingConfig
 from art.errors import ConflictError, InvalidRequestError, NotFoundError
 from art.gateway.record.recorder import Recorder
 from art.gateway.record.rollout_histories import rollout_histories
@@ -31,7 +32,7 @@ _SELECT = f"SELECT {COLUMNS}, {_COUNTS} FROM rollouts"
 _TRAINABLE_OF = """trained_by IS NULL AND outcome IS NOT NULL AND project = ? AND (project, id) IN
     (SELECT project, rollout_id FROM exchanges WHERE rollout_id IS NOT NULL AND id IN (SELECT value FROM json_each(?)))
 """
-_FINAL = ("model", "group_id", "scenario_id", "reward", "outcome", "error", "metrics", "metadata")
+_FINAL = ("model", "group_id", "scenario_id", "reward", "outcome", "error", "metrics", "metadata", "sampling")
 
 
 class RolloutStore:
@@ -62,18 +63,21 @@ class RolloutStore:
         rows = self._database.read(statement, (rollout_id, project))
         return rows[0][0] if len(rows) == 1 else None
 
-    def check_open(self, rollout_id: str, project: str) -> None:
-        """Check that a rollout can still make requests.
+    def check_open(self, rollout_id: str, project: str) -> SamplingConfig | None:
+        """Check that a rollout can still make requests, and return how it is sampled, if that was set.
 
         Raises:
             ConflictError: the rollout is finished.
         """
-        rows = self._database.read("SELECT outcome FROM rollouts WHERE project = ? AND id = ?", (project, rollout_id))
-        if rows and rows[0][0] is not None:
+        statement = "SELECT outcome, sampling FROM rollouts WHERE project = ? AND id = ?"
+        rows = self._database.read(statement, (project, rollout_id))
+        outcome, sampling = rows[0] if rows else (None, None)
+        if outcome is not None:
             raise ConflictError(
-                f"rollout {rollout_id!r} is finished ({rows[0][0]}); give each rollout an id of its own",
+                f"rollout {rollout_id!r} is finished ({outcome}); give each rollout an id of its own",
                 param="rollout_id",
             )
+        return None if sampling is None else SamplingConfig.model_validate_json(sampling)
 
     async def get(self, rollout_id: str, project: str | None) -> RolloutRecord:
         """Return a rollout with its conversations.
@@ -194,9 +198,10 @@ def _set(db: sqlite3.Connection, column: str, new: str | None, where: str, *valu
 
 def _apply(row: RolloutRow, update: RolloutUpdate) -> RolloutRow:
     values: dict[str, Any] = {name: value for name in _FINAL if (value := getattr(update, name)) is not None}
-    for name in ("metrics", "metadata"):
+    for name in ("metrics", "metadata", "sampling"):
         if name in values:
-            values[name] = orjson.dumps(values[name], option=orjson.OPT_SORT_KEYS)
+            value = values[name].model_dump() if name == "sampling" else values[name]
+            values[name] = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     changed = row._replace(**values)
     if row.outcome is not None and changed != row:
         what = ", ".join(f"`{name}`" for name in values if getattr(row, name) != values[name])
@@ -209,6 +214,7 @@ def _status(row: RolloutRow, counts: str) -> RolloutStatus:
     fields = row._asdict()
     del fields["id"], fields["change"]
     fields |= {"metrics": orjson.loads(row.metrics), "metadata": orjson.loads(row.metadata)}
+    fields["sampling"] = None if row.sampling is None else orjson.loads(row.sampling)
     return RolloutStatus(
         rollout_id=row.id, **fields, num_exchanges=num_exchanges, first_policy_version=first, last_policy_version=last
     )

@@ -11,7 +11,7 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS rollouts (
     project TEXT NOT NULL, id TEXT NOT NULL, created_at REAL NOT NULL, change INTEGER NOT NULL,
     model TEXT, group_id TEXT, scenario_id TEXT, reward REAL, outcome TEXT, error TEXT,
-    metrics BLOB NOT NULL, metadata BLOB NOT NULL, trained_by TEXT, untrainable TEXT,
+    metrics BLOB NOT NULL, metadata BLOB NOT NULL, trained_by TEXT, untrainable TEXT, sampling BLOB,
     PRIMARY KEY (project, id)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS rollouts_by_id ON rollouts (id);
@@ -37,6 +37,7 @@ class RolloutRow(NamedTuple):
     metadata: bytes = b"{}"
     trained_by: str | None = None
     untrainable: str | None = None
+    sampling: bytes | None = None
 
 
 COLUMNS = ", ".join(RolloutRow._fields)
@@ -51,8 +52,10 @@ ON CONFLICT (project, id) DO UPDATE SET model = excluded.model, change = exclude
 def create_table(db: sqlite3.Connection) -> None:
     """Create the table, or add the columns that one of an older version lacks."""
     db.executescript(_SCHEMA)
-    if "untrainable" not in {row[1] for row in db.execute("PRAGMA table_info(rollouts)")}:
-        db.execute("ALTER TABLE rollouts ADD COLUMN untrainable TEXT")
+    known = {row[1] for row in db.execute("PRAGMA table_info(rollouts)")}
+    for name, kind in (("untrainable", "TEXT"), ("sampling", "BLOB")):
+        if name not in known:
+            db.execute(f"ALTER TABLE rollouts ADD COLUMN {name} {kind}")
 
 
 def next_change(db: sqlite3.Connection) -> int:

@@ -17,7 +17,7 @@ CREATE TABLE IF NOT EXISTS exchanges (
     prompt_tail BLOB NOT NULL, completion BLOB NOT NULL, logprobs BLOB NOT NULL,
     temperature REAL NOT NULL, top_p REAL NOT NULL, seed INTEGER NOT NULL, finish_reason TEXT NOT NULL,
     new_messages BLOB NOT NULL, tools BLOB, message BLOB NOT NULL, created_at REAL NOT NULL, constrained TEXT,
-    segments TEXT
+    segments TEXT, number INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS exchanges_by_conversation ON exchanges (conversation);
 CREATE INDEX IF NOT EXISTS exchanges_by_rollout ON exchanges (rollout_id) WHERE rollout_id IS NOT NULL;
@@ -33,7 +33,10 @@ def create_tables(db: sqlite3.Connection) -> None:
     """Create the tables that are missing, and add the columns that came later."""
     db.executescript(_SCHEMA + _DELETED_SCHEMA + _USAGE_SCHEMA + constraints.SCHEMA)
     constraints.add_column(db)
-    if "segments" not in {row[1] for row in db.execute("PRAGMA table_info(exchanges)")}:
-        db.execute("ALTER TABLE exchanges ADD COLUMN segments TEXT")
+    present = {row[1] for row in db.execute("PRAGMA table_info(exchanges)")}
+    for column, definition in (("segments", "TEXT"), ("number", "INTEGER NOT NULL DEFAULT 0")):
+        if column not in present:
+            db.execute(f"ALTER TABLE exchanges ADD COLUMN {column} {definition}")
+    db.execute("CREATE INDEX IF NOT EXISTS exchanges_by_number ON exchanges (number)")
     create_table(db)
     add_keys(db)

@@ -1,4 +1,7 @@
-"""Wire types of `/v1/messages`: Anthropic's request, checked strictly. What cannot be honoured is an error."""
+"""Wire types of `/v1/messages`: Anthropic's request, checked strictly.
+
+What only advises is accepted and reported as ignored; what says what is sampled and cannot be honoured is an error.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ class Thinking(BaseModel):
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = Field(default=None, ge=1)
-    """A target for the model and no limit, as in Anthropic's API. Only `max_tokens` ends an answer."""
+    """Advice, as in Anthropic's API, where it is a target and no limit. Only `max_tokens` ends an answer."""
+    display: str | None = None
+    """Advice: the answer always has the reasoning."""
 
 
 class CountTokensRequest(BaseModel):
@@ -33,7 +38,7 @@ class CountTokensRequest(BaseModel):
     tool_choice: dict[str, Any] | None = None
     """`{"type": "auto" | "any" | "tool" | "none", "name": ..., "disable_parallel_tool_use": ...}`."""
     output_config: dict[str, Any] | None = None
-    """`format` says what the text of the answer looks like."""
+    """`format` says what the text of the answer looks like; `effort` is advice."""
     output_format: dict[str, Any] | None = None
     """The older name of `output_config.format`."""
     chat_template_kwargs: dict[str, bool | int | float | str] | None = None
@@ -45,6 +50,7 @@ class CountTokensRequest(BaseModel):
     # Accepted at the value that means "not used".
     mcp_servers: list[Any] | None = None
     context_management: dict[str, Any] | None = None
+    """Advice if it keeps all reasoning, which is for the chat template to decide."""
     thread: dict[str, Any] | None = None
     """Conversation that the server holds. Clients that ask for one send the whole conversation after the refusal."""
 
@@ -92,9 +98,10 @@ class TokenCount(Wire):
 
 R = TypeVar("R", bound=CountTokensRequest)
 
+_KEEPS_ALL = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "mcp_servers": ([],),
-    "context_management": ({},),
+    "context_management": ({}, {"edits": []}, _KEEPS_ALL),
     "thread": (),
     "container": (),
     "speed": ("standard",),
@@ -114,7 +121,7 @@ def parse_anthropic_request(kind: type[R], body: Any) -> R:
             f"`tool_choice` must have a type of auto, any, tool or none, got {short(choice)}", param="tool_choice"
         )
     for key, value in (request.output_config or {}).items():
-        if key != "format" and value is not None:
+        if key not in ("format", "effort") and value is not None:
             raise InvalidRequestError(
                 f"`output_config.{key}` is not supported; leave it out (got {short(value)})",
                 param=f"output_config.{key}",
@@ -124,3 +131,15 @@ def parse_anthropic_request(kind: type[R], body: Any) -> R:
             '`output_config.format` must be {"type": "json_schema", "schema": ...}', param="output_config.format"
         )
     return request
+
+
+def ignored_fields(request: CountTokensRequest) -> list[str]:
+    """The fields of a request that only advise, and have no effect."""
+    thinking = request.thinking
+    has_value = {
+        "thinking.budget_tokens": thinking is not None and thinking.budget_tokens,
+        "thinking.display": thinking is not None and thinking.display,
+        "context_management": request.context_management == _KEEPS_ALL,
+        "output_config.effort": (request.output_config or {}).get("effort"),
+    }
+    return [name for name, value in has_value.items() if value]

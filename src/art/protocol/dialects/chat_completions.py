@@ -1,7 +1,8 @@
 """Wire types of `/v1/chat/completions`: OpenAI's request, checked strictly; answers are plain dicts.
 
-A parameter that ART cannot honour is an error that names it; nothing is ignored silently. Fields that only label a
-request (`user`, `metadata`, ...) are accepted.
+A parameter that says what is sampled and that ART cannot honour is an error that names it. One that only advises
+(`reasoning_effort`) is accepted, and the answer names it as ignored; nothing is ignored silently. Fields that only
+label a request (`user`, `metadata`, ...) are accepted.
 """
 
 from __future__ import annotations
@@ -87,20 +88,28 @@ class ChatRequest(OpenAIRequest):
     stop: str | list[str] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    return_token_ids: bool | None = None
+    """Add the exact tokens to the answer, as vLLM does: `prompt_token_ids`, and `token_ids` in each choice."""
+    return_tokens_as_token_ids: bool | None = None
+    """Write `token_id:<id>` in place of each token's text in `logprobs`, as vLLM does."""
     tools: Objects | None = None
     response_format: dict[str, Any] | None = None
 
-    # These are accepted only with the value that means "not used".
+    # Penalties are refused, except where the sampling of a rollout or model replaces them.
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
+
+    # These only advise: they are accepted, ignored and reported.
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+
+    # These are accepted only with the value that means "not used".
     logit_bias: dict[str, float] | None = None
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
     functions: list[Any] | None = None
     function_call: str | dict[str, Any] | None = None
-    reasoning_effort: str | None = None
-    verbosity: str | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     web_search_options: dict[str, Any] | None = None
@@ -110,6 +119,23 @@ class ChatRequest(OpenAIRequest):
     _call_rule: CallRule = PrivateAttr(default_factory=lambda: _NO_CALLS)
     _strict_tools: frozenset[str] = PrivateAttr(default_factory=frozenset)
     _prompt_token_ids: list[int] | None = PrivateAttr(default=None)
+    _ignored: list[str] = PrivateAttr(default_factory=list)
+    _remarks: list[str] = PrivateAttr(default_factory=list)
+
+    @property
+    def ignored(self) -> list[str]:
+        """Fields of the client's request that have no effect. The server adds those that it replaces."""
+        return self._ignored
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the server tells the client about this request, beside the answer."""
+        return self._remarks
+
+    @property
+    def penalties(self) -> list[str]:
+        """The penalties that the request asks for."""
+        return [name for name in ("frequency_penalty", "presence_penalty") if getattr(self, name)]
 
     @property
     def content_form(self) -> ContentForm | None:
@@ -141,34 +167,36 @@ class ChatRequest(OpenAIRequest):
 
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0, 0.0),
-    "presence_penalty": (0, 0.0),
     "logit_bias": ({},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "reasoning_effort": (),
-    "verbosity": ("medium",),
     "continue_final_message": (False,),
     "add_generation_prompt": (True,),
     "web_search_options": (),
 }
 """Fields that cannot be honoured, with the values that mean "not used"."""
+_ADVICE = {"reasoning_effort": (None,), "verbosity": (None, "medium")}
+"""Fields that only advise, with the values that mean "not used"."""
 
 
-def parse_chat_request(body: Any, form: ContentForm | None = None, strict_tools: Iterable[str] = ()) -> ChatRequest:
+def parse_chat_request(
+    body: Any, form: ContentForm | None = None, strict_tools: Iterable[str] = (), ignored: Iterable[str] = ()
+) -> ChatRequest:
     """Check the decoded JSON body of a chat request.
 
     Args:
         form: what the content must look like, if the dialect of the request has said so already.
         strict_tools: functions that the dialect of the request has called strict.
+        ignored: fields of the request in its own dialect that have no effect.
 
     Raises:
         InvalidRequestError: a field is not valid; `param` names it.
     """
     request = parse_body(ChatRequest, body, _UNSUPPORTED)
+    request._ignored = [*ignored, *(name for name, unused in _ADVICE.items() if getattr(request, name) not in unused)]
     _check_stop(request.stop_strings)
     _check_tools(request.tools or [])
     functions = [tool["function"] for tool in request.tools or []]
@@ -263,12 +291,41 @@ def _content_form(request: ChatRequest, form: ContentForm | None) -> ContentForm
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
 
 
+_JSON_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
+"""Keywords of JSON Schema whose value has schemas by name."""
+_SCHEMAS = ("items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf", "not")
+"""Keywords whose value is a schema, or a list of them."""
+
+
 def _check_tools(tools: list[Tool]) -> None:
     for i, tool in enumerate(tools):
         function = tool.get("function")
         name = function.get("name") if isinstance(function, dict) else None
-        if tool.get("type") != "function" or not isinstance(name, str) or not name:
+        if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(name, str) or not name:
             raise InvalidRequestError(
                 f'each tool must be {{"type": "function", "function": {{"name": ..., ...}}}}, got {short(tool)}',
                 param=f"tools.{i}",
             )
+        _check_types(function.get("parameters"), f"tools.{i}.function.parameters")
+
+
+def _check_types(schema: Any, param: str) -> None:
+    """Check that each type in a JSON schema exists. A mistyped one would be shown to the model, and never enforced."""
+    todo = [("", schema)]
+    while todo:
+        name, part = todo.pop()
+        if not isinstance(part, dict):
+            continue
+        types = part.get("type")
+        for one in types if isinstance(types, list) else [types]:
+            if one is not None and one not in _JSON_TYPES:
+                where = f" at {short(name)}" if name else ""
+                raise InvalidRequestError(
+                    f"`{param}` has the type {short(one)}{where}; JSON Schema has {', '.join(_JSON_TYPES)}", param=param
+                )
+        for key, value in part.items():
+            if key in _NAMED_SCHEMAS and isinstance(value, dict):
+                todo += value.items()
+            elif key in _SCHEMAS:
+                todo += [(name, each) for each in (value if isinstance(value, list) else [value])]

@@ -1,4 +1,7 @@
-"""Wire type of `/v1/responses`: OpenAI's request, checked strictly. What cannot be honoured is an error."""
+"""Wire type of `/v1/responses`: OpenAI's request, checked strictly.
+
+What only advises is accepted and reported as ignored; what says what is sampled and cannot be honoured is an error.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,11 @@ class ResponsesRequest(OpenAIRequest):
     """With `reasoning.encrypted_content`, reasoning items carry the id of the recorded request and answer."""
 
     text: dict[str, Any] | None = None
-    """`format` says what the answer looks like; `verbosity` has no effect and takes only its default."""
+    """`format` says what the answer looks like; `verbosity` is advice."""
+    reasoning: dict[str, Any] | None = None
+    """Advice: `effort` and `summary`. A model reasons as its chat template says."""
+    client_metadata: dict[str, Any] | None = None
+    """Notes of the client about itself; ignored."""
 
     # Accepted at the value that means "not used".
     background: bool | None = None
@@ -40,7 +47,6 @@ class ResponsesRequest(OpenAIRequest):
     conversation: str | dict[str, Any] | None = None
     max_tool_calls: int | None = None
     prompt: dict[str, Any] | None = None
-    reasoning: dict[str, Any] | None = None
     top_logprobs: int | None = None
     truncation: str | None = None
 
@@ -89,7 +95,13 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
-_VERBOSITY = (None, "medium")
+_ADVICE: dict[str, tuple[str, ...]] = {
+    "text": ("verbosity",),
+    "reasoning": ("effort", "summary", "generate_summary"),
+}
+"""Keys of fields that only advise."""
+_HOSTED_TOOLS = ("namespace", "web_search", "web_search_preview")
+"""Types of tools that a client may offer on top of its functions. The model is not told of them."""
 
 
 def parse_responses_request(body: Any) -> ResponsesRequest:
@@ -99,19 +111,27 @@ def parse_responses_request(body: Any) -> ResponsesRequest:
         InvalidRequestError: a field is not valid; `param` names it.
     """
     request = parse_body(ResponsesRequest, body, _UNSUPPORTED)
-    for key, value in (request.text or {}).items():
-        if key != "format" and value not in (_VERBOSITY if key == "verbosity" else (None,)):
-            raise InvalidRequestError(
-                f"`text.{key}` {short(value)} is not supported; leave it out", param=f"text.{key}"
-            )
+    for name, keys in {"text": ("format", *_ADVICE["text"]), "reasoning": _ADVICE["reasoning"]}.items():
+        for key, value in (getattr(request, name) or {}).items():
+            if key not in keys and value is not None:
+                raise InvalidRequestError(
+                    f"`{name}.{key}` is not supported; leave it out (got {short(value)})", param=f"{name}.{key}"
+                )
     if not isinstance((request.text or {}).get("format"), dict | None):
         raise InvalidRequestError('`text.format` must be an object such as {"type": "text"}', param="text.format")
-    for key, value in (request.reasoning or {}).items():
-        if value is not None:
-            raise InvalidRequestError(
-                f"`reasoning.{key}` is not supported (got {short(value)}): a model reasons as its chat template says; "
-                "leave it out",
-                param=f"reasoning.{key}",
-            )
     check_openai_fields(request)
     return request
+
+
+def is_ignored_tool(tool: dict[str, Any]) -> bool:
+    """Whether the model is not told of a tool that the client offers."""
+    return tool.get("type") in _HOSTED_TOOLS
+
+
+def ignored_fields(request: ResponsesRequest) -> list[str]:
+    """The fields of a request that only advise, and have no effect, and the types of tools that are left out."""
+    advice = [(f"{name}.{key}", (getattr(request, name) or {}).get(key)) for name in _ADVICE for key in _ADVICE[name]]
+    advice.append(("client_metadata", request.client_metadata))
+    left_out = {f"tools.{tool['type']}": None for tool in request.tools or () if is_ignored_tool(tool)}
+    used = [name for name, value in advice if value and (name, value) != ("text.verbosity", "medium")]
+    return [*used, *left_out]

@@ -64,12 +64,14 @@ class CompletionRequest(OpenAIRequest):
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     """Report the log-prob of each sampled token, and this many of the most likely ones."""
 
+    # Penalties are refused, except where the sampling of a rollout or model replaces them.
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+
     # These are accepted only with the value that means "not used".
     best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
 
     @property
@@ -90,8 +92,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "frequency_penalty": (0, 0.0),
-    "presence_penalty": (0, 0.0),
     "logit_bias": ({},),
     "tool_choice": (),
     "chat_template_kwargs": ({},),

@@ -61,6 +61,7 @@ async def auto(
         on_progress(Progress("Starting server, engine and trainer ...", "busy"))
         with files.clock.measure("starting"):
             await trained.register(backend)
+            await trained.record_settings(config.to_record())
         dataset = await files.write()
         task, num_val = task_of(dataset, config.seed), len(dataset.split("val"))
         digest = hashlib.sha256(dataset.task.model_dump_json().encode())

@@ -23,6 +23,7 @@ from art.model import Model, TrainableModel
 from art.recipes.comparing.compared_models import NO_KEY, BaseModel, Checkpoint, ComparedModel, Endpoint, OwnModel
 from art.report.model_comparison import ModelKind
 from art.storage import checkpoints
+from art.storage.database import check_format
 from art.storage.layout import DataDir
 from art.storage.local_key import LOOPBACK, find_local_key
 from art.storage.lock import lock_holder
@@ -179,6 +180,7 @@ def registered(model: Checkpoint, data_dir: Path) -> tuple[str, ModelSettings]:
     if paths.database.exists():
         with closing(sqlite3.connect(f"{paths.database.absolute().as_uri()}?mode=ro", uri=True)) as database:
             try:
+                check_format(database, paths.database)
                 row = database.execute(
                     "SELECT base_model, settings FROM models WHERE project = ? AND name = ?",
                     (model.project, model.name),

@@ -25,7 +25,7 @@ from art.recipes.judged.evaluation import load_comparison, save_comparison
 from art.recipes.judged.judged_config import JudgedConfig
 from art.recipes.progress import OnProgress, Progress, ProgressKind, log_progress, report_verdict
 from art.recipes.recipe_result import RecipeResult, book_last, ending_of, report_costs
-from art.recipes.training_loop import StepReport, train_task
+from art.recipes.training_loop import StepReport, step_to_report, train_task
 from art.report import Headline, Report, write_report
 from art.rewards import GroupScorer, Ruler
 from art.task import Scenario, Task
@@ -131,15 +131,16 @@ async def train(run: JudgedRun, validation: Sequence[Scenario]) -> None:
     defaults = run.config.loop_defaults(run.task.defaults)
     # A judge that is down ends the run at its first step, not after many.
     scorer = GroupScorer(run.judge, window=defaults.groups_per_step)
-    run.say(f"{run.model.get_inference_name()} is at step {run.step} of {defaults.num_steps}")
+    first = await step_to_report(run.model)
+    run.say(f"{run.model.get_inference_name()} is at step {first} of {defaults.num_steps}")
 
     def on_step(report: StepReport) -> None:
         run.clock.add("rollouts and judging", report.timing.rollout_s)
         run.clock.add("training", report.timing.train_s)
         run.clock.add("publishing", report.timing.publish_s)
-        run.step += report.trained
+        run.step = report.step
         run.reports.append(report)
-        run.say(f"step {report.step:>4}  {report.line(run.task.headline_metric)}")
+        run.say(f"step {report.step:>4}/{defaults.num_steps}  {report.line(run.task.headline_metric)}")
         if report.ending is not None:
             run.say(f"Stopped at step {report.step}: {report.ending}", "warning")
 

@@ -23,7 +23,6 @@ from art.report import (
     Table,
     Transcript,
     estimate,
-    estimate_change,
 )
 from art.report.page import duration
 from art.storage.history import means_by_step
@@ -85,7 +84,7 @@ def headline_of(comparison: CheckpointComparison | None, rollouts: int) -> Headl
     after = [item.after_score for item in comparison.compared]
     return Headline(
         measure=f"judged score on {len(before)} held-out scenarios, {rollouts} rollouts of each before and after",
-        before=estimate(before), after=estimate(after), change=estimate_change(before, after), note=NOTE,
+        before=estimate(before), after=estimate(after), change=comparison.change(), note=NOTE,
     )  # fmt: skip
 
 
@@ -155,7 +154,7 @@ def cost_table(run: JudgedRun) -> Table:
     """Make a table of the model's costs over all calls, by source."""
     rows = []
     for source, amount in run.model.costs.totals().items():
-        usd = f"{amount.usd:.4f}" if amount.priced else "not known" if amount.unpriced else ""
+        usd = f"{amount.usd:.4f}" if amount.priced else "no price" if amount.unpriced else ""
         seconds = duration(amount.seconds) if amount.seconds else ""
         requests = f"{count:,}" if (count := amount.priced + amount.unpriced) and not amount.seconds else ""
         tokens = [f"{count:,}" if count else "" for count in (amount.prompt_tokens, amount.completion_tokens)]
@@ -173,8 +172,7 @@ def course_of(run: JudgedRun, headline: Headline | None, endings: Iterable[str])
     first = run.reports[0].step if run.reports else 0
     shares = {}
     for name in endings:
-        # A step that was not trained is logged under the number of the checkpoint before it.
-        values = [share for step, share in history_of(run, f"train/{name}") if step >= first - 1]
+        values = [share for step, share in history_of(run, f"train/{name}") if step >= first]
         shares[name] = statistics.fmean(values) if values else 0.0
     return Course(
         step=run.step, num_steps=run.config.loop_defaults(run.task.defaults).num_steps, reports=run.reports,

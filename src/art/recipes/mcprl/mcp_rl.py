@@ -88,6 +88,7 @@ class _McpRl:
             self._say("Starting server, engine and trainer ...", "busy")
             with clock.measure("starting"):
                 await model.register(backend)
+                await model.record_settings(config.to_record())
                 await require_fit(model, tools)
             with clock.measure("writing scenarios"):
                 scenarios = self._load_scenarios(tools)

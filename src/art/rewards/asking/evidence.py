@@ -69,10 +69,13 @@ def _shortened(value: Any) -> Any:
 
 
 def common_prefix(message_lists: Sequence[Sequence[Any]]) -> int:
-    """Number of messages at the start that are equal in all lists; 0 for a single list."""
+    """Number of messages at the start that are equal in all lists; 0 for a single list.
+
+    The last message of a list does not count: a trajectory that is the beginning of another would look empty.
+    """
     if len(message_lists) < 2:
         return 0
-    rows = zip(*message_lists, strict=False)
+    rows = zip(*(messages[:-1] for messages in message_lists), strict=False)
     return sum(1 for _ in takewhile(lambda row: all(message == row[0] for message in row), rows))
 
 

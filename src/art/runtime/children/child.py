@@ -152,8 +152,9 @@ def die_with_parent() -> None:
 
 
 def ignore_ctrl_c() -> None:
-    """Ignore Ctrl-C, which reaches the whole terminal group. The parent decides what it means."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Ignore Ctrl-C and the end of the terminal, which reach its whole group. The parent decides what they mean."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def dump_stacks_on_signal() -> None:

@@ -17,7 +17,7 @@ import os
 import time
 from typing import Any
 
-from art.errors import ArtError, JobCancelledError, ProcessError
+from art.errors import ArtError, JobCancelledError, ProcessError, TrainingError
 from art.protocol.calls import TRAINER_CALLS, Call, Progress, StartTrainer, decode_call
 from art.runtime.children.child import Child, child_from_argv
 from art.runtime.children.trainer_calls import TrainerCalls
@@ -63,7 +63,7 @@ class TrainerServer:
         except Exception as error:  # the boundary of the process: the caller gets it, and the next call may succeed
             if not isinstance(error, ArtError):
                 _log.exception("%s failed", method)
-            self._child.socket.fail(call_id, error)
+            self._child.socket.fail(call_id, _explained(error, method))
         else:
             self._child.socket.reply(call_id, result)
 
@@ -82,6 +82,19 @@ class TrainerServer:
         """Tell whether the caller has gone meanwhile, or wants the call to stop."""
         with self._child.inbox.mutex:
             return any(frame.get("cancel") == call_id for frame in self._child.inbox.queue)
+
+
+def _explained(error: Exception, method: str) -> Exception:
+    """Return the error for the caller. A failed allocation is told in the words of who can do something about it."""
+    from art.trainer.machine.memory import is_out_of_memory  # torch: only once the connection exists
+
+    if isinstance(error, ArtError) or not is_out_of_memory(error):
+        return error
+    return TrainingError(
+        f"the trainer ran out of memory in `{method}` ({type(error).__name__}: {error}). No checkpoint was written. "
+        "Free memory on its machine or raise the limit that it runs under; smaller micro-batches "
+        "(`TrainerConfig.max_tokens`) need less. Then train the same trajectories again, without a restart"
+    )
 
 
 def main() -> None:

@@ -49,6 +49,8 @@ class AdapterTable:
             sleeps: the engine sleeps while the trainer works.
         """
         self.one_policy = one_policy
+        self.probe_gap: float | None = None
+        """Largest `publish/probe_gap` of this engine: the noise between engine and trainer."""
         self._process, self._engine = handle.process, handle.engine
         self._attempts = config.restarts.call_attempts
         self._tolerance = config.handshake_tolerance
@@ -175,6 +177,7 @@ class AdapterTable:
             f"publishing {adapter_id}",
             self._attempts,
         )
+        self.probe_gap = max(self.probe_gap or 0.0, metrics["publish/probe_gap"])
         self._loaded[adapter_id] = weights
         self._loaded.move_to_end(adapter_id)
         return metrics

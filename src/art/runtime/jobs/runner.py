@@ -361,8 +361,8 @@ class JobRunner:
             await self.store.move(entry.job_id, state, changes={"error": error})
         except ConflictError:  # it was recorded as succeeded, and a later part failed
             logger.exception("job %s has ended already", entry)
-        except ArtError:
-            logger.exception("the end of job %s cannot be recorded yet", entry)
+        except ArtError as unrecorded:
+            logger.error("the end of job %s cannot be recorded yet: %s", entry, unrecorded)
             status = JobStatus(
                 job_id=entry.job_id, kind=entry.kind, project=entry.project, name=entry.name, state=state,
                 ended_at=time.time(), error=error,

@@ -25,7 +25,8 @@ from art.protocol.jobs import JobEvent
 from art.protocol.training import JobProgress, JobStatus
 from art.runtime.jobs.job import PAYLOADS, Entry, Job
 from art.runtime.jobs.work import Done
-from art.runtime.registry import set_identity, set_step
+from art.runtime.registry import RegisteredModel, set_identity, set_step
+from art.storage.checkpoints import CheckpointState
 from art.storage.database import Database
 
 _SCHEMA = """
@@ -113,13 +114,10 @@ class JobStore:
             if (known := _known(db, job.job_id, fingerprint)) is not None:
                 return known
             _check_room(db, job.project, self._max_per_project)
-            values = {
-                "job_id": job.job_id, "kind": job.kind, "project": job.project, "name": job.name, "state": "queued",
-                "fingerprint": fingerprint, "payload": payload, "lane": job.lane, "needs": needs,
-                "exchanges": exchanges, "status": status.model_dump_json(), "created_at": now, "key_id": job.key_id,
-            }  # fmt: skip
-            marks = ", ".join("?" * len(values))
-            db.execute(f"INSERT INTO jobs ({', '.join(values)}) VALUES ({marks})", tuple(values.values()))
+            _insert(
+                db, status, fingerprint=fingerprint, payload=payload, lane=job.lane, needs=needs, exchanges=exchanges,
+                key_id=job.key_id,
+            )  # fmt: skip
             _add_event(db, job.job_id, JobEvent(kind="state", at=now, state="queued"))
             return status
 
@@ -196,10 +194,10 @@ class JobStore:
         )
         metrics: list[dict[str, float]] = []
         for kind, text in rows:
-            status = JobStatus.model_validate_json(text)
-            if kind != "train" or status.step != step - len(metrics):
+            status = orjson.loads(text)  # not validated: there may be a thousand of them
+            if kind != "train" or status["step"] != step - len(metrics):
                 break
-            metrics.append(status.metrics)
+            metrics.append(status["metrics"])
         return metrics[::-1]
 
     async def needed_checkpoints(self) -> list[str]:
@@ -248,6 +246,33 @@ class JobStore:
             return status
 
         return await self._database.run(finish)
+
+    async def restore(self, model: RegisteredModel, checkpoint: CheckpointState, path: Path, identity: str) -> bool:
+        """Record the job that made a checkpoint as succeeded, and the checkpoint as the model's newest.
+
+        Returns:
+            False if the job is known, or another one of the model is unfinished: then nothing was lost.
+        """
+        job_id, now = checkpoint.job_id, time.time()
+        status = JobStatus(
+            job_id=str(job_id), kind="train", project=model.project, name=model.name, state="succeeded",
+            step=checkpoint.step, trained=True, metrics=checkpoint.metrics, checkpoint_path=str(path),
+            findings=["the server's record of this step was lost and made again from its checkpoint"],
+            created_at=now, started_at=now, ended_at=now,
+        )  # fmt: skip
+
+        def restore(db: sqlite3.Connection) -> bool:
+            of_model = f"project = ? AND name = ? AND state IN ({_UNFINISHED})"
+            sql = f"SELECT 1 FROM jobs WHERE job_id = ? OR {of_model}"
+            if db.execute(sql, (job_id, model.project, model.name)).fetchone() is not None:
+                return False
+            _insert(db, status, fingerprint="")
+            _add_event(db, status.job_id, JobEvent(kind="state", at=now, state="succeeded"))
+            set_step(db, model.project, model.name, checkpoint.step)
+            set_identity(db, model.project, model.name, checkpoint.step, identity)
+            return True
+
+        return await self._database.run(restore)
 
     async def repeated_step(self, exchange_ids: Sequence[str]) -> int | None:
         """The newest step that learnt from these exchanges, if earlier steps learnt from all of them; else `None`."""
@@ -351,6 +376,13 @@ def _create(db: sqlite3.Connection) -> None:
             db.execute(f"ALTER TABLE jobs ADD COLUMN {column} {definition}")
 
 
+def _insert(db: sqlite3.Connection, status: JobStatus, **more: Any) -> None:
+    values = status.model_dump(include={"job_id", "kind", "project", "name", "state", "created_at"})
+    values |= {"status": status.model_dump_json(), **more}
+    marks = ", ".join("?" * len(values))
+    db.execute(f"INSERT INTO jobs ({', '.join(values)}) VALUES ({marks})", tuple(values.values()))
+
+
 def _add_event(db: sqlite3.Connection, job_id: str, event: JobEvent) -> None:
     db.execute(
         "INSERT INTO job_events (job_id, number, event) "
@@ -363,7 +395,8 @@ def _known(db: sqlite3.Connection, job_id: str, fingerprint: str) -> JobStatus |
     row = db.execute("SELECT fingerprint, status FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
     if row is None:
         return None
-    if isinstance(row[0], str) and row[0] != fingerprint:  # older servers stored a checksum, which is a number
+    # Older servers stored a checksum, which is a number, and of a restored job the request is not known.
+    if isinstance(row[0], str) and row[0] not in ("", fingerprint):
         raise ConflictError(
             f"job {job_id} exists with other content; use a new job id for a new request", param="job_id"
         )

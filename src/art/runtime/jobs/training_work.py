@@ -31,7 +31,7 @@ from art.errors import (
 from art.gateway.record.recorder import Recorder
 from art.gateway.record.usage_book import Amounts
 from art.metrics.findings import Finding, find_findings
-from art.metrics.trends import WINDOW, measure_trends
+from art.metrics.trends import RUN_STEPS, measure_trends
 from art.protocol.calls import Train, TrainSft
 from art.protocol.samples import TrainingSample
 from art.runtime.jobs.job import Entry, Job, SftPayload, TrainPayload
@@ -98,6 +98,8 @@ class TrainingWork:
         call = await asyncio.to_thread(self._build_call, payload, paths, from_step, job.job_id, host.engine_dtype)
         keep = model.settings.trainer.keep_token_files
         call = replace(call, record_to=None if keep == 0 else paths.step(step))
+        if isinstance(call, Train):
+            call = replace(call, probe_gap=host.adapters.probe_gap)
         trained_s = host.trainer.training_s
         try:
             result = await host.trainer.train(
@@ -124,7 +126,8 @@ class TrainingWork:
         metrics = result.metrics | plan.metrics | ledger | published
         metrics["time/step_job_s"] = time.perf_counter() - started
         metrics |= host.end_of_step()
-        metrics |= measure_trends(metrics, await self._store.step_metrics(job.project, job.name, from_step, WINDOW - 1))
+        earlier = await self._store.step_metrics(job.project, job.name, from_step, RUN_STEPS - 1)
+        metrics |= measure_trends(metrics, earlier)
         measured = await asyncio.to_thread(_find_findings, metrics, source, payload.config)
         metrics |= {f"findings/{finding.name}": 1.0 for finding in measured}
         findings = [

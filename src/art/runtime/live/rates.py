@@ -17,7 +17,7 @@ class Rates:
         self._samples: deque[tuple[float, Mapping[str, float]]] = deque()
 
     def add(self, counters: Mapping[str, float], now: float | None = None) -> dict[str, float]:
-        """Take the present counters, and return how much each grew per second; none at the first time.
+        """Take the present counters, and return how much each grew per second; none in the first second.
 
         A counter that is new, or smaller than it was, has no rate: its process has started again.
         """
@@ -30,7 +30,7 @@ class Rates:
         at, earlier = self._samples[0]
         if now - self._samples[-1][0] >= 1.0:  # many viewers ask; one sample per second is enough
             self._samples.append((now, counters))
-        if now <= at:
+        if now - at < 1.0:  # a page that asks twice at once would see that nothing has grown
             return {}
         grown = {name: value - earlier[name] for name, value in counters.items() if name in earlier}
         return {name: growth / (now - at) for name, growth in grown.items() if growth >= 0}

@@ -84,11 +84,9 @@ def judge(evidence: Evidence, require: float, *, step: int, refused: Collection[
     """
     look = max(evidence.num_choices, 1 + len(set(refused) - {evidence.digest}))
     score = measure_improvement(evidence.reference, evidence.candidate, look=look)
-    num = 0 if score is None else score.num
-    passed = score is not None and num >= MIN_SCENARIOS and score.low is not None and score.low > require
     verdict = Verdict(
-        passed=passed, reason="", require=require, source=evidence.source, reference_step=evidence.reference_step,
-        num_scenarios=num, look=look, confidence=1 - tail_of_look(look),
+        passed=False, reason="", require=require, source=evidence.source, reference_step=evidence.reference_step,
+        num_scenarios=0 if score is None else score.num, look=look, confidence=1 - tail_of_look(look),
     )  # fmt: skip
     if score is not None:
         common = evidence.reference.keys() & evidence.candidate.keys()
@@ -102,22 +100,23 @@ def judge(evidence: Evidence, require: float, *, step: int, refused: Collection[
                 "method": score.method,
             }
         )  # fmt: skip
+        verdict.passed = has_figures(verdict) and score.low is not None and score.low > require
     return verdict.model_copy(update={"reason": _reason(verdict, score, evidence, step, model)})
 
 
 def has_figures(verdict: Verdict) -> bool:
     """Whether enough scenarios were compared. What was not compared could not pass by chance, so it is no look."""
-    return verdict.num_scenarios >= MIN_SCENARIOS and verdict.low is not None
+    return verdict.low is not None and verdict.num_scenarios >= MIN_SCENARIOS[verdict.method or "tango"]
 
 
 def _reason(verdict: Verdict, score: Score | None, evidence: Evidence, step: int, model: str) -> str:
-    if score is None or score.num < MIN_SCENARIOS or score.low is None:
+    if score is None or score.low is None or not has_figures(verdict):
         have = f"step {evidence.reference_step} has {len(evidence.reference)} and step {step} {len(evidence.candidate)}"
         return (
             f"{evidence.source}: {verdict.num_scenarios} scenarios were measured with both checkpoints ({have}), and "
-            f"at least {MIN_SCENARIOS} are needed. Log an evaluation of both on the same scenarios, with `scenario_id` "
-            f"in the metadata of each rollout, or measure them now: `art promote {model}@{step} --require "
-            f"{verdict.require:g} --task TASK --games 200`"
+            f"at least {MIN_SCENARIOS['tango']} are needed, or {MIN_SCENARIOS['t']} unless each has one value of 0 or "
+            "1. Log an evaluation of both on the same scenarios, with `scenario_id` in the metadata of each rollout, "
+            f"or measure them now: `art promote {model}@{step} --require {verdict.require:g} --task TASK --games 200`"
         )
     figures = (
         f"{evidence.source}: step {step} has {verdict.candidate:.3f} and step {evidence.reference_step} "

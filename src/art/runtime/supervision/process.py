@@ -24,7 +24,7 @@ from art.errors import ArtError, ProcessError
 from art.protocol.exits import describe_exit
 from art.protocol.rpc import PendingCall, RpcClient
 from art.runtime.supervision.comeback import Comeback
-from art.runtime.supervision.launch import EXIT_TIMEOUT_S, Launch, Process, WarmParent, until_exit
+from art.runtime.supervision.launch import EXIT_TIMEOUT_S, Launch, Process, WarmParent, kill, until_exit
 from art.runtime.supervision.stacks import dump_stacks
 from art.runtime.supervision.vitals import Vitals
 from art.storage.logs import log_tail, open_log, rotate_log
@@ -271,10 +271,8 @@ class ChildProcess:
         except BaseException as error:
             watch.cancel()
             await client.close()
-            if alive := process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-            await process.wait()
+            alive = process.returncode is None
+            await kill(process)
             if isinstance(error, TimeoutError):
                 timeout_s = spec.config.child_start_timeout_s
                 raise ProcessError(f"the {spec.name} was not ready after {timeout_s:.0f} s{self._log_tail()}") from None
@@ -314,7 +312,7 @@ class ChildProcess:
                     break
                 if (problem := vitals.stuck(client.pending)) is not None:
                     await self.end(problem)
-                    continue
+                    break  # also if it is not gone: the system may be unable to end a process
                 if self._client is client and (reason := vitals.memory_problem()) is not None:
                     due_since = due_since or before
                     waited_s = time.monotonic() - due_since
@@ -335,8 +333,7 @@ class ChildProcess:
         self._cause = f"{cause} and was killed"
         logger.error("killing the %s (pid %d): %s", self.spec.name, process.pid, cause)
         await asyncio.to_thread(dump_stacks, self.status)  # into its log, whose last lines become part of the error
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        await kill(process)
 
     async def _retire(self, process: Process, client: RpcClient, reason: str) -> str:
         """End a healthy process, which exits by itself when its connection ends. Returns what its callers are told."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from art.runtime.supervision.process import ChildProcess
@@ -17,8 +17,15 @@ STACKS_HEADING = "Stacks"
 MAX_WAITS = 40
 
 
-async def write_report(processes: Sequence[ChildProcess], jobs: Iterable[str]) -> str:
-    """Write the current report. Takes `stacks.DUMP_TIMEOUT_S` if a process does not answer."""
+async def write_report(
+    processes: Sequence[ChildProcess], jobs: Iterable[str], ignored: Mapping[tuple[str, str], int]
+) -> str:
+    """Write the current report. Takes `stacks.DUMP_TIMEOUT_S` if a process does not answer.
+
+    Args:
+        ignored: how many requests of a key had a field that has no effect.
+    """
+    fields = [f"`{name}` of key {key!r}: {count} requests" for (key, name), count in sorted(ignored.items())]
     waits = [str(wait) for wait in current_waits()] + [
         wait for process in processes for wait in describe_waits(process)
     ]
@@ -34,6 +41,7 @@ async def write_report(processes: Sequence[ChildProcess], jobs: Iterable[str]) -
             _section("Processes", [_describe(process) for process in processes]),
             _section("Training jobs", jobs),
             _section("Who waits for whom", waits[:MAX_WAITS] + more),
+            _section("Fields of requests that have no effect", fields),
             *stacks,
         ]
     )

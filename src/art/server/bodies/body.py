@@ -2,13 +2,14 @@
 
 bytes --gzip?--> counted by `JsonBounds` --> bytes of JSON --workers--> values
 
-Nothing is built before the whole body is within its limits. A large body is decoded in a thread, as the event loop
-answers everybody else meanwhile.
+Nothing is built before the whole body is within its limits. A large body is decoded in a thread, and one above 1 MiB in
+a process, as the event loop answers everybody else meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import zlib
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
@@ -17,12 +18,18 @@ from typing import Any, TypeVar
 import orjson
 
 from art.config import ServerConfig
-from art.errors import InvalidRequestError, PayloadTooLargeError, RequestTimeoutError, UnsupportedMediaError
+from art.errors import (
+    InvalidRequestError,
+    PayloadTooLargeError,
+    ProcessError,
+    RequestTimeoutError,
+    UnsupportedMediaError,
+)
 from art.gateway.workers import Workers
 from art.protocol.dialects.json_bounds import JsonBounds
 from art.server.asgi import ClientDisconnected, Receive, Scope, connection_of, header
-from art.server.bodies.memory import return_memory
-from art.server.bodies.pieces import loads
+from art.server.bodies.decoder import decode_apart
+from art.server.bodies.memory import LARGE_BYTES, return_memory
 
 T = TypeVar("T")
 
@@ -69,7 +76,8 @@ async def read_json(
         PayloadTooLargeError: the body is larger than the limit, by its declared length or as it arrives.
         UnsupportedMediaError: the body is compressed in another way than gzip.
         RequestTimeoutError: the body arrives too slowly.
-        InvalidRequestError: the body is not JSON, has too many values, or is nested too deeply.
+        InvalidRequestError: the body is not JSON, has too many values or too long a text, or is nested too deeply.
+        ProcessError: a large body's decoder died.
         ClientDisconnected: the client hung up before the end of the body.
     """
     body = bytearray()
@@ -109,9 +117,16 @@ def _decode(body: bytearray, convert: Callable[[Any], T]) -> T:
     if body.startswith(_BOM):
         del body[: len(_BOM)]
     try:
-        value = loads(body)
+        value = decode_apart(body) if len(body) > LARGE_BYTES else orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError(f"the request body is not valid JSON: {error}") from None
+    except ValueError as error:
+        raise InvalidRequestError(f"the request body has {error}") from None
+    except subprocess.CalledProcessError as error:
+        raise ProcessError(
+            f"the process that decodes the request body died ({error.returncode}), perhaps for want of memory; send "
+            "the request again"
+        ) from None
     body.clear()  # its memory is free before the values are checked and copied
     return convert(value)
 

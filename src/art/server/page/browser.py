@@ -106,16 +106,19 @@ def cookie_name(scope: Scope, *, https: bool) -> str:
     return f"__Host-{name}" if https else name
 
 
-def read_cookie(scope: Scope, *, https: bool) -> str | None:
-    """Return the id of the session that the request's cookie has; `None` without one."""
-    name = cookie_name(scope, https=https)
+def read_cookies(scope: Scope, *, https: bool) -> list[str]:
+    """Return what may be the id of the request's session: the value of each cookie of that name.
+
+    A page on another port of this host can set one too, even one that the browser sends first.
+    """
+    name, texts = cookie_name(scope, https=https), []
     for key, value in scope["headers"]:
         if key == b"cookie":  # split by hand: other programs on this host may have set cookies of any form
             for part in str(value, "latin-1").split(";"):
                 own, _, text = part.strip().partition("=")
                 if own == name and text:
-                    return text
-    return None
+                    texts.append(text)
+    return texts
 
 
 def make_cookie(scope: Scope, text: str, *, https: bool) -> str:

@@ -64,20 +64,21 @@ class Sessions:
         session = self._sessions[_digest(text)] = Session(key_id, now, now)
         return text, session
 
-    def find(self, text: str) -> Session:
-        """Return the session with this id, and note that it was used.
+    def find(self, *texts: str) -> Session:
+        """Return the session that has one of these ids, and note that it was used.
 
         Raises:
             AuthenticationError: there is none, or it has ended.
         """
-        digest, now = _digest(text), self._now()
-        session = self._sessions.get(digest)
-        if session is None or session.ends_at <= now:
+        now = self._now()
+        for digest in map(_digest, texts):
+            session = self._sessions.get(digest)
+            if session is not None and session.ends_at > now:
+                session.used_at = now
+                self._sessions.move_to_end(digest)
+                return session
             self._sessions.pop(digest, None)
-            raise AuthenticationError("the session of the page has ended; log in again")
-        session.used_at = now
-        self._sessions.move_to_end(digest)
-        return session
+        raise AuthenticationError("the session of the page has ended; log in again")
 
     def close(self, text: str) -> None:
         """End a session. An id without a session is ignored."""

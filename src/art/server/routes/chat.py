@@ -5,7 +5,7 @@ Each route exists with and without a project and a rollout in the URL.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -60,9 +60,16 @@ def _read_messages(kind: type[R], body: Any) -> tuple[R, ChatRequest]:
 async def _with_thinking(call: Call, request: CountTokensRequest, chat: ChatRequest) -> ChatRequest:
     """Turn `thinking` into settings of the model's chat template. Settings that the request names itself win."""
     if request.thinking is not None:
-        settings = await call.runtime.gateway.reasoning_settings(
-            call.own_model(chat.model), call.path.get("rollout_id"), reasons=request.thinking.type != "disabled"
-        )
+        kind = request.thinking.type
+        settings: Mapping[str, Any] = {}
+        try:
+            settings = await call.runtime.gateway.reasoning_settings(
+                call.own_model(chat.model), call.path.get("rollout_id"), reasons=kind != "disabled"
+            )
+        except InvalidRequestError:
+            if kind != "adaptive":  # which leaves it to the model
+                raise
+            chat.ignored.append("thinking")
         chat.chat_template_kwargs = {**settings, **(chat.chat_template_kwargs or {})} or None
     return chat
 
@@ -77,11 +84,17 @@ async def _sample(
     """Return the answer in the dialect of the request, or send it as events if the request streams."""
     chat.model = call.own_model(chat.model)
     rollout_id, key, gateway = call.path.get("rollout_id"), call.caller.key_id, call.runtime.gateway
-    how: dict[str, Any] = {"rollout_id": rollout_id, "key": key, "seed": call.first_seed(), "switches": _switches(call)}
+    how: dict[str, Any] = {
+        "rollout_id": rollout_id, "key": key, "seed": call.first_seed(), "switches": _switches(call),
+        "strict": call.server.config.strict,
+    }  # fmt: skip
     async with cancel_on_disconnect(call.scope, call.receive):
         if not chat.stream:
-            return to_answer(await gateway.complete(chat, **how))
+            answer = await gateway.complete(chat, **how)
+            call.tell([chat])
+            return to_answer(answer)
         stream = await gateway.stream(chat, **how)
+        call.tell([chat])
         await send_events(call.send, to_events(stream), named_error, call.visible)
     return None
 

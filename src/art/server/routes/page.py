@@ -10,7 +10,7 @@ from art.server.asgi import header, send_bytes
 from art.server.auth import Caller
 from art.server.call import Call, Route
 from art.server.openapi import art_version
-from art.server.page.browser import make_cookie, read_cookie
+from art.server.page.browser import make_cookie, read_cookies
 from art.viewer.page_files import INDEX, page_files
 
 _FOR_EVER = "public, max-age=31536000, immutable"
@@ -82,7 +82,7 @@ async def logout(call: Call) -> None:
     """End the session, and remove its cookie."""
     await call.body(Empty)
     https = call.server.page.addresses.is_https(call.scope)
-    if text := read_cookie(call.scope, https=https):
+    for text in read_cookies(call.scope, https=https):
         call.server.page.sessions.close(text)
     await send_bytes(call.send, 200, b"{}", headers={"set-cookie": make_cookie(call.scope, "", https=https)})
 

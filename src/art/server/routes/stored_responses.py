@@ -6,7 +6,7 @@ from typing import Any
 
 from art.errors import InvalidRequestError, NotFoundError
 from art.gateway.dialects import responses_input
-from art.gateway.dialects.ids import exchange_of_response
+from art.gateway.dialects.ids import exchange_of, exchange_of_response
 from art.gateway.dialects.responses_record import to_input_items, to_stored_response
 from art.gateway.record.recorder import Exchange
 from art.protocol.chat import short
@@ -15,6 +15,7 @@ from art.protocol.dialects.responses import (
     ENCRYPTED_REASONING,
     InputItems,
     InputTokens,
+    Item,
     ResponseDeleted,
     ResponsesAnswer,
     ResponsesRequest,
@@ -87,6 +88,8 @@ async def read_conversation(call: Call) -> tuple[ResponsesRequest, ChatRequest]:
     """
     request = await call.parse(parse_responses_request)
     previous = _previous_messages(call, request.previous_response_id)
+    if not isinstance(request.input, str):
+        request.input = _with_items(call, request.input)
     size = 0 if isinstance(request.input, str) else len(request.input) * _ITEM_SIZE
     return request, await call.server.workers.run(size, responses_input.to_chat, request, previous)
 
@@ -100,13 +103,36 @@ def _previous_messages(call: Call, response_id: str | None) -> list[dict[str, An
     return messages[1:] if has_instructions else messages
 
 
+def _with_items(call: Call, items: list[Item]) -> list[Item]:
+    """The items of a request, with those of earlier answers in place of references to them."""
+    named = {i: item.get("id") for i, item in enumerate(items) if item.get("type") == "item_reference"}
+    exchange_ids = {exchange_of(item_id) or "" for item_id in named.values()}
+    known: dict[Any, Item] = {}
+    for exchange in call.runtime.gateway.recorder.find(exchange_ids).values() if named else ():
+        if not _is_hidden(call, exchange):
+            output = to_stored_response(exchange, has_instructions=False, include=[])["output"]
+            known |= {item["id"]: item for item in output}
+    for i, item_id in named.items():
+        if not isinstance(item_id, str) or item_id not in known:
+            raise NotFoundError(
+                f"`input.{i}` refers to the item {short(item_id)}, which no answer on this server has; send the item "
+                "itself",
+                param=f"input.{i}",
+            )
+    return [known[named[i]] if i in named else item for i, item in enumerate(items)]
+
+
+def _is_hidden(call: Call, exchange: Exchange) -> bool:
+    """Whether the caller may not see an exchange, or its response was deleted."""
+    is_elsewhere = call.caller.project not in (None, exchange.project)
+    return is_elsewhere or call.runtime.gateway.deleted_responses.has(exchange.id)
+
+
 def _find(call: Call, response_id: str, param: str) -> tuple[Exchange, bool]:
     """The exchange of a response, and whether its first message came from `instructions`."""
     exchange_id, has_instructions = exchange_of_response(response_id) or ("", False)
-    gateway = call.runtime.gateway
-    exchange = gateway.recorder.find([exchange_id]).get(exchange_id)
-    is_hidden = exchange is None or call.caller.project not in (None, exchange.project)
-    if exchange is None or is_hidden or gateway.deleted_responses.has(exchange_id):
+    exchange = call.runtime.gateway.recorder.find([exchange_id]).get(exchange_id)
+    if exchange is None or _is_hidden(call, exchange):
         raise NotFoundError(f"response {response_id!r} is not recorded on this server", param=param)
     return exchange, has_instructions
 

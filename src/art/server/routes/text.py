@@ -13,7 +13,7 @@ from art.gateway.dialects.text_completions import (
     to_chunks,
     to_completion,
 )
-from art.gateway.format.size import COUNTED_CONTEXTS, SizeLimit, check_size, work_size
+from art.gateway.format.size import COUNTED_CONTEXTS, check_size, work_size
 from art.gateway.policies import PolicyRef
 from art.gateway.turn import choose_renderer
 from art.protocol.chat import normalize_messages
@@ -43,13 +43,14 @@ async def completions(call: Call) -> dict[str, Any] | None:
     first = call.first_seed()
     seeds = [None if first is None else first + p * request.choices_per_prompt for p in range(len(chats))]
     both = list(zip(chats, seeds, strict=True))
+    how: dict[str, Any] = {"rollout_id": rollout_id, "key": key, "strict": call.server.config.strict}
     async with cancel_on_disconnect(call.scope, call.receive):
         if not request.stream:
-            ask = [partial(gateway.complete, chat, rollout_id=rollout_id, key=key, seed=seed) for chat, seed in both]
-            return to_completion(request, await all_of(ask))
-        streams = await all_of(
-            [partial(gateway.stream, chat, rollout_id=rollout_id, key=key, seed=seed) for chat, seed in both]
-        )
+            answers = await all_of([partial(gateway.complete, chat, seed=seed, **how) for chat, seed in both])
+            call.tell(chats)
+            return to_completion(request, answers)
+        streams = await all_of([partial(gateway.stream, chat, seed=seed, **how) for chat, seed in both])
+        call.tell(chats)
         await send_events(call.send, to_chunks(request, streams), visible=call.visible)
     return None
 
@@ -103,7 +104,7 @@ def _render_closed(chat: ChatRequest, policy: PolicyRef) -> list[int]:
     """The tokens of messages without the opening of the next answer."""
     renderer, tools = choose_renderer(policy, chat), chat.tools or None
     messages = normalize_messages(chat.messages)
-    check_size(messages, tools, SizeLimit(policy.max_context, renderer.tokenizer, COUNTED_CONTEXTS))
+    check_size(messages, tools, policy.size_limit(COUNTED_CONTEXTS))
     return renderer.render(messages, tools, opening=False)
 
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from art.config import CustomLossConfig, DistillConfig
 from art.protocol.answers import EnginePressure
 from art.protocol.checkpoint_calls import Logged, LogRequest
 from art.protocol.preflight import PreflightReport, PreflightRequest
-from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
+from art.protocol.training import (
+    ExchangeIds,
+    JobStatus,
+    ModelStatus,
+    RegisterRequest,
+    TrainRequest,
+    TrainSFTRequest,
+)
 from art.server.call import Call, Route
-from art.server.machine import check_custom_loss, check_registration
+from art.server.machine import check_base_folder, check_custom_loss, check_registration
 
 
 async def register(call: Call) -> ModelStatus:
@@ -16,7 +25,11 @@ async def register(call: Call) -> ModelStatus:
     request = await call.body(RegisterRequest)
     call.caller.check_project(request.project)
     check_registration(request, call.caller, call.server.config)
-    return await call.runtime.registration.register(request)
+
+    def check_folder(folder: Path) -> None:
+        check_base_folder(folder, call.caller, call.server.config, call.server.paths.data_dir)
+
+    return await call.runtime.registration.register(request, check_folder)
 
 
 async def model_status(call: Call) -> ModelStatus:
@@ -48,6 +61,13 @@ async def train_sft(call: Call) -> JobStatus:
     return await call.runtime.training.train_sft(project, name, request, key_id=key_id)
 
 
+async def missing_exchanges(call: Call) -> ExchangeIds:
+    """Return those of some exchanges that are not recorded in the model's project, and so cannot be trained."""
+    asked = await call.body(ExchangeIds)
+    missing = await call.runtime.training.missing_exchanges(call.path["project"], asked.exchange_ids)
+    return ExchangeIds(exchange_ids=missing)
+
+
 async def log(call: Call) -> Logged:
     """Keep a row of a model's history and the groups that were logged with it, for the page."""
     request = await call.body(LogRequest)
@@ -73,6 +93,10 @@ ROUTES = [
     Route(
         "POST", f"{_MODEL}/train_sft", train_sft, scope="train", request=TrainSFTRequest, response=JobStatus,
         status=202, training_data=True,
+    ),
+    Route(
+        "POST", f"{_MODEL}/exchanges/missing", missing_exchanges, scope="train", request=ExchangeIds,
+        response=ExchangeIds, training_data=True,
     ),
     Route(
         "POST", f"{_MODEL}/log", log, scope="train", request=LogRequest, response=Logged, training_data=True,

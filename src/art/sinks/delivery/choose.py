@@ -104,5 +104,10 @@ def _without_secrets(name: str, value: Any) -> Any:
     if isinstance(value, list):
         return [_without_secrets(name, item) for item in value]
     if isinstance(value, str):
-        return HIDDEN if value and _SECRET.fullmatch(name) else redact(value)
+        return HIDDEN if value and is_secret(name) else redact(value)
     return value
+
+
+def is_secret(name: str) -> bool:
+    """Whether a setting of this name is likely to be a key or a password."""
+    return _SECRET.fullmatch(name) is not None

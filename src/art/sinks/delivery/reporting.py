@@ -46,6 +46,12 @@ class Reporting:
         # Registered last and so called first: before the trackers' libraries close by themselves.
         atexit.register(self.close)
 
+    def configure(self, config: Mapping[str, Any]) -> None:
+        """Give the sinks the run's config if it has changed."""
+        plain = plain_config(config)
+        for worker in self._workers:
+            worker.configure(plain)
+
     def wake(self) -> None:
         """Deliver what was just logged."""
         for worker in self._workers:

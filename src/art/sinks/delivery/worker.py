@@ -6,8 +6,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from art.errors import ConfigError, OverloadedError
 from art.sinks.delivery.log_reader import Delivery, LogReader
@@ -16,6 +17,9 @@ from art.storage.layout import ModelPaths
 from art.storage.lock import take_lock
 
 logger = logging.getLogger(__name__)
+
+_STARTING = threading.Lock()
+"""Held while a sink starts: several at once have failed, probably because their libraries import the same packages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,8 @@ class Worker:
         self._make_sink, self._paths, self._run, self._pauses = make_sink, paths, run, pauses
         self._reader: LogReader | None = None
         self._sink: Sink | None = None
+        self._config: Mapping[str, Any] | None = None
+        """The run's config, if the sink does not have its newest form."""
         self._lock: int | None = None
         self._wake = threading.Event()
         self._has_started = threading.Event()
@@ -78,6 +84,13 @@ class Worker:
             "`report_metrics`"
         ) from error
 
+    def configure(self, config: Mapping[str, Any]) -> None:
+        """Give the run's config to the sink before the next row."""
+        if config != self._run.config:
+            self._run = replace(self._run, config=config)
+            self._config = config
+            self._wake.set()
+
     def wake(self) -> None:
         """Look at the log now."""
         self._wake.set()
@@ -110,6 +123,7 @@ class Worker:
             self._open()
         except BaseException as error:
             self._start_error = error
+            logger.debug("%s cannot start", self.name, exc_info=True)
             self._release()
             return
         finally:
@@ -147,7 +161,8 @@ class Worker:
         if self._lock is None:
             return
         sink = self._make_sink()
-        num_rows = sink.start(self._run)
+        with _STARTING:
+            num_rows = sink.start(self._run)
         self._reader = LogReader(self._paths, sink)
         self._reader.align(num_rows)
         self._sink = sink
@@ -156,6 +171,13 @@ class Worker:
         """Send what waits; False if the time to close was over before all of it was sent."""
         if self._reader is None:
             return True
+        if (config := self._config) is not None:
+            assert self._sink is not None
+            try:
+                self._sink.configure(config)
+            except Refused as error:
+                logger.warning("%s refused settings of the run: %s", self.name, error)
+            self._config = None if self._config is config else self._config
         for delivery in self._reader.pending():
             if self._deadline is not None and time.monotonic() > self._deadline:
                 return False

@@ -26,6 +26,7 @@ from art.testing.tiny.warm_start import Progress, WarmStartConfig, mean_answer_l
 logger = logging.getLogger(__name__)
 
 NUM_CONVERSATIONS = 3000
+MIN_CONTEXT = 16
 NUM_PROBED = 32
 """Number of answers on which it is measured whether the model reads what it was shown."""
 
@@ -39,6 +40,7 @@ def build_tiny_model(
     play_skill: float | None = None,
     warm_start_steps: int | None = None,
     head_dim: int = HEAD_DIM,
+    context: int | None = None,
     on_progress: Progress | None = None,
 ) -> Path:
     """Write a tiny model to the folder `path` and return the path. The same arguments give the same weights.
@@ -49,16 +51,20 @@ def build_tiny_model(
         play_skill: mean skill of the task's play, see `Task.play`; `None` takes the task's own.
         warm_start_steps: number of warm-start steps; `None` takes the task's own, 0 leaves the weights random.
         head_dim: size of an attention head: 16, or 32 for a model that vLLM can serve.
+        context: longest prompt and answer together, in tokens; `None` takes the task's own. A server serves at most
+            32,768 of them, unless `max_context` of the engine's settings says more.
         on_progress: called after each warm-start step with (done, total, loss).
 
     Raises:
         ConfigError: both a task and conversations are given, `path` contains something other than a tiny model,
-            `head_dim` is unknown, or the task's `play_skill` cannot be set.
+            `head_dim` is unknown, `context` is below 16, or the task's `play_skill` cannot be set.
     """
     path = Path(path)
     _check_replaceable(path)
     if head_dim not in (HEAD_DIM, VLLM_HEAD_DIM):
         raise ConfigError(f"`head_dim` must be {HEAD_DIM} or {VLLM_HEAD_DIM}, got {head_dim}")
+    if context is not None and context < MIN_CONTEXT:
+        raise ConfigError(f"`context` must be a number of tokens, at least {MIN_CONTEXT}, got {context}")
     if task is not None and conversations is not None:
         raise ConfigError("`build_tiny_model` takes either `task` or `conversations`, got both")
     defaults, needs_reading, form = TaskDefaults(), True, None
@@ -70,17 +76,17 @@ def build_tiny_model(
         raise ConfigError("`play_skill` applies to a task's play, not to `conversations`; leave it out")
     num_steps = defaults.warm_start_steps if warm_start_steps is None else warm_start_steps
     texts = [render(conversation) for conversation in conversations]
-    tokenizer = make_tokenizer(
-        conversations, texts, vocab_size=defaults.tiny_vocab_size, max_length=defaults.tiny_context
-    )
-    model = create_model(tokenizer, seed=seed, head_dim=head_dim, max_context=defaults.tiny_context)
+    context = defaults.tiny_context if context is None else context
+    tokenizer = make_tokenizer(conversations, texts, vocab_size=defaults.tiny_vocab_size, max_length=context)
+    model = create_model(tokenizer, seed=seed, head_dim=head_dim, max_context=context)
     warm_start(model, tokenizer, texts, WarmStartConfig(num_steps=num_steps, seed=seed), on_progress=on_progress)
     reads = _measure_reads(model, tokenizer, conversations, seed, warns=needs_reading) if num_steps else None
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     save_model(model, partial)
     tokenizer.save_pretrained(partial)
     task_form = None if form is None else form.model_dump(mode="json")
-    manifest = {"seed": seed, "warm_start_steps": num_steps, "reads": reads, "task": task_form}
+    calls_tools = any(conversation.tools for conversation in conversations)
+    manifest = {"seed": seed, "warm_start_steps": num_steps, "reads": reads, "tools": calls_tools, "task": task_form}
     (partial / TINY_MODEL_FILE).write_text(json.dumps(manifest) + "\n", encoding="utf-8")
     if path.exists():
         shutil.rmtree(path)

@@ -18,6 +18,9 @@ checkpoint as log pi. They also tell how far the policy has moved, which widens 
 k is the mean, r the root mean square of how the log-probs of their tokens have changed, and b the root mean square of
 the means of their rollouts. No sampler has a part in these three numbers.
 
+A stale rollout that was not compared is left out only if one of those that were compared is wrong. If all of these are
+right, what is unusual about the others is how far the policy has moved, and the loss bounds what old tokens can do.
+
 Five standard deviations keep false alarms below 0.5 % for noise with heavy tails and for neighbouring tokens whose
 errors are alike, see `benchmarks/gate.py`.
 """
@@ -210,7 +213,10 @@ class Gate:
         worst = max(together, key=lambda shift: abs(shift.value) / shift.bound)
         is_automatic = config.low is None and config.high is None
         masked = seen & ((means < low) | (means > high) | has_outlier)
-        checked, unknown = seen & (self.ages > 0) & self.checked, seen & ~self.is_exact & ~masked
+        checked = seen & (self.ages > 0) & self.checked
+        if self.drift is not None and config.has_default_bounds and not masked[checked].any():
+            masked &= self.is_exact
+        unknown = seen & ~self.is_exact & ~masked
         return Verdict(
             masked=masked,
             checked=checked,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 from pathlib import Path
@@ -17,9 +18,10 @@ _MEMINFO = Path("/proc/meminfo")
 _NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "MPS backend out of memory")
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Return whether `error` is a failed allocation, by its type, or on a CPU and on MPS by torch's message."""
-    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _NO_MEMORY)
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether `error` is a failed allocation: by its type, its number, or torch's message on a CPU and MPS."""
+    is_kind = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or getattr(error, "errno", None) == errno.ENOMEM
+    return is_kind or any(text in str(error) for text in _NO_MEMORY)
 
 
 def release_memory() -> None:

@@ -92,7 +92,7 @@ class Replayer:
         except ImportError as error:
             raise ConfigError(
                 f"samples with a grammar need llguidance, which cannot be imported ({error}); install it with "
-                "`pip install 'openpipe-art[local]'`"
+                "`pip install 'agent-reinforcement-trainer[local]'`"
             ) from error
         self._vocabulary = Vocabulary.load(self._base_model, self._vocab_size, patience=_PATIENCE)
 

@@ -1,4 +1,4 @@
-"""Loads logged trajectories and metrics of a project as polars data frames."""
+"""Loads logged trajectories and metrics of a project as polars data frames, in functions to await as in older code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def load_trajectories(
+async def load_trajectories(
     project_name: str, models: list[str] | None = None, debug: bool = False, art_path: str | Path | None = None
 ) -> pl.DataFrame:
     """Load every trajectory that models of a project have logged, one per row.
@@ -55,11 +55,11 @@ def load_trajectories(
     return _frame(rows)
 
 
-def load_aggregated_trajectories(
+async def load_aggregated_trajectories(
     project_name: str, models: list[str] | None = None, debug: bool = False, art_path: str | Path | None = None
 ) -> pl.DataFrame:
     """Load the mean reward and metrics of logged trajectories, and `num_trajectories`, by model, split and step."""
-    frame = load_trajectories(project_name, models, debug, art_path)
+    frame = await load_trajectories(project_name, models, debug, art_path)
     polars = _polars()
     if frame.is_empty():
         return frame
@@ -69,7 +69,7 @@ def load_aggregated_trajectories(
     return counted.sort(keys)
 
 
-def load_latest_metrics(
+async def load_latest_metrics(
     project_name: str, models: list[str] | None = None, art_path: str | Path | None = None
 ) -> pl.DataFrame:
     """Load the last logged value of every metric of a project's models, one row per model."""

@@ -27,11 +27,31 @@ class CheckpointRow(Answer):
     """Where it was forked or pulled from."""
 
 
+class StepChange(Answer):
+    """A metric of held-out rollouts at two steps."""
+
+    metric: str
+    """The headline metric of the run's task if the rollouts have it, else `reward`."""
+    split: str
+    a: int
+    b: int
+    """Equal to `a` if there is one evaluation only."""
+    before: Interval | None
+    """The mean over all rollouts at `a`."""
+    after: Interval | None
+    difference: Interval | None
+    """Mean over scenarios of the paired difference `b - a`; null without common scenarios."""
+    num_scenarios: int
+    """Number of scenarios that both steps have."""
+
+
 class CheckpointList(Answer):
     """Complete checkpoints on the disk, newest first."""
 
     checkpoints: list[CheckpointRow]
     best_metric: str
+    compared: StepChange | None
+    """Comparison to begin with: first and last step that share held-out scenarios."""
     promotions: list[PromotionRecord] = []
     """The decisions about the promoted checkpoint, newest first, refusals included; at most `MOST_PROMOTIONS`."""
     num_promotions: int = 0
@@ -44,6 +64,8 @@ class CompareQuery(Query):
     a: int
     b: int
     split: str = "val"
+    metric: str | None = None
+    """A metric of rollouts, or `reward`. Null: the headline metric of the run's task, if the rollouts have it."""
     offset: int = Field(default=0, ge=0)
     limit: int = Field(default=100, ge=1, le=1000)
 
@@ -55,22 +77,15 @@ class ScenarioChange(Answer):
     a: Interval
     b: Interval
     difference: float
-    """Mean reward at `b` minus that at `a`."""
+    """Mean at `b` minus that at `a`."""
     rollouts_a: list[RolloutKey]
     rollouts_b: list[RolloutKey]
     """At most eight of each."""
 
 
-class Comparison(Answer):
-    """The rewards of two steps on the same scenarios, scenario by scenario."""
+class Comparison(StepChange):
+    """A metric at two steps on the same scenarios, scenario by scenario."""
 
-    a: int
-    b: int
-    split: str
-    num_scenarios: int
-    """Number of scenarios that both steps have."""
-    difference: Interval | None
-    """Mean over scenarios of the paired difference `b - a`; null without common scenarios."""
     scenarios: list[ScenarioChange]
     """The largest difference comes first, in either direction."""
     num_better: int

@@ -7,8 +7,8 @@ from art.viewer.answers.base import Answer
 
 class SourceCosts(Answer):
     source: str
-    usd: float
-    """Sum of its prices."""
+    usd: float | None
+    """Sum of its prices; null if nothing of it had one."""
     num_unpriced: int
     """Number of requests whose price is not known."""
     prompt_tokens: int
@@ -25,7 +25,8 @@ class CostsByStep(Answer):
 
 
 class CostsAnswer(Answer):
-    total_usd: float
+    total_usd: float | None
+    """Null if nothing that was booked had a price."""
     by_source: list[SourceCosts]
     """The most expensive first."""
     by_step: CostsByStep

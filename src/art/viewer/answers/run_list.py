@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from art.protocol.job_states import JobKind, JobState
 from art.viewer.answers.base import Answer, Indexing, Interval
+from art.viewer.answers.checkpoint_list import StepChange
 
 RunState = Literal["training", "waiting", "serving", "idle", "finished", "failed"]
 """
@@ -56,6 +57,9 @@ class Spark(Answer):
 
 class RunSummary(Answer):
     """One line of the list of runs."""
+
+    headline: StepChange | None
+    """The task's own metric on held-out rollouts, from the first step to the last; null without held-out rollouts."""
 
     project: str
     name: str
@@ -133,7 +137,8 @@ class RunDetail(RunSummary):
     splits: list[SplitSteps]
     metrics: list[Metric]
     settings: dict[str, Any]
-    """Settings with which the model was registered, without defaults."""
+    """Settings of the model without defaults, and what was recorded of the run: sections `program`, `task`, `recipe`,
+    `training`, `pipeline` and those of `record_settings`."""
     all_findings: list[Finding]
     """The newest 1,000, newest first."""
     jobs: list[Job]

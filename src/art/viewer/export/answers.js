@@ -126,6 +126,10 @@
 
   async function comparison(folder, run, query) {
     const [a, b, split] = [query.get("a"), query.get("b"), query.get("split") ?? "val"];
+    await load(`${folder}/run.js`);
+    const prefix = `${run}/checkpoints/compare?`;
+    const splits = [...answers.keys()].filter((path) => path.startsWith(prefix) && path.endsWith(`&${a}&${b}`)).map((path) => path.slice(prefix.length).split("&")[0]);
+    if (splits.length > 0 && !splits.includes(split)) return { ...answers.get(`${prefix}${splits[0]}&${a}&${b}`), num_scenarios: 0, scenarios: [], splits };
     const answer = await find(`${folder}/run.js`, `${run}/checkpoints/compare?${split}&${a}&${b}`, `The comparison of steps ${a} and ${b} on ${split}`);
     const offset = number(query, "offset") ?? 0;
     return { ...answer, scenarios: answer.scenarios.slice(offset, offset + (number(query, "limit") ?? 100)) };

@@ -47,12 +47,14 @@ class ExportResult:
 
 
 def export_folder(
-    viewer: Viewer, folder: Path, options: ExportOptions, hide_paths: Callable[[str], str]
-) -> ExportResult:
+    viewer: Viewer, folder: Path, options: ExportOptions, hide_paths: Callable[[str], str],
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> ExportResult:  # fmt: skip
     """Write an export into a new or empty folder, or over an earlier export.
 
     Args:
         hide_paths: removes folders of this machine from a text. The export is for others.
+        on_progress: called after each file with how far the export is, in words.
 
     Raises:
         ConfigError: the folder has other files, or there is no run.
@@ -75,6 +77,7 @@ def export_folder(
         result.num_files += 1
         result.size_bytes += len(content)
         result.compressed_bytes += len(zlib.compress(content, 6))
+        on_progress(f"exported file {result.num_files}, {result.size_bytes / 2**20:.1f} MiB so far: {name}")
         return len(content)
 
     def write_answers(name: str, answers: dict[str, Any]) -> int:

@@ -99,9 +99,13 @@ class RunExport:
         yield f"{self._base}/checkpoints", _plain(viewer.checkpoints(*run))
         yield f"{self._base}/costs", _plain(viewer.costs(*run))
         yield f"{self._base}/ledger", _plain(viewer.ledger(*run))
+        first = detail.headline
         for split in detail.splits:
             steps = spread(_steps(split), MAX_COMPARED)
-            for a, b in ((a, b) for a in steps for b in steps if a != b):
+            pairs = {(a, b) for a in steps for b in steps if a != b}
+            if first is not None and first.split == split.split and first.a != first.b:
+                pairs.add((first.a, first.b))  # the comparison that the page begins with
+            for a, b in sorted(pairs):
                 comparison = viewer.compare(*run, CompareQuery(a=a, b=b, split=split.split, limit=PAGE))
                 yield f"{self._base}/checkpoints/compare?{split.split}&{a}&{b}", _plain(comparison)
 

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from stat import S_ISREG
 from typing import BinaryIO, NamedTuple
 
 import orjson
@@ -55,7 +56,9 @@ def survey(paths: ModelPaths) -> dict[Place, FileState]:
     for split in _splits(paths.root / "trajectories"):
         for step, entry in _numbered(paths.root / "trajectories" / split, ".jsonl"):
             with contextlib.suppress(OSError):
-                stat = entry.stat()
+                stat = entry.stat(follow_symlinks=False)
+                if not S_ISREG(stat.st_mode):  # a link may lead to a private file, which an export would publish
+                    continue
                 plan_ns = plans.get(step, 0) if split == TRAIN else 0
                 states[split, step] = FileState(stat.st_size, stat.st_ino, stat.st_mtime_ns, plan_ns)
     for step, changed_ns in plans.items():
@@ -150,7 +153,7 @@ def _splits(folder: Path) -> Iterator[str]:
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(InvalidRequestError):
-                if entry.is_dir():
+                if entry.is_dir(follow_symlinks=False):
                     yield validate_name(entry.name, param="split")
 
 

@@ -83,7 +83,7 @@ def find_exchanges(database: ReadOnlyDatabase, ids: Iterable[str]) -> dict[str, 
 
 def as_trajectory(database: ReadOnlyDatabase, rollout: PlannedRollout, exchanges: dict[str, Exchange]) -> Row:
     """Build the trajectory of a rollout from the record, in the form of a logged one."""
-    recorded = [exchanges[i] for i in sorted(rollout.exchange_ids) if i in exchanges]
+    recorded = [exchanges[i] for i in rollout.exchange_ids if i in exchanges]
     histories: list[Row] = rollout_histories(recorded) if recorded else []
     first: Row = histories[0] if histories else {"messages_and_choices": [], "tools": None}
     trajectory: Row = {**first, "additional_histories": histories[1:], "reward": rollout.plan.reward, "metrics": {}}

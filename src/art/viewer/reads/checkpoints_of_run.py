@@ -12,8 +12,10 @@ import orjson
 
 from art.errors import ArtError
 from art.protocol.organisation.promotions import PromotionRecord, Verdict
-from art.report.estimates import Estimate, estimate, estimate_change
+from art.report.estimates import Estimate, estimate, mean_with_interval
+from art.report.scores import estimate_change
 from art.storage import checkpoints
+from art.viewer import conversation as talk
 from art.viewer.answers.base import Interval
 from art.viewer.answers.checkpoint_list import (
     MOST_PROMOTIONS,
@@ -22,18 +24,29 @@ from art.viewer.answers.checkpoint_list import (
     CompareQuery,
     Comparison,
     ScenarioChange,
+    StepChange,
 )
 from art.viewer.answers.rollout_rows import RolloutKey
+from art.viewer.conversation import Row
 from art.viewer.conversation import number as as_number
+from art.viewer.index.files import read_line
+from art.viewer.reads.table_of_rollouts import member
 from art.viewer.run_files import RunFiles
+
+_Side = dict[int, list[tuple[float, RolloutKey]]]
+"""Values of the rollouts of a step by the number of their scenario."""
 
 BEST_METRIC = "val/reward"
 """Metric by which the server keeps the best checkpoint, unless a request says another one."""
 _MOST_KEYS = 8
 
 
-def list_checkpoints(run: RunFiles) -> CheckpointList:
-    """List the complete checkpoints of a run, newest first."""
+def list_checkpoints(run: RunFiles, number: int) -> CheckpointList:
+    """List the complete checkpoints of a run, newest first.
+
+    Args:
+        number: number of the run in the index.
+    """
     steps = checkpoints.list_steps(run.paths.checkpoints)
     with run.refreshed():
         logged: defaultdict[int, dict[str, float]] = defaultdict(dict)
@@ -63,44 +76,92 @@ def list_checkpoints(run: RunFiles) -> CheckpointList:
     ]
     promotions, num_promotions = _promotions(run)
     return CheckpointList(
-        checkpoints=rows, best_metric=BEST_METRIC, promotions=promotions, num_promotions=num_promotions
-    )
+        checkpoints=rows, best_metric=BEST_METRIC, compared=measure_change(run, number), promotions=promotions,
+        num_promotions=num_promotions,
+    )  # fmt: skip
 
 
 def compare_steps(run: RunFiles, number: int, query: CompareQuery) -> Comparison:
-    """Compare the rewards of two steps scenario by scenario.
+    """Compare a metric of two steps scenario by scenario.
 
     Args:
         number: number of the run in the index.
     """
-    names: dict[int, str | None] = {}
-    sides: list[dict[int, list[tuple[float, RolloutKey]]]] = []
-    for step in (query.a, query.b):
-        side: dict[int, list[tuple[float, RolloutKey]]] = defaultdict(list)
-        rows = run.indexer.store.read(
-            "SELECT scenario_key, scenario, reward, grp, idx FROM rollouts WHERE file = "
-            "(SELECT id FROM files WHERE run = ? AND split = ? AND step = ?) AND reward IS NOT NULL ORDER BY id",
-            (number, query.split, step),
-        )
-        for scenario, name, reward, group, index in rows:
-            names[scenario] = name
-            side[scenario].append((reward, RolloutKey(split=query.split, step=step, group=group, index=index)))
-        sides.append(side)
+    metric, sides, names = _sides(run, number, query)
     before, after = sides
     changes = [_change(names[key], before[key], after[key]) for key in before if key in after]
     changes.sort(key=lambda change: (-abs(change.difference), change.scenario))
     return Comparison(
+        metric=metric,
         a=query.a,
         b=query.b,
         split=query.split,
+        before=_mean(before),
+        after=_mean(after),
         num_scenarios=len(changes),
-        difference=_difference(changes),
+        difference=_interval(estimate_change(*map(_scored, sides))) if changes else None,
         scenarios=changes[query.offset : query.offset + query.limit],
         num_better=sum(change.difference > 0 for change in changes),
         num_worse=sum(change.difference < 0 for change in changes),
         splits=_common_splits(run, number, query),
         missing=_missing(query, before, after),
     )
+
+
+def measure_change(run: RunFiles, number: int) -> StepChange | None:
+    """Measure the run's headline metric at the first and the last step that share held-out scenarios.
+
+    Where no steps share any it is measured at the last held-out step; `None` without held-out rollouts.
+    """
+    scenarios: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+    rows = run.indexer.store.read(
+        "SELECT DISTINCT split, step, scenario_key FROM rollouts WHERE file IN "
+        "(SELECT id FROM files WHERE run = ? AND split <> 'train') AND reward IS NOT NULL",
+        (number,),
+    )
+    for split, step, key in rows:
+        scenarios[split][step].add(key)
+    places = []
+    for split, steps in scenarios.items():
+        last = max(steps)
+        first = min(step for step in steps if steps[step] & steps[last])
+        places.append((first != last, split == "val", split, first, last))
+    if not places:
+        return None
+    _, _, split, first, last = max(places)
+    change = compare_steps(run, number, CompareQuery(a=first, b=last, split=split, limit=1))
+    return StepChange(**{name: getattr(change, name) for name in StepChange.model_fields})
+
+
+def _sides(run: RunFiles, number: int, query: CompareQuery) -> tuple[str, list[_Side], dict[int, str | None]]:
+    """Return the metric that is compared, its values at both steps by scenario, and the names of the scenarios."""
+    headline = talk.mapping(run.recorded_settings().get("task")).get("headline_metric")
+    for metric in (query.metric or str(headline or "reward"), "reward"):
+        names: dict[int, str | None] = {}
+        sides = [_values(run, number, (query.split, step), metric, names) for step in (query.a, query.b)]
+        if query.metric or all(sides):
+            break
+    return metric, sides, names
+
+
+def _values(run: RunFiles, number: int, place: tuple[str, int], metric: str, names: dict[int, str | None]) -> _Side:
+    """Read the values of a metric in one file of rollouts by scenario, and note the names of the scenarios."""
+    values: _Side = defaultdict(list)
+    lines: dict[int, Row] = {}
+    rows = run.indexer.store.read(
+        "SELECT scenario_key, scenario, reward, grp, idx, place, length FROM rollouts WHERE file = "
+        "(SELECT id FROM files WHERE run = ? AND split = ? AND step = ?) AND reward IS NOT NULL ORDER BY id",
+        (number, *place),
+    )
+    for scenario, name, value, group, index, offset, length in rows:
+        if metric != "reward":
+            if offset not in lines:  # the index has the reward of each rollout only
+                lines[offset] = talk.mapping(read_line(run.paths.trajectories(*place), offset, length))
+            value = as_number(talk.mapping(member(lines[offset], index).get("metrics")).get(metric))
+        if value is not None:
+            names[scenario] = name
+            values[scenario].append((value, RolloutKey(split=place[0], step=place[1], group=group, index=index)))
+    return values
 
 
 def _recorded_step(run: RunFiles, table: Literal["models", "promoted"]) -> int | None:
@@ -171,10 +232,15 @@ def _change(
     )
 
 
-def _difference(changes: Sequence[ScenarioChange]) -> Interval | None:
-    if not changes:
-        return None
-    return _interval(estimate_change([change.a.mean for change in changes], [change.b.mean for change in changes]))
+def _scored(side: Mapping[int, Sequence[tuple[float, RolloutKey]]]) -> list[tuple[int, float]]:
+    return [(scenario, reward) for scenario, rollouts in side.items() for reward, _ in rollouts]
+
+
+def _mean(side: _Side) -> Interval | None:
+    """The mean over all rollouts of a step, as recipes print it."""
+    values = [value for rollouts in side.values() for value, _ in rollouts]
+    mean, (low, high) = mean_with_interval(values)
+    return _interval(Estimate(mean=mean, low=low, high=high, count=len(values))) if values else None
 
 
 def _interval(value: Estimate) -> Interval:

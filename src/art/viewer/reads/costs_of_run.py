@@ -35,7 +35,7 @@ def describe_costs(file: CostsFile) -> CostsAnswer:
     steps = sorted(step for step, amounts in by_step.items() if any(amount.usd for amount in amounts.values()))
     paid = {source for step in steps for source, amount in by_step[step].items() if amount.usd}
     return CostsAnswer(
-        total_usd=math.fsum(amount.usd for amount in totals.values()),
+        total_usd=file.total_usd(),
         by_source=[_source(source, totals[source]) for source in sources],
         by_step=CostsByStep(
             steps=steps,
@@ -52,7 +52,7 @@ def describe_costs(file: CostsFile) -> CostsAnswer:
 def _source(source: str, amount: Amount) -> SourceCosts:
     return SourceCosts(
         source=source,
-        usd=amount.usd,
+        usd=amount.usd if amount.priced else None,
         num_unpriced=int(amount.unpriced),
         prompt_tokens=int(amount.prompt_tokens),
         completion_tokens=int(amount.completion_tokens),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
+from stat import S_ISREG
 
 from art.viewer.conversation import Row
 from art.viewer.index.files import mark, read_row
@@ -34,10 +35,16 @@ class FollowedFile(ABC):
         """
 
     def refresh(self) -> None:
-        """Take new rows. A file that was replaced is read from its beginning; a missing one has no rows."""
+        """Take new rows. A file that was replaced is read from its beginning; a missing one and a link have no rows.
+
+        A link may lead to a private file, which an export would publish.
+        """
         try:
-            stat = self._path.stat()
+            stat = self._path.lstat()
         except OSError:
+            self._begin()
+            return
+        if not S_ISREG(stat.st_mode):
             self._begin()
             return
         seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)

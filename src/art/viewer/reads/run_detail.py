@@ -85,11 +85,10 @@ def ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def _settings(run: RunFiles) -> dict[str, Any]:
+    recorded = run.recorded_settings()
     rows = run.database.read("SELECT settings FROM models WHERE project = ? AND name = ?", (run.project, run.name))
-    if not rows:
-        return {}
     try:
-        settings = ModelSettings.model_validate_json(rows[0][0])
-    except ValidationError:  # of another version
-        return {}
-    return settings.model_dump(mode="json", exclude_defaults=True)
+        settings = ModelSettings.model_validate_json(rows[0][0]).model_dump(mode="json", exclude_defaults=True)
+    except (IndexError, ValidationError):  # not registered here, or of another version
+        settings = {}
+    return {**recorded.pop("settings", {}), **settings, **recorded}

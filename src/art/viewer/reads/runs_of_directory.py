@@ -19,6 +19,7 @@ from art.viewer.answers.base import Answer
 from art.viewer.answers.run_list import CurrentReward, Job, RunSummary, Spark, Trend
 from art.viewer.database import ReadOnlyDatabase
 from art.viewer.live.state import LiveState, RunFacts, RunNow, describe_run, read_num_steps
+from art.viewer.reads.checkpoints_of_run import measure_change
 from art.viewer.reads.curves_of_run import CurvePoint, curve, thin
 from art.viewer.run_files import RunFiles
 
@@ -67,6 +68,7 @@ def summarize(run: RunFiles, number: int) -> RunLine:
     base_model, step, created_at = registered[0] if registered else (None, None, None)
     ((num_rollouts,),) = run.indexer.store.read("SELECT total(num_rollouts) FROM files WHERE run = ?", (number,))
     summary = RunSummary(
+        headline=measure_change(run, number),
         project=run.project,
         name=run.name,
         base_model=base_model,

@@ -485,7 +485,7 @@ async def test_groups_whose_rollouts_all_failed_are_told_apart(fake: FakeServerl
         assert not result.trained
         assert "groups [1] of 2 have equal rewards" in result.findings[0]
         with pytest.raises(NothingTrainableError, match="2 failed rollouts"):
-            await backend.train(model, [failed])
+            await backend.train(model, [failed], on_nothing="raise")
 
 
 async def test_a_damaged_list_of_jobs_is_not_replaced(fake: FakeServerless, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import json
 import sqlite3
 import tarfile
 from pathlib import Path
@@ -173,16 +174,36 @@ def test_files_that_vanish_meanwhile_are_no_failure(
     assert copy(root, tmp_path / "copy") == 2
 
 
-def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+def stream_of(files: dict[str, bytes]) -> io.BytesIO:
+    """What another machine sends: a tar stream of these files."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w|") as tar:
-        for name, content in ((".list", b'{"../evil": [4, 1]}'), ("../evil", b"evil")):
+        for name, content in files.items():
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
+    return io.BytesIO(out.getvalue())
+
+
+def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="outside of its folder"):
-        unpack(io.BytesIO(out.getvalue()), tmp_path / "copy")
+        unpack(stream_of({".list": b'{"../evil": [4, 1]}', "../evil": b"evil"}), tmp_path / "copy")
     assert not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize("place", ["../authorized_keys", "below/../../authorized_keys", "{outside}/authorized_keys"])
+def test_another_machine_cannot_have_files_outside_of_the_copy_removed(place: str, tmp_path: Path) -> None:
+    """It names a file in one list and leaves it out of the next one, as if the file had been deleted there."""
+    mine, target = tmp_path / "authorized_keys", tmp_path / "copy"
+    mine.write_text("mine")
+    listed = json.dumps({place.format(outside=tmp_path): [1, 1]}).encode()
+    with pytest.raises(StorageError, match=r"outside of its folder: .*authorized_keys"):
+        unpack(stream_of({".list": listed, ".end": b""}), target)
+    unpack(stream_of({".list": b"{}", ".end": b""}), target)
+    (target / copying.MANIFEST).write_bytes(listed)  # the list in a bucket may have been written by others
+    with pytest.raises(StorageError, match="outside of its folder"):
+        unpack(stream_of({".list": b"{}", ".end": b""}), target)
+    assert mine.read_text() == "mine"
 
 
 def test_a_folder_may_be_named_by_a_relative_path(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,11 +211,27 @@ def test_a_python_that_cannot_make_environments_is_named(tmp_path: Path, monkeyp
         keeper.make_environment(log)
 
 
-async def test_a_disk_without_space_is_told_before_anything_is_installed(machine: FakeMachine) -> None:
-    machine.set_program("df", "echo header; echo x 1 1 100000 1% /")
-    with pytest.raises(
-        MachineError, match=r"box has 0\.1 GB of free space for ~/.art/servers/default.*at least 3\.2 GB"
-    ):
+@pytest.mark.parametrize(
+    ("free_gb", "has_index", "message"),
+    [
+        (
+            0.1,
+            False,
+            r"box has 0\.1 GB of free space for ~/.art/servers/default.*at least 6\.4 GB.*pip config --user set",
+        ),
+        (5.0, False, r"at least 6\.4 GB.*no GPU: torch for CPUs needs 3\.2 GB instead of 6\.4 GB"),
+        (2.0, True, r"at least 3\.2 GB; free some, or choose another folder with Install\(folder=\.\.\.\)$"),
+    ],
+)
+async def test_a_disk_without_space_is_told_before_anything_is_installed(
+    free_gb: float, has_index: bool, message: str, machine: FakeMachine
+) -> None:
+    machine.set_program("df", f"echo header; echo x 1 1 {int(free_gb * 1e9 / 1024)} 1% /")
+    machine.set_program("nvidia-smi", "exit 1")
+    machine.set_program("ls", "exit 1")
+    index = "https://download.pytorch.org/whl/cpu"
+    machine.set_program("cat", f"echo 'extra-index-url = {index}'" if has_index else "exit 1")
+    with pytest.raises(MachineError, match=message):
         await RemoteServer(Ssh("box"), install=Install(source="art[local]==1.2.3")).ensure()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,10 +63,35 @@ def test_prefill_does_not_stall_decoding(qwen3: Path) -> None:
     engine.submit(short, stream=True)
     engine.step()
     engine.submit(request(tokens(2, 320), 2), stream=False)
-    for _ in range(10):
+    for _ in range(16):
         outputs = engine.step()
         assert [o.request_id for o in outputs if o.request_id == short.request_id] == [short.request_id]
     assert engine.stats()["prefill_tokens"] == 4 + 320
+
+
+@pytest.mark.parametrize(("length", "count"), [(20, 30), (500, 30)])
+def test_a_chat_beside_a_flood_waits_for_little_of_its_work(qwen3: Path, length: int, count: int) -> None:
+    """Counted in tokens that the engine computes for another key while the chat is answered, whatever the clock says."""
+    engine = load(qwen3)
+
+    def ask(sender: str, seed: int, length: int, max_tokens: int) -> str:
+        one = replace(request(tokens(seed, length), max_tokens, seed=seed), sender=(sender, "key"), stop_token_ids=())
+        engine.submit(one, stream=False)
+        return one.request_id
+
+    for number in range(count):
+        ask("flood", number, length, 200)
+    engine.step()
+    for number in range(3):  # a chat now and then, each as little delayed
+        before = engine.stats()
+        chat, ended = ask("other", 100 + number, 10, 4), False
+        while not ended:
+            ended = chat in [output.request_id for output in engine.step()]
+        after = engine.stats()
+        computed = sum(after[name] - before[name] for name in ("prefill_tokens", "generated_tokens"))
+        assert computed - 10 - 4 <= 512 + count, "at most one step of the flood"
+        for _ in range(3):
+            engine.step()
 
 
 def test_a_prompt_and_its_answer_fill_the_context_exactly(qwen3: Path) -> None:

@@ -6,17 +6,19 @@ import torch
 
 from art.engine import GenerateRequest, Sender
 from art.engines.torch.cache.kv_cache import KVCache, LayerShape
-from art.engines.torch.scheduler import FEW, Request, Scheduler
+from art.engines.torch.scheduler import LIGHT, LIGHT_STEPS, STEP_COST, Request, Scheduler
 
 BUDGET = 256
 MANY, OTHER = ("greedy", ""), ("other", "")
 
 
-def scheduler(max_running: int = 32, budget: int = 20_000) -> Scheduler:
+def scheduler(max_running: int = 32, budget: int = 20_000, keys_per_token: int = 10**9) -> Scheduler:
     cache = KVCache(
         [LayerShape(1, 1, 1)], max_context=2000, budget=budget, max_rows=64, dtype=torch.float32, device="cpu"
     )
-    return Scheduler(cache, max_running=max_running, prefill_tokens=BUDGET, score_tokens=BUDGET)
+    return Scheduler(
+        cache, max_running=max_running, prefill_tokens=BUDGET, score_tokens=BUDGET, keys_per_token=keys_per_token
+    )
 
 
 def add(one: Scheduler, sender: Sender, length: int, count: int = 1) -> list[Request]:
@@ -51,12 +53,12 @@ def step(one: Scheduler) -> dict[Sender, int]:
     return prompts
 
 
-def test_a_short_prompt_is_computed_beside_long_ones() -> None:
+def test_a_prompt_is_computed_beside_a_longer_one() -> None:
     one = scheduler()
-    add(one, MANY, 1000, 2)
+    add(one, MANY, 1000)
     step(one)
-    (chat,) = add(one, OTHER, 10)
-    assert step(one) == {OTHER: 10, MANY: BUDGET - 10}
+    (chat,) = add(one, OTHER, 100)
+    assert step(one) == {OTHER: 100, MANY: BUDGET - 100}
     assert chat.num_sampled == 1
 
 
@@ -68,27 +70,52 @@ def test_equal_senders_get_equal_parts_and_alone_one_gets_all() -> None:
     assert step(one) == {MANY: BUDGET // 2, OTHER: BUDGET // 2}
 
 
-def test_steps_are_short_while_a_sender_has_few_requests() -> None:
+def test_a_light_sender_and_a_heavy_one_take_turns() -> None:
     one = scheduler()
-    add(one, MANY, 1000, FEW - 1)
+    add(one, MANY, 1000, LIGHT)
+    step(one)
     (chat,) = add(one, OTHER, 10)
-    assert step(one) == {OTHER: 10, MANY: BUDGET - 10}
-    add(one, MANY, 1000)
-    assert step(one) == {MANY: BUDGET // FEW}
+    assert step(one) == {OTHER: 10}, "a newcomer is first"
+    work = dict.fromkeys((MANY, OTHER), 0)
+    for _ in range(100):
+        done = one.schedule()
+        assert chat in [item.request for item in done], "it is part of every step"
+        others = [item for item in done if item.request is not chat]
+        assert sum(item.num_tokens for item in others) <= BUDGET // LIGHT
+        work[MANY if others else OTHER] += STEP_COST + sum(item.num_tokens for item in done)
+        for item in done:
+            item.request.num_computed += item.num_tokens
+            if item.request is chat:
+                chat.token_ids.append(0)
+    assert 0.5 < work[MANY] / work[OTHER] < 2, "half of the work is for each"
+
+
+def test_prompts_stay_short_for_a_while_after_a_light_sender() -> None:
+    one = scheduler(budget=200_000)
+    add(one, MANY, 1000, 20)
+    (chat,) = add(one, OTHER, 10)
+    assert step(one) == {OTHER: 10}
     one.remove(chat)
+    assert step(one) == {MANY: BUDGET // LIGHT}
+    for _ in range(LIGHT_STEPS):
+        step(one)
     assert step(one) == {MANY: BUDGET}
 
 
-def test_the_long_prompt_of_a_sender_with_few_requests_gets_the_rest_of_the_budget() -> None:
-    one = scheduler()
-    add(one, MANY, 1000, FEW)
-    add(one, OTHER, 1000)
-    assert step(one) == {MANY: BUDGET // FEW, OTHER: BUDGET - BUDGET // FEW}
+def test_far_tokens_of_a_prompt_count_for_more() -> None:
+    one = scheduler(keys_per_token=100)
+    (prompt,) = add(one, MANY, 1900)
+    sizes = []
+    while prompt.num_computed < prompt.num_prompt:
+        sizes += step(one).values()
+    assert sizes[0] > BUDGET / 4
+    assert sizes == sorted(sizes, reverse=True) or sizes[:-1] == sorted(sizes[:-1], reverse=True)
+    assert BUDGET // 20 <= sizes[-2] <= BUDGET // 18, "with 1,900 keys a token counts as twenty"
 
 
 def test_the_sender_that_runs_the_fewest_is_admitted_first() -> None:
     one = scheduler(max_running=4)
-    first = add(one, MANY, 4, 8)
+    first = add(one, MANY, 4, LIGHT - 1)
     (chat,) = add(one, OTHER, 4)
     step(one)
     assert one.running == [first[0], chat, first[1], first[2]]

@@ -23,6 +23,8 @@ from art.gateway.record.conversations import Conversations, canonical_message, c
 from art.gateway.record.recorder import Exchange, Recorder, new_exchange_id
 from art.storage.database import Database
 from tests.support.gateway import Bench, user
+from tests.support.small_disk import fill
+from tests.support.small_disk import small_disk as small_disk  # a fixture
 
 
 def exchange(**fields: Any) -> Exchange:
@@ -199,24 +201,42 @@ def test_model_tools_and_settings_are_part_of_the_hash() -> None:
     assert extend_hash(b"x", user("a")) != extend_hash(b"y", user("a"))
 
 
+# --- a clock that goes back ---
+
+
+async def test_the_newest_exchange_is_the_last_one_though_the_clock_went_back(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    for hours in (0, -1):
+        monkeypatch.setattr("time.time_ns", lambda hours=hours: 1_800_000_000_000_000_000 + hours * 3_600_000_000_000)
+        made.append(exchange(rollout_id="r1"))
+        await recorder.append(made[-1], conversation=b"c")
+    first, last = made
+    assert last.id < first.id
+    assert recorder.newest_of_rollout("r1") == last.id
+    assert [one.id for one in recorder.by_rollout("r1", "p")] == [first.id, last.id]
+    assert recorder.by_conversation(b"c", None) == last
+
+
+async def test_exchanges_of_an_older_database_come_before_new_ones(tmp_path: Path) -> None:
+    database = Database(tmp_path / "art.db")
+    recorder = Recorder(database)
+    await recorder.start()
+    older = [exchange(rollout_id="r1") for _ in range(2)]
+    for one in older:
+        await recorder.append(one, conversation=b"c")
+    await database.run(
+        lambda db: db.executescript("DROP INDEX exchanges_by_number; ALTER TABLE exchanges DROP COLUMN number")
+    )
+    await recorder.start()
+    newer = replace(exchange(rollout_id="r1"), id="ex_00000000000000000000000000")  # by a clock that is far behind
+    await recorder.append(newer, conversation=b"c")
+    assert [one.id for one in recorder.by_rollout("r1", "p")] == [*sorted(one.id for one in older), newer.id]
+    database.close()
+
+
 # --- trouble ---
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Any:
-    """A file system of 512 KiB."""
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", mount], capture_output=True).returncode:
-        pytest.skip("mounting a tmpfs needs privileges that this user does not have")
-    yield mount
-    subprocess.run(["umount", "-l", mount], check=True)
-
-
-def _fill(path: Path) -> None:
-    with path.open("wb", buffering=0) as file:
-        while True:
-            file.write(os.urandom(4096))
 
 
 async def test_a_full_disk_is_reported_and_recovered_from(small_disk: Path) -> None:
@@ -226,8 +246,7 @@ async def test_a_full_disk_is_reported_and_recovered_from(small_disk: Path) -> N
     kept = exchange()
     await recorder.append(kept, conversation=b"c")
     filler = small_disk / "filler"
-    with pytest.raises(OSError, match="No space left"):
-        _fill(filler)
+    fill(filler)
     refused = exchange(completion_token_ids=[1] * 50_000)
     for _ in range(2):
         with pytest.raises(DiskFullError, match="no space left"):

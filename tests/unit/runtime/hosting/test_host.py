@@ -57,7 +57,7 @@ def host(tmp_path: Path, engine: Connection, monkeypatch: pytest.MonkeyPatch) ->
 
     async def publish(_: Any, adapter_id: str, checkpoint: Path, tolerance: float | None) -> dict[str, float]:
         published.append(adapter_id)
-        return {"publish/number": len(published)}
+        return {"publish/probe_gap": float(len(published))}
 
     async def connect() -> Connection:
         return engine
@@ -108,7 +108,7 @@ async def test_full_checkpoints_make_room_before_they_are_loaded(
     async def publish(_: Any, adapter_id: str, path: Path, tolerance: float | None) -> dict[str, float]:
         await asyncio.sleep(0)
         seen.append(list(engine.asked))
-        return {"publish/number": 1}
+        return {"publish/probe_gap": 1.0}
 
     monkeypatch.setattr(art.runtime.hosting.adapter_table, "publish", publish)
     assert await host.adapters.load("lora", checkpoint(tmp_path, "lora", "lora"))
@@ -124,6 +124,16 @@ async def test_other_weights_under_the_same_name_are_published_again(host: BaseM
     assert await host.adapters.load("a", checkpoint(tmp_path, "0001", "of a step that failed"))
     assert await host.adapters.load("a", checkpoint(tmp_path, "0001", "of a step that failed")) == {}
     assert await host.adapters.load("a", checkpoint(tmp_path, "0001", "of the next try"))
+
+
+async def test_the_largest_gap_of_a_probe_is_kept_for_the_trainer(host: BaseModelHost, tmp_path: Path) -> None:
+    assert host.adapters.probe_gap is None
+    for number, name in enumerate(("a", "b"), start=1):
+        await host.adapters.load(name, checkpoint(tmp_path, name, name))
+        assert host.adapters.probe_gap == number
+    host.adapters.probe_gap = 5.0
+    await host.adapters.load("c", checkpoint(tmp_path, "c", "c"))
+    assert host.adapters.probe_gap == 5
 
 
 async def test_hosts_do_not_share_a_log(tmp_path: Path) -> None:
@@ -201,7 +211,7 @@ class OnePolicy:
         await asyncio.sleep(0)
         if (path / "wrong").exists():
             raise HandshakeError("other log-probs")
-        return {"publish/number": 1}
+        return {"publish/probe_gap": 1.0}
 
 
 @pytest.fixture
@@ -237,7 +247,7 @@ async def test_policies_are_exchanged_when_no_request_runs(
     await asyncio.sleep(0.02)
     assert [task.done() for task in (loading, held, asking)] == [False] * 3
     engine.may_end.set()
-    assert await loading == {"publish/number": 1}
+    assert await loading == {"publish/probe_gap": 1.0}
     assert await asking == "m@2", "a request does not bring the step before back"
     await asyncio.gather(running, held)
     assert engine.events == [

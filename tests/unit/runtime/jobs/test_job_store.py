@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from art.config import TrainConfig, TrainSFTConfig
+from art.config import ModelSettings, TrainConfig, TrainSFTConfig
 from art.credit.plan import StepPlan
 from art.credit.samples import PlannedAnswer, PlannedSample
 from art.credit.sft import SftPath
@@ -38,7 +38,8 @@ from art.runtime.jobs.job import (
 )
 from art.runtime.jobs.store import JobStore
 from art.runtime.jobs.work import Done
-from art.runtime.registry import Registry
+from art.runtime.registry import RegisteredModel, Registry
+from art.storage.checkpoints import CheckpointState
 from art.storage.database import Database
 from art.storage.layout import DataDir
 
@@ -349,4 +350,31 @@ async def test_jobs_that_come_to_nothing_are_told_of() -> None:
     await store.move("stopped", "cancelling")
     await store.recover()
     assert dropped == ["failed", "cancelled", "stopped"]
+    database.close()
+
+
+async def test_a_job_that_was_lost_is_restored_from_its_checkpoint(tmp_path: Path) -> None:
+    database, store = await open_store(tmp_path / "art.db")
+    model = RegisteredModel("p", "m", "base", ModelSettings(), 1)
+    await Registry(database).save_model(model)
+    written = CheckpointState(
+        step=2, job_id="job-lost", base_model="base", lora=None, config={}, num_updates=2, rng="", metrics={"a": 0.5}
+    )
+
+    async def restore() -> bool:
+        return await store.restore(model, written, tmp_path / "0002", "identity")
+
+    await store.add(replace(job("job-queued"), name="m"), "1")
+    assert not await restore()  # what runs may have written the checkpoint
+    await store.move("job-queued", "cancelled")
+    assert await restore()
+    assert not await restore()
+    status = await store.known("job-lost", "of any request")
+    assert status is not None
+    assert (status.state, status.step, status.trained, status.metrics) == ("succeeded", 2, True, {"a": 0.5})
+    assert "made again from its checkpoint" in status.findings[0]
+    (restored,) = await Registry(database).models()
+    assert restored.step == 2
+    assert Registry(database).identity(restored, 2) == "identity"
+    assert [event.state for event in await store.events("job-lost", 0)] == ["succeeded"]
     database.close()

@@ -24,6 +24,14 @@ def test_rates_are_means_over_at_most_a_minute() -> None:
     assert rates.add({"a": 1.0}, now=1000.0) == {}  # nobody has asked for long
 
 
+def test_a_page_that_asks_twice_at_once_sees_no_rate() -> None:
+    """Nothing has grown between two questions at once, and a busy process would seem to be idle."""
+    rates = Rates()
+    rates.add({"a": 5.0}, now=100.0)
+    assert rates.add({"a": 5.0}, now=100.2) == {}
+    assert rates.add({"a": 9.0}, now=102.0) == {"a": 2.0}
+
+
 def test_many_viewers_do_not_make_many_samples() -> None:
     rates = Rates()
     for i in range(100):

@@ -134,6 +134,18 @@ async def test_too_few_common_scenarios_are_no_evidence(server: Server) -> None:
     assert last.look == 1, "what had no figures was no look"
 
 
+async def test_rewards_of_degrees_need_thirty_scenarios(server: Server) -> None:
+    """A candidate that gains 0.05 in most scenarios and loses 1 in a few often shows no loss in ten of them."""
+    gains = [[0.05 + 0.001 * i] for i in range(30)]
+    none = [[0.0]] * 30
+    with pytest.raises(PromotionError, match=r"29 scenarios were measured with both.*or 30 unless"):
+        await server.promote(1, gate=Gate(require=0, measured=measured(none[:29], gains[:29])))
+    assert (await server.promote(1, gate=Gate(require=0, measured=measured(none, gains)))).step == 1
+    wins = [[1.0]] * 10
+    scores = measured(none[:10], wins).model_copy(update={"reference_step": 1})
+    assert (await server.promote(2, gate=Gate(require=0, measured=scores))).step == 2
+
+
 async def test_what_is_promoted_is_not_compared_with_itself(server: Server) -> None:
     await server.promote(2, note="good")
     log(server, 2, rewards(0.6))

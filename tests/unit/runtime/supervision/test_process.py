@@ -276,7 +276,7 @@ async def test_the_report_says_who_waits_for_whom_and_where_the_child_stands(chi
     client = await child.connect()
     hanging = asyncio.create_task(client.call(raw("hang")), name="the caller")
     await until_it_beats(child, doing="hanging")
-    report = await write_report([child], ["job 1"])
+    report = await write_report([child], ["job 1"], {("server", "reasoning_effort"): 2})
     assert f"echo: up, pid {child.pid}, 0." in report
     assert "the caller waits for the echo to answer `hang`, for" in report
     assert "it does `hanging` since" in report

@@ -178,14 +178,43 @@ async def test_how_a_fork_died_is_told_and_the_next_one_is_forked_too(quick: Pat
         assert (await ask(child))["parent"] == parent
 
 
-async def test_a_killed_warm_parent_takes_its_forks_along_and_they_come_back_without_it(quick: Path) -> None:
+async def test_a_killed_warm_parent_takes_its_forks_along_and_another_one_forks_them(quick: Path) -> None:
     async with children(quick, 2) as (_, made):
         parent = (await asyncio.gather(*(ask(child) for child in made)))[0]["parent"]
         before = [child.pid for child in made]
         os.kill(parent, signal.SIGKILL)
         await asyncio.gather(*(until_restarted(child, 0) for child in made))
         wait_until_gone([pid for pid in before if pid is not None])
-        assert [one["parent"] for one in await asyncio.gather(*(ask(child) for child in made))] == [os.getpid()] * 2
+        first, second = [one["parent"] for one in await asyncio.gather(*(ask(child) for child in made))]
+        assert first == second
+        assert first not in (parent, os.getpid())
+
+
+@pytest.mark.parametrize("killed", [signal.SIGKILL, None], ids=["killed", "hung"])
+async def test_a_stopped_warm_parent_keeps_nobody_waiting(killed: signal.Signals | None, quick: Path) -> None:
+    """It neither reports the end of a child nor forks another one. It is replaced, and all its children come back."""
+    async with children(quick, 2) as (_, (child, other)):
+        parent = (await ask(child))["parent"]
+        await other.connect()
+        assert child.pid is not None
+        os.kill(parent, signal.SIGSTOP)
+        if killed:
+            os.kill(child.pid, killed)  # by somebody else
+        else:
+            await child.end("it hung")
+        await asyncio.gather(*(until_restarted(one, 0) for one in (child, other)))
+        first, second = [one["parent"] for one in await asyncio.gather(ask(child), ask(other))]
+        assert first == second
+        assert first not in (parent, os.getpid())
+    wait_until_gone([parent])
+
+
+async def test_a_fork_by_a_stopped_warm_parent_is_not_awaited_for_ever(quick: Path) -> None:
+    async with children(quick, 2) as (_, (child, late)):
+        parent = (await ask(child))["parent"]
+        os.kill(parent, signal.SIGSTOP)
+        assert (await ask(late))["parent"] not in (parent, os.getpid())
+        assert (await ask(child))["parent"] not in (parent, os.getpid())
 
 
 @pytest.mark.parametrize("warm", ["no_such_module", "unfit_warm"])

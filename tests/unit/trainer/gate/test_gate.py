@@ -63,6 +63,28 @@ def test_fixed_bounds_would_mask_half_of_the_short_answers_of_that_pair() -> Non
     assert 0.45 < judge(log_ratios, low=0.99, high=1.01).num_masked / 10_000 < 0.65
 
 
+def test_in_float32_the_handshake_says_how_much_noise_is_usual() -> None:
+    def bounds(probe_gap: float | None, **settings: Any) -> tuple[float, float]:
+        noise = Noise(probe_gap=probe_gap, **settings)
+        return noise.usual, pytest.approx(noise.most)
+
+    assert bounds(7e-7) == (1e-4, 4e-4)
+    assert bounds(5e-5) == (5e-4, 2e-3)
+    assert bounds(1e-3) == bounds(None) == (0.005, 0.02)  # TF32
+    assert bounds(7e-7, engine="bfloat16") == (0.05, 0.1)
+    assert bounds(7e-7, is_mixture=True) == (0.01, 0.04)  # one expert chosen otherwise is no rounding
+
+
+@pytest.mark.parametrize("tokens", [4, 40])
+def test_an_adapter_at_half_its_scale_stops_a_float32_step(tokens: int) -> None:
+    halved = np.random.default_rng(0).normal(-(0.049**2) / 2, 0.049, (64, tokens)).tolist()
+    verdict = judge(halved, Noise(probe_gap=7e-7))
+    with pytest.raises(TrainingError, match="nothing was trained"):
+        check_verdict(make_gate(64, Noise(probe_gap=7e-7)), verdict, num_masked=verdict.num_masked, num_judged=64)
+    honest = np.random.default_rng(1).normal(0, 3e-5, (64, tokens)).tolist()  # at a temperature of 0.05
+    assert judge(honest, Noise(probe_gap=7e-7)).num_masked == 0
+
+
 @pytest.mark.parametrize("noise", [Noise(), BFLOAT16], ids=str)
 def test_samples_that_are_all_wrong_do_not_excuse_themselves(noise: Noise) -> None:
     wrong = np.random.default_rng(0).normal(-0.08, 0.4, (64, 400))
@@ -320,6 +342,27 @@ def test_honest_stale_rollouts_pass_however_far_the_policy_has_moved(seed: int, 
     gate, verdict = stale_step(seed, group_size=group_size)
     assert verdict.num_masked <= (1 if group_size == 1 else 8)
     check_verdict(gate, verdict, num_masked=verdict.num_masked, num_judged=64)
+
+
+@pytest.mark.parametrize(
+    ("record_is_wrong", "config", "expected"),
+    [
+        (False, {}, [False] * 6),  # the policy has moved far, which is no fault of the rollouts
+        (True, {}, [True, True, False, False, True, True]),
+        (False, {"token_high": 50.0}, [False, False, False, False, True, True]),  # what the user asked for
+    ],
+)
+def test_stale_rollouts_are_left_out_only_if_one_of_the_compared_ones_is_wrong(
+    record_is_wrong: bool, config: dict[str, float], expected: list[bool]
+) -> None:
+    compared = [1.0 if record_is_wrong else 0.0] * 2  # mean of log(own checkpoint / record)
+    means = [*compared, 0.0, 0.0, math.log(101), 5.0]
+    gate = Gate(
+        MismatchConfig(**config), Noise(), {str(index): index for index in range(6)}, np.full(6, 1.0),
+        np.arange(6) < 2, drift=Drift(mean=0.0, rms=1.0, scatter=0.5, mean_error=0.3),
+    )  # fmt: skip
+    evidence = Evidence.collect(np.repeat(means, 50), np.repeat(np.arange(6), 50), 6, limit=gate.limit)
+    assert gate.judge(evidence).masked.tolist() == expected
 
 
 @pytest.mark.parametrize("seed", range(40))

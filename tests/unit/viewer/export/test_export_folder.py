@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import art
 from art.errors import ConfigError, NotFoundError
 from art.storage.layout import DataDir
 from art.viewer.export.folder import ExportResult, export_folder
@@ -57,6 +58,26 @@ def ask(folder: Path, *addresses: str) -> list[Any]:
     )
     assert done.returncode == 0, done.stderr
     return [one.get("answer", one.get("error")) for one in json.loads(done.stdout)]
+
+
+async def test_files_that_are_links_are_not_published(tmp_path: Path) -> None:
+    """A data directory may come from somebody else, and a link in it lead to a private file of the reader."""
+    private, data = tmp_path / "private", tmp_path / "data"
+    await log_run(private, name="mine")
+    await log_run(data)
+    paths = DataDir(data).model("games", "agent")
+    mine = DataDir(private).model("games", "mine")
+    mine.history.write_text('{"step": 1, "split": "train", "metrics": {"SECRETMETRIC": 1.0}}\n')
+    for path, target in [(paths.history, mine.history), (paths.trajectories("train", 1), mine.trajectories("val", 1))]:
+        path.unlink()
+        path.symlink_to(target)
+    with contextlib.closing(Viewer(DataDir(data))) as viewer:
+        viewer.indexer.ensure("games", "agent", wait_s=60)
+        export(viewer, tmp_path / "out", num_rollouts=10)
+    published = "".join(path.read_text() for path in (tmp_path / "out").rglob("*.js"))
+    assert "SECRETMETRIC" not in published
+    assert "answer of step 2" in published
+    assert '"split":"train","step":1' not in published.replace(" ", "")
 
 
 def test_the_page_needs_nothing_from_outside_and_says_what_it_is(viewer: Viewer, tmp_path: Path) -> None:
@@ -187,3 +208,24 @@ def test_choosing_steps() -> None:
     for text in ("", "a", "1-", "-3", "1-2-3", "1..4"):
         with pytest.raises(ConfigError, match="--steps"):
             parse_ranges(text)
+
+
+@node
+async def test_the_comparison_that_the_page_begins_with_is_there(tmp_path: Path) -> None:
+    """Held-out rollouts are of the split `test`, and more of them were logged than the export compares with each other."""
+    model: art.Model = art.Model(name="agent", project="games", base_path=str(tmp_path / "data"))
+    for step in range(10):
+        rollouts = [
+            art.Trajectory(reward=step + i, metadata={"scenario_id": f"s{i + 9 * (step == 0)}"}) for i in range(3)
+        ]
+        await model.log(rollouts, split="test", step=step)
+    with contextlib.closing(Viewer(DataDir(tmp_path / "data"))) as viewer:
+        viewer.indexer.ensure("games", "agent", wait_s=60)
+        export(viewer, tmp_path / "out")
+    (listed,) = ask(tmp_path / "out", "runs/games/agent/checkpoints")
+    first = listed["compared"]
+    assert (first["split"], first["a"], first["b"]) == ("test", 1, 9)
+    address = "runs/games/agent/checkpoints/compare?a=1&b=9"
+    compared, other = ask(tmp_path / "out", f"{address}&split=test", f"{address}&split=val")
+    assert (compared["num_scenarios"], compared["difference"]["mean"]) == (3, 8.0)
+    assert (other["num_scenarios"], other["splits"]) == (0, ["test"])

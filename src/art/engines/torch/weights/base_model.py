@@ -60,6 +60,13 @@ class LoadedModel:
     kv_shapes: list[LayerShape]  # per layer
     dtype: torch.dtype
 
+    @property
+    def keys_per_token(self) -> int:
+        """Number of keys to which attending takes about as much work as the linear layers do for a token."""
+        linears = {part.linear.index: part.linear for part in self.decoder.parts.values()}
+        num_weights: int = sum(linear.num_in * linear.num_out for linear in linears.values())
+        return max(1, num_weights // sum(s.num_kv_heads * (s.key_dim + s.value_dim) for s in self.kv_shapes))
+
 
 class HfDecoder:
     """Decoder for any architecture: transformers' forward pass with our attention and adaptable linear layers."""
@@ -111,7 +118,7 @@ def load_model(path: str, config: EngineConfig, inspect_model: Callable[[Any], N
     if inspect_model is not None:
         inspect_model(hf_model)
     dtype = hf_model.dtype
-    max_context = _max_context(hf_model.config, config.max_context)
+    max_context, longest_context = _max_context(hf_model.config, config.max_context)
     trial = _trial_ids(hf_model, max_context)
     sequences = [hf_model(input_ids=ids[None], use_cache=False).logits[0] for ids in trial]
     reference = torch.cat(sequences)  # [N, vocabulary], of transformers' own attention
@@ -120,7 +127,10 @@ def load_model(path: str, config: EngineConfig, inspect_model: Callable[[Any], N
     decoder, path_name = _build_decoder(hf_model, trial, probe, max_context)
     _compare(decoder, trial, reference, path)
     dtype_name = str(dtype).removeprefix("torch.")
-    info = EngineInfo(vocab_size=reference.shape[-1], max_context=max_context, dtype=dtype_name, device=device)
+    info = EngineInfo(
+        vocab_size=reference.shape[-1], max_context=max_context, longest_context=longest_context, dtype=dtype_name,
+        device=device,
+    )  # fmt: skip
     logger.info("loaded %s by the %s path: %s", path, path_name, info)
     kv_shapes = [probe.kv_shapes[i] for i in range(len(probe.kv_shapes))]
     return LoadedModel(decoder, info, kv_shapes, dtype)
@@ -169,8 +179,9 @@ def _load_hf(path: str, device: str, dtype: torch.dtype | str, quantization: Qua
     return model.to(device).eval().requires_grad_(False)
 
 
-def _max_context(hf_config: Any, setting: int | None) -> int:
-    """The context to serve: the setting, else the largest that the model and its RoPE support."""
+def _max_context(hf_config: Any, setting: int | None) -> tuple[int, int]:
+    """The context to serve, which is the setting or by default at most `MAX_DEFAULT_CONTEXT`, and the largest that the
+    model and its RoPE support."""
     text = hf_config.get_text_config(decoder=True)
     limit = int(getattr(text, "max_position_embeddings", None) or MAX_DEFAULT_CONTEXT)
     reason = "the model's `max_position_embeddings`"
@@ -183,7 +194,7 @@ def _max_context(hf_config: Any, setting: int | None) -> int:
             reason = f"the length up to which {one['rope_type']!r} positions do not depend on the batch"
     if setting is not None and setting > limit:
         raise ConfigError(f"`engine.max_context` is {setting}, but {reason} is {limit}; use at most that")
-    return setting or min(limit, MAX_DEFAULT_CONTEXT)
+    return setting or min(limit, MAX_DEFAULT_CONTEXT), limit
 
 
 def _forward(hf_model: Any, batch: Batch, **options: Any) -> Any:

@@ -13,6 +13,18 @@
  * @property {number[]} [dash]
  */
 
+const FEW_POINTS = 60;
+const WIDE_GAP = 3;
+
+/**
+ * Whether a line has few points far apart, such as evaluations: it is drawn as marks with error bars, since nothing was measured between.
+ * @param {{steps: number[]}} line
+ */
+export function isSparse({ steps }) {
+  const gaps = steps.length - 1;
+  return gaps > 0 && gaps < FEW_POINTS && (steps[gaps] - steps[0]) / gaps >= WIDE_GAP;
+}
+
 /**
  * Exponential moving average without the pull towards 0 at the start: the mean of all values so far with weights strength^age,
  * where the age counts points. 0 changes nothing. A later value never changes an earlier point.

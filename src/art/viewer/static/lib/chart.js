@@ -24,8 +24,8 @@
  *
  * @typedef {{element: HTMLElement, update: (changes: Partial<ChartOptions>) => void, light: (step: number | null) => void, destroy: () => void}} Chart
  */
-import { axisRange, extent, shownRange, stackLines, steadyRange, unionSteps, valueAt, valuesAt } from "../chart/chart_data.js";
-import { lineSeries, lineValues, stackedSeries } from "../chart/chart_series.js";
+import { axisRange, extent, isSparse, shownRange, stackLines, steadyRange, unionSteps, valueAt, valuesAt } from "../chart/chart_data.js";
+import { drawErrorBars, lineSeries, lineValues, stackedSeries } from "../chart/chart_series.js";
 import { h, replace, setStyle } from "./dom.js";
 import { formatFixed, formatNumber, UNKNOWN } from "./format.js";
 import { drawPins } from "../chart/pins.js";
@@ -81,7 +81,7 @@ class StepChart {
   /** What uPlot cannot change in place. */
   shape() {
     const { lines, stacked, log } = this.options;
-    return JSON.stringify([stacked, log, lines.length > 0, lines.map((line) => [line.label, line.colour, line.dash, Boolean(line.low), Boolean(line.dots), line.steps.length < 2])]);
+    return JSON.stringify([stacked, log, lines.length > 0, lines.map((line) => [line.label, line.colour, line.dash, Boolean(line.low), Boolean(line.dots), line.steps.length < 2, isSparse(line)])]);
   }
 
   drawHead() {
@@ -188,7 +188,7 @@ class StepChart {
       hooks: {
         setCursor: [(plot) => this.showValues(plot.cursor.idx ?? null)],
         setSelect: [(plot) => this.onSelect(plot)],
-        draw: [(plot) => this.placePins(plot)],
+        draw: [(plot) => this.placePins(plot), (plot) => drawErrorBars(plot, this.options.stacked ? [] : this.options.lines)],
         ready: [(plot) => plot.over.addEventListener("click", () => this.onClick(plot)), (plot) => plot.over.addEventListener("dblclick", () => this.zoomTo(null))],
       },
     };

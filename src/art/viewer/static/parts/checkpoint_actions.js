@@ -27,7 +27,7 @@ export async function downloadFiles({ run, signal }, { step }) {
     h("td", { class: "mono", title: file.sha256 }, `${file.sha256.slice(0, 12)}...`)));
   showDialog(`Files of step ${step}`,
     h("p", null, "The folder is a PEFT adapter; with the manifest it is a whole checkpoint. ", h("code", null, `art checkpoints download ${run.join("/")} --step ${step}`), " fetches all of it and checks the hashes."),
-    h("div", { class: "scroll" }, h("table", null, h("thead", null, h("tr", null, ["File", "Size", "SHA-256"].map((title) => h("th", { scope: "col", class: title === "Size" ? "number" : null }, title)))), h("tbody", null, rows))));
+    h("div", { class: "scroll", tabindex: 0 }, h("table", null, h("thead", null, h("tr", null, ["File", "Size", "SHA-256"].map((title) => h("th", { scope: "col", class: title === "Size" ? "number" : null }, title)))), h("tbody", null, rows))));
 }
 
 /**

@@ -1,7 +1,7 @@
 /** Two checkpoints on the same scenarios: the paired difference, and the scenarios that changed most. */
 import { get } from "../lib/api.js";
 import { h, replace } from "../lib/dom.js";
-import { formatBounds, formatFixed, formatSigned, plural } from "../lib/format.js";
+import { formatBounds, formatFixed, formatInterval, formatSigned, plural } from "../lib/format.js";
 import { link, setQuery } from "../lib/router.js";
 import { missing, showWhenLoaded } from "../lib/states.js";
 import { slopeChart } from "./slopes.js";
@@ -63,18 +63,20 @@ export class CheckpointComparison {
     const rows = h("tbody", null, scenarios.map((/** @type {any} */ one) => this.row(one)));
     replace(this.element, head, this.summary(answer), answer.missing ? missing(answer.missing) : null,
       h("div", { class: "comparison-body" }, slopeChart(scenarios, a, b),
-        h("div", { class: "scroll" },
+        h("div", { class: "scroll", tabindex: 0 },
           h("table", null, h("thead", null, h("tr", null, h("th", { scope: "col" }, "Scenario"), [`Step ${a}`, `Step ${b}`, "Difference"].map((title) => h("th", { scope: "col", class: "number" }, title)))), rows),
           scenarios.length < total ? this.moreButton(answer, rows) : null)));
   }
 
   /** @param {any} answer */
-  summary({ difference, num_scenarios: total, num_better: better, num_worse: worse }) {
+  summary({ metric, a, b, before, after, difference, num_scenarios: total, num_better: better, num_worse: worse }) {
     const known = difference.low !== null;
     const isClear = known && (difference.low > 0 || difference.high < 0);
     const verdict = !known ? "too few scenarios to tell" : !isClear ? "no clear difference" : difference.mean > 0 ? "better" : "worse";
     return h("dl", { class: "figures" },
-      h("div", null, h("dt", null, "paired difference of the mean reward"), h("dd", null, formatSigned(difference.mean), " ", h("span", { class: "soft" }, known ? `${formatBounds(difference.low, difference.high)} ` : ""), h("span", { class: isClear ? (difference.mean > 0 ? "good" : "bad") : "soft" }, verdict))),
+      h("div", null, h("dt", null, `${metric} at step ${a}`), h("dd", null, formatInterval(before, 3))),
+      h("div", null, h("dt", null, `${metric} at step ${b}`), h("dd", null, formatInterval(after, 3))),
+      h("div", null, h("dt", null, `paired difference of ${metric}`), h("dd", null, formatSigned(difference.mean), " ", h("span", { class: "soft" }, known ? `${formatBounds(difference.low, difference.high)} ` : ""), h("span", { class: isClear ? (difference.mean > 0 ? "good" : "bad") : "soft" }, verdict))),
       h("div", null, h("dt", null, "scenarios"), h("dd", null, plural(total, "scenario"))),
       h("div", null, h("dt", null, "better, worse, the same"), h("dd", null, `${better}, ${worse}, ${total - better - worse}`)));
   }

@@ -1,6 +1,6 @@
 /** Parts that say how a run goes: its state, reward, trend and findings. */
 import { h } from "../lib/dom.js";
-import { formatBounds, formatFixed, formatSigned } from "../lib/format.js";
+import { formatBounds, formatFixed, formatInterval, formatSigned, plural } from "../lib/format.js";
 
 /** @typedef {Record<string, any>} RunSummary  the wire type of viewer/answers/run_list.py */
 
@@ -20,6 +20,19 @@ export function rewardText(reward) {
   const hint = `${reward.split}, step ${reward.step}: mean and 95 % interval over ${reward.num} values`;
   const bounds = reward.low === null ? null : h("span", { class: "soft" }, ` ${formatBounds(reward.low, reward.high)}`);
   return h("span", { class: "nowrap", title: hint }, h("b", null, formatFixed(reward.mean)), bounds);
+}
+
+/**
+ * The task's own metric on held-out rollouts: before, after, and the paired difference.
+ * @param {any} change  the wire type StepChange of viewer/answers/checkpoint_list.py
+ */
+export function headlineText({ a, b, before, after, difference, num_scenarios: total }) {
+  if (a === b) return h("span", { class: "nowrap" }, h("b", null, formatFixed(after?.mean, 3)), h("span", { class: "soft" }, ` step ${b}`));
+  const hint = `step ${a}: ${formatInterval(before, 3)}, step ${b}: ${formatInterval(after, 3)}; 95 % intervals`;
+  const isKnown = difference && difference.low !== null;
+  const look = !isKnown || (difference.low <= 0 && difference.high >= 0) ? "soft" : difference.mean > 0 ? "good" : "bad";
+  return h("span", { class: "nowrap", title: hint }, h("span", { class: "soft" }, `${formatFixed(before?.mean, 3)} → `), h("b", null, formatFixed(after?.mean, 3)),
+    difference ? h("span", { class: look, title: `paired difference on ${plural(total, "scenario")}` }, ` ${formatSigned(difference.mean)}${isKnown ? ` ${formatBounds(difference.low, difference.high)}` : ""}`) : null);
 }
 
 /**

@@ -1,6 +1,8 @@
-/** The settings in which runs differ. */
+/** The settings of a run, and those in which runs differ. */
 import { h } from "../lib/dom.js";
 import { UNKNOWN } from "../lib/format.js";
+
+const NOT_RECORDED = "The settings were not recorded.";
 
 /**
  * Settings as flat names: {trainer: {seed: 1}} is {"trainer.seed": "1"}.
@@ -30,14 +32,22 @@ export function differingSettings(settings) {
   return names.map((name) => ({ name, values: flat.map((one) => one[name]) })).filter(({ values }) => values.some((value) => value !== values[0]));
 }
 
+/** @param {any} settings  of one run */
+export function settingsList(settings) {
+  const rows = Object.entries(flatSettings(settings));
+  if (rows.length === 0) return h("p", { class: "soft" }, NOT_RECORDED);
+  return h("div", { class: "scroll", tabindex: 0 }, h("table", { class: "compare-table" }, h("tbody", null, rows.map(([name, value]) => h("tr", null, h("th", { scope: "row" }, name), h("td", { class: "mono" }, value))))));
+}
+
 /**
  * @param {any[]} settings  of each run
  * @param {import("../lib/dom.js").Child[]} heads  one for each run
  */
 export function settingsTable(settings, heads) {
   const rows = differingSettings(settings);
-  if (rows.length === 0) return h("p", { class: "soft" }, "The runs were registered with the same settings.");
-  return h("div", { class: "scroll" }, h("table", { class: "compare-table" },
+  const missing = settings.filter((one) => one?.program === undefined).length;
+  if (rows.length === 0) return h("p", { class: "soft" }, missing > 0 ? NOT_RECORDED : "The recorded settings are the same.");
+  return h("div", { class: "scroll", tabindex: 0 }, h("table", { class: "compare-table" },
     h("thead", null, h("tr", null, h("th", { scope: "col" }, "Setting"), heads.map((head) => h("th", { scope: "col" }, head)))),
-    h("tbody", null, rows.map(({ name, values }) => h("tr", null, h("th", { scope: "row" }, name), values.map((value) => h("td", { class: "mono" }, value ?? h("span", { class: "soft", title: "not set" }, UNKNOWN))))))));
+    h("tbody", null, rows.map(({ name, values }) => h("tr", null, h("th", { scope: "row" }, name), values.map((value, at) => h("td", { class: "mono" }, value ?? h("span", { class: "soft" }, settings[at]?.program === undefined ? "not recorded" : UNKNOWN))))))));
 }

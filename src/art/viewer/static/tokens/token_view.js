@@ -155,7 +155,7 @@ export class TokenView {
   /** @param {import("./token_rows.js").Segment} segment @returns {HTMLElement} */
   #segment(segment) {
     const element = h("span", { class: "token", role: "option", "data-token": segment.token, id: segment.continues ? null : `token-${segment.token}`,
-      "aria-selected": String(segment.token === this.focused) }, segment.text);
+      "aria-selected": String(segment.token === this.focused), "aria-label": segment.text.trim() === "" ? "space" : null }, segment.text);
     if (this.tokens.isSpecial[segment.token] || this.tokens.texts[segment.token] === null) element.classList.add("is-special");
     if (segment.token === this.focused) element.classList.add("is-focused");
     if (this.painter !== null) applyPaint(element, this.painter.paint(segment.token));

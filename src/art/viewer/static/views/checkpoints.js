@@ -10,6 +10,8 @@ import { readStep } from "../curves/curve_settings.js";
 import { CheckpointComparison } from "../parts/checkpoint_compare.js";
 import { promotionHistory } from "../parts/promotion_history.js";
 
+/** @typedef {{split: string, metric: string, a: number, b: number}} Compared  of the wire type StepChange in viewer/answers/checkpoint_list.py */
+
 const MAX_COLUMNS = 4;
 const PREFERRED = ["val/reward", "test/reward", "train/reward", "loss/entropy", "loss/kl_to_base", "loss/sft"];
 
@@ -38,6 +40,8 @@ class CheckpointPage {
     this.list = h("div", { class: "scroll checkpoint-list", tabindex: 0, role: "region", "aria-label": "Checkpoints" });
     this.history = h("section", { class: "promotions", "aria-label": "History of promotions" });
     this.text = "";
+    /** @type {Set<number | null>} steps whose rows come first: those that were chosen when the view was opened */
+    this.first = new Set();
     /** @type {import("../parts/checkpoint_actions.js").CheckpointRow[]} */
     this.checkpoints = [];
   }
@@ -61,7 +65,7 @@ class CheckpointPage {
     if (JSON.stringify(answer) !== this.text && !isUsed) this.draw(answer);
   }
 
-  /** @param {{checkpoints: import("../parts/checkpoint_actions.js").CheckpointRow[], best_metric: string, promotions?: import("../parts/promotion_history.js").PromotionRecord[], num_promotions?: number}} answer */
+  /** @param {{checkpoints: import("../parts/checkpoint_actions.js").CheckpointRow[], best_metric: string, compared: Compared | null, promotions?: import("../parts/promotion_history.js").PromotionRecord[], num_promotions?: number}} answer */
   draw(answer) {
     this.text = JSON.stringify(answer);
     replace(this.history, promotionHistory(this.run, answer.promotions ?? [], answer.num_promotions ?? 0));
@@ -71,25 +75,28 @@ class CheckpointPage {
       replace(this.list, empty("No checkpoint yet.", "Each trained step leaves one here."));
       return;
     }
-    this.chooseDefaults(checkpoints, bestMetric);
-    const metrics = metricColumns(checkpoints, bestMetric);
-    const heads = [h("th", { scope: "col", title: "The two checkpoints to compare" }, "Compare"), h("th", { scope: "col", class: "number" }, "Step"), h("th", { scope: "col" }, ""),
+    const compared = answer.compared ?? { split: "val", metric: "reward", a: 0, b: 0 };
+    if (this.first.size === 0) this.begin(compared);
+    const measured = `${compared.split}/${compared.metric}`;
+    const metrics = metricColumns(checkpoints, [bestMetric, measured]);
+    const rank = (/** @type {import("../parts/checkpoint_actions.js").CheckpointRow} */ one) => (this.first.has(one.step) ? 0 : measured in one.metrics || bestMetric in one.metrics ? 1 : 2);
+    const rows = checkpoints.toSorted((one, other) => rank(one) - rank(other));
+    const heads = [h("th", { scope: "col", title: "The two checkpoints to compare" }, "Compare"), h("th", { scope: "col", class: "number" }, "Step"), h("th", { scope: "col" }, h("span", { class: "unseen" }, "Marks")),
       metrics.map((metric) => h("th", { scope: "col", class: "number" }, metric)), h("th", { scope: "col" }, "Made"), h("th", { scope: "col", class: "number" }, "Size"), this.ctx.canWrite ? h("th", { scope: "col" }, "Actions") : null];
-    replace(this.list, h("table", { class: "checkpoints" }, h("thead", null, h("tr", null, heads)), h("tbody", null, checkpoints.map((one) => this.row(one, metrics)))));
+    replace(this.list, h("table", { class: "checkpoints" }, h("thead", null, h("tr", null, heads)), h("tbody", null, rows.map((one) => this.row(one, metrics)))));
   }
 
   /**
-   * Without a choice: the oldest against the best, or against the newest if the best is the oldest. Only those with a reward are chosen, if there are two.
-   * @param {import("../parts/checkpoint_actions.js").CheckpointRow[]} checkpoints  newest first
-   * @param {string} bestMetric
+   * Without a choice, compare the first and the last step that share held-out scenarios, if there are two.
+   * @param {Compared} compared
    */
-  chooseDefaults(checkpoints, bestMetric) {
-    if (this.chosen.a !== null || this.chosen.b !== null || checkpoints.length < 2) return;
-    const rated = [bestMetric, "train/reward"].map((metric) => checkpoints.filter((one) => metric in one.metrics)).find((some) => some.length > 1) ?? checkpoints;
-    const oldest = rated[rated.length - 1];
-    const best = rated.find((one) => one.is_best);
-    this.chosen = { a: oldest.step, b: (best && best !== oldest ? best : rated[0]).step };
-    this.comparison.show(/** @type {number} */ (this.chosen.a), /** @type {number} */ (this.chosen.b));
+  begin(compared) {
+    if (!this.comparison.isSplitChosen) this.comparison.split = compared.split;
+    if (this.chosen.a === null && this.chosen.b === null && compared.a !== compared.b) {
+      this.chosen = { a: compared.a, b: compared.b };
+      this.comparison.show(compared.a, compared.b);
+    }
+    this.first = new Set([this.chosen.a, this.chosen.b]);
   }
 
   /**
@@ -159,11 +166,11 @@ function showProblem(error) {
 }
 
 /**
- * The metrics worth a column: the one that names the best, then rewards and the usual ones that any checkpoint has.
+ * The metrics worth a column: the given ones, then rewards and the usual ones that any checkpoint has.
  * @param {import("../parts/checkpoint_actions.js").CheckpointRow[]} checkpoints
- * @param {string} best
+ * @param {string[]} first
  */
-function metricColumns(checkpoints, best) {
+function metricColumns(checkpoints, first) {
   const known = new Set(checkpoints.flatMap((one) => Object.keys(one.metrics)));
-  return [...new Set([best, ...PREFERRED])].filter((metric) => known.has(metric)).slice(0, MAX_COLUMNS);
+  return [...new Set([...first, ...PREFERRED])].filter((metric) => known.has(metric)).slice(0, MAX_COLUMNS);
 }

@@ -9,7 +9,7 @@ import { CurvePanes } from "../curves/curve_panes.js";
 import { readSettings, settingControls, writeSettings } from "../curves/curve_settings.js";
 import { formatOf } from "../curves/lines.js";
 import { MetricList } from "../curves/metric_list.js";
-import { baseModelText, rewardText, stateChip, trendText } from "../parts/run_summary.js";
+import { baseModelText, headlineText, rewardText, stateChip, trendText } from "../parts/run_summary.js";
 import { settingsTable } from "../parts/settings_table.js";
 
 const FEWEST = 2;
@@ -96,6 +96,7 @@ class ComparePage {
     const rows = [
       ["State", (detail) => stateChip(detail.state)],
       ["Step", (detail) => formatCount(detail.step)],
+      ["Held-out", (detail) => (detail.headline ? [headlineText(detail.headline), h("span", { class: "small soft" }, ` ${detail.headline.split}/${detail.headline.metric}`)] : UNKNOWN)],
       ["Reward", (detail) => [rewardText(detail.reward), detail.reward ? h("span", { class: "small soft" }, ` ${detail.reward.split}`) : null]],
       ["Trend", (detail) => trendText(detail.trend)],
       ["Per step", (detail) => formatSeconds(detail.seconds_per_step)],
@@ -103,7 +104,7 @@ class ComparePage {
       ["Base model", (detail) => baseModelText(detail.base_model)],
     ];
     const chosen = this.settings.metrics.filter((metric) => !details.every((detail) => detail.main_metric === metric));
-    replace(this.values, h("h2", null, "Newest values"), h("div", { class: "scroll" }, h("table", { class: "compare-table" },
+    replace(this.values, h("h2", null, "Newest values"), h("div", { class: "scroll", tabindex: 0 }, h("table", { class: "compare-table" },
       h("thead", null, h("tr", null, h("th", { scope: "col" }, h("span", { class: "unseen" }, "Value")), this.heads().map((head) => h("th", { scope: "col" }, head)))),
       h("tbody", null,
         rows.map(([name, cell]) => h("tr", null, h("th", { scope: "row" }, name), details.map((detail) => h("td", null, cell(detail))))),

@@ -45,7 +45,7 @@ function drawList({ comparisons, unreadable }) {
     h("td", null, one.best === null ? UNKNOWN : [h("b", null, one.best), h("span", { class: "small soft" }, ` by ${one.headline_metric}`)]),
     h("td", { class: "number" }, formatCount(one.num_scenarios)),
     h("td", { class: "nowrap" }, formatAge(one.updated_at), one.is_complete ? null : h("span", { class: "small soft" }, " not complete"))));
-  return [head, damaged, h("div", { class: "scroll" }, h("table", { class: "comparisons" }, headOf(titles, ["Scenarios"]), h("tbody", null, rows)))];
+  return [head, damaged, h("div", { class: "scroll", tabindex: 0 }, h("table", { class: "comparisons" }, headOf(titles, ["Scenarios"]), h("tbody", null, rows)))];
 }
 
 /**
@@ -69,7 +69,7 @@ function drawOne({ comparison, remarks }, axis, onAxis) {
     h("p", null, comparison.description, ". ", about),
     comparison.is_complete ? null : h("p", { class: "note" }, "This comparison is not complete. It is running, or was stopped; the same command goes on."),
     place,
-    h("div", { class: "scroll" }, modelTable(comparison)),
+    h("div", { class: "scroll", tabindex: 0 }, modelTable(comparison)),
     remarks.length > 0 ? [h("h2", null, "Remarks"), h("ul", null, remarks.map((/** @type {string} */ text) => h("li", null, text)))] : null,
   ];
 }

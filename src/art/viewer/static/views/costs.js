@@ -9,8 +9,8 @@ import { empty, showWhenLoaded } from "../lib/states.js";
 
 const MAX_SOURCES = 6;
 /**
- * @typedef {{source: string, usd: number, num_unpriced: number, prompt_tokens: number, completion_tokens: number, seconds: number}} SourceCosts
- * @typedef {{total_usd: number, by_source: SourceCosts[], by_step: {steps: number[], by_source: Record<string, number[]>}, num_unreadable_lines: number}} CostsAnswer
+ * @typedef {{source: string, usd: number | null, num_unpriced: number, prompt_tokens: number, completion_tokens: number, seconds: number}} SourceCosts
+ * @typedef {{total_usd: number | null, by_source: SourceCosts[], by_step: {steps: number[], by_source: Record<string, number[]>}, num_unreadable_lines: number}} CostsAnswer
  */
 
 /** @type {import("../lib/context.js").View} */
@@ -50,10 +50,10 @@ function drawCosts(answer, steps) {
   const damaged = answer.num_unreadable_lines;
   return [
     head,
-    h("dl", { class: "figures" }, h("div", null, h("dt", null, "total"), h("dd", null, formatUsd(answer.total_usd))), h("div", null, h("dt", null, "steps with costs"), h("dd", null, formatCount(answer.by_step.steps.length)))),
-    unpriced > 0 ? h("p", { class: "note" }, `The price of ${plural(unpriced, "request")} is not known, so the total is too low.`) : null,
+    h("dl", { class: "figures" }, h("div", null, h("dt", null, "total"), h("dd", null, formatPrice(answer.total_usd))), h("div", null, h("dt", null, "steps with costs"), h("dd", null, formatCount(answer.by_step.steps.length)))),
+    unpriced > 0 ? h("p", { class: "note" }, `The price of ${plural(unpriced, "request")} is not known${answer.total_usd === null ? "" : ", so the total is too low"}.`) : null,
     damaged > 0 ? h("p", { class: "note" }, `${plural(damaged, "line")} of costs.jsonl cannot be read.`) : null,
-    h("div", { class: "scroll" }, sourceTable(answer)),
+    h("div", { class: "scroll", tabindex: 0 }, sourceTable(answer)),
     steps?.element ?? null,
   ];
 }
@@ -66,12 +66,17 @@ function formatSmallUsd(usd) {
   return usd === null || Math.abs(usd) >= 1 || usd === 0 ? formatUsd(usd) : `$${Number(usd.toPrecision(3))}`;
 }
 
+/** @param {number | null} usd */
+function formatPrice(usd) {
+  return usd === null ? "no price" : formatUsd(usd);
+}
+
 /** @param {CostsAnswer} answer */
 function sourceTable(answer) {
   const titles = ["Source", "USD", "Share", "Prompt tokens", "Completion tokens", "Time", "Without a price"];
   const rows = answer.by_source.map((one) => {
-    const share = answer.total_usd > 0 ? `${Math.round((one.usd / answer.total_usd) * 100)} %` : "";
-    const cells = [formatUsd(one.usd), share, formatCount(one.prompt_tokens), formatCount(one.completion_tokens), formatSeconds(one.seconds), one.num_unpriced > 0 ? formatCount(one.num_unpriced) : ""];
+    const share = answer.total_usd && one.usd !== null ? `${Math.round((one.usd / answer.total_usd) * 100)} %` : "";
+    const cells = [formatPrice(one.usd), share, formatCount(one.prompt_tokens), formatCount(one.completion_tokens), formatSeconds(one.seconds), one.num_unpriced > 0 ? formatCount(one.num_unpriced) : ""];
     return h("tr", null, h("th", { scope: "row" }, one.source), cells.map((cell) => h("td", { class: "number" }, cell)));
   });
   return h("table", null, h("thead", null, h("tr", null, titles.map((title, at) => h("th", { scope: "col", class: at > 0 ? "number" : null }, title)))), h("tbody", null, rows));

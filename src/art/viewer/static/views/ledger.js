@@ -65,7 +65,7 @@ class LedgerPage {
     if (answer.ledger === null) return missing(`Step ${this.step} has no ledger: nothing was trained in it, or by supervised data only.`);
     return [
       ledgerFlow(answer.ledger, (part) => this.rolloutsOf(part)),
-      h("div", { class: "scroll" }, ledgerTable(answer.ledger, answer.meanings)),
+      h("div", { class: "scroll", tabindex: 0 }, ledgerTable(answer.ledger, answer.meanings)),
     ];
   }
 

@@ -6,8 +6,9 @@ import { formatAge, formatCount, formatInterval, formatSeconds, formatUsd } from
 import { link, setQuery } from "../lib/router.js";
 import { empty, orShowFailure, showWhenLoaded } from "../lib/states.js";
 import { mainPanes, paneFormat } from "../curves/main_panes.js";
-import { baseModelText, rewardText, stateChip, trendText } from "../parts/run_summary.js";
+import { baseModelText, headlineText, rewardText, stateChip, trendText } from "../parts/run_summary.js";
 import { findingList, groupFindings, pinsOf } from "../parts/findings.js";
+import { settingsList } from "../parts/settings_table.js";
 import { StepPanel } from "../parts/step_panel.js";
 
 /** @type {import("../lib/context.js").View} */
@@ -44,13 +45,14 @@ class RunPage {
     this.top = h("div", { class: "run-top" });
     this.curves = h("div", { class: "panes" });
     this.findings = h("section", { class: "run-findings", "aria-label": "Findings" });
+    this.settings = h("details", { class: "run-settings" });
     this.panel = new StepPanel(this.run, ctx.signal, (chosen) => this.choose(chosen));
   }
 
   async start() {
     const load = () => get(this.path, {}, this.ctx.signal);
     await showWhenLoaded(this.root, this.ctx.signal, load, (detail) => {
-      replace(this.root, this.top, h("div", { class: "run-body" }, this.curves, this.findings), this.panel.element);
+      replace(this.root, this.top, h("div", { class: "run-body" }, this.curves, this.findings), this.panel.element, this.settings);
       this.fill(detail);
     });
     this.ctx.keys([
@@ -69,6 +71,7 @@ class RunPage {
     if (this.text !== "") this.ctx.announce(`Step ${detail.step}, reward ${formatInterval(detail.reward)}, ${detail.state}`);
     this.text = text;
     this.drawFindings(detail);
+    replace(this.settings, h("summary", null, "Settings"), settingsList(detail.settings));
     orShowFailure(this.curves, this.ctx.signal, () => this.drawCurves(detail));
     this.panel.show(this.chosen ?? detail.step);
   }
@@ -81,6 +84,7 @@ class RunPage {
     const failure = run.state === "failed" ? run.jobs.find((/** @type {any} */ job) => job.error) : null;
     /** @type {[string, import("../lib/dom.js").Child][]} */
     const figures = [
+      ...(run.headline ? [/** @type {[string, import("../lib/dom.js").Child]} */ ([`${run.headline.split}/${run.headline.metric}`, h("a", { href: link("checkpoints", this.run) }, headlineText(run.headline))])] : []),
       [run.main_metric ?? "reward", rewardText(run.reward)],
       ["trend", trendText(run.trend)],
       ["step", formatCount(run.step)],
@@ -90,7 +94,7 @@ class RunPage {
       ["base model", baseModelText(run.base_model)],
       ["updated", formatAge(run.updated_at, now)],
     ];
-    if (run.eta_s !== null && run.eta_s !== undefined) figures.splice(5, 0, ["done in", formatSeconds(run.eta_s)]);
+    if (run.eta_s !== null && run.eta_s !== undefined) figures.splice(figures.length - 3, 0, ["done in", formatSeconds(run.eta_s)]);
     if (this.top.contains(document.activeElement)) return;
     replace(this.top,
       h("div", { class: "row" }, h("h1", { class: "unseen" }, `${run.project}/${run.name}`), stateChip(run.state), run.now ? h("span", null, run.now) : null),

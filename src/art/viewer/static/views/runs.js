@@ -2,16 +2,16 @@
 import { get } from "../lib/api.js";
 import { sparkline } from "../chart/spark.js";
 import { h, replace } from "../lib/dom.js";
-import { formatAge, formatCount, formatSeconds, formatUsd, plural } from "../lib/format.js";
+import { formatAge, formatCount, formatSeconds, formatUsd, plural, UNKNOWN } from "../lib/format.js";
 import { go, link, setQuery } from "../lib/router.js";
 import { showWhenLoaded } from "../lib/states.js";
 import { firstSteps } from "../parts/first_steps.js";
 import { groupFindings } from "../parts/findings.js";
-import { baseModelText, rewardText, stateChip, trendText } from "../parts/run_summary.js";
+import { baseModelText, headlineText, rewardText, stateChip, trendText } from "../parts/run_summary.js";
 
 const MAX_COMPARED = 6;
 const SEARCH_FROM = 6;
-const COLUMNS = ["Compare", "Run", "State", "Step", "Reward", "Trend", "Curve", "Per step", "Cost", "Updated"];
+const COLUMNS = ["Compare", "Run", "State", "Step", "Held-out", "Reward", "Trend", "Curve", "Per step", "Cost", "Updated"];
 
 /** @type {import("../lib/context.js").View} */
 export const runsView = {
@@ -111,12 +111,13 @@ class RunRows {
     const address = [run.project, run.name];
     const choose = h("input", { type: "checkbox", "aria-label": `Compare ${key}`, checked: this.chosen.has(key), "data-run": key, "on:change": (/** @type {Event} */ event) => this.onChoose(key, /** @type {HTMLInputElement} */ (event.target).checked) });
     const name = h("a", { class: "run-link", href: link("run", address) }, h("span", { class: "run-project" }, `${run.project}/`), run.name);
-    const spark = run.spark && run.spark.steps.length > 0 ? h("a", { href: link("curves", address, { metric: [run.main_metric] }), "aria-label": `Curve of ${run.main_metric}` }, sparkline(run.spark, run.main_metric, run.reward?.split !== "train")) : null;
+    const spark = run.spark && run.spark.steps.length > 0 ? h("a", { href: link("curves", address, { metric: [run.main_metric] }) }, sparkline(run.spark, run.main_metric, run.reward?.split !== "train")) : null;
     const cells = [
       h("td", { class: "run-choose" }, h("label", { class: "hit" }, choose)),
       h("td", { class: "run-who" }, name, h("div", { class: "small soft" }, [run.base_model ? [baseModelText(run.base_model), ", "] : null, `${run.num_rollouts === 1 ? "1 rollout" : `${formatCount(run.num_rollouts)} rollouts`}${run.indexing ? " so far (indexing)" : ""}`])),
       h("td", { "data-label": "State" }, stateChip(run.state)),
       h("td", { class: "number", "data-label": "Step" }, h("a", { href: link("rollouts", address, { step: run.step }) }, formatCount(run.step))),
+      h("td", { "data-label": "Held-out" }, run.headline ? [headlineText(run.headline), h("div", { class: "small soft" }, `${run.headline.split}/${run.headline.metric}`)] : h("span", { class: "soft" }, UNKNOWN)),
       h("td", { "data-label": "Reward" }, rewardText(run.reward), run.reward ? h("span", { class: "small soft" }, ` ${run.reward.split}`) : null),
       h("td", { "data-label": "Trend" }, trendText(run.trend)),
       h("td", { class: "run-curve" }, spark),

@@ -83,7 +83,7 @@ function rateOf(tokens, name) {
  * @param {HTMLElement} content
  */
 function listed(title, content) {
-  return h("section", null, h("h2", null, title), h("div", { class: "scroll" }, content));
+  return h("section", null, h("h2", null, title), h("div", { class: "scroll", tabindex: 0 }, content));
 }
 
 /** @param {string} text */
@@ -98,7 +98,7 @@ function nothing(text) {
 function plainTable(titles, rows) {
   const isNumber = titles.map((title) => title.startsWith("#"));
   const head = titles.map((title, at) => h("th", { scope: "col", class: isNumber[at] ? "number" : null }, title.replace(/^#/, "")));
-  return h("table", null, h("thead", null, h("tr", null, head)), h("tbody", null, rows.map((row) => h("tr", null, row.map((cell, at) => h("td", { class: isNumber[at] ? "number" : null }, cell))))));
+  return h("table", { class: "nowrap" }, h("thead", null, h("tr", null, head)), h("tbody", null, rows.map((row) => h("tr", null, row.map((cell, at) => h("td", { class: isNumber[at] ? "number" : null }, cell))))));
 }
 
 /** @param {Record<string, any>[]} processes */

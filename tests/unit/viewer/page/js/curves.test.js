@@ -1,6 +1,7 @@
 // Search of metrics, lines of panes, settings in the address, settings that differ.
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { lineSeries, lineValues } from "../static/chart/chart_series.js";
 import { readSettings } from "../static/curves/curve_settings.js";
 import { centreOf, coloursOf, formatOf, sameOnSplits } from "../static/curves/lines.js";
 import { mainPanes } from "../static/curves/main_panes.js";
@@ -8,7 +9,10 @@ import { bySection, nameMatcher } from "../static/curves/metric_search.js";
 import { HELD_OUT_COLOUR, TRAIN_COLOUR } from "../static/lib/colours.js";
 import { groupFindings, pinsOf } from "../static/parts/findings.js";
 import { phaseSeconds } from "../static/parts/step_panel.js";
-import { differingSettings } from "../static/parts/settings_table.js";
+import { differingSettings, settingsTable } from "../static/parts/settings_table.js";
+import { useFakeDom } from "./fake_dom.js";
+
+useFakeDom();
 
 const NAMES = ["train/reward", "val/reward", "loss/kl_to_sampler", "loss/kl_to_base", "offpolicy/ratio_p10", "offpolicy/ratio_p90", "x(y"];
 const search = (text) => NAMES.filter(nameMatcher(text));
@@ -71,6 +75,22 @@ test("main panes: training is smoothed with dots, the ratio has its percentiles 
 test("settings that differ: nested, missing, of another type", () => {
   const rows = differingSettings([{ rank: 8, trainer: { seed: 1, loss: "ppo" }, list: [1] }, { rank: "8", trainer: { seed: 1, loss: "cispo" }, list: [1], more: null }]);
   assert.deepEqual(rows, [{ name: "more", values: [undefined, "null"] }, { name: "trainer.loss", values: ["ppo", "cispo"] }]);
+});
+
+test("settings that nobody recorded are not called the same", () => {
+  const text = (settings) => settingsTable(settings, ["a", "b"]).textContent;
+  assert.match(text([{}, {}]), /not recorded/);
+  assert.match(text([{ program: { art: "1" } }, {}]), /not recorded/);
+  assert.match(text([{ program: { art: "1" } }, { program: { art: "1" } }]), /recorded settings are the same/);
+});
+
+test("a line of few points far apart is drawn as marks without a band", () => {
+  const values = (steps) => ({ label: "test", colour: TRAIN_COLOUR, steps, mean: steps, low: steps, high: steps });
+  const [every, some] = [values([0, 1, 2, 3]), values([0, 30])];
+  const { series, bands } = lineSeries([every, some]);
+  assert.equal(bands.length, 1);
+  assert.deepEqual(series.slice(2).map((one) => one.points.show), [false, true]);
+  assert.equal(lineValues([every, some], (_, list) => list).length, 4);
 });
 
 test("findings that say the same about many steps are one item with one pin", () => {
