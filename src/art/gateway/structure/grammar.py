@@ -17,9 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from art.gateway.structure import lark
-from art.gateway.structure.arguments import write_arguments
-from art.gateway.structure.pieces import Pieces
-from art.gateway.structure.style import AnswerStyle, CallStyle, Opening
+from art.gateway.structure.style import AnswerStyle, CallStyle, Opening, Pieces
 from art.protocol.dialects.structured import CallRule, ContentForm
 
 
@@ -97,12 +95,6 @@ def _calls(rules: lark.Rules, style: CallStyle, head: Pieces, shape: AnswerShape
     separators = _separators(style)
     middle = lark.sequence(style.middle)
     for i, name in enumerate(names):
-        if style.tags is not None:
-            rules.add(
-                f"call_{i}",
-                _join(lark.literal(name), middle, write_arguments(f"call_{i}", shape.arguments[name], style, rules)),
-            )
-            continue
         written = json.dumps(name)[1:-1] if style.quoted_name else name
         rules.add(f"call_{i}", _join(lark.literal(written), middle, lark.schema(shape.arguments[name], separators)))
     rules.add("call", " | ".join(f"call_{i}" for i in range(len(names))))

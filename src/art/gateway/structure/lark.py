@@ -12,7 +12,7 @@ from typing import Any
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from art.errors import InvalidRequestError
-from art.gateway.structure.pieces import Pattern, Piece, Pieces
+from art.gateway.structure.style import Pattern, Piece, Pieces
 
 TEXT = r"/(.|\n)+/"
 """Any text without special tokens."""
@@ -29,16 +29,10 @@ class Rules:
 
     def __init__(self) -> None:
         self.lines: dict[str, str] = {}
-        self._terminals: dict[str, str] = {}
 
     def add(self, name: str, body: str) -> str:
         self.lines[name] = body
         return name
-
-    def terminal(self, body: str) -> str:
-        """Add a regular expression in the notation of terminals, once, and return its name."""
-        name = self._terminals.setdefault(body, f"VALUE_{len(self._terminals)}")
-        return self.add(name, body)
 
     def text(self) -> str:
         start = {"start": self.lines["start"]}

@@ -10,20 +10,27 @@ writes must match the grammar, token by token. Otherwise such requests are refus
 from __future__ import annotations
 
 import asyncio
+import functools
+import json
 import logging
+import re
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from llguidance import LLMatcher
+
 from art.engine import Engine
 from art.errors import ArtError, ConfigError, InvalidRequestError, ProcessError
-from art.gateway.format.renderer import Renderer
+from art.gateway.format.renderer import Renderer, parse
 from art.gateway.format.tokenizer import Tokenizer
+from art.gateway.structure import lark
 from art.gateway.structure.grammar import AnswerGrammar, AnswerShape, write_grammar
-from art.gateway.structure.proof import find_problems
-from art.gateway.structure.schemas import arguments_schema, complaint, form_complaint, kept_arguments
-from art.gateway.structure.style import AnswerStyle, find_style, opening_of
+from art.gateway.structure.style import AnswerStyle, answer_tokens, find_style, opening_of
 from art.kernels.grammar import Vocabulary
+from art.protocol.chat import Message, Tool, tool_call
 from art.protocol.dialects.chat_completions import ChatRequest
+from art.protocol.dialects.structured import CallRule, ContentForm
 
 logger = logging.getLogger(__name__)
 
@@ -160,16 +167,12 @@ def _compile(
     if form is not None and (problem := form_complaint(form)) is not None:
         raise InvalidRequestError(f"`{form.param}` cannot be enforced: {problem}", param=form.param)
     arguments: dict[str, dict[str, Any]] = {}
-    calls = model.style.calls
     for i, tool in enumerate(request.tools or ()):
         function, param = tool["function"], f"tools.{i}"
         name, strict = function["name"], function["name"] in request.strict_tools
         if rule.mode == "none" or (rule.names is not None and name not in rule.names):
             continue
-        if calls is not None and calls.tags is not None:
-            arguments[name] = kept_arguments(function, param, strict=strict, style=calls)
-        else:
-            arguments[name] = arguments_schema(function.get("parameters"), param, strict=strict)
+        arguments[name] = arguments_schema(function.get("parameters"), param, strict=strict)
     opening = opening_of(renderer, prompt_token_ids)
     grammar = write_grammar(model.style, AnswerShape(opening=opening, form=form, rule=rule, arguments=arguments))
     try:
@@ -188,3 +191,153 @@ def _num_matched(vocabulary: Vocabulary, grammar: AnswerGrammar, token_ids: list
         if not matcher.advance(token_id):
             break
     return matcher.num_tokens
+
+
+# -- which schemas and forms llguidance can keep, asked before they become part of a grammar, so that errors name them --
+
+_ANY = (", ", ": ")
+MAX_ITEMS = 1024
+"""Largest `minItems` and `maxItems` of a schema. llguidance makes a rule for each item; 10**9 take all memory."""
+_DATA = ("const", "default", "enum", "example", "examples")
+"""Keywords whose values are data, not schemas."""
+_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+def form_complaint(form: ContentForm) -> str | None:
+    """Why a form of content cannot be kept, in llguidance's words; `None` if it can.
+
+    Raises:
+        InvalidRequestError: a client's own grammar is not text only.
+    """
+    if form.kind == "json":
+        return _schema_complaint(form.value)
+    if form.kind == "regex":
+        return _complaint_about(f"start: {lark.regex(form.value)}")
+    if form.kind == "grammar":
+        for schema in lark.schemas_of(form.value, form.param):
+            if (problem := _items_complaint(schema)) is not None:
+                return problem
+        return _complaint_about(f"start: form\nform: {lark.grammar(form.value, form.param)}\n")
+    return None
+
+
+def arguments_schema(parameters: Any, param: str, *, strict: bool) -> dict[str, Any]:
+    """The schema of a function's arguments, which are always an object.
+
+    The arguments of a function that is not strict may be any object if llguidance cannot keep its schema.
+
+    Raises:
+        InvalidRequestError: a strict function's schema cannot be kept.
+    """
+    schema = {**parameters, "type": "object"} if isinstance(parameters, dict) else _OBJECT
+    if isinstance(parameters, dict) and parameters.get("type", "object") != "object":
+        problem: str | None = f"its type is {parameters['type']!r}, but arguments are an object"
+    else:
+        problem = _schema_complaint(schema)
+    if problem is None:
+        return schema
+    if strict:
+        where = f"{param}.function.parameters"
+        raise InvalidRequestError(f"`{where}` of a strict tool cannot be enforced: {problem}", param=where)
+    return _OBJECT
+
+
+def _schema_complaint(schema: dict[str, Any]) -> str | None:
+    return _items_complaint(schema) or _complaint_about(f"start: {lark.schema(schema, _ANY)}")
+
+
+def _items_complaint(schema: Any) -> str | None:
+    """Complain of an array with too many items, anywhere in a schema."""
+    if isinstance(schema, list):
+        return next(filter(None, map(_items_complaint, schema)), None)
+    if not isinstance(schema, dict):
+        return None
+    for key, value in schema.items():
+        if key in ("minItems", "maxItems") and isinstance(value, int | float) and value > MAX_ITEMS:
+            return f"`{key}` is {value:.4g}; at most {MAX_ITEMS:,} can be kept"
+    return next(filter(None, (_items_complaint(value) for key, value in schema.items() if key not in _DATA)), None)
+
+
+@functools.lru_cache(maxsize=1024)
+def _complaint_about(grammar: str) -> str | None:
+    problem = LLMatcher.validate_grammar(grammar)
+    return complaint(problem) if problem else None
+
+
+def complaint(text: str) -> str:
+    """llguidance's explanation without the place in the grammar, which the client has not written."""
+    text = re.split(r"\n\s*\d+ \| |\s\d+ \| ", text)[0]
+    return " ".join(re.sub(r"^(at )?\d+\(\d+\): ", "", text).split())[:600]
+
+
+# -- the proof: answers as the chat template writes them match their grammars, token by token, and come back --
+
+_ARGUMENTS: dict[str, Any] = {
+    "key": 'a "b"\n\u00e9 <c>',
+    "flag": True,
+    "number": 2.5,
+    "more": {"numbers": [1, 2.5, None, True], "text": "b"},
+}
+_CONTENT = '{"key": "a \\"b\\" <c>"}'
+_SCHEMA: dict[str, Any] = {"type": "object"}
+_TYPES = {"key": "string", "flag": "boolean", "number": "number", "more": "object"}
+_PARAMETERS = {"type": "object", "properties": {name: {"type": kind} for name, kind in _TYPES.items()}, "required": []}
+_TOOLS: list[Tool] = [
+    {"type": "function", "function": {"name": "look_up", "description": "", "parameters": _PARAMETERS}}
+]
+
+
+def find_problems(renderer: Renderer, style: AnswerStyle, vocabulary: Vocabulary) -> tuple[str | None, str | None]:
+    """Why grammars cannot be used for content, and for answers that may have calls; `None` where they can."""
+    content = _content_problem(renderer, style, vocabulary)
+    return content, content or _calls_problem(renderer, style, vocabulary)
+
+
+def _content_problem(renderer: Renderer, style: AnswerStyle, vocabulary: Vocabulary) -> str | None:
+    ids = answer_tokens(renderer, {"role": "assistant", "content": _CONTENT}, None)
+    shape = AnswerShape(opening="closed", form=ContentForm("json", _SCHEMA, "response_format"))
+    if ids is None:  # the template's answers cannot be told from its prompts: then content is plain text
+        ids = [*renderer.tokenizer.encode(_CONTENT, add_special_tokens=False), style.content.ends[0]]
+    if _matches(style, shape, ids, vocabulary):
+        return None
+    return "an answer that its chat template writes does not match the grammar of JSON content"
+
+
+def _calls_problem(renderer: Renderer, style: AnswerStyle, vocabulary: Vocabulary) -> str | None:
+    if style.calls is None:
+        return (
+            "its chat template does not write the arguments of a call as one JSON object; let the model choose "
+            '(`tool_choice="auto"`), or ask for JSON content (`response_format`) without tools'
+        )
+    several: list[list[dict[str, Any]]] = [] if style.calls.between is None else [[_ARGUMENTS], [{}]]
+    for arguments in ([_ARGUMENTS, *more] for more in ([], *several)):
+        calls = [
+            tool_call(f"call_{i}", "look_up", json.dumps(one, ensure_ascii=False)) for i, one in enumerate(arguments)
+        ]
+        answer: Message = {"role": "assistant", "content": "", "tool_calls": calls}
+        ids = answer_tokens(renderer, answer, _TOOLS)
+        shape = AnswerShape(opening="closed", rule=CallRule("required"), arguments={"look_up": _PARAMETERS})
+        if ids is None or not _matches(style, shape, ids, vocabulary):
+            return "tool calls that its chat template writes do not match their grammar"
+        read = parse(renderer, [], ids, _TOOLS).tool_calls  # without a prompt, which may have opened reasoning
+        if [(call.name, json.loads(call.arguments)) for call in read] != [("look_up", one) for one in arguments]:
+            return "tool calls that its chat template writes are not read back"
+    return None
+
+
+def _matches(style: AnswerStyle, shape: AnswerShape, token_ids: list[int], vocabulary: Vocabulary) -> bool:
+    """Whether an answer matches its grammar, by itself or after reasoning: then it may begin with line breaks."""
+    if _matches_now(style, shape, token_ids, vocabulary):
+        return True
+    before = () if style.reasoning is None else style.reasoning.after
+    ended = [part for part in before if isinstance(part, int)]
+    return len(ended) == 1 and _matches_now(style, replace(shape, opening="open"), ended + token_ids, vocabulary)
+
+
+def _matches_now(style: AnswerStyle, shape: AnswerShape, token_ids: list[int], vocabulary: Vocabulary) -> bool:
+    grammar = write_grammar(style, shape)
+    try:
+        matcher = vocabulary.matcher(grammar.text, grammar.stop_token_ids)
+        return all(map(matcher.advance, token_ids))
+    except ArtError:
+        return False

@@ -13,8 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from art.errors import ArtError
 from art.gateway.format.renderer import Renderer
@@ -22,9 +21,44 @@ from art.gateway.format.tokenizer import Tokenizer
 from art.gateway.parsing import harmony
 from art.gateway.parsing.parse import Tags
 from art.gateway.parsing.tool_calls import CALL_FORMATS
-from art.gateway.structure.pieces import ANY_ID, NINE, NUMBER, Pieces, as_text, pieces, spelled
-from art.gateway.structure.tags import TagStyle, find_tags
 from art.protocol.chat import Message, Tool, tool_call
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Text that differs from answer to answer, as a regular expression."""
+
+    regex: str
+
+
+Piece: TypeAlias = str | int | Pattern
+"""Literal text, the id of a special token, or a pattern."""
+Pieces: TypeAlias = tuple[Piece, ...]
+
+_SPECIAL, _PATTERN = 0xF0000, 0x100000
+"""Private characters in place of special tokens and patterns while a rendered answer is searched as text."""
+_PATTERNS = (r"[0-9]{1,3}", r"[a-zA-Z0-9]{9}", r"[a-zA-Z0-9_]{1,40}")
+NUMBER, NINE, ANY_ID = (chr(_PATTERN + i) for i in range(len(_PATTERNS)))
+
+
+def as_text(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """Text in which each special token is one private character."""
+    special = tokenizer.backend.get_added_tokens_decoder()
+    parts: list[bytes] = [chr(_SPECIAL + i).encode() if i in special else tokenizer.token_bytes[i] for i in ids]
+    return b"".join(parts).decode("utf-8", "replace")
+
+
+def pieces(text: str) -> Pieces:
+    """The pieces of a text of `as_text`."""
+    result: list[Piece] = []
+    for part in re.split(f"([{chr(_SPECIAL)}-{chr(0x10FFFF)}])", text):
+        if len(part) == 1 and ord(part) >= _PATTERN:
+            result.append(Pattern(_PATTERNS[ord(part) - _PATTERN]))
+        elif len(part) == 1 and ord(part) >= _SPECIAL:
+            result.append(ord(part) - _SPECIAL)
+        elif part:
+            result.append(part)
+    return tuple(result)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +79,6 @@ class CallStyle:
     key_separator: str
     end: int
     """Token that ends an answer with calls."""
-    tags: TagStyle | None = None
-    """What surrounds each argument, where arguments are not one JSON object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +117,7 @@ _NAMES = ("zq_one", "zq_two")
 _ARGUMENTS = '{"zqa": "zq1", "zqb": "zq2"}'
 _WRITTEN = r'\{{"zqa"(?P<key{0}>:\s*)"zq1"(?P<item{0}>,\s*)"zqb"(?P=key{0})"zq2"\}}'
 """The arguments as a regular expression, with groups for the separators. Field 0 numbers the groups."""
-_ID, _ID_TEXT = "call_zq", "call_zq{number}"
+_ID_TEXT = "call_zq{number}"
 _CONTENT = "zq probe zq"
 _THOUGHT = "zq thought"
 _USER: Message = {"role": "user", "content": "hi"}
@@ -189,18 +221,16 @@ def _find_content_style(renderer: Renderer) -> ContentStyle:
 
 
 def _find_call_style(renderer: Renderer) -> CallStyle | None:
-    """What the template writes around calls; `None` if their arguments are neither JSON nor between tags."""
+    """What the template writes around calls; `None` if their arguments are not one JSON object."""
     single = _render_calls(renderer, [_ARGUMENTS])
     if single is None:
         return None
     text, end = single
     arguments = _WRITTEN.format(0)
     match = re.fullmatch(rf"(?P<head>.*?){_NAMES[0]}(?P<middle>.*?){arguments}(?P<tail>.*)", text, re.DOTALL)
-    if match is None:
-        return _find_tagged_style(renderer, end)
-    head, middle, tail = match["head"], match["middle"], match["tail"]
-    if _NAMES[0] in head + middle + tail:
+    if match is None or _NAMES[0] in match["head"] + match["middle"] + match["tail"]:
         return None
+    head, middle, tail = match["head"], match["middle"], match["tail"]
     return CallStyle(
         head=pieces(head),
         middle=pieces(middle),
@@ -210,23 +240,6 @@ def _find_call_style(renderer: Renderer) -> CallStyle | None:
         item_separator=match["item0"],
         key_separator=match["key0"],
         end=end,
-    )
-
-
-def _find_tagged_style(renderer: Renderer, end: int) -> CallStyle | None:
-    tagged = find_tags(partial(_render_calls, renderer), partial(spelled, renderer.tokenizer), _NAMES)
-    if tagged is None:
-        return None
-    return CallStyle(
-        head=pieces(tagged.head),
-        middle=pieces(tagged.middle),
-        between=None if tagged.between is None else pieces(tagged.between),
-        tail=pieces(tagged.tail),
-        quoted_name=False,
-        item_separator=tagged.item_separator,
-        key_separator=tagged.key_separator,
-        end=end,
-        tags=tagged.tags,
     )
 
 

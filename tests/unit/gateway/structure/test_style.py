@@ -12,9 +12,8 @@ import pytest
 from art.gateway.format.load import load_renderer
 from art.gateway.format.renderer import Renderer
 from art.gateway.structure.grammar import AnswerShape, write_grammar
-from art.gateway.structure.pieces import Pattern
-from art.gateway.structure.proof import find_problems
-from art.gateway.structure.style import AnswerStyle, CallStyle, find_style, opening_of
+from art.gateway.structure.structures import find_problems
+from art.gateway.structure.style import AnswerStyle, CallStyle, Pattern, find_style, opening_of
 from art.kernels.grammar import Vocabulary
 from art.protocol.dialects.structured import CallRule
 from art.testing.tiny.build import build_tiny_model
@@ -56,7 +55,7 @@ def test_answers_of_a_family_match_the_grammar_made_of_its_template(
     content, calls = problems(loaded, style)
     assert content is None
     assert (style.calls is None) == (name in WITHOUT_TOOLS)
-    assert "no grammar is known" in calls if calls else name not in WITHOUT_TOOLS
+    assert "one JSON object" in calls if calls else name not in WITHOUT_TOOLS
     if style.calls is not None:
         assert (style.calls.between is not None) == (name in MANY)
         assert style.calls.end in loaded.stop_token_ids
