@@ -193,7 +193,7 @@ def _num_matched(vocabulary: Vocabulary, grammar: AnswerGrammar, token_ids: list
     return matcher.num_tokens
 
 
-# -- which schemas and forms llguidance can keep, asked before they become part of a grammar, so that errors name them --
+# -- which schemas and forms llguidance can keep, asked before they are part of a grammar, so that errors name them --
 
 _ANY = (", ", ": ")
 MAX_ITEMS = 1024
