@@ -3,7 +3,7 @@
     task = HarborTask("my-tasks")                                  # art train harbor:my-tasks --base-model ...
     trajectory = await task.rollout(model, task.scenarios("train", seed=0, count=1)[0])
 
-Each rollout has a fresh sandbox with the environment's files. When the agent submits or runs out of turns or time, all
+Each rollout has a fresh container of the environment's image. When the agent submits or runs out of turns or time, all
 its processes are ended, `tests/` is copied to /tests, and `tests/test.sh` writes the reward.
 """
 
@@ -12,24 +12,26 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import math
 import random
 import shlex
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
 from pydantic import Field
 
-from art.integrations.harbor.sandbox import Limits, Sandbox, check_sandbox, open_sandbox
-from art.integrations.harbor.splits import split_names
+from art.errors import ToolServerError
+from art.integrations.harbor.containers import Container, ContainerEngine, Limits
 from art.integrations.harbor.task_folder import TaskFolder, find_folders
-from art.integrations.harbor.verifier import verify
 from art.task import Player, Scenario, Split, TaskDefaults, TaskOptions, derive_seed, take_turn
 from art.task.placed import PlacedTask
 from art.trajectory import Trajectory
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from art.model import Model
 
 SYSTEM = (
@@ -48,19 +50,25 @@ TOOLS: list[Any] = [
     _tool("submit", "End the task and have it checked", {}),
 ]
 
+FEWEST_BY_HASH = 30
+"""Number of tasks from which the last digit of the hash alone decides, so that further tasks move none."""
+_TENTHS: dict[int, Split] = {8: "val", 9: "test"}
+
+_LOGS = "/logs/verifier"
+
 
 class HarborOptions(TaskOptions):
     """Options of tasks of Harbor."""
 
-    not_in_label: ClassVar[frozenset[str]] = frozenset({"max_sandboxes"})
+    not_in_label: ClassVar[frozenset[str]] = frozenset({"max_containers", "program"})
     max_turns: int = Field(default=30, ge=1)
     """Largest number of answers of the model."""
     command_timeout: float = Field(default=120.0, gt=0)
     """Seconds after which a command is killed. The task's own time limit for the agent holds as well."""
-    max_sandboxes: int = Field(default=8, ge=1)
-    """Largest number of rollouts at once, each with a sandbox of its own."""
-    disk_mb: int = Field(default=512, ge=1)
-    """Most MB that a rollout can write, unless the task asks for less. They lie in memory."""
+    max_containers: int = Field(default=8, ge=1)
+    """Largest number of rollouts at once, each with a container of its own."""
+    program: Literal["podman", "docker"] | None = None
+    """What runs containers (default: Podman, or Docker where there is no Podman)."""
     output_chars: int = Field(default=8000, ge=100)
     """Characters of a command's output that the model sees: the first and the last half."""
     max_completion_tokens: int | None = Field(default=None, ge=1)
@@ -68,7 +76,7 @@ class HarborOptions(TaskOptions):
 
 
 class HarborTask(PlacedTask):
-    """Trains on task directories of Harbor, without containers: see docs/integrations.md.
+    """Trains on task directories of Harbor, in containers of this machine: see docs/integrations.md.
 
     A hash of a task's name decides its split. Metrics: `solved` (1 for a reward of at least 1), `num_turns`,
     `num_commands`, `num_failed_commands`, `malformed_calls`, and each value of `reward.json` as `reward/NAME`.
@@ -78,7 +86,7 @@ class HarborTask(PlacedTask):
     """
 
     name: ClassVar[str] = "harbor"
-    description: ClassVar[str] = "task directories of Harbor, in a sandbox on this machine"
+    description: ClassVar[str] = "task directories of Harbor, in containers on this machine"
     headline_metric: ClassVar[str] = "solved"
     options_class = HarborOptions
     options: HarborOptions
@@ -97,11 +105,12 @@ class HarborTask(PlacedTask):
             directory: a task directory, or a folder of task directories.
 
         Raises:
-            ConfigError: there is no task, one needs a container, or this machine cannot make a sandbox.
+            ConfigError: there is no task, one cannot be done here, or this machine cannot run containers.
         """
         super().__init__(**options)
         self.folders = {folder.name: folder for folder in find_folders(Path(directory).expanduser())}
-        check_sandbox()
+        self._engine = ContainerEngine.find(self.options.program)
+        self._images: dict[str, str] = {}
         self._splits = split_names(self.folders)
         self._gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
@@ -124,36 +133,42 @@ class HarborTask(PlacedTask):
     async def rollout(
         self, model: Model[Any, Any], scenario: Scenario, *, rollout_index: int = 0, step: int | None = None
     ) -> Trajectory:
-        """Let the agent work in a fresh sandbox, and reward what it leaves.
+        """Let the agent work in a fresh container, and reward what it leaves.
 
         Raises:
-            ToolServerError: the sandbox failed, or the verifier wrote no reward.
+            ConfigError: the image cannot be built.
+            ToolServerError: the container failed, or the verifier wrote no reward.
         """
         folder = self.folders[scenario.inputs["task"]]
-        gate = self._gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.options.max_sandboxes))
-        trajectory = Trajectory(
-            messages_and_choices=[
-                {"role": "system", "content": SYSTEM},
-                {"role": "user", "content": f"{folder.instruction}\n\nWorking directory: {folder.image.workdir}"},
-            ],
-            tools=TOOLS,
-            metadata={"scenario_id": scenario.id, "task": folder.name},
-            metrics={"num_turns": 0, "num_commands": 0, "num_failed_commands": 0, "malformed_calls": 0},
-        )  # fmt: skip
-        async with gate, open_sandbox(self._limits(folder)) as sandbox:
-            await sandbox.put(folder.environment())
-            await sandbox.run(f"mkdir -p {shlex.quote(folder.image.workdir)}", timeout_s=10)
-            work = _Work(folder, sandbox, self.options)
-            ending = await self._work(model, trajectory, work, derive_seed(scenario.seed, rollout_index), step)
-            await sandbox.kill_all()
-            trajectory.reward, parts = await verify(folder, sandbox)
+        gate = self._gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.options.max_containers))
+        async with gate:
+            image = await self._image(folder)
+            workdir = folder.workdir or await self._engine.workdir(image)
+            trajectory = Trajectory(
+                messages_and_choices=[
+                    {"role": "system", "content": SYSTEM},
+                    {"role": "user", "content": f"{folder.instruction}\n\nWorking directory: {workdir}"},
+                ],
+                tools=TOOLS,
+                metadata={"scenario_id": scenario.id, "task": folder.name},
+                metrics={"num_turns": 0, "num_commands": 0, "num_failed_commands": 0, "malformed_calls": 0},
+            )  # fmt: skip
+            async with self._engine.open(image, _limits(folder)) as container:
+                work = _Work(folder, container, self.options)
+                ending = await self._work(model, trajectory, work, derive_seed(scenario.seed, rollout_index), step)
+                await container.kill_all()
+                trajectory.reward, parts = await verify(folder, container)
         trajectory.metrics |= {"solved": float(trajectory.reward >= 1.0), **parts}
         trajectory.metadata |= {"ending": ending, "outcome": "ok" if ending == "submitted" else "policy_fault"}
         return trajectory.finish()
 
-    def _limits(self, folder: TaskFolder) -> Limits:
-        disk_mb = min(self.options.disk_mb, folder.storage_mb or self.options.disk_mb)
-        return Limits(disk_mb=disk_mb, memory_mb=folder.memory_mb or Limits().memory_mb)
+    async def _image(self, folder: TaskFolder) -> str:
+        """The image of a task, built once; rollouts that begin together get the same one from the program's cache."""
+        if folder.name not in self._images:
+            environment = folder.path / "environment"
+            built = folder.image or await self._engine.build(environment, timeout_s=folder.build_timeout_s)
+            self._images[folder.name] = built
+        return self._images[folder.name]
 
     async def _work(
         self, model: Model[Any, Any], trajectory: Trajectory, work: _Work, seed: int, step: int | None
@@ -191,11 +206,18 @@ def _calling(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"tool_calls": [{"function": {"name": name, "arguments": arguments}}]}
 
 
+def _limits(folder: TaskFolder) -> Limits:
+    plain = Limits()
+    return Limits(
+        memory_mb=folder.memory_mb or plain.memory_mb, file_mb=folder.storage_mb or plain.file_mb, cpus=folder.cpus
+    )
+
+
 class _Work:
     """The agent's side of one rollout."""
 
-    def __init__(self, folder: TaskFolder, sandbox: Sandbox, options: HarborOptions) -> None:
-        self._folder, self._sandbox, self._options = folder, sandbox, options
+    def __init__(self, folder: TaskFolder, container: Container, options: HarborOptions) -> None:
+        self._folder, self._container, self._options = folder, container, options
         self.seconds_left = folder.agent_timeout_s
         """Time that its commands may still take."""
 
@@ -207,8 +229,8 @@ class _Work:
             return 'Error: the tools are bash, with arguments like {"command": "ls"}, and submit, with {}'
         trajectory.metrics["num_commands"] += 1
         seconds = min(self._options.command_timeout, self.seconds_left)
-        image, started = self._folder.image, time.monotonic()
-        finished = await self._sandbox.run(command, cwd=image.workdir, env=image.env, timeout_s=seconds)
+        folder, started = self._folder, time.monotonic()
+        finished = await self._container.run(command, cwd=folder.workdir, env=folder.env, timeout_s=seconds)
         self.seconds_left -= seconds if finished.timed_out else time.monotonic() - started
         trajectory.metrics["num_failed_commands"] += finished.code != 0
         shown, limit = finished.output.rstrip(), self._options.output_chars
@@ -227,3 +249,64 @@ def _command_in(function: Any) -> str | None:
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
     return command if function.name == "bash" and isinstance(command, str) and "\0" not in command else None
+
+
+async def verify(folder: TaskFolder, container: Container) -> tuple[float, dict[str, float]]:
+    """Run the verifier of a task. Returns the reward, and the values of `reward.json` as metrics.
+
+    Raises:
+        ToolServerError: it wrote no reward, or none that is a number.
+    """
+    await container.run(f"rm -rf /tests {_LOGS} && mkdir -p {_LOGS}", timeout_s=30)
+    await container.put(folder.tests())
+    env = {**folder.env, **folder.verifier_env}
+    done = await container.run("bash /tests/test.sh", cwd=folder.workdir, env=env, timeout_s=folder.verifier_timeout_s)
+    read = f"cd {_LOGS} && for f in reward.json reward.txt; do [ -f $f ] && head -c 10000 $f && exit; done; exit 9"
+    written = await container.run(read, timeout_s=30)
+    how = f"timed out after {folder.verifier_timeout_s:g} s" if done.timed_out else f"ended with code {done.code}"
+    tail = f"tests/test.sh of {folder.path} {how}: {done.output.strip()[-1500:]}"
+    if done.timed_out or written.code:
+        raise ToolServerError(f"the verifier wrote no reward to {_LOGS}/reward.txt or reward.json; {tail}")
+    try:
+        return read_reward(written.output)
+    except ValueError as error:
+        raise ToolServerError(f"the verifier's reward {written.output[:200]!r} {error}; {tail}") from None
+
+
+def read_reward(text: str) -> tuple[float, dict[str, float]]:
+    """Read the text of `reward.txt` or `reward.json`.
+
+    Example: "1" gives 1.0; {"reward": 0.5, "style": 1} gives 0.5 and metrics `reward/reward`, `reward/style`.
+
+    Raises:
+        ValueError: it is no number, or several of which none is named `reward`.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError:
+        raise ValueError("is neither a number nor JSON") from None
+    parts = value if isinstance(value, dict) else {"reward": value}
+    numbers = {key: float(part) for key, part in parts.items() if isinstance(part, int | float)}
+    reward = numbers.get("reward", next(iter(numbers.values())) if len(numbers) == 1 else None)
+    if reward is None or len(numbers) < len(parts) or not all(map(math.isfinite, numbers.values())):
+        raise ValueError("must be one finite number, or JSON of numbers with one named `reward`")
+    return reward, {f"reward/{key}": number for key, number in numbers.items()} if isinstance(value, dict) else {}
+
+
+def split_names(names: Iterable[str]) -> dict[Split, list[str]]:
+    """Divide names into splits, eight tenths for training. Each name is in one.
+
+    With fewer than 30 names, the one with the lowest hash is the test split and the next one the validation split (each
+    one tenth, at least one). Two names are for training and test; a single name is for training.
+    """
+    ordered = sorted(names, key=lambda name: (derive_seed(name), name))
+    splits: dict[Split, list[str]] = {"train": [], "val": [], "test": []}
+    if len(ordered) >= FEWEST_BY_HASH:
+        for name in sorted(ordered):
+            splits[_TENTHS.get(derive_seed(name) % 10, "train")].append(name)
+        return splits
+    num_test = max(len(ordered) // 10, 1) if len(ordered) > 1 else 0
+    num_val = num_test if len(ordered) > 2 else 0
+    splits["test"], splits["val"] = ordered[:num_test], ordered[num_test : num_test + num_val]
+    splits["train"] = sorted(ordered[num_test + num_val :])
+    return splits

@@ -1,8 +1,8 @@
-"""Reads a task directory of Harbor, and refuses what cannot be done without a container.
+"""Reads a task directory of Harbor, and refuses what would have no effect here.
 
 instruction.md      what the agent is asked to do
 task.toml           time limits, resources, variables
-environment/        a Dockerfile and the files that it copies
+environment/        a Dockerfile and the files that it copies, unless task.toml names an image
 tests/test.sh       writes the reward to /logs/verifier/reward.txt or reward.json
 solution/solve.sh   a solution; only the scripted player sees it
 """
@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from art.errors import ConfigError
-from art.integrations.harbor.dockerfile import INSTEAD, Image, read_dockerfile
 
+BUILD_TIMEOUT_S = 600.0
 AGENT_TIMEOUT_S = 600.0
 VERIFIER_TIMEOUT_S = 600.0
 """Time limits of a task.toml without them."""
+INSTEAD = "Let Harbor run this one and point its agent at ART's address: docs/rollouts.md"
 _ENVIRONMENT = {
     "build_timeout_sec", "cpus", "memory_mb", "storage_mb", "memory", "storage", "env", "workdir", "os", "gpus",
-    "allow_internet", "network_mode",
+    "allow_internet", "network_mode", "docker_image",
 }  # fmt: skip
 _AGENT = {"timeout_sec", "user"}
 _VERIFIER = {"timeout_sec", "user", "env", "environment_mode"}
@@ -44,28 +45,30 @@ _UNITS = {"": 1, "M": 1, "MB": 1, "MI": 1, "MIB": 1, "G": 1024, "GB": 1024, "GI"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFolder:
-    """A task directory that can be done without containers."""
+    """A task directory that can be done here."""
 
     path: Path
     instruction: str
-    image: Image
+    image: str | None
+    """The image that its `task.toml` names. Without one, the Dockerfile of `environment` is built."""
+    workdir: str | None
+    """The folder that its `task.toml` names. Without one, it is that of the image."""
+    env: dict[str, str]
+    build_timeout_s: float
     agent_timeout_s: float
     verifier_timeout_s: float
     verifier_env: dict[str, str]
     solution_env: dict[str, str]
     memory_mb: int | None
     storage_mb: int | None
+    cpus: float | None
 
     @property
     def name(self) -> str:
         return self.path.name
 
-    def environment(self) -> bytes:
-        """The files that the agent finds, as a tar archive with paths from the root."""
-        return pack(self.image.files)
-
     def tests(self) -> bytes:
-        return pack([(self.path / "tests", "/tests")])
+        return _pack(self.path / "tests")
 
     def solution(self) -> bytes:
         """The solution's files below /solution.
@@ -75,14 +78,14 @@ class TaskFolder:
         """
         if not (self.path / "solution" / "solve.sh").is_file():
             raise ConfigError(f"{self.path} has no solution/solve.sh, so it has no scripted player")
-        return pack([(self.path / "solution", "/solution")])
+        return _pack(self.path / "solution")
 
 
 def find_folders(path: Path) -> list[TaskFolder]:
     """Read a task directory, or all that lie directly in a folder, sorted by name.
 
     Raises:
-        ConfigError: there is none, or one needs a container.
+        ConfigError: there is none, or one cannot be done here.
     """
     if (path / "task.toml").is_file():
         return [read_folder(path)]
@@ -96,7 +99,7 @@ def read_folder(path: Path) -> TaskFolder:
     """Read one task directory.
 
     Raises:
-        ConfigError: a file is missing or wrong, or the task needs a container.
+        ConfigError: a file is missing or wrong, or asks for what does not exist here.
     """
     settings = _read_toml(path / "task.toml")
     _check_keys(path, settings)
@@ -106,12 +109,14 @@ def read_folder(path: Path) -> TaskFolder:
         if not file.is_file():
             raise ConfigError(f"{path} has no {file.relative_to(path)}")
     _check_fetches(test)
-    dockerfile = path / "environment" / "Dockerfile"
-    image = read_dockerfile(dockerfile) if dockerfile.is_file() else Image()
-    env = {**image.env, **_variables(path, "environment", environment)}
+    image, workdir, cpus = (environment.get(key) for key in ("docker_image", "workdir", "cpus"))
+    if image is None and not (path / "environment" / "Dockerfile").is_file():
+        raise ConfigError(f"{path} has no environment/Dockerfile, and its task.toml names no `docker_image`")
     return TaskFolder(
         path=path, instruction=instruction.read_text(encoding="utf-8").strip(),
-        image=Image(workdir=str(environment.get("workdir") or image.workdir), env=env, files=image.files),
+        image=image and str(image), workdir=workdir and str(workdir), cpus=cpus and float(cpus),
+        env=_variables(path, "environment", environment),
+        build_timeout_s=_seconds(path, "environment", environment, BUILD_TIMEOUT_S, "build_timeout_sec"),
         agent_timeout_s=_seconds(path, "agent", agent, AGENT_TIMEOUT_S),
         verifier_timeout_s=_seconds(path, "verifier", verifier, VERIFIER_TIMEOUT_S),
         verifier_env=_variables(path, "verifier", verifier),
@@ -158,7 +163,7 @@ def _check_keys(path: Path, settings: dict[str, Any]) -> None:
 
 def _refuse(path: Path, keys: Iterable[str]) -> None:
     if listed := sorted(keys):
-        raise ConfigError(f"{path}/task.toml: {', '.join(listed)} has no effect without containers. {INSTEAD}")
+        raise ConfigError(f"{path}/task.toml: {', '.join(listed)} has no effect here. {INSTEAD}")
 
 
 def _check_fetches(test: Path) -> None:
@@ -166,7 +171,7 @@ def _check_fetches(test: Path) -> None:
         if not line.lstrip().startswith("#") and (match := _FETCHES.search(line)):
             raise ConfigError(
                 f"{test}, line {number}: {line.strip()[:200]}\n`{match[0].strip()}` takes something from the network, "
-                f"and commands here have none. Let the tests use what the system has. {INSTEAD}"
+                f"and commands here have none. Let the Dockerfile install what the tests need. {INSTEAD}"
             )
 
 
@@ -179,10 +184,10 @@ def _variables(path: Path, name: str, section: dict[str, Any]) -> dict[str, str]
     return {str(key): str(value) for key, value in env.items()}
 
 
-def _seconds(path: Path, name: str, section: dict[str, Any], default: float) -> float:
-    value = section.get("timeout_sec", default)
+def _seconds(path: Path, name: str, section: dict[str, Any], default: float, key: str = "timeout_sec") -> float:
+    value = section.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise ConfigError(f"{path}/task.toml: [{name}] timeout_sec must be a number of seconds above 0, got {value!r}")
+        raise ConfigError(f"{path}/task.toml: [{name}] {key} must be a number of seconds above 0, got {value!r}")
     return float(value)
 
 
@@ -197,8 +202,8 @@ def _megabytes(path: Path, section: dict[str, Any], name: str) -> int | None:
     return int(match[1]) * _UNITS[match[2].upper()]
 
 
-def pack(files: Iterable[tuple[Path, str]]) -> bytes:
-    """Pack files and folders, each under its absolute path, into a tar archive whose files belong to root."""
+def _pack(folder: Path) -> bytes:
+    """Pack a folder, as one at the root, into a tar archive whose files belong to root."""
 
     def belong_to_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
         member.uid = member.gid = 0
@@ -207,6 +212,5 @@ def pack(files: Iterable[tuple[Path, str]]) -> bytes:
 
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
-        for source, target in files:
-            archive.add(source, arcname=target.lstrip("/"), filter=belong_to_root)
+        archive.add(folder, arcname=folder.name, filter=belong_to_root)
     return packed.getvalue()
