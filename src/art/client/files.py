@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shutil
-import time
+from functools import partial
 from pathlib import Path
 
 from art.client.http import HttpClient, LostAnswerError
@@ -58,7 +58,7 @@ def _prepare(target: Path, files: list[FileInfo]) -> Path | None:
 
 
 async def _fetch(client: HttpClient, path: str, file: Path, info: FileInfo) -> None:
-    attempt, num_corrupt, lost_since = 0, 0, None
+    num_corrupt = 0
     while True:
         if (here := _size(file)) >= info.size:
             if await asyncio.to_thread(_is_whole, file, info):
@@ -66,14 +66,15 @@ async def _fetch(client: HttpClient, path: str, file: Path, info: FileInfo) -> N
             here, num_corrupt = 0, num_corrupt + 1  # e.g. part of another version of the file
             if num_corrupt > MAX_CORRUPT:
                 raise CorruptCheckpointError(f"{client.base_url}{path} came {num_corrupt} times with another sha256")
-        started = time.monotonic()
-        try:
-            await _receive(client, path, file, here, info)
-        except LostAnswerError as lost:
-            grown = _size(file) > here
-            lost_since = started if lost_since is None or grown else lost_since
-            attempt = 0 if grown else attempt + 1
-            await client.before_retry(lost, attempt, time.monotonic() - lost_since, f"GET {path}")
+        await client.until_answered(partial(_receive_more, client, path, file, here, info), f"GET {path}")
+
+
+async def _receive_more(client: HttpClient, path: str, file: Path, here: int, info: FileInfo) -> None:
+    try:
+        await _receive(client, path, file, here, info)
+    except LostAnswerError:
+        if _size(file) <= here:
+            raise
 
 
 async def _receive(client: HttpClient, path: str, file: Path, here: int, info: FileInfo) -> None:

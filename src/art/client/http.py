@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import ssl
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 
 import httpx2
 from pydantic import BaseModel, ValidationError
 
+from art.backoff import Backoff, Failure, asked_pause_s, call_with_retries, retry_after_s
 from art.client.loops import PerLoop
 from art.client.waiting import announce_wait
 from art.config.addresses import check_no_userinfo
@@ -32,6 +32,7 @@ from art.protocol.keys import check_api_key
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 W = TypeVar("W", bound=BaseModel)
 
 CONNECT_TIMEOUT_S = 5.0
@@ -40,6 +41,7 @@ UNREACHABLE_DEADLINE_S = 300.0
 """Time after which a call without any answer from the server fails."""
 FIRST_CONTACT_DEADLINE_S = 10.0
 """Time after which a call fails if no connection was ever made: the address is wrong, or no server was started."""
+_BACKOFF = Backoff(first_s=0.05, longest_s=2.0)
 _QUIET_RETRIES = 5
 """Retries without a warning: about two seconds, for a short interruption."""
 _TRY_AGAIN = {408, 502, 503, 504}
@@ -57,7 +59,10 @@ class Hooks(NamedTuple):
 
 
 class LostAnswerError(ConnectionError):
-    """A stream could not be opened, or broke, because the server is away or restarting."""
+    """There is no answer, or it broke off, because the server is away, restarting or overloaded."""
+
+    retry_after_s = 0.0
+    """Pause that the server asks for."""
 
 
 class HttpClient:
@@ -130,35 +135,27 @@ class HttpClient:
             what: name of what is waited for, for messages when it takes long.
         """
         content = None if body is None else body.model_dump_json().encode()
-        timeout = httpx2.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S)
-        lost_since: float | None = None
-        attempt, num_closed = 0, self._num_closed
+        timeout, num_closed = httpx2.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S), self._num_closed
+        asked = f"{method} {path}"
+
+        async def ask() -> bytes:
+            try:
+                response = await self._http.get(self._open).request(
+                    method, path, content=content, params=params, timeout=timeout,
+                    headers={"Content-Type": "application/json"} if content else None,
+                )  # fmt: skip
+            except (httpx2.TransportError, RuntimeError) as lost:
+                if self._num_closed != num_closed:
+                    raise ProcessError(f"{asked} got no answer: {self._why_closed}") from lost
+                if isinstance(lost, RuntimeError):
+                    raise
+                raise self._lost(lost, asked) from lost
+            self._was_reached = True
+            _raise_for_status(response)
+            return response.content
+
         with announce_wait(what or f"an answer to {method} {self.base_url}{path}"):
-            while True:
-                sent = time.monotonic()
-                try:
-                    http = self._http.get(self._open)
-                    response = await http.request(
-                        method, path, content=content, params=params, timeout=timeout,
-                        headers={"Content-Type": "application/json"} if content else None,
-                    )  # fmt: skip
-                    self._was_reached = True
-                    if response.is_success:
-                        return response.content
-                    error: Exception = _error_of(response)
-                    if not _may_try_again(response, error):
-                        raise error
-                except (httpx2.TransportError, RuntimeError) as lost:
-                    if self._num_closed != num_closed:
-                        raise ProcessError(f"{method} {path} got no answer: {self._why_closed}") from lost
-                    if isinstance(lost, RuntimeError):
-                        raise
-                    self._raise_if_hopeless(lost, f"{method} {path}")
-                    self._was_reached |= not isinstance(lost, (httpx2.ConnectError, httpx2.ConnectTimeout))
-                    error = lost
-                lost_since = sent if lost_since is None else lost_since
-                await self.before_retry(error, attempt, time.monotonic() - lost_since, f"{method} {path}")
-                attempt += 1
+            return await self.until_answered(ask, asked)
 
     @contextlib.asynccontextmanager
     async def stream(
@@ -175,35 +172,40 @@ class HttpClient:
             async with self._http.get(self._open).stream("GET", path, headers=headers, timeout=timeout) as response:
                 if not response.is_success:
                     await response.aread()
-                    error = _error_of(response)
-                    raise LostAnswerError(str(error)) if _may_try_again(response, error) else error
+                _raise_for_status(response)
                 yield response
         except (httpx2.TransportError, RuntimeError) as lost:
             if isinstance(lost, RuntimeError) and self._num_closed == num_closed:
                 raise
-            self._raise_if_hopeless(lost, f"GET {path}")
-            raise LostAnswerError(f"{type(lost).__name__}: {lost}") from lost
+            raise self._lost(lost, f"GET {path}") from lost
 
-    async def before_retry(self, error: Exception, attempt: int, lost_s: float, what: str) -> None:
-        """Wait before a request that got no answer is sent again.
+    async def until_answered(self, ask: Callable[[], Awaitable[T]], asked: str) -> T:
+        """Call `ask` until it does not raise `LostAnswerError`; `asked` is its method and path, for messages.
 
         Raises:
-            ProcessError: the server has not answered for too long (`lost_s` seconds).
+            ProcessError: the server has not answered for too long.
         """
-        limit_s = self._unreachable_deadline_s
+        return await call_with_retries(ask, _BACKOFF, partial(self._before_retry, asked), LostAnswerError)
+
+    def _before_retry(self, asked: str, failure: Failure) -> None:
+        error, lost_s, limit_s = failure.error, failure.lasting_s, self._unreachable_deadline_s
         if not self._was_reached:
             limit_s = min(limit_s, FIRST_CONTACT_DEADLINE_S)
             if lost_s > limit_s:
                 raise ProcessError(self._nobody_listens(error, lost_s)) from error
         if lost_s > limit_s:
             raise ProcessError(
-                f"{what}: the server at {self.base_url} gave no answer for {lost_s:.0f} s "
-                f"(last: {type(error).__name__}: {error}). Is it running? See its log"
+                f"{asked}: the server at {self.base_url} gave no answer for {lost_s:.0f} s (last: {error}). Is it "
+                "running? See its log"
             ) from error
-        level = logging.WARNING if attempt == _QUIET_RETRIES else logging.DEBUG
-        logger.log(level, "%s got no answer (%r): trying again for up to %.0f s", what, error, limit_s)
-        delay_s = getattr(error, "retry_after_s", min(0.05 * 2**attempt, 2.0))
-        await asyncio.sleep(delay_s * random.uniform(0.75, 1.25))
+        level = logging.WARNING if failure.number == _QUIET_RETRIES + 1 else logging.DEBUG
+        logger.log(level, "%s got no answer (%s): trying again for up to %.0f s", asked, error, limit_s)
+
+    def _lost(self, error: Exception, asked: str) -> LostAnswerError:
+        """The error for a connection that was not made or broke, after which the call should be repeated."""
+        self._raise_if_hopeless(error, asked)
+        self._was_reached |= not isinstance(error, (httpx2.ConnectError, httpx2.ConnectTimeout))
+        return LostAnswerError(f"{type(error).__name__}: {error}")
 
     def _raise_if_hopeless(self, error: Exception, what: str) -> None:
         """Raise a `ConfigError` for an error that every repetition would meet again.
@@ -269,10 +271,18 @@ _BY_STATUS: dict[int, type[ArtError]] = {
 }
 
 
-def _may_try_again(response: httpx2.Response, error: Exception) -> bool:
+def _raise_for_status(response: httpx2.Response) -> None:
+    """Raise the error in an answer, as the cause of a `LostAnswerError` if the same request may succeed later."""
+    if response.is_success:
+        return
+    error = _error_of(response)
     if response.headers.get("x-should-retry") == "false":
-        return False  # the server knows that a retry is useless, e.g. for a model that cannot be loaded
-    return response.status_code in _TRY_AGAIN or isinstance(error, OverloadedError)
+        raise error  # the server knows that a retry is useless, e.g. for a model that cannot be loaded
+    if response.status_code not in _TRY_AGAIN and not isinstance(error, OverloadedError):
+        raise error
+    lost = LostAnswerError(f"{type(error).__name__}: {error}")
+    lost.retry_after_s = asked_pause_s(error)
+    raise lost from error
 
 
 def _error_of(response: httpx2.Response) -> ArtError:
@@ -288,6 +298,6 @@ def _error_of(response: httpx2.Response) -> ArtError:
     else:
         error = error_from_code(code, message, param=param)
     if isinstance(error, OverloadedError):
-        after = response.headers.get("retry-after", "")
-        error.retry_after_s = float(after) if after.replace(".", "", 1).isdigit() else error.retry_after_s
+        asked_s = retry_after_s(response.headers)
+        error.retry_after_s = error.retry_after_s if asked_s is None else asked_s
     return error

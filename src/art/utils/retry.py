@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
-import random
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+from art.backoff import Backoff, Failure, call_with_retries
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,27 +35,23 @@ def retry(
     """
     if max_attempts < 1:
         raise ValueError(f"max_attempts must be at least 1, got {max_attempts}")
+    backoff = Backoff(first_s=delay, factor=backoff_factor, jitter=jitter)
 
-    def wait_s(error: Exception, attempt: int) -> float:
-        """Seconds to wait after a failed attempt. After the last attempt the error is raised."""
+    def before_retry(error: Exception, attempt: int) -> None:
         if attempt == max_attempts:
             raise error
         if on_retry is not None:
             on_retry(error, attempt)
-        return delay * backoff_factor ** (attempt - 1) * random.uniform(1 - jitter, 1 + jitter)
 
     def decorate(function: F) -> F:
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
             async def call_async(*args: Any, **kwargs: Any) -> Any:
-                for attempt in range(1, max_attempts + 1):
-                    try:
-                        return await function(*args, **kwargs)
-                    except exceptions as error:
-                        pause_s = wait_s(error, attempt)
-                    await asyncio.sleep(pause_s)
-                raise AssertionError("unreachable")
+                def after(failure: Failure) -> None:
+                    before_retry(failure.error, failure.number)
+
+                return await call_with_retries(lambda: function(*args, **kwargs), backoff, after, exceptions)
 
             return call_async  # type: ignore[return-value]
 
@@ -65,8 +61,8 @@ def retry(
                 try:
                     return function(*args, **kwargs)
                 except exceptions as error:
-                    pause_s = wait_s(error, attempt)
-                time.sleep(pause_s)
+                    before_retry(error, attempt)
+                time.sleep(backoff.pause_s(attempt))
             raise AssertionError("unreachable")
 
         return call  # type: ignore[return-value]

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import itertools
 import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import openai
 
+from art.backoff import Backoff, retry_after_s
 from art.recipes.comparing.call_sums import CallSums, current_calls
 
 _ENDS = ("/chat/completions", "/completions", "/responses", "/messages")
 """Ends of the addresses at which models are asked."""
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 60.0
+_RATE_LIMIT = Backoff(first_s=0.5, longest_s=60.0, longest_asked_s=60.0, jitter=0.0)
+"""Waits of all requests together at a server that limits the rate."""
 _NO_RETRY = {"x-should-retry": "false"}
 _SHOWN = 200
 """Characters of an unreadable answer that a message quotes."""
@@ -79,8 +81,8 @@ class MeteredHttp(openai.DefaultAsyncHttpxClient):
         if calls is None or request.method != "POST" or not request.url.path.endswith(_ENDS):
             return await super().send(request, **how)
         request = _edited(self, request, self._asking)
-        waited_s, wait_s = 0.0, _FIRST_WAIT_S
-        while True:  # each round sends the request once
+        waited_s = 0.0
+        for attempt in itertools.count(1):  # each round sends the request once
             while pause_s := self._limit.pause_s():
                 waited_s += pause_s
                 await asyncio.sleep(pause_s)
@@ -88,12 +90,13 @@ class MeteredHttp(openai.DefaultAsyncHttpxClient):
             if response.status_code != 429 or _is_final_refusal(response):
                 return response
             calls.num_rate_limited += 1
-            wait_s = max(_retry_after_s(response), wait_s)
-            if waited_s + wait_s > self._asking.patience_s:
+            asked_s = retry_after_s(response.headers) or 0.0
+            wait_s = _RATE_LIMIT.pause_s(attempt, asked_s)
+            if waited_s + max(wait_s, asked_s) > self._asking.patience_s:
                 calls.add_fault("429")
                 return _answer(response, 429, f"the server still limits the rate after {waited_s:.0f} s", _NO_RETRY)
-            self._limit.close_for(min(wait_s, _LONGEST_WAIT_S))
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            self._limit.close_for(wait_s)
+        raise AssertionError("unreachable")
 
     async def _send_once(self, request: Any, calls: CallSums, how: Mapping[str, Any]) -> Any:
         started = time.perf_counter()
@@ -138,7 +141,7 @@ class MeteredBlockingHttp(openai.DefaultHttpxClient):
             raise
         if response.status_code == 429 and not _is_final_refusal(response):
             calls.num_rate_limited += 1
-            self._limit.close_for(min(max(_retry_after_s(response), _FIRST_WAIT_S), _LONGEST_WAIT_S))
+            self._limit.close_for(_RATE_LIMIT.pause_s(1, retry_after_s(response.headers) or 0.0))
             return response
         return _counted(request, response, calls, time.perf_counter() - started)
 
@@ -211,19 +214,6 @@ def _streamed(text: str) -> dict[str, Any]:
 def _is_final_refusal(response: Any) -> bool:
     """Whether a 429 does not pass with time: the account has no money left."""
     return "insufficient_quota" in response.text
-
-
-def _retry_after_s(response: Any) -> float:
-    """Seconds that a server asks to wait; 0 if it does not say."""
-    text = response.headers.get("retry-after", "")
-    try:
-        return max(0.0, float(text))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except (TypeError, ValueError):
-        return 0.0
 
 
 def _timed_out(request: Any, timeout_s: float) -> Any:

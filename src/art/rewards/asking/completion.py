@@ -7,7 +7,6 @@ import functools
 import importlib
 import importlib.util
 import logging
-import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-from art.errors import ArtError, ConfigError, ContextLengthError, JudgeError
+from art.backoff import Backoff, Failure, call_with_retries
+from art.errors import ArtError, BudgetError, ConfigError, ContextLengthError, JudgeError
 from art.model import Model
 from art.rewards.settings import JudgeSettings
 
@@ -119,29 +119,49 @@ class JudgeClient:
         """
         if isinstance(self._model, str) and _has_litellm():
             await _load_litellm()  # before the time limit of the first request begins
-        attempt, wait_s = 1, self._settings.first_wait_s
-        while True:
-            if self._settings.budget is not None:
-                self._settings.budget.check()
-            try:
-                async with self._gate(), asyncio.timeout(self._settings.timeout_s):
-                    started = time.monotonic()
-                    response = await self._send(messages, response_format)
-                    answer = await self._read(response, time.monotonic() - started)
-            except (JudgeError, ConfigError):
+        backoff = Backoff(first_s=self._settings.first_wait_s, longest_s=MAX_WAIT_S, longest_asked_s=MAX_WAIT_S)
+        answer = await call_with_retries(lambda: self._ask(messages, response_format), backoff, self._before_retry)
+        if self._settings.budget is not None:
+            self._settings.budget.book(
+                self._source, usd=answer.cost_usd, prompt_tokens=answer.prompt_tokens,
+                cached_tokens=answer.cached_tokens, completion_tokens=answer.completion_tokens,
+            )  # fmt: skip
+        return answer
+
+    async def _ask(self, messages: list[dict[str, Any]], response_format: Mapping[str, Any]) -> Answer:
+        """Send a request once, or twice if the provider refuses its `response_format`."""
+        if self._settings.budget is not None:
+            self._settings.budget.check()
+        try:
+            async with self._gate(), asyncio.timeout(self._settings.timeout_s):
+                started = time.monotonic()
+                response = await self._send(messages, response_format)
+                return await self._read(response, time.monotonic() - started)
+        except Exception as error:
+            if not (self._structured and _refuses_format(error)):
                 raise
-            except Exception as error:
-                if self._structured and _refuses_format(error):
-                    self._structured = False
-                    continue
-                _raise_if_final(error, attempt, self._settings.max_attempts, f"{self._role} {self.identity['model']}")
-                pause_s = min(max(wait_s * random.uniform(0.75, 1.25), _retry_after_s(error)), MAX_WAIT_S)
-                logger.info("judge: attempt %d failed, trying again in %.1f s: %s", attempt, pause_s, _describe(error))
-            else:
-                self._book(answer)
-                return answer
-            await asyncio.sleep(pause_s)
-            attempt, wait_s = attempt + 1, wait_s * 2
+        self._structured = False
+        return await self._ask(messages, response_format)
+
+    def _before_retry(self, failure: Failure) -> None:
+        """Raise the error for a failure that another attempt cannot cure, or after the last attempt."""
+        error, who = failure.error, f"{self._role} {self.identity['model']}"
+        if isinstance(error, (JudgeError, ConfigError, BudgetError)):
+            raise error
+        text = str(error).lower()
+        if "contextwindow" in type(error).__name__.lower() or "context_length" in text or "context length" in text:
+            raise ContextLengthError(
+                f"the messages are longer than the context of the {who}: {_describe(error)}"
+            ) from error
+        if not _is_passing(error):
+            raise JudgeError(f"the {who} refused the request: {_describe(error)}") from error
+        if failure.number >= self._settings.max_attempts:
+            raise JudgeError(
+                f"the {who} failed {failure.number} times, the last time with {_describe(error)}"
+            ) from error
+        logger.info(
+            "judge: attempt %d failed, trying again in %.1f s: %s", failure.number, failure.pause_s, _describe(error)
+        )
 
     async def close(self) -> None:
         """Close this client's connections in the current event loop. The next request opens new ones."""
@@ -176,13 +196,6 @@ class JudgeClient:
             prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cached_tokens=int(cached_tokens),
             cost_usd=await self._cost(response, usage, prompt_tokens, completion_tokens), seconds=seconds,
         )  # fmt: skip
-
-    def _book(self, answer: Answer) -> None:
-        if self._settings.budget is not None:
-            self._settings.budget.book(
-                self._source, usd=answer.cost_usd, prompt_tokens=answer.prompt_tokens,
-                cached_tokens=answer.cached_tokens, completion_tokens=answer.completion_tokens,
-            )  # fmt: skip
 
     async def _cost(self, response: Any, usage: Any, prompt_tokens: int, completion_tokens: int) -> float | None:
         """The price in the settings, else what the provider reports (OpenRouter does), else litellm's table."""
@@ -231,39 +244,21 @@ def _import_litellm() -> Any:
     return litellm
 
 
-def _raise_if_final(error: Exception, attempt: int, max_attempts: int, who: str) -> None:
-    """Raise the error for a failure that another attempt cannot cure, or after the last attempt."""
-    text = str(error).lower()
-    if "contextwindow" in type(error).__name__.lower() or "context_length" in text or "context length" in text:
-        raise ContextLengthError(
-            f"the messages are longer than the context of the {who}: {_describe(error)}"
-        ) from error
+def _is_passing(error: Exception) -> bool:
+    """Whether another attempt may succeed."""
     status = getattr(error, "status_code", None)
-    transient = (
+    return (
         isinstance(error, (TimeoutError, ConnectionError))
         or (isinstance(error, ArtError) and error.transient)
         or type(error).__name__ in ("APIConnectionError", "APITimeoutError", "Timeout")
         or (isinstance(status, int) and (status in _TRANSIENT_STATUS or status >= 500))
     )
-    if not transient:
-        raise JudgeError(f"the {who} refused the request: {_describe(error)}") from error
-    if attempt >= max_attempts:
-        raise JudgeError(f"the {who} failed {attempt} times, the last time with {_describe(error)}") from error
 
 
 def _refuses_format(error: Exception) -> bool:
     words = ("response_format", "json_schema", "structured output")
     refused = getattr(error, "status_code", None) in (400, 404, 415, 422)
     return refused and any(word in str(error).lower() for word in words)
-
-
-def _retry_after_s(error: Exception) -> float:
-    """Seconds in the `Retry-After` header of an answer; 0 without one."""
-    headers = getattr(getattr(error, "response", None), "headers", None) or {}
-    try:
-        return max(0.0, float(headers.get("retry-after", 0)))
-    except ValueError:
-        return 0.0
 
 
 def _describe(error: Exception) -> str:
