@@ -3,8 +3,8 @@
     backoff = Backoff(first_s=0.5, longest_s=30)
     answer = await call_with_retries(ask, backoff, give_up, retry_on=ConnectionError)
 
-Pauses double up to a limit and are a little different for each caller, so that callers which failed together do not come
-back together. A pause that the other side asks for, by `Retry-After`, is kept to.
+Pauses double up to a limit and are a little different for each caller, so that callers which failed together do not
+come back together. A pause that the other side asks for, by `Retry-After`, is kept to.
 """
 
 from __future__ import annotations
