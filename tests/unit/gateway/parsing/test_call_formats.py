@@ -13,14 +13,14 @@ from art.gateway.parsing.calls import parameter_schemas
 from art.gateway.parsing.parse import Delta, ParsedMessage, TaggedParser, Tags
 from art.gateway.parsing.tool_calls import CALL_FORMATS
 from art.gateway.parsing.typed_text import typed
-from tools.families import real
+from tools.families import real, templates
 
 FORMATS = {one.name: one for one in CALL_FORMATS}
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return real.load(next(one for one in real.sources() if one.name == "Qwen3-Coder")).tokenizer
+    return real.load(templates.QWEN3_CODER, ("<think>", "</think>")).tokenizer
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from art.gateway.structure import structures
 from art.kernels.grammar import Vocabulary
 from tests.support.forms import COLUMNS, FORMAT, MOVE, TOOLS, is_move, open_form_bench, tool
 from tests.support.gateway import QWEN3, Bench, accumulate, make_tokenizer, open_bench, user
+from tools.families import real, templates
 
 NAMED = {"type": "function", "function": {"name": "undo"}}
 SEEDS = range(6)
@@ -281,13 +282,17 @@ async def test_a_tool_that_is_not_strict_may_have_any_schema(bench: Bench) -> No
     assert '%json {"type": "object", "x-guidance"' in bench.exchange(answer).constraint.grammar
 
 
-async def test_a_model_whose_calls_have_no_grammar(
-    tmp_path: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_calls_with_a_tag_per_argument_cannot_be_enforced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(structures, "find_problems", lambda *_: (None, "no grammar is known for its calls"))
-    async with open_form_bench(tmp_path, tokenizer_dir) as bench:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    real.write_folder(folder, templates.QWEN3_CODER)
+    async with open_form_bench(tmp_path, folder, thinking=True) as bench:
         for fields in ({"tool_choice": "required"}, {"parallel_tool_calls": False}, {"response_format": FORMAT}):
-            with pytest.raises(InvalidRequestError, match="no grammar is known"):
+            with pytest.raises(
+                InvalidRequestError, match=r'one JSON object; let the model choose \(`tool_choice="auto"`'
+            ):
                 await bench.chat(user("hi"), tools=TOOLS, **fields)
         answer = await bench.chat(user("hi"), response_format=FORMAT, tools=TOOLS, tool_choice="none")
         assert is_move(json.loads(answer["choices"][0]["message"]["content"]))
@@ -297,7 +302,6 @@ async def test_a_model_whose_calls_have_no_grammar(
             assert bench.exchange(answer).constraint is None
         (warning,) = warnings(caplog)
         assert warning.startswith("games/agent: strict tools are served as if they were not strict")
-        assert warning.endswith("no grammar is known for its calls")
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
