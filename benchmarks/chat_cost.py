@@ -107,7 +107,7 @@ class Chain:
     def _cpu_s(self) -> dict[str, float]:
         """CPU seconds of each process since it began."""
         children = self.server.process.children(recursive=True)
-        engine = next(one for one in children if "engine_child" in " ".join(one.cmdline()))
+        engine = next(one for one in children if one.name() == "engine_child")
         found = zip(PROCESSES, (psutil.Process(self.client.pid), self.server.process, engine), strict=True)
         return {name: sum(process.cpu_times()[:2]) for name, process in found}
 

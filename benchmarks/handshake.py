@@ -17,7 +17,7 @@ import torch
 
 from art.config import EngineConfig, LoraConfig, TrainerConfig
 from art.engines.torch.embedded import TorchEngine
-from art.runtime.publish.handshake import largest_gap, rms_gap
+from art.runtime.publish import largest_gap, rms_gap
 from art.storage import checkpoints
 from art.trainer.trainer import Trainer
 from benchmarks.in_process import InProcessEngine

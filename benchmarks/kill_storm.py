@@ -37,10 +37,10 @@ VICTIMS = {"server": 3, "engine": 3, "trainer": 3, "script": 1}
 """How often each is chosen, relative to each other."""
 _WORDS = {
     "server": "art.cli.server",
-    "engine": "art.runtime.children.engine_child",
-    "trainer": "art.runtime.children.trainer_child",
+    "engine": "engine_child",
+    "trainer": "trainer_child",
 }
-"""What their command lines hold."""
+"""What their names or command lines hold."""
 AT_ONCE_SHARE = 0.5
 """Of kills that do not wait for a step to finish."""
 LONGEST_PAUSE_S = 3.0
@@ -93,14 +93,15 @@ class Run:
             return self._script.wait()
 
     def processes(self) -> dict[int, str]:
-        """Those that run: pid to command line."""
+        """Those that run: pid to name and command line."""
         found = {}
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if f"{_MARK}={self._mark}".encode() not in (entry / "environ").read_bytes():
                     continue
                 if (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found[int(entry.name)] = f"{(entry / 'comm').read_text().strip()} {command}"
         return found
 
     def pids_of(self, victim: str) -> list[int]:

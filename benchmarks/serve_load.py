@@ -105,11 +105,8 @@ class Server:
         found = {"server": self.process.memory_info().rss / 2**20}
         with contextlib.suppress(psutil.Error):
             for child in self.process.children(recursive=True):
-                kind = next(
-                    (kind for kind in ("engine", "trainer") if f"{kind}_child" in " ".join(child.cmdline())), None
-                )
-                if kind is not None:
-                    found[kind] = child.memory_info().rss / 2**20
+                if child.name() in ("engine_child", "trainer_child"):
+                    found[child.name().removesuffix("_child")] = child.memory_info().rss / 2**20
         return found
 
 

@@ -24,9 +24,8 @@ from art.gateway.record.recorder import Exchange, Recorder, new_exchange_id
 from art.messages import load_choice
 from art.metrics.catalogue import TRAINER_METRICS
 from art.model.run_log import RunLog
-from art.runtime.jobs.job import Job, TrainPayload
+from art.runtime.jobs.job import Done, Job, TrainPayload
 from art.runtime.jobs.store import JobStore
-from art.runtime.jobs.work import Done
 from art.runtime.registry import RegisteredModel, Registry
 from art.storage.checkpoints import write_checkpoint
 from art.storage.database import Database

@@ -16,9 +16,7 @@ from art.config import EngineConfig, LoraConfig, TrainerConfig
 from art.engine import AdapterInfo
 from art.engines.torch.embedded import TorchEngine
 from art.errors import HandshakeError
-from art.runtime.publish.handshake import BASE_NATS, rms_gap
-from art.runtime.publish.layers import prove_layers
-from art.runtime.publish.publish import publish
+from art.runtime.publish import BASE_NATS, prove_layers, publish, rms_gap
 from art.storage import checkpoints
 from art.trainer.proof.probe import natural_probe_tokens
 from art.trainer.trainer import Trainer
@@ -74,7 +72,7 @@ def ignoring(module: str, share: float = 0.0) -> Callable[[str], float]:
 
 
 async def test_an_engine_that_applies_every_layer_is_proved(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "art.runtime.publish.layers")
+    caplog.set_level("INFO", "art.runtime.publish")
     assert set(pair.effects) == KINDS
     assert min(pair.effects.values()) > 0.5
     await prove_layers(InProcessEngine(pair.engine), pair.adapters)

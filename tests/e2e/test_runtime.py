@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-import art.runtime.hosts
+import art.runtime.host
 import art.runtime.runtime
 from art.config import (
     DpoConfig,
@@ -44,8 +44,8 @@ from art.protocol.dialects.text_completions import parse_completion_request
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.runtime.hosting.trainer_handle import TrainerHandle
 from art.runtime.jobs import runner as jobs
+from art.runtime.jobs.job import Done
 from art.runtime.jobs.training_work import TrainingWork
-from art.runtime.jobs.work import Done
 from art.runtime.registry import RegisteredModel
 from art.runtime.runtime import Runtime
 from art.runtime.supervision.launch import Launch, Process, WarmParent
@@ -437,7 +437,7 @@ async def test_a_queued_step_outlives_the_retention_and_the_server(
     runtime: Runtime, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It holds no tokens: the record keeps them for it, and a server that comes after a kill -9 trains the same."""
-    monkeypatch.setattr(art.runtime.hosts, "WarmParent", lambda: Borrowed(runtime))
+    monkeypatch.setattr(art.runtime.host, "WarmParent", lambda: Borrowed(runtime))
     run, leave = TrainingWork.run, asyncio.Event()
 
     async def run_later(*args: Any) -> Done:

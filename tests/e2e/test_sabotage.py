@@ -24,7 +24,7 @@ from art.engines.torch.embedded import TorchEngine
 from art.errors import HandshakeError
 from art.protocol.calls import Train
 from art.protocol.samples import TrainingSample
-from art.runtime.publish.publish import publish
+from art.runtime.publish import publish
 from art.storage import checkpoints
 from art.trainer.trainer import Trainer
 from benchmarks.in_process import InProcessEngine

@@ -134,7 +134,7 @@ def test_status_of_a_server_that_stands_still(
 
 BLOCKED = """
 import asyncio, pathlib, time
-from art.runtime.supervision.self_watch import ServerWatch
+from art.runtime.supervision.report import ServerWatch
 from art.storage.layout import DataDir
 from art.storage.lock import DirectoryLock
 

@@ -21,7 +21,7 @@ from art.engines.vllm.vllm_engine import VllmEngine
 from art.errors import HandshakeError
 from art.protocol.training import RegisterRequest
 from art.runtime.children.vllm_child import WATCH_S
-from art.runtime.publish.publish import publish
+from art.runtime.publish import publish
 from art.runtime.runtime import Runtime
 from art.testing.tiny.build import build_tiny_model
 from tests.support.processes import children_of, wait_until_gone

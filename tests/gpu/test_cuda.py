@@ -20,8 +20,7 @@ from art.engine import GenerateRequest
 from art.errors import HandshakeError
 from art.protocol.calls import Train
 from art.protocol.samples import TrainingSample
-from art.runtime.publish.handshake import BASE_NATS
-from art.runtime.publish.publish import publish
+from art.runtime.publish import BASE_NATS, publish
 from art.trainer.attention.kernel_choice import HeadShape, time_kernel
 from art.trainer.attention.tree_attention import KernelName
 from art.trainer.step import micro_batch

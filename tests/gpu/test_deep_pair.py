@@ -22,7 +22,7 @@ from art.engines.torch.embedded import TorchEngine
 from art.errors import HandshakeError, TrainingError
 from art.protocol.calls import Train
 from art.protocol.samples import TrainingSample
-from art.runtime.publish.publish import publish
+from art.runtime.publish import publish
 from art.trainer.trainer import Trainer
 from tests.support.cuda import LORA, VOCAB, InProcessEngine, generate
 

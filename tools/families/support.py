@@ -31,8 +31,8 @@ from art.gateway.format.load import load_renderer
 from art.gateway.format.renderer import Renderer
 from art.protocol.calls import Train
 from art.protocol.samples import Component, TrainingSample
-from art.runtime.checks.format_checks import check_tools
-from art.runtime.publish.publish import publish
+from art.runtime.checks.preflight import check_tools
+from art.runtime.publish import publish
 from art.storage import checkpoints
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.lora import LoraPolicy

@@ -24,7 +24,7 @@ from art.client.interrupt import EXIT_INTERRUPTED
 from art.config import ServerConfig
 from art.errors import ArtError, ConfigError
 from art.protocol.keys import LOGIN_MARK, check_api_key
-from art.runtime.supervision.self_watch import ServerWatch, end_within
+from art.runtime.supervision.report import ServerWatch, end_within
 from art.server.auth import SERVER_KEY_ID
 from art.server.bodies.memory import keep_little
 from art.storage.atomic import write_file

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             raise
         report = error.message
     else:
-        from art.runtime.supervision.status_report import STACKS_HEADING
+        from art.runtime.supervision.report import STACKS_HEADING
 
         report, *stacks = report.partition(f"\n\n{STACKS_HEADING}")
     print("\n\n".join([report, *sections]) + ("".join(stacks) if args.stacks else ""))
@@ -153,8 +153,8 @@ def ask_for_report(data_dir: DataDir) -> str:
             "or the address of one that runs elsewhere by --url or ART_SERVER_URL"
         )
     # Here and not above: a server elsewhere is also asked from Windows, which has no such signals.
-    from art.runtime.supervision.self_watch import REPORT_SIGNAL
-    from art.runtime.supervision.vitals import process_state
+    from art.runtime.supervision.report import REPORT_SIGNAL
+    from art.runtime.supervision.waits import process_state
 
     before = _version(data_dir.report)
     try:
@@ -181,7 +181,7 @@ def _version(path: Path) -> tuple[int, int] | None:
 
 
 def _stacks(data_dir: DataDir, pid: int) -> str:
-    from art.runtime.supervision.self_watch import STACKS_SIGNAL
+    from art.runtime.supervision.report import STACKS_SIGNAL
 
     size = log_size(data_dir.server_stacks)
     with contextlib.suppress(ProcessLookupError):

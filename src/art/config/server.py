@@ -132,12 +132,6 @@ class MemoryConfig(Config):
 
     limit_bytes: int | None = Field(default=None, gt=0)
     """Resident memory above which an engine or trainer process restarts; `None`: no limit."""
-    leak_growth_bytes: int | None = Field(default=2**30, gt=0)
-    """Growth over the last `leak_windows` windows that counts as a leak if each of them added to it; `None`: never."""
-    leak_window_s: float = Field(default=300.0, gt=0)
-    """Length of one window in seconds."""
-    leak_windows: int = Field(default=12, ge=4)
-    """Number of windows that must all grow before the growth counts as a leak."""
 
 
 class RestartConfig(Config):
@@ -147,16 +141,7 @@ class RestartConfig(Config):
     """Attempts of one request, training step or load of a checkpoint. Another follows only if the process died."""
     failed_starts: int = Field(default=3, ge=1)
     """Starts of an engine, a trainer or `art-server` in a row that may fail. Then all callers get the error. An engine
-    or trainer is tried again all the same, for as long as a model needs it."""
-    first_pause_s: float = Field(default=1.0, gt=0)
-    """Seconds between a failed start of an engine or trainer and the next. They double with each further failure."""
-    longest_pause_s: float = Field(default=300.0, gt=0)
-    """Largest pause between two starts, in seconds. Registering a model ends a pause at once."""
-    crashes: int = Field(default=20, ge=2)
-    """Crashes of an engine or trainer within `crash_window_s` after which callers get the error, and the next start has
-    to wait like one after a failed start."""
-    crash_window_s: float = Field(default=120.0, gt=0)
-    """Seconds over which `crashes` are counted."""
+    or trainer is tried again all the same, with growing pauses, for as long as a model needs it."""
     server_restarts_per_minute: int = Field(default=6, ge=0)
     """Restarts of `art-server` by `LocalBackend` within a minute. A further death within it fails the backend."""
 

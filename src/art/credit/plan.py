@@ -13,11 +13,11 @@ from typing import Literal
 
 from art.config import DpoConfig, TrainConfig
 from art.credit.advantages import RolloutAdvantages, check_finite, compute_advantages, preference_pairs
-from art.credit.distributions import describe_step
-from art.credit.ledger import observed_tokens, open_ledger
+from art.credit.ledger import describe_step, observed_tokens, open_ledger
 from art.credit.plan_findings import (
     NO_OBSERVATIONS,
     LeftOut,
+    describe_groups,
     describe_left_out,
     describe_nothing,
     describe_twins,
@@ -25,7 +25,6 @@ from art.credit.plan_findings import (
 )
 from art.credit.references import teacher_name
 from art.credit.resolve import ResolvedGroup, ResolvedTrajectory, TokenPath
-from art.credit.rollout_plans import describe_groups
 from art.credit.samples import PlannedAnswer, PlannedSample
 from art.errors import NothingTrainableError
 from art.storage.steps.plan_record import GroupPlan

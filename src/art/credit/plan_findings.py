@@ -1,15 +1,22 @@
-"""Findings about the plan of a step, in plain words: which groups are left out, and why nothing is trained.
+"""Describe the plan of a step: for people, which groups are left out and why nothing is trained; for the record of the
+step, what it does with each submitted rollout.
 
 A finding is "what was seen: what it means". Clients log each meaning once, so numbers belong in the first part.
 """
 
 from __future__ import annotations
 
+import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
-from art.credit.resolve import ResolvedTrajectory
+import numpy as np
+
+from art.credit.resolve import ResolvedGroup, ResolvedTrajectory
+from art.credit.samples import PlannedSample
+from art.storage.steps.plan_record import GroupPlan, RolloutPlan
 
 _MAX_NAMES = 12
 """Largest number of groups or trajectories that a finding names."""
@@ -133,3 +140,65 @@ def describe_repeated(num_answers: int, step: int) -> str:
 def _names(labels: list[str]) -> str:
     more = len(labels) - _MAX_NAMES
     return ", ".join(labels[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def describe_groups(
+    groups: Sequence[ResolvedGroup],
+    samples: Sequence[PlannedSample],
+    dropped: Mapping[str, str],
+    left_out: LeftOut,
+    *,
+    has_advantages: bool,
+) -> list[GroupPlan]:
+    """Describe the groups of a request and their rollouts, in their order.
+
+    Args:
+        dropped: by the label of each rollout that is left out, the reason.
+        has_advantages: whether the plan computes advantages. Preference losses and distillation have none.
+    """
+    by_rollout: dict[str, list[PlannedSample]] = {}
+    for sample in samples:
+        by_rollout.setdefault(sample.rollout_id, []).append(sample)
+    described = []
+    for group in groups:
+        reason = _left_out(group.label, left_out)
+        knows = has_advantages and reason is None
+        rollouts = [
+            _describe(trajectory, by_rollout.get(trajectory.label, []), dropped.get(trajectory.label), knows)
+            for trajectory in group.trajectories
+        ]
+        described.append(GroupPlan(index=_place(group.label), left_out=reason, rollouts=rollouts))
+    return described
+
+
+def _describe(
+    trajectory: ResolvedTrajectory, samples: Sequence[PlannedSample], reason: str | None, has_advantage: bool
+) -> RolloutPlan:
+    answers = [answer for sample in samples for answer in sample.answers if answer.num_tokens]
+    advantage = None
+    if has_advantage and answers:
+        advantage = float(np.concatenate([answer.token_advantages() for answer in answers]).mean())
+    return RolloutPlan(
+        index=_place(trajectory.label),
+        label=trajectory.label,
+        reward=trajectory.reward if trajectory.has_reward else None,
+        advantage=advantage,
+        exchange_ids=[[answer.exchange_id for answer in path.answers] for path in trajectory.paths],
+        context_tokens=trajectory.context_tokens,
+        trained_tokens=sum(answer.num_tokens for answer in answers),
+        dropped_tokens={} if reason is None else {reason: trajectory.sampled_tokens},
+        untracked_choices=trajectory.untracked_choices,
+    )
+
+
+def _left_out(label: str, left_out: LeftOut) -> Literal["equal_rewards", "no_rewards", "single_rollout"] | None:
+    if label in left_out.equal:
+        return "equal_rewards"
+    if label in left_out.unrewarded:
+        return "no_rewards"
+    return "single_rollout" if label in left_out.single else None
+
+
+def _place(label: str) -> int:
+    """The last index in a label, e.g. 5 in `groups[2].trajectories[5]`."""
+    return int(re.findall(r"\[(\d+)\]", label)[-1])

@@ -21,7 +21,7 @@ from art.errors import ConfigError
 from art.protocol.calls import MergeAdapter
 from art.protocol.training import JobProgress
 from art.runtime.jobs.file_jobs import run_file_call
-from art.runtime.jobs.work import JobControl
+from art.runtime.jobs.job import JobControl
 from art.storage.layout import DataDir
 
 logger = logging.getLogger(__name__)

@@ -1,8 +1,10 @@
-"""The engine and the trainer of one base model on this machine. `BaseModelHost` wires the parts:
+"""Engine and trainer of one base model on this machine (`BaseModelHost`), and the hosts of all models (`Hosts`).
 
 engine     process and sleep of the engine             hosting/engine_handle.py, with its gate
 adapters   the policies that the engine holds          hosting/adapter_table.py
 trainer    process and calls of the trainer            hosting/trainer_handle.py
+
+Models with the same base model and the same settings of these processes share a host.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +34,55 @@ from art.runtime.hosting.adapter_table import AdapterTable
 from art.runtime.hosting.engine_handle import EngineHandle
 from art.runtime.hosting.seats import Seats, with_spare, without_spare
 from art.runtime.hosting.trainer_handle import TrainerHandle
-from art.runtime.hosting.usage import Usage, usage_metrics
-from art.runtime.placement.devices import find_devices
 from art.runtime.placement.memory import MemoryPlan
-from art.runtime.placement.placement import Place, choose_placement, smallest_memory, split_threads
+from art.runtime.placement.placement import (
+    Devices,
+    Place,
+    Placement,
+    choose_placement,
+    find_devices,
+    smallest_memory,
+    split_threads,
+)
+from art.runtime.registry import RegisteredModel
 from art.runtime.supervision.launch import WarmParent
-from art.runtime.supervision.process import ChildSpec
+from art.runtime.supervision.process import ChildProcess, ChildSpec
 from art.storage.layout import DataDir
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Seconds since the server started the host. A difference of two says what happened between them."""
+
+    at: float
+    """The time itself, on a clock that only goes forward."""
+    engine_busy_s: float
+    """At least one request was computed."""
+    engine_asleep_s: float
+    closed_s: float
+    """Requests were held: the engine slept, or exchanged its weights."""
+    held_s: float
+    """Waits of held requests, summed over requests."""
+    trainer_busy_s: float
+
+
+def usage_metrics(before: Usage, after: Usage) -> dict[str, float]:
+    """Describe the time between two moments, as a rule from the end of one training step to that of the next."""
+    seconds = after.at - before.at
+    if seconds <= 0:
+        return {}
+    return {
+        "time/since_last_step_s": seconds,
+        "time/engine_idle_share": _idle(after.engine_busy_s - before.engine_busy_s, seconds),
+        "time/trainer_idle_share": _idle(after.trainer_busy_s - before.trainer_busy_s, seconds),
+        "time/engine_asleep_s": after.engine_asleep_s - before.engine_asleep_s,
+        "time/requests_closed_s": after.closed_s - before.closed_s,
+        "time/requests_held_s": after.held_s - before.held_s,
+    }
+
+
+def _idle(busy_s: float, seconds: float) -> float:
+    return min(1.0, max(0.0, 1 - busy_s / seconds))
 
 
 class BaseModelHost:
@@ -323,3 +368,120 @@ def _allocator(place: Place) -> dict[str, str]:
     if place.kind != "cuda" or any(os.environ.get(name) for name in ALLOCATOR_VARIABLES):
         return {}
     return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+
+class Hosts:
+    """Creates the host of a base model when a model first needs it, and ends it when no model needs it any more."""
+
+    def __init__(self, data_dir: DataDir, config: ServerConfig) -> None:
+        self._data_dir = data_dir
+        self._config = config
+        self.vllm_python = config.vllm_python
+        self.on_sampled: Callable[[Sender, str, float], None] = lambda sender, name, device_s: None
+        """The callback of the same name of each host."""
+        self._warm_parent = WarmParent()
+        self._hosts: dict[str, BaseModelHost] = {}
+        self._by_model: dict[str, tuple[str, ModelSettings, BaseModelHost]] = {}
+        """A cache for requests, which saves comparing settings."""
+        self._pinned: dict[str, BaseModelHost] = {}
+        """Hosts that run whether or not a model uses them."""
+
+    def of(self, model: RegisteredModel, *, is_new: bool = False) -> BaseModelHost:
+        """The host of a model. `is_new` says that the model is being registered, should its host have to be made."""
+        base_model, settings, host = self._by_model.get(model.key, (None, None, None))
+        if host is not None and settings is model.settings and base_model == model.base_model:
+            return host
+        host = self._of(host_key(model), model.base_model, model.settings, is_new=is_new)
+        host.note_needed()
+        self._by_model[model.key] = model.base_model, model.settings, host
+        return host
+
+    def existing(self, model: RegisteredModel) -> BaseModelHost | None:
+        """The host of a model if it was made already. May be called from any thread."""
+        return self._hosts.get(host_key(model))
+
+    def pin(self, base_model: str, settings: ModelSettings) -> None:
+        """Start the processes of a base model and keep them running, whether or not a model uses them."""
+        key = _key(base_model, settings)
+        self._pinned[key] = self._of(key, base_model, settings)
+        self._pinned[key].start()
+
+    def expect(self, base_model: str, settings: ModelSettings) -> None:
+        """Start the processes of a base model that is still being made. They load it when a model needs it."""
+        self._of(_key(base_model, settings), base_model, settings, is_new=True).start_ahead()
+
+    def pinned(self) -> list[BaseModelHost]:
+        return list(self._pinned.values())
+
+    def _of(self, key: str, base_model: str, settings: ModelSettings, *, is_new: bool = False) -> BaseModelHost:
+        if key not in self._hosts:
+            name = self._free_name(base_model)
+            self._hosts[key] = BaseModelHost(
+                base_model,
+                settings,
+                self._data_dir,
+                self._config,
+                name,
+                self._warm_parent,
+                in_use=self._in_use(),
+                is_new=is_new,
+            )
+            self._hosts[key].on_sampled = self.on_sampled
+        return self._hosts[key]
+
+    def placement_of(self, model: RegisteredModel, devices: Devices) -> Placement:
+        """Return the devices that engine and trainer of a model have, or would get now."""
+        if (host := self.existing(model)) is not None:
+            return host.placement
+        return choose_placement(model.settings, devices, self._in_use())
+
+    def _in_use(self) -> Counter[int]:
+        """Count the engines and trainers on each GPU."""
+        places = [place for host in self._hosts.values() for place in (host.placement.engine, host.placement.trainer)]
+        return Counter(index for place in places for index in place.indices)
+
+    def _free_name(self, base_model: str) -> str:
+        """Choose a name for a new host's processes and logs that no other host has."""
+        name, taken = short_name(base_model), {host.name for host in self._hosts.values()}
+        names = [name, *(f"{name}-{number}" for number in range(2, len(taken) + 2))]
+        return next(name for name in names if name not in taken)
+
+    async def close_unused(self, models: Iterable[RegisteredModel]) -> None:
+        """End the hosts that none of `models` uses. Pinned hosts keep running."""
+        await self._close({host_key(model) for model in models} | self._pinned.keys())
+
+    async def _close(self, needed: set[str]) -> None:
+        unused = {key: host for key, host in self._hosts.items() if key not in needed}
+        for key in unused:
+            del self._hosts[key]
+        kept = list(self._hosts.values())
+        self._by_model = {name: entry for name, entry in self._by_model.items() if entry[2] in kept}
+        await asyncio.gather(*(host.close() for host in unused.values()))
+
+    async def close(self) -> None:
+        await self._close(set())
+        await self._warm_parent.close()
+
+    def all(self) -> list[BaseModelHost]:
+        return list(self._hosts.values())
+
+    def processes(self) -> list[ChildProcess]:
+        return [process for host in self._hosts.values() for process in (host.engine_process, host.trainer_process)]
+
+    def status(self) -> list[dict[str, Any]]:
+        return [host.status() for host in self._hosts.values()]
+
+
+def host_key(model: RegisteredModel) -> str:
+    key, engine = _key(model.base_model, model.settings), model.settings.engine
+    if isinstance(engine, VllmConfig) and engine.weights == "merged":
+        key += f"|{model.key}"  # the engine holds one policy, so models cannot share it
+    return key
+
+
+def _key(base_model: str, settings: ModelSettings) -> str:
+    parts = (settings.engine, settings.trainer, settings.render)
+    key = "|".join([base_model, *(part.model_dump_json() for part in parts)])
+    if isinstance(settings.engine, VllmConfig) and settings.lora is not None:
+        key += f"|{settings.lora.rank}"  # vLLM must know the rank of its adapters when it starts
+    return key

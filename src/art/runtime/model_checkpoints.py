@@ -28,12 +28,12 @@ from art.protocol.checkpoint_calls import (
 from art.protocol.job_states import JobKind
 from art.protocol.training import DeleteCheckpointsRequest, JobStatus
 from art.runtime.host import BaseModelHost
-from art.runtime.jobs.file_requests import plan_export, plan_fork, plan_pull, plan_push
+from art.runtime.jobs.file_jobs import plan_export, plan_fork, plan_pull, plan_push
 from art.runtime.jobs.job import Payload, make_fingerprint
 from art.runtime.jobs.runner import JobRunner
-from art.runtime.metric_store import MetricStore
 from art.runtime.models import Models
 from art.runtime.registry import RegisteredModel
+from art.runtime.script_logs import MetricStore
 from art.runtime.supervision.waits import acquired
 from art.storage import checkpoints
 from art.storage.layout import validate_name

@@ -12,9 +12,8 @@ from art.errors import CorruptCheckpointError, NotFoundError
 from art.gateway.record.recorder import Recorder
 from art.protocol.answers import EnginePressure
 from art.protocol.training import ModelStatus, TokenCounts
-from art.runtime.host import BaseModelHost
+from art.runtime.host import BaseModelHost, Hosts
 from art.runtime.hosting.adapter_table import MAX_LOADED_FULL
-from art.runtime.hosts import Hosts
 from art.runtime.measurements import engine_pressure
 from art.runtime.registry import RegisteredModel, Registry
 from art.storage import checkpoints

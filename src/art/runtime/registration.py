@@ -14,14 +14,11 @@ from art.errors import ConfigError
 from art.memory.shape import read_shape
 from art.protocol.training import ModelStatus, RegisterRequest
 from art.runtime.base_models import prepare_base_model
-from art.runtime.hosts import Hosts, host_key
+from art.runtime.host import Hosts, host_key
 from art.runtime.jobs.runner import JobRunner
 from art.runtime.models import Models, status_of
-from art.runtime.placement.default_engine import FASTER, SLOW, is_slow, with_engine
-from art.runtime.placement.devices import find_devices
-from art.runtime.placement.memory import MemoryPlan
-from art.runtime.placement.placement import check_placement
-from art.runtime.placement.shortage import check_memory
+from art.runtime.placement.memory import MemoryPlan, check_memory
+from art.runtime.placement.placement import FASTER, SLOW, check_placement, find_devices, is_slow, with_engine
 from art.runtime.registry import RegisteredModel, Registry
 from art.storage import checkpoints
 from art.storage.layout import validate_name

@@ -27,31 +27,31 @@ from art.protocol.answers import Measurement
 from art.protocol.job_states import JobKind
 from art.runtime.base_models import prepare_base_model
 from art.runtime.checks.preflight import Preflight
-from art.runtime.checks.readiness import find_obstacles
-from art.runtime.hosts import Hosts
+from art.runtime.host import Hosts
 from art.runtime.jobs.file_jobs import AdoptWork, FileWork
+from art.runtime.jobs.job import Work
 from art.runtime.jobs.runner import JobRunner
 from art.runtime.jobs.store import JobStore
 from art.runtime.jobs.training_work import TrainingWork
-from art.runtime.jobs.work import Work
-from art.runtime.live.log_news import LiveLog
-from art.runtime.live.overview import Overview
-from art.runtime.measurements import measure_disk, measure_engines, measure_jobs, measure_processes, measure_tokens
-from art.runtime.metric_store import MetricStore
+from art.runtime.live import LiveLog, Overview
+from art.runtime.measurements import (
+    find_obstacles,
+    measure_disk,
+    measure_engines,
+    measure_jobs,
+    measure_processes,
+    measure_tokens,
+)
 from art.runtime.model_checkpoints import ModelCheckpoints
 from art.runtime.models import Models
-from art.runtime.placement.default_engine import with_engine
-from art.runtime.placement.devices import find_devices
-from art.runtime.promotion.history import PromotionStore
-from art.runtime.promotion.promotions import Promotions
+from art.runtime.placement.placement import find_devices, with_engine
+from art.runtime.promotions import Promotions, PromotionStore
 from art.runtime.registration import Registration
 from art.runtime.registry import Registry
 from art.runtime.resolver import PolicyResolver
-from art.runtime.run_logs import RunLogs
+from art.runtime.script_logs import MetricStore, RunLogs
 from art.runtime.submission import Submission
-from art.runtime.supervision.directory_watch import watch_directory
-from art.runtime.supervision.status_report import write_report
-from art.runtime.supervision.watchdog import Watchdog
+from art.runtime.supervision.report import Watchdog, write_report
 from art.storage.database import Database
 from art.storage.layout import DataDir
 from art.storage.lock import DirectoryLock
@@ -60,6 +60,8 @@ logger = logging.getLogger(__name__)
 
 LOCK_WAIT_S = 10.0
 """How long to wait for an earlier server to release the data directory: it may still be shutting down."""
+DIRECTORY_CHECK_S = 1.0
+"""Time between two checks that the data directory is still there."""
 
 
 class Runtime:
@@ -158,14 +160,23 @@ class Runtime:
             for name in self._config.awaited_models:
                 self._hosts.expect(name, settings)
         self._background.append(asyncio.create_task(self._watchdog.run(), name="watchdog"))
-        watching = watch_directory(self._check_directory, self.jobs.stop_running)
-        self._background.append(asyncio.create_task(watching, name="watch the data directory"))
+        self._background.append(asyncio.create_task(self._watch_directory(), name="watch the data directory"))
         if (age_s := self._config.record_retention_s) is not None:
             needed = self.jobs.store.needed_exchanges
             forget = forget_regularly(self._recorder, self.gateway.conversations, age_s, needed)
             self._background.append(asyncio.create_task(forget, name="forget old exchanges"))
             forget_jobs = self.jobs.forget_regularly(age_s)
             self._background.append(asyncio.create_task(forget_jobs, name="forget the progress of old jobs"))
+
+    async def _watch_directory(self) -> None:
+        """Stop the jobs that run while the data directory is gone: a training step would write its checkpoint into a
+        directory that is no longer this server's. Requests notice it by themselves, with each transaction."""
+        while True:
+            await asyncio.sleep(DIRECTORY_CHECK_S)
+            try:
+                await asyncio.to_thread(self._check_directory)
+            except StorageError as error:
+                self.jobs.stop_running(error)
 
     async def close(self) -> None:
         for task in self._background:

@@ -22,9 +22,8 @@ from art.gateway.record.recorder import Exchange
 from art.gateway.record.usage_book import UNKNOWN_KEY
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.training import JobStatus, TrainRequest, TrainSFTRequest, WireGroup
-from art.runtime.checks.observation_check import check_observations
 from art.runtime.checks.preflight import Preflight, quick_checks
-from art.runtime.checks.trial import check_trial, random_sample, rollout_samples
+from art.runtime.checks.trial import check_observations, check_trial, random_sample, rollout_samples
 from art.runtime.host import BaseModelHost
 from art.runtime.jobs.job import SftPayload, TrainPayload, make_fingerprint
 from art.runtime.jobs.runner import JobRunner

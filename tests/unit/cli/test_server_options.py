@@ -15,7 +15,7 @@ from art.config import EngineConfig, LimitsConfig, ModelSettings, ServerConfig, 
 from art.config.base_models import SHORT_NAMES, is_local, resolve_base_model
 from art.errors import ConfigError, PermissionDeniedError
 from art.protocol.training import RegisterRequest
-from art.runtime.placement.devices import Devices
+from art.runtime.placement.placement import Devices
 from art.runtime.runtime import Runtime
 from art.server.auth import SERVER, Caller
 from art.server.machine import HARMLESS, check_registration

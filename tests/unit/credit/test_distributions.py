@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from art.config import DistillConfig, DpoConfig, TrainConfig
-from art.credit.distributions import describe_rollouts
+from art.credit.ledger import describe_rollouts
 from art.credit.plan import plan_step
 from art.metrics import catalogue
 from art.protocol.training import WireGroup, WireHistory, WireTrajectory

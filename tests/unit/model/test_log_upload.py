@@ -13,7 +13,7 @@ import pytest
 import art
 from art.backend import Backend
 from art.model import log_upload
-from art.runtime.run_logs import append_once
+from art.runtime.script_logs import append_once
 from art.storage.layout import DataDir
 from tests.support.fake_art_server import FakeArtServer, refusal
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from art.errors import ProcessError
 from art.protocol.answers import EnginePressure
-from art.runtime.hosting.gate import Hold
+from art.runtime.hosting.engine_handle import Hold
 from art.runtime.hosting.seats import Seats
 from art.runtime.measurements import engine_pressure
 

@@ -16,13 +16,12 @@ from art.errors import AdapterError, ConfigError, NotFoundError
 from art.protocol.checkpoint_calls import BEST_METRIC, CheckpointInfo
 from art.protocol.organisation.promotions import PromoteRequest, Promotion
 from art.protocol.training import DeleteCheckpointsRequest, ModelStatus
-from art.runtime.metric_store import MetricStore
 from art.runtime.model_checkpoints import ModelCheckpoints
 from art.runtime.models import Models, status_of
-from art.runtime.promotion.history import PromotionStore
-from art.runtime.promotion.promotions import Promotions
+from art.runtime.promotions import Promotions, PromotionStore
 from art.runtime.registry import RegisteredModel, Registry, set_identity
 from art.runtime.resolver import PolicyResolver
+from art.runtime.script_logs import MetricStore
 from art.storage import checkpoints
 from art.storage.database import Database
 from art.storage.layout import DataDir

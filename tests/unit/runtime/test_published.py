@@ -12,7 +12,7 @@ import pytest
 from art.config import ModelSettings
 from art.errors import CorruptCheckpointError
 from art.protocol.checkpoint_calls import ExportRequest, ForkRequest
-from art.runtime.jobs.file_requests import plan_export, plan_fork
+from art.runtime.jobs.file_jobs import plan_export, plan_fork
 from art.runtime.models import Models
 from art.runtime.registry import RegisteredModel, Registry, set_identity
 from art.runtime.resolver import PolicyResolver

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from art.errors import InvalidRequestError
-from art.runtime.run_logs import append_once
+from art.runtime.script_logs import append_once
 from art.storage.jsonl import append_lines, encode
 from art.storage.layout import ModelPaths
 

@@ -20,8 +20,14 @@ from art.config import ServerConfig
 from art.errors import InvalidRequestError
 from art.gateway.record.recorder import Recorder
 from art.protocol.answers import Measurement
-from art.runtime.checks.readiness import find_obstacles
-from art.runtime.measurements import _COUNTERS, _GAUGES, measure_engines, measure_processes, measure_tokens
+from art.runtime.measurements import (
+    _COUNTERS,
+    _GAUGES,
+    find_obstacles,
+    measure_engines,
+    measure_processes,
+    measure_tokens,
+)
 from art.runtime.runtime import Runtime as RealRuntime
 from art.server.app import ROUTES, App
 from art.server.call import SEED_HEADER

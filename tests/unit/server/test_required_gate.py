@@ -14,7 +14,7 @@ from art.config import ServerConfig
 from art.errors import ConfigError, PermissionDeniedError, PromotionError
 from art.protocol.keys import KeyScope
 from art.protocol.organisation.promotions import Gate, PromoteRequest, Promotion
-from art.runtime.promotion.promotions import Promotions
+from art.runtime.promotions import Promotions
 from art.server.app import App
 from art.storage.keys import KeyStore
 from tests.unit.runtime.promotion.test_promotion_gate import log, rewards

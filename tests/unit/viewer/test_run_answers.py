@@ -17,7 +17,7 @@ from art.costs import Ledger
 from art.errors import NotFoundError
 from art.protocol.organisation.promotions import Verdict
 from art.report.estimates import estimate
-from art.runtime.promotion.history import NewDecision, PromotionStore
+from art.runtime.promotions import NewDecision, PromotionStore
 from art.runtime.registry import Registry
 from art.storage.database import Database
 from art.storage.history import append_row

@@ -33,7 +33,7 @@ from art.storage.log_lines import log_to_stderr
 HEARTBEAT_S = 1.0
 DEFAULT_SILENCE_S = ServerConfig().heartbeat_timeout_s
 STACKS_SIGNAL = signal.SIGUSR1
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
 class SocketInbox:
@@ -165,7 +165,7 @@ def dump_stacks_on_signal() -> None:
 
 
 def child_from_argv(name: str, *, reads: bool = True) -> Child:
-    """Connect this child process to its parent, as its command line says, and set up logging and signals.
+    """Connect this child process to its parent, as its command line says, and set up its name, logging and signals.
 
     With `reads`, a thread puts the frames that come into `Child.inbox`.
     """
@@ -174,6 +174,8 @@ def child_from_argv(name: str, *, reads: bool = True) -> Child:
     parser.add_argument("--log", type=Path, help="the file that stderr is")
     parser.add_argument("--heartbeat-timeout", type=float, default=DEFAULT_SILENCE_S, metavar="S")
     args = parser.parse_args()
+    if sys.platform == "linux":  # for `ps` and `top`: the command line of a fork is that of the warm parent
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
     log_to_stderr()
     sys.stdout = sys.stderr  # libraries may print
     ignore_ctrl_c()

@@ -98,7 +98,7 @@ def _explained(error: Exception, method: str) -> Exception:
 
 
 def main() -> None:
-    TrainerServer(child_from_argv("art-trainer")).run()
+    TrainerServer(child_from_argv("trainer_child")).run()
 
 
 if __name__ == "__main__":

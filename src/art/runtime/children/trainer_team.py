@@ -38,7 +38,7 @@ from art.runtime.children.child import (
 )
 from art.runtime.children.nodes import interface_towards, remote_script
 from art.runtime.children.trainer_calls import TrainerCalls
-from art.runtime.supervision.vitals import FIRST_HEARTBEAT_S
+from art.runtime.supervision.process import FIRST_HEARTBEAT_S
 from art.storage.log_lines import log_to_stderr
 from art.storage.logs import log_tail, open_log, rotate_log
 from art.trainer.machine.distributed import Team

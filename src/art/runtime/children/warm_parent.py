@@ -12,7 +12,6 @@ server, and its children end with it.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import importlib
 import json
@@ -21,7 +20,6 @@ import select
 import socket
 import sys
 import traceback
-from pathlib import Path
 from typing import Any, NoReturn
 
 from art.runtime.children.child import die_with_parent, ignore_ctrl_c, import_transformers
@@ -87,7 +85,6 @@ class Forker:
             os.dup2(log, 2)
             os.close(log)
             os.close(status_fd)
-            _show_command([sys.executable, "-m", request["module"]])
             _adapt_libraries(request["num_threads"])
             sys.argv = [request["module"], "--fd", str(frames), *request["argv"]]
             importlib.import_module(request["module"]).main()
@@ -99,14 +96,6 @@ class Forker:
         finally:
             sys.stderr.flush()
             os._exit(code)
-
-
-def _show_command(command: list[str]) -> None:
-    """Show this command in `ps` and /proc: it is written over the arguments of the warm parent, where they lie."""
-    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    start, end = int(fields[45]), int(fields[46])  # `arg_start` and `arg_end`, fields 48 and 49 of proc(5)
-    if (size := end - start) > 0:
-        ctypes.memmove(start, "\0".join(command).encode()[: size - 1].ljust(size, b"\0"), size)
 
 
 def _adapt_libraries(num_threads: int) -> None:

@@ -15,8 +15,7 @@ from art.errors import ArtError, CorruptCheckpointError, ProcessError
 from art.protocol.calls import UnloadAdapter
 from art.protocol.rpc import RpcClient, retry_on_process_death
 from art.runtime.hosting.engine_handle import EngineHandle
-from art.runtime.publish.layers import prove_layers
-from art.runtime.publish.publish import publish
+from art.runtime.publish import prove_layers, publish
 from art.runtime.supervision.waits import acquired
 from art.storage import checkpoints
 

@@ -20,7 +20,7 @@ from art.errors import JobCancelledError, TrainingError
 from art.protocol.calls import Call, InitCheckpoint, Progress, SampleCall, Train, TrainSft, Trial, WriteLoudAdapters
 from art.protocol.rpc import RpcClient, retry_on_process_death
 from art.protocol.samples import StepResult, TrainingSample
-from art.runtime.hosting.gate import Hold
+from art.runtime.hosting.engine_handle import Hold
 from art.runtime.supervision.process import ChildProcess, ChildSpec
 from art.runtime.supervision.waits import acquired
 from art.storage.atomic import storage_errors

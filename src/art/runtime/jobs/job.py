@@ -1,26 +1,30 @@
-"""A job as it is stored. Its payload has everything that is needed to run it, and to run it again after a crash.
+"""A job as it is stored, and what each kind of job implements (`Work`), gets and returns.
 
-A training job names the recorded exchanges that it learns from. It does not hold their tokens a second time, so the
-store reports those exchanges as needed, and the recorder keeps them until the job has ended.
+The payload has everything that is needed to run a job, and to run it again after a crash. A training job names the
+recorded exchanges that it learns from. It does not hold their tokens a second time, so the store reports those
+exchanges as needed, and the recorder keeps them until the job has ended.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict
 
 from art.config import TrainConfig, TrainSFTConfig
 from art.credit.plan import StepPlan
 from art.credit.sft import SftPath
+from art.errors import ArtError, JobCancelledError
 from art.gateway.json_pieces import json_pieces
-from art.gateway.record.usage_book import UNKNOWN_KEY
+from art.gateway.record.usage_book import UNKNOWN_KEY, Pending
 from art.protocol.calls import Copy, Export, Pull, Push
 from art.protocol.job_states import JobKind
+from art.protocol.training import JobProgress
 
 _DEPTH = 4
 """Levels from a request to the trajectories in its groups."""
@@ -170,3 +174,63 @@ class Job(Entry):
     """The model's newest step when the job first began to run."""
     key_id: str = UNKNOWN_KEY
     """Id of the API key that asked for the job, which what it uses is counted for."""
+
+
+class JobControl:
+    """How a running job reports progress and learns that it was cancelled."""
+
+    def __init__(self, report: Callable[[JobProgress], Any]) -> None:
+        self.stop = asyncio.Event()
+        """Set when the job has to end before it is done."""
+        self.failure: ArtError | None = None
+        """Why it has to end; `None` if it was cancelled."""
+        self._report = report
+
+    async def progress(self, phase: str, done: int, total: int) -> None:
+        await self._report(JobProgress(phase=phase, done=done, total=total))
+
+    def check(self) -> None:
+        """Stop the job here if it was cancelled.
+
+        Raises:
+            JobCancelledError: the job was cancelled.
+        """
+        if self.stop.is_set():
+            raise JobCancelledError("the job was cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The result of a job that succeeded."""
+
+    changes: Mapping[str, Any]
+    """New values of fields of the job's status."""
+    published_step: int | None = None
+    """The model's new step; `None` if the step did not change."""
+    identity: str | None = None
+    """Identity of the published checkpoint, by which one that is put in its place is noticed."""
+    learnt_from: Sequence[str] = ()
+    """Ids of the exchanges that the step learnt from."""
+    used: Pending = field(default_factory=dict)
+    """Usage that is stored in the transaction that records the result."""
+
+
+class Work(Protocol):
+    """Interface of a class that runs jobs. A job runs twice if the server dies before it records the result."""
+
+    def lane(self, job: Entry) -> str:
+        """Name the lane of a job, the queue in which it waits. Jobs of one lane run one at a time."""
+        ...
+
+    def from_step(self, job: Job) -> int | None:
+        """Return the model's newest step, which is stored when the job first runs; `None` if the job needs none."""
+        ...
+
+    async def run(self, job: Job, from_step: int | None, control: JobControl) -> Done:
+        """Do the job and return its result. `from_step` is the step that `from_step()` returned.
+
+        Raises:
+            JobCancelledError: the job was stopped and left nothing on disk.
+            ArtError: the job failed.
+        """
+        ...

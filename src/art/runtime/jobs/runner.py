@@ -4,6 +4,10 @@
 
 All jobs that train a base model, or move one of its models to another step, share a lane: they need the same trainer,
 and the step that they start from must not change while they run. Everything else about a job is in its `Work`.
+
+In a lane projects take turns, and within a project jobs run in the order in which they came. The project whose last
+turn is longest ago goes next; one that never had a turn goes before all others. So a project with a hundred queued
+steps delays another project by at most one step.
 """
 
 from __future__ import annotations
@@ -12,8 +16,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,16 +27,92 @@ from art.protocol.frames.frame_encoding import error_body
 from art.protocol.job_states import ENDED, JobKind, JobState
 from art.protocol.jobs import JobEvent
 from art.protocol.live.activity import JobActivity
-from art.protocol.live.events import LiveData
+from art.protocol.live.events import FindingMade, JobMoved, LiveData, StepEnded
 from art.protocol.training import JobProgress, JobStatus, WireError
-from art.runtime.jobs.fair_queue import FairQueue
-from art.runtime.jobs.job import Entry, Job, Payload
-from art.runtime.jobs.news import moved, news_of_end
+from art.runtime.jobs.job import Entry, Job, JobControl, Payload, Work
 from art.runtime.jobs.store import JobStore
-from art.runtime.jobs.work import JobControl, Work
 from art.runtime.supervision.waits import waiting
 
 logger = logging.getLogger(__name__)
+
+
+class FairQueue:
+    """Queues job ids. The projects that they belong to take turns."""
+
+    def __init__(self, last_turns: Mapping[str, float] | None = None) -> None:
+        """`last_turns` has the time of each project's last turn before a restart."""
+        order = sorted((last_turns or {}).items(), key=lambda turn: turn[1])
+        self._last_turn = {project: number for number, (project, _) in enumerate(order, 1)}
+        self._next_turn = len(order) + 1
+        self._waiting: dict[str, deque[str]] = {}
+        """The waiting jobs of each project that has some, in the order in which they came."""
+
+    def put(self, project: str, job_id: str) -> None:
+        self._waiting.setdefault(project, deque()).append(job_id)
+
+    def take(self) -> str | None:
+        """Remove and return the next job; `None` if no job waits."""
+        project, job_id = next(self._in_order(), ("", None))
+        if job_id is not None:
+            self._last_turn[project], self._next_turn = self._next_turn, self._next_turn + 1
+            self.remove(job_id)
+        return job_id
+
+    def remove(self, job_id: str) -> bool:
+        """Remove a job; returns whether it was waiting."""
+        for project, jobs in self._waiting.items():
+            if job_id in jobs:
+                jobs.remove(job_id)
+                if not jobs:
+                    del self._waiting[project]
+                return True
+        return False
+
+    def places(self) -> dict[str, int]:
+        """The place of each waiting job; 1 is the next. A later job can overtake one, but each project only once."""
+        return {job_id: place for place, (_, job_id) in enumerate(self._in_order(), 1)}
+
+    def _in_order(self) -> Iterator[tuple[str, str]]:
+        """Project and id of each job, in the order in which the jobs would run if no more came."""
+        left = {project: deque(jobs) for project, jobs in self._waiting.items()}
+        last_turn, turn = dict(self._last_turn), self._next_turn
+        while left:
+            project = min(left, key=lambda project: last_turn.get(project, 0))  # the first one among equals
+            last_turn[project], turn = turn, turn + 1
+            yield project, left[project].popleft()
+            if not left[project]:
+                del left[project]
+
+
+SHOWN_METRICS = (
+    "data/reward_mean", "loss/entropy", "loss/kl_to_sampler", "loss/grad_norm", "data/step_num_rollouts_trained",
+    "ledger/sampled_tokens", "ledger/trained_tokens", "throughput/train_tokens_per_s", "time/step_trainer_s",
+    "time/publish_s", "time/step_job_s",
+)  # fmt: skip
+"""Metrics of a step that the live view shows."""
+
+
+def moved(
+    entry: Entry, state: JobState, *, progress: JobProgress | None = None, error: WireError | None = None
+) -> JobMoved:
+    """Tell that a job changed its state or made progress."""
+    done = {} if progress is None else {"phase": progress.phase, "done": progress.done, "total": progress.total}
+    return JobMoved(
+        job_id=entry.job_id, job_kind=entry.kind, project=entry.project, name=entry.name, state=state,
+        error=None if error is None else error.message.partition("\n")[0], **done,
+    )  # fmt: skip
+
+
+def news_of_end(status: JobStatus) -> Iterator[LiveData]:
+    """Tell what a training job that succeeded has measured and found."""
+    if status.kind not in ("train", "train_sft") or status.step is None:
+        return
+    shown = {name: status.metrics[name] for name in SHOWN_METRICS if name in status.metrics}
+    yield StepEnded(
+        project=status.project, name=status.name, step=status.step, trained=bool(status.trained), metrics=shown
+    )
+    for text in status.findings:
+        yield FindingMade(project=status.project, name=status.name, step=status.step, text=text)
 
 
 RECORD_AGAIN_S = 5.0

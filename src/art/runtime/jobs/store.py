@@ -23,8 +23,7 @@ from art.gateway.record.usage_book import write_usage
 from art.protocol.job_states import ENDED, NEXT_STATES, UNFINISHED, JobState
 from art.protocol.jobs import JobEvent
 from art.protocol.training import JobProgress, JobStatus
-from art.runtime.jobs.job import PAYLOADS, Entry, Job
-from art.runtime.jobs.work import Done
+from art.runtime.jobs.job import PAYLOADS, Done, Entry, Job
 from art.runtime.registry import RegisteredModel, set_identity, set_step
 from art.storage.checkpoints import CheckpointState
 from art.storage.database import Database

@@ -1,11 +1,7 @@
-"""How jobs of the kinds `train` and `train_sft` are done.
+"""How training jobs are done: the trainer makes the next checkpoint, and the engine proves and serves it.
 
-    recorded exchanges --build_samples--> trainer makes checkpoint n+1 from n --> engine publishes and proves it
-    --> recorded: the model is at n+1
-
-A request with nothing to learn is a job as well. It succeeds without a checkpoint, so that a client that asks again
-gets the same answer. The trainer recognises a checkpoint that this job wrote before and returns its recorded result, so
-nothing is trained twice.
+When a job ends, the record of its step says what became of each rollout. A record that cannot be written never fails a
+step; the step then has a finding that says so.
 """
 
 from __future__ import annotations
@@ -13,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from art.config import TrainConfig, TrainSFTConfig
 from art.credit.ledger import CONSTRAINT_MISMATCH, SAMPLER_MISMATCH, close_ledger, close_unused_ledger
+from art.credit.plan import StepPlan
 from art.credit.samples import build_samples
 from art.credit.sft import sft_samples
 from art.errors import (
@@ -34,15 +31,14 @@ from art.metrics.findings import Finding, find_findings
 from art.metrics.trends import RUN_STEPS, measure_trends
 from art.protocol.calls import Train, TrainSft
 from art.protocol.samples import TrainingSample
-from art.runtime.jobs.job import Entry, Job, SftPayload, TrainPayload
-from art.runtime.jobs.step_record import record_plan
+from art.runtime.jobs.job import Done, Entry, Job, JobControl, SftPayload, TrainPayload
 from art.runtime.jobs.store import JobStore
-from art.runtime.jobs.work import Done, JobControl
 from art.runtime.models import Models
 from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
 from art.storage.layout import ModelPaths
-from art.storage.steps.token_file import remove_old_token_files
+from art.storage.steps.plan_record import GroupPlan, PlanRecord, write_plan
+from art.storage.steps.token_file import TokenFile, remove_old_token_files
 
 logger = logging.getLogger(__name__)
 
@@ -267,3 +263,60 @@ def _remove_unpublished(target: Path, job_id: str) -> None:
         logger.warning("%s is incomplete", target)
     logger.warning("removing %s: it was never published", target)
     checkpoints.delete(target)
+
+
+# -- the record of the step --
+
+
+def record_plan(folder: Path, job: Job, plan: StepPlan, done: Done, *, from_step: int) -> list[str]:
+    """Write the record of `job` to `folder`, the folder of the step at which the model is now.
+
+    Returns:
+        Findings: why the record could not be written, or nothing.
+    """
+    ledger = {name: value for name, value in done.changes["metrics"].items() if name.startswith("ledger/")}
+    trained = done.changes["trained"]
+    dropped = _read_dropped(folder, job.job_id) if trained else None
+    record = PlanRecord(
+        job_id=job.job_id,
+        kind="train_sft" if job.kind == "train_sft" else "train",
+        created_at=time.time(),
+        from_step=from_step,
+        step=done.changes["step"],
+        trained=trained,
+        ledger=ledger,
+        has_token_file=dropped is not None,
+        groups=[_drop(group, dropped or {}) for group in plan.groups] if trained else _all_dropped(plan.groups, ledger),
+    )
+    try:
+        write_plan(folder, record)
+    except StorageError as error:
+        logger.warning("the plan of step %d of %s is not recorded: %s", record.step, job.model_key, error)
+        return [f"the record of which rollouts the step was given could not be written: {error}"]
+    return []
+
+
+def _read_dropped(folder: Path, job_id: str) -> dict[str, dict[str, int]] | None:
+    """Count what the trainer dropped of each rollout, by label and reason; `None` if the job has no token file."""
+    try:
+        tokens = TokenFile(folder)
+        return tokens.count_dropped() if tokens.job_id == job_id else None
+    except StorageError:
+        return None
+
+
+def _drop(group: GroupPlan, dropped: Mapping[str, Mapping[str, int]]) -> GroupPlan:
+    """Return the group with the tokens that the trainer dropped, which count as trained in the plan."""
+    rollouts = list(group.rollouts)
+    for place, rollout in enumerate(rollouts):
+        for reason, num_tokens in dropped.get(rollout.label, {}).items():
+            rollouts[place] = rollouts[place].drop(reason, num_tokens)
+    return group.model_copy(update={"rollouts": rollouts})
+
+
+def _all_dropped(groups: Sequence[GroupPlan], ledger: Mapping[str, float]) -> list[GroupPlan]:
+    """Return the groups of a job that trained nothing. What was planned to be trained, the trainer has refused."""
+    of_constraints = f"ledger/dropped_tokens/{CONSTRAINT_MISMATCH}" in ledger
+    reason = CONSTRAINT_MISMATCH if of_constraints else SAMPLER_MISMATCH
+    planned = {rollout.label: rollout.trained_tokens for group in groups for rollout in group.rollouts}
+    return [_drop(group, {label: {reason: count} for label, count in planned.items() if count}) for group in groups]

@@ -2,7 +2,7 @@
 
 A `ChildProcess` is up, starting, or failed. Callers await `connect()`. It returns at once when the child is up, waits
 while the child starts or restarts, and raises `ProcessError` with the last lines of the log when the child has failed.
-A failed child is still tried again, with growing pauses (`comeback.py`).
+A failed child is still tried again, with growing pauses (`Comeback`). `Vitals` keeps books on a running child.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -23,20 +23,169 @@ from art.config import ServerConfig
 from art.errors import ArtError, ProcessError
 from art.protocol.exits import describe_exit
 from art.protocol.rpc import PendingCall, RpcClient
-from art.runtime.supervision.comeback import Comeback
 from art.runtime.supervision.launch import EXIT_TIMEOUT_S, Launch, Process, WarmParent, kill, until_exit
-from art.runtime.supervision.stacks import dump_stacks
-from art.runtime.supervision.vitals import Vitals
+from art.runtime.supervision.waits import dump_stacks, process_state
 from art.storage.logs import log_tail, open_log, rotate_log
 
 logger = logging.getLogger(__name__)
 
+
+FIRST_HEARTBEAT_S = 60.0
+"""Least time a process gets for its first heartbeat, since the interpreter starts slowly on a busy machine."""
 CHECK_S = 1.0
 """Time between two checks of a running child."""
 LOG_CHECKS = 60
 """Number of checks of a child between two checks of the length of its log."""
 INTERRUPT_AFTER_S = 60.0
 """An interruptible child that is due for a restart may continue its calls for this long."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
+"""Pause after the first failure of a child, and the longest. Registering a model ends a pause at once."""
+SOON_S = 2.0
+"""A child that dies within this time after its start would die again at once, so the next start waits too."""
+
+
+class Comeback:
+    """Pauses before the next start of a child that cannot start, or that dies as soon as it is up.
+
+    The cause may go away by itself: a folder that is mounted again, memory of a GPU that another program gives back. So
+    a child is tried for as long as something needs it, after 1, 2, 4 s ... up to `LONGEST_PAUSE_S`.
+    """
+
+    def __init__(self, first_pause_s: float) -> None:
+        self._first_pause_s = first_pause_s
+        self.num_failed_starts = 0
+        """Starts in a row that failed."""
+        self._num_setbacks = 0
+        """Failed starts, and deaths soon after a start, since the child last ran for longer."""
+        self._up_since = self._due_at = 0.0
+        self._hurry = asyncio.Event()
+
+    def note_failed_start(self) -> None:
+        self.num_failed_starts += 1
+        self._num_setbacks += 1
+
+    def note_up(self) -> None:
+        self.num_failed_starts = 0
+        self._up_since = time.monotonic()
+
+    def note_death(self) -> None:
+        """Note that the child died while it was up."""
+        self._num_setbacks = self._num_setbacks + 1 if time.monotonic() - self._up_since < SOON_S else 0
+
+    def hurry(self) -> None:
+        """Forget all failures and end the pause: somebody asks for the child, and the cause may be gone."""
+        self.num_failed_starts = self._num_setbacks = 0
+        self._hurry.set()
+
+    @property
+    def pause_s(self) -> float:
+        """How long the next start has to wait."""
+        if self._num_setbacks == 0:
+            return 0.0
+        return min(LONGEST_PAUSE_S, self._first_pause_s * 2.0 ** min(self._num_setbacks - 1, 64))
+
+    async def pause(self) -> None:
+        """Wait until it is time for the next start, or until `hurry`."""
+        self._due_at = time.monotonic() + self.pause_s
+        self._hurry.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.pause_s):
+                await self._hurry.wait()
+
+    def describe_next(self) -> str:
+        """When the next start comes, as a sentence for an error."""
+        left_s = self._due_at - time.monotonic()
+        when = f"in {left_s:.0f} s" if left_s >= 1 else "now"
+        return f"It is started again {when}, and after that with growing pauses"
+
+
+class Vitals:
+    """What a supervisor knows of a running child: its newest heartbeat, when that came, and the conclusions from it.
+
+        heartbeat {"doing": "step", "since_s": 0.2, "rss_bytes": ..., ...}  -->  is it stuck?  since when?
+
+    `doing` is `idle` or what the main thread works on; `since_s` is how long ago it last said so. It only keeps books,
+    and `ChildProcess` acts on them. Times are readings of `time.monotonic`.
+    """
+
+    def __init__(self, limits: ServerConfig, pid: int) -> None:
+        self._limits = limits
+        self._pid = pid
+        self._fits: bool | None = None
+        """Whether the process was below the limit of its memory when it was ready; `None` before."""
+        self._last_heartbeat = self._last_tick = self._heard_at = time.monotonic()
+        self.is_ready = False
+        """Whether the process has loaded its model. Until then `child_start_timeout_s` limits it."""
+        self.heartbeat: dict[str, Any] = {}
+        """The newest heartbeat; empty before the first."""
+
+    def on_heartbeat(self, heartbeat: dict[str, Any]) -> None:
+        now = time.monotonic()
+        self._last_heartbeat = self._heard_at = now
+        self._last_tick = now - heartbeat.get("since_s", 0.0)
+        self.heartbeat = heartbeat
+        limit, used = self._limits.memory.limit_bytes, heartbeat.get("rss_bytes")
+        if self.is_ready and self._fits is None and limit is not None and used is not None:
+            self._fits = used <= limit
+            if not self._fits:
+                logger.warning(
+                    "a process that has just begun uses %s of memory, more than `memory.limit_bytes` = %s: a restart "
+                    "would not help, so the limit is ignored. Raise it, or use a smaller model or context",
+                    _gib(used), _gib(limit),
+                )  # fmt: skip
+
+    def extend_deadlines(self, late_s: float) -> None:
+        """Give the child more time, because the supervisor itself was blocked and has not read its heartbeats yet."""
+        self._last_heartbeat += late_s
+
+    @property
+    def doing(self) -> str:
+        return str(self.heartbeat.get("doing", "starting"))
+
+    def stuck(self, pending: Sequence[PendingCall]) -> str | None:
+        """Explain why the running child counts as stuck: it is silent, makes no progress, or owes an answer.
+
+        Returns `None` if it is not stuck. `pending` has the calls that it has not answered.
+        """
+        now = time.monotonic()
+        silent_s, same_s = now - self._last_heartbeat, now - self._last_tick
+        if silent_s > max(self._limits.heartbeat_timeout_s, 0.0 if self.heartbeat else FIRST_HEARTBEAT_S):
+            return f"it was silent for {silent_s:.0f} s{self._state()}"
+        if self.is_ready and self.doing != "idle" and same_s > self._limits.stall_timeout_s:
+            return f"it made no progress for {same_s:.0f} s ({self.doing})"
+        # An idle child has answered every call that it has read. If it still sends heartbeats this long after a call,
+        # the missing answer will never come. A silent child may not have read the call.
+        owed = [call for call in pending if self._heard_at - call.last_frame > self._limits.heartbeat_timeout_s]
+        if owed and self.heartbeat and self.doing == "idle" and same_s > self._limits.heartbeat_timeout_s:
+            return f"it owes an answer to `{owed[0].method}` for {now - owed[0].last_frame:.0f} s, and is idle"
+        return None
+
+    def memory_problem(self) -> str | None:
+        """Explain why the process should be restarted: it has come to hold too much memory. `None` if it does not."""
+        limit, used = self._limits.memory.limit_bytes, self.heartbeat.get("rss_bytes") or 0
+        if not self._fits or limit is None or used <= limit:
+            return None
+        return f"it uses {_gib(used)} of memory, more than the limit of {_gib(limit)}"
+
+    def is_idle(self, pending: Sequence[PendingCall]) -> bool:
+        return not pending and self.doing == "idle"
+
+    def stalled_s(self, pending: Sequence[PendingCall]) -> float:
+        """Seconds for which callers have waited for this child without any progress; 0 if none waits."""
+        if not pending:
+            return 0.0
+        now = time.monotonic()
+        last_event = max(self._last_tick, *(call.last_frame for call in pending))
+        return now - max(last_event, min(call.since for call in pending))
+
+    def _state(self) -> str:
+        if process_state(self._pid) == "T":
+            return " (a signal has stopped it)"
+        return f" ({self.doing})" if self.doing != "idle" else ""
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +209,8 @@ class ChildSpec:
     """Forks the child, if it can; only for a child that computes on the CPU."""
     place: str = ""
     """Its devices and why it has them, for people."""
+    first_pause_s: float = FIRST_PAUSE_S
+    """Pause before the second start of a child that failed."""
 
     def environment(self) -> dict[str, str]:
         """Return the child's environment, with passive waiting and a fixed thread count.
@@ -110,7 +261,7 @@ class ChildProcess:
         self._last_end: str | None = None
         self.num_waiting = 0
         """Callers that wait until the child is up."""
-        self._comeback = Comeback(spec.config.restarts)
+        self._comeback = Comeback(spec.first_pause_s)
         self.is_new = spec.is_new
         """Whether what `initialise` refuses is still the answer to a registration; see `ChildSpec.is_new`."""
         self.num_restarts = 0
@@ -199,13 +350,13 @@ class ChildProcess:
 
     async def _supervise(self) -> None:
         while True:
+            await self._comeback.pause()
             if self._may_start is not None:
                 await self._may_start.wait()
             try:
                 process, client, watch = await self._start_once()
             except Exception as error:
                 await self._note_failed_start(error)
-                await self._comeback.pause()
                 continue
             self.is_new = False
             self._comeback.note_up()
@@ -215,8 +366,8 @@ class ChildProcess:
             self.num_restarts += 1
             if retired is not None:
                 self._last_end = retired
-            elif not await self._bury(process, client):
-                await self._comeback.pause()
+            else:
+                await self._bury(process, client)
 
     async def _note_failed_start(self, raised: Exception) -> None:
         """Log why a start failed. Callers get the error if further starts are unlikely to help."""
@@ -224,7 +375,7 @@ class ChildProcess:
         error, is_refused = self._explain(raised)
         number, limit = self._comeback.num_failed_starts, self.spec.config.restarts.failed_starts
         logger.error("the %s failed to start (failure %d, limit %d): %s", self.spec.name, number, limit, error)
-        if is_refused or self._comeback.is_hopeless:
+        if is_refused or number >= limit:
             await self._fail(error)
 
     def _explain(self, raised: Exception) -> tuple[ArtError, bool]:
@@ -238,19 +389,14 @@ class ChildProcess:
         logger.error("the %s could not be started", self.spec.name, exc_info=raised)
         return ProcessError(f"the {self.spec.name} could not be started: {type(raised).__name__}: {raised}"), False
 
-    async def _bury(self, process: Process, client: RpcClient) -> bool:
-        """Report the death of a child to its callers; return whether it may be started again at once."""
+    async def _bury(self, process: Process, client: RpcClient) -> None:
+        """Report the death of a child to its callers."""
         death = self._death(process)
         self._last_end = death.message.splitlines()[0]
         client.fail(death)
         await client.close()
         logger.error("restarting the %s: %s", self.spec.name, death.message)
-        if not self._comeback.note_crash():
-            return True
-        restarts = self.spec.config.restarts
-        total = f"It died {restarts.crashes} times in {restarts.crash_window_s:.0f} s."
-        await self._fail(ProcessError(f"{death.message}\n{total}"))
-        return False
+        self._comeback.note_death()
 
     async def _start_once(self) -> tuple[Process, RpcClient, asyncio.Task[str | None]]:
         """Start the child; return it when it is ready, with its connection and the task that watches it."""

@@ -5,7 +5,7 @@
 
 A trained adapter begins by changing almost nothing, so its first steps do not tell whether an engine applies it. A loud
 one moves the log-probs of the probe by far more than the noise between trainer and engine. An engine that ignores one
-kind of layer does not follow (`art.runtime.publish.layers`).
+kind of layer does not follow (`art.runtime.publish`).
 """
 
 from __future__ import annotations

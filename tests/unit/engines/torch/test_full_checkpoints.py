@@ -20,7 +20,7 @@ from art.engines.torch.weights import full
 from art.errors import AdapterError, ArtError, HandshakeError, NotFoundError
 from art.protocol.calls import TrainSft
 from art.protocol.samples import plain_sample
-from art.runtime.publish.publish import publish
+from art.runtime.publish import publish
 from art.storage.checkpoints import read_probe
 from art.trainer.trainer import Trainer
 from tests.support.engine import hf_logprobs, hf_model, request, tokens

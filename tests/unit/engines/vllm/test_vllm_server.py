@@ -20,8 +20,7 @@ from art.engine import EngineInfo
 from art.engines.vllm.command import Installation, find_installation, server_command, server_environment
 from art.engines.vllm.server import GUARD, VllmServer
 from art.errors import ConfigError, ProcessError
-from art.runtime.placement.devices import Devices, Gpu
-from art.runtime.placement.placement import Place, check_placement, choose_placement
+from art.runtime.placement.placement import Devices, Gpu, Place, check_placement, choose_placement
 
 CPU = Installation(python=sys.executable, vllm="0.32.0", torch="2.13.0+cpu", device="cpu")
 INFO = EngineInfo(vocab_size=64, max_context=128, dtype="float32", device="cpu")

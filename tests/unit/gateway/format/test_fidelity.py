@@ -12,7 +12,7 @@ from art.gateway.format.load import load_renderer
 from art.gateway.format.renderer import Renderer
 from art.gateway.parsing.calls import ToolCall
 from art.gateway.parsing.parse import ParsedMessage
-from art.runtime.checks.format_checks import check_template, check_tools
+from art.runtime.checks.preflight import check_template, check_tools
 from tests.support.gateway import CHATML, QWEN3, make_tokenizer
 
 TOOL_CALL = tool_conversations()[1]

@@ -23,7 +23,7 @@ from art.gateway.parsing.calls import ToolCall
 from art.gateway.parsing.parse import Delta
 from art.gateway.parsing.tool_calls import CALL_FORMATS
 from art.protocol.chat import Message
-from art.runtime.checks.format_checks import check_tools
+from art.runtime.checks.preflight import check_tools
 from tools.families.build import FAMILIES, build_tokenizer
 
 READERS = {one.name: one.read for one in CALL_FORMATS}

@@ -11,7 +11,7 @@ from art.gateway.format.load import load_renderer
 from art.gateway.format.renderer import Renderer
 from art.gateway.policies import PolicyRef
 from art.gateway.record.recorder import Exchange
-from art.runtime.checks.observation_check import MAX_ANSWERS, check_observations
+from art.runtime.checks.trial import MAX_ANSWERS, check_observations
 from tests.support.gateway import make_tokenizer
 from tests.support.recorded_exchanges import FIRST
 

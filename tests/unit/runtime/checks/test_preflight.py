@@ -17,15 +17,16 @@ from art.errors import ConfigError, ProcessError, TrainingError
 from art.gateway.format.load import load_renderer
 from art.protocol.preflight import CheckResult
 from art.protocol.samples import TrainingSample
-from art.runtime.checks.machine_checks import (
+from art.runtime.checks.preflight import (
     LIBRARIES,
+    Preflight,
     check_devices,
     check_disk,
     check_versions,
     check_vllm,
     declared_requirements,
+    quick_checks,
 )
-from art.runtime.checks.preflight import Preflight, quick_checks
 from art.runtime.checks.trial import check_trial, random_sample, rollout_samples
 from art.runtime.placement.placement import Place, Placement
 from art.runtime.registry import RegisteredModel

@@ -16,9 +16,7 @@ from art.errors import ConfigError, HandshakeError, ProcessError, TrainingError
 from art.protocol.calls import Call, Generate, PrepareWeights, Progress, Train, UnloadAdapter, Wake
 from art.protocol.samples import StepResult
 from art.protocol.training import RegisterRequest
-from art.runtime.host import BaseModelHost
-from art.runtime.hosting.usage import usage_metrics
-from art.runtime.hosts import Hosts, host_key
+from art.runtime.host import BaseModelHost, Hosts, host_key, usage_metrics
 from art.runtime.registry import RegisteredModel
 from art.runtime.runtime import Runtime
 from art.runtime.supervision.process import ChildProcess

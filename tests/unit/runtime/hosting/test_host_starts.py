@@ -13,9 +13,8 @@ from art.config import EngineConfig, LoraConfig, ModelSettings, ServerConfig, Tr
 from art.engine import EngineInfo
 from art.errors import HandshakeError
 from art.protocol import calls
-from art.runtime.host import BaseModelHost
-from art.runtime.hosts import Hosts
-from art.runtime.placement.devices import Devices, Gpu
+from art.runtime.host import BaseModelHost, Hosts
+from art.runtime.placement.placement import Devices, Gpu
 from art.runtime.registry import RegisteredModel
 from art.runtime.supervision.process import ChildProcess
 from art.storage.layout import DataDir

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from art.runtime.hosting.shares import SharedTime
+from art.runtime.hosting.engine_handle import SharedTime
 
 
 class Clock:

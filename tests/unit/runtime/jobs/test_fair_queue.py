@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art.runtime.jobs.fair_queue import FairQueue
+from art.runtime.jobs.runner import FairQueue
 
 
 def drain(queue: FairQueue) -> list[str]:

@@ -29,6 +29,7 @@ from art.protocol.training import JobProgress
 from art.runtime.jobs.job import (
     PAYLOADS,
     AdoptPayload,
+    Done,
     FilePayload,
     Job,
     Payload,
@@ -37,7 +38,6 @@ from art.runtime.jobs.job import (
     make_fingerprint,
 )
 from art.runtime.jobs.store import JobStore
-from art.runtime.jobs.work import Done
 from art.runtime.registry import RegisteredModel, Registry
 from art.storage.checkpoints import CheckpointState
 from art.storage.database import Database

@@ -16,10 +16,9 @@ from art.protocol.job_states import ENDED
 from art.protocol.jobs import JobEvent
 from art.protocol.training import JobStatus
 from art.runtime.jobs import runner as jobs
-from art.runtime.jobs.job import Entry, Job, TrainPayload
+from art.runtime.jobs.job import Done, Entry, Job, JobControl, TrainPayload
 from art.runtime.jobs.runner import JobRunner
 from art.runtime.jobs.store import JobStore
-from art.runtime.jobs.work import Done, JobControl
 from art.runtime.registry import Registry
 from art.storage.database import Database
 

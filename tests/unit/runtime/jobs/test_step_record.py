@@ -11,9 +11,8 @@ import pytest
 
 from art.config import TrainConfig
 from art.credit.plan import StepPlan
-from art.runtime.jobs.job import Job, TrainPayload
-from art.runtime.jobs.step_record import record_plan
-from art.runtime.jobs.work import Done
+from art.runtime.jobs.job import Done, Job, TrainPayload
+from art.runtime.jobs.training_work import record_plan
 from art.storage import atomic
 from art.storage.steps.plan_record import GroupPlan, RolloutPlan, read_plans
 from art.storage.steps.token_file import RecordedSample, StepTokens, TokenReason, write_token_file

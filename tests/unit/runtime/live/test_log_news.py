@@ -9,7 +9,7 @@ import pytest
 
 from art.gateway.live import hub as hub_module
 from art.gateway.live.hub import LiveHub
-from art.runtime.live.log_news import LOGGER, MAX_LINES_PER_S, LiveLog
+from art.runtime.live import LOGGER, MAX_LINES_PER_S, LiveLog
 
 
 async def test_lines_reach_those_who_watch_all_projects_and_floods_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

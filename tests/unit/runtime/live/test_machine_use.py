@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from art.runtime.live.machine_use import DirectorySize, cpu_seconds, parse_gpu_memory
-from art.runtime.live.rates import WINDOW_S, Rates
+from art.runtime.live import WINDOW_S, DirectorySize, Rates, cpu_seconds, parse_gpu_memory
 
 
 def test_rates_are_means_over_at_most_a_minute() -> None:

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-import art.runtime.placement.default_engine
+import art.runtime.placement.placement
 from art.config import EngineConfig, ModelSettings, TrainerConfig, VllmConfig
 from art.engines.vllm.command import Installation
 from art.errors import ConfigError
 from art.protocol.training import RegisterRequest
-from art.runtime.placement.default_engine import is_slow, with_engine
-from art.runtime.placement.devices import Devices, Gpu
+from art.runtime.placement.placement import Devices, Gpu, is_slow, with_engine
 
 GPU = Devices(gpus=(Gpu(name="a GPU", memory_bytes=2**36, selector="0"),), has_mps=False, memory_bytes=2**36)
 CPU = Devices(gpus=(), has_mps=False, memory_bytes=2**36)
@@ -28,8 +27,8 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             raise installed["error"]
         return Installation(python, "0.32.0", "2.13.0", installed["device"])
 
-    monkeypatch.setattr(art.runtime.placement.default_engine, "find_installation", find_installation)
-    monkeypatch.setattr(art.runtime.placement.default_engine, "installed_vllm_python", lambda: None)
+    monkeypatch.setattr(art.runtime.placement.placement, "find_installation", find_installation)
+    monkeypatch.setattr(art.runtime.placement.placement, "installed_vllm_python", lambda: None)
     return installed
 
 

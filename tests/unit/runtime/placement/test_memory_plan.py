@@ -13,11 +13,8 @@ from art.config import EngineConfig, LoraConfig, ModelSettings, TrainerConfig, V
 from art.errors import ConfigError
 from art.memory.parts import GIB
 from art.memory.shape import shape_of
-from art.runtime.checks.memory_check import check_forecast
-from art.runtime.placement.devices import Devices, Gpu
-from art.runtime.placement.memory import DeviceForecast, MemoryPlan, forecast_devices
-from art.runtime.placement.placement import choose_placement
-from art.runtime.placement.shortage import check_memory
+from art.runtime.placement.memory import DeviceForecast, MemoryPlan, check_forecast, check_memory, forecast_devices
+from art.runtime.placement.placement import Devices, Gpu, choose_placement
 from tests.support.model_shapes import QWEN3
 
 KEEPS_ALL = TrainerConfig(gradient_checkpointing=False)

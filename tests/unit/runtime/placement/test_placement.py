@@ -12,11 +12,18 @@ import art.runtime.runtime
 from art.config import EngineConfig, ModelSettings, ServerConfig, TrainerConfig, VllmConfig
 from art.errors import ConfigError
 from art.protocol.training import RegisterRequest
-from art.runtime.host import BaseModelHost
-from art.runtime.hosts import Hosts
-from art.runtime.placement import devices as devices_module
-from art.runtime.placement.devices import Devices, Gpu, find_devices, parse_gpus
-from art.runtime.placement.placement import Place, check_placement, choose_placement, smallest_memory
+from art.runtime.host import BaseModelHost, Hosts
+from art.runtime.placement import placement as placement_module
+from art.runtime.placement.placement import (
+    Devices,
+    Gpu,
+    Place,
+    check_placement,
+    choose_placement,
+    find_devices,
+    parse_gpus,
+    smallest_memory,
+)
 from art.runtime.registry import RegisteredModel
 from art.runtime.runtime import Runtime
 from art.storage.layout import DataDir
@@ -198,7 +205,7 @@ def test_the_driver_is_asked(smi: None, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_driver_without_its_tool_leaves_gpus_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(devices_module, "_DEVICE_FILES", (tmp_path,))
+    monkeypatch.setattr(placement_module, "_DEVICE_FILES", (tmp_path,))
     find_devices.cache_clear()
     assert find_devices().gpus is None
     find_devices.cache_clear()

@@ -13,8 +13,7 @@ from safetensors.numpy import save
 
 from art.engine import EngineInfo
 from art.errors import CorruptCheckpointError, HandshakeError, NotFoundError
-from art.runtime.publish.handshake import Scores, find_problem, largest_gap
-from art.runtime.publish.publish import publish
+from art.runtime.publish import Scores, find_problem, largest_gap, publish
 from art.storage import checkpoints
 from art.testing.fake_engine import FakeEngine
 

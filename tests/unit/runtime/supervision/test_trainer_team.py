@@ -18,7 +18,7 @@ from art.protocol.calls import Call, InitCheckpoint, SampleFile, StartTrainer, T
 from art.protocol.rpc import RpcClient
 from art.protocol.samples import StepResult, TrainingSample
 from art.runtime.supervision.process import ChildProcess, ChildSpec
-from art.runtime.supervision.stacks import dump_stacks
+from art.runtime.supervision.waits import dump_stacks
 from art.storage import checkpoints
 from tests.support.calls import raw
 from tests.support.processes import children_of, wait_until_gone

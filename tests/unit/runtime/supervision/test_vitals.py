@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-import random
 import subprocess
 import time
 from collections.abc import Callable
@@ -14,8 +12,7 @@ import pytest
 from art.config import MemoryConfig, ServerConfig
 from art.protocol.rpc import PendingCall
 from art.runtime.children.child import rss_bytes
-from art.runtime.supervision.memory_watch import MemoryWatch
-from art.runtime.supervision.vitals import Vitals
+from art.runtime.supervision.process import Vitals
 
 LIMITS = ServerConfig(heartbeat_timeout_s=10.0, stall_timeout_s=100.0)
 GIB = 2**30
@@ -95,49 +92,6 @@ def test_a_caller_waits_without_progress(clock: Callable[[float], None]) -> None
 
 # -- memory --
 
-WINDOWS = MemoryConfig(leak_growth_bytes=GIB, leak_window_s=10.0, leak_windows=12)
-
-
-def alarm(rss_gib: Callable[[float], float], *, seconds: int, idle_every: int = 1) -> str | None:
-    """What is made of a process whose memory follows a curve."""
-    watch = MemoryWatch(WINDOWS)
-    for second in range(seconds):
-        watch.add(int(rss_gib(second) * GIB), idle=second % idle_every == 0, now=float(second))
-        if (problem := watch.problem()) is not None:
-            return problem
-    return None
-
-
-def test_a_leak_is_found() -> None:
-    problem = alarm(lambda t: 2 + t / 100, seconds=200)
-    assert problem is not None
-    assert problem.startswith("its memory has grown without a pause for 120 s or more, from 2.1")
-
-
-def test_a_leak_is_found_below_the_ups_and_downs_of_calls() -> None:
-    rng = random.Random(0)
-    assert alarm(lambda t: 2 + t / 100 + (3 * rng.random() if t % 30 else 0), seconds=900, idle_every=30) is not None
-
-
-@pytest.mark.parametrize(
-    "curve",
-    [
-        pytest.param(lambda t: 2 + 8 * (1 - math.exp(-t / 60)), id="a cache that fills and slows down"),
-        pytest.param(lambda t: 2 + min(t, 60) / 10, id="one that fills evenly until it is full"),
-        pytest.param(lambda t: 2 + 3 * (t > 200), id="a new adapter"),
-        pytest.param(lambda t: 2 + math.floor(t / 50), id="pools that grow by large pieces"),
-        pytest.param(lambda t: 5 + 3 * math.sin(t / 15), id="ups and downs"),
-        pytest.param(lambda t: 2 + 0.5 * t / 1000, id="slow growth that is not worth a restart"),
-    ],
-)
-def test_what_is_no_leak(curve: Callable[[float], float]) -> None:
-    assert alarm(curve, seconds=600) is None
-
-
-def test_noise_is_no_leak() -> None:
-    rng = random.Random(1)
-    assert alarm(lambda t: 4 + 2 * rng.random(), seconds=3000) is None
-
 
 def test_memory_is_that_of_a_process_and_what_it_has_started() -> None:
     before = rss_bytes(os.getpid())
@@ -151,17 +105,17 @@ def test_memory_is_that_of_a_process_and_what_it_has_started() -> None:
     assert rss_bytes(child.pid) is None
 
 
-def test_a_limit_and_no_limit(caplog: pytest.LogCaptureFixture) -> None:
-    watch = MemoryWatch(MemoryConfig(limit_bytes=3 * GIB))
-    watch.add(3 * GIB, idle=True, now=0.0)
-    assert watch.problem() is None
-    watch.add(3 * GIB + 1, idle=False, now=1.0)
-    assert watch.problem() == "it uses 3.00 GiB of memory, more than the limit of 3.00 GiB"
-    too_low = MemoryWatch(MemoryConfig(limit_bytes=3 * GIB))
-    too_low.add(4 * GIB, idle=True, now=0.0)
-    assert too_low.problem() is None
+def watched(*rss: int) -> Vitals:
+    vitals = Vitals(ServerConfig(memory=MemoryConfig(limit_bytes=3 * GIB)), os.getpid())
+    vitals.is_ready = True
+    for used in rss:
+        vitals.on_heartbeat({"doing": "idle", "rss_bytes": used})
+    return vitals
+
+
+def test_a_limit_of_memory(caplog: pytest.LogCaptureFixture) -> None:
+    assert watched(3 * GIB).memory_problem() is None
+    assert watched(GIB, 3 * GIB + 1).memory_problem() == "it uses 3.00 GiB of memory, more than the limit of 3.00 GiB"
+    assert not caplog.text
+    assert watched(4 * GIB, 5 * GIB).memory_problem() is None, "a restart would not help"
     assert "a process that has just begun uses 4.00 GiB of memory" in caplog.text
-    off = MemoryWatch(MemoryConfig(leak_growth_bytes=None, leak_window_s=1.0, leak_windows=4))
-    for second in range(100):
-        off.add(second * GIB, idle=True, now=float(second))
-    assert off.problem() is None

@@ -1,4 +1,8 @@
-"""The proof that an engine samples from what was trained: it must reproduce the trainer's log-probs of the probe.
+"""Publish a checkpoint: load its weights into the engine, then prove that it samples from the trained policy.
+
+The trainer stored its log-probs of a fixed token path in the checkpoint (`Probe`). The engine scores the same path with
+the weights that it has just loaded. Any fault on the way (a stale file, a dropped layer, an adapter that matches
+nothing, a scale applied twice) moves these numbers, and the checkpoint is not served.
 
     base model alone                          measures the noise between engine and trainer, where nothing was trained
     policy, base, policy, base in one batch   the policy must agree about as well as that, and must not change the base
@@ -6,7 +10,11 @@
 The first measurement makes the proof sharp. A step at a learning rate of 1e-6 moves log-probs by about 1e-4 nats, which
 no bound for all machines could tell from noise. Float32 kernels agree to about 2e-6, so the proof detects weights of
 the previous step, a missing layer, or weights without effect. In bfloat16 the noise grows with the depth of the model
-and hides such small steps. That an adapter is applied at all is proved by loud ones (`layers.py`).
+and hides such small steps. So before that, loud test adapters prove that adapters are applied at all (`prove_layers`):
+the trainer writes one for each kind of layer (`self_attn.q_proj`, `mlp.up_proj` ...) with large random weights in these
+layers alone. A layer that the engine leaves out, or applies with another scale, leaves a gap as large as the adapter's
+whole effect. Correct pairs of 36 layers in bfloat16 leave a gap of at most 0.1 of the effect
+(`benchmarks/results/2026-11-23-cpu/handshake.md`).
 
 An engine that holds one policy has no base model beside it, so its noise is unknown. Its policy must agree to
 `ONE_POLICY_NATS`, and there are no neighbours that it could change.
@@ -17,12 +25,20 @@ All gaps are root mean squares over the tokens of the probe, in nats.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from art.engine import Engine
+from art.errors import HandshakeError
+from art.storage import checkpoints
 from art.storage.checkpoints import Probe
+
+logger = logging.getLogger(__name__)
+
 
 BASE_NATS = {"float32": 2e-4, "bfloat16": 0.2}
 """Largest gap of the base model, by engine dtype. Random models of 36 layers measure 2e-6 in float32 and 0.003
@@ -158,3 +174,144 @@ def _worst(gaps: Sequence[float]) -> float:
 
 def _of(bounds: dict[str, float], dtype: str) -> float:
     return bounds.get(dtype, bounds["bfloat16"])
+
+
+GAP_SHARE = 1 / 3
+"""Largest gap between engine and trainer, as a share of the test adapter's effect. An ignored layer leaves 1."""
+AUDIBLE = 4.0
+"""Least effect of a test adapter, in units of the base model's gap, from which it proves anything."""
+SILENT_NATS = 1e-4
+"""An effect below this proves nothing either, in any dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """What the probe tells about one kind of layer; root mean squares in nats."""
+
+    kind: str
+    effect: float
+    """Change of the trainer's log-probs by the test adapter."""
+    followed: float
+    """Change of the engine's log-probs by it."""
+    gap: float
+    """Difference of engine and trainer under the test adapter."""
+    noise: float
+    """Difference of engine and trainer under the base model."""
+
+    @property
+    def is_audible(self) -> bool:
+        return self.effect >= max(SILENT_NATS, AUDIBLE * self.noise)
+
+    @property
+    def is_applied(self) -> bool:
+        return self.gap <= GAP_SHARE * self.effect
+
+
+async def prove_layers(engine: Engine, folder: Path, tolerance: float | None = None) -> None:
+    """Prove that `engine` applies each test adapter in `folder`, a folder by kind of layer. All are unloaded again.
+
+    A kind whose test adapter is too quiet for this pair is named in a warning, and not proved.
+
+    Args:
+        tolerance: largest allowed difference of one token of the base model; replaces the bound of `handshake.py`.
+
+    Raises:
+        AdapterError: the engine refused a test adapter.
+        HandshakeError: the engine does not apply adapters to a kind of layer, or the base models differ.
+    """
+    started = time.perf_counter()
+    info = await engine.info()
+    quiet: list[str] = []
+    kinds = await asyncio.to_thread(lambda: sorted(path.name for path in folder.iterdir()))
+    for kind in kinds:
+        probe = checkpoints.read_probe(folder / kind).shortened(info.max_context)
+        heard, base = await _listen(engine, kind, folder / kind, probe)
+        if problem := find_other_base(base, probe, info.dtype, tolerance):
+            raise HandshakeError(f"the engine cannot serve what is trained: {problem}")
+        if not heard.is_audible:
+            quiet.append(kind)
+        elif not heard.is_applied:
+            raise HandshakeError(_describe(heard))
+    took = time.perf_counter() - started
+    if quiet:
+        logger.warning(
+            "not proved that the engine applies adapters to %s: a test adapter there moves log-probs too little on "
+            "this model and in %s",
+            ", ".join(quiet),
+            info.dtype,
+        )
+    proved = [kind for kind in kinds if kind not in quiet]
+    logger.info("the engine applies adapters to %s (proved in %.1f s)", ", ".join(proved) or "no layer", took)
+
+
+async def _listen(engine: Engine, kind: str, path: Path, probe: Probe) -> tuple[_Heard, list[float]]:
+    """Score the probe under a test adapter; also return the engine's log-probs of the base model."""
+    name = f"test/{kind}"
+    try:
+        await engine.load_adapter(name, path)
+        base, policy = await asyncio.gather(engine.score(probe.token_ids, None), engine.score(probe.token_ids, name))
+    finally:
+        await engine.unload_adapter(name)
+    heard = _Heard(
+        kind=kind,
+        effect=rms_gap(probe.logprobs, probe.base_logprobs),
+        followed=rms_gap(policy, base),
+        gap=rms_gap(policy, probe.logprobs),
+        noise=rms_gap(base, probe.base_logprobs),
+    )
+    return heard, base
+
+
+def _describe(heard: _Heard) -> str:
+    wrong = "does not apply adapters to" if heard.followed < GAP_SHARE * heard.effect else "applies adapters wrongly to"
+    return (
+        f"the engine {wrong} `{heard.kind}`: a test adapter in these layers alone moves the trainer's log-probs by "
+        f"{heard.effect:.3g} nats (root mean square) and the engine's by {heard.followed:.3g}, and then they differ by "
+        f"{heard.gap:.3g}. What is trained there would not be served. Leave these layers out by `lora.target_modules`, "
+        "or use another engine or another release of it"
+    )
+
+
+async def publish(
+    engine: Engine, adapter_id: str, checkpoint: Path, tolerance: float | None = None
+) -> dict[str, float]:
+    """Load `checkpoint` as `adapter_id`, prove it, and return the metrics `publish/...` and `time/publish_s`.
+
+    Raises:
+        CorruptCheckpointError: a file of the checkpoint differs from its manifest.
+        AdapterError: the engine refused the weights.
+        HandshakeError: the engine does not reproduce the probe or the norm; the weights are unloaded again.
+    """
+    started = time.perf_counter()
+    await asyncio.to_thread(checkpoints.verify, checkpoint)
+    info = await engine.load_adapter(adapter_id, checkpoint)
+    about = await engine.info()
+    probe = checkpoints.read_probe(checkpoint).shortened(about.max_context)
+    scores = await score_probe(engine, adapter_id, probe, one_policy=about.one_policy)
+    problem = find_problem(scores, probe, dtype=about.dtype, tolerance=tolerance)
+    problem = problem or _find_other_norm(info.norm, checkpoint, about.dtype)
+    if problem is not None:
+        await engine.unload_adapter(adapter_id)
+        raise HandshakeError(
+            f"{adapter_id} was not published: {problem}. The engine does not serve what was trained; the previous step "
+            "stays in place"
+        )
+    metrics = {
+        "publish/probe_gap": worst_gap(scores.policy, probe.logprobs),
+        "publish/probe_effect": largest_gap(probe.base_logprobs, probe.logprobs),
+    }
+    if scores.base_alone is not None:
+        metrics["publish/base_gap"] = largest_gap(scores.base_alone, probe.base_logprobs)
+    if info.norm is not None:
+        metrics["publish/adapter_norm"] = info.norm
+    gap, effect = metrics["publish/probe_gap"], metrics["publish/probe_effect"]
+    logger.info("published %s: %d layers, probe gap %.2g nats, moved by %.2g", adapter_id, info.num_layers, gap, effect)
+    return metrics | {"time/publish_s": time.perf_counter() - started}
+
+
+def _find_other_norm(loaded: float | None, checkpoint: Path, dtype: str) -> str | None:
+    """Explain why an engine that tells its norm holds other weights, e.g. some whose effect on the probe is noise."""
+    trained = checkpoints.read_state(checkpoint).metrics.get("loss/adapter_norm")
+    if loaded is None or trained is None or not norm_differs(loaded, trained, dtype):
+        return None
+    return f"the engine loaded a change of norm {loaded:.6g}, the trainer saved one of {trained:.6g}"

@@ -1,33 +1,180 @@
-"""What the whole server does now: for one model (`activity`), and for the system view (`system`)."""
+"""What the whole server does now, for people who watch: one model (`activity`), the system view (`system`), the log."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import logging
 import os
 import platform
+import shutil
+import subprocess
+import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping
 from importlib import metadata
+from pathlib import Path
 from typing import Literal
 
 import art
 from art.gateway.chat import Gateway
+from art.gateway.live.hub import LiveHub
 from art.protocol.live.activity import Activity, ProcessState
-from art.protocol.live.events import LiveData, StepEnded
-from art.protocol.live.system import EnginePart, JobPart, ModelTokens, ProcessPart, SystemAnswer
+from art.protocol.live.events import LiveData, LogLine, StepEnded
+from art.protocol.live.system import DevicePart, DiskPart, EnginePart, JobPart, ModelTokens, ProcessPart, SystemAnswer
 from art.runtime.children.child import rss_bytes
-from art.runtime.host import BaseModelHost
-from art.runtime.hosts import Hosts
+from art.runtime.host import BaseModelHost, Hosts
 from art.runtime.jobs.runner import JobRunner
-from art.runtime.live.machine_use import DirectorySize, cpu_seconds, gpu_memory
-from art.runtime.live.rates import Rates
 from art.runtime.measurements import engine_stats
 from art.runtime.models import Models
-from art.runtime.placement.devices import find_devices
+from art.runtime.placement.placement import find_devices
 from art.runtime.supervision.process import ChildProcess
-from art.runtime.supervision.status_report import MAX_WAITS
+from art.runtime.supervision.report import MAX_WAITS
 from art.runtime.supervision.waits import current_waits
+
+WINDOW_S = 60.0
+"""Rates are means over at most this time."""
+
+
+class Rates:
+    """Remembers counters by name. It works only when it is asked."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, Mapping[str, float]]] = deque()
+
+    def add(self, counters: Mapping[str, float], now: float | None = None) -> dict[str, float]:
+        """Take the present counters, and return how much each grew per second; none in the first second.
+
+        A counter that is new, or smaller than it was, has no rate: its process has started again.
+        """
+        now = time.monotonic() if now is None else now
+        while self._samples and now - self._samples[0][0] > WINDOW_S:
+            self._samples.popleft()
+        if not self._samples:
+            self._samples.append((now, counters))
+            return {}
+        at, earlier = self._samples[0]
+        if now - self._samples[-1][0] >= 1.0:  # many viewers ask; one sample per second is enough
+            self._samples.append((now, counters))
+        if now - at < 1.0:  # a page that asks twice at once would see that nothing has grown
+            return {}
+        grown = {name: value - earlier[name] for name, value in counters.items() if name in earlier}
+        return {name: growth / (now - at) for name, growth in grown.items() if growth >= 0}
+
+
+_QUERY = ("nvidia-smi", "--query-gpu=name,memory.used,memory.total", "--format=csv,noheader,nounits")
+_QUERY_TIMEOUT_S = 5.0
+COUNT_AGAIN_S = 60.0
+"""Time between two counts of the size of the data directory."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """Return the CPU time of a process and all its descendants, from Linux's /proc; `None` where that is unknown."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return None
+    children: list[str] = []
+    with contextlib.suppress(OSError):  # some kernels do not have this file
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS + sum(cpu_seconds(int(child)) or 0.0 for child in children)
+
+
+def gpu_memory() -> list[DevicePart]:
+    """List the GPUs with their memory, as `nvidia-smi` has them; none where it does not answer. Blocks."""
+    try:
+        done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return parse_gpu_memory(done.stdout) if done.returncode == 0 else []
+
+
+def parse_gpu_memory(listing: str) -> list[DevicePart]:
+    """Parse lines such as "NVIDIA H200, 1024, 143771", in MiB. A GPU that does not tell its memory is left out."""
+    parts = []
+    for line in listing.splitlines():
+        fields = [field.strip() for field in line.rsplit(",", 2)]
+        if len(fields) == 3 and fields[1].isdigit() and fields[2].isdigit():
+            used, total = (int(field) * 2**20 for field in fields[1:])
+            parts.append(DevicePart(name=fields[0], used_bytes=used, total_bytes=total))
+    return parts
+
+
+class DirectorySize:
+    """Counts the bytes of a directory in a thread of its own, since it may hold a million files."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._bytes: int | None = None
+        self._counted_at = float("-inf")
+        self._thread: threading.Thread | None = None
+
+    def disk(self) -> DiskPart:
+        """The size as it was last counted, and the free space. Begins to count again when it is time."""
+        is_due = time.monotonic() - self._counted_at > COUNT_AGAIN_S
+        if is_due and (self._thread is None or not self._thread.is_alive()):
+            self._thread = threading.Thread(target=self._count, name="size of the data directory", daemon=True)
+            self._thread.start()
+        usage = shutil.disk_usage(self._root)
+        return DiskPart(data_bytes=self._bytes, free_bytes=usage.free, total_bytes=usage.total)
+
+    def _count(self) -> None:
+        total, folders = 0, [self._root]
+        while folders:
+            with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:  # files may go meanwhile
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(Path(entry.path))
+                    else:
+                        with contextlib.suppress(OSError):
+                            total += entry.stat(follow_symlinks=False).st_size
+        self._bytes, self._counted_at = total, time.monotonic()
+
+
+MAX_LINES_PER_S = 20
+"""More lines of one second are counted and left out."""
+MAX_CHARS = 2000
+LOGGER = "art"
+
+
+class LiveLog(logging.Handler):
+    """Sends the log of this process to a hub while somebody watches. Any thread may log."""
+
+    def __init__(self, hub: LiveHub) -> None:
+        super().__init__(logging.INFO)
+        self._hub = hub
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._second = 0
+        self._num_sent = self._num_left_out = 0
+
+    def watch(self, is_watched: bool) -> None:
+        """Begin or end to listen. For the hub's `on_watched`."""
+        logger = logging.getLogger(LOGGER)
+        if is_watched:
+            self._loop = asyncio.get_running_loop()
+            logger.addHandler(self)
+        else:
+            logger.removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._loop is None or self._loop.is_closed():
+            return
+        if self._second != int(record.created):
+            self._second, self._num_sent = int(record.created), 0
+        if self._num_sent >= MAX_LINES_PER_S:
+            self._num_left_out += 1
+            return
+        self._num_sent += 1
+        line = LogLine(
+            level=record.levelname, logger=record.name, text=record.getMessage()[:MAX_CHARS],
+            num_left_out=self._num_left_out,
+        )  # fmt: skip
+        self._num_left_out = 0
+        self._loop.call_soon_threadsafe(self._hub.publish, None, line)
+
 
 _PACKAGES = ("torch", "transformers", "peft", "vllm", "tokenizers", "llguidance", "pydantic", "openai")
 
