@@ -77,7 +77,8 @@ def test_rollouts_for_a_promotion_need_no_other_package() -> None:
 def test_the_server_says_what_to_install() -> None:
     ran = run_without("from art.cli.terminal.server_entry import main\nsys.exit(main())")
     assert ran.returncode == 1
-    assert ran.stderr == "art-server: orjson is not installed: pip install 'agent-reinforcement-trainer[local]'\n"
+    assert ran.stderr.startswith("art-server: ")
+    assert ran.stderr.endswith(" is not installed: pip install 'agent-reinforcement-trainer[local]'\n")
 
 
 def test_modules_that_no_extra_brings_are_left_to_python() -> None:
