@@ -1,4 +1,4 @@
-"""Does a policy learn more from as many rollouts with curriculum, early stop or refill?
+"""Does a policy learn more from as many rollouts with a curriculum?
 
 A tiny model learns a table: for each of 30 keys one of 8 letters is right. Its warm start taught it 10 keys rightly, 10
 wrongly, and random answers for 10. So a third of the groups is always solved, a third hardly ever, and a third
@@ -37,8 +37,6 @@ EVALUATED = 16
 ARMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "curriculum": {"curriculum": True},
-    "early stop after 4": {"early_stop": 4},
-    "curriculum, refill 0.5": {"curriculum": True, "refill": 0.5},
 }
 
 

@@ -1,7 +1,7 @@
-"""What do curriculum, early stop and refill bring, in rollouts per group with spread?
+"""What does a curriculum bring, in rollouts per group with spread?
 
-Scenarios with known pass rates are run through the pipeline's own pace, curriculum and early stop, without a model or a
-clock: a rollout earns 1 with the pass rate of its scenario, else 0. Groups of 8, 16 groups per step, staleness 1, 100
+Scenarios with known pass rates are run through the pipeline's own pace and curriculum, without a model or a clock:
+a rollout earns 1 with the pass rate of its scenario, else 0. Groups of 8, 16 groups per step, staleness 1, 100
 steps. A group is useful if its rewards have spread. `against plain` is the ratio of rollouts per useful group, seed by
 seed: 2 means that a useful group costs half as many rollouts.
 
@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from art.asynchronous.choice import Curriculum, GroupUse, UsefulGroups, has_spread, stops_early
+from art.asynchronous.curriculum import Curriculum, has_spread
 from art.asynchronous.pace import Pace
 from art.config.pipeline import PipelineConfig
 from benchmarks.report import Cell, Result, Spread
@@ -26,11 +26,6 @@ STEPS = 100
 ARMS: dict[str, PipelineConfig] = {
     "plain": PipelineConfig(),
     "curriculum": PipelineConfig(curriculum=True),
-    "early stop after 4": PipelineConfig(early_stop=4),
-    "refill 0.5": PipelineConfig(refill=0.5),
-    "curriculum, refill 0.5": PipelineConfig(curriculum=True, refill=0.5),
-    "curriculum, early stop after 4": PipelineConfig(curriculum=True, early_stop=4),
-    "all three": PipelineConfig(curriculum=True, early_stop=4, refill=0.5),
 }
 
 
@@ -77,20 +72,17 @@ POPULATIONS = [
 class Outcome:
     """Sums over one run."""
 
-    uses: list[GroupUse] = field(default_factory=list)
-    useful_in_steps: int = 0
+    num_groups: int = 0
+    num_useful: int = 0
     longest_gap: int = 0
     """Most groups between two groups of a scenario, of those that were chosen again."""
 
-    def cost(self) -> float:
-        return UsefulGroups(groups=self.uses).metrics(wall_s=0.0)["pipeline/rollouts_per_useful_group"]
-
     def share(self) -> float:
-        return UsefulGroups(groups=self.uses).metrics(wall_s=0.0)["pipeline/groups_useful_share"]
+        return self.num_useful / self.num_groups
 
 
 class Simulation:
-    """One run: the real pace, curriculum and early stop over scenarios with known pass rates."""
+    """One run: the real pace and curriculum over scenarios with known pass rates."""
 
     def __init__(self, config: PipelineConfig, population: Population, seed: int, num_steps: int) -> None:
         self.config, self.population, self.num_steps = config, population, num_steps
@@ -99,17 +91,14 @@ class Simulation:
         self.pace = Pace(
             groups_per_step=config.groups_per_step,
             max_staleness=config.max_staleness,
-            max_extras=config.max_extras,
             last_step=num_steps,
         )
-        self.curriculum = Curriculum(
-            len(self.rates), seed=seed, num_rollouts=config.rollouts_per_group, floor=config.curriculum_floor
-        )
+        self.curriculum = Curriculum(len(self.rates), seed=seed, num_rollouts=config.rollouts_per_group)
         self.order: list[int] = []
         self.last: dict[int, int] = {}
         self.outcome = Outcome()
-        self.groups: dict[int, tuple[int, GroupUse]] = {}
-        """Scenario and outcome of each group that was not trained yet."""
+        self.groups: dict[int, tuple[int, list[float]]] = {}
+        """Scenario and rewards of each group that was not trained yet."""
 
     def run(self) -> Outcome:
         for step in range(self.num_steps):
@@ -117,7 +106,7 @@ class Simulation:
                 self.rates = self.population.change(self.rates, self.rng)
             while (numbers := self.pace.next_step()) is None:
                 self._start_groups()
-                self._finish(self.pace.running[0])
+                self.pace.finish(self.pace.running[0])
             self.pace.begin(numbers)
             for number in sorted(numbers):
                 self._train(number)
@@ -138,21 +127,14 @@ class Simulation:
             self.rng.shuffle(self.order)
         return self.order[number % len(self.rates)]
 
-    def _rollouts(self, rate: float) -> GroupUse:
-        planned, first = self.config.rollouts_per_group, self.config.early_stop
-        rewards = [float(self.rng.random() < rate) for _ in range(planned)]
-        if first is not None and stops_early(rewards[:first], first):
-            rewards = rewards[:first]
-        return GroupUse(rewards=rewards, num_run=len(rewards), num_planned=planned)
-
-    def _finish(self, number: int) -> None:
-        self.pace.finish(number, useful=has_spread(self.groups[number][1].rewards))
+    def _rollouts(self, rate: float) -> list[float]:
+        return [float(self.rng.random() < rate) for _ in range(self.config.rollouts_per_group)]
 
     def _train(self, number: int) -> None:
-        index, use = self.groups.pop(number)
-        self.curriculum.report(index, use.rewards)
-        self.outcome.uses.append(use)
-        self.outcome.useful_in_steps += has_spread(use.rewards)
+        index, rewards = self.groups.pop(number)
+        self.curriculum.report(index, rewards)
+        self.outcome.num_groups += 1
+        self.outcome.num_useful += has_spread(rewards)
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
@@ -167,14 +149,14 @@ def run(args: argparse.Namespace) -> Result:
         plain: list[float] = []
         for arm, config in ARMS.items():
             outcomes = [Simulation(config, population, seed, num_steps).run() for seed in seeds]
-            costs = [outcome.cost() for outcome in outcomes]
+            costs = [config.rollouts_per_group / outcome.share() for outcome in outcomes]
             plain = plain or costs
             rows.append(
                 {
                     "scenarios": population.name,
                     "settings": arm,
                     "useful groups, of all": Spread.of([outcome.share() for outcome in outcomes]),
-                    "useful groups per step": Spread.of([o.useful_in_steps / num_steps for o in outcomes]),
+                    "useful groups per step": Spread.of([o.num_useful / num_steps for o in outcomes]),
                     "rollouts per useful group": Spread.of(costs),
                     "against plain": Spread.of([before / cost for before, cost in zip(plain, costs, strict=True)]),
                     "longest gap, in groups": max(outcome.longest_gap for outcome in outcomes),
@@ -184,7 +166,6 @@ def run(args: argparse.Namespace) -> Result:
         summary=f"{len(seeds)} seeds, {num_steps} steps of 16 groups of 8 rollouts; median (lowest to highest).",
         rows=rows,
         notes=[
-            "Extras are counted in `useful groups, of all`: with `refill` a step has up to 8 groups more, none useful.",
             "The pass rates are given. Whether a policy learns faster is another question.",
         ],
     )

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from art.config import DpoConfig, KlConfig, MismatchConfig, OverlongConfig, TrainConfig
+from art.config import DpoConfig, KlConfig, MismatchConfig, TrainConfig
 
 Adapter = Mapping[str, Tensor]
 """Matrices by their names in PEFT files."""
@@ -157,7 +157,7 @@ def objective(rollouts: Sequence[Rollout], config: TrainConfig, policies: Polici
 
 def _advantages(rollouts: Sequence[Rollout], config: TrainConfig) -> list[float]:
     """Reward less its baseline, over its scale."""
-    rewards = [rollout.reward - _overlong_punishment(rollout, config.overlong) for rollout in rollouts]
+    rewards = [rollout.reward for rollout in rollouts]
     result = []
     for number, rollout in enumerate(rollouts):
         group = [rewards[i] for i, other in enumerate(rollouts) if other.group == rollout.group]
@@ -171,15 +171,6 @@ def _advantages(rollouts: Sequence[Rollout], config: TrainConfig) -> list[float]
         }[config.scale_rewards]
         result.append((rewards[number] - baseline) / scale)
     return result
-
-
-def _overlong_punishment(rollout: Rollout, config: OverlongConfig | None) -> float:
-    """Equation 13 of DAPO."""
-    if config is None or rollout.num_tokens <= config.max_tokens - config.buffer:
-        return 0.0
-    if rollout.num_tokens > config.max_tokens:
-        return 1.0
-    return (rollout.num_tokens - (config.max_tokens - config.buffer)) / config.buffer
 
 
 def _tokens(rollout: Rollout, advantage: float, policies: Policies) -> list[list[Token]]:

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from art.asynchronous.choice import GroupUse
 from art.asynchronous.journal import KeptGroup
 from art.asynchronous.pace import Pace
 from art.asynchronous.plan import GroupPlan, group_seed
@@ -23,6 +22,10 @@ logger = logging.getLogger(__name__)
 
 _STARTS_PER_TURN = 16
 """Groups that start at once; then everything else in the event loop has its turn."""
+MAX_BARREN_STEPS = 5
+"""Steps in a row without anything to learn after which the training ends: the policy collapsed or is perfect."""
+REPORT_AFTER_S = 60.0
+"""Seconds that a step waits for rollouts before the log names those that it waits for."""
 FAULT_WINDOW = 64
 """Number of recent rollouts whose share of failures `max_fault_rate` bounds."""
 
@@ -57,7 +60,7 @@ class Flow:
         self._failure: Exception | None = None
         self._budget: BudgetError | None = None
         self._lost_in_a_row = 0
-        self._lost: list[GroupUse] = []
+        self._num_lost = 0
         runner.rollouts.on_slot = self.fill
 
     @property
@@ -65,10 +68,10 @@ class Flow:
         """Number of groups that run."""
         return len(self._tasks)
 
-    def take_lost(self) -> list[GroupUse]:
-        """Return the groups that were lost since the last call."""
-        lost, self._lost = self._lost, []
-        return lost
+    def take_num_lost(self) -> int:
+        """Return the number of groups that were lost since the last call."""
+        num_lost, self._num_lost = self._num_lost, 0
+        return num_lost
 
     async def resume(self, kept: Sequence[KeptGroup]) -> None:
         """Take up the groups of an earlier run. Those that would be too stale are run again from their beginning.
@@ -89,7 +92,7 @@ class Flow:
                 self._launch(plan, placed, one if one.rollouts else None)
             else:
                 self._under_way[plan.number] = UnderWay(plan=plan, index=placed.index, groups=one.groups)
-                self.pace.finish(plan.number, useful=self._runner.is_useful(one.groups))
+                self.pace.finish(plan.number)
 
     def fill(self) -> None:
         """Start groups as long as the pace allows and there is room for their rollouts, a few per turn of the loop."""
@@ -119,7 +122,7 @@ class Flow:
         """Wait until the next step can begin, and return the numbers of its groups.
 
         Args:
-            on_wait: called each `report_after_s` seconds with descriptions of the rollouts that it waits for.
+            on_wait: called each `REPORT_AFTER_S` seconds with descriptions of the rollouts that it waits for.
 
         Raises:
             BudgetError: the budget is spent, and every group that was paid for is trained.
@@ -136,7 +139,7 @@ class Flow:
                 raise self._budget
             self._changed.clear()
             try:
-                async with asyncio.timeout(self._config.report_after_s):
+                async with asyncio.timeout(REPORT_AFTER_S):
                     await self._changed.wait()
             except TimeoutError:
                 on_wait(self._runner.rollouts.clock.stragglers(self.pace.missing()))
@@ -208,8 +211,7 @@ class Flow:
             self._changed.set()
 
     async def _lose(self, plan: GroupPlan, index: int | None) -> None:
-        num_run = self._runner.num_run(plan, [])
-        self._lost.append(GroupUse(rewards=(), num_run=num_run, num_planned=plan.num_rollouts))
+        self._num_lost += 1
         self._source.report(index, [])
         # Without the chooser's state, which may already have the reports of a step that is not ended on disk.
         await self._journal.group_ended(plan.number, [])
@@ -218,12 +220,12 @@ class Flow:
         if groups:
             self._lost_in_a_row = 0
             self._under_way[number].groups = groups
-            self.pace.finish(number, useful=self._runner.is_useful(groups))
+            self.pace.finish(number)
             return
         self._drop(number)
         self._lost_in_a_row += 1
         config = self._config  # more than a `FaultWatch` looks at, which knows better why rollouts fail
-        most = max(config.max_barren_steps * config.groups_per_step, 1 + FAULT_WINDOW // config.rollouts_per_group)
+        most = max(MAX_BARREN_STEPS * config.groups_per_step, 1 + FAULT_WINDOW // config.rollouts_per_group)
         if self._lost_in_a_row >= most:
             raise TrainingError(
                 f"the last {most} groups had nothing to train on: all their rollouts failed, or `after_each` dropped "

@@ -36,8 +36,6 @@ class Pace:
 
     groups_per_step: int
     max_staleness: int
-    max_extras: int = 0
-    """Most groups without spread that a step takes in addition to its `groups_per_step`."""
     step: int = 0
     """Next step to be begun: `version` while none is under way, and one more while one is."""
     last_step: int | None = None
@@ -51,16 +49,14 @@ class Pace:
     """Version with which each running group started."""
     _finished: dict[int, int] = field(default_factory=dict, init=False)
     """Version with which each finished group started that no step has taken."""
-    _extras: dict[int, int] = field(default_factory=dict, init=False)
-    """Versions of finished groups without spread that ride along in the next step."""
     _due: Counter[int] = field(default_factory=Counter, init=False)
     """Number of outstanding groups by the step in which they are due."""
 
     def __post_init__(self) -> None:
-        if self.groups_per_step < 1 or self.max_staleness < 0 or self.max_extras < 0:
+        if self.groups_per_step < 1 or self.max_staleness < 0:
             raise ConfigError(
-                "a pace needs groups_per_step >= 1, max_staleness >= 0 and max_extras >= 0; got "
-                f"{self.groups_per_step}, {self.max_staleness} and {self.max_extras}"
+                f"a pace needs groups_per_step >= 1 and max_staleness >= 0; got {self.groups_per_step} and "
+                f"{self.max_staleness}"
             )
         self.version = self.step
 
@@ -76,8 +72,8 @@ class Pace:
 
     @property
     def finished(self) -> list[int]:
-        """Numbers of the finished groups that no step has taken, extras included, oldest first."""
-        return sorted([*self._finished, *self._extras])
+        """Numbers of the finished groups that no step has taken, oldest first."""
+        return sorted(self._finished)
 
     @property
     def is_training(self) -> bool:
@@ -85,8 +81,8 @@ class Pace:
         return self.step > self.version
 
     def version_of(self, number: int) -> int:
-        """Return the version with which an outstanding group or an extra started."""
-        return next(groups[number] for groups in (self._running, self._finished, self._extras) if number in groups)
+        """Return the version with which an outstanding group started."""
+        return self._running[number] if number in self._running else self._finished[number]
 
     def may_start(self) -> bool:
         """Whether a group that starts now can be trained within the bound, and before the last step."""
@@ -128,19 +124,9 @@ class Pace:
             self._add(number, version)
         return fits
 
-    def finish(self, number: int, *, useful: bool = True) -> None:
-        """Note that a running group has finished.
-
-        Args:
-            useful: whether its rewards have spread. A group without gives its place to another as long as the next
-                step has fewer than `max_extras` of them, and is trained in that step all the same.
-        """
-        version = self._running.pop(number)
-        if useful or len(self._extras) >= self.max_extras:
-            self._finished[number] = version
-        else:
-            self._due[version + self.max_staleness] -= 1
-            self._extras[number] = version
+    def finish(self, number: int) -> None:
+        """Note that a running group has finished."""
+        self._finished[number] = self._running.pop(number)
 
     def lose(self, number: int) -> None:
         """Note that a running group ended without anything to train on. Its place is free again."""
@@ -149,25 +135,25 @@ class Pace:
     def next_step(self) -> list[int] | None:
         """Return the numbers of the groups with which the next step can begin now.
 
-        They are `groups_per_step` groups, oldest first, then extras. `None` while the step has to wait: a step is under
-        way, there are too few finished groups, or a running one has to be in it.
+        They are `groups_per_step` groups, oldest first. `None` while the step has to wait: a step is under way, there
+        are too few finished groups, or a running one has to be in it.
         """
         if self.is_training or self._is_over or len(self._finished) < self.groups_per_step:
             return None
         numbers = self._oldest()
         if not self._is_feasible(self._due - self._dues_of(numbers), self.step + 1):
             return None
-        return [*numbers, *sorted(self._extras)]
+        return numbers
 
     def last_groups(self) -> list[int] | None:
         """Return the numbers of the groups of a step that need not be full, when no further group will start.
 
-        They are at most `groups_per_step` groups, oldest first, then extras. `None` while groups run, a step is under
-        way, or nothing is left.
+        They are at most `groups_per_step` groups, oldest first. `None` while groups run, a step is under way, or
+        nothing is left.
         """
         if self.is_training or self._running or not self.finished:
             return None
-        return [*self._oldest(), *sorted(self._extras)]
+        return self._oldest()
 
     def missing(self) -> list[int]:
         """Return the running groups that the next step waits for; at least one of them has to end before it begins.
@@ -185,10 +171,7 @@ class Pace:
         if self.is_training:
             raise ConfigError(f"step {self.version} is under way; publish it, or skip it, before step {self.step}")
         for number in numbers:
-            if number in self._finished:
-                self._due[self._finished.pop(number) + self.max_staleness] -= 1
-            else:
-                del self._extras[number]
+            self._due[self._finished.pop(number) + self.max_staleness] -= 1
         self.step += 1
 
     def publish(self, step: int) -> None:

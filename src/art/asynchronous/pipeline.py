@@ -30,6 +30,8 @@ from art.trajectory import Trajectory, TrajectoryGroup
 if TYPE_CHECKING:
     from art.model import TrainableModel
 
+EVALUATE_EVERY = 20
+"""Steps between two evaluations, unless the user says otherwise."""
 Rollout = Callable[..., Awaitable[Trajectory]]
 Scenarios = Sequence[Any] | Callable[[int], Any]
 
@@ -42,6 +44,7 @@ def pipeline(
     rollout: Rollout | None = None,
     after_each: AfterEach | None = None,
     evaluate: Sequence[Any] | tuple[Sequence[Any], Rollout] | None = None,
+    every: int | None = None,
     faults: FaultWatch | None = None,
     **settings: Any,
 ) -> Pipeline:
@@ -62,6 +65,8 @@ def pipeline(
             it. Numbers that its method `metrics()` returns, if it has one, are logged with each step.
         evaluate: held-out scenarios, of which an evaluation runs one rollout each; or a pair of them and another
             rollout function.
+        every: steps between two evaluations; 20 by default. The first is of the checkpoint that the training begins
+            with, and the last of the one that it ends with.
         faults: decides how many rollouts may fail, instead of `max_fault_rate`.
         settings: fields of `PipelineConfig` by name.
 
@@ -69,7 +74,7 @@ def pipeline(
         ConfigError: a setting is unknown, wrong or without effect.
     """
     chosen = _read_config(config, settings)
-    inputs = _read_inputs(chosen, (scenarios, rollout), after_each, evaluate)
+    inputs = _read_inputs(chosen, (scenarios, rollout), after_each, (evaluate, every))
     if faults is not None and "max_fault_rate" in chosen.model_fields_set:
         raise ConfigError("`max_fault_rate` does nothing beside `faults`; keep one", param="max_fault_rate")
     return Pipeline(model, chosen, inputs, faults or FaultWatch(chosen.max_fault_rate))
@@ -109,7 +114,7 @@ class Pipeline:
             ConfigError: a setting is wrong, or groups are under way that were begun with other settings.
             BudgetError: the model's budget is spent. Groups that were paid for are trained before.
             FaultRateError: too many rollouts failed.
-            TrainingError: a step failed, or `max_barren_steps` steps in a row had nothing to learn from.
+            TrainingError: a step failed, or five steps in a row had nothing to learn from.
         """
         if self._inputs is None:
             raise ConfigError("`train` needs `scenarios` and `rollout`: pass both to `art.pipeline`")
@@ -186,24 +191,26 @@ def _read_config(config: PipelineConfig | None, settings: dict[str, Any]) -> Pip
 
 
 def _read_inputs(
-    config: PipelineConfig, what: tuple[Scenarios | None, Rollout | None], after_each: AfterEach | None, evaluate: Any
+    config: PipelineConfig,
+    what: tuple[Scenarios | None, Rollout | None],
+    after_each: AfterEach | None,
+    evaluation: tuple[Any, int | None],
 ) -> Inputs | None:
     """Check what a pipeline was given to run; `None` if that is nothing, for a loop of one's own."""
-    scenarios, rollout = what
-    if evaluate is None and "every" in config.model_fields_set:
+    (scenarios, rollout), (evaluate, every) = what, evaluation
+    if evaluate is None and every is not None:
         raise ConfigError("`every` does nothing without `evaluate`, held-out scenarios", param="every")
+    if every is not None and every < 1:
+        raise ConfigError(f"`every` must be at least 1, got {every}", param="every")
     if scenarios is None and rollout is None and after_each is None and evaluate is None:
         return None
     if scenarios is None or rollout is None:
         raise ConfigError("`scenarios` and `rollout` go together: pass both, or neither for a loop of your own")
     function = RolloutFunction(rollout)
-    if config.early_stop is not None and after_each is not None:
-        raise ConfigError(
-            "`early_stop` looks at the rewards that rollouts give themselves, and `after_each` changes them: drop one",
-            param="early_stop",
-        )
-    source = make_source(scenarios, config)
-    return Inputs(source=source, rollout=function, after_each=after_each, held_out=_read_held_out(evaluate, function))
+    return Inputs(
+        source=make_source(scenarios, config), rollout=function, after_each=after_each,
+        held_out=_read_held_out(evaluate, function), evaluate_every=every or EVALUATE_EVERY,
+    )  # fmt: skip
 
 
 def _read_held_out(evaluate: Any, function: RolloutFunction) -> HeldOut | None:

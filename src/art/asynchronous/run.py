@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from art.asynchronous.choice import GroupUse, UsefulGroups
 from art.asynchronous.concurrency import Concurrency
+from art.asynchronous.curriculum import has_spread
 from art.asynchronous.evaluating import SPLIT, Evaluator, HeldOut
-from art.asynchronous.flow import Flow, UnderWay
+from art.asynchronous.flow import MAX_BARREN_STEPS, Flow, UnderWay
 from art.asynchronous.journal import Journal, KeptGroup, PendingStep
 from art.asynchronous.pace import Pace
 from art.asynchronous.running import GroupRunner, RolloutFunction, RolloutRunner, check_engine
@@ -48,6 +48,8 @@ class Inputs:
     rollout: RolloutFunction
     after_each: AfterEach | None
     held_out: HeldOut | None
+    evaluate_every: int
+    """Steps between two evaluations."""
 
 
 class Run:
@@ -66,7 +68,7 @@ class Run:
         self._straggling: str | None = None
         """What was last logged about the rollouts that the next step waits for."""
         self._ended: list[PipelineStep] = []
-        """The last steps, as many as `max_barren_steps` looks at, and the best of those before them."""
+        """The last steps, as many as `MAX_BARREN_STEPS`, and the best of those before them."""
         self._open = AsyncExitStack()
         self.is_closing = False
         """Whether the run has ended, or is about to."""
@@ -79,10 +81,7 @@ class Run:
             self._evaluator = self._make_evaluator(folder)
             if self._evaluator is not None:
                 opened.push_async_callback(self._evaluator.close)
-            self._runner = GroupRunner(
-                self._rollouts, self._inputs.rollout, self._inputs.after_each, self._journal,
-                self._train_config.spread_tolerance,
-            )  # fmt: skip
+            self._runner = GroupRunner(self._rollouts, self._inputs.rollout, self._inputs.after_each, self._journal)
             self._trainer = StepTrainer(
                 model=self._model, config=self._train_config, journal=self._journal, source=self._inputs.source,
                 clock=TrainerClock(self._held), log_lock=self._log_lock, measure=self._measure,
@@ -117,8 +116,7 @@ class Run:
         first_number = resumed.next_number or version * self._config.groups_per_step
         pace = Pace(
             groups_per_step=self._config.groups_per_step, max_staleness=self._config.max_staleness,
-            max_extras=self._config.max_extras, step=version, last_step=max(version, self._last_step),
-            next_number=first_number,
+            step=version, last_step=max(version, self._last_step), next_number=first_number,
         )  # fmt: skip
         self._flow = flow = Flow(pace, source, self._runner, self._held)
         self._open.push_async_callback(flow.close)
@@ -138,7 +136,7 @@ class Run:
         """
         flow = self._flow
         assert flow is not None
-        if flow.pace.version >= self._last_step or check_barren(self._ended, self._config.max_barren_steps):
+        if flow.pace.version >= self._last_step or check_barren(self._ended, MAX_BARREN_STEPS):
             return None
         with self._trainer.clock.waiting.running():
             numbers = await flow.next_step(self._on_wait)
@@ -204,7 +202,7 @@ class Run:
 
     def _remember(self, step: PipelineStep) -> None:
         self._ended.append(replace(step, groups=()))  # not the rollouts, which would fill the memory
-        if len(self._ended) > self._config.max_barren_steps + 1:
+        if len(self._ended) > MAX_BARREN_STEPS + 1:
             first, second, *rest = self._ended
             best = replace(first, reward=max(first.reward, second.reward), trained=first.trained or second.trained)
             self._ended = [best, *rest]
@@ -223,7 +221,7 @@ class Run:
         return None if held_out is None else Evaluator(held_out, self._rollouts, self._journal, folder, self._log)
 
     async def _on_checkpoint(self, step: int) -> None:
-        if self._evaluator is not None and (step % self._config.every == 0 or step >= self._last_step):
+        if self._evaluator is not None and (step % self._inputs.evaluate_every == 0 or step >= self._last_step):
             await self._evaluator.start(step)
 
     def _on_wait(self, stragglers: list[str]) -> None:
@@ -232,13 +230,15 @@ class Run:
         logger.warning("the next step waits for rollouts: %s", text)
 
     def _measure(self, taken: Sequence[UnderWay], timing: PipelineTiming, result: TrainResult) -> dict[str, float]:
-        lost = [] if self._flow is None else self._flow.take_lost()
         spent_usd, self._spent_usd = self._spent_usd, self._model.costs.spent_usd
-        use = UsefulGroups(groups=[*self._uses(taken), *lost], tolerance=self._runner.tolerance).metrics(
-            wall_s=timing.wall_s, sampled_tokens=result.metrics.get("ledger/sampled_tokens"),
-            usd=self._spent_usd - spent_usd if self._spent_usd > spent_usd else None,
-        )  # fmt: skip
-        metrics = use | describe_timing(timing) | self._fault_rates(taken)
+        costs = {"seconds": timing.wall_s}
+        if (tokens := result.metrics.get("ledger/sampled_tokens")) is not None:
+            costs["tokens"] = tokens
+        if self._spent_usd > spent_usd:
+            costs["usd"] = self._spent_usd - spent_usd
+        num_lost = 0 if self._flow is None else self._flow.take_num_lost()
+        metrics = _measure_groups(taken, num_lost, self._config.rollouts_per_group, costs)
+        metrics |= describe_timing(timing) | self._fault_rates(taken)
         metrics |= self._inputs.source.metrics() | self._limiter.metrics()
         if callable(measure := getattr(self._inputs.after_each, "metrics", None)):
             metrics |= measure()
@@ -259,16 +259,6 @@ class Run:
         spoilt = own.metrics().get(POLICY_FAULT_RATE)
         return rates if spoilt is None else {POLICY_FAULT_RATE: spoilt, **rates}
 
-    def _uses(self, taken: Sequence[UnderWay]) -> list[GroupUse]:
-        return [
-            GroupUse(
-                rewards=[trajectory.reward for group in one.groups for trajectory in group],
-                num_run=self._runner.num_run(one.plan, one.groups), num_planned=one.plan.num_rollouts,
-                is_extra=place >= self._config.groups_per_step,
-            )
-            for place, one in enumerate(taken)
-        ]  # fmt: skip
-
     async def _log(self, trajectories: Sequence[Trajectory], step: int) -> None:
         async with self._log_lock:
             await self._model.log(trajectories, split=SPLIT, step=step, row_id=f"pipeline-{SPLIT}-{step:06d}")
@@ -279,3 +269,27 @@ class Run:
         return {
             "rollouts_per_group": config.rollouts_per_group, "seed": config.seed, **self._inputs.source.identity,
         }  # fmt: skip
+
+
+def _measure_groups(
+    taken: Sequence[UnderWay], num_lost: int, rollouts_per_group: int, costs: Mapping[str, float]
+) -> dict[str, float]:
+    """Count the groups of a step that taught something, and what each of them cost.
+
+    Example: 4 groups of 8 rollouts, 2 of them with spread, in 60 s: 16 rollouts and 30 s per useful group
+
+    Args:
+        num_lost: groups since the step before that ended with nothing to train on.
+        costs: what all groups cost together, by unit.
+    """
+    num_groups = len(taken) + num_lost
+    num_useful = sum(has_spread([trajectory.reward for group in one.groups for trajectory in group]) for one in taken)
+    costs = {"rollouts": num_groups * rollouts_per_group, **costs}
+    metrics = {
+        "pipeline/groups_useful_share": num_useful / max(1, num_groups),
+        "pipeline/groups_lost": float(num_lost),
+        "pipeline/rollouts_run": float(costs["rollouts"]),
+    }
+    if num_useful:
+        metrics |= {f"pipeline/{name}_per_useful_group": cost / num_useful for name, cost in costs.items()}
+    return metrics

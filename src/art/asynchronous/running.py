@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from art.asynchronous.choice import has_spread, stops_early
 from art.asynchronous.journal import Journal, KeptGroup
 from art.asynchronous.plan import GroupPlan, RolloutOutcome, RolloutPlan
 from art.asynchronous.watch import RolloutClock
@@ -25,7 +24,6 @@ from art.trajectory import (
     TrajectoryGroup,
     cancel_and_wait,
     close_unstarted,
-    finite_number,
     infra_fault,
     within,
 )
@@ -153,13 +151,8 @@ class GroupRunner:
         function: RolloutFunction,
         after_each: AfterEach | None,
         journal: Journal,
-        tolerance: float,
     ) -> None:
-        """
-        Args:
-            tolerance: the trainer's `spread_tolerance`, within which rewards count as equal.
-        """
-        self.rollouts, self.journal, self.tolerance = rollouts, journal, tolerance
+        self.rollouts, self.journal = rollouts, journal
         self._function, self._after_each = function, after_each
 
     async def run(self, plan: GroupPlan, scenario: Any, kept: KeptGroup | None = None) -> list[TrajectoryGroup]:
@@ -172,45 +165,6 @@ class GroupRunner:
         """
         outcomes = dict(kept.rollouts) if kept is not None else {}
         context = GatherContext(faults=self.rollouts.faults)
-        first = self.rollouts.config.early_stop or plan.num_rollouts
-        await self._run(plan, scenario, range(first), outcomes, context)
-        if first < plan.num_rollouts:
-            if stops_early([_reward_of(outcomes[index]) for index in range(first)], first, self.tolerance):
-                self.rollouts.num_queued -= sum(index not in outcomes for index in range(first, plan.num_rollouts))
-            else:
-                await self._run(plan, scenario, range(first, plan.num_rollouts), outcomes, context)
-        ended = [outcomes[index] for index in sorted(outcomes)]
-        group = TrajectoryGroup(
-            [outcome for outcome in ended if isinstance(outcome, Trajectory)],
-            exceptions=[outcome for outcome in ended if isinstance(outcome, PydanticException)],
-            metadata={"scenario_id": plan.scenario_id},
-        )
-        with set_gather_context(context):
-            return await finish_group(group, self._after_each)
-
-    def is_useful(self, groups: Iterable[TrajectoryGroup]) -> bool:
-        """Whether there is something to learn from what `after_each` has kept of a group."""
-        return any(is_useful(group, self.tolerance) for group in groups)
-
-    def num_run(self, plan: GroupPlan, groups: Sequence[TrajectoryGroup]) -> int:
-        """Return how many rollouts of a group were run, given what was kept of it."""
-        if self.rollouts.config.early_stop is None or not groups:
-            return plan.num_rollouts
-        return len(groups[0]) + len(groups[0].exceptions)
-
-    def num_to_run(self, plan: GroupPlan, kept: KeptGroup | None) -> int:
-        """Number of the group's rollouts that are not run yet."""
-        return plan.num_rollouts - (0 if kept is None else len(kept.rollouts))
-
-    async def _run(
-        self,
-        plan: GroupPlan,
-        scenario: Any,
-        indices: Iterable[int],
-        outcomes: dict[int, RolloutOutcome],
-        context: GatherContext,
-    ) -> None:
-        """Run those of some rollouts that have not ended, at once."""
 
         async def run(index: int) -> None:
             call = RolloutCall(
@@ -220,11 +174,19 @@ class GroupRunner:
             outcomes[index] = await self.rollouts.run(call, context)
             await self.journal.rollout_ended(plan.number, index, outcomes[index])
 
-        await all_or_nothing([run(index) for index in indices if index not in outcomes])
+        await all_or_nothing([run(index) for index in range(plan.num_rollouts) if index not in outcomes])
+        ended = [outcomes[index] for index in sorted(outcomes)]
+        group = TrajectoryGroup(
+            [outcome for outcome in ended if isinstance(outcome, Trajectory)],
+            exceptions=[outcome for outcome in ended if isinstance(outcome, PydanticException)],
+            metadata={"scenario_id": plan.scenario_id},
+        )
+        with set_gather_context(context):
+            return await finish_group(group, self._after_each)
 
-
-def _reward_of(outcome: RolloutOutcome) -> float | None:
-    return finite_number(outcome.reward) if isinstance(outcome, Trajectory) else None
+    def num_to_run(self, plan: GroupPlan, kept: KeptGroup | None) -> int:
+        """Number of the group's rollouts that are not run yet."""
+        return plan.num_rollouts - (0 if kept is None else len(kept.rollouts))
 
 
 async def all_or_nothing(coroutines: list[Any]) -> None:
@@ -236,13 +198,6 @@ async def all_or_nothing(coroutines: list[Any]) -> None:
         await cancel_and_wait(tasks)
         close_unstarted(coroutines)
         raise
-
-
-def is_useful(group: TrajectoryGroup, tolerance: float) -> bool:
-    """Whether the rollouts of a group differ in their rewards, so that there is something to learn from it."""
-    if any(trajectory.turn_rewards or trajectory.token_rewards for trajectory in group):
-        return True
-    return has_spread([trajectory.reward for trajectory in group], tolerance)
 
 
 async def check_engine(model: TrainableModel[Any, Any], config: PipelineConfig) -> int:

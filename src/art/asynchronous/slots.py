@@ -10,18 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from art.asynchronous.pace import Pace
 from art.asynchronous.plan import group_seed
-from art.asynchronous.running import check_engine, is_useful
+from art.asynchronous.running import check_engine
 from art.client.arguments import describe
 from art.client.rollout_context import RolloutContext, inside_rollout
-from art.config import PipelineConfig, TrainConfig
+from art.config import PipelineConfig
 from art.errors import ConfigError, TrajectoryError
 from art.trajectory import TrajectoryGroup
 
 if TYPE_CHECKING:
     from art.model import TrainableModel
-
-SPREAD_TOLERANCE: float = TrainConfig.model_fields["spread_tolerance"].default
-"""Largest distance of equal rewards from their mean: a loop of one's own has not said which it trains with."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,9 +97,8 @@ class Slots:
         if self._pace is None:
             config, version = self._config, await check_engine(self._model, self._config)
             self._pace = self._pace or Pace(
-                groups_per_step=config.groups_per_step, max_staleness=config.max_staleness,
-                max_extras=config.max_extras, step=version,
-            )  # fmt: skip
+                groups_per_step=config.groups_per_step, max_staleness=config.max_staleness, step=version
+            )
         return self._pace
 
     def _end(self, pace: Pace, slot: GroupSlot) -> None:
@@ -110,7 +106,7 @@ class Slots:
             pace.lose(slot.number)
         else:
             self._groups[slot.number] = slot.group
-            pace.finish(slot.number, useful=is_useful(slot.group, SPREAD_TOLERANCE))
+            pace.finish(slot.number)
         self._changed.set()
 
     async def _until(self, is_ready: Callable[[], bool]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from art.asynchronous.choice import Curriculum
+from art.asynchronous.curriculum import Curriculum
 from art.asynchronous.plan import GroupPlan
 from art.client.rollout_context import derive_seed
 from art.config.pipeline import PipelineConfig
@@ -115,9 +115,7 @@ class Curricular(Passes):
 
     def __init__(self, scenarios: Sequence[Any], config: PipelineConfig) -> None:
         super().__init__(scenarios, seed=config.seed, shuffle=False)
-        self._curriculum = Curriculum(
-            len(self.ids), seed=config.seed, num_rollouts=config.rollouts_per_group, floor=config.curriculum_floor
-        )
+        self._curriculum = Curriculum(len(self.ids), seed=config.seed, num_rollouts=config.rollouts_per_group)
 
     @property
     def identity(self) -> Mapping[str, Any]:

@@ -58,7 +58,7 @@ class PipelineStep:
     trained: bool
     """Whether the step made that checkpoint. If not, there was nothing to learn from its groups."""
     groups: Sequence[TrajectoryGroup]
-    """The groups that the step was given, oldest first, then those without spread that rode along."""
+    """The groups that the step was given, oldest first."""
     reward: float
     """Mean reward of their rollouts."""
     staleness_mean: float = 0.0

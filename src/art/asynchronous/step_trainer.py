@@ -170,6 +170,6 @@ def check_settings(settings: dict[str, Any]) -> None:
     if "on_nothing" in settings:
         raise ConfigError(
             "`on_nothing` does not apply to a pipeline: a step without anything to learn is reported as "
-            "`trained=False`, and `max_barren_steps` of them in a row end the training",
+            "`trained=False`, and several of them in a row end the training",
             param="on_nothing",
         )

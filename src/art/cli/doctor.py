@@ -32,7 +32,8 @@ from art.cli.options.task_options import TASK_HELP, add_task_options, task_for
 from art.cli.terminal.event_loop import run_coroutine
 from art.cli.terminal.screen import Screen
 from art.client.training.submission import wire_groups
-from art.config import ModelSettings, TrainConfig
+from art.config import ModelSettings
+from art.config.training import SPREAD_TOLERANCE
 from art.errors import ArtError, ConfigError
 from art.gather import gather_trajectory_groups
 from art.model import TrainableModel
@@ -193,10 +194,10 @@ def check_rollouts(rolled: RolledOut) -> CheckResult:
     return CheckResult(name="rollouts", status=status, found=finding, remedy=remedy)
 
 
-def check_spread(groups: Sequence[TrajectoryGroup], tolerance: float = TrainConfig().spread_tolerance) -> CheckResult:
+def check_spread(groups: Sequence[TrajectoryGroup]) -> CheckResult:
     """Check that the rewards of a group differ: otherwise it teaches nothing."""
     rewards = [[trajectory.reward for trajectory in group] for group in groups if len(group) > 0]
-    flat = sum(max(group) - min(group) <= 2 * tolerance for group in rewards)
+    flat = sum(max(group) - min(group) <= 2 * SPREAD_TOLERANCE for group in rewards)
     share = flat / len(rewards) if rewards else 1.0
     everything = [reward for group in rewards for reward in group]
     mean = statistics.fmean(everything) if everything else math.nan

@@ -12,7 +12,7 @@ import json
 import time
 from pathlib import Path
 
-from art.cli.options.recipe_options import add_recipe_options, add_settings, config_of
+from art.cli.options.recipe_options import add_recipe_options, config_of
 from art.cli.options.task_options import TASK_HELP, add_task_options, task_for
 from art.cli.terminal.event_loop import run_coroutine
 from art.cli.terminal.page_line import print_page_line
@@ -32,7 +32,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     judged = "a language model scores the rollouts of each scenario, in place of the task's own reward"
     add_recipe_options(parser, TaskTrainingConfig, judged)
-    add_settings(parser, TaskTrainingConfig, "early_stop")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a summary that scripts can read")
 
 

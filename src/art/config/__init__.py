@@ -40,7 +40,7 @@ from art.config.server import (
     ServerConfig,
 )
 from art.config.trainer import LoraConfig, TrainerConfig
-from art.config.training import LengthPenaltyConfig, OptimizerConfig, OverlongConfig, TrainConfig, TrainSFTConfig
+from art.config.training import OptimizerConfig, TrainConfig, TrainSFTConfig
 
 if TYPE_CHECKING:
     from art.config.pipeline import PipelineConfig
@@ -61,7 +61,6 @@ __all__ = [
     "GspoConfig",
     "KlConfig",
     "LearningRate",
-    "LengthPenaltyConfig",
     "LimitsConfig",
     "LoraConfig",
     "LossConfig",
@@ -73,7 +72,6 @@ __all__ = [
     "NodesConfig",
     "Objective",
     "OptimizerConfig",
-    "OverlongConfig",
     "PipelineConfig",
     "PpoConfig",
     "PricesConfig",

@@ -21,7 +21,7 @@ from art.config.losses import (
     SftConfig,
 )
 from art.config.schedules import ScheduleConfig
-from art.config.training import LengthPenaltyConfig, OptimizerConfig, OverlongConfig, TrainConfig, TrainSFTConfig
+from art.config.training import OptimizerConfig, TrainConfig, TrainSFTConfig
 from art.errors import ConfigError
 
 LossName = Literal[
@@ -52,12 +52,8 @@ class TrainSettings(TypedDict, total=False):
     anchor: Literal["sampler", "step_start"]
     baseline: Literal["mean", "leave_one_out"]
     scale_rewards: Literal["none", "group", "batch", "mean"]
-    spread_tolerance: float
-    overlong: OverlongConfig | None
-    length_penalty: LengthPenaltyConfig | None
     normalize: Literal["token", "rollout", "group", "constant"]
     constant_tokens: int | None
-    normalize_over: Literal["submitted", "trained"]
     mask_truncated: bool
     num_minibatches: int
     mismatch: MismatchConfig | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -20,6 +20,34 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "nf4"]
 LearningRate = Annotated[float, Field(gt=0, le=1)]
+
+
+class Left(NamedTuple):
+    """A setting that has left ART."""
+
+    default: Any
+    """What it was unless it was set, as JSON data. It is what ART does today."""
+    instead: str
+    """What to do in its place, as the end of a sentence."""
+
+
+LEFT: dict[str, dict[str, Left]] = {
+    "TrainConfig": {
+        "spread_tolerance": Left(1e-6, "leave it out"),
+        "overlong": Left(None, "take the punishment off the reward in the rollout"),
+        "length_penalty": Left(None, "take the penalty off the reward in the rollout or in `after_each`"),
+        "normalize_over": Left("submitted", "leave out groups without spread before `train`"),
+    },
+    "PipelineConfig": {
+        "refill": Left(0.0, "use `curriculum`, or more `groups_per_step`"),
+        "early_stop": Left(None, "use `curriculum`"),
+        "curriculum_floor": Left(0.1, "leave it out"),
+        "every": Left(20, "pass it to `art.pipeline`"),
+        "max_barren_steps": Left(5, "leave it out"),
+        "report_after_s": Left(60.0, "leave it out"),
+    },
+}
+"""Settings that have left, by class. One with another value than its default is refused, with what to do instead."""
 
 
 class _PlainErrors(ModelMetaclass):
@@ -43,6 +71,16 @@ class Config(BaseModel, metaclass=_PlainErrors):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_left(cls, data: Any) -> Any:
+        """Drop settings that have left ART if they ask for what is done anyway: older servers and programs wrote each
+        setting down, with its default."""
+        known = LEFT.get(cls.__name__)
+        if known is None or not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if key not in known or value != known[key].default}
 
     @model_validator(mode="before")
     @classmethod
@@ -97,6 +135,8 @@ def describe_invalid(error: ValidationError, names: Mapping[str, str] | None = N
         text = one["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
         if one["type"] == "extra_forbidden":
             text = f"is no setting of {error.title}"
+            if left := next((fields[one["loc"][-1]] for fields in LEFT.values() if one["loc"][-1] in fields), None):
+                text = f"is no setting any more; {left.instead}"
         elif one["type"] != "value_error":
             text += f", got {one['input']!r}"
         complaints.setdefault(name, f"`{name}` {text}" if name and one["type"] != "value_error" else text)

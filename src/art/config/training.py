@@ -24,6 +24,10 @@ from art.config.losses import (
 )
 from art.config.schedules import AnyRate, AnyRates, ScheduleConfig
 
+SPREAD_TOLERANCE = 1e-6
+"""A group whose rewards are all within this distance of their mean has no spread: it teaches nothing, and is left out
+and counted. Only a KL term in the loss learns from it, if another group of the step has spread."""
+
 
 class OptimizerConfig(Config):
     """Settings of the optimiser, AdamW."""
@@ -36,35 +40,6 @@ class OptimizerConfig(Config):
     """Share of each weight, times the learning rate, that an update takes away."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Norm to which larger gradients are scaled down."""
-
-
-class OverlongConfig(Config):
-    """DAPO's soft punishment: the reward falls linearly by 1 over the last `buffer` of `max_tokens` sampled tokens."""
-
-    max_tokens: int = Field(ge=1)
-    """Sampled tokens of a rollout at which the whole punishment of 1 applies."""
-    buffer: int = Field(ge=1)
-    """Tokens before `max_tokens` over which the punishment rises from 0."""
-
-    @model_validator(mode="after")
-    def _check_buffer(self) -> Self:
-        if self.buffer > self.max_tokens:
-            raise ValueError(f"`buffer` is a part of `max_tokens`; got {self.buffer} of {self.max_tokens}")
-        return self
-
-
-class LengthPenaltyConfig(Config):
-    """Penalty for long rollouts: mean(R) * (sum of weight * count / largest count of the group), taken off each reward.
-
-    R are the rewards of the group. If their mean is 0 or below there is no penalty.
-    """
-
-    sampled_tokens: float = Field(default=0.0, ge=0)
-    """Weight of the number of sampled tokens."""
-    prompt_tokens: float = Field(default=0.0, ge=0)
-    """Weight of the number of prompt tokens."""
-    turns: float = Field(default=0.0, ge=0)
-    """Weight of the number of turns."""
 
 
 def kl_penalties(
@@ -101,23 +76,11 @@ class TrainConfig(Config):
     scale_rewards: Literal["none", "group", "batch", "mean"] = "none"
     """Divisor of advantages: 1 (Dr.GRPO), the standard deviation of the group or of the batch (plus 1e-6), or the mean
     reward of the group, which is maximum-likelihood weighting and only for rewards of 0 and 1."""
-    spread_tolerance: float = Field(default=1e-6, ge=0)
-    """A group whose rewards are all within this distance of their mean has no spread: it teaches nothing, and is left
-    out and counted. Only a KL term in the loss learns from it, with `normalize_over="submitted"`, if another group has
-    spread."""
-    overlong: OverlongConfig | None = None
-    """Punishment of overlong answers; `None` for none."""
-    length_penalty: LengthPenaltyConfig | None = None
-    """Penalty for long rollouts; `None` for none."""
     normalize: Literal["token", "rollout", "group", "constant"] = "token"
     """What counts equally in the loss: every token, every rollout as a whole, or every group. `constant` divides sums
     over tokens by `constant_tokens` per rollout, so that length has no influence (Dr.GRPO)."""
     constant_tokens: int | None = Field(default=None, ge=1)
     """Divisor per rollout with normalize="constant", e.g. the largest completion length in tokens."""
-    normalize_over: Literal["submitted", "trained"] = "submitted"
-    """Rollouts that the divisor of the loss counts. "submitted": all of the step's groups, as in the papers of GRPO and
-    Dr.GRPO and in TRL; a group without spread adds 0 to the sum. "trained": only those of groups with spread, so that
-    the size of an update does not depend on how many groups had spread."""
     mask_truncated: bool = False
     """Learn nothing from a rollout in which the token limit cut off an answer (DAPO's overlong filtering). Its reward
     still counts in the baseline of its group."""
@@ -158,8 +121,7 @@ class TrainConfig(Config):
     @property
     def learns_without_spread(self) -> bool:
         """Whether a group whose rewards do not differ has a gradient: that of a KL term over all submitted rollouts."""
-        in_loss = any(isinstance(term, KlConfig) and term.where == "loss" and term.weight for term in self.terms)
-        return in_loss and self.normalize_over == "submitted"
+        return any(isinstance(term, KlConfig) and term.where == "loss" and term.weight for term in self.terms)
 
     @model_validator(mode="before")
     @classmethod
@@ -210,7 +172,6 @@ class TrainConfig(Config):
 
         sft reads the sign of an advantage, dpo the order of rewards, distillation neither.
         """
-        shapes_rewards = self.overlong is not None or self.length_penalty is not None
         for name, is_set in (
             ("scale_rewards", self.scale_rewards != "none"),
             ("baseline", self.baseline != "mean"),
@@ -218,19 +179,17 @@ class TrainConfig(Config):
         ):
             if is_set and not weighs_advantages:
                 raise ValueError(f"{name} needs an objective that weighs advantages, e.g. DppoConfig()")
-        if shapes_rewards and not self.learns_from_rewards:
-            raise ValueError("`overlong` and `length_penalty` need a loss that learns from rewards, e.g. DppoConfig()")
-        if self.scale_rewards == "mean" and (self.baseline != "mean" or shapes_rewards):
+        if self.scale_rewards == "mean" and self.baseline != "mean":
             raise ValueError(
                 "scale_rewards='mean' (maximum likelihood) weighs rewards of 0 and 1 against their mean: other "
-                "baselines, `overlong` and `length_penalty` do not apply"
+                "baselines do not apply"
             )
 
     def _check_dpo(self) -> None:
         if not any(isinstance(term, DpoConfig) for term in self.terms):
             return
-        if self.normalize != "token" or self.normalize_over != "submitted":
-            raise ValueError("dpo is a mean over pairs: `normalize` and `normalize_over` do not apply")
+        if self.normalize != "token":
+            raise ValueError("dpo is a mean over pairs: `normalize` does not apply")
         if len(self.terms) > 1 or self.num_minibatches > 1:
             raise ValueError("dpo takes no other terms and makes one update: `num_minibatches` above 1 does not apply")
         if self.anchor != "sampler":
@@ -253,9 +212,10 @@ class TrainConfig(Config):
         return cls(**defaults | settings)
 
     @classmethod
-    def dapo(cls, *, overlong: OverlongConfig | None = None, **settings: Any) -> Self:
-        """DAPO (arXiv 2503.14476): GRPO with a wider upper clip and a mean over all tokens; `overlong` is optional."""
-        return cls(**{"loss": PpoConfig(), "scale_rewards": "group", "overlong": overlong} | settings)
+    def dapo(cls, **settings: Any) -> Self:
+        """DAPO (arXiv 2503.14476): GRPO with a wider upper clip and a mean over all tokens. Its punishment of long
+        answers belongs in the reward."""
+        return cls(**{"loss": PpoConfig(), "scale_rewards": "group"} | settings)
 
     @classmethod
     def gspo(cls, **settings: Any) -> Self:

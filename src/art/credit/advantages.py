@@ -1,7 +1,6 @@
 """Turn the rewards of a step into advantages. Pure Python: the server process imports it without torch.
 
-    shaped rewards   R  =  reward - overlong punishment - length penalty
-    advantage of a trajectory   (R - baseline) / scale
+    advantage of a trajectory   (reward - baseline) / scale
     advantage of a token        advantage of its trajectory
                                 + the sum of (turn reward - mean) / scale over its own turn and all later ones
                                 + the sum of (token reward - mean) / scale over itself and all later tokens
@@ -15,7 +14,7 @@ of 0 and 1 follows the gradient of the log of the success rate (maximum likeliho
 rewards are centred on the mean over all turns or tokens of the group, as in process supervision (DeepSeekMath, section
 4.1.3).
 
-A group has no spread if all its rewards of each kind are equal, within `spread_tolerance`: nothing shows which rollout
+A group has no spread if all its rewards of each kind are equal, within `SPREAD_TOLERANCE`: nothing shows which rollout
 was better.
 """
 
@@ -27,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from art.config import LengthPenaltyConfig, OverlongConfig, TrainConfig
+from art.config.training import SPREAD_TOLERANCE, TrainConfig
 from art.errors import TrajectoryError
 
 _STD_EPSILON = 1e-6
@@ -37,7 +36,7 @@ _MAX_REWARD = 1e30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRewards:
-    """The rewards of one rollout, and the counts that may shape them."""
+    """The rewards of one rollout."""
 
     name: str
     """Name of the rollout in error messages."""
@@ -48,11 +47,6 @@ class RolloutRewards:
     """For each choice, one per sampled token; empty for none."""
     choices: int = 0
     """Number of choices in the conversation that turn and token rewards refer to."""
-    sampled_tokens: int = 0
-    prompt_tokens: int = 0
-    """Tokens that the model read and did not sample."""
-    turns: int = 0
-    """Number of answers that the model sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +98,7 @@ def compute_advantages(groups: Sequence[Sequence[RolloutRewards]], config: Train
         _check_complete(group)
         if config.scale_rewards == "mean":
             _check_binary(group)
-    shaped = [_shape_rewards(group, config) for group in groups]
-    outcomes = _standardise([[[value] for value in rewards] for rewards in shaped], config)
+    outcomes = _standardise([[[rollout.reward] for rollout in group] for group in groups], config)
     turns = _standardise([[rollout.turn_rewards for rollout in group] for group in groups], config)
     flat = [[list(itertools.chain(*rollout.token_rewards)) for rollout in group] for group in groups]
     tokens = _standardise(flat, config)
@@ -123,10 +116,8 @@ def compute_advantages(groups: Sequence[Sequence[RolloutRewards]], config: Train
     return by_group
 
 
-def preference_pairs(
-    group: Sequence[RolloutRewards], config: TrainConfig, *, kind: Literal["best_worst", "all"]
-) -> list[tuple[int, int]]:
-    """Find (chosen, rejected) indices whose shaped rewards differ by more than `spread_tolerance`, best first.
+def preference_pairs(group: Sequence[RolloutRewards], *, kind: Literal["best_worst", "all"]) -> list[tuple[int, int]]:
+    """Find (chosen, rejected) indices whose rewards differ by more than `SPREAD_TOLERANCE`, best first.
 
     `all` gives all such pairs, `best_worst` at most one. Among equal rewards the first rollout counts.
 
@@ -135,51 +126,12 @@ def preference_pairs(
     """
     check_finite(group)
     _refuse_parts(group, "a preference pair compares")
-    rewards = _shape_rewards(group, config)
+    rewards = [rollout.reward for rollout in group]
     order = sorted(range(len(rewards)), key=lambda i: -rewards[i])
     if kind == "best_worst" and rewards:
         order = [order[0], min(order, key=rewards.__getitem__)]
     pairs = itertools.combinations(order, 2)
-    return [(a, b) for a, b in pairs if rewards[a] - rewards[b] > config.spread_tolerance]
-
-
-# -- shaping --
-
-
-def _shape_rewards(group: Sequence[RolloutRewards], config: TrainConfig) -> list[float]:
-    rewards = [rollout.reward for rollout in group]
-    if config.overlong is not None:
-        rewards = [
-            reward - overlong_punishment(rollout.sampled_tokens, config.overlong)
-            for reward, rollout in zip(rewards, group, strict=True)
-        ]
-    if config.length_penalty is not None:
-        penalties = _length_penalties(group, config.length_penalty)
-        rewards = [reward - penalty for reward, penalty in zip(rewards, penalties, strict=True)]
-    return rewards
-
-
-def overlong_punishment(sampled_tokens: int, config: OverlongConfig) -> float:
-    """A punishment from 0 to 1: 0 up to `max_tokens - buffer` sampled tokens, 1 from `max_tokens` on, linear between.
-
-    Source: DAPO (arXiv 2503.14476), equation 13.
-    """
-    excess = sampled_tokens - (config.max_tokens - config.buffer)
-    return min(max(excess / config.buffer, 0.0), 1.0)
-
-
-def _length_penalties(group: Sequence[RolloutRewards], config: LengthPenaltyConfig) -> list[float]:
-    """Compute the penalty of each rollout: the group's mean reward times the weighted relative lengths.
-
-    A group whose mean reward is 0 or below is not penalised: it should first learn to succeed.
-    """
-    rate = max(_mean([rollout.reward for rollout in group]), 0.0)
-    kinds = (
-        (config.sampled_tokens, [rollout.sampled_tokens for rollout in group]),
-        (config.prompt_tokens, [rollout.prompt_tokens for rollout in group]),
-        (config.turns, [rollout.turns for rollout in group]),
-    )
-    return [rate * sum(weight * counts[i] / max(*counts, 1) for weight, counts in kinds) for i, _ in enumerate(group)]
+    return [(a, b) for a, b in pairs if rewards[a] - rewards[b] > SPREAD_TOLERANCE]
 
 
 # -- baseline and scale --
@@ -206,7 +158,7 @@ def _standardise_group(group: Sequence[Sequence[float]], config: TrainConfig, ba
     leave_out = config.baseline == "leave_one_out"
     alone = leave_out and any(len(values) == len(everything) for values in group)
     # `min == max` catches equal rewards whose mean is rounded.
-    if alone or not everything or min(everything) == max(everything) or largest <= config.spread_tolerance:
+    if alone or not everything or min(everything) == max(everything) or largest <= SPREAD_TOLERANCE:
         return _Standardised([[0.0] * len(values) for values in group], has_spread=False)
     if leave_out:  # `centred` sums to 0 over the group, so the sum of the others is minus that of a rollout's own
         others = [-math.fsum(values) / (len(everything) - len(values)) for values in centred]

@@ -15,7 +15,6 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from art.config import TrainConfig
-from art.credit.advantages import overlong_punishment
 from art.credit.resolve import ResolvedTrajectory
 from art.credit.samples import PlannedSample
 from art.errors import TrainingError
@@ -102,9 +101,6 @@ def describe_step(
     metrics: dict[str, float] = {"data/step_num_trajectories": len(trajectories)}
     if samples:
         metrics["offpolicy/max_staleness"] = step - min(sample.policy_version for sample in samples)
-    if config.overlong is not None:
-        punished = [t for t in trajectories if overlong_punishment(t.sampled_tokens, config.overlong) > 0]
-        metrics["data/step_num_trajectories_overlong"] = len(punished)
     metrics |= describe_rollouts(trajectories)
     if num_pairs:
         metrics["data/step_num_pairs"] = num_pairs

@@ -198,7 +198,7 @@ def _select_pairs(groups: list[ResolvedGroup], config: TrainConfig, dpo: DpoConf
         selection.drop(masked, "truncated")
         selection.left_out.truncated += [trajectory.label for trajectory in masked]
         able = [t for t in group.trajectories if t.sampled_tokens > 0 and not _is_masked(t, config)]
-        pairs = preference_pairs([trajectory.rewards() for trajectory in able], config, kind=dpo.pairs)
+        pairs = preference_pairs([trajectory.rewards() for trajectory in able], kind=dpo.pairs)
         selection.pairs += [(able[chosen].label, able[rejected].label) for chosen, rejected in pairs]
         if not pairs:
             selection.left_out.note(group.label, able)
@@ -234,7 +234,7 @@ def _idle_factor(groups: list[ResolvedGroup], selection: _Selection, config: Tra
     The factor goes to every sample's share, so each mini-batch counts its part of those rollouts.
     """
     trained = [[trajectory for trajectory, _ in group.rollouts] for group in selection.trained]
-    if config.normalize_over == "trained" or selection.pairs or not _count(trained, config):
+    if selection.pairs or not _count(trained, config):
         return 1.0
     return _count([group.trajectories for group in groups], config) / _count(trained, config)
 

@@ -101,9 +101,6 @@ class ResolvedTrajectory:
             turn_rewards=self.turn_rewards,
             token_rewards=self.token_rewards,
             choices=self.num_choices,
-            sampled_tokens=self.sampled_tokens,
-            prompt_tokens=sum(path.num_tokens for path in self.paths) - self.sampled_tokens,
-            turns=sum(len(path.answers) for path in self.paths),
         )
 
 

@@ -26,7 +26,6 @@ CONSTRAINED = "steps with answers drawn under a grammar, `top_k`, `top_p` or `mi
 BY_SIGN = "steps with such targets"
 BASE = "steps that measured the base model"
 WEIGHED = "steps with a loss that uses advantages"
-OVERLONG = "steps with `overlong`"
 LATER = "steps after the first one of a server"
 TWENTIETH = f"steps with at least {WINDOW - 1} steps before them"
 SIXTH = f"steps with at least {SWING_WINDOW - 1} steps before them"
@@ -183,7 +182,6 @@ PLAN_METRICS: dict[str, Metric] = {
     "data/step_num_trajectories_repeated": Metric(
         "number of rollouts with the very answers of an earlier rollout of the step", "steps that have such rollouts"
     ),
-    "data/step_num_trajectories_overlong": Metric("number of rollouts with a lower reward for their length", OVERLONG),
     "data/step_num_pairs": Metric("number of pairs of rollouts that were compared", DPO),
     "data/step_truncated_share": Metric("share of rollouts in which the token limit cut off an answer"),
     "data/step_malformed_share": Metric(

@@ -293,7 +293,7 @@ RULES: dict[str, Rule] = {
     "answers_cut_off": Rule(
         limits=(Limit("data/step_truncated_share", high=0.25),),
         meaning="the token limit cut off answers in this share of the rollouts, so their rewards say little",
-        advice="Raise `max_completion_tokens`, or teach shorter answers with `overlong`",
+        advice="Raise `max_completion_tokens`, or let the reward fall with the length of answers",
         source="rewards of cut-off answers destabilise training (DAPO, arXiv 2503.14476, section 3.4); a few are "
         "normal",
     ),

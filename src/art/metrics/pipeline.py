@@ -22,11 +22,8 @@ PIPELINE_METRICS: dict[str, Metric] = {
     "pipeline/groups_useful_share": Metric(
         "share of the step's groups whose rewards have spread, lost groups included"
     ),
-    "pipeline/groups_extra": Metric("number of groups without spread that another group took the place of (`refill`)"),
-    "pipeline/groups_stopped_early": Metric("number of groups that ended after their first rollouts (`early_stop`)"),
     "pipeline/groups_lost": Metric("number of groups without any scored rollout; they were not trained"),
     "pipeline/rollouts_run": Metric("number of rollouts that were run for the step, failed ones included"),
-    "pipeline/rollouts_saved": Metric("number of rollouts that were not run because of `early_stop`"),
     "pipeline/rollouts_per_useful_group": Metric("`pipeline/rollouts_run` per group with spread", USEFUL),
     "pipeline/seconds_per_useful_group": Metric("seconds since the step before, per group with spread", USEFUL),
     "pipeline/tokens_per_useful_group": Metric("`ledger/sampled_tokens` per group with spread", USEFUL),

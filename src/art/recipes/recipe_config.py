@@ -80,8 +80,6 @@ class RecipeConfig(Config):
     """Findings that end the training and make the checkpoint from before that step the model NAME-before-STEP."""
     max_staleness: int = Field(default=1, ge=0)
     """Training steps that rollouts may run ahead; 0 makes rollouts and training take turns, the same in every run."""
-    refill: float = Field(default=0.0, ge=0, le=4)
-    """Further groups per step in place of those without spread in their rewards, as a share of --groups."""
     rollout_timeout: float | None = Field(default=None, gt=0)
     """Seconds after which a rollout is ended and left out, by default half an hour."""
     evaluate: int = Field(default=0, ge=0)
@@ -194,7 +192,7 @@ class RecipeConfig(Config):
         """Return how far rollouts run ahead, with groups and steps of a task's sizes."""
         one_policy = self.full_finetuning and self.engine == "vllm"  # its engine holds the newest only
         return PipelineConfig(
-            max_staleness=self.max_staleness, refill=self.refill, in_flight="switch" if one_policy else "finish",
+            max_staleness=self.max_staleness, in_flight="switch" if one_policy else "finish",
             groups_per_step=defaults.groups_per_step, rollouts_per_group=defaults.rollouts_per_group,
         )  # fmt: skip
 

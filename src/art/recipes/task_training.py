@@ -9,7 +9,6 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from art.backends.local import LocalBackend
-from art.config import PipelineConfig
 from art.errors import BudgetError, ConfigError
 from art.model import TrainableModel
 from art.recipes.comparison import compare_checkpoints
@@ -27,7 +26,7 @@ from art.recipes.training_loop import (
 from art.recipes.verdict import Course, Remedies, reach_verdict
 from art.report import Estimate, estimate_change
 from art.rewards import GroupScorer
-from art.task import Task, TaskDefaults, draw_scenarios, get_task
+from art.task import Task, draw_scenarios, get_task
 from art.task.tiny_form import other_task
 
 
@@ -38,31 +37,12 @@ class TaskTrainingConfig(RecipeConfig):
     """Step up to which the model is trained, by default the task's number; 0 with --evaluate measures only."""
     rubric: str | None = None
     """What the judge is told is good, in prose; by default the task's `rubric`, or `art.rewards.DEFAULT_RUBRIC`."""
-    early_stop: int | None = Field(default=None, ge=2)
-    """Rollouts after which a group ends if all of them earned the same; not with a judge."""
 
     @model_validator(mode="after")
     def _check_steps(self) -> Self:
         if self.steps == 0 and not self.evaluate:
             raise ValueError("`steps` = 0 trains nothing; give 1 or more, or `evaluate` to measure only")
         return self
-
-    def pace(self, defaults: TaskDefaults) -> PipelineConfig:
-        """Return how far rollouts run ahead, and when a group ends early.
-
-        Raises:
-            ConfigError: `early_stop` is set together with a judge, or is not below the number of rollouts.
-        """
-        if self.early_stop is None:
-            return super().pace(defaults)
-        if self.judge is not None:
-            raise ConfigError(
-                "--early-stop compares the rewards of the task, and with --judge those are not what is trained on; "
-                "leave one of the two out",
-                param="early_stop",
-            )
-        pace = super().pace(defaults)
-        return PipelineConfig(**pace.model_dump(exclude_unset=True), early_stop=self.early_stop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import art
+from art.asynchronous import flow
 from art.asynchronous.step import PipelineStep
 from tests.support.scripted_backend import ScriptedBackend, run_skipping
 
@@ -64,7 +65,10 @@ def test_scenarios_that_always_fail_are_replaced(tmp_path: Path) -> None:
     assert set(calls.values()) == {4}
 
 
-def test_a_judge_that_takes_long_is_waited_for_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_judge_that_takes_long_is_waited_for_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flow, "REPORT_AFTER_S", 0.05)
     caplog.set_level(logging.WARNING)
     backend, running = ScriptedBackend(tmp_path), Counter[int]()
     text = "the rollouts of some groups have ended, and `after_each` still works on them"
@@ -78,7 +82,7 @@ def test_a_judge_that_takes_long_is_waited_for_and_named(tmp_path: Path, caplog:
             await asyncio.sleep(0.01)  # the groups of two steps run, and the step that needs this one is named
         return group
 
-    steps = asyncio.run(train(backend, rollout, 3, after_each=judge, report_after_s=0.05))
+    steps = asyncio.run(train(backend, rollout, 3, after_each=judge))
     assert scenarios_of(backend) == list(range(6))
     assert [call.step for call in backend.calls for g in call.groups if g.metadata["scenario_id"] == "0"] == [1]
     assert any(text in finding for step in steps for finding in step.findings)

@@ -22,8 +22,6 @@ class Run:
     rng: random.Random
     lost: float = 0.0
     """Share of groups that end without anything to train on."""
-    barren: float = 0.0
-    """Share of groups without spread."""
     skipped: float = 0.0
     """Share of steps that make no checkpoint."""
     slow: float = 0.0
@@ -50,11 +48,8 @@ class Run:
     def _begin(self, numbers: list[int]) -> None:
         pace = self.pace
         assert pace.missing() == []
-        extras = len(numbers) - pace.groups_per_step
-        assert 0 <= extras <= pace.max_extras
-        slots = numbers[: pace.groups_per_step]
-        assert slots == sorted(slots)
-        assert len(set(numbers)) == len(numbers)
+        assert len(set(numbers)) == len(numbers) == pace.groups_per_step
+        assert numbers == sorted(numbers)
         self.staleness.update(pace.step - pace.version_of(number) for number in numbers)
         self.steps.append((pace.step, numbers))
         pace.begin(numbers)
@@ -78,38 +73,32 @@ class Run:
             self.ended["lost"] += 1
             pace.lose(number)
         else:
-            useful = rng.random() >= self.barren
-            self.ended["useful" if useful else "barren"] += 1
-            pace.finish(number, useful=useful)
+            pace.finish(number)
 
 
 def assert_feasible(pace: Pace) -> None:
     """Steps from the next on, full and in turn, can train every outstanding group in time (computed the slow way)."""
-    groups = [*pace.running, *(number for number in pace.finished if number not in pace._extras)]
-    dues = sorted(pace.version_of(number) + pace.max_staleness for number in groups)
+    dues = sorted(pace.version_of(number) + pace.max_staleness for number in [*pace.running, *pace.finished])
     for index, due in enumerate(dues):
         assert pace.step + index // pace.groups_per_step <= due
 
 
-paces = st.builds(
-    Pace, groups_per_step=st.integers(1, 6), max_staleness=st.integers(0, 4), max_extras=st.integers(0, 3),
-    step=st.integers(0, 5),
-)  # fmt: skip
+paces = st.builds(Pace, groups_per_step=st.integers(1, 6), max_staleness=st.integers(0, 4), step=st.integers(0, 5))
 
 
 @given(paces, st.integers(1, 8), st.integers(), st.sampled_from([0.0, 0.3, 0.9]))
 def test_nothing_is_too_old_and_the_training_ends(pace: Pace, steps: int, seed: int, slow: float) -> None:
     rng = random.Random(seed)
     pace.last_step, first = pace.step + steps, pace.step
-    shares = [rng.choice([0.0, 0.2, 0.6]) for _ in range(3)]
-    run = Run(pace, rng, *shares, slow=slow)
+    lost, skipped = (rng.choice([0.0, 0.2, 0.6]) for _ in range(2))
+    run = Run(pace, rng, lost, skipped, slow)
     run.run()
     assert max(run.staleness) <= pace.max_staleness
     assert [step for step, _ in run.steps if step == first + steps - 1], "the last step was never begun"
     assert pace.version == first + steps
     trained = [number for _, numbers in run.steps for number in numbers]
     assert len(trained) == len(set(trained))
-    assert len(trained) + run.ended["lost"] + len(pace._extras) == pace.next_number, "a group was thrown away"
+    assert len(trained) + run.ended["lost"] == pace.next_number, "a group was thrown away"
     assert len(run.steps) == steps + run.ended["skipped"]
 
 
@@ -188,21 +177,6 @@ def test_a_step_does_not_take_young_groups_if_the_old_ones_could_then_not_all_be
     assert pace.next_step() == [3, 5]
 
 
-def test_groups_without_spread_ride_along_within_the_bound() -> None:
-    pace = Pace(groups_per_step=2, max_staleness=0, max_extras=1)
-    assert [pace.start(), pace.start()] == [0, 1]
-    pace.finish(0, useful=False)
-    assert pace.start() == 2
-    assert not pace.may_start()
-    pace.finish(1, useful=False)  # the step has its extra already: this one fills a place
-    assert not pace.may_start()
-    pace.finish(2)
-    assert pace.next_step() == [1, 2, 0]
-    pace.begin([1, 2, 0])
-    pace.publish(1)
-    assert pace.finished == []
-
-
 def test_a_lost_group_is_replaced() -> None:
     pace = Pace(groups_per_step=1, max_staleness=0, last_step=1)
     pace.lose(pace.start())
@@ -249,7 +223,7 @@ def test_who_else_trains_the_model_is_told() -> None:
         pace.begin([])
 
 
-@pytest.mark.parametrize("bad", [{"groups_per_step": 0}, {"max_staleness": -1}, {"max_extras": -1}])
+@pytest.mark.parametrize("bad", [{"groups_per_step": 0}, {"max_staleness": -1}])
 def test_sizes_that_make_no_sense(bad: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="groups_per_step >= 1"):
         Pace(**{"groups_per_step": 1, "max_staleness": 0} | bad)

@@ -136,26 +136,15 @@ async def test_faults_of_the_policy_are_those_of_the_rollouts_that_the_step_trai
     assert [step.metrics.get("data/policy_fault_rate") for step in steps] == [0.25, 0.75, None]
 
 
-async def test_groups_without_spread_are_replaced_within_the_bound(tmp_path: Path) -> None:
-    async def rollout(model: Any, scenario: str, rollout_index: int) -> art.Trajectory:
-        return art.Trajectory(reward=float(rollout_index if scenario not in ("s0", "s1") else 0))
-
-    backend = ScriptedBackend(tmp_path)
-    await collect(make(backend, rollout, max_staleness=0, refill=0.5), 1)
-    assert trained_scenarios(backend) == [
-        ["s1", "s2", "s0"]
-    ]  # s0 rides along; s1 would be the second, and fills a place
-
-
 async def test_nothing_to_learn_ends_the_training(tmp_path: Path) -> None:
     async def rollout(model: Any, scenario: str) -> art.Trajectory:
         return art.Trajectory(reward=1.0)
 
     backend = ScriptedBackend(tmp_path)
     steps: list[PipelineStep] = []
-    with pytest.raises(TrainingError, match="3 steps in a row"):
-        await collect(make(backend, rollout, max_barren_steps=3), 5, steps)
-    assert [(step.number, step.trained) for step in steps] == [(0, False)] * 3
+    with pytest.raises(TrainingError, match="5 steps in a row"):
+        await collect(make(backend, rollout), 7, steps)
+    assert [(step.number, step.trained) for step in steps] == [(0, False)] * 5
     assert "not trained" in steps[0].line()
 
 
@@ -164,8 +153,8 @@ async def test_a_solved_task_ends_without_an_error(tmp_path: Path) -> None:
         return art.Trajectory(reward=1.0 if model.get_inference_name().endswith("@1") else float(rollout_index))
 
     backend = ScriptedBackend(tmp_path)
-    steps = await collect(make(backend, rollout, max_barren_steps=2, max_staleness=0), 9)
-    assert [step.trained for step in steps] == [True, False, False]
+    steps = await collect(make(backend, rollout, max_staleness=0), 9)
+    assert [step.trained for step in steps] == [True, *[False] * 5]
 
 
 async def test_an_agent_that_fails_at_once_ends_the_training(tmp_path: Path) -> None:
@@ -318,32 +307,12 @@ async def test_settings_that_do_nothing_are_refused(tmp_path: Path) -> None:
         await collect_with(make(backend, Agent()), on_nothing="raise")
     with pytest.raises(ConfigError, match="max_staleness=5 needs a loss with a trust region"):
         await collect_with(make(backend, Agent(), max_staleness=5), loss_fn="reinforce")
-    with pytest.raises(ConfigError, match="less than one group"):
-        make(backend, Agent(), refill=0.2)
     with pytest.raises(ConfigError, match="needs `scenarios` and `rollout`"):
         await collect(art.pipeline(model), 1)
 
 
 async def collect_with(pipeline: Pipeline, **settings: Any) -> list[PipelineStep]:
     return [step async for step in pipeline.train(1, **settings)]
-
-
-async def test_groups_whose_first_rollouts_all_earn_the_same_end_early(tmp_path: Path) -> None:
-    agent = Agent()
-
-    async def rollout(model: Any, scenario: str, rollout_index: int, seed: int) -> art.Trajectory:
-        trajectory = await agent(model, scenario, rollout_index, seed)
-        trajectory.reward = float(rollout_index % 2) if scenario == "s1" else 1.0
-        return trajectory
-
-    backend = ScriptedBackend(tmp_path)
-    pipeline = make(backend, rollout, max_staleness=0, rollouts_per_group=6, early_stop=2, max_concurrent=3)
-    (step,) = await collect(pipeline, 1)
-    assert sorted(agent.calls) == [("s0", 0), ("s0", 1), *(("s1", index) for index in range(6))]
-    assert (step.metrics["pipeline/groups_stopped_early"], step.metrics["pipeline/rollouts_saved"]) == (1, 4)
-    assert step.metrics["pipeline/rollouts_per_useful_group"] == 8
-    with pytest.raises(ConfigError, match="`early_stop` looks at the rewards that rollouts give themselves"):
-        make(backend, rollout, early_stop=2, rollouts_per_group=4, after_each=lambda group: group)
 
 
 async def test_many_rollouts_in_flight_are_paced_exactly(tmp_path: Path) -> None:

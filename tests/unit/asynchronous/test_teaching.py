@@ -1,4 +1,4 @@
-"""Curriculum, early stop and `max_concurrent="auto"` as settings of `art.pipeline`."""
+"""Curriculum and `max_concurrent="auto"` as settings of `art.pipeline`."""
 
 from __future__ import annotations
 
@@ -27,24 +27,14 @@ SCENARIOS = [{"id": f"s{index}", "rate": rate} for index, rate in enumerate([0.0
 class Agent:
     """Solves each scenario with its own chance, which depends on the seed alone."""
 
-    def __init__(self, failing: tuple[tuple[str, int], ...] = ()) -> None:
-        self.failing = failing
-        self.started: Counter[str] = Counter()
-        self.indices: dict[str, set[int]] = {}
-
     async def __call__(self, model: Any, scenario: dict[str, Any], rollout_index: int, seed: int) -> art.Trajectory:
-        self.started[scenario["id"]] += 1
-        self.indices.setdefault(scenario["id"], set()).add(rollout_index)
         await asyncio.sleep(0)
-        if (scenario["id"], rollout_index) in self.failing:
-            raise ConnectionError("the tool server is down")
         return art.Trajectory(reward=float(random.Random(seed).random() < scenario["rate"]))
 
 
 def make(backend: ScriptedBackend, agent: Any, scenarios: Any = SCENARIOS, **settings: Any) -> Pipeline:
-    after_each = settings.pop("after_each", None)
-    sizes = {"rollouts_per_group": 6, "groups_per_step": 4, "max_concurrent": None, "max_barren_steps": 50}
-    return art.pipeline(backend.model(), scenarios=scenarios, rollout=agent, after_each=after_each, **sizes | settings)
+    sizes = {"rollouts_per_group": 6, "groups_per_step": 4, "max_concurrent": None}
+    return art.pipeline(backend.model(), scenarios=scenarios, rollout=agent, **sizes | settings)
 
 
 async def collect(pipeline: Pipeline, steps: int) -> list[PipelineStep]:
@@ -77,44 +67,9 @@ async def test_the_reason_of_each_choice_is_in_the_journal_and_the_sums_in_the_m
     assert {"chosen_by", "spread_chance", "groups_before"} <= seen.keys()
 
 
-async def test_a_group_whose_first_rollouts_agree_ends_early(tmp_path: Path) -> None:
-    backend, agent = ScriptedBackend(tmp_path), Agent()
-    steps = await collect(make(backend, agent, early_stop=3, max_staleness=0, shuffle=False), 3)
-    never, always, sometimes = ([f"s{first + i}" for i in range(4)] for first in (0, 4, 8))
-    assert {index for name in (*never, *always) for index in agent.indices[name]} == {0, 1, 2}
-    assert {len(group) for step in steps for group in step.groups} <= {3, 6}
-    assert {index for name in sometimes for index in agent.indices[name]} == set(range(6))
-    saved, stopped = (
-        sum(step.metrics[f"pipeline/{name}"] for step in steps) for name in ("rollouts_saved", "groups_stopped_early")
-    )
-    assert saved == 3 * stopped > 0
-    assert sum(step.metrics["pipeline/rollouts_run"] for step in steps) == agent.started.total()
-    assert steps[-1].metrics["pipeline/rollouts_per_useful_group"] >= 6
-
-
-async def test_a_failed_rollout_among_the_first_lets_the_group_go_on(tmp_path: Path) -> None:
-    backend, agent = ScriptedBackend(tmp_path), Agent(failing=(("s0", 1),))
-    (step, *_) = await collect(make(backend, agent, early_stop=3, max_staleness=0, shuffle=False), 1)
-    assert agent.indices["s0"] == set(range(6))
-    assert agent.indices["s1"] == {0, 1, 2}
-    assert step.metrics["pipeline/rollouts_run"] >= 6 + 3
-
-
-async def test_early_stop_gives_its_slots_back(tmp_path: Path) -> None:
-    backend, agent = ScriptedBackend(tmp_path), Agent()
-    pipeline = make(backend, agent, early_stop=2, max_concurrent=3, max_staleness=1)
-    assert len(await asyncio.wait_for(collect(pipeline, 4), 30)) >= 4
-
-
-async def test_settings_that_cannot_be_honoured_together(tmp_path: Path) -> None:
-    async def judge(group: art.TrajectoryGroup) -> art.TrajectoryGroup:
-        return group
-
-    backend = ScriptedBackend(tmp_path)
-    with pytest.raises(ConfigError, match="early_stop"):
-        make(backend, Agent(), early_stop=3, after_each=judge)
+async def test_a_curriculum_needs_a_list(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="curriculum"):
-        make(backend, Agent(), lambda position: SCENARIOS[0], curriculum=True)
+        make(ScriptedBackend(tmp_path), Agent(), lambda position: SCENARIOS[0], curriculum=True)
 
 
 async def test_auto_follows_the_engine_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,6 @@ def test_every_setting_of_a_recipe_is_an_option_with_help(
         (["--rollouts", "1"], "`--rollouts` must be greater than or equal to 2, got 1"),
         (["--seed", "-1"], "`--seed` must be greater than or equal to 0, got -1"),
         (["--lora-rank", "0"], "`--lora-rank` must be greater than or equal to 1, got 0"),
-        (["--refill", "0.01"], "`refill` = 0.01 of 16 groups is less than one group"),
         (["--budget", "3"], "--budget needs something that costs"),
     ],
 )

@@ -13,11 +13,9 @@ from art.config import (
     EngineConfig,
     GspoConfig,
     KlConfig,
-    LengthPenaltyConfig,
     MismatchConfig,
     ModelSettings,
     OptimizerConfig,
-    OverlongConfig,
     PpoConfig,
     ReinforceConfig,
     SftConfig,
@@ -29,8 +27,6 @@ from art.config.algorithms import train_config
 from art.errors import ConfigError
 
 DISTILL = DistillConfig(teacher="p/teacher")
-OVERLONG = OverlongConfig(max_tokens=8, buffer=4)
-SHORT = LengthPenaltyConfig(turns=0.1)
 REWARD_KL = KlConfig(where="reward")
 
 
@@ -46,8 +42,6 @@ REWARD_KL = KlConfig(where="reward")
         ({"constant_tokens": 5}, "does nothing with normalize='token'"),
         ({"mismatch": MismatchConfig(truncate=2)}, "needs anchor='step_start'"),
         ({"scale_rewards": "mean", "baseline": "leave_one_out"}, "do not apply"),
-        ({"scale_rewards": "mean", "overlong": OVERLONG}, "do not apply"),
-        ({"scale_rewards": "mean", "length_penalty": SHORT}, "do not apply"),
         *[
             ({"loss": loss} | setting, f"{name} needs an objective that weighs advantages")
             for loss in (SftConfig(), DISTILL)
@@ -57,8 +51,6 @@ REWARD_KL = KlConfig(where="reward")
             )
         ],
         ({"loss": (SftConfig(), REWARD_KL)}, "KL in the reward needs an objective"),
-        ({"loss": DISTILL, "overlong": OVERLONG}, "need a loss that learns from rewards"),
-        ({"loss": DISTILL, "length_penalty": SHORT}, "need a loss that learns from rewards"),
         ({"loss": SftConfig(), "anchor": "step_start"}, "sft has no importance ratio"),
         ({"loss": DpoConfig(), "baseline": "leave_one_out"}, "baseline needs an objective"),
         ({"loss": DpoConfig(), "scale_rewards": "group"}, "scale_rewards needs an objective"),
@@ -72,11 +64,6 @@ REWARD_KL = KlConfig(where="reward")
 def test_combinations_that_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TrainConfig(**settings)
-
-
-def test_the_buffer_of_overlong_answers_is_part_of_them() -> None:
-    with pytest.raises(ConfigError, match="got 9 of 8"):
-        OverlongConfig(max_tokens=8, buffer=9)
 
 
 def test_terms_may_be_summed() -> None:
@@ -108,8 +95,8 @@ def test_presets(preset: TrainConfig, settings: dict[str, Any]) -> None:
 
 
 def test_presets_take_further_settings_and_other_values() -> None:
-    config = TrainConfig.dapo(overlong=OVERLONG, learning_rate=1e-4, scale_rewards="none")
-    assert (config.overlong, config.learning_rate, config.scale_rewards) == (OVERLONG, 1e-4, "none")
+    config = TrainConfig.dapo(learning_rate=1e-4, scale_rewards="none")
+    assert (config.learning_rate, config.scale_rewards) == (1e-4, "none")
     with pytest.raises(ConfigError, match="epsilon"):
         TrainConfig.grpo(epsilon=0.2)
 

@@ -94,7 +94,6 @@ def test_every_metric_of_a_plan_is_in_the_catalogue() -> None:
     for changes in (
         {},
         {"loss": DpoConfig()},
-        {"overlong": {"max_tokens": 4, "buffer": 2}},
         {"observation_weight": 0.1},
     ):
         seen |= metrics_of(group(1.0, 0.0), group(0.3, 0.3), **changes).keys()

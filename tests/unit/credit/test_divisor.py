@@ -99,22 +99,19 @@ ONE_ALIVE = (
 
 
 @pytest.mark.parametrize(
-    ("normalize", "submitted", "trained"),
+    ("normalize", "expected"),
     [
-        ("token", [1 / 20, 1 / 20], [1 / 8, 1 / 8]),
-        ("rollout", [1 / 5 / 2, 1 / 5 / 6], [1 / 2 / 2, 1 / 2 / 6]),
-        ("group", [1 / 3 / 8, 1 / 3 / 8], [1 / 8, 1 / 8]),
-        ("constant", [1 / 5 / 100, 1 / 5 / 100], [1 / 2 / 100, 1 / 2 / 100]),
+        ("token", [1 / 20, 1 / 20]),
+        ("rollout", [1 / 5 / 2, 1 / 5 / 6]),
+        ("group", [1 / 3 / 8, 1 / 3 / 8]),
+        ("constant", [1 / 5 / 100, 1 / 5 / 100]),
     ],
 )
-def test_rollouts_that_teach_nothing_count_in_the_divisor(
-    normalize: Any, submitted: list[float], trained: list[float]
-) -> None:
+def test_rollouts_that_teach_nothing_count_in_the_divisor(normalize: Any, expected: list[float]) -> None:
     """What the model did not sample counts nowhere."""
     config: dict[str, Any] = {"normalize": normalize, "constant_tokens": 100 if normalize == "constant" else None}
-    for over, expected in (("submitted", submitted), ("trained", trained)):
-        scales = token_scales(plan(*ONE_ALIVE, normalize_over=over, **config))
-        assert [scale for rollout in scales.values() for scale in rollout.values()] == pytest.approx(expected)
+    scales = token_scales(plan(*ONE_ALIVE, **config))
+    assert [scale for rollout in scales.values() for scale in rollout.values()] == pytest.approx(expected)
 
 
 def test_without_idle_groups_the_trainer_counts_tokens_itself() -> None:
@@ -132,8 +129,8 @@ def test_a_kl_term_learns_from_groups_without_spread() -> None:
     assert found.findings[:-1] == ["groups[1]: all rewards are equal, only the KL term learns from it"]
     assert found.metrics["data/step_num_groups_trainable"] == 1
     assert found.ledger["ledger/trained_tokens"] == found.ledger["ledger/sampled_tokens"]
-    for config in ({"normalize_over": "trained"}, {"loss": (DppoConfig(), KlConfig(where="reward"))}):
-        assert len(plan(group(1.0, 0.0), group(0.5, 0.5), **{"loss": loss} | config).samples) == 2
+    in_reward = (DppoConfig(), KlConfig(where="reward"))
+    assert len(plan(group(1.0, 0.0), group(0.5, 0.5), loss=in_reward).samples) == 2
     close = plan(group(1.0, 0.0), group(0.5, 0.5 + 1e-7), loss=loss, scale_rewards="group")
     assert [max(sample.advantages) for sample in samples_of(close)][2:] == [0, 0], "no advantage within the tolerance"
     assert plan(group(0.5, 0.5), loss=loss).samples == [], "a step in which no group has spread trains nothing"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from art.config import DistillConfig, DpoConfig, DppoConfig, OverlongConfig, SftConfig, TrainConfig
+from art.config import DistillConfig, DpoConfig, DppoConfig, SftConfig, TrainConfig
 from art.credit.ledger import close_ledger, close_unused_ledger
 from art.credit.plan import StepPlan, plan_step
 from art.credit.plan_findings import describe_twins
@@ -201,12 +201,6 @@ def test_an_empty_answer_gives_no_sample() -> None:
     found = plan_step(resolved(members, exchanges=(FIRST, nothing)), TrainConfig(normalize="rollout"), step=3)
     assert [sample.rollout_id for sample in found.samples] == ["groups[0].trajectories[0]"]
     assert samples_of(found)[0].advantages[-1] == 0.5, "its reward counts in the mean"
-
-
-def test_overlong_rollouts_are_counted() -> None:
-    found = plan([trajectory(1.0), trajectory(1.0, LONG_TURN)], overlong=OverlongConfig(max_tokens=8, buffer=4))
-    assert found.metrics["data/step_num_trajectories_overlong"] == 1
-    assert [max(s.advantages, key=abs) for s in samples_of(found)] == [0.25, -0.25]
 
 
 # -- nothing to learn --

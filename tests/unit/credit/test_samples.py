@@ -80,7 +80,6 @@ def test_what_shapes_a_reward_is_counted() -> None:
     (found,) = resolved([trajectory(0.5, BRANCHING, UNTRACKED, turn_rewards=[1, 2])])[0].trajectories
     rewards = found.rewards()
     assert (rewards.reward, rewards.turn_rewards, rewards.choices) == (0.5, [1, 2], 2)
-    assert (rewards.sampled_tokens, rewards.prompt_tokens, rewards.turns) == (3, 3 + 3, 2)
     assert found.untracked_choices == 1
 
 

@@ -348,10 +348,6 @@ def test_teaching_runs_the_pace_and_the_curriculum(monkeypatch: pytest.MonkeyPat
     rows = {row["settings"]: row for row in teaching.run(args).rows}
     share = {name: median_of(row["useful groups, of all"]) for name, row in rows.items()}
     assert share["curriculum"] > share["plain"]
-    assert median_of(rows["refill 0.5"]["useful groups per step"]) > 16 * share["plain"]
-    assert median_of(rows["early stop after 4"]["rollouts per useful group"]) < median_of(
-        rows["plain"]["rollouts per useful group"]
-    )
 
 
 def median_of(cell: object) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from art.config.training import SPREAD_TOLERANCE
 from art.errors import NothingTrainableError, TrajectoryError
 from art.messages import is_choice, parse_item, to_message
 from art.trajectory import History, Trajectory, TrajectoryGroup, finite_number, infra_fault, to_plain
@@ -43,7 +44,7 @@ class SentGroups:
         }
 
 
-def sent_groups(groups: Sequence[TrajectoryGroup], spread_tolerance: float) -> SentGroups:
+def sent_groups(groups: Sequence[TrajectoryGroup]) -> SentGroups:
     """Make what is sent of the groups of a step.
 
     Raises:
@@ -58,7 +59,7 @@ def sent_groups(groups: Sequence[TrajectoryGroup], spread_tolerance: float) -> S
             num_answers += _check(trajectory, f"trajectory {j} of group {i}")
         if not trajectories:
             failed.append(i)
-        elif _has_spread([trajectory.reward for trajectory in trajectories], spread_tolerance):
+        elif _has_spread([trajectory.reward for trajectory in trajectories]):
             sent.append(wire_group(group, trajectories))
         else:
             without_spread.append(i)
@@ -100,9 +101,9 @@ def sft_lines(trajectories: Iterable[Trajectory]) -> list[str]:
     return lines
 
 
-def _has_spread(rewards: list[float], tolerance: float) -> bool:
+def _has_spread(rewards: list[float]) -> bool:
     mean = sum(rewards) / len(rewards)
-    return any(abs(reward - mean) > tolerance for reward in rewards)
+    return any(abs(reward - mean) > SPREAD_TOLERANCE for reward in rewards)
 
 
 def _check(trajectory: Trajectory, what: str) -> int:

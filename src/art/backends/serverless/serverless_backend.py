@@ -281,7 +281,7 @@ class ServiceLog:
 def _rl_work(training: ServiceTraining, config: TrainConfig, groups: Sequence[TrajectoryGroup]) -> StepWork:
     """Check a step of reinforcement learning, and make what sends it."""
     rl_config(config.model_copy(update={"learning_rate": 1e-6}), 0)  # all but the rate, which depends on the step
-    sent = sent_groups(groups, config.spread_tolerance)
+    sent = sent_groups(groups)
 
     async def make_request(step: int) -> CreateRlJob:
         return CreateRlJob(

@@ -63,7 +63,7 @@ def add_recipe_options(
     rate = ("learning_rate", "schedule", "warmup_steps")
     loop = ("steps", "seed", *rate, "groups", "rollouts", "stop_on", "rollback_on", "rollout_timeout", "evaluate")
     add_settings(parser, config, *loop, shown=shown)
-    add_settings(parser, config, "max_staleness", "refill")
+    add_settings(parser, config, "max_staleness")
     add_settings(parser.add_mutually_exclusive_group(), config, "lora_rank", "full_finetuning")
     add_settings(parser, config, "engine", "max_context")
     judge = parser.add_argument_group("judge", what_for)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections import Counter
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from art.asynchronous.choice.curriculum import Curriculum
+from art.asynchronous import curriculum as curriculum_module
+from art.asynchronous.curriculum import FLOOR, Curriculum, SpreadEstimate, has_spread, spread_chance
+from art.config import TrainConfig
 from art.config.pipeline import PipelineConfig
+from art.credit.advantages import RolloutRewards, compute_advantages
 from art.errors import ConfigError
 
-FLOOR = PipelineConfig().curriculum_floor
 
-
-def make(num_scenarios: int = 40, *, seed: int = 0, floor: float = FLOOR) -> Curriculum:
-    return Curriculum(num_scenarios, seed=seed, num_rollouts=8, floor=floor)
+def make(num_scenarios: int = 40, *, seed: int = 0) -> Curriculum:
+    return Curriculum(num_scenarios, seed=seed, num_rollouts=8)
 
 
 class Run:
@@ -72,24 +73,26 @@ def test_without_reports_everything_is_chosen_about_equally_often() -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(1, 30), st.sampled_from([0.05, 0.1, 0.3, 1.0]), st.integers(0, 10**6), st.integers(1, 6))
-def test_no_scenario_waits_longer_than_promised(num: int, floor: float, seed: int, at_once: int) -> None:
+@given(st.integers(1, 30), st.integers(0, 10**6), st.integers(1, 6))
+def test_no_scenario_waits_longer_than_promised(num: int, seed: int, at_once: int) -> None:
     rng = random.Random(seed)
     rates = [rng.choice([0.0, 1.0, rng.random()]) for _ in range(num)]
-    chosen = Run(rates, make(num, seed=seed, floor=floor), seed=seed, at_once=at_once).go(int(3 * num / floor) + 50)
-    longest = num / floor + 1 + at_once / floor  # a scenario that runs misses its turn, and needs none
+    chosen = Run(rates, make(num, seed=seed), seed=seed, at_once=at_once).go(int(3 * num / FLOOR) + 50)
+    longest = num / FLOOR + 1 + at_once / FLOOR  # a scenario that runs misses its turn, and needs none
     last = dict.fromkeys(range(num), -1)
     for position, index in enumerate(chosen):
         last[index] = position
         assert max(position - at for at in last.values()) <= longest
 
 
-def test_the_first_turns_go_to_scenarios_that_were_never_chosen() -> None:
-    curriculum = make(10, floor=1.0)
+def test_the_first_turns_go_to_scenarios_that_were_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curriculum_module, "FLOOR", 1.0)  # every choice is a turn
+    curriculum = make(10)
     first = [curriculum.next(position).index for position in range(10)]
     assert sorted(first) == list(range(10))
     assert first != list(range(10))  # in a seeded order
-    assert first == [make(10, floor=1.0).next(position).index for position in [0]] + first[1:]
+    assert first[0] == make(10).next(0).index
+    assert curriculum.next(10).index in range(10)  # all have a group under way: there is no other choice
 
 
 def test_a_scenario_with_a_group_under_way_is_chosen_less() -> None:
@@ -97,9 +100,6 @@ def test_a_scenario_with_a_group_under_way_is_chosen_less() -> None:
     chosen = Counter(curriculum.next(position).index for position in range(24))
     assert len(chosen) >= 11
     assert max(chosen.values()) <= 4
-    turns = make(12, floor=1.0)
-    assert sorted(turns.next(position).index for position in range(12)) == list(range(12))
-    assert turns.next(12).index in range(12)  # all have one: there is no other choice
 
 
 def test_in_a_short_list_scenarios_that_teach_are_chosen_several_times_at_once() -> None:
@@ -176,13 +176,13 @@ def test_a_longer_list_is_fine_and_a_shorter_one_is_an_error() -> None:
 
 
 def test_the_reason_tells_what_was_known() -> None:
-    curriculum = make(1, floor=0.5)
+    curriculum = make(1)
     first = curriculum.next(0)
     assert first.reason == {
         "chosen_by": "chance of spread", "spread_chance": 0.607, "groups_before": 0, "positions_waited": 1
     }  # fmt: skip
     curriculum.report(0, [0.0, 2.0, 2.0, 2.0])
-    reason = curriculum.next(1).reason
+    reason = curriculum.next(9).reason
     assert (reason["chosen_by"], reason["pass_rate"], reason["groups_before"]) == ("turn", 0.75, 1)
 
 
@@ -199,20 +199,82 @@ def test_the_metrics_tell_what_was_chosen_and_are_counted_once() -> None:
     assert run.curriculum.metrics() == {"pipeline/choice_seen_share": 1}
 
 
-@pytest.mark.parametrize(("num", "rollouts", "floor"), [(0, 8, 0.1), (5, 1, 0.1), (5, 8, 0.0), (5, 8, 1.5)])
-def test_settings_that_make_no_sense(num: int, rollouts: int, floor: float) -> None:
+@pytest.mark.parametrize(("num", "rollouts"), [(0, 8), (5, 1)])
+def test_settings_that_make_no_sense(num: int, rollouts: int) -> None:
     with pytest.raises(ConfigError, match="a curriculum needs"):
-        Curriculum(num, seed=0, num_rollouts=rollouts, floor=floor)
+        Curriculum(num, seed=0, num_rollouts=rollouts)
+    with pytest.raises(ConfigError, match="groups of one rollout have none"):
+        PipelineConfig(curriculum=True, rollouts_per_group=1)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"curriculum_floor": 0.2}, "does nothing without"),
-        ({"curriculum": True, "rollouts_per_group": 1}, "groups of one rollout have none"),
-        ({"curriculum": True, "curriculum_floor": 0.0}, "curriculum_floor"),
-    ],
-)
-def test_settings_of_the_pipeline_that_cannot_be_honoured(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        PipelineConfig(**settings)
+# -- the estimate --
+
+
+def exact(p: float, n: int) -> float:
+    return 1 - p**n - (1 - p) ** n
+
+
+def estimate(p: float, num_groups: int, rng: random.Random, n: int = 8) -> SpreadEstimate:
+    one = SpreadEstimate()
+    for _ in range(num_groups):
+        one = one.after([float(rng.random() < p) for _ in range(n)])
+    return one
+
+
+def test_a_scenario_that_was_never_run() -> None:
+    # Jeffreys' prior for the pass rate: 1 - 2 E[p^8] = 1 - 2 * (1/2 * 3/2 * ... * 15/2) / 8!
+    no_spread = 2 * math.prod(i + 0.5 for i in range(8)) / math.factorial(8)
+    assert SpreadEstimate().chance(8) == pytest.approx(1 - no_spread)
+    assert SpreadEstimate().chance(8) == pytest.approx(0.607, abs=1e-3)
+    assert SpreadEstimate().chance(1) == 0
+
+
+def test_with_enough_groups_it_is_near_the_truth() -> None:
+    rng, means = random.Random(1), []
+    for p in (0.02, 0.05, 0.1, 0.2, 0.3, 0.5):
+        chances = [estimate(p, 6, rng).chance(8) for _ in range(200)]
+        means.append(sum(chances) / len(chances))
+        assert means[-1] == pytest.approx(exact(p, 8), abs=0.13)
+    assert means == sorted(means)
+    for p in (0.0, 1.0):  # a few groups never prove that the pass rate is 0
+        assert estimate(p, 6, rng).chance(8) == pytest.approx(0.16, abs=0.01)
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 16))
+def test_it_is_a_chance_that_falls_with_agreement(same: int, other: int, n: int) -> None:
+    chance = spread_chance(same, other, n)
+    assert 0 < chance < 1
+    assert spread_chance(same + 1, other, n) < chance < spread_chance(same, other + 1, n)
+    assert chance < spread_chance(same, other, n + 1)
+
+
+def test_what_counts_is_agreement_within_a_group_and_not_the_height_of_the_reward() -> None:
+    half, high, varied = SpreadEstimate(), SpreadEstimate(), SpreadEstimate()
+    for group in range(6):
+        half = half.after([0.5] * 8)  # a mean of 0.5 that teaches nothing
+        high = high.after([float(group)] * 8)  # other rewards in each group, equal in each
+        varied = varied.after([i / 7 for i in range(8)])
+    assert half.chance(8) == high.chance(8) < 0.2
+    assert varied.chance(8) > 0.98
+    assert half.mean_reward == 0.5
+
+
+def test_it_forgets_what_the_policy_did_long_ago() -> None:
+    rng = random.Random(0)
+    solved = estimate(1.0, 20, rng)
+    assert solved.same <= 16  # half of the weight goes with each group
+    for _ in range(3):
+        solved = solved.after([0.0, 1.0] * 4)
+    assert solved.chance(8) > 0.8
+    assert solved.mean_reward == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_group_with_one_reward_tells_nothing() -> None:
+    one = SpreadEstimate().after([1.0, 0.0])
+    assert one.after([]) == one.after([1.0]) == one
+
+
+@given(st.lists(st.sampled_from([0.0, 1e-7, 0.1, 0.3, 1.0, 5.0]), min_size=1, max_size=8))
+def test_spread_is_what_the_trainer_calls_so(rewards: list[float]) -> None:
+    (group,) = compute_advantages([[RolloutRewards(name="r", reward=reward) for reward in rewards]], TrainConfig())
+    assert has_spread(rewards) == group.has_spread
