@@ -56,6 +56,8 @@ class Evaluator:
         self._state = (
             json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {"steps": [], "first": {}}
         )
+        self._writing = asyncio.Lock()
+        """Held while the file is written: several evaluations may end at once."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._ended: list[PipelineEvaluation] = []
         self._findings: list[str] = []
@@ -157,4 +159,5 @@ class Evaluator:
         self._state["first"] = self._state["first"] or dict(rewards)
         self._state["steps"] = [*self._state["steps"], step]
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        await asyncio.to_thread(write_file, self._path, json.dumps(self._state).encode())
+        async with self._writing:
+            await asyncio.to_thread(write_file, self._path, json.dumps(self._state).encode())
