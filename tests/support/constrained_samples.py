@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from art.engines.torch.sampler import Cut
 from art.engines.torch.sampler import sample as draw_tokens
-from art.engines.torch.truncation import Cut
 from art.kernels.grammar import Vocabulary, allowed_bits
 from art.protocol.compact.sample_files import read_samples
 from art.protocol.samples import ConstrainedSpan, Constraint, TrainingSample

@@ -31,7 +31,7 @@ _CACHED_ADAPTERS = 32
 """Adapters that vLLM keeps in main memory, as ART starts it."""
 _EMBEDDED_ADAPTERS = 4
 _EMBEDDED_SHARE = {"cpu": 0.25, "cuda": 0.4, "mps": 0.25}
-"""Most of the memory that the embedded engine gives to its KV cache, as in `art.engines.torch.cache.cache_size`."""
+"""Most of the memory that the embedded engine gives to its KV cache, as in `art.engines.torch.base_model`."""
 _AVERAGE_REQUEST_TOKENS = 4096
 
 

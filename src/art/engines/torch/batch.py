@@ -6,17 +6,14 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from art.engines.torch.cache import cache_attention as attention
-from art.engines.torch.cache.cache_attention import AttentionPlan, slice_or_index, to_device
-from art.engines.torch.cache.kv_cache import Slot
+from art.engines.torch import cache_attention as attention
+from art.engines.torch.cache_attention import AttentionPlan, slice_or_index, to_device
+from art.engines.torch.kv_cache import Ints, Slot
+from art.engines.torch.linear import Run
 from art.engines.torch.scheduler import Work
-from art.engines.torch.weights.linear import Run
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -91,7 +88,8 @@ def _plan_attention(
         items = np.array([i for i, slot in enumerate(slots) if slot.pool is pool])
         decoding = items[counts[items] == 1]
         if len(decoding):
-            plan.decode += attention.decode_groups(pool, starts[decoding], rows[decoding], offsets[decoding], like)
+            group = attention.decode_group(pool, starts[decoding], rows[decoding], offsets[decoding], like)
+            plan.decode.append(group)
         tokens = np.arange(len(token_ids))
         if len(items) < len(work):
             tokens = tokens[np.isin(item_of, items)]

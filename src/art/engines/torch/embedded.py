@@ -21,16 +21,15 @@ import torch
 from art.config import EngineConfig
 from art.engine import AdapterInfo, EngineInfo, FinishReason, GenerateRequest, TokenChunk
 from art.engines.requests import check_request, check_score
+from art.engines.torch.base_model import LoadedModel, kv_budget, load_model
 from art.engines.torch.batch import build_batch
-from art.engines.torch.cache.cache_size import kv_budget
-from art.engines.torch.cache.kv_cache import KVCache
 from art.engines.torch.grammars import Grammars
+from art.engines.torch.kv_cache import KVCache
+from art.engines.torch.linear import Adapter, Factors
+from art.engines.torch.lora import read_adapter
 from art.engines.torch.random import uniforms
 from art.engines.torch.sampler import Sampled, sample, token_logprobs
 from art.engines.torch.scheduler import Request, Scheduler, Work
-from art.engines.torch.weights.base_model import LoadedModel, load_model
-from art.engines.torch.weights.linear import Adapter, Factors
-from art.engines.torch.weights.lora import read_adapter
 from art.errors import ArtError, ConfigError, ConflictError, NotFoundError, OverloadedError
 from art.kernels.grammar import Vocabulary
 from art.kernels.threads import default_num_threads
@@ -320,7 +319,7 @@ class TorchEngine:
             )
         is_ready = True
         if self._grammars is not None and request.params.grammar is not None:
-            is_ready = self._grammars.is_ready(request)
+            is_ready = self._grammars.attach_or_compile(request)
         self._requests[request_id] = request
         if is_ready:
             self._scheduler.waiting.append(request)

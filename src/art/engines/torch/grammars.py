@@ -32,8 +32,11 @@ class Grammars:
     def num_compiling(self) -> int:
         return len(self._compiling)
 
-    def is_ready(self, request: Request) -> bool:
+    def attach_or_compile(self, request: Request) -> bool:
         """Give the request its matcher at once where its grammar is known, else begin to compile it.
+
+        Returns:
+            whether it has its matcher.
 
         Raises:
             InvalidRequestError: the request has no stop token, or its grammar is too long.

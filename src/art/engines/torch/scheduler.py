@@ -28,9 +28,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from art.engine import GenerateRequest, Sender, Timings
-from art.engines.torch.cache.kv_cache import KVCache, Slot
-from art.engines.torch.truncation import Cut, cut_of
-from art.engines.torch.weights.linear import Adapter
+from art.engines.torch.kv_cache import KVCache, Slot
+from art.engines.torch.linear import Adapter
+from art.engines.torch.sampler import Cut, cut_of
 from art.kernels.grammar import Matcher
 
 RECENT = 256

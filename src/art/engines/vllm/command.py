@@ -15,7 +15,6 @@ from typing import Literal
 from art.config import VllmConfig
 from art.config.engines import DEFAULT_RUNNING
 from art.engine import EngineInfo
-from art.engines.vllm.capacity import choose_prefill_piece
 from art.errors import ConfigError
 
 MODEL_NAME = "base"
@@ -42,6 +41,11 @@ PREFILL_TOKENS = 4096
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Options of torch's allocator. vLLM refuses `expandable_segments` with some KV connectors, and its sleep has memory
 pools of its own; the option is for the trainer."""
+LOGIT_BYTES = 2**30
+"""Memory for the logits of one piece of a scored prompt. vLLM computes them in one tensor, outside its memory share."""
+BYTES_PER_LOGIT = 10
+"""Bytes of a logit in bfloat16, and of its log-prob in float32 twice."""
+SMALLEST_PIECE = 512
 _PROBE = """
 import importlib.metadata as metadata, json
 def version(name):
@@ -173,6 +177,16 @@ def server_command(
     # Run the module, because the `vllm` program of the CPU package does not start. With data parallelism it would
     # also run several API servers, of which only one would get an adapter.
     return [installation.python, "-m", "vllm.entrypoints.openai.api_server", *_arguments(flags)]
+
+
+def choose_prefill_piece(vocab_size: int, context: int) -> int:
+    """Choose the most tokens of one prompt that vLLM computes in one step, `long_prefill_token_threshold`.
+
+    A scored prompt needs the logits of all tokens of a piece at once: 8,192 tokens of a vocabulary of 151,936 are 12 GB
+    that vLLM has not reserved, and the server ends for want of memory.
+    """
+    piece = LOGIT_BYTES // (BYTES_PER_LOGIT * vocab_size)
+    return min(context, max(SMALLEST_PIECE, 1 << max(0, piece.bit_length() - 1)))
 
 
 def _without_expandable_segments(options: str) -> str:

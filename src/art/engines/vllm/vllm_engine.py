@@ -20,8 +20,8 @@ import math
 import secrets
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -31,7 +31,6 @@ from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
 from art.engines.requests import check_request, check_score
 from art.engines.vllm import grammars
 from art.engines.vllm.adapters import read_adapter, write_zeros
-from art.engines.vllm.capacity import ScoreLimit
 from art.engines.vllm.replica import ConnectionLostError, Replica
 from art.engines.vllm.routing import Router
 from art.errors import AdapterError, NotFoundError, OverloadedError, ProcessError
@@ -39,9 +38,39 @@ from art.kernels.grammar import Vocabulary
 
 logger = logging.getLogger(__name__)
 
+MAX_SCORED_TOKENS = 32_768
+"""Tokens of prompts that a server scores at once."""
+MAX_SCORED_PROMPTS = 8
 PROBE_TOKENS = 64
 AGREEMENT_NATS = 0.05
 """Largest root mean square difference between log-probs of two replicas. bfloat16 on different devices causes less."""
+
+
+class ScoreLimit:
+    """Bounds how many prompts, and tokens of them, one server scores at once. It belongs to one event loop."""
+
+    def __init__(self, max_tokens: int = MAX_SCORED_TOKENS, max_prompts: int = MAX_SCORED_PROMPTS) -> None:
+        self._max_tokens = max_tokens
+        self._prompts = asyncio.Semaphore(max_prompts)
+        self._changed = asyncio.Condition()
+        self.num_tokens = 0
+        """Tokens that are being scored."""
+
+    @asynccontextmanager
+    async def taken(self, num_tokens: int) -> AsyncIterator[None]:
+        """Wait for room, and hold it during the body. A prompt that is longer than the limit is scored alone."""
+        async with self._prompts:
+            async with self._changed:
+                await self._changed.wait_for(
+                    lambda: not self.num_tokens or self.num_tokens + num_tokens <= self._max_tokens
+                )
+                self.num_tokens += num_tokens
+            try:
+                yield
+            finally:
+                self.num_tokens -= num_tokens
+                async with self._changed:
+                    self._changed.notify_all()
 
 
 @dataclass(eq=False, slots=True)
@@ -309,3 +338,51 @@ class VllmEngine:
                 logger.info("%s was not unloaded, since its server does not answer: %s", policy.served_name, error)
             elif error is not None:
                 raise error
+
+
+class MergedVllmEngine(VllmEngine):
+    """A vLLM engine that holds one policy at a time, whose weights `replace_weights` loads. It loads no adapters.
+
+    vLLM computes every request with the weights that it has, and its prefix cache does not know which weights computed
+    an entry. So weights are exchanged only while no request runs, and the cache is emptied at the same time. A request
+    for another policy than the loaded one is refused.
+    """
+
+    _current: tuple[str, Policy] | None = None
+    """The policy that is served, with its name in requests; `None` while the weights are being exchanged."""
+
+    async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
+        raise AdapterError(f'{name!r}: with `weights="merged"` vLLM serves whole models, not adapters')
+
+    async def replace_weights(self, name: str, folder: Path) -> None:
+        """Wait until no request runs, replace the weights by the model in `folder`, and serve it as `name`.
+
+        Raises:
+            ProcessError: the server failed. Nothing is served then.
+        """
+        async with self._load_lock:
+            previous, self._current = self._current, None  # from here on new requests are refused
+            if previous is not None:
+                await previous[1].until_unused()
+            await self._base.until_unused()
+            for replica in self._replicas:
+                await replica.replace_weights(folder)
+            self._router.forget(0)
+            self._current = name, Policy(self._base.served_name, None)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Refuse requests for the policy from now on. Its weights stay in memory until others replace them."""
+        if self._current is not None and self._current[0] == name:
+            policy, self._current = self._current[1], None
+            await policy.until_unused()
+
+    def _policy(self, adapter: str | None) -> Policy:
+        if self._current is not None and adapter == self._current[0]:
+            return self._current[1]
+        current = "nothing" if self._current is None else repr(self._current[0])
+        requested = "the base model" if adapter is None else repr(adapter)
+        raise NotFoundError(
+            f'{requested} is not served: with `weights="merged"` vLLM holds one step at a time, now {current}. To '
+            'sample from other steps or the base model, use `weights="lora"` or the embedded engine',
+            param="model",
+        )

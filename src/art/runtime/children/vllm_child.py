@@ -16,10 +16,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from art.engines.vllm.merged import MergedVllmEngine
-from art.engines.vllm.server import VllmServer
-from art.engines.vllm.start import Launch, start_engine
-from art.engines.vllm.vllm_engine import VllmEngine
+from art.engines.vllm.start import Launch, VllmServer, start_engine
+from art.engines.vllm.vllm_engine import MergedVllmEngine, VllmEngine
 from art.errors import ArtError, InvalidRequestError, ProcessError
 from art.protocol import calls
 from art.protocol.calls import VLLM_CALLS, Call, decode_engine_call

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from art.engines.torch import folding
 from art.engines.torch.embedded import TorchEngine
-from art.engines.torch.weights import folding
-from art.engines.torch.weights.linear import Linear
+from art.engines.torch.linear import Linear
 from tests.support.engine import generate, hf_logprobs, hf_model, load, make_model, request, tokens, write_adapter
 
 

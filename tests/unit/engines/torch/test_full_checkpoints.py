@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from art.config import EngineConfig, TrainerConfig, TrainSFTConfig
 from art.engine import AdapterInfo, EngineInfo, TokenChunk
+from art.engines.torch import pool as full
 from art.engines.torch.embedded import Output
 from art.engines.torch.pool import EnginePool
-from art.engines.torch.weights import full
 from art.errors import AdapterError, ArtError, HandshakeError, NotFoundError
 from art.protocol.calls import TrainSft
 from art.protocol.samples import plain_sample
@@ -149,7 +149,7 @@ def test_log_probs_are_those_of_transformers(
     general: bool, pool: EnginePool, checkpoints: tuple[Path, Path], qwen3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if general:
-        monkeypatch.setattr("art.engines.torch.weights.llama.MODEL_CLASSES", frozenset())
+        monkeypatch.setattr("art.engines.torch.llama.MODEL_CLASSES", frozenset())
     sequence = tokens(3, 20)
     for name, path in zip("ab", checkpoints, strict=True):
         info = pool.load_adapter(name, path)

@@ -13,9 +13,9 @@ import torch
 
 from art.engine import GenerateRequest
 from art.engines.torch import embedded
-from art.engines.torch.cache.kv_cache import KVCache
 from art.engines.torch.embedded import TorchEngine
 from art.engines.torch.grammars import forbid
+from art.engines.torch.kv_cache import KVCache
 from art.errors import InvalidRequestError, OverloadedError
 from art.kernels.grammar import Vocabulary
 from tests.support.engine import load, make_model

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from art.engines.torch.cache.kv_cache import KVCache, LayerShape, Slot
+from art.engines.torch.kv_cache import KVCache, LayerShape, Slot
 
 BUDGET = 3000
 

@@ -23,9 +23,9 @@ def test_one_full_request_must_fit(qwen3: Path) -> None:
 
 def test_memory_bounds_the_default(qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     token_bytes = 2 * 2 * 2 * 16 * 4  # keys and values, layers, heads, head dimension, float32
-    monkeypatch.setattr("art.engines.torch.cache.cache_size._device_bytes", lambda device: 4 * 1000 * token_bytes)
+    monkeypatch.setattr("art.engines.torch.base_model._device_bytes", lambda device: 4 * 1000 * token_bytes)
     assert load(qwen3, max_running=10).stats()["kv_tokens_budget"] == 1000
-    monkeypatch.setattr("art.engines.torch.cache.cache_size._device_bytes", lambda device: 100 * token_bytes)
+    monkeypatch.setattr("art.engines.torch.base_model._device_bytes", lambda device: 100 * token_bytes)
     with pytest.raises(ConfigError, match="memory allows"):
         load(qwen3)
 

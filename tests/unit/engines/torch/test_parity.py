@@ -9,10 +9,10 @@ import pytest
 import torch
 import transformers
 
-from art.engines.torch.cache.cache_attention import Probe
-from art.engines.torch.weights import llama
-from art.engines.torch.weights.base_model import HfDecoder
-from art.engines.torch.weights.llama import LlamaDecoder
+from art.engines.torch import llama
+from art.engines.torch.base_model import HfDecoder
+from art.engines.torch.cache_attention import Probe
+from art.engines.torch.llama import LlamaDecoder
 from art.errors import ConfigError
 from tests.support.engine import (
     FAMILIES,
@@ -143,9 +143,7 @@ def test_sinks_windows_and_narrow_values(
 ) -> None:
     """Prompts shorter and longer than the window, in one pass and in parts, on top of each other's prefixes; sequences
     decoded together whose lengths differ by more than the window."""
-    monkeypatch.setattr(
-        "art.engines.torch.cache.cache_attention._MAX_MASK_ELEMENTS", 1 << 11
-    )  # several blocks per prompt
+    monkeypatch.setattr("art.engines.torch.cache_attention._MAX_MASK_ELEMENTS", 1 << 11)  # several blocks per prompt
     folder = save_model(tmp_path, config)
     engine, reference = load(folder, prefill_tokens=50, max_context=300), hf_model(folder)
     long = tokens(1, 90)
@@ -172,7 +170,7 @@ def test_windows_of_the_fused_path(tmp_path: Path) -> None:
 
 def test_a_window_that_is_not_computed_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_model(tmp_path, "mistral", sliding_window=24)
-    monkeypatch.setattr("art.engines.torch.cache.cache_attention.Probe.see", see_no_window)
+    monkeypatch.setattr("art.engines.torch.cache_attention.Probe.see", see_no_window)
     with pytest.raises(ConfigError, match="logits differ from transformers'"):
         load(folder)
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from art.engine import GenerateRequest
 from art.engines.torch.random import uniforms
-from art.engines.torch.sampler import Sampled, sample, token_logprobs
-from art.engines.torch.truncation import Cut, cut_of, truncate
+from art.engines.torch.sampler import Cut, Sampled, cut_of, sample, token_logprobs, truncate
 
 
 def cuts(top_ps: list[float]) -> list[Cut | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from art.engine import GenerateRequest, Sender
-from art.engines.torch.cache.kv_cache import KVCache, LayerShape
+from art.engines.torch.kv_cache import KVCache, LayerShape
 from art.engines.torch.scheduler import LIGHT, LIGHT_STEPS, STEP_COST, Request, Scheduler
 
 BUDGET = 256

@@ -17,8 +17,8 @@ from art.config import VllmConfig
 from art.engine import EngineInfo, GenerateRequest
 from art.engines.vllm import replica as vllm_replica
 from art.engines.vllm.command import MODEL_NAME, Installation, server_command
-from art.engines.vllm.merged import MergedVllmEngine
 from art.engines.vllm.replica import Replica
+from art.engines.vllm.vllm_engine import MergedVllmEngine
 from art.errors import AdapterError, NotFoundError, ProcessError
 from art.runtime.children.merged_weights import MergedWeights
 from art.storage import checkpoints

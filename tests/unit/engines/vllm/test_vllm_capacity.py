@@ -10,11 +10,16 @@ import pytest
 
 from art.config import VllmConfig
 from art.engine import EngineInfo, GenerateRequest
-from art.engines.vllm import capacity
-from art.engines.vllm.capacity import ScoreLimit, choose_prefill_piece
-from art.engines.vllm.command import Installation, replicas_share_seed, server_command, server_environment
+from art.engines.vllm.command import (
+    BYTES_PER_LOGIT,
+    Installation,
+    choose_prefill_piece,
+    replicas_share_seed,
+    server_command,
+    server_environment,
+)
 from art.engines.vllm.replica import Replica
-from art.engines.vllm.vllm_engine import VllmEngine
+from art.engines.vllm.vllm_engine import ScoreLimit, VllmEngine
 from art.memory.engine import choose_max_running
 from art.memory.shape import shape_of
 from tests.support.fake_vllm import FakeVllm
@@ -65,7 +70,7 @@ def test_more_gpus_hold_more_requests() -> None:
 
 
 def test_a_scored_prompt_is_computed_in_pieces_whose_logits_fit() -> None:
-    assert choose_prefill_piece(151_936, 32_768) * 151_936 * capacity.BYTES_PER_LOGIT < GIB
+    assert choose_prefill_piece(151_936, 32_768) * 151_936 * BYTES_PER_LOGIT < GIB
     assert choose_prefill_piece(32_000, 32_768) == 2048
     assert choose_prefill_piece(128, 300) == 300  # vLLM refuses a piece longer than the context
 

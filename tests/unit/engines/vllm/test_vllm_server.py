@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from art.config import EngineConfig, ModelSettings, ServerConfig, TrainerConfig, VllmConfig
 from art.engine import EngineInfo
 from art.engines.vllm.command import Installation, find_installation, server_command, server_environment
-from art.engines.vllm.server import GUARD, VllmServer
+from art.engines.vllm.start import GUARD, VllmServer
 from art.errors import ConfigError, ProcessError
 from art.runtime.placement.placement import Devices, Gpu, Place, check_placement, choose_placement
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from art.config import EngineConfig, LoraConfig, TrainConfig, TrainerConfig
+from art.engines.torch import base_model as engine_model
 from art.engines.torch import sampler
-from art.engines.torch.cache import cache_size
-from art.engines.torch.weights import base_model as engine_model
 from art.protocol.calls import Train
 from art.trainer.machine import memory
 from art.trainer.policy import base_model as trainer_model
@@ -53,7 +52,7 @@ def test_both_parts_choose_it_and_keep_the_checkpoint_s_type() -> None:
 def test_memory_is_what_metal_recommends_and_the_machine_has(mac: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_free_main_memory", lambda: 20 * GIB)
     assert memory.allocatable_bytes(MPS) == 13 * GIB
-    assert cache_size._device_bytes("mps") == 13 * GIB
+    assert engine_model._device_bytes("mps") == 13 * GIB
     monkeypatch.setattr(memory, "_free_main_memory", lambda: 5 * GIB)
     assert memory.allocatable_bytes(MPS) == 5 * GIB
     memory.release_memory()
@@ -86,5 +85,5 @@ def test_sampling_with_an_adapter_makes_no_float64(tmp_path: Path, monkeypatch: 
         engine.load_adapter("a", write_adapter(tmp_path / "adapter", folder, seed=1))
         generate(engine, request(tokens(1, 8), adapter="a"), request(tokens(2, 8), temperature=0.7, top_k=5))
     assert found.num_operations > 500
-    on_the_cpu = {"art.engines.torch.sampler._inverse_transform", "art.engines.torch.weights.lora.<genexpr>"}
+    on_the_cpu = {"art.engines.torch.sampler._inverse_transform", "art.engines.torch.lora.<genexpr>"}
     assert found.places == on_the_cpu

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from art.config import DppoConfig, EngineConfig, LoraConfig, ModelSettings, TrainerConfig
-from art.engines.torch.weights.base_model import _load_hf
+from art.engines.torch.base_model import _load_hf
 from art.errors import ConfigError
 from art.kernels import quantization
 from art.kernels.quantization import loading_options

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from art.engines.torch.batch import Batch
-from art.engines.torch.cache.cache_attention import Formula, attend
-from art.engines.torch.weights.folding import Folding
-from art.engines.torch.weights.linear import Linear, Part
-from art.engines.torch.weights.norm import RmsNorm
+from art.engines.torch.cache_attention import Formula, attend
+from art.engines.torch.folding import Folding
+from art.engines.torch.linear import Linear, Part
+from art.engines.torch.norm import RmsNorm
 
 MODEL_CLASSES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 

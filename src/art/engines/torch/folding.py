@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from art.engines.torch.weights.linear import Linear, Run
+from art.engines.torch.linear import Linear, Run
 
 _AFTER_STEPS = 3
 """Consecutive batches that an adapter must fill alone before it is folded, so that alternating adapters are not."""

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from art.engines.torch.cache.sharing import Sharing
+Ints = npt.NDArray[np.int64]
 
 SMALLEST_CAPACITY = 256
 CAPACITY_FACTOR = 4
@@ -76,14 +76,6 @@ class Pool:
         self.last_used = np.zeros(0, dtype=np.int64)  # [rows] time (a counter) at which an idle row was released
         self.num_known = np.zeros(0, dtype=np.int64)  # [rows] number of tokens in `tokens`
         self.num_computed = np.zeros(0, dtype=np.int64)  # [rows] number of tokens whose key and value are computed
-        self.num_changes = 0
-        """How often a row was given another sequence."""
-        self.sharing: tuple[tuple[int, bytes], Sharing | None] | None = None
-        """What `shared_prefix` found last, after the number of changes and for the rows in the first item."""
-        self.token_bytes = max(s.num_kv_heads * (s.key_dim + s.value_dim) for s in shapes) * dtype.itemsize
-        """Size of the key and value of one token in the largest layer."""
-        # The operator that also returns the sums of the softmax is the CPU's, for keys and values of one width.
-        self.can_share = device == "cpu" and all(s.key_dim == s.value_dim for s in shapes)
 
     @property
     def num_rows(self) -> int:
@@ -97,7 +89,6 @@ class Pool:
                 kept = torch.tensor(keep, dtype=torch.int64, device=old.device)
                 torch.index_select(old, 0, kept, out=new[: len(keep)])
                 tensors[layer] = new
-        self.num_changes += 1
         fresh = num_rows - len(keep)
         self.tokens = np.pad(self.tokens[keep], ((0, fresh), (0, 0)))
         self.uids = np.pad(self.uids[keep], (0, fresh), constant_values=-1)
@@ -113,7 +104,6 @@ class Pool:
     def put(self, slot: Slot, row: int) -> None:
         """Assign the free row `row` to `slot`, with no content yet."""
         slot.pool, slot.row = self, row
-        self.num_changes += 1
         self.slots[row] = slot
         self.uids[row], self.busy[row] = slot.uid, True
         self.num_known[row] = self.num_computed[row] = 0
@@ -124,15 +114,13 @@ class Pool:
         self.uids[row], self.busy[row] = -1, False
         self.num_known[row] = self.num_computed[row] = 0
 
-    def record(
-        self, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]
-    ) -> None:
+    def record(self, rows: Ints, positions: Ints, token_ids: Ints) -> None:
         """Note that the rows now hold these tokens. All arguments are [n]; positions of the same row must ascend."""
         self.tokens[rows, positions] = token_ids
         self.num_computed[rows] = positions + 1  # for equal rows the last assignment counts
         self.num_known[rows] = np.maximum(self.num_known[rows], positions + 1)
 
-    def common_prefixes(self, rows: npt.NDArray[np.int64], tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    def common_prefixes(self, rows: Ints, tokens: npt.NDArray[np.int32]) -> Ints:
         """Length of the prefix that each row has in common with `tokens`: [len(rows)]."""
         width = min(self.capacity, len(tokens))
         differs = self.tokens[rows, :width] != tokens[:width]
@@ -218,7 +206,6 @@ class KVCache:
         if slot is not None:
             pool, row = slot.pool, slot.row
             pool.busy[row] = True
-            pool.num_changes += 1
             pool.tokens[row, : len(tokens)] = tokens
             pool.num_known[row], pool.num_computed[row] = len(tokens), reusable
         return slot

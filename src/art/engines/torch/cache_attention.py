@@ -18,9 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from art.engines.torch.cache import shared_prefix
-from art.engines.torch.cache.kv_cache import LayerShape, Pool
-from art.engines.torch.cache.sharing import Ints, SharedKeys, Sharing
+from art.engines.torch.kv_cache import Ints, LayerShape, Pool
 
 NAME = "art_engine"
 """The name of this attention in transformers' registries."""
@@ -61,9 +59,6 @@ class DecodeGroup:
     spread: Tensor | None  # [n] for a range with gaps: index in the range of each query
     num_keys: int
     lengths: Ints  # [rows] number of keys in each row
-    shared: SharedKeys | None = None
-    """Prefixes whose keys are read once for several queries; if there are some, each query sees all of one."""
-    shared_lengths: Ints | None = None  # [rows] length of the prefix of each row
     masks: dict[int | None, tuple[int, Tensor | None]] = field(default_factory=dict)
 
     def seen(self, window: int | None, like: Tensor) -> tuple[int, Tensor | None]:
@@ -73,33 +68,16 @@ class DecodeGroup:
         """
         size = None if window is None or self.num_keys <= window else window
         if size not in self.masks:
-            self.masks[size] = self._mask(np.zeros(1, np.int64) if size is None else self.lengths - size, like)
+            starts = np.zeros(1, np.int64) if size is None else self.lengths - size
+            first = max(0, int(starts.min()))
+            keys = np.arange(first, self.num_keys)
+            hidden = (keys >= self.lengths[:, None]) | (keys < starts[:, None])
+            mask = None
+            if hidden.any():
+                mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
+                mask.masked_fill_(torch.from_numpy(hidden).to(like.device), -math.inf)
+            self.masks[size] = first, None if mask is None else mask[:, None, None, :]
         return self.masks[size]
-
-    def share(self, sharing: Sharing, rows: Ints) -> None:
-        """Read prefixes once. `rows` [n] are those of the queries, which all take part."""
-        self.shared = sharing.keys
-        self.shared_lengths = sharing.lengths
-        if isinstance(self.rows, slice):
-            self.shared_lengths = np.full(len(self.lengths), sharing.lengths.min())
-            self.shared_lengths[rows - self.rows.start] = sharing.lengths
-
-    def beyond_prefixes(self, like: Tensor) -> tuple[int, Tensor | None]:
-        """Return the same as `seen`, without the keys of shared prefixes."""
-        assert self.shared_lengths is not None
-        if 0 not in self.masks:
-            self.masks[0] = self._mask(self.shared_lengths, like)
-        return self.masks[0]
-
-    def _mask(self, starts: Ints, like: Tensor) -> tuple[int, Tensor | None]:
-        """The first key, and the mask that shows keys `[starts, lengths)` of each row."""
-        first = max(0, int(starts.min()))
-        keys = np.arange(first, self.num_keys)
-        hidden = (keys >= self.lengths[:, None]) | (keys < starts[:, None])
-        if not hidden.any():
-            return first, None
-        mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
-        return first, mask.masked_fill_(torch.from_numpy(hidden).to(like.device), -math.inf)[:, None, None, :]
 
 
 @dataclass(slots=True)
@@ -126,24 +104,11 @@ class AttentionPlan:
     masks: dict[tuple[int, int, int, int | None], Tensor] = field(default_factory=dict)
 
 
-def decode_groups(pool: Pool, tokens: Ints, rows: Ints, positions: Ints, like: Tensor) -> list[DecodeGroup]:
-    """Plan the attention of sequences that add one token each: those that share a long prefix, and the others.
+def decode_group(pool: Pool, tokens: Ints, rows: Ints, positions: Ints, like: Tensor) -> DecodeGroup:
+    """Plan the attention of sequences that add one token each.
 
     Their tokens have the indices `tokens` [n] in the batch, and are at `positions` [n] of rows `rows` [n] of `pool`.
     """
-    sharing = shared_prefix.find_sharing(pool, rows, positions, like)
-    if sharing is None:
-        return [_decode_group(pool, tokens, rows, positions, like)]
-    members = sharing.members
-    groups = [_decode_group(pool, tokens[members], rows[members], positions[members], like)]
-    groups[0].share(sharing, rows[members])
-    if len(members) < len(rows):
-        rest = np.delete(np.arange(len(rows)), members)
-        groups.append(_decode_group(pool, tokens[rest], rows[rest], positions[rest], like))
-    return groups
-
-
-def _decode_group(pool: Pool, tokens: Ints, rows: Ints, positions: Ints, like: Tensor) -> DecodeGroup:
     low, high = int(rows.min()), int(rows.max()) + 1
     lengths, num_keys = positions + 1, int(positions.max()) + 1
     row_index: Tensor | slice
@@ -193,10 +158,9 @@ def attend(plan: AttentionPlan, layer: int, q: Tensor, k: Tensor, v: Tensor, for
 
 def _decode(group: DecodeGroup, layer: int, q: Tensor, formula: Formula) -> Tensor:
     """Attention of a decode group: [n, heads, d] -> [n, heads, e]."""
-    num_heads, plain_q = q.shape[1], q
-    all_keys = keys, values = group.pool.keys[layer], group.pool.values[layer]
-    shared = group.shared if formula.window is None and formula.sinks is None else None
-    first, mask = group.beyond_prefixes(q) if shared is not None else group.seen(formula.window, q)
+    num_heads = q.shape[1]
+    keys, values = group.pool.keys[layer], group.pool.values[layer]
+    first, mask = group.seen(formula.window, q)
     if isinstance(group.rows, slice):
         keys, values = keys[group.rows, :, first : group.num_keys], values[group.rows, :, first : group.num_keys]
     else:
@@ -204,24 +168,13 @@ def _decode(group: DecodeGroup, layer: int, q: Tensor, formula: Formula) -> Tens
         values = values[:, :, first : group.num_keys].index_select(0, group.rows)
     if group.spread is not None:
         q = q.new_zeros((keys.shape[0], *q.shape[1:])).index_copy_(0, group.spread, q)
-    log_sum = None
     if formula.sinks is not None:
         out = _attend_with_sinks(q[:, :, None], keys, values, mask, formula.scale, formula.sinks)[:, :, 0]
     else:
         q = q.reshape(-1, keys.shape[1], num_heads // keys.shape[1], q.shape[-1])
-        if shared is not None:
-            out, log_sum = shared_prefix.attend_with_sum(q, keys, values, mask, formula.scale)
-            log_sum = log_sum.reshape(-1, num_heads)
-        else:
-            out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=formula.scale)
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=formula.scale)
         out = out.reshape(-1, num_heads, values.shape[-1])
-    if group.spread is not None:
-        out = out.index_select(0, group.spread)
-        log_sum = None if log_sum is None else log_sum.index_select(0, group.spread)
-    if shared is None or log_sum is None:
-        return out
-    before = shared_prefix.attend_to_prefixes(shared, plain_q, *all_keys, formula.scale)
-    return shared_prefix.merge((out, log_sum), before)
+    return out if group.spread is None else out.index_select(0, group.spread)
 
 
 def _prefill(plan: AttentionPlan, offset: int, q: Tensor, keys: Tensor, values: Tensor, formula: Formula) -> Tensor:

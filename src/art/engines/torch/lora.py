@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from art.engine import AdapterInfo
-from art.engines.torch.weights.base_model import LoadedModel
-from art.engines.torch.weights.linear import Factors, Part
+from art.engines.torch.base_model import LoadedModel
+from art.engines.torch.linear import Factors, Part
 from art.errors import AdapterError
 
 CONFIG_FILE = "adapter_config.json"
