@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from art.sinks.kinds import KINDS
+from art.sinks.choose import KINDS
 
 if TYPE_CHECKING:
     from tests.support.app import AppBench

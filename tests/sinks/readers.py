@@ -40,7 +40,7 @@ def model_folder(folder: Path) -> Path:
 def see_wandb(folder: Path) -> Seen:
     from wandb.proto import wandb_internal_pb2
 
-    from art.sinks.wandb_file import history_rows, records
+    from art.sinks.wandb import history_rows, records
 
     curves: Curves = defaultdict(list)
     samples: dict[tuple[str, int], list[str]] = {}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from art.sinks.kinds import KINDS
+from art.sinks.choose import KINDS
 from tests.sinks.program import NASTY
 from tests.sinks.readers import READERS, Seen, environment, model_folder
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from art.compat.metrics import MetricsBuilder
     from art.model.model_sinks import ModelSinks
     from art.model.run_log import RunLog
-    from art.sinks.delivery.reporting import Reporting
+    from art.sinks.delivery import Reporting
 
 logger = logging.getLogger(__name__)
 
@@ -293,7 +293,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         await self._sinks.configure(self._paths(), self._run_config)
 
     async def _keep_settings(self) -> None:
-        from art.sinks.delivery.choose import plain_config
+        from art.sinks.choose import plain_config
 
         own = ("project", "name", "config")  # `config` may hold anything, and the folder has the names
         settings = plain_config({name: part for name, part in self._run_config().items() if name not in own})

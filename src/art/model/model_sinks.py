@@ -13,7 +13,7 @@ from art.storage.jsonl import append_lines
 from art.storage.layout import ModelPaths
 
 if TYPE_CHECKING:
-    from art.sinks.delivery.reporting import Reporting
+    from art.sinks.delivery import Reporting
 
 ReportMetrics = Sequence[str | Callable[[], Any]] | None
 
@@ -34,7 +34,7 @@ class ModelSinks:
         Raises:
             ConfigError: one is not.
         """
-        from art.sinks.delivery.choose import choose_sinks
+        from art.sinks.choose import choose_sinks
 
         choose_sinks(report_metrics)
 
@@ -55,14 +55,14 @@ class ModelSinks:
         return self._by_folder.get(paths.root) is not None
 
     def _start(self, paths: ModelPaths, report_metrics: ReportMetrics, config: Callable[[], dict[str, Any]]) -> None:
-        from art.sinks.delivery.choose import choose_sinks
+        from art.sinks.choose import choose_sinks
 
         with self._lock:
             if paths.root in self._by_folder:
                 return
             choices = choose_sinks(report_metrics)
             if choices:
-                from art.sinks.delivery.reporting import start_reporting
+                from art.sinks.delivery import start_reporting
 
                 self._by_folder[paths.root] = start_reporting(paths, config(), choices)
             else:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from art.sinks.delivery.choose import is_secret
+from art.sinks.choose import is_secret
 from art.storage.log_lines import HIDDEN, known_secrets, redact
 
 _PACKAGES = {"art": "agent-reinforcement-trainer", "torch": "torch", "transformers": "transformers", "vllm": "vllm"}

@@ -6,7 +6,8 @@ The log on disk is the queue: training appends to it and never waits for a track
 cursor says; what a tracker did not accept stays in the log and is sent again, by this run or by the next one.
 
 sink        the protocol: `Sink`, and what it is given
-kinds       the table of trackers: name, module, extra, environment variables
+choose      the table of trackers, and which of them a model has
+delivery    the thread of each sink; log_reader tells what is to be delivered
 """
 
 from art.sinks.sink import Artefact, LoggedGroups, Refused, Row, Run, Sink

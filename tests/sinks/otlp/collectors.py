@@ -102,22 +102,17 @@ def read_phoenix(url: str) -> list[SeenTrace]:
     traces: dict[str, list[dict[str, Any]]] = {}
     for span in spans:
         traces.setdefault(span["context"]["trace_id"], []).append(span)
-    return [_phoenix_trace(url, of) for of in traces.values() if any(span["parent_id"] is None for span in of)]
+    return [_phoenix_trace(of) for of in traces.values() if any(span["parent_id"] is None for span in of)]
 
 
-def _phoenix_trace(url: str, spans: list[dict[str, Any]]) -> SeenTrace:
+def _phoenix_trace(spans: list[dict[str, Any]]) -> SeenTrace:
     root = next(span for span in spans if span["parent_id"] is None)
-    notes = httpx2.get(
-        f"{url}/v1/projects/games/span_annotations", params={"span_ids": [root["context"]["span_id"]]}
-    ).json()["data"]
-    scores = {note["name"]: note["result"]["score"] for note in notes}
-    assert len(scores) == len(notes), "an annotation is there twice"
     tokens = [span["attributes"].get("llm.token_count.total", 0) for span in spans]
     times = [_seconds(root[key]) for key in ("start_time", "end_time")]
     return SeenTrace(
         spans=sorted(f"{span['span_kind']} {span['name']}" for span in spans), duration_s=times[1] - times[0],
         conversation=root["attributes"]["session.id"], num_tokens=sum(tokens),
-        reward=root["attributes"].get("art.reward"), scores=scores, text=repr(spans) + repr(notes),
+        reward=root["attributes"].get("art.reward"), text=repr(spans),
         messages=repr([value for span in spans for key, value in span["attributes"].items() if ".message." in key]),
     )  # fmt: skip
 

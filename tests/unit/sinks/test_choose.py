@@ -13,10 +13,8 @@ import pytest
 import art
 from art.errors import ConfigError
 from art.recipes.recipe_config import reported_to
-from art.sinks import Run, Sink
-from art.sinks.delivery import choose
-from art.sinks.delivery.choose import choose_sinks, plain_config
-from art.sinks.kinds import KINDS, SinkKind
+from art.sinks import Run, Sink, choose
+from art.sinks.choose import KINDS, SinkKind, choose_sinks, plain_config
 
 ROOT = Path(__file__).parents[3]
 
@@ -37,7 +35,7 @@ def _kinds(monkeypatch: pytest.MonkeyPatch) -> None:
         switched_off_by=(("HERE_MODE", "disabled"),),
     )  # fmt: skip
     missing = SinkKind(module="no", factory="no", package="no_such_package", extra="gone", environment=("GONE_KEY",))
-    monkeypatch.setattr("art.sinks.kinds.KINDS", kinds := {"here": kind, "gone": missing})
+    kinds = {"here": kind, "gone": missing}
     monkeypatch.setattr(choose, "KINDS", kinds)
     monkeypatch.setattr(choose, "_warned", set())
 

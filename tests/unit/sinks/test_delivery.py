@@ -16,16 +16,16 @@ import pytest
 
 import art
 from art.errors import ConfigError
-from art.sinks.delivery import log_reader, reporting, worker
+from art.sinks import delivery, log_reader
 from art.storage.layout import ModelPaths
 from tests.support.fake_tracker import FakeTracker
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = worker.Pauses(poll_s=0.05, first_s=0.01, longest_s=0.05, closing_s=0.01)
-    monkeypatch.setattr(reporting, "Pauses", lambda: quick)
-    monkeypatch.setattr(reporting, "CLOSE_FAILING_S", 0.2)
+    quick = delivery.Pauses(poll_s=0.05, first_s=0.01, longest_s=0.05, closing_s=0.01)
+    monkeypatch.setattr(delivery, "Pauses", lambda: quick)
+    monkeypatch.setattr(delivery, "CLOSE_FAILING_S", 0.2)
 
 
 @pytest.fixture

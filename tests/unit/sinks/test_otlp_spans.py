@@ -10,8 +10,12 @@ from typing import Any
 
 import pytest
 
-from art.sinks.otlp.spans import failed_trace, rollout_trace
-from art.sinks.otlp.trace import Place, RolloutTrace, Span, SpanSettings
+pytest.importorskip("opentelemetry.sdk", reason="the extra `otlp` is not installed; `make test-sinks` installs it")
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanKind
+
+from art.sinks.otlp_spans import Place, SpanSettings, failed_span, rollout_spans
 from art.trajectory import Trajectory
 from tests.support.genai_conventions import CLIENT, INTERNAL, OPT_IN, check_event, check_span
 from tests.support.logged_rollouts import (
@@ -29,41 +33,54 @@ PLACE = Place(run_in(Path()), "train", 3, 1, 2)
 NO_TEXTS, TEXTS = SpanSettings(), SpanSettings(content=True)
 
 
-def traced(trajectory: Trajectory, settings: SpanSettings = NO_TEXTS, place: Place = PLACE) -> RolloutTrace:
-    return rollout_trace(Trajectory.model_validate_json(trajectory.model_dump_json()), place, settings)
+def traced(trajectory: Trajectory, settings: SpanSettings = NO_TEXTS, place: Place = PLACE) -> list[ReadableSpan]:
+    return rollout_spans(Trajectory.model_validate_json(trajectory.model_dump_json()), place, settings)
 
 
-def named(trace: RolloutTrace, name: str) -> list[Span]:
-    return [span for span in trace.spans if span.name == name]
+def attributes(span: Any) -> dict[str, Any]:
+    return dict(span.attributes or {})
 
 
-def times_of(trace: RolloutTrace) -> list[list[float]]:
+def named(trace: list[ReadableSpan], name: str) -> list[ReadableSpan]:
+    return [span for span in trace if span.name == name]
+
+
+def times_of(trace: list[ReadableSpan]) -> list[list[float]]:
     """Start and end of each span, in seconds after the rollout's beginning."""
-    return [[round(span.period.start - T0, 3), round(span.period.end - T0, 3)] for span in trace.spans]
+    return [[round((at or 0) / 1e9 - T0, 3) for at in (span.start_time, span.end_time)] for span in trace]
 
 
-def check(trace: RolloutTrace) -> None:
-    for span in trace.spans:
-        check_span(span.name, CLIENT if span.kind == "client" else INTERNAL, span.attributes)
+def evaluations(trace: list[ReadableSpan]) -> dict[str, float]:
+    events = [attributes(event) for event in trace[0].events]
+    return {event["gen_ai.evaluation.name"]: event["gen_ai.evaluation.score.value"] for event in events}
+
+
+def everything(trace: list[ReadableSpan]) -> str:
+    return "".join(span.to_json() for span in trace)
+
+
+def check(trace: list[ReadableSpan]) -> None:
+    for span in trace:
+        check_span(span.name, CLIENT if span.kind is SpanKind.CLIENT else INTERNAL, attributes(span))
         for event in span.events:
-            check_event(event.name, event.attributes)
+            check_event(event.name, attributes(event))
 
 
 def test_a_rollout_is_a_trace_with_its_requests_and_tools() -> None:
     trace = traced(tool_rollout())
     check(trace)
-    assert [span.name for span in trace.spans] == [
+    assert [span.name for span in trace] == [
         "invoke_agent agent-1", "chat shop/agent-1", "execute_tool search", "chat shop/agent-1",
     ]  # fmt: skip
-    assert {span.trace_id for span in trace.spans} == {trace.root.trace_id}
-    assert len({span.span_id for span in trace.spans}) == 4
-    assert [span.parent_id for span in trace.spans] == [None] + [trace.root.span_id] * 3
-    attributes = trace.root.attributes
-    assert attributes["gen_ai.conversation.id"] == "shop/agent-1/train/3/1/2"
-    assert attributes["gen_ai.agent.version"] == "7"
-    assert (attributes["art.reward"], attributes["art.outcome"], attributes["art.scenario_id"]) == (0.75, "ok", "s-3")
-    assert attributes["art.metrics.num_turns"] == 2
-    first = named(trace, "chat shop/agent-1")[0].attributes
+    assert {span.context.trace_id for span in trace} == {trace[0].context.trace_id}
+    assert len({span.context.span_id for span in trace}) == 4
+    assert [span.parent for span in trace] == [None] + [trace[0].context] * 3
+    root = attributes(trace[0])
+    assert root["gen_ai.conversation.id"] == "shop/agent-1/train/3/1/2"
+    assert root["gen_ai.agent.version"] == "7"
+    assert (root["art.reward"], root["art.outcome"], root["art.scenario_id"]) == (0.75, "ok", "s-3")
+    assert root["art.metrics.num_turns"] == 2
+    first = attributes(named(trace, "chat shop/agent-1")[0])
     assert first["gen_ai.response.model"] == "shop/agent-1@7"
     assert first["gen_ai.response.id"] == "ex_1"
     assert first["gen_ai.response.finish_reasons"] == ["tool_calls"]
@@ -73,7 +90,7 @@ def test_a_rollout_is_a_trace_with_its_requests_and_tools() -> None:
 def test_times_are_those_of_the_record_and_others_are_marked() -> None:
     trace = traced(tool_rollout())
     assert times_of(trace) == [[0, 5], [0.5, 1.5], [1.5, 2.0], [2.0, 4.0]]
-    assert [span.attributes.get("art.time.estimated", False) for span in trace.spans] == [False, False, True, False]
+    assert [attributes(span).get("art.time.estimated", False) for span in trace] == [False, False, True, False]
 
 
 def test_answers_without_times_share_the_gap() -> None:
@@ -85,51 +102,51 @@ def test_answers_without_times_share_the_gap() -> None:
     ]
     trace = traced(Trajectory(messages_and_choices=items, start_time=tool_rollout().start_time))
     assert times_of(trace) == [[0, 5], [0, 2], [2, 4], [4, 5]]
-    assert [span.attributes.get("art.time.estimated", False) for span in trace.spans] == [True, True, True, False]
-    assert trace.spans[1].attributes["gen_ai.provider.name"] == "openai"
-    assert trace.spans[1].name == "chat agent-1"
-    assert trace.spans[3].attributes["gen_ai.provider.name"] == "art"
+    assert [attributes(span).get("art.time.estimated", False) for span in trace] == [True, True, True, False]
+    assert attributes(trace[1])["gen_ai.provider.name"] == "openai"
+    assert trace[1].name == "chat agent-1"
+    assert attributes(trace[3])["gen_ai.provider.name"] == "art"
 
 
 def test_the_reward_and_each_judges_score_are_evaluation_events() -> None:
-    events = traced(tool_rollout(), TEXTS).root.events
-    scores = {e.attributes["gen_ai.evaluation.name"]: e.attributes["gen_ai.evaluation.score.value"] for e in events}
-    assert scores == {"reward": 0.75, "ruler": 0.75, "ruler/brevity": 0.5}
-    assert events[1].attributes["gen_ai.evaluation.explanation"] == f"it found the invoice, {SECRET}"
-    assert events[0].at == pytest.approx(T0 + 5)
+    trace = traced(tool_rollout(), TEXTS)
+    events = trace[0].events
+    assert evaluations(trace) == {"reward": 0.75, "ruler": 0.75, "ruler/brevity": 0.5}
+    assert attributes(events[1])["gen_ai.evaluation.explanation"] == f"it found the invoice, {SECRET}"
+    assert events[0].timestamp == pytest.approx((T0 + 5) * 1e9)
 
 
 def test_a_score_that_no_judge_gave_is_no_evaluation() -> None:
     trace = traced(Trajectory(messages_and_choices=[], reward=math.nan, metrics={"game_score": 3.0}))
-    assert trace.evaluations == []
-    assert trace.root.attributes["art.metrics.game_score"] == 3.0
+    assert evaluations(trace) == {}
+    assert attributes(trace[0])["art.metrics.game_score"] == 3.0
 
 
 def test_a_metric_of_the_user_is_no_judge() -> None:
     trajectory = tool_rollout()
     trajectory.metrics |= {"game_score": 3.0, "tests/passed": 2.0}
-    assert [one.name for one in traced(trajectory).evaluations] == ["reward", "ruler", "ruler/brevity"]
+    assert list(evaluations(traced(trajectory))) == ["reward", "ruler", "ruler/brevity"]
 
 
 def test_turn_rewards_are_events_of_their_requests() -> None:
     trace = traced(tool_rollout(turn_rewards=[0.25, -1.0]))
-    events = [span.events[0].attributes for span in named(trace, "chat shop/agent-1")]
+    events = [attributes(span.events[0]) for span in named(trace, "chat shop/agent-1")]
     assert [event["gen_ai.evaluation.score.value"] for event in events] == [0.25, -1.0]
     assert [event["gen_ai.response.id"] for event in events] == ["ex_1", "ex_2"]
 
 
 def test_no_text_is_sent_unless_asked_for() -> None:
     without, with_texts = traced(tool_rollout()), traced(tool_rollout(), TEXTS)
-    assert SECRET not in repr(without)
-    assert not any(OPT_IN & span.attributes.keys() for span in without.spans)
-    assert SECRET not in repr(failed_trace(failure(), PLACE, T0, SpanSettings()))
-    assert repr(with_texts).count(SECRET) > 8
+    assert SECRET not in everything(without)
+    assert not any(OPT_IN & attributes(span).keys() for span in without)
+    assert SECRET not in everything([failed_span(failure(), PLACE, T0, SpanSettings())])
+    assert everything(with_texts).count(SECRET) > 8
 
 
 def test_texts_follow_the_conventions_schemas() -> None:
     trace = traced(tool_rollout(), TEXTS)
     check(trace)
-    chat = named(trace, "chat shop/agent-1")[1].attributes
+    chat = attributes(named(trace, "chat shop/agent-1")[1])
     messages = json.loads(str(chat["gen_ai.input.messages"]))
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool"]
     reasoning, asked = messages[2]["parts"]
@@ -138,17 +155,17 @@ def test_texts_follow_the_conventions_schemas() -> None:
     written = json.loads(str(chat["gen_ai.output.messages"]))
     assert written[0]["finish_reason"] == "stop"
     assert json.loads(str(chat["gen_ai.tool.definitions"]))[0]["parameters"]["type"] == "object"
-    tool = named(trace, "execute_tool search")[0].attributes
+    tool = attributes(named(trace, "execute_tool search")[0])
     assert json.loads(str(tool["gen_ai.tool.call.arguments"])) == {"query": "invoice"}
     assert tool["gen_ai.tool.call.result"] == f"invoice 12: {SECRET}"
-    assert trace.root.attributes["art.metadata.question"] == SECRET
+    assert attributes(trace[0])["art.metadata.question"] == SECRET
 
 
 def test_long_conversations_keep_their_newest_messages_and_valid_json() -> None:
     items: list[Any] = [{"role": "user", "content": f"{i} " + "x" * 900} for i in range(50)] + [answer("y" * 9000)]
     trace = traced(Trajectory(messages_and_choices=items), SpanSettings(content=True, max_characters=4000))
     check(trace)
-    chat = trace.spans[1].attributes
+    chat = attributes(trace[1])
     messages = json.loads(str(chat["gen_ai.input.messages"]))
     assert messages[-1]["parts"][0]["content"].startswith("49 ")
     assert messages[0]["parts"] == [{"type": "art.left_out", "messages": 50 - len(messages) + 1}]
@@ -157,7 +174,7 @@ def test_long_conversations_keep_their_newest_messages_and_valid_json() -> None:
 
 
 def test_a_repeated_delivery_has_the_same_ids_and_another_rollout_has_others() -> None:
-    ids = [[span.span_id for span in traced(tool_rollout()).spans] for _ in range(2)]
+    ids = [[span.context.span_id for span in traced(tool_rollout())] for _ in range(2)]
     assert ids[0] == ids[1]
     places = [
         PLACE,
@@ -170,12 +187,12 @@ def test_a_repeated_delivery_has_the_same_ids_and_another_rollout_has_others() -
     traces = [traced(tool_rollout(), place=place) for place in places]
     later = tool_rollout()
     later.start_time = later.start_time.replace(year=2027)  # a log that was removed and began again
-    assert len({trace.root.trace_id for trace in [*traces, traced(later)]}) == 7
+    assert len({trace[0].context.trace_id for trace in [*traces, traced(later)]}) == 7
 
 
 def test_an_answer_that_two_conversations_share_is_one_span() -> None:
     trace = traced(forked_rollout())
-    chats = [(span.attributes["gen_ai.response.id"], span.attributes["art.history"]) for span in trace.spans[1:]]
+    chats = [(attributes(span)["gen_ai.response.id"], attributes(span)["art.history"]) for span in trace[1:]]
     assert chats == [("ex_a", 0), ("ex_b", 0), ("ex_c", 1)]
 
 
@@ -183,20 +200,20 @@ def test_a_call_that_no_tool_answered_is_no_span() -> None:
     items: list[Any] = [answer(message={"tool_calls": [call(), call(call_id="call_2")]}, exchange_id="ex", at=(0, 1))]
     items.append({"role": "tool", "tool_call_id": "call_2", "content": "done"})
     trace = traced(Trajectory(messages_and_choices=items))
-    assert [span.attributes["gen_ai.tool.call.id"] for span in named(trace, "execute_tool search")] == ["call_2"]
+    assert [attributes(span)["gen_ai.tool.call.id"] for span in named(trace, "execute_tool search")] == ["call_2"]
 
 
 def test_the_rollouts_own_id_is_the_conversation() -> None:
     trace = traced(tool_rollout().model_copy(update={"metadata": {"rollout_id": "capture-12"}}))
-    assert {span.attributes["gen_ai.conversation.id"] for span in trace.spans} == {"capture-12"}
+    assert {attributes(span)["gen_ai.conversation.id"] for span in trace} == {"capture-12"}
 
 
 def test_a_failed_rollout_is_a_trace_with_an_error() -> None:
-    trace = failed_trace(failure(), PLACE, T0, TEXTS)
-    check_span(trace.root.name, INTERNAL, trace.root.attributes)
-    assert (trace.root.error, trace.root.attributes["error.type"]) == ("TimeoutError", "TimeoutError")
-    assert trace.root.attributes["art.outcome"] == "infra_fault"
-    assert trace.root.events[0].attributes["exception.message"] == f"too late, {SECRET}"
+    span = failed_span(failure(), PLACE, T0, TEXTS)
+    check_span(span.name, INTERNAL, attributes(span))
+    assert (span.status.description, attributes(span)["error.type"]) == ("TimeoutError", "TimeoutError")
+    assert attributes(span)["art.outcome"] == "infra_fault"
+    assert attributes(span.events[0])["exception.message"] == f"too late, {SECRET}"
 
 
 HOSTILE: list[Any] = [
@@ -231,7 +248,7 @@ def test_hostile_logs_give_valid_spans(exchange: Any) -> None:
         logs=["RULER explanation: \ud800"],
         metadata={"scenario_id": "\ud800" * 500, "big": 2**80, "outcome": "policy_fault"},
     )  # fmt: skip
-    trace = rollout_trace(trajectory, PLACE, TEXTS)
+    trace = rollout_spans(trajectory, PLACE, TEXTS)
     check(trace)
-    assert all(0 <= span.period.start <= span.period.end < 1e10 for span in trace.spans)
-    assert all(len(span.name) < 250 and len(span.attributes) < 250 for span in trace.spans)
+    assert all(0 <= span.start_time <= span.end_time < 1e19 for span in trace)
+    assert all(len(span.name) < 250 and len(attributes(span)) < 250 for span in trace)

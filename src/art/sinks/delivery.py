@@ -1,23 +1,35 @@
-"""The thread of one sink. It delivers the log, repeats what failed after a pause, and closes the sink at the end."""
+"""Delivery: reads the local log of a model and feeds its sinks, each in a thread of its own.
+
+A `Worker` is the thread of one sink: it delivers the log, repeats what failed after a pause, and closes the sink at the
+end. `Reporting` is all sinks of one model: started together, asked for their state, closed.
+"""
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from art.errors import ConfigError, OverloadedError
-from art.sinks.delivery.log_reader import Delivery, LogReader
+from art.sinks.choose import Choice, plain_config
+from art.sinks.log_reader import Delivery, LogReader
 from art.sinks.sink import Artefact, LoggedGroups, Refused, Row, Run, Sink
 from art.storage.layout import ModelPaths
 from art.storage.lock import take_lock
 
 logger = logging.getLogger(__name__)
 
+CLOSE_S = 30.0
+"""Time to deliver what is left when a model is closed."""
+CLOSE_FAILING_S = 5.0
+"""Time for a tracker that failed already. What it does not get is sent by the next run."""
+MANY = 20
+"""Rows waiting for a slow tracker beyond which the log says so."""
 _STARTING = threading.Lock()
 """Held while a sink starts: several at once have failed, probably because their libraries import the same packages."""
 
@@ -49,7 +61,8 @@ class Worker:
         self._config: Mapping[str, Any] | None = None
         """The run's config, if the sink does not have its newest form."""
         self._lock: int | None = None
-        self._wake = threading.Event()
+        self.wake = threading.Event()
+        """Set it to have the log looked at now."""
         self._has_started = threading.Event()
         self._closing = threading.Event()
         self._start_error: BaseException | None = None
@@ -59,13 +72,9 @@ class Worker:
         """The latest error, while deliveries fail."""
         self.num_lost = 0
         """Rows, groups (or rollouts) and artefacts that the tracker refused or that were damaged, since the start."""
-        self._thread = threading.Thread(target=self._work, name=f"art-sink-{name}", daemon=True)
+        self.thread = threading.Thread(target=self._work, name=f"art-sink-{name}", daemon=True)
 
     # --- for other threads ---
-
-    def start(self) -> None:
-        """Start the thread, which starts the sink."""
-        self._thread.start()
 
     def wait_until_started(self) -> None:
         """Wait until the sink has started, or another process is known to deliver this log.
@@ -89,11 +98,7 @@ class Worker:
         if config != self._run.config:
             self._run = replace(self._run, config=config)
             self._config = config
-            self._wake.set()
-
-    def wake(self) -> None:
-        """Look at the log now."""
-        self._wake.set()
+            self.wake.set()
 
     def num_waiting(self) -> int:
         """Count the rows of the history that the tracker has not accepted; 0 if another process delivers them."""
@@ -109,12 +114,12 @@ class Worker:
         """Tell the thread to deliver what is left, and to end after at most `timeout_s` seconds."""
         self._deadline = time.monotonic() + timeout_s
         self._closing.set()
-        self._wake.set()
+        self.wake.set()
 
     def join(self) -> None:
         """Wait until the thread has ended or its time is over. A thread that hangs in its tracker is left alone."""
         if self._deadline is not None:
-            self._thread.join(max(self._deadline - time.monotonic(), 0) + 1)
+            self.thread.join(max(self._deadline - time.monotonic(), 0) + 1)
 
     # --- the thread ---
 
@@ -130,7 +135,7 @@ class Worker:
             self._has_started.set()
         failures = 0
         while True:
-            self._wake.clear()
+            self.wake.clear()
             is_last_pass = self._deadline is not None  # rows logged before `begin_closing` are in this pass
             try:
                 self._open()
@@ -148,7 +153,7 @@ class Worker:
                     self._note_success()
                 if is_last_pass:
                     break
-                self._wake.wait(self._pauses.poll_s)
+                self.wake.wait(self._pauses.poll_s)
         self._close_sink()
         self._release()
 
@@ -245,3 +250,88 @@ def _describe(content: Row | LoggedGroups | Artefact | None) -> str:
     if isinstance(content, Artefact):
         return f"the artefact {content.name} of step {content.step}"
     return "nothing" if content is None else f"row {content.number} (step {content.step})"
+
+
+class Reporting:
+    """Feeds the sinks of one model from its log."""
+
+    def __init__(self, paths: ModelPaths, run: Run, choices: Sequence[Choice], pauses: Pauses | None = None) -> None:
+        pauses = pauses or Pauses()
+        self._workers = [Worker(choice.make, choice.name, paths, run, pauses) for choice in choices]
+
+    def start(self) -> None:
+        """Start all sinks. It blocks until each is connected.
+
+        Raises:
+            Exception: the first error of a sink's `start`. Those that started are closed.
+        """
+        for worker in self._workers:
+            worker.thread.start()
+        try:
+            for worker in self._workers:
+                worker.wait_until_started()
+        except BaseException:
+            self.close(CLOSE_FAILING_S)
+            raise
+        # Registered last and so called first: before the trackers' libraries close by themselves.
+        atexit.register(self.close)
+
+    def configure(self, config: Mapping[str, Any]) -> None:
+        """Give the sinks the run's config if it has changed."""
+        plain = plain_config(config)
+        for worker in self._workers:
+            worker.configure(plain)
+
+    def wake(self) -> None:
+        """Deliver what was just logged."""
+        for worker in self._workers:
+            worker.wake.set()
+
+    def takers_of_artefacts(self) -> list[str]:
+        """Return the names of the trackers that take files."""
+        return [worker.name for worker in self._workers if worker.takes_artefacts]
+
+    def metrics(self) -> dict[str, float]:
+        """Return what the trackers do not have, for the next row of the history. Nothing if all is well."""
+        metrics: dict[str, float] = {}
+        for worker in self._workers:
+            waiting = worker.num_waiting()
+            if waiting > MANY or (waiting and worker.failure is not None):
+                metrics[f"sinks/{worker.name}_waiting_rows"] = waiting
+            if worker.num_lost:
+                metrics[f"sinks/{worker.name}_lost"] = worker.num_lost
+        return metrics
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Deliver what is left and close all sinks. What could not be delivered is said in a warning."""
+        for worker in self._workers:
+            worker.begin_closing(timeout_s if worker.failure is None else min(timeout_s, CLOSE_FAILING_S))
+        for worker in self._workers:
+            worker.join()
+            if waiting := worker.num_waiting():
+                logger.warning(
+                    "%s did not get %d rows%s. They stay in the log, and the next run of this model sends them",
+                    worker.name, waiting, "" if worker.failure is None else f" ({worker.failure})",
+                )  # fmt: skip
+            if worker.num_lost:
+                logger.warning("%s lost %d rows, groups or artefacts in this run", worker.name, worker.num_lost)
+        atexit.unregister(self.close)
+
+
+def start_reporting(paths: ModelPaths, config: Mapping[str, Any], choices: Sequence[Choice]) -> Reporting:
+    """Start the sinks of a model, and say in the log which and why.
+
+    Args:
+        config: what trackers are told about the run; `project` and `name` identify it.
+
+    Raises:
+        Exception: a sink cannot start.
+    """
+    project, name = config["project"], config["name"]
+    paths.sinks.mkdir(parents=True, exist_ok=True)
+    run = Run(project=project, name=name, folder=paths.sinks, config=plain_config(config))
+    for choice in choices:
+        logger.info("metrics of %s/%s go to %s, because %s", project, name, choice.name, choice.why)
+    reporting = Reporting(paths, run, choices)
+    reporting.start()
+    return reporting

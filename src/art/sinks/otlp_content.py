@@ -40,8 +40,12 @@ class Conversation:
         """
         self._items, self._limit = history.messages_and_choices, limit
         self._texts = [to_json(_shorten(_message(to_message(item)), limit // 4)) for item in self._items]
-        self.tools = _tool_definitions(history.tools, limit) if history.tools else None
-        """`gen_ai.tool.definitions`: the tools that the model was offered; `None` if there are none."""
+        self._tools = _tool_definitions(history.tools, limit) if history.tools else None
+
+    def request(self, place: int) -> dict[str, Any]:
+        """Return the attributes of the request whose answer is at `place`."""
+        tools = {} if self._tools is None else {"gen_ai.tool.definitions": self._tools}
+        return {"gen_ai.input.messages": self.before(place), "gen_ai.output.messages": self.answer(place), **tools}
 
     def before(self, place: int) -> str:
         """Return the messages and answers before an item, as `gen_ai.input.messages`. The newest are kept."""

@@ -1,0 +1,73 @@
+"""The environment's variables: which collectors they choose, and what cannot be honoured is refused by name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from art.errors import ConfigError
+from art.sinks import Run
+from art.sinks.choose import KINDS
+from art.sinks.otlp import OtlpSink, read_content
+
+E = "OTEL_EXPORTER_OTLP_"
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"ENDPOINT": ""}, "set OTEL_EXPORTER_OTLP_ENDPOINT"),
+        ({"ENDPOINT": "collector:4317"}, "expected an address like http"),
+        ({"PROTOCOL": "grpc"}, "sends http/protobuf only"),
+        ({"TRACES_PROTOCOL": "http/json"}, "sends http/protobuf only"),
+    ],
+)
+def test_what_cannot_be_honoured_is_an_error(variables: dict[str, str], said: str) -> None:
+    environment = {f"{E}{key}": value for key, value in ({"ENDPOINT": "http://c"} | variables).items()}
+    with pytest.raises(ConfigError, match=said):
+        OtlpSink().service(environment, Run(project="p", name="m", folder=Path()))
+
+
+@pytest.mark.parametrize(
+    ("value", "asked"),
+    [
+        (None, False), ("", False), ("false", False), ("NO_CONTENT", False), ("EVENT_ONLY", False),
+        ("true", True), ("SPAN_ONLY", True), ("span_and_event", True),
+    ],
+)  # fmt: skip
+def test_the_conventions_own_variable_asks_for_content(value: str | None, asked: bool) -> None:
+    name = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+    assert read_content({} if value is None else {name: value}) is asked
+
+
+def test_an_unknown_value_asks_for_nothing_and_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    assert read_content({"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "all of it"}) is False
+    assert "expected one of" in caplog.text
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
+    with pytest.raises(ConfigError, match=r"agent-reinforcement-trainer\[otlp\]"):
+        OtlpSink().start(Run(project="p", name="m", folder=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("environment", "chosen"),
+    [
+        ({}, set()),
+        ({f"{E}ENDPOINT": "http://c"}, {"otlp"}),
+        ({f"{E}TRACES_ENDPOINT": "http://c"}, {"otlp"}),
+        ({f"{E}ENDPOINT": "http://c", "OTEL_SDK_DISABLED": "true"}, set()),
+        ({f"{E}ENDPOINT": "http://c", "OTEL_TRACES_EXPORTER": "none"}, set()),
+        ({"LANGFUSE_PUBLIC_KEY": "a", "LANGFUSE_SECRET_KEY": "b"}, {"langfuse"}),
+        ({"LANGFUSE_PUBLIC_KEY": "a"}, set()),
+        ({"LANGFUSE_PUBLIC_KEY": "a", "LANGFUSE_SECRET_KEY": "b", "LANGFUSE_TRACING_ENABLED": "False"}, set()),
+        ({"PHOENIX_COLLECTOR_ENDPOINT": "http://p"}, {"phoenix"}),
+        ({"WANDB_API_KEY": "k", "WANDB_ENTITY": "e"}, set()),
+    ],
+)
+def test_the_environment_chooses_services(environment: dict[str, str], chosen: set[str]) -> None:
+    names = ("otlp", "langfuse", "weave", "phoenix")
+    assert {name for name in names if KINDS[name].is_on(environment)} == chosen
