@@ -122,7 +122,7 @@ class _Trace:
             self._context(path),
             parent=self._context(()) if path else None,
             resource=self.settings.resource,
-            attributes=_clean(attributes | estimated),
+            attributes=_clean({**attributes, **estimated}),
             events=events,
             kind=SpanKind.CLIENT if path[:1] == ("chat",) else SpanKind.INTERNAL,
             status=status or Status(StatusCode.UNSET),
