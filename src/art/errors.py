@@ -107,6 +107,11 @@ class QuotaError(RequestError, code="quota_exceeded"):
 class TrajectoryError(ArtError, code="invalid_trajectory"):
     """Training cannot use the trajectories as they are, for example because a reward is not a number."""
 
+    def __init__(self, message: str, *, param: str | None = None, group: int | None = None) -> None:
+        super().__init__(message, param=param)
+        self.group = group
+        """Index of the group at fault among those of the request; `None` if no single one is."""
+
 
 class TrajectoryMismatchError(TrajectoryError, code="trajectory_mismatch"):
     """The text of an answer was changed after it was sampled, or the server has no record of the answer."""

@@ -103,14 +103,14 @@ def _exchanges(rollouts: Sequence[Rollout]) -> list[Exchange]:
 def _group(rollouts: Sequence[Rollout], number: int) -> ResolvedGroup:
     members = [
         ResolvedTrajectory(
-            label=rollout.name,
+            group=number,
+            index=index,
             reward=rollout.reward,
             paths=[_path(branch, f"{rollout.name}.paths[{b}]") for b, branch in enumerate(rollout.branches)],
         )
-        for rollout in rollouts
-        if rollout.group == number
+        for index, rollout in enumerate(rollout for rollout in rollouts if rollout.group == number)
     ]
-    return ResolvedGroup(label=f"groups[{number}]", trajectories=members)
+    return ResolvedGroup(number, members)
 
 
 def _path(branch: Branch, name: str) -> TokenPath:

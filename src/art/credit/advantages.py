@@ -41,6 +41,8 @@ class RolloutRewards:
     name: str
     """Name of the rollout in error messages."""
     reward: float
+    group: int | None = None
+    """Index of its group in the request, for errors."""
     turn_rewards: Sequence[float] = ()
     """One per choice; empty for none."""
     token_rewards: Sequence[Sequence[float]] = ()
@@ -190,7 +192,8 @@ def check_finite(group: Sequence[RolloutRewards]) -> None:
                 fault = f"is above {_MAX_REWARD:g} in size" if math.isfinite(value) else "is not a finite number"
                 raise TrajectoryError(
                     f"{rollout.name} has reward {value}, which {fault}; give it a reward near 1, or leave the "
-                    "trajectory out"
+                    "trajectory out",
+                    group=rollout.group,
                 )
 
 
@@ -202,7 +205,8 @@ def _check_complete(group: Sequence[RolloutRewards]) -> None:
         if with_them and without:
             raise TrajectoryError(
                 f"{without[0].name} has no {kind}, but {with_them[0].name} of the same group has; give them to all "
-                "trajectories of a group or to none"
+                "trajectories of a group or to none",
+                group=without[0].group,
             )
 
 
@@ -212,7 +216,8 @@ def _check_binary(group: Sequence[RolloutRewards]) -> None:
         if rollout.reward not in (0.0, 1.0):
             raise TrajectoryError(
                 f"{rollout.name} has reward {rollout.reward}; scale_rewards='mean' (maximum likelihood) takes rewards "
-                "of 0 and 1 only. Use another `scale_rewards`, or rewards that say failed or succeeded"
+                "of 0 and 1 only. Use another `scale_rewards`, or rewards that say failed or succeeded",
+                group=rollout.group,
             )
     _refuse_parts(group, "scale_rewards='mean' (maximum likelihood) judges")
 
@@ -222,7 +227,8 @@ def _refuse_parts(group: Sequence[RolloutRewards], user: str) -> None:
         if rollout.turn_rewards or rollout.token_rewards:
             raise TrajectoryError(
                 f"{rollout.name} has turn or token rewards, but {user} whole rollouts. Leave them out, or choose "
-                "another objective or scale"
+                "another objective or scale",
+                group=rollout.group,
             )
 
 

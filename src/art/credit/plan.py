@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -72,7 +72,7 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int, ha
     dpo = next((term for term in config.terms if isinstance(term, DpoConfig)), None)
     selection = _select(groups, config) if dpo is None else _select_pairs(groups, config, dpo)
     idle_factor = _idle_factor(groups, selection, config)
-    by_group = [_group_samples(group, config, idle_factor) for group in selection.trained]
+    by_group = [_group_samples(group, selection.advantages, config, idle_factor) for group in selection.trained]
     samples = list(itertools.chain(*by_group))
     if (untracked := describe_untracked(trajectories)) is not None:
         raise NothingTrainableError(untracked)
@@ -92,7 +92,8 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int, ha
         metrics={
             "data/step_num_groups_submitted": len(groups),
             "data/step_num_groups_trainable": sum(
-                len(made) > 0 and group.has_signal for group, made in zip(selection.trained, by_group, strict=True)
+                len(made) > 0 and selection.has_signal(group)
+                for group, made in zip(selection.trained, by_group, strict=True)
             ),
             **({"data/step_num_trajectories_repeated": len(twins)} if twins else {}),
             **describe_step(trajectories, samples, config, step=step, num_pairs=len(selection.pairs)),
@@ -100,7 +101,7 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int, ha
         findings=findings,
         pairs=selection.pairs,
         exchange_ids=sorted(
-            {answer.exchange_id for group in selection.trained for t, _ in group.rollouts for answer in t.answers()}
+            {answer.exchange_id for group in selection.trained for t in group.trajectories for answer in t.answers()}
             | {answer.exchange_id for sample in observations for answer in sample.answers}
         ),
         groups=describe_groups(
@@ -128,17 +129,11 @@ def _twins(trajectories: Sequence[ResolvedTrajectory]) -> list[str]:
 
 
 @dataclass(slots=True)
-class _TrainedGroup:
-    label: str
-    rollouts: list[tuple[ResolvedTrajectory, RolloutAdvantages]]
-    """The rollouts that the step learns from."""
-    has_signal: bool = True
-    """False if only a KL term learns from the group."""
-
-
-@dataclass(slots=True)
 class _Selection:
-    trained: list[_TrainedGroup] = field(default_factory=list)
+    trained: list[ResolvedGroup] = field(default_factory=list)
+    """Groups with only the rollouts that the step learns from."""
+    advantages: dict[str, RolloutAdvantages] = field(default_factory=dict)
+    """By the label of each of these rollouts."""
     pairs: list[tuple[str, str]] = field(default_factory=list)
     left_out: LeftOut = field(default_factory=LeftOut)
     dropped: dict[str, str] = field(default_factory=dict)
@@ -146,16 +141,18 @@ class _Selection:
     learner: Literal["distillation", "the KL term"] | None = None
     """What learns from a group without spread."""
 
-    def train(
-        self, group: ResolvedGroup, advantages: Sequence[RolloutAdvantages], config: TrainConfig, **fields: bool
-    ) -> None:
+    def train(self, group: ResolvedGroup, advantages: Sequence[RolloutAdvantages], config: TrainConfig) -> None:
         """Add a group to the trained ones, without its truncated rollouts if they are masked."""
-        rollouts = list(zip(group.trajectories, advantages, strict=True))
-        masked = [trajectory for trajectory, _ in rollouts if _is_masked(trajectory, config)]
+        masked = [trajectory for trajectory in group.trajectories if _is_masked(trajectory, config)]
         self.drop(masked, "truncated")
         self.left_out.truncated += [trajectory.label for trajectory in masked]
-        kept = [(trajectory, own) for trajectory, own in rollouts if not _is_masked(trajectory, config)]
-        self.trained.append(_TrainedGroup(group.label, kept, **fields))
+        kept = [trajectory for trajectory in group.trajectories if not _is_masked(trajectory, config)]
+        self.trained.append(ResolvedGroup(group.index, kept))
+        self.advantages |= {t.label: own for t, own in zip(group.trajectories, advantages, strict=True)}
+
+    def has_signal(self, group: ResolvedGroup) -> bool:
+        """Whether more than a KL term learns from a trained group."""
+        return self.learner != "the KL term" or self.left_out.reason(group.label) is None
 
     def drop(self, trajectories: Sequence[ResolvedTrajectory], reason: str) -> None:
         self.dropped |= {trajectory.label: reason for trajectory in trajectories if trajectory.sampled_tokens}
@@ -181,10 +178,9 @@ def _select(groups: list[ResolvedGroup], config: TrainConfig) -> _Selection:
         if not advantages.has_spread:
             selection.left_out.note(group.label, group.trajectories)
         if advantages.has_spread or selection.learner is not None:
-            has_signal = advantages.has_spread or selection.learner == "distillation"
             # Rewards that differ within the tolerance only must not become advantages of any size.
             rollouts = advantages.rollouts if advantages.has_spread else [RolloutAdvantages()] * len(group.trajectories)
-            selection.train(group, rollouts, config, has_signal=has_signal)
+            selection.train(group, rollouts, config)
         else:
             selection.drop(group.trajectories, "no_reward_spread")
     return selection
@@ -206,8 +202,9 @@ def _select_pairs(groups: list[ResolvedGroup], config: TrainConfig, dpo: DpoConf
             continue
         paired = {index for pair in pairs for index in pair}
         # What each rollout is worth depends on the policy's log-probs, so the trainer computes it.
-        rollouts = [(able[index], RolloutAdvantages()) for index in sorted(paired)]
-        selection.trained.append(_TrainedGroup(group.label, rollouts))
+        compared = [able[index] for index in sorted(paired)]
+        selection.trained.append(ResolvedGroup(group.index, compared))
+        selection.advantages |= {trajectory.label: RolloutAdvantages() for trajectory in compared}
         selection.drop([t for i, t in enumerate(able) if i not in paired], "no_preference_pair")
     return selection
 
@@ -233,7 +230,7 @@ def _idle_factor(groups: list[ResolvedGroup], selection: _Selection, config: Tra
 
     The factor goes to every sample's share, so each mini-batch counts its part of those rollouts.
     """
-    trained = [[trajectory for trajectory, _ in group.rollouts] for group in selection.trained]
+    trained = [group.trajectories for group in selection.trained]
     if selection.pairs or not _count(trained, config):
         return 1.0
     return _count([group.trajectories for group in groups], config) / _count(trained, config)
@@ -253,10 +250,12 @@ def _count(groups: list[list[ResolvedTrajectory]], config: TrainConfig) -> int:
     return len(rollouts)
 
 
-def _group_samples(group: _TrainedGroup, config: TrainConfig, idle_factor: float) -> list[PlannedSample]:
-    group_tokens = sum(trajectory.sampled_tokens for trajectory, _ in group.rollouts)
+def _group_samples(
+    group: ResolvedGroup, advantages: Mapping[str, RolloutAdvantages], config: TrainConfig, idle_factor: float
+) -> list[PlannedSample]:
+    group_tokens = sum(trajectory.sampled_tokens for trajectory in group.trajectories)
     samples = []
-    for trajectory, advantages in group.rollouts:
+    for trajectory in group.trajectories:
         for p, path in enumerate(trajectory.paths):
             if path.sampled_tokens == 0:
                 continue  # the model answered with nothing at all
@@ -271,7 +270,7 @@ def _group_samples(group: _TrainedGroup, config: TrainConfig, idle_factor: float
                         PlannedAnswer(
                             exchange_id=answer.exchange_id,
                             num_tokens=answer.num_tokens,
-                            advantages=advantages.of_choice(answer.choice),
+                            advantages=advantages[trajectory.label].of_choice(answer.choice),
                         )
                         for answer in path.answers
                     ],

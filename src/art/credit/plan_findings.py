@@ -6,7 +6,6 @@ A finding is "what was seen: what it means". Clients log each meaning once, so n
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +39,14 @@ class LeftOut:
     """Groups of one trajectory."""
     truncated: list[str] = field(default_factory=list)
     """Trajectories that `mask_truncated` leaves out of groups that are trained."""
+
+    def reason(self, label: str) -> Literal["equal_rewards", "no_rewards", "single_rollout"] | None:
+        """Why a group teaches nothing; `None` if it teaches something."""
+        if label in self.equal:
+            return "equal_rewards"
+        if label in self.unrewarded:
+            return "no_rewards"
+        return "single_rollout" if label in self.single else None
 
     def note(self, label: str, compared: Sequence[ResolvedTrajectory]) -> None:
         """Add a group whose trajectories `compared` have no spread of rewards."""
@@ -161,13 +168,13 @@ def describe_groups(
         by_rollout.setdefault(sample.rollout_id, []).append(sample)
     described = []
     for group in groups:
-        reason = _left_out(group.label, left_out)
+        reason = left_out.reason(group.label)
         knows = has_advantages and reason is None
         rollouts = [
             _describe(trajectory, by_rollout.get(trajectory.label, []), dropped.get(trajectory.label), knows)
             for trajectory in group.trajectories
         ]
-        described.append(GroupPlan(index=_place(group.label), left_out=reason, rollouts=rollouts))
+        described.append(GroupPlan(index=group.index, left_out=reason, rollouts=rollouts))
     return described
 
 
@@ -179,7 +186,7 @@ def _describe(
     if has_advantage and answers:
         advantage = float(np.concatenate([answer.token_advantages() for answer in answers]).mean())
     return RolloutPlan(
-        index=_place(trajectory.label),
+        index=trajectory.index,
         label=trajectory.label,
         reward=trajectory.reward if trajectory.has_reward else None,
         advantage=advantage,
@@ -189,16 +196,3 @@ def _describe(
         dropped_tokens={} if reason is None else {reason: trajectory.sampled_tokens},
         untracked_choices=trajectory.untracked_choices,
     )
-
-
-def _left_out(label: str, left_out: LeftOut) -> Literal["equal_rewards", "no_rewards", "single_rollout"] | None:
-    if label in left_out.equal:
-        return "equal_rewards"
-    if label in left_out.unrewarded:
-        return "no_rewards"
-    return "single_rollout" if label in left_out.single else None
-
-
-def _place(label: str) -> int:
-    """The last index in a label, e.g. 5 in `groups[2].trajectories[5]`."""
-    return int(re.findall(r"\[(\d+)\]", label)[-1])

@@ -5,7 +5,6 @@ WireGroup[] --resolve--> ResolvedGroup[] --plan_step (art.credit.plan)--> StepPl
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -62,8 +61,10 @@ class TokenPath:
 class ResolvedTrajectory:
     """One rollout as exact tokens, with its rewards."""
 
-    label: str
-    """Its place in the request, e.g. `groups[2].trajectories[5]`; errors name it."""
+    group: int
+    """Index of its group in the request."""
+    index: int
+    """Its index in the group."""
     reward: float
     has_reward: bool = True
     """Whether `reward`, a turn reward or a token reward was set."""
@@ -82,6 +83,11 @@ class ResolvedTrajectory:
     """Number of plain assistant messages: written by hand, or copies of the texts of choices."""
 
     @property
+    def label(self) -> str:
+        """Its place in the request; errors name it."""
+        return f"groups[{self.group}].trajectories[{self.index}]"
+
+    @property
     def sampled_tokens(self) -> int:
         return sum(path.sampled_tokens for path in self.paths)
 
@@ -97,6 +103,7 @@ class ResolvedTrajectory:
         """Collect everything that the rollout's advantages depend on."""
         return RolloutRewards(
             name=self.label,
+            group=self.group,
             reward=self.reward,
             turn_rewards=self.turn_rewards,
             token_rewards=self.token_rewards,
@@ -106,9 +113,13 @@ class ResolvedTrajectory:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedGroup:
-    label: str
-    """Its place in the request, e.g. `groups[2]`."""
+    index: int
+    """Its index in the request."""
     trajectories: list[ResolvedTrajectory]
+
+    @property
+    def label(self) -> str:
+        return f"groups[{self.index}]"
 
 
 def exchange_ids(groups: Iterable[WireGroup]) -> list[str]:
@@ -129,12 +140,6 @@ def _named_exchanges(history: WireHistory) -> Iterator[str]:
     return (exchange_id for item in history.items if (exchange_id := _exchange_id(item)) is not None)
 
 
-def groups_at_fault(groups: list[WireGroup], error: TrajectoryError) -> list[WireGroup]:
-    """The group that an error names by its label, or all groups if it names none."""
-    label = re.search(r"\bgroups\[(\d+)\]", error.message)
-    return groups if label is None else groups[int(label[1]) :][:1]
-
-
 def resolve(groups: list[WireGroup], find: FindAnswers, *, project: str, name: str) -> list[ResolvedGroup]:
     """Find the exact token paths of every trajectory. Groups without trajectories are left out.
 
@@ -148,33 +153,34 @@ def resolve(groups: list[WireGroup], find: FindAnswers, *, project: str, name: s
             was sampled at temperature 0 or with `top_p` below 1.
         TrajectoryError: turn or token rewards do not fit the choices.
     """
-    return [
-        _resolve_group(group, f"groups[{g}]", find, (project, name))
-        for g, group in enumerate(groups)
-        if group.trajectories
-    ]
-
-
-def _resolve_group(group: WireGroup, label: str, find: FindAnswers, model: tuple[str, str]) -> ResolvedGroup:
-    recorded = find(exchange_ids([group]))
-    own = {exchange_id: exchange for exchange_id, exchange in recorded.items() if exchange.project == model[0]}
-    digests = _Digests()
-    trajectories = [
-        _resolve_trajectory(trajectory, own, f"{label}.trajectories[{t}]", model, digests)
-        for t, trajectory in enumerate(group.trajectories)
-    ]
-    return ResolvedGroup(label=label, trajectories=trajectories)
+    resolved = []
+    for index, group in enumerate(groups):
+        recorded = find(exchange_ids([group]))
+        own = {exchange_id: exchange for exchange_id, exchange in recorded.items() if exchange.project == project}
+        digests = _Digests()
+        try:
+            trajectories = [
+                _resolve_trajectory(trajectory, own, (index, t), (project, name), digests)
+                for t, trajectory in enumerate(group.trajectories)
+            ]
+        except TrajectoryError as error:
+            error.group = index
+            raise
+        if trajectories:
+            resolved.append(ResolvedGroup(index, trajectories))
+    return resolved
 
 
 def _resolve_trajectory(
     trajectory: WireTrajectory,
     exchanges: Mapping[str, RecordedAnswer],
-    label: str,
+    place: tuple[int, int],
     model: tuple[str, str],
     digests: _Digests,
 ) -> ResolvedTrajectory:
     resolved = ResolvedTrajectory(
-        label=label,
+        group=place[0],
+        index=place[1],
         reward=trajectory.reward or 0.0,
         has_reward=trajectory.reward is not None or bool(trajectory.turn_rewards or trajectory.token_rewards),
         turn_rewards=trajectory.turn_rewards,
@@ -184,7 +190,7 @@ def _resolve_trajectory(
     ends: list[tuple[TokenArray, RecordedAnswer]] = []  # of each path: its tokens, and its last exchange
     seen: set[str] = set()  # a history that repeats another's turns must not train them twice
     for h, history in enumerate(trajectory.histories):
-        where = label if len(trajectory.histories) == 1 else f"{label}.histories[{h}]"
+        where = resolved.label + (f".histories[{h}]" if len(trajectory.histories) > 1 else "")
         if history.answers is None:
             choices = _checked_exchanges(history, exchanges, where, model[0])
         else:
@@ -194,7 +200,7 @@ def _resolve_trajectory(
         resolved.copied_answers += sum(item.get("role") == "assistant" for item in history.items)
         if h == 0:
             resolved.num_choices = len(choices)
-            _check_lengths(trajectory, choices, label)
+            _check_lengths(trajectory, choices, resolved.label)
         for c, exchange in enumerate(choices):
             if exchange is None or exchange.id in seen:
                 continue

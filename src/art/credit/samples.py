@@ -17,7 +17,7 @@ from art.errors import TrajectoryError
 from art.gateway.record.recorded_answers import RecordedAnswer
 from art.gateway.record.recorder import Recorder
 from art.protocol.compact.layout import LayoutBuilder
-from art.protocol.compact.sequences import IntArray, SpanValues, spans_of
+from art.protocol.compact.sequences import SpanValues, spans_of
 from art.protocol.samples import ConstrainedSpan, TrainingSample
 
 _AT_ONCE = 256
@@ -95,6 +95,7 @@ def _build(planned: PlannedSample, exchanges: list[RecordedAnswer]) -> TrainingS
     if planned.observed is not None:
         return _build_observed(planned, len(exchanges[-1].prompt_token_ids))
     answers = [pair for pair in zip(planned.answers, exchanges, strict=True) if pair[0].num_tokens > 0]
+    teacher = None if planned.teacher_logprobs is None else np.asarray(planned.teacher_logprobs, dtype=np.float64)
     size = len(exchanges[-1].prompt_token_ids) + len(exchanges[-1].completion_token_ids)
     starts = [len(exchange.prompt_token_ids) for _, exchange in answers]
     ends = [start + answer.num_tokens for start, (answer, _) in zip(starts, answers, strict=True)]
@@ -116,7 +117,7 @@ def _build(planned: PlannedSample, exchanges: list[RecordedAnswer]) -> TrainingS
         policy_version=planned.policy_version,
         versions=_versions([exchange for _, exchange in answers]),
         group_id=planned.group_id,
-        teacher_logprobs=_teacher_logprobs(planned, spans, size),
+        teacher_logprobs=None if teacher is None else SpanValues(size, spans, teacher),
         constraints=[span for answer, exchange in answers if (span := _constrained_span(answer, exchange)) is not None],
     )
 
@@ -161,17 +162,6 @@ def _logprobs(planned: PlannedSample, answer: PlannedAnswer, exchange: RecordedA
             f"{len(logprobs)} sampling log-probs; its record is damaged"
         )
     return logprobs
-
-
-def _teacher_logprobs(planned: PlannedSample, spans: IntArray, size: int) -> SpanValues | None:
-    if planned.teacher_logprobs is None:
-        return None
-    values = np.asarray(planned.teacher_logprobs, dtype=np.float64)
-    if len(values) == size:  # queued by an older version: one per token of the path
-        values = values[
-            SpanValues(size, spans, np.ones(int((spans[:, 1] - spans[:, 0]).sum()), dtype=np.bool_)).array()
-        ]
-    return SpanValues(size, spans, values)
 
 
 def _constrained_span(answer: PlannedAnswer, exchange: RecordedAnswer) -> ConstrainedSpan | None:

@@ -85,6 +85,14 @@ def _idle(busy_s: float, seconds: float) -> float:
     return min(1.0, max(0.0, 1 - busy_s / seconds))
 
 
+Charge = Callable[[Sender, str, float], None]
+"""Takes who asked for an answer, the name of the model that gave it, and the seconds of devices that it has used."""
+
+
+def charge_nobody(sender: Sender, model: str, device_s: float) -> None:
+    """For hosts that nobody pays for."""
+
+
 class BaseModelHost:
     """Runs the engine process and the trainer process of one base model. Each starts when it is first needed."""
 
@@ -99,6 +107,7 @@ class BaseModelHost:
         *,
         in_use: Mapping[int, int] | None = None,
         is_new: bool = False,
+        charge: Charge = charge_nobody,
     ) -> None:
         """
         Args:
@@ -106,6 +115,7 @@ class BaseModelHost:
             warm_parent: forks the processes that compute on the CPU; by default each is a new interpreter.
             in_use: number of engines and trainers of other base models on each GPU, by its index.
             is_new: somebody is registering a model that needs this host; see `ChildSpec.is_new`.
+            charge: called after each answer.
         """
         self.base_model = base_model
         self.settings = settings
@@ -116,6 +126,7 @@ class BaseModelHost:
         self._config = config
         self._data_dir = data_dir
         self._is_new = is_new
+        self._charge = charge
         self._warm_parent = warm_parent
         self._renderer: Renderer | None = None
         self._loading = asyncio.Lock()
@@ -131,16 +142,13 @@ class BaseModelHost:
         engine_module = "vllm_child" if isinstance(settings.engine, VllmConfig) else "engine_child"
         engine_spec = self._spec("engine", engine_module, self._threads[0], self.placement.engine)
         self._seats = Seats(settings.engine.num_at_once, settings.engine.max_waiting)
-        self._engine = EngineHandle(engine_spec, self._start_engine, config, self._seats)
+        self._engine = EngineHandle(engine_spec, self._start_engine, config, self._seats, self._charge_request)
         self.adapters = AdapterTable(self._engine, config, one_policy=self.one_policy, sleeps=self.placement.sleeps)
         trainer_spec = self._spec("trainer", "trainer_child", self._threads[1], self.placement.trainer)
         self.trainer = TrainerHandle(
             trainer_spec, self._start_trainer, config, self._engine_aside, data_dir.samples.absolute()
         )
         self.engine_process, self.trainer_process = self._engine.process, self.trainer.process
-        self.on_sampled: Callable[[Sender, str, float], None] = lambda sender, name, device_s: None
-        """Called after each answer with its project, its model's name and the seconds of devices that it has used."""
-        self._engine.engine.on_sampled = self._note_sampled
         self.engine = self._engine.engine
         self._at_step: Usage | None = None
         """`usage` at the end of the last training step."""
@@ -266,9 +274,9 @@ class BaseModelHost:
     def num_trainer_devices(self) -> int:
         return max(1, len(self.placement.trainer.indices)) * self.settings.trainer.num_nodes
 
-    def _note_sampled(self, sender: Sender, adapter: str | None, seconds: float) -> None:
+    def _charge_request(self, sender: Sender, adapter: str | None, seconds: float) -> None:
         name = self.base_model if adapter is None else adapter.rpartition("@")[0].partition("/")[2]
-        self.on_sampled(sender, name, seconds * self.num_engine_devices)
+        self._charge(sender, name, seconds * self.num_engine_devices)
 
     async def prove_layers(self, lora: LoraConfig | None) -> None:
         """Prove once that the engine applies adapters to every kind of layer that `lora` trains.
@@ -373,12 +381,12 @@ def _allocator(place: Place) -> dict[str, str]:
 class Hosts:
     """Creates the host of a base model when a model first needs it, and ends it when no model needs it any more."""
 
-    def __init__(self, data_dir: DataDir, config: ServerConfig) -> None:
+    def __init__(self, data_dir: DataDir, config: ServerConfig, charge: Charge = charge_nobody) -> None:
+        """`charge` is called after each answer."""
         self._data_dir = data_dir
         self._config = config
         self.vllm_python = config.vllm_python
-        self.on_sampled: Callable[[Sender, str, float], None] = lambda sender, name, device_s: None
-        """The callback of the same name of each host."""
+        self._charge = charge
         self._warm_parent = WarmParent()
         self._hosts: dict[str, BaseModelHost] = {}
         self._by_model: dict[str, tuple[str, ModelSettings, BaseModelHost]] = {}
@@ -425,8 +433,8 @@ class Hosts:
                 self._warm_parent,
                 in_use=self._in_use(),
                 is_new=is_new,
+                charge=self._charge,
             )
-            self._hosts[key].on_sampled = self.on_sampled
         return self._hosts[key]
 
     def placement_of(self, model: RegisteredModel, devices: Devices) -> Placement:

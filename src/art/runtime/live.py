@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +22,7 @@ import art
 from art.gateway.chat import Gateway
 from art.gateway.live.hub import LiveHub
 from art.protocol.live.activity import Activity, ProcessState
-from art.protocol.live.events import LiveData, LogLine, StepEnded
+from art.protocol.live.events import LogLine
 from art.protocol.live.system import DevicePart, DiskPart, EnginePart, JobPart, ModelTokens, ProcessPart, SystemAnswer
 from art.runtime.children.child import rss_bytes
 from art.runtime.host import BaseModelHost, Hosts
@@ -137,30 +137,21 @@ class DirectorySize:
 MAX_LINES_PER_S = 20
 """More lines of one second are counted and left out."""
 MAX_CHARS = 2000
-LOGGER = "art"
+LIVE_LOGGER = "art"
 
 
 class LiveLog(logging.Handler):
     """Sends the log of this process to a hub while somebody watches. Any thread may log."""
 
-    def __init__(self, hub: LiveHub) -> None:
+    def __init__(self, hub: LiveHub, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(logging.INFO)
         self._hub = hub
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop = loop
         self._second = 0
         self._num_sent = self._num_left_out = 0
 
-    def watch(self, is_watched: bool) -> None:
-        """Begin or end to listen. For the hub's `on_watched`."""
-        logger = logging.getLogger(LOGGER)
-        if is_watched:
-            self._loop = asyncio.get_running_loop()
-            logger.addHandler(self)
-        else:
-            logger.removeHandler(self)
-
     def emit(self, record: logging.LogRecord) -> None:
-        if self._loop is None or self._loop.is_closed():
+        if not self._hub.num_viewers or self._loop.is_closed():
             return
         if self._second != int(record.created):
             self._second, self._num_sent = int(record.created), 0
@@ -189,16 +180,8 @@ class Overview:
         self._gateway = gateway
         self._live = gateway.live
         self._started_at = time.time()
-        self._trained: Counter[str] = Counter()
-        """Trained tokens by `project/name`, since the server began."""
         self._token_rates, self._cpu_rates = Rates(), Rates()
         self._size = DirectorySize(models.data_dir.root)
-
-    def note(self, project: str, news: LiveData) -> None:
-        """Count what a step has trained, and pass on what a job tells."""
-        if isinstance(news, StepEnded):
-            self._trained[f"{project}/{news.name}"] += int(news.metrics.get("ledger/trained_tokens", 0))
-        self._live.publish(project, news)
 
     def activity(self, project: str, name: str) -> Activity | None:
         """What happens for a model; `None` if the server does not have it."""
@@ -271,9 +254,9 @@ class Overview:
 
     def _tokens(self, project: str | None) -> list[ModelTokens]:
         counts = dict(self._gateway.tokens)
-        keys = sorted({key for key, _ in counts} | self._trained.keys())
+        keys = sorted({key for key, _ in counts} | self._jobs.trained.keys())
         totals = {f"sampled {key}": float(counts.get((key, "completion"), 0)) for key in keys}
-        totals |= {f"trained {key}": float(self._trained[key]) for key in keys}
+        totals |= {f"trained {key}": float(self._jobs.trained[key]) for key in keys}
         rates = self._token_rates.add(totals)
         parts = []
         for key in keys:
@@ -283,7 +266,7 @@ class Overview:
                 parts.append(
                     ModelTokens(
                         project=of, name=name, prompt=prompt, cached=cached, sampled=sampled,
-                        trained=self._trained[key], sampled_per_s=rates.get(f"sampled {key}"),
+                        trained=self._jobs.trained[key], sampled_per_s=rates.get(f"sampled {key}"),
                         trained_per_s=rates.get(f"trained {key}"),
                     )
                 )  # fmt: skip

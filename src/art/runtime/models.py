@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 from art.config import VllmConfig
@@ -30,8 +29,8 @@ class Models:
         self._registry = registry
         self.by_key: dict[str, RegisteredModel] = {}
         """The models by `project/name`."""
-        self.on_change: Callable[[], None] = lambda: None
-        """Called after each change of a model's steps or settings."""
+        self.num_changes = 0
+        """Changes of steps or settings so far. What was derived from a model is out of date after one."""
 
     def find(self, project: str, name: str) -> tuple[RegisteredModel, BaseModelHost]:
         """Return a registered model and the host of its base model.
@@ -86,7 +85,7 @@ class Models:
         promoted one."""
         current = self.by_key.get(model.key, model)
         self.by_key[model.key] = dataclasses.replace(model, step=current.step, promoted_step=current.promoted_step)
-        self.on_change()
+        self.num_changes += 1
 
     def promoted_step(self, project: str, name: str) -> int:
         """Return the step that `project/name@promoted` means.
@@ -108,12 +107,12 @@ class Models:
     def set_promoted(self, key: str, step: int) -> None:
         """Make `step` the step that `project/name@promoted` means, after that was recorded."""
         self.by_key[key] = dataclasses.replace(self.by_key[key], promoted_step=step)
-        self.on_change()
+        self.num_changes += 1
 
     def set_step(self, key: str, step: int) -> None:
         """Make `step` the newest step of the model `key` (`project/name`), after its checkpoint was published."""
         self.by_key[key] = dataclasses.replace(self.by_key[key], step=step)
-        self.on_change()
+        self.num_changes += 1
 
     def list_all(self) -> list[ModelStatus]:
         return [status_of(model) for model in self.by_key.values()]

@@ -17,17 +17,15 @@ from art.runtime.registry import RegisteredModel
 
 
 class PolicyResolver:
-    """Finds the policy that a model name means, for the gateway. It caches policies until `forget`."""
+    """Finds the policy that a model name means, for the gateway. It caches policies until a model changes."""
 
     def __init__(self, models: Models, check_directory: Callable[[], None] = lambda: None) -> None:
         """`check_directory` raises a `StorageError` if the data directory is gone."""
         self._check_directory = check_directory
         self._models = models
         self._policies: dict[str, PolicyRef] = {}
-
-    def forget(self) -> None:
-        """Drop all cached policies: a step was published, or a model has new settings."""
-        self._policies.clear()
+        self._num_changes = 0
+        """`Models.num_changes` for which the cached policies hold."""
 
     def is_ready(self, policy: PolicyRef) -> bool:
         """Whether the policy can be sampled from right now."""
@@ -38,7 +36,7 @@ class PolicyResolver:
 
     def resolve_ready(self, model: str) -> PolicyRef | None:
         """Return the policy that a model name means, if it is cached and can be sampled from right now; else `None`."""
-        policy = self._policies.get(model)
+        policy = self._policies.get(model) if self._num_changes == self._models.num_changes else None
         return policy if policy is not None and self.is_ready(policy) else None
 
     async def resolve(self, model: str) -> PolicyRef:
@@ -51,6 +49,7 @@ class PolicyResolver:
             NotFoundError: the model or step is unknown, nothing is promoted, or two projects have a model of this name.
             StorageError: the data directory is gone.
         """
+        num_changes = self._models.num_changes
         try:
             asked = parse_model_name(model)
             key = find_model(asked, ((known.project, known.name) for known in self._models.by_key.values()))
@@ -59,7 +58,9 @@ class PolicyResolver:
             based = self._based_on(name, project) or self._based_on(model)
             if based is None:
                 raise
-            return await self._untrained(based, model)
+            policy = await self._untrained(based)
+            self._keep(model, policy, num_changes)
+            return policy
         registered, host = self._models.find(*key)
         asked_step = self._models.promoted_step(*key) if asked.step == "promoted" else asked.step
         step = registered.step if asked_step is None else asked_step
@@ -78,9 +79,16 @@ class PolicyResolver:
         if not host.one_policy:
             await host.adapters.load(adapter_id, checkpoint)
         policy = await _make_policy(host, adapter_id, key, step, registered.settings.sampling)
-        if self._models.by_key.get(registered.key) is registered:  # else a step was published meanwhile
-            self._policies[model] = policy
+        self._keep(model, policy, num_changes)
         return policy
+
+    def _keep(self, asked: str, policy: PolicyRef, num_changes: int) -> None:
+        """Cache a policy that was found after `num_changes`, unless e.g. a step was published meanwhile."""
+        if num_changes == self._models.num_changes:
+            if self._num_changes != num_changes:
+                self._policies.clear()
+                self._num_changes = num_changes
+            self._policies[asked] = policy
 
     def name_in(self, project: str, model: str) -> str | None:
         """Return the full name, `project/name`, of what a project calls `model`: one of its models, or the base model
@@ -103,7 +111,7 @@ class PolicyResolver:
                 return model
         return None
 
-    async def _untrained(self, model: RegisteredModel, asked: str) -> PolicyRef:
+    async def _untrained(self, model: RegisteredModel) -> PolicyRef:
         """The untrained base model of a registered model. Its answers are recorded under its own name, so no model
         learns from them."""
         _, host = self._models.find(model.project, model.name)
@@ -113,9 +121,7 @@ class PolicyResolver:
                 'time. Its untrained base model beside it needs `weights="lora"` or the embedded engine',
                 param="model",
             )
-        policy = await _make_policy(host, None, (model.project, model.base_model), 0)
-        self._policies[asked] = policy
-        return policy
+        return await _make_policy(host, None, (model.project, model.base_model), 0)
 
     async def _only_step(self, model: RegisteredModel, host: BaseModelHost, asked: int | None) -> int:
         """The step that the engine holds. A job may have published it without having recorded it yet; answers that are

@@ -17,6 +17,7 @@ from typing import Any
 
 from art.config import EngineConfig, ServerConfig
 from art.config.base_models import resolve_base_model
+from art.engine import Sender
 from art.errors import ConfigError, StorageError
 from art.gateway.chat import Gateway
 from art.gateway.record.recorder import Recorder
@@ -33,7 +34,7 @@ from art.runtime.jobs.job import Work
 from art.runtime.jobs.runner import JobRunner
 from art.runtime.jobs.store import JobStore
 from art.runtime.jobs.training_work import TrainingWork
-from art.runtime.live import LiveLog, Overview
+from art.runtime.live import LIVE_LOGGER, LiveLog, Overview
 from art.runtime.measurements import (
     find_obstacles,
     measure_disk,
@@ -71,29 +72,22 @@ class Runtime:
         self.data_dir = DataDir(data_dir)
         self._config = config
         self._lock = DirectoryLock(self.data_dir.lock)
-        self._database = Database(self.data_dir.database)
+        self._database = Database(self.data_dir.database, before_write=self._lock.check_directory)
         self._registry = Registry(self._database)
         self._recorder = Recorder(self._database)
         self.usage = self._recorder.usage
         """What each project has used and may use."""
         self.usage.prices = config.prices
-        self._hosts = Hosts(self.data_dir, config)
-        self._hosts.on_sampled = lambda sender, name, device_s: self.usage.add(
-            sender[0], name, Amounts(sampling_s=device_s), key_id=sender[1]
-        )
+        self._hosts = Hosts(self.data_dir, config, self._charge)
         self._metrics = MetricStore(self._database)
         self.models = Models(self.data_dir, self._hosts, self._recorder, self._registry)
-        self._database.before_write = self._lock.check_directory
         self.resolver = PolicyResolver(self.models, self._check_directory)
-        self.models.on_change = self.resolver.forget
         self.gateway = Gateway(self.resolver, self._recorder)
         self.live = self.gateway.live
         """What is being sampled and trained now, for people who watch."""
         self.jobs = self._make_jobs()
         self.run_logs = RunLogs(self.models)
-        self.live.on_watched = LiveLog(self.live).watch
         self.overview = Overview(self.models, self._hosts, self.jobs, self.gateway)
-        self.jobs.on_news = self.overview.note
         self.checkpoints = ModelCheckpoints(self.models, self.jobs, self._metrics, config.llama_cpp)
         self._promotion_store = PromotionStore(self._database)
         self.promotions = Promotions(
@@ -106,6 +100,7 @@ class Runtime:
         )
         self._watchdog = Watchdog(self._hosts.processes, self.report, config.report_after_s)
         self._background: list[asyncio.Task[None]] = []
+        self._live_log: LiveLog | None = None
 
     def _make_jobs(self) -> JobRunner:
         models = self.models
@@ -119,7 +114,10 @@ class Runtime:
         works: dict[JobKind, Work] = {
             "train": training, "train_sft": training, "fork": adopting, "pull": adopting, "export": files, "push": files
         }  # fmt: skip
-        return JobRunner(store, works, models.set_step)
+        return JobRunner(store, works, models.set_step, self.live.publish)
+
+    def _charge(self, sender: Sender, model: str, device_s: float) -> None:
+        self.usage.add(sender[0], model, Amounts(sampling_s=device_s), key_id=sender[1])
 
     def _check_directory(self) -> None:
         """
@@ -149,6 +147,8 @@ class Runtime:
         await self._metrics.start()
         await self._promotion_store.start()
         await self._recorder.start()
+        self._live_log = LiveLog(self.live, asyncio.get_running_loop())
+        logging.getLogger(LIVE_LOGGER).addHandler(self._live_log)
         for model in await self._registry.models():
             self.models.by_key[model.key] = model
         await self.jobs.recover()
@@ -179,6 +179,8 @@ class Runtime:
                 self.jobs.stop_running(error)
 
     async def close(self) -> None:
+        if self._live_log is not None:
+            logging.getLogger(LIVE_LOGGER).removeHandler(self._live_log)
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)

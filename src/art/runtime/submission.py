@@ -13,7 +13,7 @@ from art.config import DpoConfig
 from art.credit.plan import StepPlan, plan_step
 from art.credit.plan_findings import describe_repeated
 from art.credit.references import ask_teacher, reference_checkpoints, teacher_name
-from art.credit.resolve import ResolvedGroup, exchange_ids, groups_at_fault, resolve
+from art.credit.resolve import ResolvedGroup, exchange_ids, resolve
 from art.credit.samples import build_samples
 from art.credit.sft import SftPath, sft_paths
 from art.errors import ConfigError, TrajectoryError
@@ -90,7 +90,7 @@ class Submission:
                 plan_step, groups, request.config, step=model.step, has_sft=bool(request.sft)
             )
         except TrajectoryError as error:
-            at_fault = exchange_ids(groups_at_fault(request.groups, error))
+            at_fault = exchange_ids(request.groups if error.group is None else [request.groups[error.group]])
             await self._rollouts.mark_refused(exchange_ids(request.groups), at_fault, error.message, project)
             raise
         plan.findings += warnings

@@ -74,16 +74,18 @@ async def uninterrupted(change: Coroutine[Any, Any, T]) -> T:
 class Database:
     """Runs transactions on one SQLite file. Each part of ART creates its own tables and reads no other part's."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, before_write: Callable[[], None] = lambda: None) -> None:
         """Open or create the file.
+
+        Args:
+            before_write: called before each transaction, which does not begin if this raises.
 
         Raises:
             StorageError: the file cannot be opened, or is not a database.
             ConfigError: a newer version of ART has written it.
         """
         self.path = path
-        self.before_write: Callable[[], None] = lambda: None
-        """Called before each transaction, which does not begin if this raises."""
+        self.before_write = before_write
         self._local = threading.local()
         self._readers: list[sqlite3.Connection] = []
         self._lock = threading.Lock()

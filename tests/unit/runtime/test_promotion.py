@@ -77,7 +77,6 @@ class Server:
         hosts: Any = SimpleNamespace(of=lambda model: self.host)
         self.models = Models(DataDir(folder), hosts, None, self.registry)  # type: ignore[arg-type]
         self.resolver = PolicyResolver(self.models)
-        self.models.on_change = self.resolver.forget
         jobs: Any = SimpleNamespace(store=SimpleNamespace(needed_checkpoints=self._nothing))
         self.checkpoints = ModelCheckpoints(self.models, jobs, metrics, None)
         self._metrics = metrics

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 
 from art.gateway.live.requests import LiveRequest
 from art.protocol.live.events import LiveData, LiveEvent, Piece, RequestEnded, Reset, Tokens
@@ -40,8 +40,6 @@ class LiveHub:
         """Requests without an answer, by id, oldest first."""
         self.answered: dict[tuple[str, str], float] = {}
         """When a request of each model (project, name) last ended with an answer, by `time.monotonic`."""
-        self.on_watched: Callable[[bool], None] = lambda is_watched: None
-        """Called when the first viewer of all projects has come, and when the last one has gone."""
         self._ended: deque[LiveRequest] = deque(maxlen=MAX_ENDED)
         self._events: dict[int, tuple[Project, LiveEvent]] = {}
         """The ring: events by number, without a gap, oldest first."""
@@ -208,14 +206,11 @@ class LiveHub:
         self._num_chars -= _num_chars(event.data)
 
     def _enter(self, project: Project) -> None:
-        is_first = not self._viewers
         for request in self.running.values():  # what was streamed to clients while nobody watched
             if project in (None, request.project) and not self.is_watched(request.project):
                 request.take()
         self._viewers[project] += 1
         self._watched_since.setdefault(project, self._number + 1)
-        if is_first:
-            self.on_watched(True)
 
     def _leave(self, project: Project) -> None:
         try:
@@ -233,7 +228,6 @@ class LiveHub:
             self._last_pieces.clear()
             self._ends.clear()
             self._num_chars = 0
-            self.on_watched(False)
 
 
 def _num_chars(data: LiveData) -> int:

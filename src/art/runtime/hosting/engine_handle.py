@@ -131,11 +131,21 @@ class Hold:
 class GatedEngine(ProcessEngine):
     """An engine process with a gate: calls that sample or score tokens wait while `closed` is held."""
 
-    def __init__(self, connect: Connect, attempts: int, name: str, timeout_s: float, seats: Seats) -> None:
+    def __init__(
+        self,
+        connect: Connect,
+        attempts: int,
+        name: str,
+        timeout_s: float,
+        seats: Seats,
+        charge: Callable[[Sender, str | None, float], None],
+    ) -> None:
         """
         Args:
             name: names the engine in messages.
             timeout_s: longest wait for the gate to open, and for the requests that have passed it.
+            charge: called after each request with its sender, its adapter and its share of the engine's time in
+                seconds.
         """
         super().__init__(connect, attempts)
         self._timeout_s = timeout_s
@@ -145,8 +155,7 @@ class GatedEngine(ProcessEngine):
         self.closed = Hold(f"the {name} to take requests again")
         self._inside = Hold("requests of the previous policy to end")
         self.shared_time = SharedTime()
-        self.on_sampled: Callable[[Sender, str | None, float], None] = lambda sender, adapter, seconds: None
-        """Called after each request with its sender, its adapter and its share of the engine's time in seconds."""
+        self._charge = charge
 
     @property
     def sampling_s(self) -> float:
@@ -183,8 +192,8 @@ class GatedEngine(ProcessEngine):
         try:
             async with self.seats.taken(request.sender):
                 await self.closed.until_ended(self._timeout_s)
-                note = partial(self.on_sampled, request.sender, request.adapter)
-                with self._inside.held(), self.shared_time.taken(note):
+                charge = partial(self._charge, request.sender, request.adapter)
+                with self._inside.held(), self.shared_time.taken(charge):
                     yield time.perf_counter() - arrived
         finally:
             self.in_use[request.adapter] -= 1
@@ -211,19 +220,27 @@ class EngineHandle:
     """Runs the engine process of one base model, and puts the engine to sleep."""
 
     def __init__(
-        self, spec: ChildSpec, initialise: Callable[[RpcClient], Awaitable[None]], config: ServerConfig, seats: Seats
+        self,
+        spec: ChildSpec,
+        initialise: Callable[[RpcClient], Awaitable[None]],
+        config: ServerConfig,
+        seats: Seats,
+        charge: Callable[[Sender, str | None, float], None],
     ) -> None:
         """
         Args:
             initialise: loads the base model and the adapters into a new process.
             seats: bounds what the engine computes at once.
+            charge: see `GatedEngine`.
         """
         self._may_start = asyncio.Event()
         """Clear while the trainer uses the memory of a sleeping engine: a new engine would find none."""
         self._may_start.set()
         self.process = ChildProcess(spec, initialise, self._may_start)
         attempts = config.restarts.call_attempts
-        self.engine = GatedEngine(lambda: self.process.connect(), attempts, spec.name, config.job_timeout_s, seats)
+        self.engine = GatedEngine(
+            lambda: self.process.connect(), attempts, spec.name, config.job_timeout_s, seats, charge
+        )
         self.known_info: EngineInfo | None = None
         """What `info` returned; `None` before its first call."""
         self._sleep = Hold(f"the {spec.name} to wake up")

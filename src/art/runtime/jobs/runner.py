@@ -19,7 +19,6 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from art.errors import ArtError, ConflictError, JobCancelledError
 from art.gateway.record.usage_book import UNKNOWN_KEY
@@ -160,14 +159,23 @@ class JobRunner:
     """Queues jobs, runs them lane by lane, and tells their clients how they go on."""
 
     def __init__(
-        self, store: JobStore, works: Mapping[JobKind, Work], on_published: Callable[[str, int], None]
+        self,
+        store: JobStore,
+        works: Mapping[JobKind, Work],
+        on_published: Callable[[str, int], None],
+        tell: Callable[[str, LiveData], None] = lambda project, news: None,
     ) -> None:
-        """`on_published` is called with `project/name` and the new step of a model, once the job is recorded."""
+        """
+        Args:
+            on_published: called with `project/name` and the new step of a model, once the job is recorded.
+            tell: called with what jobs tell people who watch, and the project that it is about.
+        """
         self.store = store
         self._works = works
         self._on_published = on_published
-        self.on_news: Callable[[str, LiveData], None] = lambda project, news: None
-        """Called with what jobs tell people who watch, and the project that it is about."""
+        self._tell = tell
+        self.trained: Counter[str] = Counter()
+        """Trained tokens by `project/name`, since the server began."""
         self._lanes: dict[str, _Lane] = {}
         self._last_turns: dict[tuple[str, str], float] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -180,7 +188,7 @@ class JobRunner:
         self._last_turns = await self.store.last_turns()
         for entry in await self.store.recover():
             logger.info("job %s goes on after a restart", entry)
-            self._enqueue(entry if entry.lane else self._with_lane(entry), recovered=True)
+            self._enqueue(entry, recovered=True)
 
     async def known(self, job_id: str, fingerprint: str) -> JobStatus | None:
         """The status of a job that was submitted before; `None` for a new one.
@@ -202,7 +210,8 @@ class JobRunner:
     ) -> JobStatus:
         """Store and queue a job of `model` (project and name) that a key asked for; return its status. If the id is
         known, only the status is returned. Raises what `JobStore.add` raises."""
-        entry = self._with_lane(Entry(job_id, kind, *model, lane=""))
+        entry = Entry(job_id, kind, *model, lane="")
+        entry = replace(entry, lane=self._works[kind].lane(entry))
         status = await self.store.add(Job(job_id, kind, *model, entry.lane, payload, key_id=key_id), fingerprint)
         if status.state == "queued" and job_id not in self._live:
             self._enqueue(entry)
@@ -238,9 +247,12 @@ class JobRunner:
                     await job.ended.wait()
         return await self.status(job_id)
 
-    async def find(self, **which: Any) -> list[JobStatus]:
-        """List the statuses of jobs, newest first. Takes the arguments of `JobStore.find`."""
-        return [self._unrecorded.get(job.job_id) or self._with_now(job) for job in await self.store.find(**which)]
+    async def find(
+        self, *, project: str | None = None, name: str | None = None, unfinished: bool = False, limit: int = 100
+    ) -> list[JobStatus]:
+        """List the statuses of jobs, newest first; by default those of all projects and models."""
+        jobs = await self.store.find(project=project, name=name, unfinished=unfinished, limit=limit)
+        return [self._unrecorded.get(job.job_id) or self._with_now(job) for job in jobs]
 
     async def cancel(self, job_id: str) -> JobStatus:
         """Stop a job: a queued one at once, a running one as soon as its work can stop. An ended job stays as it is.
@@ -360,10 +372,6 @@ class JobRunner:
         lane = self._lanes.get(live.entry.lane)
         return None if lane is None or live.begun else lane.queue.places().get(live.entry.job_id)
 
-    def _with_lane(self, entry: Entry) -> Entry:
-        """Fill in the lane. A job that a version without lanes has stored has none either."""
-        return replace(entry, lane=self._works[entry.kind].lane(entry))
-
     def _enqueue(self, entry: Entry, *, recovered: bool = False) -> None:
         live = _ActiveJob(entry, recovered, JobControl(lambda progress: self._report(live, progress)))
         self._live[entry.job_id] = live
@@ -374,7 +382,7 @@ class JobRunner:
             self._tasks.append(asyncio.create_task(self._work(lane_of_job), name=f"jobs-{entry.lane}"))
         lane_of_job.queue.put(entry.project, entry.job_id)
         lane_of_job.arrived.set()
-        self.on_news(entry.project, moved(entry, "queued"))
+        self._tell(entry.project, moved(entry, "queued"))
 
     async def _report(self, live: _ActiveJob, progress: JobProgress) -> None:
         now, before = time.monotonic(), live.progress
@@ -382,7 +390,7 @@ class JobRunner:
         is_due = now - live.reported >= PROGRESS_EVERY_S or progress.done == progress.total
         if is_due or before is None or before.phase != progress.phase:
             live.reported = now
-            self.on_news(live.entry.project, moved(live.entry, "running", progress=progress))
+            self._tell(live.entry.project, moved(live.entry, "running", progress=progress))
             await self.store.add_progress(live.entry.job_id, progress)
             live.notify()
 
@@ -419,14 +427,15 @@ class JobRunner:
         from_step = work.from_step(job)
         live.control.check()
         live.begun, live.begun_at = True, time.monotonic()
-        self.on_news(live.entry.project, moved(live.entry, "running"))
+        self._tell(live.entry.project, moved(live.entry, "running"))
         await self.store.move(job.job_id, "running", from_step=from_step)
         live.notify()
         done = await work.run(job, from_step, live.control)
         status = await self.store.finish(job.job_id, done)
-        self.on_news(job.project, moved(live.entry, "succeeded"))
+        self._tell(job.project, moved(live.entry, "succeeded"))
+        self.trained[job.model_key] += int(status.metrics.get("ledger/trained_tokens", 0))
         for news in news_of_end(status):
-            self.on_news(job.project, news)
+            self._tell(job.project, news)
         if done.published_step is not None:
             self._on_published(job.model_key, done.published_step)
 
@@ -436,7 +445,7 @@ class JobRunner:
         live.notify()
 
     async def _record(self, entry: Entry, state: JobState, error: WireError | None = None) -> None:
-        self.on_news(entry.project, moved(entry, state, error=error))
+        self._tell(entry.project, moved(entry, state, error=error))
         try:
             await self.store.move(entry.job_id, state, changes={"error": error})
         except ConflictError:  # it was recorded as succeeded, and a later part failed

@@ -31,27 +31,20 @@ from art.storage.database import Database
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     job_id TEXT PRIMARY KEY, kind TEXT NOT NULL, project TEXT NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL,
-    fingerprint TEXT NOT NULL, payload BLOB, from_step INTEGER, status TEXT NOT NULL, created_at REAL NOT NULL
+    fingerprint TEXT NOT NULL, payload BLOB, from_step INTEGER, status TEXT NOT NULL, created_at REAL NOT NULL,
+    lane TEXT NOT NULL DEFAULT '', started_at REAL,
+    needs TEXT NOT NULL DEFAULT '[]',      -- paths of checkpoints that the job needs until it has ended
+    exchanges TEXT NOT NULL DEFAULT '[]',  -- ids of exchanges that it needs until then
+    key_id TEXT NOT NULL DEFAULT ''        -- the API key that asked for it
 );
 CREATE INDEX IF NOT EXISTS jobs_in_state ON jobs (state);
 CREATE INDEX IF NOT EXISTS jobs_of_model ON jobs (project, name);
-DROP INDEX IF EXISTS jobs_by_state;
-DROP INDEX IF EXISTS jobs_by_model;
 CREATE TABLE IF NOT EXISTS job_events (
     job_id TEXT NOT NULL, number INTEGER NOT NULL, event TEXT NOT NULL,
     PRIMARY KEY (job_id, number)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS trained_exchanges (exchange_id TEXT PRIMARY KEY, step INTEGER NOT NULL) WITHOUT ROWID;
 """
-_LATER_COLUMNS = {
-    "lane": "TEXT NOT NULL DEFAULT ''",
-    "started_at": "REAL",
-    "needs": "TEXT NOT NULL DEFAULT '[]'",
-    "exchanges": "TEXT NOT NULL DEFAULT '[]'",
-    "key_id": "TEXT NOT NULL DEFAULT ''",
-}
-"""Columns of `jobs` that databases of older versions do not have. `needs` has paths of checkpoints and `exchanges` has
-ids of exchanges, that the job needs until it has ended. `key_id` is the API key that asked for the job."""
 _UNFINISHED = ", ".join(f"'{state}'" for state in UNFINISHED)
 
 
@@ -78,7 +71,7 @@ class JobStore:
         """The data directory."""
 
     async def start(self) -> None:
-        await self._database.run(_create)
+        await self._database.run(lambda db: db.executescript(_SCHEMA))
 
     async def known(self, job_id: str, fingerprint: str) -> JobStatus | None:
         """The status of the job that has this id already, or `None`.
@@ -113,10 +106,8 @@ class JobStore:
             if (known := _known(db, job.job_id, fingerprint)) is not None:
                 return known
             _check_room(db, job.project, self._max_per_project)
-            _insert(
-                db, status, fingerprint=fingerprint, payload=payload, lane=job.lane, needs=needs, exchanges=exchanges,
-                key_id=job.key_id,
-            )  # fmt: skip
+            values = {"fingerprint": fingerprint, "lane": job.lane, "key_id": job.key_id}
+            _insert(db, status, {**values, "payload": payload, "needs": needs, "exchanges": exchanges})
             _add_event(db, job.job_id, JobEvent(kind="state", at=now, state="queued"))
             return status
 
@@ -265,7 +256,7 @@ class JobStore:
             sql = f"SELECT 1 FROM jobs WHERE job_id = ? OR {of_model}"
             if db.execute(sql, (job_id, model.project, model.name)).fetchone() is not None:
                 return False
-            _insert(db, status, fingerprint="")
+            _insert(db, status, {"fingerprint": ""})
             _add_event(db, status.job_id, JobEvent(kind="state", at=now, state="succeeded"))
             set_step(db, model.project, model.name, checkpoint.step)
             set_identity(db, model.project, model.name, checkpoint.step, identity)
@@ -367,15 +358,8 @@ def _check_room(db: sqlite3.Connection, project: str, most: int | None) -> None:
         )
 
 
-def _create(db: sqlite3.Connection) -> None:
-    db.executescript(_SCHEMA)
-    present = {row[1] for row in db.execute("PRAGMA table_info(jobs)")}
-    for column, definition in _LATER_COLUMNS.items():
-        if column not in present:
-            db.execute(f"ALTER TABLE jobs ADD COLUMN {column} {definition}")
-
-
-def _insert(db: sqlite3.Connection, status: JobStatus, **more: Any) -> None:
+def _insert(db: sqlite3.Connection, status: JobStatus, more: Mapping[str, object]) -> None:
+    """Insert a job. `more` has the values of columns that its status does not have."""
     values = status.model_dump(include={"job_id", "kind", "project", "name", "state", "created_at"})
     values |= {"status": status.model_dump_json(), **more}
     marks = ", ".join("?" * len(values))
@@ -394,8 +378,7 @@ def _known(db: sqlite3.Connection, job_id: str, fingerprint: str) -> JobStatus |
     row = db.execute("SELECT fingerprint, status FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
     if row is None:
         return None
-    # Older servers stored a checksum, which is a number, and of a restored job the request is not known.
-    if isinstance(row[0], str) and row[0] not in ("", fingerprint):
+    if row[0] not in ("", fingerprint):  # of a restored job the request is not known
         raise ConflictError(
             f"job {job_id} exists with other content; use a new job id for a new request", param="job_id"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from art.credit.samples import PlannedAnswer, PlannedSample
 from art.credit.sft import SftPath
 from art.errors import ConflictError, NotFoundError, OverloadedError, TrainingError
 from art.gateway.record.schema import create_tables
-from art.gateway.record.usage_book import UNKNOWN_KEY, Amounts
+from art.gateway.record.usage_book import Amounts
 from art.protocol.calls import Copy, Export, Pull, Push
 from art.protocol.checkpoint_calls import ForkRequest, S3Target
 from art.protocol.job_states import ENDED, NEXT_STATES, UNFINISHED, JobKind, JobState
@@ -227,34 +226,6 @@ def test_requests_with_one_checksum_have_two_fingerprints() -> None:
     prints = {make_fingerprint("fork p/m", request) for request in (*requests, *requests)}
     assert len(prints) == 2
     assert make_fingerprint("fork p/n", requests[0]) not in prints
-
-
-async def test_a_job_of_a_server_with_checksums_is_found_again(tmp_path: Path) -> None:
-    database, store = await open_store(tmp_path / "art.db")
-    status = await store.add(job("job-1"), "1")
-    await database.run(lambda db: db.execute("ALTER TABLE jobs DROP COLUMN fingerprint"))
-    await database.run(lambda db: db.execute("ALTER TABLE jobs ADD COLUMN fingerprint INTEGER NOT NULL DEFAULT 77"))
-    assert await store.known("job-1", make_fingerprint("train p/m", TrainConfig())) == status
-    database.close()
-
-
-async def test_a_database_of_before_gets_its_columns(tmp_path: Path) -> None:
-    old = sqlite3.connect(tmp_path / "art.db")
-    old.execute(
-        "CREATE TABLE jobs (job_id TEXT PRIMARY KEY, kind TEXT NOT NULL, project TEXT NOT NULL, name TEXT NOT NULL, "
-        "state TEXT NOT NULL, fingerprint INTEGER NOT NULL, payload BLOB, from_step INTEGER, status TEXT NOT NULL, "
-        "created_at REAL NOT NULL)"
-    )
-    status = '{"job_id": "old", "kind": "train", "project": "p", "name": "m", "state": "running"}'
-    old.execute("INSERT INTO jobs VALUES ('old', 'train', 'p', 'm', 'running', 1, NULL, 2, ?, 5.0)", (status,))
-    old.commit()
-    old.close()
-    database, store = await open_store(tmp_path / "art.db")
-    (entry,) = await store.recover()
-    assert (entry.job_id, entry.lane) == ("old", "")
-    assert await database.run(store.needed_exchanges) == []
-    assert database.read("SELECT key_id FROM jobs") == [(UNKNOWN_KEY,)]
-    database.close()
 
 
 async def test_a_job_knows_after_a_restart_which_key_asked_for_it(tmp_path: Path) -> None:

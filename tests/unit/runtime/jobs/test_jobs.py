@@ -60,7 +60,14 @@ class Server:
         self.work = Steps()
         self.store = JobStore(self.database)
         self.published: list[tuple[str, int]] = []
-        self.runner = JobRunner(self.store, {"train": self.work}, lambda *model_step: self.published.append(model_step))
+        self.heard: list[Any] = []
+        """What jobs told those who watch, with the project."""
+        self.runner = JobRunner(
+            self.store,
+            {"train": self.work},
+            lambda *model_step: self.published.append(model_step),
+            lambda *news: self.heard.append(news),
+        )
 
     async def start(self) -> Server:
         await Registry(self.database).start()
@@ -265,8 +272,7 @@ async def test_work_that_is_stopped_in_the_end_has_not_been_done(server: Server)
 
 async def test_jobs_tell_how_they_go_on(tmp_path: Path) -> None:
     server = await Server(tmp_path).start()
-    heard: list[Any] = []
-    server.runner.on_news = lambda project, news: heard.append((project, news))
+    heard = server.heard
     try:
         await server.submit("one-job-a", "p", "m")
         await server.submit("two-job-b", "p", "other")
