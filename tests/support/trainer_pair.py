@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -63,22 +63,16 @@ class Member:
 
 
 class Pair:
-    """Two processes, or as many as there are `environments`, that wait for work."""
+    """Two processes that wait for work."""
 
-    def __init__(self, environments: Sequence[dict[str, str]], *, local_size: int) -> None:
-        """
-        Args:
-            environments: additional variables of each process.
-            local_size: number of processes that count as one machine.
-        """
+    def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         port = free_port()
         self._pipes, self._processes = [], []
-        for rank in range(len(environments)):
+        for rank in range(NUM_PROCESSES):
             ours, theirs = context.Pipe()
             self._pipes.append(ours)
-            variables = _variables(rank, len(environments), port, local_size) | environments[rank]
-            self._processes.append(context.Process(target=_serve, args=(theirs, variables), daemon=True))
+            self._processes.append(context.Process(target=_serve, args=(theirs, _variables(rank, port)), daemon=True))
             self._processes[-1].start()
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
@@ -96,9 +90,9 @@ class Pair:
             process.join()
 
 
-def _variables(rank: int, size: int, port: int, local_size: int) -> dict[str, str]:
-    numbers = {"MASTER_PORT": port, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": local_size}
-    numbers |= {"RANK": rank, "LOCAL_RANK": rank % local_size}
+def _variables(rank: int, port: int) -> dict[str, str]:
+    numbers = {"MASTER_PORT": port, "WORLD_SIZE": NUM_PROCESSES, "LOCAL_WORLD_SIZE": NUM_PROCESSES}
+    numbers |= {"RANK": rank, "LOCAL_RANK": rank}
     return {"MASTER_ADDR": "127.0.0.1"} | {name: str(number) for name, number in numbers.items()}
 
 
@@ -234,10 +228,8 @@ def raise_inside(member: Member, error: Exception, *, in_lockstep: bool) -> None
 
 
 @contextlib.contextmanager
-def pair_of_processes(
-    environments: Sequence[dict[str, str]] = ({}, {}), *, local_size: int = NUM_PROCESSES
-) -> Iterator[Pair]:
-    pair = Pair(environments, local_size=local_size)
+def pair_of_processes() -> Iterator[Pair]:
+    pair = Pair()
     try:
         yield pair
     finally:

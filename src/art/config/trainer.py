@@ -55,9 +55,6 @@ class TrainerConfig(Config):
     quantization: Quantization = "none"
     """`nf4` keeps the frozen linear layers in 4 bits (QLoRA), an eighth of float32; it needs the extra `qlora`. The
     rounded weights are then the base model, for the embedded engine too."""
-    moment_bits: Literal[8, 32] = 32
-    """Bits of an optimiser moment in memory. 8 takes a quarter of the memory (arXiv 2110.02861), which matters for full
-    fine-tuning. Checkpoints hold float32 either way, so this may change from one step to the next."""
     keep_moments: int | None = Field(default=3, ge=2)
     """Newest steps whose optimiser moments stay on disk; `None` keeps all. Moments are twice as large as what is
     trained. Weights of older steps stay, and training from one starts with an optimiser that has seen no updates."""
@@ -68,19 +65,11 @@ class TrainerConfig(Config):
     num_threads: int | None = Field(default=None, ge=1)
     """CPU threads of all processes together; `None` gives engine and trainer disjoint halves of the cores."""
     num_processes: int = Field(default=1, ge=1, le=64)
-    """Processes on this machine that train together, each with a share of the micro-batches. On CUDA each has its own
-    device; on CPU they share the threads."""
-    num_nodes: int = Field(default=1, ge=1, le=64)
-    """Machines that train together, each with `num_processes` processes. The server starts the processes on the others,
-    which `ServerConfig.nodes` names."""
+    """Processes that train together, each with a share of the micro-batches. On CUDA each has its own device; on CPU
+    they share the threads."""
     shard_base: bool = False
     """Split the frozen base weights over the processes: slower, for models that do not fit on one device. Without it
     each process holds all weights."""
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes that train together, on all machines."""
-        return self.num_nodes * self.num_processes
 
     @model_validator(mode="before")
     @classmethod
@@ -94,14 +83,14 @@ class TrainerConfig(Config):
 
     @model_validator(mode="after")
     def _check_processes(self) -> Self:
-        if self.shard_base and self.world_size == 1:
+        if self.shard_base and self.num_processes == 1:
             raise ValueError("`shard_base` splits the weights over several processes: set `num_processes` too")
         if self.shard_base and self.quantization != "none":
             raise ValueError("`shard_base` splits whole weights, not quantised ones: use one of the two")
         if self.compile_layers and (self.shard_base or self.quantization != "none"):
             raise ValueError("`compile_layers` is for whole weights: not with `shard_base` or `quantization`")
-        if self.device == "mps" and self.world_size > 1:
-            raise ValueError('device "mps" is a single device: `num_processes` and `num_nodes` must be 1')
+        if self.device == "mps" and self.num_processes > 1:
+            raise ValueError('device "mps" is a single device: `num_processes` must be 1')
         check_indices(self.device, self.device_indices)
         if self.device_indices and len(self.device_indices) != self.num_processes:
             raise ValueError(

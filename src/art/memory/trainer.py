@@ -111,10 +111,9 @@ class TrainerSetup:
 def forecast_trainer(shape: ModelShape, setup: TrainerSetup, batch: Batch) -> TrainerForecast:
     """Forecast the peak memory of one trainer process that trains micro-batches such as `batch`."""
     settings = setup.pass_settings
-    num_trained, num_processes = shape.decoder_weights, setup.config.world_size
+    num_trained, num_processes = shape.decoder_weights, setup.config.num_processes
     if setup.lora is not None:
         num_trained = shape.adapter_weights(setup.lora.rank, setup.lora.target_modules)
-    moment_bytes, update_bytes = (8, 8) if setup.config.moment_bits == 32 else (2 + 8 / 256, 0)  # 8 bits: in pieces
     fixed = [
         _part("process (Python, torch, CUDA)", PROCESS_BYTES.get(setup.device, PROCESS_BYTES["cpu"])),
         _part("base weights", _weight_bytes(shape, setup), remedy=_WEIGHTS_REMEDY),
@@ -122,7 +121,7 @@ def forecast_trainer(shape: ModelShape, setup: TrainerSetup, batch: Batch) -> Tr
         _part("trained weights", 4 * num_trained, remedy=_trained_remedy(setup)),
         _part("trained weights before the step", 4 * num_trained, remedy=_trained_remedy(setup)),
         _part("gradients", 4 * num_trained, remedy=_trained_remedy(setup)),
-        _part("optimiser moments", moment_bytes * num_trained / num_processes, remedy=_trained_remedy(setup)),
+        _part("optimiser moments", 8 * num_trained / num_processes, remedy=_trained_remedy(setup)),
     ]
     passing = [
         _pass_part("activations", kept_bytes(shape, batch, settings), _ACTIVATIONS_REMEDY),
@@ -131,9 +130,7 @@ def forecast_trainer(shape: ModelShape, setup: TrainerSetup, batch: Batch) -> Tr
         _pass_part("workspace of the head", head_workspace(shape, batch, settings)),
     ]
     passing.append(_pass_part("unused by the allocator", _slack(shape, setup, batch, total(passing))))
-    updating = [
-        _part("workspace of the optimiser", update_bytes * num_trained / num_processes, remedy=_trained_remedy(setup))
-    ]
+    updating = [_part("workspace of the optimiser", 8 * num_trained / num_processes, remedy=_trained_remedy(setup))]
     return TrainerForecast(fixed=_non_zero(fixed), passing=_non_zero(passing), updating=_non_zero(updating))
 
 
@@ -162,7 +159,7 @@ def _weight_bytes(shape: ModelShape, setup: TrainerSetup) -> float:
     size = setup.pass_settings.size
     if setup.config.quantization == "nf4":
         return shape.embedding_weights * size + shape.decoder_weights * NF4_BYTES
-    shards = setup.config.world_size if setup.config.shard_base else 1
+    shards = setup.config.num_processes if setup.config.shard_base else 1
     # A layer's whole weights are gathered while it runs.
     gathered = 2 * shape.decoder_weights / shape.num_layers if shards > 1 else 0
     return size * (shape.embedding_weights + shape.decoder_weights / shards + gathered)

@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar, Generic, Self, TypeAlias, TypeVar, 
 
 from pydantic import ConfigDict, PlainValidator, SkipValidation, TypeAdapter, ValidationError
 
-from art.config import EngineConfig, LoraConfig, NodesConfig, TrainConfig, TrainerConfig, TrainSFTConfig, VllmConfig
+from art.config import EngineConfig, LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig, VllmConfig
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest, Timings, TokenChunk
 from art.errors import ArtError, ConfigError, InvalidRequestError
 from art.protocol.checkpoint_calls import HubTarget, S3Target
@@ -275,8 +275,6 @@ class StartTrainer(Call[None]):
     config: TrainerConfig
     shares_gpu: bool = False
     """Whether an engine sleeps on the same GPU, so that freed memory must go back to the device."""
-    nodes: NodesConfig | None = None
-    """The other machines, where `config.num_nodes` asks for some."""
 
 
 class InitCheckpoint(Call[Step]):

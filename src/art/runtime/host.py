@@ -272,7 +272,7 @@ class BaseModelHost:
 
     @property
     def num_trainer_devices(self) -> int:
-        return max(1, len(self.placement.trainer.indices)) * self.settings.trainer.num_nodes
+        return max(1, len(self.placement.trainer.indices))
 
     def _charge_request(self, sender: Sender, adapter: str | None, seconds: float) -> None:
         name = self.base_model if adapter is None else adapter.rpartition("@")[0].partition("/")[2]
@@ -342,9 +342,7 @@ class BaseModelHost:
         config = self.settings.trainer.model_copy(update={"num_threads": self._threads[1]})
         shares_gpu = self.placement.shared and self.placement.trainer.kind == "cuda"
         async with self._profiling():
-            await client.call(
-                StartTrainer(model=self.base_model, config=config, shares_gpu=shares_gpu, nodes=self._config.nodes)
-            )
+            await client.call(StartTrainer(model=self.base_model, config=config, shares_gpu=shares_gpu))
 
     def describe_placement(self) -> dict[str, Any]:
         """Tell which devices engine and trainer have, and why."""

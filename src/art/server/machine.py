@@ -23,7 +23,7 @@ HARMLESS = {
     "render": None,
     "sampling": None,
     "engine": {"kind", "dtype", "max_context", "quantization"},
-    "trainer": {"dtype", "max_tokens", "gradient_checkpointing", "moment_bits", "quantization"},
+    "trainer": {"dtype", "max_tokens", "gradient_checkpointing", "quantization"},
 }
 """Settings that any key may choose; `None` means all settings of a group. Others must have the server's values."""
 

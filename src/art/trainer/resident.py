@@ -22,7 +22,6 @@ from art.protocol.samples import StepResult
 from art.storage import checkpoints
 from art.storage.checkpoints import CheckpointState
 from art.trainer.machine.distributed import Team
-from art.trainer.machine.machine_files import read_everywhere
 from art.trainer.policy.base_model import BaseModel
 from art.trainer.policy.checkpointing import configured_mode
 from art.trainer.policy.full import FullPolicy
@@ -75,7 +74,7 @@ class Resident:
         else:
             may_fold = configured_mode(self._config) in (None, "none") and not self._base.is_sharded
             policy = LoraPolicy(self._base, lora, may_fold=may_fold)
-        optimizer = Optimizer(policy, self._team, bits=self._config.moment_bits)
+        optimizer = Optimizer(policy, self._team)
         self._loaded = Loaded(policy, optimizer, step=0, identity=None)
         return self._loaded
 
@@ -92,8 +91,7 @@ class Resident:
         identity = answers[0][0]
         if self._loaded is not None and all(held == identity for _, held in answers):
             return self._loaded
-        with read_everywhere(self._team, path) as folder:
-            loaded = self._read(folder)
+        loaded = self._read(path)
         loaded.identity = identity
         self._team.gather(None)  # nobody trains before all processes have read it
         _log.info("continuing from step %d at %s", loaded.step, path)

@@ -28,7 +28,6 @@ from art.protocol.samples import StepResult, TrainingSample
 from art.trainer.gate.noise import expected_noise
 from art.trainer.machine import memory, usage
 from art.trainer.machine.distributed import ALONE, Team
-from art.trainer.machine.machine_files import copy_model, read_everywhere
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.checkpoint_choice import prepare_checkpointing
 from art.trainer.policy.compilation import compile_layers
@@ -60,12 +59,12 @@ class Trainer:
         or raises in all of them. More calls may follow an error, except after a `ProcessError`.
 
         Raises:
-            ConfigError: the model cannot be loaded or trained, or `team` does not have `config.world_size` processes.
+            ConfigError: the model cannot be loaded or trained, or `team` has not `config.num_processes` processes.
         """
-        if config.world_size != team.size:
+        if config.num_processes != team.size:
             raise ConfigError(
-                f"the trainer is configured for {config.world_size} processes, but {team.size} run; start "
-                f"{config.world_size} with `torchrun`, and pass `Team.from_environment(config)`",
+                f"the trainer is configured for {config.num_processes} processes, but {team.size} run; start "
+                f"{config.num_processes} with `torchrun`, and pass `Team.from_environment(config)`",
                 param="num_processes",
             )
         keep_freed_memory()
@@ -73,12 +72,12 @@ class Trainer:
         self._team = team
         self._config = config
         with team.call(in_lockstep=config.shard_base):
-            self._base = load_base_model(base_model, config, copy=copy_model(team, base_model))
+            self._base = load_base_model(base_model, config)
             if config.compile_layers:
                 compile_layers(self._base)
         self._resident = Resident(self._base, config, team)
         self._batcher = MicroBatcher(self._base, max_tokens=_max_tokens(config, self._base.device), team=team)
-        self._replayer = Replayer(self._base.files, self._base.vocab_size, team)
+        self._replayer = Replayer(self._base.name, self._base.vocab_size, team)
         self._peak_flops = team.size * usage.peak_flops(self._base.device, self._base.head.weight.dtype)
 
     def init_checkpoint(self, path: Path, lora: LoraConfig | None) -> StepResult:
@@ -149,7 +148,7 @@ class Trainer:
             TrainingError: a sample does not fit into memory, or the loss is not finite.
         """
         with self._team.call(in_lockstep=self._base.is_sharded):
-            samples = self._read(samples)
+            samples = _read(samples)
             updates = [Update(paths=self._check(samples).paths, learning_rate=1e-5)]
             loaded = self._resident.start_fresh(lora)
             checkpointing = self._prepare_checkpointing(loaded, updates)
@@ -169,12 +168,6 @@ class Trainer:
     def _natural_probe(self) -> list[int]:
         """Tokens of a probe when nothing was sampled. All processes ask for them in the same call."""
         return self._team.from_first(lambda: natural_probe_tokens(self._base.name, self._base.vocab_size))
-
-    def _read(self, samples: Sequence[TrainingSample] | SampleFile) -> Sequence[TrainingSample]:
-        if not isinstance(samples, SampleFile):
-            return samples
-        with read_everywhere(self._team, samples.path) as path:
-            return read_samples(path)
 
     def _check(self, samples: Sequence[TrainingSample]) -> Replayed:
         paths = check_samples(samples, vocab_size=self._base.vocab_size)
@@ -207,7 +200,7 @@ class Trainer:
     def _make_step(self, call: Train | TrainSft, progress: Progress) -> StepResult:
         """Plan the updates, run and report them, and write the checkpoint."""
         started = time.perf_counter()
-        replayed = self._check(self._read(call.samples))
+        replayed = self._check(_read(call.samples))
         paths = replayed.paths
         loaded = self._resident.load(call.from_checkpoint)
         plan = self._plan(call, replayed, loaded, progress)
@@ -253,6 +246,10 @@ class Trainer:
             return write_tokens(call, tokens)
 
         return self._team.from_first(write)
+
+
+def _read(samples: Sequence[TrainingSample] | SampleFile) -> Sequence[TrainingSample]:
+    return read_samples(samples.path) if isinstance(samples, SampleFile) else samples
 
 
 def _max_tokens(config: TrainerConfig, device: torch.device) -> int:

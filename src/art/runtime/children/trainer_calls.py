@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from art.errors import InvalidRequestError
 from art.protocol.calls import Call, InitCheckpoint, Prepare, StartTrainer, Train, TrainSft, Trial, WriteLoudAdapters
 from art.runtime.children.child import import_transformers
-from art.runtime.children.nodes import check_versions
 
 if TYPE_CHECKING:
     from art.trainer.machine.distributed import Team
@@ -52,8 +51,6 @@ class TrainerCalls:
         from art.trainer.machine.memory import release_memory
         from art.trainer.trainer import Trainer
 
-        if call.config.num_nodes > 1 and self.team is not None:
-            check_versions(self.team)
         self._trainer = Trainer(call.model, call.config, self.team or ALONE)
         if call.shares_gpu:
             self._after = release_memory  # torch keeps what it frees, and the engine needs it to wake up

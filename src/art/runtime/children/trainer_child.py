@@ -71,10 +71,10 @@ class TrainerServer:
         """Pass a call on to the other processes. The first `start_trainer` starts them, if it asks for any."""
         if isinstance(call, StartTrainer):
             self._may_stop = not call.config.shard_base
-            if call.config.world_size > 1 and self._calls.team is None:
+            if call.config.num_processes > 1 and self._calls.team is None:
                 from art.runtime.children.trainer_team import start_team  # torch: only once the connection exists
 
-                self._calls.team = start_team(call.config, self._child, call.nodes)
+                self._calls.team = start_team(call.config, self._child)
         if self._calls.team is not None:
             self._calls.team.broadcast(call)
 

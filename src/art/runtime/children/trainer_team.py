@@ -7,9 +7,6 @@ Linux kills them, and elsewhere, or before that is arranged, the end of their st
 continues without one of them. It logs which one died or fell silent, and exits; the supervisor then restarts all
 processes, and the call is repeated. Process k writes its own log, `<log of process 0>.<k>`, and a byte to its stdout
 every second.
-
-On another machine a process is started by a command such as `ssh`, which passes its stdin, stdout and stderr on. So all
-of that is the same there, and the end of the connection ends the process.
 """
 
 from __future__ import annotations
@@ -25,9 +22,8 @@ import time
 
 from torch import distributed as dist
 
-from art.config import NodeConfig, NodesConfig, TrainerConfig
-from art.config.nodes import RECEIVED_VARIABLE
-from art.errors import ConfigError, ProcessError
+from art.config import TrainerConfig
+from art.errors import ProcessError
 from art.protocol.exits import describe_exit
 from art.runtime.children.child import (
     HEARTBEAT_S,
@@ -36,7 +32,6 @@ from art.runtime.children.child import (
     dump_stacks_on_signal,
     ignore_ctrl_c,
 )
-from art.runtime.children.nodes import interface_towards, remote_script
 from art.runtime.children.trainer_calls import TrainerCalls
 from art.runtime.supervision.process import FIRST_HEARTBEAT_S
 from art.storage.log_lines import log_to_stderr
@@ -48,92 +43,60 @@ _log = logging.getLogger(__name__)
 _TAIL_LINES = 8
 """Lines from the log of a process that died. They must fit into the end of the log of process 0."""
 _BEATS_PER_ROTATION = 60
+_ADDRESS = "127.0.0.1"
 
 
-def start_team(config: TrainerConfig, child: Child, nodes: NodesConfig | None = None) -> Team:
+def start_team(config: TrainerConfig, child: Child) -> Team:
     """Start processes 1, 2, ... as helpers of `child`, connect to them, and return the team as process 0 sees it.
 
     Raises:
-        ConfigError: this machine has fewer devices than processes, or there are fewer machines than `config.num_nodes`.
+        ConfigError: this machine has fewer devices than processes.
     """
-    others = nodes.others[: config.num_nodes - 1] if nodes is not None else ()
-    if len(others) < config.num_nodes - 1:
-        raise ConfigError(
-            f"`trainer.num_nodes` is {config.num_nodes}, but the server knows {len(others)} other machines; name "
-            f"{config.num_nodes - 1} in `ServerConfig(nodes=NodesConfig(...))`, or lower `num_nodes`",
-            param="num_nodes",
-        )
-    address = nodes.address if nodes is not None and others else "127.0.0.1"
-    listener = _listen(address)  # calls are sent as pickles: on one machine nobody else may join
+    listener = socket.create_server((_ADDRESS, 0))  # calls are sent as pickles: nobody on another machine may join
     port = listener.getsockname()[1]
     os.environ |= {
-        "MASTER_ADDR": address,
+        "MASTER_ADDR": _ADDRESS,
         "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(config.world_size),
+        "WORLD_SIZE": str(config.num_processes),
         "LOCAL_WORLD_SIZE": str(config.num_processes),
         "RANK": "0",
         "LOCAL_RANK": "0",
     }
-    _choose_interface(address)
+    if sys.platform == "linux":
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # by itself torch takes the one that belongs to the machine's name
     # Process 0 serves the meeting point on the port that it has already opened, then connects to it like the others.
     store = dist.TCPStore(
-        address,
+        _ADDRESS,
         port,
         is_master=True,
         wait_for_workers=False,
         multi_tenant=True,
         master_listen_fd=listener.detach(),
     )
-    for rank in range(1, config.world_size):
-        node = rank // config.num_processes
-        member = _Member(rank, config, child, others[node - 1] if node else None)
+    for rank in range(1, config.num_processes):
+        member = _Member(rank, config, child)
         threading.Thread(target=member.leave_after, name=f"process-{rank}", daemon=True).start()
     team = Team.from_environment(config)
     del store  # torch keeps its own reference
     return team
 
 
-def _listen(address: str) -> socket.socket:
-    try:
-        return socket.create_server((address, 0))
-    except OSError as error:
-        raise ConfigError(
-            f"the trainer cannot open a port at {address!r} for the other machines: {error.strerror or error}. Set "
-            "`address` in `ServerConfig(nodes=NodesConfig(...))` to a name or IPv4 address of the server's machine",
-            param="address",
-        ) from error
-
-
-def _choose_interface(address: str) -> None:
-    """Tell torch which network interface to use. By itself it takes the one that belongs to the machine's name."""
-    if (name := interface_towards(address)) is not None:
-        os.environ["GLOO_SOCKET_IFNAME"] = name
-        if name != "lo":
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
-
-
 class _Member:
     """Process `rank`, seen from process 0."""
 
-    def __init__(self, rank: int, config: TrainerConfig, child: Child, node: NodeConfig | None) -> None:
-        """`node` is the machine of the process; `None` is this one."""
-        self._name = f"process {rank} of this trainer" + ("" if node is None else f" on {node.name}")
+    def __init__(self, rank: int, config: TrainerConfig, child: Child) -> None:
+        self._name = f"process {rank} of this trainer"
         self._log_path = child.log_path.with_name(f"{child.log_path.name}.{rank}") if child.log_path else None
         self._silence_s = child.heartbeat_timeout_s
         command = [sys.executable, "-m", "art.runtime.children.trainer_team", config.model_dump_json()]
-        variables = {"RANK": str(rank), "LOCAL_RANK": str(rank % config.num_processes)}
-        if node is not None:
-            if node.received is not None:
-                variables[RECEIVED_VARIABLE] = node.received
-            command = node.command(remote_script([node.python or command[0], *command[1:]], os.environ | variables))
+        variables = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         log = open_log(self._log_path) if self._log_path else None
         self._process = subprocess.Popen(
             command, env=os.environ | variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
         )
         if log is not None:
             log.close()
-        if node is None:
-            child.helpers[self._process.pid] = self._log_path
+        child.helpers[self._process.pid] = self._log_path
 
     def leave_after(self) -> None:
         """End this process, which is process 0, when the other one dies or stays silent for too long."""
@@ -162,7 +125,6 @@ def main() -> None:
     dump_stacks_on_signal()
     threading.Thread(target=_beat, name="heartbeat", daemon=True).start()
     threading.Thread(target=_leave_with_parent, name="parent", daemon=True).start()
-    _choose_interface(os.environ["MASTER_ADDR"])
     team = Team.from_environment(TrainerConfig.model_validate_json(sys.argv[1]))
     calls = TrainerCalls(team)
     while True:

@@ -8,8 +8,7 @@ micro-batches they run. They exchange
     streams         log-probs without a gradient (references, anchor), gathered too
     errors          sent with the next gather, so that a failure in one process fails the call in all of them
     weights         after an update each sends the part that it updated, and its moments when a checkpoint is written
-    files           the first process writes them, and tells the others the outcome; it sends those to be read to
-                    machines that do not have them (`machine_files.py`)
+    files           the first process writes them, and tells the others the outcome
     base weights    only with `shard_base`: layer by layer, by `fully_shard`
 
 After the sum every process has the same gradient (both libraries give all of them the same bytes). A single process
@@ -60,36 +59,24 @@ class Team:
     size: int = 1
     objects: Any = None
     """Process group for Python objects: gloo on every device, with a long timeout."""
-    local_size: int = 1
-    """Number of processes on each machine."""
-    machines: Any = None
-    """Process group of the first process of each machine, for files; `None` if there is only one machine."""
-
-    @property
-    def machine(self) -> int:
-        """The number of this process's machine. Process 0 is on machine 0."""
-        return self.rank // self.local_size
-
-    @property
-    def leads(self) -> bool:
-        """Whether this is the first process of its machine."""
-        return self.rank % self.local_size == 0
 
     @classmethod
     def from_environment(cls, config: TrainerConfig) -> Team:
         """Join the processes that `torchrun` started with this one. Without `torchrun`, return `ALONE`.
 
         Raises:
-            ConfigError: this machine has fewer devices than processes.
+            ConfigError: this machine has fewer devices than processes, or the processes are on several machines.
         """
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
             return ALONE
-        device, local_size = choose_device(config), int(os.environ["LOCAL_WORLD_SIZE"])
-        num_devices = {"cpu": local_size, "cuda": torch.cuda.device_count()}.get(device.type, 1)
-        if num_devices < local_size:
+        if int(os.environ["LOCAL_WORLD_SIZE"]) < size:
+            raise ConfigError("the trainer's processes must all be on one machine: start them with `--nnodes 1`")
+        device = choose_device(config)
+        num_devices = {"cpu": size, "cuda": torch.cuda.device_count()}.get(device.type, 1)
+        if num_devices < size:
             raise ConfigError(
-                f"the trainer needs {local_size} devices of type {device.type!r}, one for each process, but this "
+                f"the trainer needs {size} devices of type {device.type!r}, one for each process, but this "
                 f"machine has {num_devices}; set `num_processes` to at most that",
                 param="num_processes",
             )
@@ -99,10 +86,7 @@ class Team:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # from here on "cuda" means this one
         dist.init_process_group(backend, timeout=_STEP_TIMEOUT)
         objects = dist.new_group(backend="gloo", timeout=_IDLE_TIMEOUT)
-        machines = None
-        if size > local_size:
-            machines = dist.new_group(list(range(0, size, local_size)), backend="gloo", timeout=_STEP_TIMEOUT)
-        team = cls(dist.get_rank(), size, objects, local_size, machines)
+        team = cls(dist.get_rank(), size, objects)
         _log.info("process %d of %d joined (%s)", team.rank, size, backend)
         return team
 
@@ -176,18 +160,6 @@ class Team:
         if self.size > 1:
             with _reporting_lost_processes():
                 dist.broadcast(tensor, src=source)
-
-    def tell_machines(self, tensor: Tensor) -> None:
-        """Give `tensor`, on the CPU, on the first process of each machine the content of process 0, in place."""
-        with _reporting_lost_processes():
-            dist.broadcast(tensor, src=0, group=self.machines)
-
-    def on_any_machine(self, value: bool) -> bool:
-        """Whether the first process of some machine passes true. Only those processes call this."""
-        flag = torch.tensor([int(value)])
-        with _reporting_lost_processes():
-            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.machines)
-        return bool(flag)
 
     def sum_gradients(self, grads: Tensor) -> None:
         """Replace `grads` by the sum over all processes, in place."""

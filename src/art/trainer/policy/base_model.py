@@ -44,21 +44,14 @@ class BaseModel:
     """Whether the layers' weights are split over processes. All processes must then run the model equally often."""
     one_by_one: bool = False
     """Whether the model runs one sequence at a time, because it cannot run over a prefix tree."""
-    copy: str | None = None
-    """Folder of the model's files on this machine, if it is a copy of the folder `name` of another machine."""
-
-    @property
-    def files(self) -> str:
-        """Where this machine has the model's files: a folder or a hub id."""
-        return self.copy or self.name
 
     @property
     def vocab_size(self) -> int:
         return len(self.head.weight)
 
 
-def load_base_model(name: str, config: TrainerConfig, copy: str | None = None) -> BaseModel:
-    """Load the frozen base model `name`, a directory or a hub id. With `copy`, read it from that folder instead.
+def load_base_model(name: str, config: TrainerConfig) -> BaseModel:
+    """Load the frozen base model `name`, a directory or a hub id.
 
     Raises:
         ConfigError: the model cannot be loaded, or the trainer cannot train its architecture.
@@ -72,7 +65,7 @@ def load_base_model(name: str, config: TrainerConfig, copy: str | None = None) -
     try:
         options = loading_options(config.quantization, device=str(device), dtype=dtype)
         model = AutoModelForCausalLM.from_pretrained(
-            copy or name,
+            name,
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
             trust_remote_code=False,
@@ -107,7 +100,6 @@ def load_base_model(name: str, config: TrainerConfig, copy: str | None = None) -
         head=_describe_head(head, model.config.get_text_config(decoder=True)),
         device=device,
         is_sharded=config.shard_base,
-        copy=copy,
     )
     base = check_architecture(base)
     _log.info("loaded %s: %s, %s on %s", name, type(model).__name__, dtype, device)

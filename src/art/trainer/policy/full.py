@@ -71,7 +71,7 @@ class FullPolicy(Policy):
         for name, grad in self._allocate(self._start).items():
             self._attach(parameters[name].requires_grad_(), self.tensors[name], grad)
         self._accumulates = False
-        self._files = _read_model_files(base.files)
+        self._files = _read_model_files(base.name)
         self.reset()
 
     @property

@@ -17,7 +17,6 @@ from torch import Tensor
 from art.errors import ConfigError
 from art.storage import checkpoints
 from art.trainer.attention.tree_attention import TreeLayout
-from art.trainer.machine.machine_files import read_everywhere
 from art.trainer.machine.shard import idle_layout
 from art.trainer.policy.base_model import BaseModel
 from art.trainer.policy.policy import Policy
@@ -64,9 +63,8 @@ class Measurer:
                     raise ConfigError(
                         f"the loss compares with checkpoint {source}, which was not given to the trainer", param="loss"
                     )
-                with read_everywhere(self._batcher.team, self._references[source]) as folder:
-                    checkpoints.verify(folder)
-                    stack.enter_context(self._policy.using(folder / self._policy.weights_file))
+                checkpoints.verify(self._references[source])
+                stack.enter_context(self._policy.using(self._references[source] / self._policy.weights_file))
             self._batcher.team.gather(None)  # nobody begins before all processes have read the weights
             return add_stream(paths, name, hidden_states, self._batcher, self._progress)
 

@@ -20,15 +20,18 @@ from art.config import OptimizerConfig
 from art.errors import TrainingError
 from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.policy.policy import Policy
-from art.trainer.step.moments import BLOCK, MOMENTS, BlockMoments, FloatMoments
 from art.trainer.tensor_files import PIECE_BYTES, file_order, make_header, read_named, stream_tensor
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Running means of the gradient and of its square, as torch names them."""
+_ALIGNMENT = 256
+"""The part of each process begins at a multiple of this, so that vector instructions round as in one process."""
 
 
 class Optimizer:
     """AdamW, Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), on `policy.values`."""
 
-    def __init__(self, policy: Policy, team: Team = ALONE, *, bits: int = 32) -> None:
-        """`bits` is the size of a stored moment: 32 (float32) or 8."""
+    def __init__(self, policy: Policy, team: Team = ALONE) -> None:
         self._values, self._grads, self._team = policy.values, policy.grads, team
         self._like = {f"{moment}.{name}": tensor for moment in MOMENTS for name, tensor in policy.tensors.items()}
         """Names, shapes and number type of the moments in the file."""
@@ -36,19 +39,28 @@ class Optimizer:
         self._places = dict(zip(policy.tensors, pairwise([0, *ends]), strict=True))
         """Where each trained tensor begins and ends in the vector."""
         size = policy.values.numel()
-        self._borders = [min(size, -(-size // team.size // BLOCK) * BLOCK * rank) for rank in range(team.size)] + [size]
-        """Process r updates the numbers from `_borders[r]` up to `_borders[r + 1]`. No block of moments is cut."""
+        part = math.ceil(size / team.size / _ALIGNMENT) * _ALIGNMENT
+        self._borders = [*(min(size, part * rank) for rank in range(team.size)), size]
+        """Process r updates the numbers from `_borders[r]` up to `_borders[r + 1]`."""
         self._start, self._end = self._borders[team.rank], self._borders[team.rank + 1]
-        own = slice(self._start, self._end)
-        self._moments = (BlockMoments if bits == 8 else FloatMoments)(policy.values[own], policy.grads[own])
+        self._own = torch.nn.Parameter(policy.values[self._start : self._end])  # shares its memory
+        self._own.grad = policy.grads[self._start : self._end]
+        self._adam = torch.optim.AdamW([self._own], foreach=False)
+        self.reset()
 
     def reset(self) -> None:
         """Forget all updates: set the moments to zero."""
-        self._moments.reset()
+        zeros = {moment: torch.zeros_like(self._own.data) for moment in MOMENTS}
+        self._adam.state[self._own] = {"step": torch.tensor(0.0), **zeros}
 
     @property
     def num_updates(self) -> int:
-        return self._moments.num_updates
+        return int(self._state["step"].item())
+
+    @property
+    def _state(self) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self._adam.state[self._own]
+        return state
 
     def update(self, learning_rate: float, config: OptimizerConfig) -> float:
         """Update the weights from the accumulated gradient. Returns the norm of the gradient before clipping.
@@ -64,7 +76,9 @@ class Optimizer:
             )
         if norm > config.max_grad_norm:
             self._grads.mul_(config.max_grad_norm / norm)
-        self._moments.update(learning_rate, config)
+        group = self._adam.param_groups[0]
+        group.update(lr=learning_rate, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
+        self._adam.step()
         for rank in range(self._team.size):
             self._team.send(self._values[self._borders[rank] : self._borders[rank + 1]], rank)
         return norm
@@ -84,17 +98,14 @@ class Optimizer:
         Raises:
             AdapterError: the moments do not fit this policy.
         """
-        self._moments.reset()
-        own = torch.empty(self._end - self._start, device=self._values.device)
-        for number, (name, tensor) in enumerate(read_named(file, self._like, "optimizer"), 1):
+        for name, tensor in read_named(file, self._like, "optimizer"):
             moment, _, trained = name.partition(".")
             first, last = self._places[trained]
             start, end = max(first, self._start), min(last, self._end)
             if start < end:
-                own[start - self._start : end - self._start] = tensor.reshape(-1)[start - first : end - first]
-            if number % len(self._places) == 0:  # the file's tensors come moment by moment
-                self._moments.store(moment, own)
-        self._moments.num_updates = num_updates
+                numbers = tensor.reshape(-1)[start - first : end - first]
+                self._state[moment][start - self._start : end - self._start] = numbers
+        self._state["step"].fill_(num_updates)
 
     def _spans(self) -> Iterator[tuple[str, int, int]]:
         """Cut the moments into pieces that one process holds, in the order of the file: moment, start and end."""
@@ -110,7 +121,7 @@ class Optimizer:
         """Return numbers of a moment on every process. The one that holds them sends them to the others."""
         owner = bisect_right(self._borders, start) - 1
         if owner == self._team.rank:
-            piece = self._moments.read(moment, start - self._start, end - self._start)
+            piece = self._state[moment][start - self._start : end - self._start]
         else:
             piece = torch.empty(end - start, device=self._values.device)
         self._team.send(piece, owner)
