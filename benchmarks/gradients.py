@@ -75,7 +75,7 @@ def load_policy(files: ModelFiles, device: str, dtype: str, *, gradient_checkpoi
     config = TrainerConfig.model_validate(
         {"device": device, "dtype": dtype, "gradient_checkpointing": gradient_checkpointing, "num_threads": 1}
     )
-    policy = LoraPolicy(load_base_model(str(files.base), config), LORA, may_fold=not config.gradient_checkpointing)
+    policy = LoraPolicy(load_base_model(str(files.base), config), LORA)
     policy.load(Path(files.adapter, "adapter_model.safetensors"))
     return policy
 

@@ -11,7 +11,6 @@ ever had resident. Nothing is subtracted: Python, torch and what the C library k
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -24,7 +23,6 @@ from typing import Any
 from art.config import LoraConfig, TrainerConfig
 from art.kernels.peak_memory import peak_rss_bytes
 from art.memory.activations import Batch
-from art.memory.machine import packed_limit
 from art.memory.shape import read_shape
 from art.memory.trainer import TrainerForecast, TrainerSetup, forecast_trainer
 from benchmarks.report import Cell, Result
@@ -118,10 +116,7 @@ def compare(point: Point) -> tuple[TrainerForecast, int]:
         _make_model(point, folder)
         shape = read_shape(str(folder))
         assert shape is not None
-        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        setup = TrainerSetup(
-            config=point.trainer, lora=point.lora, device="cpu", packed_limit_bytes=packed_limit(memory_bytes)
-        )
+        setup = TrainerSetup(config=point.trainer, lora=point.lora, device="cpu")
         batch = Batch(point.num_tokens, longest=point.length, num_sequences=point.num_sequences)
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             peak_bytes = pool.submit(_train, point, folder).result()

@@ -34,7 +34,7 @@ def test_a_layer_of_4b_shape_holds_what_is_forecast(
     base.model.to(device)
     base = replace(base, device=torch.device(device), head=replace(base.head, weight=base.model.lm_head.weight))
     keep_less(base.model)
-    LoraPolicy(base, LoraConfig(rank=16), may_fold=False)
+    LoraPolicy(base, LoraConfig(rank=16))
     set_checkpointing(base.model, mode)
     with flash_attention(monkeypatch) if device == "cpu" else contextlib.nullcontext():
         held_bytes(base, tokens)  # compiles the attention

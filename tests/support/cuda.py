@@ -93,7 +93,7 @@ def plain_logprobs(model: Any, token_ids: list[int], temperature: float = 1.0) -
 
 def load_policy(files: ModelFiles, device: str, dtype: str) -> LoraPolicy:
     config = TrainerConfig.model_validate({"device": device, "dtype": dtype})
-    policy = LoraPolicy(load_base_model(str(files.base), config), LORA, may_fold=True)
+    policy = LoraPolicy(load_base_model(str(files.base), config), LORA)
     policy.load(files.adapter / "adapter_model.safetensors")
     return policy
 

@@ -40,7 +40,7 @@ def _distributions(policy: Policy, values: dict[str, Tensor], sample: TrainingSa
     """Log-probs [T - 1, V] of all tokens at the places of `token_ids[1:]`."""
     model = policy.base.model
     model.set_attn_implementation("eager")
-    enabled = isinstance(policy, LoraPolicy) and not policy._folds
+    enabled = isinstance(policy, LoraPolicy)
     if enabled:
         policy._peft_model.base_model.disable_adapter_layers()
     try:

@@ -82,7 +82,7 @@ def check_reach(path: Path, work: Path) -> Reach:
 
 
 def _adapted_layers(base: BaseModel) -> list[str]:
-    policy = LoraPolicy(base, support.LORA, may_fold=False)
+    policy = LoraPolicy(base, support.LORA)
     names = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in policy.tensors})
     policy.remove()
     return names

@@ -229,7 +229,7 @@ def check_gradient(path: Path, work: Path, renderer: Renderer) -> Outcome:
     answers = [renderer.tokenizer.encode(text, add_special_tokens=False) for text in ("It is 2.", "It was 3", "No")]
     taught = [make_sample(str(i), prompt, answer, "sft") for i, answer in enumerate(answers)]
     base = load_base_model(str(path), TrainerConfig(device="cpu"))
-    policy = LoraPolicy(base, LORA, may_fold=True)
+    policy = LoraPolicy(base, LORA)
     paths = [p for sample in taught if (p := check_sample(sample, vocab_size=base.vocab_size)) is not None]
     update = Update(paths=paths, learning_rate=1e-3)
     batches = split_micro_batches(paths, base, max_tokens=4096)

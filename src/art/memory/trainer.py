@@ -34,13 +34,8 @@ NF4_BYTES = 0.5625
 """Bytes of a 4-bit weight with a float32 scale per block of 64 (arXiv 2305.14314, without double quantisation)."""
 _MERGED_LIMIT = 2**29
 """Most memory for merged copies of weights, as in the trainer's LoRA layers."""
-_SMALLEST_PACKED = 2**16
-"""Weights with fewer numbers are not packed, as in `art.kernels.packed_linear`."""
-_SLACK = {"cpu": 0.3, "cuda": 0.1}
-"""Memory that the allocator holds but cannot reuse, as a share of a pass's tensors. On a CPU it is measured
-(`benchmarks/memory_forecast.py`), on CUDA it is an assumption."""
-_HEAP_TENSOR = 32 * 2**20
-"""glibc returns larger blocks to the system at once, so that they leave no holes."""
+_SLACK = 0.1
+"""Memory that the allocator holds but cannot reuse, as a share of a pass's tensors: an assumption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +72,6 @@ class TrainerSetup:
     """`None` for full fine-tuning."""
     device: str
     """`cpu`, `cuda` or `mps`: the device that is really used, not "auto"."""
-    packed_limit_bytes: int = 0
-    """Most memory for packed copies of weights, with which products are faster on some CPUs (`art.memory.machine`)."""
 
     @property
     def dtype(self) -> str:
@@ -129,7 +122,7 @@ def forecast_trainer(shape: ModelShape, setup: TrainerSetup, batch: Batch) -> Tr
         _pass_part("workspace of attention", attention_workspace(shape, batch, settings)),
         _pass_part("workspace of the head", head_workspace(shape, batch, settings)),
     ]
-    passing.append(_pass_part("unused by the allocator", _slack(shape, setup, batch, total(passing))))
+    passing.append(_pass_part("unused by the allocator", int(_SLACK * total(passing))))
     updating = [_part("workspace of the optimiser", 8 * num_trained / num_processes, remedy=_trained_remedy(setup))]
     return TrainerForecast(fixed=_non_zero(fixed), passing=_non_zero(passing), updating=_non_zero(updating))
 
@@ -171,41 +164,19 @@ def _copies(shape: ModelShape, setup: TrainerSetup) -> Part:
     if setup.lora is None:  # in float32 the trained decoder consists of the trained weights themselves
         copied = shape.decoder_weights * size if size < 4 else 0
         return _part("rounded copy of the trained weights", copied, remedy="train a LoRA instead of all weights")
-    copied = _fast_copies(shape, setup, setup.lora)
+    copied = _merged_copies(shape, setup, setup.lora)
     return Part(
         "trainer", "copies of the base weights for speed", copied, is_optional=True, remedy="use dtype bfloat16"
     )
 
 
-def _fast_copies(shape: ModelShape, setup: TrainerSetup, lora: LoraConfig) -> int:
-    """Bytes of folded, packed or merged weights, which only whole float32 weights on a CPU have."""
+def _merged_copies(shape: ModelShape, setup: TrainerSetup, lora: LoraConfig) -> int:
+    """Bytes of merged weights, which only whole float32 weights on a CPU have."""
     config = setup.config
     if setup.device != "cpu" or setup.dtype != "float32" or config.shard_base or config.quantization != "none":
         return 0
-    sizes = list(shape.adapted_layers(lora.target_modules).values())
-    weights = shape.num_layers * sum(map(math.prod, sizes))
-    if setup.checkpointing == "none" and folds(sizes, lora.rank):
-        return 8 * weights  # W + scale * B A, and its gradient
-    packed = shape.num_layers * sum(math.prod(size) for size in sizes if math.prod(size) >= _SMALLEST_PACKED)
-    if 8 * packed > setup.packed_limit_bytes:
-        packed = 0
-    merged = 4 * (weights - packed)
-    return 8 * packed + (merged if merged <= _MERGED_LIMIT else 0)
-
-
-def folds(sizes: list[tuple[int, int]], rank: int) -> bool:
-    """Whether the trainer folds the adapter into its layers of these (in, out), as in `art.trainer.policy.lora`."""
-    return sum(map(math.prod, sizes)) <= 3 * rank * sum(map(sum, sizes))
-
-
-def _slack(shape: ModelShape, setup: TrainerSetup, batch: Batch, pass_bytes: int) -> int:
-    share = _SLACK.get(setup.device, _SLACK["cuda"])
-    if setup.device != "cpu":
-        return int(share * pass_bytes)
-    size, hidden, inner = setup.pass_settings.size, shape.layer.hidden, shape.layer.mlp or shape.layer.experts
-    widths = {hidden: 1, inner: 2}
-    small = sum(n for width, n in widths.items() if width * size * batch.num_tokens <= _HEAP_TENSOR)
-    return int(share * pass_bytes * small / sum(widths.values())) + 32 * 2**20
+    merged = 4 * shape.num_layers * sum(map(math.prod, shape.adapted_layers(lora.target_modules).values()))
+    return merged if merged <= _MERGED_LIMIT else 0
 
 
 def largest_batch(shape: ModelShape, setup: TrainerSetup, limit_bytes: int) -> int:

@@ -23,7 +23,6 @@ from art.storage import checkpoints
 from art.storage.checkpoints import CheckpointState
 from art.trainer.machine.distributed import Team
 from art.trainer.policy.base_model import BaseModel
-from art.trainer.policy.checkpointing import configured_mode
 from art.trainer.policy.full import FullPolicy
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.policy.policy import Policy
@@ -72,8 +71,7 @@ class Resident:
         if lora is None:
             policy = FullPolicy(self._base, compiles=self._config.compile_layers)
         else:
-            may_fold = configured_mode(self._config) in (None, "none") and not self._base.is_sharded
-            policy = LoraPolicy(self._base, lora, may_fold=may_fold)
+            policy = LoraPolicy(self._base, lora)
         optimizer = Optimizer(policy, self._team)
         self._loaded = Loaded(policy, optimizer, step=0, identity=None)
         return self._loaded

@@ -19,7 +19,6 @@ import torch
 
 from art.config import LoraConfig, OptimizerConfig, TrainerConfig
 from art.errors import ConfigError, ConstraintMismatchError, NothingTrainableError
-from art.kernels.heap import keep_freed_memory
 from art.kernels.threads import default_num_threads
 from art.memory.trainer import CPU_TOKENS
 from art.protocol.calls import SampleFile, Train, TrainSft
@@ -67,7 +66,6 @@ class Trainer:
                 f"{config.num_processes} with `torchrun`, and pass `Team.from_environment(config)`",
                 param="num_processes",
             )
-        keep_freed_memory()
         torch.set_num_threads(max(1, (config.num_threads or default_num_threads()) // config.num_processes))
         self._team = team
         self._config = config

@@ -151,7 +151,7 @@ def test_reasons_are_numbered_once() -> None:
 
 def test_of_a_mixture_of_experts_the_attention_is_adapted(tmp_path: Path) -> None:
     base = load_base_model(str(build(tmp_path, "Qwen3-MoE")), TrainerConfig(device="cpu"))
-    policy = LoraPolicy(base, LoraConfig(rank=4), may_fold=True)
+    policy = LoraPolicy(base, LoraConfig(rank=4))
     assert {name.split(".lora_")[0].rpartition(".")[2] for name in policy.tensors} == {
         "q_proj",
         "k_proj",
@@ -160,7 +160,7 @@ def test_of_a_mixture_of_experts_the_attention_is_adapted(tmp_path: Path) -> Non
     }
     policy.remove()
     with pytest.raises(ConfigError, match=r"stacked weights of .* name layers of the attention only"):
-        LoraPolicy(base, LoraConfig(rank=4, target_modules=["gate_proj", "up_proj", "down_proj"]), may_fold=True)
+        LoraPolicy(base, LoraConfig(rank=4, target_modules=["gate_proj", "up_proj", "down_proj"]))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_what_has_no_gradient_is_not_adapted(tmp_path: Path, name: str, layers: 
     path = build_family(ARCHITECTURE[name], tmp_path / "model")
     base = load_base_model(str(path), TrainerConfig(device="cpu"))
     for config in (LoraConfig(rank=4), LoraConfig(rank=4, target_modules=sorted(layers))):
-        policy = LoraPolicy(base, config, may_fold=True)
+        policy = LoraPolicy(base, config)
         assert {key.split(".lora_")[0].rpartition(".")[2] for key in policy.tensors} == layers
         assert not any("vision" in key for key in policy.tensors)
         policy.remove()

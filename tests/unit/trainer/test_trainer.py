@@ -132,12 +132,12 @@ def test_the_probe_is_that_of_the_trained_policy(trainer: Trainer, tmp_path: Pat
     assert again == probe
 
 
-@pytest.mark.parametrize("folds", [True, False])
+@pytest.mark.parametrize("checkpointing", [True, False])
 def test_a_restarted_trainer_continues_bit_identically(
-    folds: bool, new_trainer: Callable[..., Trainer], tmp_path: Path
+    checkpointing: bool, new_trainer: Callable[..., Trainer], tmp_path: Path
 ) -> None:
     config = RL.model_copy(update={"num_minibatches": 2})
-    settings = {"gradient_checkpointing": not folds}
+    settings = {"gradient_checkpointing": checkpointing}
     undisturbed = new_trainer(**settings)
     for name in ("a", "b"):
         undisturbed.init_checkpoint(tmp_path / name / "0000", LORA)

@@ -17,7 +17,6 @@ from art.config import ModelSettings, VllmConfig
 from art.errors import ConfigError
 from art.memory.activations import Batch
 from art.memory.engine import EngineForecast, forecast_engine, memory_share, sleeping_weights
-from art.memory.machine import packed_limit
 from art.memory.parts import GIB, Part, total
 from art.memory.shape import ModelShape
 from art.memory.trainer import (
@@ -74,8 +73,7 @@ class MemoryPlan:
     def setup(self) -> TrainerSetup:
         """The trainer's settings, with the checkpointing that "auto" is expected to choose on a GPU."""
         kind, settings = self.placement.trainer.kind, self.settings
-        limit = packed_limit(self.devices.memory_bytes) if kind == "cpu" else 0
-        setup = TrainerSetup(config=settings.trainer, lora=settings.lora, device=kind, packed_limit_bytes=limit)
+        setup = TrainerSetup(config=settings.trainer, lora=settings.lora, device=kind)
         rooms = [room for index in self.placement.trainer.indices if (room := self._room_of_trainer(index)) is not None]
         is_auto = kind == "cuda" and settings.trainer.gradient_checkpointing == "auto"
         return choose_mode(self.shape, setup, self.batch, min(rooms)) if is_auto and rooms else setup

@@ -44,10 +44,6 @@ _LENGTHS_PER_OCTAVE: Final = 32
 _MIN_LENGTH: Final = 512
 """Shortest layout for flex."""
 
-_MOST_READ = 0.9
-"""Largest share of the tokens whose hidden states are read for which the others are left out of the last MLP. Picking
-and putting back rows takes as long as a few percent of that MLP."""
-
 _SINK_WIDTH = 8
 """Columns that `_with_sink_key` adds to each head: fast kernels need a head size that is a multiple of 8."""
 
@@ -74,9 +70,6 @@ class TreeLayout:
     kernel: KernelName
     num_padding: int = 0
     """Number of tokens at the end that belong to no sequence. They see only themselves, and nothing sees them."""
-    read: Tensor | None = None  # [R]
-    """Places whose final hidden states are read, ascending; `None` for all, or almost all. Others may lack what the
-    last layer adds (`art.trainer.policy.last_layer`)."""
     derived: dict[Any, Any] = field(default_factory=dict)
     """Masks and plans by (kernel, window), cached by the first layer that needs them."""
 
@@ -102,14 +95,7 @@ def make_layout(tree: PrefixTree, *, device: torch.device, kernel: KernelName) -
         chains=[make_chain_keys(chain) for chain in tree.chains] if kernel in ("chains", "own") else [],
         kernel=kernel,
         num_padding=num_padding,
-        read=_read_places(tree, device),
     )
-
-
-def _read_places(tree: PrefixTree, device: torch.device) -> Tensor | None:
-    """The places that predict a target, if leaving out the others pays for picking these."""
-    places = np.unique(tree.targets.queries)
-    return torch.from_numpy(places).to(device) if len(places) <= _MOST_READ * len(tree) else None
 
 
 def padded_length(num_tokens: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,8 +18,6 @@ from art.trainer.attention.tree_attention import ATTENTION_NAME, TreeLayout, mak
 from art.trainer.head.products import Head
 from art.trainer.machine.shard import shard_layers
 from art.trainer.policy.checkpointing import configured_mode, set_checkpointing
-from art.trainer.policy.fast_norms import speed_up_norms
-from art.trainer.policy.last_layer import skip_unread_tokens
 from art.trainer.policy.lean import keep_less
 from art.trainer.step.logprobs import group_by_row, target_logprobs
 from art.trainer.tree.tree import build_tree, check_sample
@@ -79,14 +76,8 @@ def load_base_model(name: str, config: TrainerConfig) -> BaseModel:
             param="base_model",
         ) from error
     model.requires_grad_(False)
-    if not config.compile_layers:  # torch.compile does the same itself
-        if (device.type, dtype) == ("cpu", torch.float32):
-            speed_up_norms(model)  # small models in float32 on a CPU need speed, not memory
-        else:
-            keep_less(model)
-    backbone = getattr(model, model.base_model_prefix)
-    if device.type == "cpu" and not config.compile_layers and not config.shard_base:
-        skip_unread_tokens(backbone)
+    if not config.compile_layers and (device.type, dtype) != ("cpu", torch.float32):
+        keep_less(model)  # torch.compile does the same itself, and small models in float32 on a CPU need no memory
     if config.shard_base:
         shard_layers(model, device)
     if config.quantization == "none":  # quantised weights are loaded onto the device
@@ -96,7 +87,7 @@ def load_base_model(name: str, config: TrainerConfig) -> BaseModel:
     base = BaseModel(
         name=name,
         model=model,
-        backbone=backbone,
+        backbone=getattr(model, model.base_model_prefix),
         head=_describe_head(head, model.config.get_text_config(decoder=True)),
         device=device,
         is_sharded=config.shard_base,
@@ -112,16 +103,12 @@ def _describe_head(head: Any, config: Any) -> Head:
     return Head(head.weight, getattr(head, "bias", None), scale, getattr(config, "final_logit_softcapping", None))
 
 
-def run_backbone(base: BaseModel, layout: TreeLayout, weights: Mapping[str, Tensor] | None = None) -> Tensor:
-    """Compute the final hidden states [T, H] of a layout. `weights` replace parameters of the backbone, by name."""
+def run_backbone(base: BaseModel, layout: TreeLayout) -> Tensor:
+    """Compute the final hidden states [T, H] of a layout."""
 
     def run(**inputs: Any) -> Tensor:
-        inputs["use_cache"] = False
-        if weights is None:
-            output = base.backbone(**inputs)
-        else:
-            output = torch.func.functional_call(base.backbone, dict(weights), kwargs=inputs)
-        return output.last_hidden_state[0]
+        hidden: Tensor = base.backbone(**inputs, use_cache=False).last_hidden_state[0]
+        return hidden
 
     if base.one_by_one:
         return torch.cat([run(input_ids=layout.token_ids[None, chain.start : chain.end]) for chain in layout.chains])
@@ -199,7 +186,6 @@ def _difference(base: BaseModel) -> float:
     rows = group_by_row(tree.targets, base.device)
     with torch.no_grad():
         layout = make_layout(tree, device=base.device, kernel="own" if base.one_by_one else "dense")
-        layout = replace(layout, read=rows.queries.unique())  # whether the model allows that is compared too
         ours = rows.spread(target_logprobs(run_backbone(base, layout), base.head, rows)[0])
         theirs = torch.cat([_own_logprobs(base, sequence) for sequence in sequences])
     return float((ours - theirs).abs().max())

@@ -42,7 +42,7 @@ def prepare_checkpointing(
     mode = configured_mode(config)
     if mode is None:
         mode = "none"
-        if policy.base.device.type == "cuda" and policy.can_checkpoint:
+        if policy.base.device.type == "cuda":
             mode = choose_mode(forecasts, num_tokens, allocatable_bytes(policy.base.device))
         mode = MODES[max(map(MODES.index, team.gather(mode)))]
         set_checkpointing(policy.trained_model, mode)

@@ -6,11 +6,9 @@ engine rounds them. Their gradients are sums over tokens in float32. What is kep
 itself, which layers with the same input share. The input of an MLP's last layer is not kept (`AdaptedLinear.gated`).
 
 A layer of any kind is used as it is, e.g. one with 4-bit weights; then the low-rank products are a function of their
-own. In float32 on the CPU there are two faster ways:
-- *merged*: W + scale * B A is computed once per update and used in place of W. The forward pass and the gradient of x
-  cost no more than without an adapter, and only the gradients of A and B take low-rank products;
-- or *packed*: the two products with the frozen W (x W^T forward, g W backward) run on copies of W in oneDNN's order, if
-  that measures faster (`art.trainer.policy.fast_layers`), and low-rank products add the adapter.
+own. In float32 on the CPU layers are *merged*: W + scale * B A is computed once per update and used in place of W. The
+forward pass and the gradient of x cost no more than without an adapter, and only the gradients of A and B take low-rank
+products.
 
 Import this module late: it imports peft.
 """
@@ -25,13 +23,9 @@ from peft.tuners.lora import Linear as PeftLinear
 from torch import Tensor
 from torch.nn.functional import linear
 
-from art.kernels.packed_linear import pack, packed_linear
 from art.trainer.policy.lean import gated_input
 
 Activation: TypeAlias = Callable[[Tensor], Tensor]
-
-PACKED_ROWS = 256
-"""Rows that packed weights are laid out for: tokens of a typical micro-batch."""
 
 _CHUNK = 1024
 """Tokens whose numbers are converted to float32 at a time, where a product cannot return float32."""
@@ -42,8 +36,6 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.packed: tuple[Tensor, Tensor] | None = None
-        """Copies of the weight W and its transpose in oneDNN's order; `None` until `pack` is called."""
         self.is_off = False
         """Whether the layer runs without its adapter. Peft's own switch visits each layer's parts, which takes long."""
         self._merged: Tensor | None = None
@@ -52,24 +44,18 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
         if self.is_off:
             out: Tensor = self.base_layer(x)
             return out
-        if self.disable_adapters:  # also while folded weights replace those of the base layer
+        if self.disable_adapters:
             return super().forward(x, *args, **kwargs)
         base, (a, b, scale) = self.base_layer, self._factors()
         if not self.is_plain:
             return _LowRankSum.apply(base(x), x, a, b, scale)
         if self._merged is None:
-            return _AdaptedProduct.apply(x, a, b, base.weight, base.bias, scale, self.packed)
+            return _AdaptedProduct.apply(x, a, b, base.weight, base.bias, scale)
         return _MergedProduct.apply(x, a, b, self._merged, base.bias, scale)
 
     def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
         """Apply the layer to `activation(gate) * up`, and compute that product again for the backward pass."""
-        if (
-            self.is_off
-            or self.disable_adapters
-            or self._merged is not None
-            or self.packed is not None
-            or not self.is_plain
-        ):
+        if self.is_off or self.disable_adapters or self._merged is not None or not self.is_plain:
             return self(gated_input(gate, up, activation))
         base, (a, b, scale) = self.base_layer, self._factors()
         return _GatedProduct.apply(gate, up, a, b, base.weight, base.bias, scale, activation)
@@ -89,11 +75,6 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
         (name,) = self.active_adapters
         return self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name]
 
-    def pack(self) -> None:
-        """Use copies of the weight in oneDNN's order in all products from now on."""
-        weight = self.base_layer.weight.detach()
-        self.packed = pack(weight, PACKED_ROWS), pack(weight.T.contiguous(), PACKED_ROWS)
-
 
 class _AdaptedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
     """Compute [..., out] from x [..., in], A [r, in], B [out, r] and the frozen W [out, in]."""
@@ -107,14 +88,13 @@ class _AdaptedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch i
         weight: Tensor,
         bias: Tensor | None,
         scale: float,
-        packed: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
         rows = x.flatten(0, -2)
-        out = linear(rows, weight, bias) if packed is None else packed_linear(rows.contiguous(), packed[0], bias)
+        out = linear(rows, weight, bias)
         inner = rows @ a.T.to(x.dtype)  # [N, r]
         out.addmm_(inner, b.T.to(x.dtype), alpha=scale)
         ctx.save_for_backward(x, inner, a, b, weight)
-        ctx.scale, ctx.packed = scale, packed
+        ctx.scale = scale
         return out.view(*x.shape[:-1], -1)
 
     @staticmethod
@@ -125,9 +105,8 @@ class _AdaptedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch i
         grad_a, grad_b = _sum_over_tokens(grad_inner, rows), _grad_b(grad, inner.T, ctx.scale)
         grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_x = grad @ weight if ctx.packed is None else packed_linear(grad.contiguous(), ctx.packed[1], None)
-            grad_x = grad_x.addmm_(grad_inner.T, a.to(x.dtype)).view(x.shape)
-        return grad_x, grad_a, grad_b, None, None, None, None
+            grad_x = (grad @ weight).addmm_(grad_inner.T, a.to(x.dtype)).view(x.shape)
+        return grad_x, grad_a, grad_b, None, None, None
 
 
 class _GatedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker

@@ -1,9 +1,4 @@
-"""A LoRA on the frozen base model: matrices injected by peft and stored in its format.
-
-Small layers are *folded*: they run with W + scale * B A as their weight. The gradient of that sum, collected over all
-micro-batches, gives the gradients of A and B by the chain rule, once per update. The result is the same. At a hidden
-size of 64 it saves a quarter of the step, because each layer skips two small products and an addition per token.
-"""
+"""A LoRA on the frozen base model: matrices injected by peft and stored in its format."""
 
 from __future__ import annotations
 
@@ -29,6 +24,8 @@ from art.trainer.tensor_files import copy_named, dump_named
 if TYPE_CHECKING:
     from art.trainer.policy.linear import AdaptedLinear
 
+MAX_MERGED_BYTES = 2**29
+"""Most memory for merged copies of weights, which are as large as the layers and are computed again in each update."""
 _ADAPTER = "default"
 _EXPERT_LAYERS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "shared_expert_gate"})
 """Names by which peft finds the experts and the router of a mixture."""
@@ -43,7 +40,7 @@ class LoraPolicy(Policy):
     weights_file = checkpoints.ADAPTER_WEIGHTS
     trains_base_weights = False
 
-    def __init__(self, base: BaseModel, config: LoraConfig, *, may_fold: bool) -> None:
+    def __init__(self, base: BaseModel, config: LoraConfig) -> None:
         self.base = base
         self.config = config
         self._peft_model = _inject(base, config)
@@ -54,21 +51,11 @@ class LoraPolicy(Policy):
             for name, parameter in self._peft_model.named_parameters()
             if "lora_" in name
         }
-        self._grad_views = self._allocate(parameters)
+        grads = self._allocate(parameters)
         for name, parameter in parameters.items():
-            parameter.data, parameter.grad = self.tensors[name], self._grad_views[name]
-        self._folds = may_fold and _pays_to_fold([layer.base_layer for layer in self._layers.values()], config.rank)
-        self._merging: list[AdaptedLinear] = []
-        if self._folds:  # adapters stay off in the layers; folded weights replace the base weights
-            self.can_checkpoint = False  # layers that run again would do so with the base weights
-            self._peft_model.base_model.disable_adapter_layers()
-        elif _suits_fast_layers(base, layers := list(self._layers.values())):
-            from art.trainer.policy.fast_layers import layers_to_merge, pack_where_faster
-
-            pack_where_faster(layers)
-            self._merging = layers_to_merge(layers)
+            parameter.data, parameter.grad = self.tensors[name], grads[name]
+        self._merging: list[AdaptedLinear] = _layers_to_merge(base, list(self._layers.values()))
         self._merged_version: int | None = None
-        self._folded: dict[str, Tensor] | None = None
         self.reset()
 
     # -- weights --
@@ -131,17 +118,13 @@ class LoraPolicy(Policy):
     # -- forward and backward --
 
     def hidden_states(self, layout: TreeLayout) -> Tensor:
-        if self._folds and self._folded is None:
-            return run_backbone(self.base, layout, self._fold())
         if self._merging and self._merged_version != self.values._version:  # torch counts in-place changes
             for layer in self._merging:
                 layer.merge()
             self._merged_version = self.values._version
-        return run_backbone(self.base, layout, self._folded)
+        return run_backbone(self.base, layout)
 
     def base_hidden_states(self, layout: TreeLayout) -> Tensor:
-        if self._folds:  # adapters are off anyway
-            return run_backbone(self.base, layout)
         with self._without_adapters():
             return run_backbone(self.base, layout)
 
@@ -166,34 +149,7 @@ class LoraPolicy(Policy):
     @contextlib.contextmanager
     def accumulate_gradients(self) -> Iterator[None]:
         self.grads.zero_()
-        if not self._folds:
-            yield
-            return
-        self._folded = folded = {name: weight.requires_grad_() for name, weight in self._fold().items()}
-        try:
-            yield
-        finally:
-            self._folded = None
-        self._unfold(folded)
-
-    def _fold(self) -> dict[str, Tensor]:
-        """W + scale * B A of every adapted layer, by the name of its weight in the backbone."""
-        return {
-            self._weight_name(key): torch.addmm(self._layers[key].base_layer.weight, b, a, alpha=self._scale)
-            for key, (a, b) in self._factors(self.tensors).items()
-        }
-
-    def _unfold(self, folded: dict[str, Tensor]) -> None:
-        """Add the gradients of A and B, from those of the folded weights, to `grads`."""
-        grads = self._factors(self._grad_views)
-        for key, (a, b) in self._factors(self.tensors).items():
-            if (grad := folded[self._weight_name(key)].grad) is not None:
-                grads[key][0].addmm_(b.T, grad, alpha=self._scale)
-                grads[key][1].addmm_(grad, a.T, alpha=self._scale)
-
-    def _weight_name(self, key: str) -> str:
-        prefix: Any = self.base.model.base_model_prefix
-        return key.removeprefix(f"base_model.model.{prefix}.") + ".base_layer.weight"
+        yield
 
     def remove(self) -> None:
         self._peft_model.unload()
@@ -252,13 +208,12 @@ def _target_modules(base: BaseModel, config: LoraConfig) -> str | list[str]:
     return sorted(linear - _EXPERT_LAYERS)
 
 
-def _suits_fast_layers(base: BaseModel, layers: list[Any]) -> bool:
-    """Whether the adapted layers can run on merged or packed weights: plain, whole, float32 and on the CPU."""
-    return _are_plain([layer.base_layer for layer in layers]) and base.device.type == "cpu" and not base.is_sharded
-
-
-def _are_plain(layers: list[Any]) -> bool:
-    return all(type(layer) is torch.nn.Linear and layer.weight.dtype == torch.float32 for layer in layers)
+def _layers_to_merge(base: BaseModel, layers: list[Any]) -> list[Any]:
+    """The layers that run on merged weights: all on a CPU in float32, unless the copies would take too much memory."""
+    weights = [layer.base_layer.weight for layer in layers if type(layer.base_layer) is torch.nn.Linear]
+    suits = base.device.type == "cpu" and not base.is_sharded and len(weights) == len(layers)
+    suits = suits and all(weight.dtype == torch.float32 for weight in weights)
+    return layers if suits and sum(weight.nbytes for weight in weights) <= MAX_MERGED_BYTES else []
 
 
 def _decoder_name(base: BaseModel) -> str | None:
@@ -298,18 +253,6 @@ def _find_layers(base: BaseModel, peft_model: Any) -> dict[str, Any]:
         peft_model.unload()
         raise ConfigError(f"target_modules selects {problem}", param="target_modules")
     return layers
-
-
-def _pays_to_fold(layers: list[Any], rank: int) -> bool:
-    """Whether folding needs less arithmetic per token.
-
-    Folding computes the gradient of the whole weight, in * out. Otherwise there are three passes (forward and two
-    gradients) of the low-rank products, rank * (in + out) each.
-    """
-    if not _are_plain(layers):
-        return False
-    full: int = sum(layer.weight.numel() for layer in layers)
-    return full <= 3 * rank * sum(sum(layer.weight.shape) for layer in layers)
 
 
 def _plain(value: Any) -> Any:

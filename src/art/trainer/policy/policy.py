@@ -33,9 +33,6 @@ class Policy(ABC):
     tensors: dict[str, Tensor]
     """Trained tensors as views of `values`, named as in the weights file of a checkpoint."""
 
-    can_checkpoint: bool = True
-    """Whether layers may be computed again in the backward pass."""
-
     weights_file: ClassVar[str]
     """Name of the file with the weights in a checkpoint."""
     trains_base_weights: ClassVar[bool]

@@ -28,7 +28,7 @@ NUM_ROLLOUTS, NUM_TOKENS = 20, 8
 @pytest.fixture
 def policy(model_path: Callable[[str], str]) -> LoraPolicy:
     base = load_base_model(model_path("Qwen3"), TrainerConfig(device="cpu", num_threads=1))
-    policy = LoraPolicy(base, LoraConfig(rank=4, alpha=8), may_fold=True)
+    policy = LoraPolicy(base, LoraConfig(rank=4, alpha=8))
     policy.values.copy_(torch.randn(policy.values.shape, generator=torch.Generator().manual_seed(2)) * 0.2)
     return policy
 

@@ -246,7 +246,7 @@ def test_forced_tokens_have_no_row_no_log_prob_and_no_gradient() -> None:
 @pytest.fixture(scope="module")
 def policies(model_path: Callable[[str], str]) -> dict[str, Policy]:
     base = load_base_model(model_path("Qwen3"), TrainerConfig(device="cpu", num_threads=1))
-    lora = LoraPolicy(base, LoraConfig(rank=8, alpha=16), may_fold=True)
+    lora = LoraPolicy(base, LoraConfig(rank=8, alpha=16))
     lora.values.copy_(torch.randn(lora.values.shape, generator=torch.Generator().manual_seed(2)) * 0.2)
     whole = load_base_model(model_path("Qwen3"), TrainerConfig(device="cpu", num_threads=1))
     return {"lora": lora, "full": FullPolicy(whole)}

@@ -29,7 +29,7 @@ SMALL = {
 def adapted(family: str, num_layers: int, dtype: torch.dtype, shape: dict[str, Any], lora: LoraConfig) -> LoraPolicy:
     base = zero_model(family, num_layers, dtype, **shape)
     keep_less(base.model)
-    policy = LoraPolicy(base, lora, may_fold=False)
+    policy = LoraPolicy(base, lora)
     policy._merging = []  # as on CUDA: no merged weights
     return policy
 

@@ -42,9 +42,9 @@ class Team:
 def on_cuda(model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Policy]:
     """A policy that takes its device for a GPU with so much free memory."""
 
-    def make(free_bytes: int, lora: LoraConfig | None = LORA, *, fold: bool = False) -> Policy:
+    def make(free_bytes: int, lora: LoraConfig | None = LORA) -> Policy:
         base = load_base_model(model_path("Qwen3"), TrainerConfig(device="cpu", num_threads=1))
-        policy = FullPolicy(base) if lora is None else LoraPolicy(base, lora, may_fold=fold)
+        policy = FullPolicy(base) if lora is None else LoraPolicy(base, lora)
         policy.base = replace(base, device=torch.device("cuda"))
         monkeypatch.setattr(checkpoint_choice, "allocatable_bytes", lambda device: free_bytes)
         return policy
@@ -108,12 +108,6 @@ def test_all_processes_do_what_the_one_with_least_memory_needs(on_cuda: Callable
     assert prepare(on_cuda(1), Team("none"))["throughput/checkpointing"] == 2
 
 
-def test_folded_layers_are_not_checkpointed(on_cuda: Callable[..., Policy]) -> None:
-    policy = on_cuda(1, fold=True)
-    assert not policy.can_checkpoint
-    assert prepare(policy)["throughput/checkpointing"] == 0
-
-
 @pytest.mark.parametrize(("setting", "number"), [(False, 0), ("selective", 1), (True, 2), ("auto", 0)])
 def test_other_settings_and_other_devices_do_not_ask_for_memory(
     setting: Any, number: int, model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
@@ -121,7 +115,7 @@ def test_other_settings_and_other_devices_do_not_ask_for_memory(
     monkeypatch.delattr(checkpoint_choice, "allocatable_bytes")
     config: dict[str, Any] = {"device": "cpu", "num_threads": 1, "gradient_checkpointing": setting}
     base = load_base_model(model_path("Qwen3"), TrainerConfig(**config))
-    policy = LoraPolicy(base, LoraConfig(rank=8), may_fold=False)
+    policy = LoraPolicy(base, LoraConfig(rank=8))
     assert prepare(policy, **config)["throughput/checkpointing"] == number
     assert base.model.training == (number > 0)
 

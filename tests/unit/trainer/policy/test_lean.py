@@ -45,12 +45,11 @@ def make_policy(model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatc
     """A policy with disturbed weights on a tiny model, with layers that keep less or with those of transformers."""
 
     def make(family: str, dtype: str, *, lean: bool, lora: LoraConfig | None = LORA, **config: Any) -> Policy:
-        for change in ("keep_less", "speed_up_norms"):
-            monkeypatch.setattr(base_model, change, lambda model: None)
+        monkeypatch.setattr(base_model, "keep_less", lambda model: None)
         base = load_base_model(model_path(family), TrainerConfig(device="cpu", dtype=dtype, num_threads=1, **config))
         if lean:
             keep_less(base.model)  # on a CPU in float32 too
-        policy = FullPolicy(base) if lora is None else LoraPolicy(base, lora, may_fold=False)
+        policy = FullPolicy(base) if lora is None else LoraPolicy(base, lora)
         if lora is not None:
             policy._merging = []  # type: ignore[attr-defined]
         noise = torch.randn(policy.values.shape, generator=torch.Generator().manual_seed(2))

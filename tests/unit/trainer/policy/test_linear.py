@@ -1,4 +1,4 @@
-"""The adapted linear layer computes what peft's does, packed or not, and is used only where it does."""
+"""The adapted linear layer computes what peft's does, merged or not, and is used only where it does."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import pytest
 import torch
 
 from art.config import DppoConfig, LoraConfig, TrainerConfig
-from art.kernels import packed_linear
-from art.kernels.packed_linear import packing_pays
 from art.trainer.machine.shard import idle_layout
-from art.trainer.policy import fast_layers
+from art.trainer.policy import lora
 from art.trainer.policy.base_model import load_base_model
-from art.trainer.policy.fast_layers import pack_where_faster
 from art.trainer.policy.linear import AdaptedLinear
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.step.micro_batch import split_micro_batches
@@ -30,25 +27,9 @@ from tests.support.trainer_samples import VOCAB_SIZE, random_samples
 LORA = LoraConfig(rank=4, alpha=8)
 
 
-def can_pack() -> bool:
-    try:
-        packed_linear.packed_linear(torch.ones(2, 8), packed_linear.pack(torch.ones(8, 8), 2), None)
-    except (AttributeError, RuntimeError):
-        return False
-    return True
-
-
-def pays(*, backward: bool = True) -> bool:
-    """Whether packing a weight [64, 32] measures faster, without the cache."""
-    return packing_pays.__wrapped__(64, 32, num_rows=16, dtype=torch.float32, backward=backward)
-
-
-needs_packing = pytest.mark.skipif(not can_pack(), reason="no oneDNN packed weights in this torch")
-
-
 def make_policy(model_path: Callable[[str], str], family: str = "Qwen2", **config: Any) -> LoraPolicy:
     base = load_base_model(model_path(family), TrainerConfig(device="cpu", num_threads=1, **config))
-    policy = LoraPolicy(base, LORA, may_fold=False)
+    policy = LoraPolicy(base, LORA)
     policy.values.copy_(torch.randn(policy.values.shape, generator=torch.Generator().manual_seed(2)) * 0.2)
     return policy
 
@@ -72,7 +53,7 @@ def values_and_gradients(layer: torch.nn.Module, x: torch.Tensor, call: Any) -> 
     return [out.detach(), *torch.autograd.grad(out, [leaf, *parameters], weights)]
 
 
-@pytest.mark.parametrize("way", ["plain", "merged", pytest.param("packed", marks=needs_packing)])
+@pytest.mark.parametrize("way", ["plain", "merged"])
 @pytest.mark.parametrize("shape", [(1, 9, 32), (7, 32), (1, 32)])
 def test_values_and_gradients_equal_those_of_peft(
     way: str, shape: tuple[int, ...], model_path: Callable[[str], str]
@@ -84,23 +65,20 @@ def test_values_and_gradients_equal_those_of_peft(
     for layer in layers:
         if layer.in_features != shape[-1]:
             continue
-        if way != "plain":
-            layer.pack() if way == "packed" else layer.merge()
+        if way == "merged":
+            layer.merge()
         expected = values_and_gradients(layer, x, super(AdaptedLinear, layer).forward)
         for one, other in zip(values_and_gradients(layer, x, layer), expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("way", ["plain", "merged", pytest.param("packed", marks=needs_packing)])
+@pytest.mark.parametrize("way", ["plain", "merged"])
 def test_a_whole_update_has_the_reference_gradient(
     way: str, model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way != "merged":
-        monkeypatch.setattr(fast_layers, "_MAX_MERGED_BYTES", 0)
+        monkeypatch.setattr(lora, "MAX_MERGED_BYTES", 0)
     policy = make_policy(model_path)
-    if way == "packed":
-        for layer in adapted_layers(policy):
-            layer.pack()
     expected = reference_gradient(policy, random_samples(3), DppoConfig())
     assert float((gradient(policy) - expected).norm() / expected.norm()) < 1e-5
 
@@ -133,7 +111,7 @@ def test_merged_weights_follow_every_change_of_the_values(model_path: Callable[[
 
 
 def test_large_layers_are_not_merged(model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_layers, "_MAX_MERGED_BYTES", 1000)
+    monkeypatch.setattr(lora, "MAX_MERGED_BYTES", 1000)
     assert not make_policy(model_path)._merging
 
 
@@ -178,7 +156,7 @@ def relative_errors(found: list[torch.Tensor], expected: list[torch.Tensor]) -> 
 def test_values_and_gradients_are_as_near_to_float64_as_those_of_peft(
     dtype: Any, way: str, model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fast_layers, "_MAX_MERGED_BYTES", 0)
+    monkeypatch.setattr(lora, "MAX_MERGED_BYTES", 0)
     tolerance = {"float32": 1e-6, "bfloat16": 1e-2}[dtype]
     layers = adapted_layers(make_policy(model_path, dtype=dtype))
     assert len(layers) == 14
@@ -219,8 +197,8 @@ def test_values_and_gradients_are_as_near_to_float64_as_those_of_peft(
 def test_layers_of_another_kind_give_the_same_update(
     dtype: str, model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A subclass of a linear layer is used by its own `forward`, and nothing of it is merged or packed."""
-    monkeypatch.setattr(fast_layers, "_MAX_MERGED_BYTES", 0)
+    """A subclass of a linear layer is used by its own `forward`, and nothing of it is merged."""
+    monkeypatch.setattr(lora, "MAX_MERGED_BYTES", 0)
     expected = gradient(make_policy(model_path, dtype=dtype))
     policy = make_policy(model_path, dtype=dtype)
     for layer in adapted_layers(policy):
@@ -235,75 +213,10 @@ def test_only_float32_on_a_cpu_is_merged(model_path: Callable[[str], str]) -> No
     assert not make_policy(model_path, dtype="bfloat16")._merging
     base = load_base_model(model_path("Qwen2"), TrainerConfig(device="cpu", num_threads=1))
     base.backbone.layers[0].mlp.up_proj.__class__ = Special
-    assert not LoraPolicy(base, LORA, may_fold=False)._merging
+    assert not LoraPolicy(base, LORA)._merging
 
 
 def test_a_bfloat16_update_has_the_direction_of_the_float32_one(model_path: Callable[[str], str]) -> None:
     expected = reference_gradient(make_policy(model_path), random_samples(3), DppoConfig())
     found = gradient(make_policy(model_path, dtype="bfloat16"))
     assert float(torch.cosine_similarity(found, expected, dim=0)) > 0.99
-
-
-# -- what is packed --
-
-
-@needs_packing
-@pytest.mark.parametrize(("plain_s", "packed_s", "pays"), [(1.0, 0.5, True), (1.0, 0.95, False), (1.0, 2.0, False)])
-def test_packing_follows_the_measurement(
-    plain_s: float, packed_s: float, pays: bool, model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packed_linear, "best_times", lambda *calls: [plain_s, packed_s])
-    monkeypatch.setattr(fast_layers, "MIN_ELEMENTS", 1)
-    packing_pays.cache_clear()
-    layers = adapted_layers(make_policy(model_path))  # an injected policy has decided already
-    packing_pays.cache_clear()
-    assert {layer.packed is not None for layer in layers} == {pays}
-
-
-def test_small_layers_are_neither_measured_nor_packed(
-    model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(*shape: int, **settings: Any) -> bool:
-        raise AssertionError(shape)
-
-    monkeypatch.setattr(fast_layers, "packing_pays", never)
-    assert not any(layer.packed for layer in adapted_layers(make_policy(model_path)))
-
-
-def test_copies_that_do_not_fit_into_memory_are_not_made(
-    model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    layers = adapted_layers(make_policy(model_path))
-    monkeypatch.setattr(fast_layers, "packing_pays", lambda *shape, **settings: True)
-    monkeypatch.setattr(fast_layers, "MIN_ELEMENTS", 1)
-    monkeypatch.setattr(fast_layers, "available_bytes", lambda: 1000)
-    pack_where_faster(layers)
-    assert "more than half of the memory" in caplog.text
-    assert not any(layer.packed for layer in layers)
-
-
-@pytest.mark.parametrize("error", [AttributeError("no such operator"), RuntimeError("not built")])
-def test_without_the_operators_nothing_is_packed(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(weight: torch.Tensor, num_rows: int) -> None:
-        raise error
-
-    monkeypatch.setattr(packed_linear, "pack", fail)
-    assert not pays()
-
-
-@needs_packing
-def test_wrong_packed_products_are_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    right = packed_linear.packed_linear
-    monkeypatch.setattr(packed_linear, "packed_linear", lambda *args: right(*args) * 1.1)
-    monkeypatch.setattr(packed_linear, "best_times", lambda *calls: [1.0, 0.1])
-    assert not pays()
-    assert "other results" in caplog.text
-
-
-@needs_packing
-def test_a_real_measurement_decides_by_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    for backward in (False, True):
-        monkeypatch.setattr(packed_linear, "MIN_GAIN", 0.0)
-        assert pays(backward=backward)
-        monkeypatch.setattr(packed_linear, "MIN_GAIN", 1e9)
-        assert not pays(backward=backward)

@@ -34,7 +34,7 @@ def randomise(policy: LoraPolicy, seed: int = 3) -> None:
 
 
 def test_fresh_adapter_changes_nothing_and_follows_the_seed(base: BaseModel) -> None:
-    policy = LoraPolicy(base, CONFIG, may_fold=True)
+    policy = LoraPolicy(base, CONFIG)
     probe = measure_probe(policy, fresh_probe_tokens(VOCAB_SIZE))
     assert probe.logprobs == probe.base_logprobs
     assert policy.norm() == 0
@@ -43,11 +43,11 @@ def test_fresh_adapter_changes_nothing_and_follows_the_seed(base: BaseModel) -> 
     policy.reset()
     assert policy.dump() == first
     policy.remove()
-    assert LoraPolicy(base, LoraConfig(rank=8, alpha=16, seed=1), may_fold=True).dump() != first
+    assert LoraPolicy(base, LoraConfig(rank=8, alpha=16, seed=1)).dump() != first
 
 
 def test_every_linear_layer_but_the_head(base: BaseModel) -> None:
-    policy = LoraPolicy(base, CONFIG, may_fold=True)
+    policy = LoraPolicy(base, CONFIG)
     modules = {name.split(".")[-3] for name in policy.tensors}
     assert modules == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     assert len(policy.tensors) == 2 * 7 * 2
@@ -55,14 +55,11 @@ def test_every_linear_layer_but_the_head(base: BaseModel) -> None:
 
 
 @pytest.mark.parametrize("rslora", [False, True])
-@pytest.mark.parametrize("fold", [True, False])
-def test_peft_loads_the_files(
-    base: BaseModel, fold: bool, rslora: bool, tmp_path: Path, model_path: Callable[[str], str]
-) -> None:
+def test_peft_loads_the_files(base: BaseModel, rslora: bool, tmp_path: Path, model_path: Callable[[str], str]) -> None:
     import peft
     from transformers import AutoModelForCausalLM
 
-    policy = LoraPolicy(base, CONFIG.model_copy(update={"use_rslora": rslora}), may_fold=fold)
+    policy = LoraPolicy(base, CONFIG.model_copy(update={"use_rslora": rslora}))
     randomise(policy)
     (tmp_path / "adapter_model.safetensors").write_bytes(policy.dump())
     (tmp_path / "adapter_config.json").write_bytes(policy.adapter_config())
@@ -77,7 +74,7 @@ def test_peft_loads_the_files(
 
 def test_a_plain_reader_can_apply_the_files(base: BaseModel, tmp_path: Path) -> None:
     """W + alpha / r * B A by nothing but the names in the files gives what the policy computes."""
-    policy = LoraPolicy(base, CONFIG, may_fold=True)
+    policy = LoraPolicy(base, CONFIG)
     randomise(policy)
     (tmp_path / "adapter.safetensors").write_bytes(policy.dump())
     config = json.loads(policy.adapter_config())
@@ -102,7 +99,7 @@ def test_rslora_scales_by_the_root_of_the_rank(base: BaseModel) -> None:
     for use_rslora, scale in ((False, 2.0), (True, 16 / 8**0.5)):
         config = LoraConfig(rank=8, alpha=16, use_rslora=use_rslora)
         assert config.scale == pytest.approx(scale)
-        policy = LoraPolicy(base, config, may_fold=True)
+        policy = LoraPolicy(base, config)
         randomise(policy)
         norms.append(policy.norm())
         assert json.loads(policy.adapter_config())["use_rslora"] == use_rslora
@@ -110,9 +107,8 @@ def test_rslora_scales_by_the_root_of_the_rank(base: BaseModel) -> None:
     assert norms[1] / norms[0] == pytest.approx(8**0.5)
 
 
-@pytest.mark.parametrize("fold", [True, False])
-def test_dump_and_load(base: BaseModel, fold: bool, tmp_path: Path) -> None:
-    policy = LoraPolicy(base, CONFIG, may_fold=fold)
+def test_dump_and_load(base: BaseModel, tmp_path: Path) -> None:
+    policy = LoraPolicy(base, CONFIG)
     randomise(policy)
     data, before = policy.dump(), measure_probe(policy, fresh_probe_tokens(VOCAB_SIZE))
     policy.reset()
@@ -122,7 +118,7 @@ def test_dump_and_load(base: BaseModel, fold: bool, tmp_path: Path) -> None:
 
 
 def test_files_that_do_not_fit_are_refused(base: BaseModel, tmp_path: Path) -> None:
-    policy = LoraPolicy(base, CONFIG, may_fold=True)
+    policy = LoraPolicy(base, CONFIG)
     before = policy.dump()
     tensors = {name: tensor.clone() for name, tensor in policy.tensors.items()}
     first = next(iter(tensors))
@@ -141,7 +137,7 @@ def test_files_that_do_not_fit_are_refused(base: BaseModel, tmp_path: Path) -> N
 
 
 def test_target_modules(base: BaseModel) -> None:
-    policy = LoraPolicy(base, LoraConfig(rank=2, target_modules=["q_proj", "down_proj"]), may_fold=True)
+    policy = LoraPolicy(base, LoraConfig(rank=2, target_modules=["q_proj", "down_proj"]))
     assert {name.split(".")[-3] for name in policy.tensors} == {"q_proj", "down_proj"}
 
 
@@ -151,13 +147,13 @@ def test_target_modules(base: BaseModel) -> None:
 )
 def test_target_modules_that_cannot_be_adapted(base: BaseModel, modules: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        LoraPolicy(base, LoraConfig(target_modules=modules), may_fold=True)
-    LoraPolicy(base, CONFIG, may_fold=True)  # the base model is as it was
+        LoraPolicy(base, LoraConfig(target_modules=modules))
+    LoraPolicy(base, CONFIG)  # the base model is as it was
 
 
 def test_removing_the_adapter_restores_the_base(base: BaseModel) -> None:
     names = [name for name, _ in base.model.named_parameters()]
-    policy = LoraPolicy(base, CONFIG, may_fold=False)
+    policy = LoraPolicy(base, CONFIG)
     policy.remove()
     assert [name for name, _ in base.model.named_parameters()] == names
 
@@ -166,7 +162,7 @@ def test_removing_the_adapter_restores_the_base(base: BaseModel) -> None:
 
 
 def test_adamw_equals_its_formula(base: BaseModel) -> None:
-    policy = LoraPolicy(base, CONFIG, may_fold=True)
+    policy = LoraPolicy(base, CONFIG)
     randomise(policy)
     optimizer = Optimizer(policy)
     config = OptimizerConfig(betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1, max_grad_norm=2.0)
@@ -187,7 +183,7 @@ def test_adamw_equals_its_formula(base: BaseModel) -> None:
 
 
 def test_optimiser_continues_from_its_file(base: BaseModel, tmp_path: Path) -> None:
-    policy = LoraPolicy(base, CONFIG, may_fold=True)
+    policy = LoraPolicy(base, CONFIG)
     optimizer = Optimizer(policy)
     policy.grads.fill_(0.01)
     optimizer.update(0.1, OptimizerConfig())
@@ -209,7 +205,7 @@ def test_optimiser_continues_from_its_file(base: BaseModel, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_gradient_that_is_not_finite_changes_nothing(base: BaseModel, bad: float) -> None:
-    policy = LoraPolicy(base, CONFIG, may_fold=True)
+    policy = LoraPolicy(base, CONFIG)
     optimizer = Optimizer(policy)
     before = policy.dump(), whole(optimizer.stream())
     policy.grads[7] = bad

@@ -30,7 +30,7 @@ LORA = LoraConfig(rank=8, alpha=16)
 
 def make_policy(path: str, **config: Any) -> LoraPolicy:
     base = load_base_model(path, TrainerConfig(device="cpu", num_threads=1, **config))
-    policy = LoraPolicy(base, LORA, may_fold=True)
+    policy = LoraPolicy(base, LORA)
     policy.values.copy_(torch.randn(policy.values.shape, generator=torch.Generator().manual_seed(2)) * 0.2)
     return policy
 
@@ -61,7 +61,6 @@ def test_linear_layers_of_the_decoder_are_kept_in_4_bits(model_path: Callable[[s
     assert sizes[1] * 8 == sizes[0]
     assert rounded.base.head.weight.dtype == torch.float32
     assert torch.equal(rounded.base.head.weight, whole.base.head.weight)
-    assert not rounded._folds
 
 
 def test_the_gradient_is_that_of_a_plain_model_with_the_rounded_weights(

@@ -36,11 +36,11 @@ def policies(model_path: Callable[[str], str]) -> Callable[..., LoraPolicy]:
     """Policies by family, with random B matrices so that every gradient is at work."""
     made: dict[Any, LoraPolicy] = {}
 
-    def policy(family: str, *, fold: bool = True, **config: Any) -> LoraPolicy:
-        key = (family, fold, *config.items())
+    def policy(family: str, **config: Any) -> LoraPolicy:
+        key = (family, *config.items())
         if key not in made:
             base = load_base_model(model_path(family), TrainerConfig(device="cpu", num_threads=1, **config))
-            made[key] = LoraPolicy(base, LoraConfig(rank=8, alpha=16), may_fold=fold)
+            made[key] = LoraPolicy(base, LoraConfig(rank=8, alpha=16))
             made[key].values.copy_(
                 torch.randn(made[key].values.shape, generator=torch.Generator().manual_seed(2)) * 0.2
             )
@@ -153,18 +153,10 @@ def test_a_mixed_update_is_the_weighted_sum_of_updates_of_each_component(
     assert all(relative_error(mixed, alone[name][0]) > 0.1 for name in COMPONENTS), "each has a part in it"
 
 
-@pytest.mark.parametrize("family", ["Qwen3", "Llama"])
-def test_folded_equals_peft_layers(family: str, policies: Callable[..., LoraPolicy]) -> None:
-    samples = random_samples(9)
-    folded, plain = policies(family), policies(family, fold=False)
-    assert (folded._folds, plain._folds) == (True, False)
-    assert relative_error(tree_gradient(folded, samples)[0], tree_gradient(plain, samples)[0]) < TOLERANCE
-
-
 def test_gradient_checkpointing_changes_nothing(policies: Callable[..., LoraPolicy]) -> None:
     samples = random_samples(10)
-    checkpointed = policies("Qwen3", fold=False, gradient_checkpointing=True)
-    expected = tree_gradient(policies("Qwen3", fold=False), samples)[0]
+    checkpointed = policies("Qwen3", gradient_checkpointing=True)
+    expected = tree_gradient(policies("Qwen3"), samples)[0]
     assert relative_error(tree_gradient(checkpointed, samples)[0], expected) < TOLERANCE
 
 
@@ -202,12 +194,6 @@ def test_a_wrong_mask_would_be_noticed(
     samples = random_samples(0)
     found, _ = tree_gradient(policies("Llama"), samples)
     assert relative_error(found, reference_gradient(policies("Llama"), samples, DppoConfig())) > 100 * TOLERANCE
-
-
-def test_large_layers_are_not_folded(model_path: Callable[[str], str]) -> None:
-    """Folding only pays where a full weight is small against the rank."""
-    base = load_base_model(model_path("Qwen3"), TrainerConfig(device="cpu", num_threads=1))
-    assert not LoraPolicy(base, LoraConfig(rank=1), may_fold=True)._folds
 
 
 def test_log_ratio_of_the_policy_itself_is_zero(policies: Callable[..., LoraPolicy]) -> None:

@@ -39,10 +39,10 @@ ON_CPU = RuntimeError(
 )
 
 
-@pytest.fixture(params=[True, False], ids=["folded", "layers"])
-def policy(request: pytest.FixtureRequest, model_path: Callable[[str], str]) -> LoraPolicy:
+@pytest.fixture
+def policy(model_path: Callable[[str], str]) -> LoraPolicy:
     base = load_base_model(model_path("Qwen3"), TrainerConfig(device="cpu", num_threads=1))
-    policy = LoraPolicy(base, LORA, may_fold=request.param)
+    policy = LoraPolicy(base, LORA)
     policy.values.copy_(torch.randn(policy.values.shape, generator=torch.Generator().manual_seed(2)) * 0.2)
     return policy
 

@@ -46,7 +46,7 @@ def test_a_sequence_needs_what_torch_counts(
 
 def test_an_update_records_what_its_tree_needs(base: BaseModel) -> None:
     """By hand: Qwen3 with 2 layers, hidden size 32, 4 heads and 2 key-value heads of 8, inner size 48, vocabulary 61."""
-    policy = LoraPolicy(base, LoraConfig(rank=4, alpha=8), may_fold=True)
+    policy = LoraPolicy(base, LoraConfig(rank=4, alpha=8))
     samples = random_samples(3)
     paths = [path for s in samples if (path := check_sample(s, vocab_size=VOCAB_SIZE)) is not None]
     record = StepRecord()
