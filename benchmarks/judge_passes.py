@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from art.rewards.asking.passes import compare_passes, shrink
+from art.rewards.asking.rounds import compare_passes, shrink
 from art.rewards.settings import JudgeSettings
 from art.testing.judge import ScriptedJudge
 from benchmarks.judging.reliability import find_noise, set_noise

@@ -2,7 +2,7 @@
 
 Reliability is what `art judge check` calls the reliability of one pass, and what training with one pass has: the share
 of the spread of scores within a group that a second pass in the reverse order gives again
-(`art.rewards.asking.passes`).
+(`art.rewards.asking.rounds`).
 It belongs to a judge and to the rollouts that it sees: the same noise hides more of smaller differences.
 """
 
@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Sequence
 
 from art.rewards import Ruler
-from art.rewards.asking.passes import compare_passes
+from art.rewards.asking.rounds import compare_passes
 from art.rewards.measuring.check import check_judge
 from art.testing.judge import ScriptedJudge
 from art.trajectory import TrajectoryGroup

@@ -17,8 +17,7 @@ from art.recipes import train_task
 from art.recipes.training_loop import evaluate
 from art.rewards import GroupScorer, JudgeSettings, Ruler, combine, params_at
 from art.task import Split, Task, TaskDefaults, draw_scenarios
-from art.testing.grading import grade_messages
-from art.testing.judge import ScriptedJudge
+from art.testing.judge import ScriptedJudge, grade_messages
 from art.testing.tiny.build import build_tiny_model
 from art.trajectory import TrajectoryGroup
 from benchmarks.judging.reliability import find_noise, measure, set_noise

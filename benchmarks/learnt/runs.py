@@ -17,8 +17,7 @@ from typing import Any
 
 from art.task import get_task
 from art.task.options import changed_options
-from art.testing.grading import grade_messages
-from art.testing.judge import ScriptedJudge
+from art.testing.judge import ScriptedJudge, grade_messages
 from benchmarks.learnt.process_tree import MeasuredCommand
 from benchmarks.learnt.results import JUDGE_URL, HeldOut, SeedResult, Settings, TaskResults
 from benchmarks.report import environment

@@ -25,7 +25,7 @@ from jobs import Job, calendar_jobs, inventory_jobs
 
 from art.mcp import GeneratedScenario, McpTask
 from art.mcp.rollout import SYSTEM
-from art.scenarios.words import without_twins
+from art.scenarios.written import without_twins
 from art.task import Conversation, TaskDefaults
 from art.tasks.desks.calendar_task import Calendar as CalendarTask
 from art.tasks.desks.desk_jobs import grade_transcript

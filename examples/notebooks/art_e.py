@@ -22,8 +22,7 @@ from rich.text import Text
 import art
 from art.report.pictures import plot_learning, plot_scores
 from art.rewards import GroupScorer, Ruler
-from art.testing.grading import grade_messages
-from art.testing.judge import ScriptedJudge
+from art.testing.judge import ScriptedJudge, grade_messages
 from art.testing.tiny.build import build_tiny_model
 
 # %% [markdown]

@@ -64,7 +64,7 @@ class Script:
 
     def reply(self, body: dict[str, Any]) -> Reply:
         if body["response_format"]["json_schema"]["name"] == "scenarios":
-            return cast(Reply, self.inventory.reply(body))
+            return cast("Reply", self.inventory.reply(body))
         return failure(401, "no such key") if self.is_down else self.judge.answer(body)
 
 

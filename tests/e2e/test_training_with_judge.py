@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from art.tasks.tic_tac_toe import TicTacToe
-from art.testing.grading import grade_messages
-from art.testing.judge import ScriptedJudge
+from art.testing.judge import ScriptedJudge, grade_messages
 
 MIN_WIN_RATE = 0.80
 """Of 400 held-out games; after the warm start alone it is about 0.6."""

@@ -17,9 +17,7 @@ from art.cli.terminal.event_loop import run_coroutine
 from art.cli.terminal.page_line import print_page_line
 from art.cli.terminal.progress_printer import ProgressPrinter, exit_code
 from art.cli.terminal.screen import Screen
-from art.recipes.autorl.auto import auto, write_task
-from art.recipes.autorl.auto_config import AutoConfig
-from art.recipes.autorl.auto_files import folder_of, inside
+from art.recipes.autorl.auto import AutoConfig, auto, folder_of, inside, write_task
 from art.tasks.dataset import DatasetTask
 
 

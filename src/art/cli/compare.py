@@ -29,9 +29,15 @@ from art.cli.terminal.screen import Screen, progress_bar
 from art.cli.tiny_model import build_with_progress, default_folder
 from art.client.interrupt import EXIT_INTERRUPTED, stopped
 from art.errors import ConfigError
-from art.recipes.comparing.compare_config import CompareConfig
 from art.recipes.comparing.compare_models import compare_models, comparison_folder
-from art.recipes.comparing.compared_models import BaseModel, Checkpoint, ComparedModel, OwnModel, check_labels
+from art.recipes.comparing.compared_models import (
+    BaseModel,
+    Checkpoint,
+    CompareConfig,
+    ComparedModel,
+    OwnModel,
+    check_labels,
+)
 from art.recipes.comparing.serving import registered
 from art.recipes.comparing.texts import parse_models, token_price
 from art.recipes.progress import Progress

@@ -22,8 +22,7 @@ from art.cli.terminal.screen import Screen
 from art.errors import ConfigError
 from art.mcp import McpTask
 from art.model.run_settings import command_line
-from art.recipes.mcprl.mcp_rl import mcp_rl
-from art.recipes.mcprl.mcp_rl_config import McpRlConfig
+from art.recipes.mcprl.mcp_rl import McpRlConfig, mcp_rl
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

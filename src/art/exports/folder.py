@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from art.errors import StorageError
+from art.protocol.checkpoint_calls import HubTarget
 from art.storage import checkpoints
 from art.storage.atomic import new_directory
 
@@ -47,3 +49,24 @@ def copy_checkpoint(source: Path, target: Path, on_bytes: OnBytes) -> None:
     with new_folder(target, manifest=False) as folder:
         copy_files(source, folder, [*checkpoints.list_files(source), checkpoints.MANIFEST], on_bytes)
         checkpoints.verify(folder)
+
+
+def push_to_hub(folder: Path, target: HubTarget, message: str) -> str:
+    """Upload a folder as one commit and return its address. The repository is created if it does not exist.
+
+    Raises:
+        StorageError: the hub refused, or cannot be reached.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        made = api.create_repo(target.repo_id, private=target.private, exist_ok=True)
+        if target.revision is not None:
+            api.create_branch(target.repo_id, branch=target.revision, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=target.repo_id, folder_path=folder, revision=target.revision, commit_message=message
+        )
+    except Exception as error:  # the hub's errors, httpx's and bad repository names have no narrower class in common
+        raise StorageError(f"cannot push to {target.repo_id!r}: {type(error).__name__}: {error}") from error
+    return f"{made}@{commit.oid}"

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from art.errors import ConfigError, ProcessError
 from art.exports.folder import OnBytes, copy_files, new_folder
-from art.exports.merge import merge
-from art.exports.plain_scale import write_plain_scale
+from art.exports.merge import merge, write_plain_scale
 from art.exports.production import serve_commands, write_for_production
 from art.protocol.calls import Export
 from art.storage import checkpoints

@@ -14,7 +14,7 @@ from typing import Any
 
 from art.errors import ConfigError
 from art.exports.folder import OnBytes, copy_files
-from art.exports.plain_scale import write_plain_scale
+from art.exports.merge import write_plain_scale
 from art.storage import checkpoints
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

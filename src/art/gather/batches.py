@@ -9,11 +9,10 @@ from typing import Unpack
 
 from art.client.waiting import progress_bar
 from art.compat.gather import OlderOptions, check_older_options
-from art.gather.budget import CountBudget
+from art.gather.budget import CountBudget, Progress
 from art.gather.context import GatherContext, set_gather_context
 from art.gather.faults import FaultWatch
 from art.gather.gather import finish_group, num_rollouts_of, report_waiting
-from art.gather.progress import Progress
 from art.trajectory import TrajectoryGroup, cancel_and_wait, close_unstarted
 
 

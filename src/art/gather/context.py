@@ -9,9 +9,8 @@ from typing import Any, Unpack
 
 from art.compat.gather import OlderOptions, check_older_options
 from art.errors import RolloutError
-from art.gather.budget import CountBudget
+from art.gather.budget import CountBudget, Progress
 from art.gather.faults import FaultWatch, raise_if_fatal
-from art.gather.progress import Progress
 from art.messages import is_choice
 from art.trajectory import PydanticException, Trajectory, TrajectoryGroup, finite_number, rollout_observer
 

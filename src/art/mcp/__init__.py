@@ -9,11 +9,10 @@ The official SDK (extra `mcp`) is imported when a client connects, not before.
 
 from art.mcp.client import MCPClient, ToolResult
 from art.mcp.collection import GeneratedScenarioCollection
-from art.mcp.default_tools import complete_task_tool
 from art.mcp.generate_scenarios import generate_scenarios
 from art.mcp.rollout import mcp_rollout
 from art.mcp.task import McpTask
-from art.mcp.types import GeneratedScenario, MCPResource, MCPTool
+from art.mcp.types import GeneratedScenario, MCPResource, MCPTool, complete_task_tool
 
 __all__ = [
     "GeneratedScenario",

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, overload
 
 from art.mcp.types import GeneratedScenario
-from art.scenarios.words import position
-from art.scenarios.written import MAX_DIFFICULTY, MIN_DIFFICULTY
+from art.scenarios.written import MAX_DIFFICULTY, MIN_DIFFICULTY, position
 
 
 class GeneratedScenarioCollection(Sequence[GeneratedScenario]):

@@ -11,7 +11,7 @@ from art.mcp.collection import GeneratedScenarioCollection
 from art.mcp.types import GeneratedScenario, MCPResource, MCPTool
 from art.model import Model
 from art.rewards.settings import JudgeSettings
-from art.scenarios.rows import conversation, further_parts, read_rows, rows_format
+from art.scenarios.generate import conversation, further_parts, read_rows, rows_format
 from art.scenarios.writer import OPENROUTER_URL, Messages, Writer
 from art.scenarios.written import MAX_DIFFICULTY, MIN_DIFFICULTY
 

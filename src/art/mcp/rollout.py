@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from art.errors import ConfigError, ContextLengthError
 from art.mcp.client import MCPClient, ToolResult
-from art.mcp.default_tools import complete_task_tool
-from art.mcp.types import GeneratedScenario, MCPTool
+from art.mcp.types import GeneratedScenario, MCPTool, complete_task_tool
 from art.task import take_turn
 from art.trajectory import Trajectory, cancel_and_wait
 

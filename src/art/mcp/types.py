@@ -75,3 +75,19 @@ class GeneratedScenario(_FromDict):
     def preview(self, max_length: int = 120) -> str:
         """The task, cut to `max_length` characters."""
         return self.task if len(self.task) <= max_length else self.task[: max(0, max_length - 3)] + "..."
+
+
+complete_task_tool: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "complete_task",
+        "description": "Say that the task is done, or that it cannot be done. Nothing can be done after it.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "summary": {"type": "string", "description": "What was done, and the answer if there is one."}
+            },
+            "required": ["summary"],
+        },
+    },
+}

@@ -102,7 +102,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
     def _drop_older_fields(cls, data: Any) -> Any:
         if not isinstance(data, dict) or not _OLDER_FIELDS & data.keys():
             return data
-        from art.compat.model_fields import drop_older_fields
+        from art.compat.settings import drop_older_fields
 
         return drop_older_fields(data)
 
@@ -426,7 +426,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         """Send what was logged to a server that keeps its files elsewhere, for its page."""
         if self._backend is None or (client := self._backend.log_client) is None:
             return
-        from art.model.log_upload import log_requests
+        from art.model.model_sinks import log_requests
 
         for request in await asyncio.to_thread(log_requests, split, step, row, groups):
             await client.log(self.project, self.name, request)

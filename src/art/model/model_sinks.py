@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from art.errors import ConfigError
+from art.protocol.checkpoint_calls import LogRequest
 from art.storage.jsonl import append_lines
 from art.storage.layout import ModelPaths
+from art.trajectory import TrajectoryGroup
 
 if TYPE_CHECKING:
     from art.sinks.delivery import Reporting
+
 
 ReportMetrics = Sequence[str | Callable[[], Any]] | None
 
@@ -115,3 +119,26 @@ def _append_artefact(log: Path, path: Path, facts: dict[str, Any]) -> None:
     if not path.exists():
         raise ConfigError(f"there is no file {path}", param="path")
     append_lines(log, [{"path": str(path.resolve()), **facts}])
+
+
+PART_BYTES = 4 * 2**20
+"""Size of the groups in one request. A larger group is sent alone."""
+
+
+def log_requests(split: str, step: int, row: dict[str, Any], groups: Sequence[TrajectoryGroup]) -> list[LogRequest]:
+    """Make the requests that send a row of the history with its groups. Without groups there is one.
+
+    Args:
+        row: the row as it was written.
+    """
+    parts: list[list[dict[str, Any]]] = [[]]
+    size = 0
+    for group in groups:
+        dumped = group.model_dump(mode="json")
+        length = len(json.dumps(dumped))
+        if parts[-1] and size + length > PART_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(dumped)
+        size += length
+    return [LogRequest(split=split, step=step, row=row, groups=part) for part in parts]

@@ -11,22 +11,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from art.recipes.comparison import CheckpointComparison, ComparedScenario, compare_checkpoints
-from art.recipes.progress import OnProgress, Progress, log_progress
+from art.recipes.progress import OnProgress, Progress, RecipeResult, log_progress
 from art.recipes.recipe_config import RecipeConfig
-from art.recipes.recipe_result import RecipeResult
 from art.recipes.task_training import TaskTrainingConfig, TaskTrainingResult, train
 from art.recipes.training_loop import Evaluation, StepReport, evaluate, train_task
 
 if TYPE_CHECKING:
-    from art.recipes.autorl.auto import auto, write_task
-    from art.recipes.autorl.auto_config import AutoConfig
-    from art.recipes.comparing.compare_config import CompareConfig
+    from art.recipes.autorl.auto import AutoConfig, auto, write_task
     from art.recipes.comparing.compare_models import compare_models
-    from art.recipes.comparing.compared_models import BaseModel, Checkpoint, Endpoint, OwnModel
-    from art.recipes.judged.judged_config import JudgedConfig
-    from art.recipes.judged.judged_run import JudgedResult
-    from art.recipes.mcprl.mcp_rl import mcp_rl
-    from art.recipes.mcprl.mcp_rl_config import McpRlConfig
+    from art.recipes.comparing.compared_models import BaseModel, Checkpoint, CompareConfig, Endpoint, OwnModel
+    from art.recipes.judged.judged_run import JudgedConfig, JudgedResult
+    from art.recipes.mcprl.mcp_rl import McpRlConfig, mcp_rl
 
 __all__ = [
     "AutoConfig",
@@ -60,14 +55,14 @@ __all__ = [
 ]
 
 _LAZY_NAMES = {
-    "AutoConfig": "autorl.auto_config",
+    "AutoConfig": "autorl.auto",
     "BaseModel": "comparing.compared_models",
     "Checkpoint": "comparing.compared_models",
-    "CompareConfig": "comparing.compare_config",
+    "CompareConfig": "comparing.compared_models",
     "Endpoint": "comparing.compared_models",
-    "JudgedConfig": "judged.judged_config",
+    "JudgedConfig": "judged.judged_run",
     "JudgedResult": "judged.judged_run",
-    "McpRlConfig": "mcprl.mcp_rl_config",
+    "McpRlConfig": "mcprl.mcp_rl",
     "OwnModel": "comparing.compared_models",
     "auto": "autorl.auto",
     "compare_models": "comparing.compare_models",

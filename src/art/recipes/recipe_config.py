@@ -9,8 +9,8 @@ recipe takes the settings by name, or as a config object:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -20,8 +20,8 @@ from art.config import EngineConfig, LoraConfig, ModelSettings, PipelineConfig, 
 from art.config.base import Config
 from art.costs import Ledger, Prices, TokenPrice
 from art.errors import ConfigError
+from art.metrics.findings import RULES
 from art.model import TrainableModel
-from art.recipes.reactions import Reactions, check_findings
 from art.rewards import DEFAULT_RUBRIC, JudgeSettings, Ruler, params_at
 from art.task import TaskDefaults
 
@@ -245,3 +245,60 @@ def require_installed(judge: Ruler) -> None:
     """
     if problem := judge.grader.client.missing():
         raise ConfigError(problem)
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Name and project of a model that a checkpoint is copied to."""
+
+    name: str
+    project: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reactions:
+    """Names of findings that end a training; `docs/metrics.md` lists them.
+
+    Raises:
+        ConfigError: there is no finding of a name.
+    """
+
+    stop_on: Collection[str] = ()
+    """The training ends at the checkpoint of the step with the finding."""
+    rollback_on: Collection[str] = ()
+    """The training ends too. The newest checkpoint from before that step becomes the model `<name>-before-<step>`."""
+
+    def __post_init__(self) -> None:
+        check_findings(self.stop_on)
+        check_findings(self.rollback_on)
+
+    async def end(self, model: TrainableModel[Any, Any], metrics: Mapping[str, float], checkpoint: int) -> str | None:
+        """Say why the training of `model` ends after the step that made `checkpoint`; `None` if it goes on.
+
+        A rollback copies the earlier checkpoint, with its optimiser, before this returns.
+        """
+        names = [name for name in RULES if metrics.get(f"findings/{name}")]
+        for name in names:
+            if name in self.rollback_on:
+                fork = Fork(f"{model.name}-before-{checkpoint}", model.project)
+                step = await model.backend().checkpoints.fork(fork, model, not_after_step=checkpoint - 1)
+                return (
+                    f"{_describe(name)}. Checkpoint {step} from before it is the model {fork.name!r} now: train that "
+                    "one with a lower learning rate"
+                )
+        stopping = next((name for name in names if name in self.stop_on), None)
+        return None if stopping is None else f"{_describe(stopping)}. {RULES[stopping].advice}"
+
+
+def check_findings(names: Collection[str]) -> None:
+    """Check that there is a finding of each name.
+
+    Raises:
+        ConfigError: there is none; the message lists all findings.
+    """
+    if unknown := [name for name in names if name not in RULES]:
+        raise ConfigError(f"there is no finding {', '.join(map(repr, unknown))}; there are {', '.join(RULES)}")
+
+
+def _describe(name: str) -> str:
+    return f"the step has the finding {name!r}: {RULES[name].meaning}"

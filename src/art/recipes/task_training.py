@@ -12,9 +12,17 @@ from art.backends.local import LocalBackend
 from art.errors import BudgetError, ConfigError
 from art.model import TrainableModel
 from art.recipes.comparison import compare_checkpoints
-from art.recipes.progress import OnProgress, Progress, log_progress, report_verdict
+from art.recipes.progress import (
+    OnProgress,
+    Progress,
+    RecipeResult,
+    book_last,
+    ending_of,
+    log_progress,
+    report_costs,
+    report_verdict,
+)
 from art.recipes.recipe_config import RecipeConfig
-from art.recipes.recipe_result import RecipeResult, book_last, ending_of, report_costs
 from art.recipes.training_loop import (
     Evaluation,
     StepReport,

@@ -21,7 +21,7 @@ from art.errors import ConfigError
 from art.gather import gather_trajectories
 from art.gather.faults import FaultWatch
 from art.model import TrainableModel
-from art.recipes.reactions import Reactions
+from art.recipes.recipe_config import Reactions
 from art.report.estimates import mean_with_interval
 from art.report.page import duration
 from art.rewards import GroupScorer

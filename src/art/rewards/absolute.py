@@ -12,8 +12,7 @@ from typing import Any
 from art.errors import ConfigError, ContextLengthError, JudgeError
 from art.model import Model
 from art.rewards.asking.evidence import Evidence, evidence_of
-from art.rewards.asking.grader import Grader, Rubric
-from art.rewards.asking.together import run_together
+from art.rewards.asking.grader import Grader, Rubric, run_together
 from art.rewards.judge import Judgement
 from art.rewards.settings import JudgeSettings
 from art.trajectory import Trajectory, TrajectoryGroup

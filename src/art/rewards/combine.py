@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Mapping
 
 from art.errors import ArtError, ConfigError, JudgeError
-from art.rewards.asking.together import run_together
+from art.rewards.asking.grader import run_together
 from art.rewards.judge import Judge, Judgement, RewardFunction, Verdict
 from art.trajectory import MetricValue, Trajectory, TrajectoryGroup
 

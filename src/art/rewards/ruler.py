@@ -20,10 +20,8 @@ from art.errors import JudgeError
 from art.messages import Messages, Tools
 from art.model import Model
 from art.rewards.asking.evidence import Evidence, evidence_of
-from art.rewards.asking.grader import Grader, Rubric
-from art.rewards.asking.passes import compare_passes, shrink
-from art.rewards.asking.rounds import grade_in_rounds
-from art.rewards.asking.together import run_together
+from art.rewards.asking.grader import Grader, Rubric, run_together
+from art.rewards.asking.rounds import compare_passes, grade_in_rounds, shrink
 from art.rewards.judge import Judgement, Verdict
 from art.rewards.outcomes import score_group
 from art.rewards.settings import JudgeSettings

@@ -7,8 +7,7 @@
 `art auto` does this from the command line, and trains.
 """
 
-from art.scenarios.dataset import Dataset
-from art.scenarios.diversity import Diversity, measure_diversity
+from art.scenarios.dataset import Dataset, Diversity, measure_diversity
 from art.scenarios.generate import generate_dataset, generate_inputs, write_task_text
 from art.scenarios.writer import Writer
 from art.scenarios.written import TaskText, WrittenScenario, split_of, with_splits

@@ -11,7 +11,7 @@ from art.errors import BudgetError, ContextLengthError, GenerationError, JudgeEr
 from art.model import Model
 from art.rewards.asking.completion import JudgeClient
 from art.rewards.settings import JudgeSettings
-from art.scenarios.words import without_twins
+from art.scenarios.written import without_twins
 
 logger = logging.getLogger(__name__)
 

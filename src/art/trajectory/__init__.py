@@ -24,15 +24,18 @@ from art.trajectory.pending import (
 from art.trajectory.record import (
     ChatExchange,
     History,
+    MetadataValue,
+    MetricValue,
     PydanticException,
     Trajectory,
     capture_with,
     captured_in,
+    finite_number,
     infra_fault,
     is_policy_fault,
     says_policy_fault,
+    to_plain,
 )
-from art.trajectory.values import MetadataValue, MetricValue, finite_number, to_plain
 
 __all__ = [
     "ChatExchange",

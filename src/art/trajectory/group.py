@@ -10,8 +10,7 @@ from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 
 from art.errors import TrajectoryError
 from art.trajectory.pending import PendingGroup, close_unstarted
-from art.trajectory.record import PydanticException, Record, Trajectory, infra_fault
-from art.trajectory.values import MetadataValue, MetricValue
+from art.trajectory.record import MetadataValue, MetricValue, PydanticException, Record, Trajectory, infra_fault
 
 
 class _GroupType(type(BaseModel)):  # type: ignore[misc]

@@ -6,6 +6,7 @@ A rollout appends messages and the model's choices to a trajectory and sets its 
 
 from __future__ import annotations
 
+import math
 import re
 import time
 import traceback
@@ -17,15 +18,22 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_serializer, field_validator
+from pydantic_core import to_json
 
 from art.errors import RolloutError
 from art.messages import Messages, MessagesAndChoices, Tools, get_messages, is_choice, parse_item, to_message
-from art.trajectory.values import MetadataValue, MetricValue, as_metadata, to_plain
 
 if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass as _ModelType
 else:
     _ModelType = type(BaseModel)
+
+
+MetricValue = float | int | bool
+
+
+MetadataValue = float | int | str | bool | None
+
 
 _SPOILT = re.compile(r"(num_)?(invalid|malformed)_\w+|protocol_error")
 """Names of metrics that count turns which broke the rules or the format of a task."""
@@ -339,3 +347,29 @@ def says_policy_fault(metadata: Mapping[str, Any], metrics: Mapping[str, float])
     return metadata.get("outcome") == "policy_fault" or any(
         value > 0 and _SPOILT.fullmatch(name) for name, value in metrics.items()
     )
+
+
+def to_plain(value: Any) -> Any:
+    """Replace NumPy and torch scalars and arrays by Python values, inside lists and dictionaries too."""
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item) for item in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def finite_number(value: Any) -> float | None:
+    """Convert a reward or metric to a float; `None` if it is not a finite number."""
+    try:
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def as_metadata(value: Any) -> MetadataValue:
+    """Return a single number, text or `None` unchanged, and anything else as JSON text."""
+    value = to_plain(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return to_json(value, fallback=str).decode()

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 import art
-from art.capture.conversations import add_exchange
+from art.capture.captured import add_exchange
 from art.capture.http import Exchange as ReadExchange
 from art.capture.http import read_exchange
 from art.errors import ConfigError

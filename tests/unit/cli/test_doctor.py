@@ -17,8 +17,7 @@ from art.errors import ConfigError
 from art.protocol.preflight import CheckResult
 from art.task import Scenario, get_task
 from art.tasks.chat_rubric import ChatRubric
-from art.testing.grading import grade_messages
-from art.testing.judge import ScriptedJudge
+from art.testing.judge import ScriptedJudge, grade_messages
 from art.trajectory import Trajectory, TrajectoryGroup
 
 

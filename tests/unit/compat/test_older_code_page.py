@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from art.compat import internal_config, model_fields, settings
+from art.compat import internal_config, settings
 from art.compat.gather import OlderOptions
 from art.compat.refused import REFUSED
 from art.config.algorithms import SETTINGS
@@ -34,7 +34,7 @@ def test_no_module_on_the_page_is_gone() -> None:
         | (settings.HINTS - {"verbose"})
         | set(internal_config._OPTIMIZER)
         | set(OlderOptions.__annotations__)
-        | set(model_fields._REFUSED)
+        | set(settings._REFUSED)
         | {name for names in REFUSED.values() for name in names}
     ),
 )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from art.mcp import MCPClient, complete_task_tool
-from art.scenarios.words import without_twins
+from art.scenarios.written import without_twins
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "mcp_servers"
 

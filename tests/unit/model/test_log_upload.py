@@ -12,7 +12,7 @@ import pytest
 
 import art
 from art.backend import Backend
-from art.model import log_upload
+from art.model import model_sinks
 from art.runtime.script_logs import append_once
 from art.storage.layout import DataDir
 from tests.support.fake_art_server import FakeArtServer, refusal
@@ -95,7 +95,7 @@ async def test_a_lost_answer_repeats_nothing(server: Server, tmp_path: Path) -> 
 
 
 async def test_large_logs_come_in_parts(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_upload, "PART_BYTES", 2000)
+    monkeypatch.setattr(model_sinks, "PART_BYTES", 2000)
     model = await registered(server, tmp_path / "client")
     await model.log(groups(9, "x" * 600), split="train", step=1)
     assert len(server.logs) == 9 or 3 <= len(server.logs) < 9

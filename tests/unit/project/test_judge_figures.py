@@ -12,8 +12,7 @@ import pytest
 
 from art.rewards import JudgeSettings, Ruler, params_at
 from art.task import get_task
-from art.testing.grading import grade_messages
-from art.testing.judge import ScriptedJudge
+from art.testing.judge import ScriptedJudge, grade_messages
 from art.trajectory import Trajectory, TrajectoryGroup
 from benchmarks import judged as benchmark
 from benchmarks.judge_passes import draw_groups

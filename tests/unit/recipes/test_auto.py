@@ -13,12 +13,10 @@ import art
 from art.cli.main import main
 from art.errors import ArtError, BudgetError, ConfigError, FaultRateError, JudgeError, TrainingError
 from art.recipes import Progress
-from art.recipes.autorl.auto_config import AutoConfig
-from art.recipes.autorl.auto_files import folder_of, slug
+from art.recipes.autorl.auto import AutoConfig, folder_of, slug
 from art.recipes.comparison import CheckpointComparison, ComparedScenario
 from art.recipes.judged import judged_run
-from art.recipes.judged.clock import Clock
-from art.recipes.judged.judged_run import JudgedRun
+from art.recipes.judged.judged_run import Clock, JudgedRun
 from art.recipes.judged.report_parts import faults_of, validation_curve
 from art.recipes.verdict import Course
 from art.report import Report

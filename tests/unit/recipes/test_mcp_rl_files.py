@@ -15,12 +15,16 @@ from art.errors import ConfigError
 from art.mcp import GeneratedScenario, McpTask, MCPTool
 from art.model.run_settings import command_line
 from art.recipes.comparison import CheckpointComparison, ComparedScenario
-from art.recipes.judged.clock import Clock
-from art.recipes.judged.evaluation import load_comparison, save_comparison
-from art.recipes.mcprl.mcp_rl import name_after
-from art.recipes.mcprl.mcp_rl_config import McpRlConfig
-from art.recipes.mcprl.mcp_rl_report import McpRlRun, describe_run
-from art.recipes.mcprl.scenario_file import ScenarioFile, load_scenarios, scenario_path
+from art.recipes.judged.judged_run import Clock, load_comparison, save_comparison
+from art.recipes.mcprl.mcp_rl import (
+    McpRlConfig,
+    McpRlRun,
+    ScenarioFile,
+    describe_run,
+    load_scenarios,
+    name_after,
+    scenario_path,
+)
 from art.report import render_report
 from art.rewards import Ruler
 from art.storage.history import append_row

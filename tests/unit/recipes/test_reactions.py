@@ -14,7 +14,7 @@ from art.cli.options.recipe_options import add_recipe_options, config_of
 from art.errors import ConfigError
 from art.metrics.findings import RULES
 from art.recipes import training_loop
-from art.recipes.reactions import Fork, Reactions
+from art.recipes.recipe_config import Fork, Reactions
 from art.recipes.task_training import TaskTrainingConfig
 from art.recipes.training_loop import StepReport, train_task
 from art.tasks.yes_no_maybe import YesNoMaybe

@@ -11,6 +11,7 @@ import httpx2
 import pytest
 
 import art
+from art.client import ArtClient
 from art.recipes.training_loop import StepReport, evaluate, logged_evaluation, step_to_report, train_task
 from art.storage.jsonl import read_lines
 from art.task import Scenario, Split, Task, TaskDefaults
@@ -36,6 +37,13 @@ class Counted(Task):
 
 
 class CountingServer(FakeArtServer):
+    def client(self, **options: Any) -> ArtClient:
+        async def handle(request: httpx2.Request) -> httpx2.Response:
+            await asyncio.sleep(0.01)  # as a real one, which lets other tasks run while it is asked
+            return self.handle(request)
+
+        return ArtClient("http://art.test", "key", transport=httpx2.MockTransport(handle), **options)
+
     def poll(self, job_id: str) -> httpx2.Response:
         answer = super().poll(job_id)
         self.jobs[job_id].metrics["ledger/sampled_tokens"] = 1000.0

@@ -13,12 +13,11 @@ from art.cli.terminal.progress_printer import EXIT_BUDGET, EXIT_UNTRAINED, Progr
 from art.cli.terminal.screen import Screen
 from art.errors import BudgetError, ConfigError
 from art.recipes import JudgedConfig, JudgedResult, task_training
-from art.recipes.autorl import auto, auto_files
+from art.recipes.autorl import auto
 from art.recipes.judged import judged_run
-from art.recipes.judged.clock import Clock
-from art.recipes.judged.judged_run import JudgedRun
+from art.recipes.judged.judged_run import Clock, JudgedRun
 from art.recipes.mcprl import mcp_rl
-from art.recipes.mcprl.mcp_rl_report import REMEDIES
+from art.recipes.mcprl.mcp_rl import REMEDIES
 from art.recipes.progress import report_verdict
 from art.recipes.training_loop import StepReport, Timing
 from art.recipes.verdict import Course, Remedies, reach_verdict
@@ -246,7 +245,7 @@ def test_so_it_is_before_inputs_are_written(
     async def generate(*_: object, **__: object) -> None:
         raise AssertionError("paid for inputs of a model that does not exist")
 
-    monkeypatch.setattr(auto_files, "generate_dataset", generate)
+    monkeypatch.setattr(auto, "generate_dataset", generate)
     monkeypatch.chdir(tmp_path)
     command = ["auto", "answer the questions of guests", "--model", "./nope", "--judge", "j"]
     assert art.cli.main.main([*command, "--judge-url", "http://127.0.0.1:9/v1"]) == 1

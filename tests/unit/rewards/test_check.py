@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from art.cli.main import main
 from art.errors import JudgeError
 from art.rewards import Ruler
-from art.rewards.asking.passes import compare_passes, shrink
-from art.rewards.asking.rounds import Sizes, align, num_anchors, plan_rounds
-from art.rewards.measuring.agreement import pairwise_accuracy, slope, spearman
-from art.rewards.measuring.check import JudgeReport, check_judge
+from art.rewards.asking.rounds import Sizes, align, compare_passes, num_anchors, plan_rounds, shrink
+from art.rewards.measuring.check import JudgeReport, check_judge, pairwise_accuracy, slope, spearman
 from art.storage.trajectories import append_groups
 
 pytest.importorskip("litellm")

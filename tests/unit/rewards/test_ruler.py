@@ -18,7 +18,7 @@ from art.errors import BudgetError, JudgeAnswerError, JudgeError
 from art.rewards import Budget, Criterion, Ruler, ruler, ruler_score_group, score_group
 from art.rewards.asking import completion
 from art.rewards.asking.evidence import evidence_of, write_document
-from art.rewards.asking.passes import compare_passes, shrink
+from art.rewards.asking.rounds import compare_passes, shrink
 from art.rewards.ruler import DEFAULT_RUBRIC
 from art.testing.judge import read_prompt
 from art.trajectory import History, Trajectory, TrajectoryGroup

@@ -23,8 +23,7 @@ from art.rewards import GroupScorer, JudgeSettings, Ruler, params_at, score_grou
 from art.scenarios import Writer, generate_dataset
 from art.tasks.tic_tac_toe import TicTacToe
 from art.testing.generator import ScriptedGenerator
-from art.testing.grading import KnowingRuler, KnownRewards, grade_conduct, grade_messages, grade_preferring
-from art.testing.judge import ScriptedJudge
+from art.testing.judge import KnowingRuler, KnownRewards, ScriptedJudge, grade_conduct, grade_messages, grade_preferring
 from art.testing.scripted_server import ScriptedServer
 from art.trajectory import Trajectory, TrajectoryGroup
 

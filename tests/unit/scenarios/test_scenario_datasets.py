@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art.errors import ConfigError
-from art.scenarios import Dataset, TaskText, WrittenScenario, diversity, measure_diversity, split_of, with_splits
-from art.scenarios.words import position, without_twins
+from art.scenarios import Dataset, TaskText, WrittenScenario, measure_diversity, split_of, with_splits
+from art.scenarios.written import position, without_twins
 
 TASK = TaskText(
     description="help", system_prompt="Be helpful.\nBe brief.", rubric="Right \"counts\" most.\nThen it's 'nice'"
@@ -204,7 +204,7 @@ def test_what_is_low_is_said() -> None:
 
 
 def test_a_large_set_is_measured_by_a_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diversity, "MAX_COMPARED", 40)
+    monkeypatch.setattr("art.scenarios.dataset.MAX_COMPARED", 40)
     texts = [f"{i} {i % 7} {i % 11} of {i % 13}" for i in range(120)]
     part = measure_diversity(texts)
     assert part == measure_diversity(texts[::-1])

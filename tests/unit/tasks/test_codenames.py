@@ -15,7 +15,7 @@ from art.tasks.codenames.codenames_task import Codenames
 from art.tasks.codenames.game import Board
 from art.tasks.codenames.match import FAULT_REWARD
 from art.tasks.codenames.wording import read_board, read_key, role_of
-from art.testing.grading import grade_messages
+from art.testing.judge import grade_messages
 from art.testing.scripted_model import ScriptedModel
 from art.trajectory import Trajectory, is_policy_fault
 from tests.support.codenames_models import Say, TalkingModel

@@ -25,8 +25,7 @@ from art.cli.terminal.screen import Screen
 from art.errors import ConfigError
 from art.task import Task
 from art.testing.generator import ScriptedGenerator
-from art.testing.grading import Grade, grade_conduct, grade_messages, grade_preferring
-from art.testing.judge import ScriptedJudge
+from art.testing.judge import Grade, ScriptedJudge, grade_conduct, grade_messages, grade_preferring
 from art.testing.scripted_server import Reply, ScriptedServer, failure
 from art.utils.attributes import load_attribute
 

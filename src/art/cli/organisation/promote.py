@@ -88,9 +88,8 @@ async def promote(backend: RemoteBackend, args: argparse.Namespace) -> None:
 
 async def _measure(args: argparse.Namespace, status: ModelStatus, step: int) -> Measurement:
     """Roll out a task with the candidate and with what is promoted now."""
-    from art.recipes.comparing.compare_config import CompareConfig
     from art.recipes.comparing.compare_models import measure_pair
-    from art.recipes.comparing.compared_models import Endpoint
+    from art.recipes.comparing.compared_models import CompareConfig, Endpoint
 
     if args.split not in (None, "test", "val"):
         raise ConfigError(f"with --task, --split is test or val, got {args.split!r}")

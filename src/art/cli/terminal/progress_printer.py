@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.status import Status
 
 from art.cli.terminal.screen import SILENCE_S
-from art.recipes.progress import Progress, ProgressKind
-from art.recipes.recipe_result import RecipeResult
+from art.recipes.progress import Progress, ProgressKind, RecipeResult
 
 EXIT_UNTRAINED = 1
 """Exit code if steps were tried and none of them could be trained."""

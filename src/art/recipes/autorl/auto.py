@@ -6,18 +6,68 @@ write inputs and a system prompt --> train with RULER --> compare before and aft
 from __future__ import annotations
 
 import hashlib
+import os
+import re
+import unicodedata
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from art.backends.local import LocalBackend
+from art.costs import Ledger
 from art.errors import ConfigError
-from art.recipes.autorl.auto_config import AutoConfig
-from art.recipes.autorl.auto_files import AutoFiles, folder_of, inside, task_of
-from art.recipes.autorl.auto_report import describe_run
-from art.recipes.judged.clock import Clock
-from art.recipes.judged.judged_run import JudgedResult, JudgedRun, train_and_compare
+from art.recipes.judged.judged_run import Clock, JudgedConfig, JudgedResult, JudgedRun, train_and_compare
+from art.recipes.judged.report_parts import ReportWords, curve_of, make_report, scenario_table
 from art.recipes.progress import OnProgress, Progress, log_progress
-from art.scenarios import Dataset
+from art.recipes.verdict import Remedies
+from art.report import Report, Section, Table
+from art.rewards import params_at
+from art.scenarios import Dataset, Writer, generate_dataset, generate_inputs, with_splits
+from art.scenarios.dataset import TASK_FILE
+from art.scenarios.generate import DEFAULT_NUM
+from art.scenarios.toml_file import read_toml, write_toml
+from art.scenarios.written import SPLITS
+from art.storage.atomic import write_file
+from art.storage.layout import DataDir
+from art.tasks.dataset import DatasetTask
+
+
+class AutoConfig(JudgedConfig):
+    """Settings of `art.recipes.auto`, which trains an agent from a sentence."""
+
+    project: str = "auto"
+    """Project of the trained model."""
+    num_scenarios: int | None = None
+    """Scenarios in all; missing ones are written. The default is what the folder has, or 64 in a new one."""
+    instructions: str | None = None
+    """What the inputs should be about, in your words."""
+    rubric: str | None = None
+    """What the judge is told is good, in prose, in place of the rubric that is written. Only for a new task."""
+
+    def completed(self, folder: Path) -> AutoConfig:
+        """Return a copy in which settings that are not set are those of the last call, from `run.toml` in `folder`.
+
+        Raises:
+            ConfigError: `run.toml` cannot be used; the message names file and line.
+        """
+        path = folder / RUN_FILE
+        kept = read_toml(path, JudgedConfig).model_dump(exclude_unset=True) if path.exists() else {}
+        config = AutoConfig(**kept | self.model_dump(exclude_unset=True)).named(name=folder.name)
+        if config.base_model is not None and Path(config.base_model).is_dir():
+            absolute = str(Path(config.base_model).resolve())  # the next call may come from another folder
+            config = config.model_copy(update={"base_model": absolute})
+        return config
+
+    def save(self, folder: Path) -> None:
+        """Write the settings to `run.toml` in `folder`, for the next call, unless the file has them already."""
+        values = {name: getattr(self, name) for name in JudgedConfig.model_fields} | {"data_dir": str(self.data_dir)}
+        path = folder / RUN_FILE
+        if not path.exists() or read_toml(path, JudgedConfig) != JudgedConfig(**values):
+            write_file(path, write_toml(values, {}, head=_HEAD).encode())
+
+
+MIN_WORDS = 3
+"""Minimum number of words in a description. A shorter text is treated as a mistyped folder name."""
 
 
 async def auto(
@@ -98,3 +148,201 @@ async def write_task(
 def _files(what: str, out: str | Path | None, config: AutoConfig, on_progress: OnProgress) -> AutoFiles:
     folder = folder_of(what, out)
     return AutoFiles(what, folder, config.completed(folder), Clock.load(folder), on_progress)
+
+
+RUN_FILE = "run.toml"
+_HEAD = (
+    "The options of `art auto` for this folder, each by its name there. Options that are given win and are kept here."
+)
+
+
+REMEDIES = Remedies(
+    endings={"cut_short": "Answers were cut short: raise `max_completion_tokens` in task.toml, or ask for less there"},
+    no_spread=(
+        "Edit the prompt in task.toml or the inputs in scenarios.jsonl towards what the policy solves now and then, "
+        "give an input more --rollouts, and measure the judge with `art judge check`"
+    ),
+    unclear="Train on with a higher --steps, or measure on more inputs of the split `test` and with more --evaluate",
+    faults="Take a base model that follows instructions better",
+)
+
+
+def describe_run(run: JudgedRun, dataset: Dataset) -> Report:
+    config = run.config
+    summary = (
+        f"{config.base_model} after {run.step} steps of reinforcement learning on {len(dataset.split('train'))} "
+        f"inputs. {config.generator or config.judge} wrote inputs and system prompt, {config.judge} judged the answers "
+        "(RULER); there were no labels. Both can be edited."
+    )
+    cut = curve_of(run, "train/cut_short", "share of answers that were cut", "Longer than max_completion_tokens.")
+    words = ReportWords(
+        title=dataset.task.description, summary=summary, remedies=REMEDIES, curves=[cut],
+        text_of=lambda scenario: str(scenario.inputs["input"]),
+        note_of=lambda trajectory: "cut short" if trajectory.metrics.get("cut_short") else "",
+        sections=_sections(dataset), warnings=dataset.warnings(),
+    )  # fmt: skip
+    return make_report(run, words)
+
+
+def _sections(dataset: Dataset) -> list[Section]:
+    diversity = dataset.diversity()
+    numbers = [] if diversity is None else [(name, f"{value:.2f}") for name, value in asdict(diversity).items()]
+    sections = [
+        Section(title="what the agent is told", text=dataset.task.system_prompt),
+        Section(title="what the judge was told is good", text=dataset.task.rubric),
+        Section(title="how different the scenarios are (each from 0 to 1)", table=Table(rows=numbers)),
+    ]
+    for split in SPLITS:
+        rows = [(line.input, line.difficulty) for line in dataset.split(split)]
+        sections.append(Section(title=f"{len(rows)} scenarios: {split}", table=scenario_table(rows)))
+    return sections
+
+
+PREVIEW, _PREVIEW_CHARS = 5, 110
+"""How many scenarios are shown as progress, and how many characters of each."""
+
+
+@dataclass(slots=True)
+class AutoFiles:
+    """The files of one call of `auto`. It writes the task and scenarios that are missing, and never changes others."""
+
+    what: str
+    """The sentence that describes the task, or the folder."""
+    folder: Path
+    config: AutoConfig
+    clock: Clock
+    on_progress: OnProgress
+
+    def check(self, *, trains: bool) -> None:
+        """Check the files and options before anything is started or paid for.
+
+        Args:
+            trains: whether training follows, which needs scenarios to train on and to test with.
+
+        Raises:
+            ConfigError: a file cannot be used, or there are too few scenarios.
+        """
+        num = self.config.num_scenarios
+        if not (self.folder / TASK_FILE).exists():
+            if num is not None and num < 2:
+                raise ConfigError(f"--num-scenarios must be 2 or more, one to train on and one to test with; got {num}")
+            return
+        dataset = self._load()
+        if trains and (num or 0) <= len(dataset.scenarios):
+            task_of(dataset, self.config.seed)
+
+    async def write(self) -> Dataset:
+        """Write the task and scenarios that are missing, save the options for the next call, and report the result."""
+        dataset = await self._dataset()
+        self.config.save(self.folder)
+        self._show(dataset)
+        return dataset
+
+    async def _dataset(self) -> Dataset:
+        if not (self.folder / TASK_FILE).exists():
+            return await self._write_new()
+        dataset, config = self._load(), self.config
+        missing = (config.num_scenarios or 0) - len(dataset.scenarios)
+        if missing <= 0:
+            return dataset
+        known = [scenario.input for scenario in dataset.scenarios]
+        writer = self._writer()
+        self.on_progress(Progress(f"{writer.name} writes {missing} scenarios more ...", "busy"))
+        task = dataset.task.description
+        new = await generate_inputs(task, missing, writer, instructions=config.instructions, known=known)
+        dataset = replace(dataset, scenarios=[*dataset.scenarios, *with_splits(new)])
+        dataset.save(self.folder)
+        return dataset
+
+    def _load(self) -> Dataset:
+        if self.config.rubric is not None:
+            raise ConfigError(
+                f"the rubric is in {self.folder / TASK_FILE} by now: edit it there, and leave out --judge-rubric"
+            )
+        dataset = Dataset.load(self.folder)
+        described = dataset.task.description
+        if not Path(self.what).is_dir() and self.what.split() != described.split():
+            raise ConfigError(
+                f"{self.folder} holds another task: {described!r}. Give another `--out`, or go on with that one by "
+                f"`art auto {inside(self.folder)}`"
+            )
+        return dataset
+
+    async def _write_new(self) -> Dataset:
+        config = self.config
+        num = DEFAULT_NUM if config.num_scenarios is None else config.num_scenarios
+        self.folder.mkdir(parents=True, exist_ok=True)
+        writer = self._writer()
+        self.on_progress(Progress(f"{writer.name} writes {num} scenarios ...", "busy"))
+        with self.clock.measure("writing scenarios"):
+            dataset = await generate_dataset(self.what, num, writer, instructions=config.instructions)
+        if config.rubric is not None:
+            dataset = replace(dataset, task=dataset.task.model_copy(update={"rubric": config.rubric.strip()}))
+        dataset.save(self.folder)
+        return dataset
+
+    def _writer(self) -> Writer:
+        config = self.config
+        model, url = config.writer
+        ledger = Ledger(config.budget, path=DataDir(config.data_dir).model(config.project, str(config.name)).costs)
+        return Writer(model, extra_litellm_params=params_at(url), settings=config.writer_settings(ledger))
+
+    def _show(self, dataset: Dataset) -> None:
+        for scenario in dataset.scenarios[:PREVIEW]:
+            text = " ".join(scenario.input.split())
+            text = text if len(text) <= _PREVIEW_CHARS else f"{text[: _PREVIEW_CHARS - 3]}..."
+            self.on_progress(Progress(f"  {text}"))
+        self.on_progress(Progress(dataset.summary()))
+        for warning in dataset.warnings():
+            self.on_progress(Progress(f"note: {warning}", "warning"))
+        self.on_progress(Progress(f"files   {inside(self.folder)}"))
+
+
+def task_of(dataset: Dataset, seed: int) -> DatasetTask:
+    """Make a task from a data set, and check that it can be trained on and tested with.
+
+    Raises:
+        ConfigError: there is nothing to train on, or nothing to test with.
+    """
+    task = DatasetTask(dataset)
+    for split in ("train", "test"):
+        task.scenarios(split, seed=seed, count=1)
+    return task
+
+
+def folder_of(what: str, out: str | Path | None) -> Path:
+    """The folder in which a call of `auto` keeps its files.
+
+    Raises:
+        ConfigError: `what` is neither a folder with a task nor a sentence.
+    """
+    folder = Path(what)
+    if folder.is_dir():
+        if out is not None:
+            raise ConfigError(f"{what} is a folder already, so `--out {out}` has no meaning; leave it out")
+        if not (folder / TASK_FILE).exists():
+            raise ConfigError(
+                f"the folder {what} has no {TASK_FILE}; give the sentence that describes the task, and `--out`"
+            )
+        return folder.resolve()
+    if len(what.split()) < MIN_WORDS:
+        raise ConfigError(
+            f"{what!r} is no folder, and too short to describe a task: say in a sentence what the agent should do"
+        )
+    return Path(out or Path("auto") / slug(what)).resolve()
+
+
+def slug(text: str) -> str:
+    """Make a name of at most 41 characters for a folder and a model from a sentence.
+
+    Example: "Answer questions about our café's opening hours, politely" gives
+    "answer-questions-about-our-cafes-opening".
+    """
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower().replace("'", "")
+    name = "-".join(re.findall(r"[a-z0-9]+", plain))
+    return (name if len(name) <= 41 else name[:42].rpartition("-")[0]) or "task"
+
+
+def inside(folder: Path) -> str:
+    """Return a path as text for people: relative to the working directory if that is shorter."""
+    return min(os.path.relpath(folder), str(folder), key=len)

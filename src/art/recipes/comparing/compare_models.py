@@ -21,13 +21,19 @@ from typing import Any
 from art.costs import Prices, TokenPrice
 from art.errors import ArtError, ConfigError
 from art.model import Model
-from art.recipes.comparing.asked_model import AskedModel
-from art.recipes.comparing.compare_config import CompareConfig
-from art.recipes.comparing.compared_models import ComparedModel, Endpoint, OwnModel, check_labels
-from art.recipes.comparing.kept_rollouts import KeptRollouts, file_of, scenario_names, scored
+from art.recipes.comparing.compared_models import CompareConfig, ComparedModel, Endpoint, OwnModel, check_labels
 from art.recipes.comparing.metered_http import Asking, RateLimit
-from art.recipes.comparing.run_model import ModelRun, RolloutPlan, together
-from art.recipes.comparing.scoring import by_scenario, compare_with, measure, price_rollouts
+from art.recipes.comparing.run_model import AskedModel, ModelRun, RolloutPlan, together
+from art.recipes.comparing.scoring import (
+    KeptRollouts,
+    by_scenario,
+    compare_with,
+    file_of,
+    measure,
+    price_rollouts,
+    scenario_names,
+    scored,
+)
 from art.recipes.comparing.serving import Place, Servers, locate
 from art.recipes.comparing.texts import parse_models
 from art.recipes.progress import OnProgress, Progress, log_progress

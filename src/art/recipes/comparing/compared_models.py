@@ -12,8 +12,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ConfigDict, Field
+
+from art.config.base import Config
 from art.costs import TokenPrice
 from art.errors import ConfigError
 from art.model import Model
@@ -104,3 +108,38 @@ def check_labels(models: list[ComparedModel]) -> None:
     labels = [model.label for model in models]
     if doubled := sorted({label for label in labels if labels.count(label) > 1}):
         raise ConfigError(f"two models are both named {doubled[0]!r}; name each once, or give one another label")
+
+
+class CompareConfig(Config):
+    """Settings of a comparison of models on a task."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    games: int = Field(default=100, ge=1)
+    """Held-out scenarios that every model gets."""
+    rollouts: int = Field(default=1, ge=1)
+    """Rollouts of each scenario with each model."""
+    seed: int = 0
+    """Seed of scenarios and sampling; with the seed of `art train`, the scenarios are those of its --evaluate."""
+    split: Literal["test", "val"] = "test"
+    """Split that the scenarios are drawn from."""
+    reference: str | None = None
+    """Model that the others are compared with, by its label; by default the first."""
+    data_dir: Path = Path(".art")
+    """Data directory with the checkpoints, in which the comparison is kept too."""
+    out: Path | None = None
+    """Folder of the comparison. By default it is made in the data directory, where the page finds it."""
+    concurrency: int = Field(default=16, ge=1)
+    """Rollouts at once with one model, and with all models of one address together."""
+    call_timeout: float = Field(default=120.0, gt=0)
+    """Seconds after which a request without an answer has failed."""
+    attempts: int = Field(default=4, ge=1)
+    """Attempts of a request that fails for a passing reason."""
+    rollout_timeout: float = Field(default=1800.0, gt=0)
+    """Seconds after which a rollout has failed."""
+    patience: float = Field(default=300.0, ge=0)
+    """Seconds for which a request waits, in all, at a server that limits the rate."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Limit of tokens of an answer in place of the task's own, e.g. for models that reason before they answer."""
+    price_per_hour: float | None = Field(default=None, ge=0)
+    """USD per hour of this machine, the price of models that run on it."""

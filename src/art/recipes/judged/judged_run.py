@@ -11,24 +11,71 @@ AutoRL and MCP-RL differ in where scenarios come from. From there on both are a 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import statistics
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field, TypeAdapter
+
+from art.costs import Ledger
 from art.errors import BudgetError, FaultRateError, TrainingError
 from art.model import TrainableModel
-from art.recipes.comparison import CheckpointComparison, compare_checkpoints
-from art.recipes.judged.clock import Clock
-from art.recipes.judged.evaluation import load_comparison, save_comparison
-from art.recipes.judged.judged_config import JudgedConfig
-from art.recipes.progress import OnProgress, Progress, ProgressKind, log_progress, report_verdict
-from art.recipes.recipe_result import RecipeResult, book_last, ending_of, report_costs
+from art.recipes.comparison import CheckpointComparison, ComparedScenario, compare_checkpoints
+from art.recipes.progress import (
+    OnProgress,
+    Progress,
+    ProgressKind,
+    RecipeResult,
+    book_last,
+    ending_of,
+    log_progress,
+    report_costs,
+    report_verdict,
+)
+from art.recipes.recipe_config import RecipeConfig
 from art.recipes.training_loop import StepReport, step_to_report, train_task
 from art.report import Headline, Report, write_report
-from art.rewards import GroupScorer, Ruler
+from art.rewards import GroupScorer, JudgeSettings, Ruler
+from art.rewards.ruler import DEFAULT_JUDGE
+from art.storage.atomic import write_file
 from art.task import Scenario, Task
+
+
+class JudgedConfig(RecipeConfig):
+    """Settings that the recipes `auto` and `mcp_rl` share. `auto` keeps exactly these in `run.toml`."""
+
+    judge: str = DEFAULT_JUDGE
+    """Language model that compares rollouts, as litellm names it."""
+    generator: str | None = None
+    """Language model that writes scenarios, as litellm names it; the judge by default."""
+    generator_url: str | None = None
+    """Address of an OpenAI-compatible server that serves the generator."""
+    evaluate: int = Field(default=4, ge=0)
+    """Rollouts of each held-out scenario before and after training; 0 for no evaluation."""
+    validate_every: int | None = Field(default=None, ge=0)
+    """Steps between validations; 0 for none, and by default four validations in the whole training."""
+
+    @property
+    def serves_one_step(self) -> bool:
+        """Whether the engine holds one checkpoint at a time, which rules out a comparison with the untrained policy."""
+        return self.full_finetuning and self.engine == "vllm"
+
+    @property
+    def writer(self) -> tuple[str, str | None]:
+        """Name and address of the model that writes scenarios."""
+        url = self.generator_url or (self.judge_url if self.generator is None else None)
+        return self.generator or self.judge, url
+
+    def writer_settings(self, ledger: Ledger) -> JudgeSettings:
+        """Settings of requests to the model that writes scenarios. `judge_price` is used only if that is the judge."""
+        settings = JudgeSettings(budget=ledger)
+        return settings if self.generator else self.judge_settings(settings, ledger)
+
 
 VALIDATIONS = 4
 """Validations in the course of a training, unless `validate_every` is set."""
@@ -218,3 +265,63 @@ def publish(run: JudgedRun, report: Report) -> Path:
         report_verdict(run.on_progress, report.verdict)
     run.say(f"report  {path}")
     return path
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds spent on each activity, summed over all calls of a recipe in a file that each addition rewrites."""
+
+    path: Path
+    seconds: dict[str, float]
+
+    @classmethod
+    def load(cls, out: Path) -> Clock:
+        path = out / "seconds.json"
+        return cls(path, json.loads(path.read_text(encoding="utf-8")) if path.exists() else {})
+
+    def add(self, what: str, seconds: float) -> None:
+        self.seconds[what] = self.seconds.get(what, 0.0) + seconds
+        write_file(self.path, (json.dumps(self.seconds, indent=2) + "\n").encode())
+
+    @contextlib.contextmanager
+    def measure(self, what: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(what, time.perf_counter() - started)
+
+
+EVALUATION_FILE = "evaluation.jsonl"
+_ROW = TypeAdapter(ComparedScenario)
+
+
+def save_comparison(out: Path, comparison: CheckpointComparison, *, step: int, rollouts: int, about: str = "") -> None:
+    head = {
+        "step": step, "rollouts": rollouts, "about": about, "num_left_out": comparison.num_left_out,
+        "num_failed_rollouts": comparison.num_failed_rollouts, "seconds": comparison.seconds,
+    }  # fmt: skip
+    rows = [head, *(_ROW.dump_python(item, mode="json") for item in comparison.compared)]
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write_file(out / EVALUATION_FILE, lines.encode())
+
+
+def load_comparison(
+    out: Path, *, step: int, rollouts: int, scenarios: Sequence[Scenario], about: str = ""
+) -> CheckpointComparison | None:
+    """Load the comparison of two checkpoints that an earlier call saved in `out`.
+
+    Returns:
+        `None` if it was made with other arguments or scenarios, or lacks scenarios, so that it has to be made again.
+    """
+    path = out / EVALUATION_FILE
+    if not path.exists():
+        return None
+    head, *rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    compared = [_ROW.validate_python(row) for row in rows]
+    same = (head["step"], head["rollouts"], head["about"]) == (step, rollouts, about)
+    if not same or head["num_left_out"] or [item.scenario for item in compared] != list(scenarios):
+        return None
+    return CheckpointComparison(
+        compared=compared, num_left_out=0, num_failed_rollouts=head["num_failed_rollouts"], seconds=head["seconds"]
+    )

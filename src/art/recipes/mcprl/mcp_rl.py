@@ -5,6 +5,7 @@ discover the tools --> write scenarios --> train with RULER --> compare before a
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -12,17 +13,58 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from art.backends.local import LocalBackend
 from art.costs import Ledger
 from art.errors import ConfigError
-from art.mcp import GeneratedScenarioCollection, MCPClient, MCPResource, McpTask, MCPTool, generate_scenarios
+from art.mcp import (
+    GeneratedScenario,
+    GeneratedScenarioCollection,
+    MCPClient,
+    MCPResource,
+    McpTask,
+    MCPTool,
+    generate_scenarios,
+)
 from art.mcp.rollout import require_fit
-from art.recipes.judged.clock import Clock
-from art.recipes.judged.judged_run import JudgedResult, train_and_compare
-from art.recipes.mcprl.mcp_rl_config import McpRlConfig
-from art.recipes.mcprl.mcp_rl_report import McpRlRun, describe_run
-from art.recipes.mcprl.scenario_file import ScenarioFile, load_scenarios, scenario_path
+from art.recipes.judged.judged_run import Clock, JudgedConfig, JudgedResult, JudgedRun, train_and_compare
+from art.recipes.judged.report_parts import ReportWords, curve_of, make_report, scenario_table, trained_part
 from art.recipes.progress import OnProgress, Progress, ProgressKind, log_progress
+from art.recipes.verdict import Remedies
+from art.report import Curve, Report, Section, Table
+from art.rewards import DEFAULT_RUBRIC
+from art.scenarios.written import words_of
+from art.storage.atomic import write_file
+from art.trajectory import Trajectory
+
+
+class McpRlConfig(JudgedConfig):
+    """Settings of `art.recipes.mcp_rl`, which trains an agent for an MCP server."""
+
+    project: str = "mcp-rl"
+    """Project of the trained model."""
+    headers: dict[str, str] = Field(default_factory=dict)
+    """Headers of each HTTP request to the server."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables for a server that is a command, beside PATH, HOME and the like."""
+    tools: tuple[str, ...] | None = None
+    """Names of the tools that the agent may use; by default every tool."""
+    max_turns: int = 10
+    """Most answers of the model in a rollout."""
+    max_completion_tokens: int | None = None
+    """Most tokens of one answer; by default what fits the context."""
+    max_concurrent: int = Field(default=16, ge=1)
+    """Rollouts at once, each with its own connection or process."""
+    num_scenarios: int = Field(default=24, ge=1)
+    """Scenarios to train on."""
+    held_out: int = Field(default=12, ge=1)
+    """Scenarios to test with."""
+    instructions: str | None = None
+    """What the scenarios should be about, in your words."""
+    rubric: str | None = None
+    """What the judge is told is good, in prose; by default `art.rewards.DEFAULT_RUBRIC`."""
+
 
 PREVIEW = 5
 """How many of the new scenarios are shown as progress."""
@@ -179,3 +221,124 @@ def name_after(server: str) -> str:
         words = [*Path((paths or named[-1:] or ["server"])[0]).with_suffix("").parts[-2:]]
     name = re.sub(r"[^a-z0-9]+", "-", "-".join(words).lower()).strip("-")
     return name[:48] or "server"
+
+
+REMEDIES = Remedies(
+    endings={
+        "out_of_turns": "Rollouts ran out of turns: raise --max-turns, or write easier scenarios",
+        "cut_short": "Answers were cut short: raise --max-completion-tokens, or --max-context where nothing was said",
+        "context_full": "The context was full: offer fewer tools by --tools, or raise --max-context",
+    },
+    no_spread=(
+        "Edit scenarios.json towards what the policy solves now and then, give a scenario more --rollouts, and measure "
+        "the judge with `art judge check`"
+    ),
+    unclear="Train on with a higher --steps, or measure on more held-out scenarios and with more --evaluate",
+    faults="Take a base model that calls tools better, or fewer tools with --tools",
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class McpRlRun(JudgedRun):
+    """The state of one call of MCP-RL: a judged run with its server, scenarios and tools."""
+
+    config: McpRlConfig
+    server: str
+    scenarios: ScenarioFile
+    tools: Sequence[MCPTool]
+
+
+def describe_run(run: McpRlRun) -> Report:
+    config = run.config
+    summary = (
+        f"{Path(str(config.base_model)).name} ({trained_part(config)}) after {run.step} steps of reinforcement "
+        f"learning with the tools of {run.server}. {run.scenarios.generator} wrote the scenarios, and {config.judge} "
+        "judged the rollouts (RULER); there were no labels."
+    )
+    words = ReportWords(
+        title=f"{run.model.name}: an agent for {len(run.tools)} tools", summary=summary, remedies=REMEDIES,
+        text_of=lambda scenario: str(scenario.inputs["task"]), note_of=_note, curves=_curves(run),
+        sections=_sections(run), settings={"turns at most": str(config.max_turns)},
+    )  # fmt: skip
+    return make_report(run, words)
+
+
+def _curves(run: McpRlRun) -> list[Curve]:
+    done, failed = "share of rollouts that say they are done", "tool calls per rollout that failed"
+    return [
+        curve_of(run, "train/completed", done, "By calling complete_task.", (0, 1)),
+        curve_of(run, "train/num_tool_errors", failed, "Wrong arguments, or tools that refuse."),
+        curve_of(run, "train/num_turns", "turns per rollout", "Answers of the model, calls among them."),
+    ]
+
+
+def _note(trajectory: Trajectory) -> str:
+    errors = int(trajectory.metrics.get("num_tool_errors", 0))
+    words = str(trajectory.metadata.get("ending", "")).replace("_", " ")
+    return f"{words}, {errors} failed calls" if errors else words
+
+
+def _sections(run: McpRlRun) -> list[Section]:
+    def listed(scenarios: Sequence[GeneratedScenario]) -> Table:
+        return scenario_table([(scenario.task, scenario.difficulty) for scenario in scenarios])
+
+    tools = Table(columns=["tool", "what it does"], rows=[[tool.name, tool.description] for tool in run.tools])
+    scenarios = run.scenarios
+    return [
+        Section(title=f"{len(run.tools)} tools", table=tools),
+        Section(title=f"{len(scenarios.train)} scenarios to train on", table=listed(scenarios.train)),
+        Section(title=f"{len(scenarios.held_out)} held-out scenarios", table=listed(scenarios.held_out)),
+        Section(title="what the judge was told is good", text=run.config.rubric or DEFAULT_RUBRIC),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioFile:
+    """The content of `scenarios.json`: the scenarios that MCP-RL trains on and tests with."""
+
+    path: Path
+    server: str
+    tools: Sequence[str]
+    """Names of the tools that the scenarios were written for."""
+    generator: str
+    train: Sequence[GeneratedScenario]
+    held_out: Sequence[GeneratedScenario]
+
+    def save(self) -> None:
+        sides = {"train": [s.to_dict() for s in self.train], "held_out": [s.to_dict() for s in self.held_out]}
+        content = {"server": self.server, "tools": list(self.tools), "generator": self.generator, **sides}
+        write_file(self.path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def scenario_path(out: Path) -> Path:
+    return out / "scenarios.json"
+
+
+def load_scenarios(out: Path) -> ScenarioFile | None:
+    """The scenarios in the folder `out`; `None` if none are written yet.
+
+    Raises:
+        ConfigError: the file was edited and cannot be used; the message says what is wrong with it.
+    """
+    path = scenario_path(out)
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        sides = {side: [GeneratedScenario.from_dict(row) for row in content[side]] for side in ("train", "held_out")}
+        scenarios = ScenarioFile(
+            path=path, server=content.get("server", ""), tools=content.get("tools", []),
+            generator=content.get("generator", ""), train=sides["train"], held_out=sides["held_out"],
+        )  # fmt: skip
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f'{path} should hold {{"train": [{{"task": "...", "difficulty": 1}}, ...], "held_out": [...]}}: '
+            f"{type(error).__name__} {error}. Mend it, or delete it to have new scenarios written"
+        ) from None
+    for side, rows in sides.items():
+        if not rows:
+            raise ConfigError(f"{path} has no scenarios in {side!r}")
+    trained = {words_of(scenario.task) for scenario in scenarios.train}
+    if both := [scenario.task for scenario in scenarios.held_out if words_of(scenario.task) in trained]:
+        raise ConfigError(f"{path}: {both[0]!r} is trained on, so it cannot be held out too")
+    return scenarios

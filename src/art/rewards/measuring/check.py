@@ -14,13 +14,13 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 
 from art.errors import ContextLengthError, JudgeError
 from art.rewards.asking.evidence import evidence_of
 from art.rewards.asking.grader import total_cost
-from art.rewards.asking.passes import compare_passes
+from art.rewards.asking.rounds import compare_passes
 from art.rewards.judge import Judgement
-from art.rewards.measuring.agreement import pairwise_accuracy, slope, spearman
 from art.rewards.ruler import Ruler
 from art.trajectory import TrajectoryGroup
 
@@ -171,3 +171,50 @@ def _accuracy(pairs: Sequence[tuple[list[float], list[float]]]) -> float:
     counted = [pairwise_accuracy(scores, labels) for scores, labels in pairs]
     total = sum(count for _, count in counted)
     return sum(right for right, _ in counted) / total if total else math.nan
+
+
+def pairwise_accuracy(scores: Sequence[float], labels: Sequence[float]) -> tuple[float, int]:
+    """Count the pairs whose labels differ, and those among them that the scores order correctly: `(right, pairs)`.
+
+    A pair with equal scores counts as half right.
+    Example: scores (0.2, 0.9, 0.9) with labels (0, 1, 2) have 2.5 of 3 pairs right.
+    """
+    right, pairs = 0.0, 0
+    for (score, label), (other_score, other_label) in combinations(zip(scores, labels, strict=True), 2):
+        if label == other_label:
+            continue
+        pairs += 1
+        difference = (score - other_score) * (label - other_label)
+        right += 0.5 if difference == 0 else float(difference > 0)
+    return right, pairs
+
+
+def spearman(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's rank correlation, with ties at their mean rank. NaN if all values of one sequence are equal.
+
+    Example: (1, 2, 3) with (10, 30, 20) give 0.5.
+    """
+    a, b = _ranks(first), _ranks(second)
+    if len(set(a)) < 2 or len(set(b)) < 2:
+        return math.nan
+    return statistics.correlation(a, b)
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    ordered = sorted(values)
+    return [ordered.index(value) + (ordered.count(value) - 1) / 2 for value in values]
+
+
+def slope(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Least-squares slope through the origin of `(x, y)` points, and its standard error.
+
+    Both are NaN if all x are 0. The error is also NaN for a single point.
+    """
+    spread = sum(x * x for x, _ in points)
+    if spread == 0:
+        return math.nan, math.nan
+    value = sum(x * y for x, y in points) / spread
+    if len(points) < 2:
+        return value, math.nan
+    residual = sum((y - value * x) ** 2 for x, y in points) / (len(points) - 1)
+    return value, math.sqrt(residual / spread)

@@ -49,7 +49,7 @@ def merge_adapter(call: MergeAdapter, on_bytes: OnBytes) -> dict[str, Any]:
 
 def push(call: Push, on_bytes: OnBytes) -> dict[str, Any]:
     if isinstance(call.target, HubTarget):
-        from art.exports.hub import push_to_hub
+        from art.exports.folder import push_to_hub
 
         return {"url": push_to_hub(call.source, call.target, call.message)}
     from art.exports.s3 import S3Store
