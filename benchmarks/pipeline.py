@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import art
-from art.report.estimates import t_quantile
+from art.report.scores import t_quantile
 from benchmarks.pipelines.arms import KINDS, Arm, Plan, ideal, run_arm
 from benchmarks.pipelines.picture import draw_time_lines
 from benchmarks.report import Cell, Result, Spread

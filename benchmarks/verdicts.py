@@ -16,8 +16,7 @@ from functools import partial
 import numpy as np
 
 from art.report import Estimate, estimate_change
-from art.report.estimates import mean_with_interval
-from art.report.improvement import MIN_SCENARIOS, measure_improvement
+from art.report.scores import MIN_SCENARIOS, mean_with_interval, measure_improvement
 from benchmarks.report import Cell, Result
 
 Side = list[list[float]]

@@ -23,9 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from art.storage.layout import DataDir
-from art.viewer.answers.checkpoint_list import CompareQuery
-from art.viewer.answers.curves import SeriesQuery
-from art.viewer.answers.rollout_rows import RolloutKey, RolloutQuery
+from art.viewer.rollout_answers import RolloutKey, RolloutQuery
+from art.viewer.run_answers import CompareQuery, SeriesQuery
 from art.viewer.viewer import Viewer
 from benchmarks.page_paint import paint
 from benchmarks.report import Cell, Result

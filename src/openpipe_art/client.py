@@ -15,7 +15,7 @@ from art.backend import BackendModel, Registration
 from art.errors import ConfigError
 from art.protocol.training import ModelStatus
 from art.recipes.training_loop import StepReport, evaluate, train_task
-from art.report.estimates import mean_with_interval
+from art.report.scores import mean_with_interval
 from art.rewards import GroupScorer, Judge, Ruler
 from art.rewards.judge import RewardFunction
 from art.task import Split, Task, get_task

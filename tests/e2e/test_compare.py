@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from art.report.comparison_text import read_comparison
+from art.report.model_comparison import read_comparison
 from art.testing.scripted_server import ScriptedServer, failure
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

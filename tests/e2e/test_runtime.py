@@ -50,7 +50,6 @@ from art.runtime.registry import RegisteredModel
 from art.runtime.runtime import Runtime
 from art.runtime.supervision.launch import Launch, Process, WarmParent
 from art.storage import checkpoints
-from art.viewer.live.events import live_events
 from tests.support.metric_names import find_metric
 
 PROMPT = {"role": "user", "content": "say yes, no or maybe"}
@@ -520,7 +519,7 @@ async def test_what_runs_can_be_watched(runtime: Runtime, tiny_model: Path) -> N
     data: list[Any] = []
 
     async def watch() -> None:
-        async for events in live_events(runtime, project="p", after=None):
+        async for events in runtime.live.watch("p", None):
             data.extend(event.data for event in events)
 
     watching = asyncio.create_task(watch())

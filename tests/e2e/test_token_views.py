@@ -16,9 +16,7 @@ from art.storage.layout import DataDir
 from art.storage.steps.plan_record import read_plans
 from art.storage.steps.token_file import NAME
 from art.tasks.yes_no_maybe import parse_answer
-from art.viewer.answers.rollout_rows import RolloutKey
-from art.viewer.answers.tokens import RolloutTokens, TokensQuery
-from art.viewer.answers.tree import TreeQuery
+from art.viewer.rollout_answers import RolloutKey, RolloutTokens, TokensQuery, TreeQuery
 from art.viewer.viewer import Viewer
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]

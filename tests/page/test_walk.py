@@ -11,7 +11,7 @@ import pytest
 import art
 from art.errors import PromotionError
 from art.protocol.organisation.promotions import Gate, Measurement
-from art.report.comparison_text import write_comparison
+from art.report.model_comparison import write_comparison
 from tests.page.browser import Walker
 from tests.support import shop_run
 from tests.support.comparisons import make_comparison

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
-from art.metrics.metric import Metric
+from art.metrics.catalogue import Metric
 
 
 def find_metric(name: str, metrics: Mapping[str, Metric]) -> Metric | None:

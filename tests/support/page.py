@@ -14,8 +14,7 @@ from art.server.app import App
 from art.server.page.browser import Addresses
 from art.server.page.page_state import PageState
 from art.storage.keys import KeyStore
-from art.viewer.answers.costs import CostsAnswer, CostsByStep
-from art.viewer.answers.run_list import RunDetail, RunList, RunSummary
+from art.viewer.run_answers import CostsAnswer, CostsByStep, RunDetail, RunList, RunSummary
 from art.viewer.viewer import Viewer
 from tests.support.spies import TwoProjects
 

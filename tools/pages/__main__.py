@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from art.metrics.page import render_page as render_metrics
-from tools.pages import api, cli, errors, settings, tasks
+from tools.pages import api, cli, errors, metrics, settings, tasks
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES: Mapping[str, Callable[[], str]] = {
     "api.md": api.render_page,
     "cli.md": cli.render_page,
     "errors.md": errors.render_page,
-    "metrics.md": render_metrics,
+    "metrics.md": metrics.render_page,
     "settings.md": settings.render_page,
     "tasks.md": tasks.render_page,
 }

@@ -19,8 +19,7 @@ from art.client.rollout_context import derive_seed
 from art.errors import FaultRateError
 from art.gather import GatherContext
 from art.gather.faults import FaultWatch
-from art.report.estimates import Estimate, mean_with_interval
-from art.report.scores import estimate_change
+from art.report.scores import Estimate, estimate_change, mean_with_interval
 from art.storage.atomic import write_file
 from art.trajectory import Trajectory, cancel_and_wait, finite_number
 

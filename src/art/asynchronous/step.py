@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from art.report.estimates import Estimate
+from art.report.scores import Estimate
 from art.trajectory import Trajectory, TrajectoryGroup
 
 

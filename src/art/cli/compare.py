@@ -42,8 +42,16 @@ from art.recipes.comparing.serving import registered
 from art.recipes.comparing.texts import parse_models, token_price
 from art.recipes.progress import Progress
 from art.report.comparison_picture import draw_comparison
-from art.report.comparison_text import JSON_FILE, SCORE_COLUMNS, cells, columns, heading, read_comparison, remarks
-from art.report.model_comparison import ModelComparison
+from art.report.model_comparison import (
+    JSON_FILE,
+    SCORE_COLUMNS,
+    ModelComparison,
+    cells,
+    columns,
+    heading,
+    read_comparison,
+    remarks,
+)
 from art.task import Task, draw_scenarios, get_task
 from art.task.defaults import is_tiny_model
 from art.task.tiny_form import other_task

@@ -4,8 +4,7 @@ model = art.TrainableModel(..., budget_usd=20, prices=Prices(device_usd_per_hour
 judge = Ruler("openai/o3", settings=JudgeSettings(budget=model.costs))      # the judge spends the same budget
 """
 
-from art.costs.amount import Amount
-from art.costs.ledger import Ledger
+from art.costs.ledger import Amount, Ledger
 from art.costs.prices import Prices, TokenPrice
 
 __all__ = ["Amount", "Ledger", "Prices", "TokenPrice"]

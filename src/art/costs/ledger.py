@@ -18,20 +18,93 @@ the process is killed in between and does it again.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import math
 import re
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from art.costs.amount import Amount
-from art.costs.lines import describe_source, name_row
 from art.errors import BudgetError, ConfigError
 from art.storage.jsonl import append_lines, read_rows_from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amount:
+    """The sum of one or more bookings, which are the entries of a `Ledger`."""
+
+    usd: float = 0.0
+    """Cost of the bookings whose price is known."""
+    priced: int = 0
+    """Number of bookings whose price is known."""
+    unpriced: int = 0
+    """Number of bookings whose price is not known."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Part of `prompt_tokens` that came from a prefix cache."""
+    completion_tokens: int = 0
+    seconds: float = 0.0
+    """Device time."""
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)})
+
+    def to_row(self) -> dict[str, Any]:
+        """The fields that are not 0, for JSON."""
+        return {key: value for key, value in asdict(self).items() if value}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Amount:
+        """Make an amount from what `to_row` returned. Unknown keys are ignored."""
+        return cls(**{field.name: row[field.name] for field in fields(cls) if field.name in row})
+
+    def tokens(self) -> dict[str, int]:
+        """Token counts by kind, without zeros."""
+        kinds = {"prompt": self.prompt_tokens, "cached": self.cached_tokens, "completion": self.completion_tokens}
+        return {kind: count for kind, count in kinds.items() if count}
+
+
+def name_row(step: Mapping[str, Amount], total: Mapping[str, Amount]) -> dict[str, float]:
+    """Name the costs of a step, and of everything so far, as metrics.
+
+    Example: 0.1 USD of `train/judge/ruler` and 0.2 of `gpu/trainer` give `costs/train/judge/ruler`,
+    `costs/train/judge` and `costs/train` of 0.1, `costs/gpu/trainer` and `costs/gpu` of 0.2, and `costs/all` of 0.3.
+    """
+    return {**_named(step, "costs", "data/step_tokens", "time/step_s"),
+            **_named(total, "costs/cum", "data/cum/tokens", "time/cum/s")}  # fmt: skip
+
+
+def _named(amounts: Mapping[str, Amount], costs: str, tokens: str, seconds: str) -> dict[str, float]:
+    usd: defaultdict[str, float] = defaultdict(float)
+    others: dict[str, float] = {}
+    for source, amount in amounts.items():
+        if amount.priced:
+            for name in (*accumulate(source.split("/"), "{}/{}".format), "all"):
+                usd[f"{costs}/{name}"] += amount.usd
+        others |= {f"{tokens}/{source}/{kind}": float(count) for kind, count in amount.tokens().items()}
+        if amount.seconds:
+            others[f"{seconds}/{source}"] = amount.seconds
+    return {**usd, **others}
+
+
+def describe_source(name: str, amount: Amount) -> str:
+    """Write one source as a line of text, e.g. `judge/ruler        0.0020 USD  900 prompt, 80 completion tokens`."""
+    money = f"{amount.usd:>10.4f} USD" if amount.priced else f"{'no price':>14}"
+    used = ", ".join(f"{count:,} {kind}" for kind, count in amount.tokens().items())
+    parts = [f"{used} tokens"] if used else []
+    if amount.seconds:
+        parts.append(f"{amount.seconds:,.1f} s")
+    if amount.unpriced:
+        why = "" if importlib.util.find_spec("litellm") else "; litellm, which knows prices, is not installed"
+        parts.append(f"the price of {amount.unpriced} requests is not known{why}")
+    return "  ".join([f"{name:<28} {money}", *parts])
+
 
 logger = logging.getLogger(__name__)
 
@@ -270,3 +343,40 @@ def full_name(source: str, split: str) -> str:
     """Return a source with the first part that it gets when a row of `split` is ended, if it has none of its own."""
     names_its_own = source.partition("/")[0] in SHARED | CONTEXTS
     return source if names_its_own else f"{context_of(split)}/{source}"
+
+
+class StepAmounts:
+    """Amounts of one file by step and source. `Ledger` says what the rows are."""
+
+    def __init__(self) -> None:
+        self._open: defaultdict[str, Amount] = defaultdict(Amount)
+        self._closed: defaultdict[int, defaultdict[str, Amount]] = defaultdict(lambda: defaultdict(Amount))
+
+    def fold(self, row: Mapping[str, Any]) -> None:
+        """Add a row.
+
+        Raises:
+            ValueError: it is not a row of such a file.
+        """
+        source, split, step = row.get("source"), row.get("closed"), row.get("step")
+        if isinstance(source, str):
+            numbers = {key: value for key, value in row.items() if isinstance(value, (int, float))}
+            self._open[source] += Amount.from_row(numbers)
+        elif isinstance(split, str) and isinstance(step, int):
+            for name, amount in self._open.items():
+                self._closed[step][full_name(name, split)] += amount
+            self._open.clear()
+        else:
+            raise ValueError("a row of costs has a source, or ends a step")
+
+    def totals(self) -> dict[str, Amount]:
+        """All amounts by source. What no step has ended yet has no split as first part of its source."""
+        totals: defaultdict[str, Amount] = defaultdict(Amount)
+        for amounts in [*self._closed.values(), self._open]:
+            for source, amount in amounts.items():
+                totals[source] += amount
+        return dict(totals)
+
+    def by_step(self) -> dict[int, dict[str, Amount]]:
+        """The amounts that steps have ended, by step and source."""
+        return {step: dict(amounts) for step, amounts in self._closed.items()}

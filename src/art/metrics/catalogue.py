@@ -8,10 +8,89 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from art.metrics.metric import ALWAYS, Metric
-from art.metrics.pipeline import PIPELINE_METRICS
-from art.metrics.trends import FEWEST_FOR_MALFORMED, RECENT, RUN_STEPS, SWING_WINDOW, WINDOW
+from art.metrics.findings import FEWEST_FOR_MALFORMED, RECENT, RUN_STEPS, SWING_WINDOW, WINDOW
+from art.metrics.groups import SECTIONS
+
+ALWAYS = "every step"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What a metric means, and in which steps it is reported."""
+
+    meaning: str
+    when: str = ALWAYS
+
+
+CURRICULUM = "steps of `art.pipeline` with `curriculum`"
+FOLLOWED = 'steps of `art.pipeline` with `max_concurrent="auto"`'
+USEFUL = "steps of `art.pipeline` with a useful group"
+PIPELINE_METRICS: dict[str, Metric] = {
+    "time/step_wall_s": Metric("seconds from the end of the step before to the end of this one"),
+    "time/step_waited_for_rollouts_s": Metric(
+        "part of `time/step_wall_s` in which the trainer had nothing to do, because groups were missing"
+    ),
+    "time/step_held_s": Metric(
+        "part of `time/step_wall_s` in which no further group could start, because it would have been too stale when "
+        "trained: rollouts waited for the trainer"
+    ),
+    "pipeline/trainer_idle_share": Metric("`time/step_waited_for_rollouts_s` / `time/step_wall_s`"),
+    "pipeline/groups_running": Metric("number of groups that ran when the step ended"),
+    "pipeline/groups_waiting": Metric("number of finished groups that waited for a later step when the step ended"),
+    "pipeline/groups_useful_share": Metric(
+        "share of the step's groups whose rewards have spread, lost groups included"
+    ),
+    "pipeline/groups_lost": Metric("number of groups without any scored rollout; they were not trained"),
+    "pipeline/rollouts_run": Metric("number of rollouts that were run for the step, failed ones included"),
+    "pipeline/rollouts_per_useful_group": Metric("`pipeline/rollouts_run` per group with spread", USEFUL),
+    "pipeline/seconds_per_useful_group": Metric("seconds since the step before, per group with spread", USEFUL),
+    "pipeline/tokens_per_useful_group": Metric("`ledger/sampled_tokens` per group with spread", USEFUL),
+    "pipeline/usd_per_useful_group": Metric(
+        "costs that the step's rollouts and judges booked, in USD, per group with spread",
+        f"{USEFUL}, if costs are booked",
+    ),
+    "pipeline/choice_spread_chance": Metric(
+        "mean chance of spread that the scenarios chosen since the step before had when they were chosen; compare "
+        "`pipeline/groups_useful_share`",
+        CURRICULUM,
+    ),
+    "pipeline/choice_pass_rate": Metric(
+        "mean pass rate of the scenarios chosen, of those known: their mean reward, from 0 for the lowest reward of any"
+        " rollout to 1 for the highest",
+        CURRICULUM,
+    ),
+    "pipeline/choice_by_turn_share": Metric(
+        "share of the scenarios chosen because they had waited the longest", CURRICULUM
+    ),
+    "pipeline/choice_new_share": Metric("share of the scenarios chosen that had not been chosen before", CURRICULUM),
+    "pipeline/choice_seen_share": Metric("share of all scenarios that have been chosen so far", CURRICULUM),
+    "pipeline/choice_waited_max": Metric(
+        "most groups that were started between two groups of one scenario, among the scenarios chosen", CURRICULUM
+    ),
+    "pipeline/concurrency_limit": Metric(
+        "most rollouts at once, at the end of the step", "steps of `art.pipeline` with a limit"
+    ),
+    "pipeline/concurrency_running": Metric("rollouts that ran at the end of the step"),
+    "pipeline/concurrency_wait_s": Metric("seconds that rollouts waited for a slot, summed over those that got one"),
+    "pipeline/concurrency_rollouts_mean": Metric(
+        "mean number of rollouts that ran, while the engine was awake", FOLLOWED
+    ),
+    "pipeline/engine_seats_used_share": Metric(
+        "mean share of the engine's seats in which a request was computed", FOLLOWED
+    ),
+    "pipeline/engine_waiting_mean": Metric("mean number of the project's requests that waited at the engine", FOLLOWED),
+    "pipeline/concurrency_up": Metric("times that the limit's aim was above it and the engine had room", FOLLOWED),
+    "pipeline/concurrency_down": Metric("times that the limit was lowered because requests queued up", FOLLOWED),
+    "pipeline/concurrency_hold": Metric(
+        "times that the limit stayed: the engine slept or gave no answer, its memory was full, or no rollout had asked",
+        FOLLOWED,
+    ),
+    "pipeline/concurrency_silent": Metric("times that the engine did not say how busy it is", "steps with such times"),
+}
+"""Metrics that `art.pipeline` adds to a step."""
+
 
 NUM_BINS = 10
 """Number of bins of a histogram."""
@@ -364,3 +443,25 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+_PATTERNS = sorted((name for name in CATALOGUE if name.endswith("*")), key=len, reverse=True)
+"""Names that end in `*` are for all that begin like them; the longest counts."""
+_OF_GROUPS = {
+    "reward": "mean reward of the rollouts",
+    "reward_std_dev": "mean over groups of the standard deviation of their rewards",
+    "exception_rate": "share of the rollouts that failed",
+}
+
+
+def meaning_of(name: str) -> str | None:
+    """Return what a metric means; `None` for a metric of the user.
+
+    Example: `ledger/dropped_tokens/truncated` means "number of sampled tokens left out, by reason".
+    """
+    if name in CATALOGUE:
+        return CATALOGUE[name].meaning
+    if (pattern := next((pattern for pattern in _PATTERNS if name.startswith(pattern[:-1])), None)) is not None:
+        return CATALOGUE[pattern].meaning
+    split, _, key = name.partition("/")
+    return None if split in SECTIONS else _OF_GROUPS.get(key)

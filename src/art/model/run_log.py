@@ -12,7 +12,7 @@ from typing import Any
 
 from art.costs import Ledger
 from art.costs.ledger import context_of
-from art.costs.meter import close_row
+from art.costs.prices import close_row
 from art.metrics.groups import count_groups, name_metrics, scenarios_of, summarize_groups, take_costs
 from art.storage.history import append_row, find_row, means_by_step
 from art.storage.layout import ModelPaths

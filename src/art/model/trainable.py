@@ -15,7 +15,7 @@ from art.capture.clients import remember
 from art.client.arguments import check_groups
 from art.config import ModelSettings, OptimizerConfig, SamplingConfig, TrainConfig, TrainSFTConfig
 from art.config.algorithms import TrainSettings
-from art.costs.meter import CostCalculator, PolicyMeter
+from art.costs.prices import CostCalculator, PolicyMeter
 from art.errors import ArtError, ConfigError
 from art.model.model import ConfigT, Model, StateT
 from art.protocol.rollouts import Outcome, RolloutStatus, RolloutUpdate

@@ -17,7 +17,7 @@ from art.gather.faults import FaultWatch
 from art.model import TrainableModel
 from art.recipes.training_loop import MAX_FAULT_RATE, Evaluation
 from art.report import Estimate, estimate_change
-from art.report.estimates import mean_with_interval
+from art.report.scores import mean_with_interval
 from art.rewards import GroupScorer
 from art.task import Scenario, Task
 from art.trajectory import Trajectory, TrajectoryGroup

@@ -22,8 +22,8 @@ from art.gather import gather_trajectories
 from art.gather.faults import FaultWatch
 from art.model import TrainableModel
 from art.recipes.recipe_config import Reactions
-from art.report.estimates import mean_with_interval
 from art.report.page import duration
+from art.report.scores import mean_with_interval
 from art.rewards import GroupScorer
 from art.storage.history import means_by_step
 from art.storage.layout import DataDir, ModelPaths

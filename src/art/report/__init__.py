@@ -6,9 +6,7 @@ This package knows nothing of tasks, servers or judges: the caller fills in a `R
 script, and every text in it is escaped, because models and tools wrote much of it.
 """
 
-from art.report.estimates import Estimate, estimate
-from art.report.page import render_report, write_report
-from art.report.parts import (
+from art.report.page import (
     Comparison,
     Curve,
     Headline,
@@ -19,8 +17,10 @@ from art.report.parts import (
     Transcript,
     Verdict,
     VerdictKind,
+    render_report,
+    write_report,
 )
-from art.report.scores import estimate_change
+from art.report.scores import Estimate, estimate, estimate_change
 
 __all__ = [
     "Comparison", "Curve", "Estimate", "Headline", "Report", "ScenarioResult", "Section", "Table", "Transcript",

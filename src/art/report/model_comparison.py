@@ -1,4 +1,5 @@
-"""`ModelComparison`: the result of `art compare`, as its JSON file has it (docs/compare.md describes each key).
+"""`ModelComparison`: the result of `art compare`, as its JSON file has it (docs/compare.md describes each key), its
+files, and its table for people.
 
 A number that is not known is null, never 0: a price that nobody gave, tokens that a server did not report, the score of
 a model that answered nothing.
@@ -6,11 +7,14 @@ a model that answered nothing.
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from art.report.scores import Score
+from art.storage.atomic import write_file
 
 SCHEMA_VERSION = 1
 ModelKind = Literal["endpoint", "checkpoint", "local", "scripted"]
@@ -137,3 +141,156 @@ class ModelComparison(_Part):
             if row.label == label:
                 return row
         raise KeyError(label)
+
+
+JSON_FILE, MARKDOWN_FILE = "comparison.json", "comparison.md"
+UNKNOWN = "-"
+SCORE_COLUMNS = 5
+"""Number of columns after the model's name that say how good, fast and dear it is; the others say what it did."""
+
+
+def write_comparison(folder: Path, comparison: ModelComparison) -> None:
+    """Write `comparison.json` and `comparison.md` into a folder, which is made if it is missing.
+
+    Raises:
+        StorageError: writing failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_file(folder / JSON_FILE, (comparison.model_dump_json(indent=2) + "\n").encode())
+    write_file(folder / MARKDOWN_FILE, render_markdown(comparison).encode())
+
+
+def read_comparison(folder: Path) -> ModelComparison:
+    """Read the comparison in a folder.
+
+    Raises:
+        OSError, ValueError: there is none, or it is of another version.
+    """
+    return ModelComparison.model_validate_json((folder / JSON_FILE).read_bytes())
+
+
+def columns(comparison: ModelComparison) -> list[str]:
+    """Return the headings of the table."""
+    metric = comparison.headline_metric
+    return [
+        "model", f"{metric} (95 %)", f"against {comparison.reference}", "scenarios", "s per rollout", "USD per 1,000",
+        "reward", "policy faults", "turns", "s per turn", "tokens in / out", "failed calls",
+    ]  # fmt: skip
+
+
+def cells(comparison: ModelComparison, row: ModelRow) -> list[str]:
+    """Return a model's row of the table. What is not known is `-`."""
+    turn_s, rollout_s = [
+        UNKNOWN if time is None else f"{seconds(time.median)}, p95 {seconds(time.p95)}"
+        for time in (row.turn_latency_s, row.rollout_latency_s)
+    ]
+    tokens = UNKNOWN
+    if row.prompt_tokens is not None and row.completion_tokens is not None:
+        tokens = f"{row.prompt_tokens:,.0f} / {row.completion_tokens:,.0f}"
+    faults = UNKNOWN if row.policy_fault_rate is None else f"{row.policy_fault_rate:.0%}"
+    turns = UNKNOWN if row.turns is None else f"{row.turns:.1f}"
+    score = "no score" if row.headline is None else row.headline.text()
+    return [
+        row.label, score, _difference(comparison, row), _scenarios(comparison, row), rollout_s, price(row),
+        UNKNOWN if row.reward is None else row.reward.text(), faults, turns, turn_s, tokens, _failed_calls(row),
+    ]  # fmt: skip
+
+
+def _difference(comparison: ModelComparison, row: ModelRow) -> str:
+    if row.difference is None:
+        return "reference" if row.label == comparison.reference else UNKNOWN
+    note = "" if row.difference.num == comparison.num_scenarios else f", {row.difference.num} pairs"
+    return row.difference.text(sign=True) + note
+
+
+def _scenarios(comparison: ModelComparison, row: ModelRow) -> str:
+    scored = 0 if row.headline is None else row.headline.num
+    return f"{scored} of {comparison.num_scenarios}"
+
+
+def price(row: ModelRow) -> str:
+    """Write what 1,000 rollouts cost, or why that is not known."""
+    if row.usd_per_1000 is None:
+        return "no price" if row.price_note in (None, "no price") else UNKNOWN
+    return f"{row.usd_per_1000:,.4f}" if row.usd_per_1000 < 1 else f"{row.usd_per_1000:,.2f}"
+
+
+def _failed_calls(row: ModelRow) -> str:
+    if row.calls is None or not row.calls.num_calls:
+        return UNKNOWN
+    return f"{row.calls.num_failed} of {row.calls.num_calls}"
+
+
+def seconds(value: float) -> str:
+    """Write a time with two digits that count, e.g. `0.0041`, `0.25`, `12`."""
+    if value <= 0:
+        return "0"
+    return f"{value:.{max(0, 1 - math.floor(math.log10(value)))}f}"
+
+
+def remarks(comparison: ModelComparison) -> list[str]:
+    """Say what the table alone would hide: models without a score, missing rollouts, cut answers, unknown prices."""
+    lines = []
+    for row in comparison.models:
+        lines += [f"{row.label}: {text}" for text in _remarks(comparison, row)]
+    if not comparison.is_complete:
+        lines.append("The comparison is not complete; the same command goes on.")
+    return lines
+
+
+def _remarks(comparison: ModelComparison, row: ModelRow) -> list[str]:
+    texts = []
+    if row.state == "gave_up":
+        texts.append(f"given up with {row.num_rollouts_left} rollouts left to make")
+    if row.num_rollouts == 0 and row.problem:
+        texts.append(f"no score, because no rollout worked: {row.problem}")
+    elif row.num_failed_rollouts:
+        bounds = "" if row.headline_bounds is None else (
+            f"; with them, {comparison.headline_metric} would lie between {row.headline_bounds[0]:.2f} and "
+            f"{row.headline_bounds[1]:.2f}"
+        )  # fmt: skip
+        rollouts = "1 rollout failed and has" if row.num_failed_rollouts == 1 else (
+            f"{row.num_failed_rollouts} rollouts failed and have"
+        )  # fmt: skip
+        texts.append(f"{rollouts} no score, the last error: {row.problem}{bounds}")
+    if row.calls is None:
+        return texts
+    if row.calls.faults:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(row.calls.faults.items()))
+        texts.append(f"failed requests by kind: {kinds}")
+    if row.calls.num_rate_limited:
+        texts.append(f"the server limited the rate {row.calls.num_rate_limited} times; rollout times have the waits")
+    answered = max(1, row.calls.num_answered)
+    if row.calls.num_cut:
+        share = row.calls.num_cut / answered
+        texts.append(f"{share:.0%} of the answers were cut at their limit of tokens; --max-tokens raises it")
+    if row.calls.num_empty:
+        texts.append(f"{row.calls.num_empty / answered:.0%} of the answers were empty")
+    if row.calls.num_without_usage:
+        texts.append(f"the server reported no tokens for {row.calls.num_without_usage} of {answered} answers")
+    return texts
+
+
+def render_markdown(comparison: ModelComparison) -> str:
+    """Write a comparison as a page of Markdown: what was compared, the table and the remarks."""
+    table = [columns(comparison), ["---"] * len(columns(comparison))]
+    table += [cells(comparison, row) for row in comparison.models]
+    lines = [f"# {comparison.task}: {len(comparison.models)} models", "", heading(comparison), ""]
+    lines += [f"| {' | '.join(_cell(text) for text in row)} |" for row in table]
+    if notes := remarks(comparison):
+        lines += ["", *(f"- {' '.join(note.split())}" for note in notes)]
+    return "\n".join(lines) + "\n"
+
+
+def heading(comparison: ModelComparison) -> str:
+    """Say in a sentence or two what was compared."""
+    rollouts = "" if comparison.rollouts_per_scenario == 1 else f", {comparison.rollouts_per_scenario} rollouts each"
+    return (
+        f"{comparison.description}: {comparison.num_scenarios} scenarios of the split {comparison.split}, seed "
+        f"{comparison.seed}{rollouts}. {comparison.num_common} of them have a score with every model that has any. "
+        f"Up to {comparison.concurrency} rollouts at once."
+    )
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -12,8 +12,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from art.report.charts import WINDOW, running_mean
-from art.report.estimates import mean_with_interval
+from art.report.page import WINDOW, running_mean
+from art.report.scores import mean_with_interval
 
 _INK, _GRID = "#2b2b2b", "#d9d9d9"
 _BLUE, _ORANGE = "#2f6db3", "#d9772b"

@@ -31,8 +31,7 @@ from art.protocol.organisation.promotions import (
     PromotionRecord,
     Verdict,
 )
-from art.report.improvement import MIN_SCENARIOS, Values, measure_improvement, tail_of_look
-from art.report.scores import Score
+from art.report.scores import MIN_SCENARIOS, Score, Values, measure_improvement, tail_of_look
 from art.runtime.models import Models
 from art.runtime.registry import RegisteredModel, set_promoted
 from art.storage.database import Database, uninterrupted

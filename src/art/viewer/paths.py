@@ -16,18 +16,33 @@ from pydantic import ValidationError
 from art.errors import InvalidRequestError, NotFoundError
 from art.protocol.dialects.chat_completions import invalid_request
 from art.storage.layout import validate_name
-from art.viewer.answers.base import Answer, Query
-from art.viewer.answers.checkpoint_list import CheckpointList, CompareQuery, Comparison
-from art.viewer.answers.costs import CostsAnswer
-from art.viewer.answers.curves import SeriesAnswer, SeriesQuery
-from art.viewer.answers.group import GroupAnswer
-from art.viewer.answers.model_comparisons import ComparisonAnswer, ComparisonList
-from art.viewer.answers.rollout import RolloutDetail
-from art.viewer.answers.rollout_rows import RolloutKey, RolloutPage, RolloutQuery
-from art.viewer.answers.run_list import RunDetail, RunList
-from art.viewer.answers.step_ledger import LedgerAnswer, StepDetail
-from art.viewer.answers.tokens import RolloutTokens, TokensQuery
-from art.viewer.answers.tree import TreeAnswer, TreeQuery
+from art.viewer.rollout_answers import (
+    Answer,
+    GroupAnswer,
+    Query,
+    RolloutDetail,
+    RolloutKey,
+    RolloutPage,
+    RolloutQuery,
+    RolloutTokens,
+    TokensQuery,
+    TreeAnswer,
+    TreeQuery,
+)
+from art.viewer.run_answers import (
+    CheckpointList,
+    CompareQuery,
+    Comparison,
+    ComparisonAnswer,
+    ComparisonList,
+    CostsAnswer,
+    LedgerAnswer,
+    RunDetail,
+    RunList,
+    SeriesAnswer,
+    SeriesQuery,
+    StepDetail,
+)
 from art.viewer.viewer import Viewer
 
 NUMBERS = frozenset({"step", "group", "index"})

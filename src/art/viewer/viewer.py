@@ -21,38 +21,47 @@ from pydantic import ValidationError
 
 from art.errors import NotFoundError, StorageError
 from art.protocol.live.activity import Activity
-from art.storage.layout import DataDir, ModelPaths
+from art.report.model_comparison import JSON_FILE, ModelComparison, read_comparison, remarks
+from art.storage.layout import DataDir, ModelPaths, validate_name
 from art.storage.lock import lock_holder
-from art.viewer.answers.base import Indexing
-from art.viewer.answers.checkpoint_list import CheckpointList, CompareQuery, Comparison
-from art.viewer.answers.costs import CostsAnswer
-from art.viewer.answers.curves import SeriesAnswer, SeriesQuery
-from art.viewer.answers.group import GroupAnswer
-from art.viewer.answers.model_comparisons import ComparisonAnswer, ComparisonList
-from art.viewer.answers.rollout import RolloutDetail
-from art.viewer.answers.rollout_rows import RolloutKey, RolloutPage, RolloutQuery
-from art.viewer.answers.run_list import RunDetail, RunList, RunSummary
-from art.viewer.answers.step_ledger import LedgerAnswer, StepDetail
-from art.viewer.answers.tokens import RolloutTokens, TokensQuery
-from art.viewer.answers.tree import TreeAnswer, TreeQuery
-from art.viewer.comparisons import comparison_files, list_comparisons, read_one
+from art.viewer.checkpoints import compare_steps, list_checkpoints
+from art.viewer.curves import describe_step, read_series, sum_ledgers
 from art.viewer.database import ReadOnlyDatabase
 from art.viewer.index.files import TRAIN, Place
 from art.viewer.index.indexing import Indexer
 from art.viewer.index.store import IndexStore
-from art.viewer.live.state import LiveState
-from art.viewer.reads.checkpoints_of_run import compare_steps, list_checkpoints
-from art.viewer.reads.costs_of_run import CostsFile, describe_costs
-from art.viewer.reads.curves_of_run import read_series
-from art.viewer.reads.history_file import HistoryFile
-from art.viewer.reads.job_table import JobTable
-from art.viewer.reads.one_group import read_group
-from art.viewer.reads.one_rollout import read_rollout
-from art.viewer.reads.run_detail import detail
-from art.viewer.reads.runs_of_directory import RunLine, add_state, list_names, summarize
-from art.viewer.reads.steps_of_run import describe_step, sum_ledgers
-from art.viewer.reads.table_of_rollouts import list_rollouts, places_of
-from art.viewer.run_files import RunCache, RunFiles
+from art.viewer.live_state import LiveState
+from art.viewer.rollout_answers import (
+    GroupAnswer,
+    Indexing,
+    RolloutDetail,
+    RolloutKey,
+    RolloutPage,
+    RolloutQuery,
+    RolloutTokens,
+    TokensQuery,
+    TreeAnswer,
+    TreeQuery,
+)
+from art.viewer.rollouts import list_rollouts, places_of, read_group, read_rollout
+from art.viewer.run_answers import (
+    CheckpointList,
+    CompareQuery,
+    Comparison,
+    ComparisonAnswer,
+    ComparisonLine,
+    ComparisonList,
+    CostsAnswer,
+    LedgerAnswer,
+    RunDetail,
+    RunList,
+    RunSummary,
+    SeriesAnswer,
+    SeriesQuery,
+    StepDetail,
+)
+from art.viewer.run_files import CostsFile, HistoryFile, JobTable, RunCache, RunFiles, describe_costs
+from art.viewer.runs import RunLine, add_state, detail, list_names, summarize
 from art.viewer.tokens.reader import TokenReader, tree_places
 
 T = TypeVar("T")
@@ -249,7 +258,7 @@ class Viewer:
         Raises:
             NotFoundError: there is none of this name.
         """
-        return read_one(self.data_dir, name)
+        return read_comparison_of(self.data_dir, name)
 
     # -- inside --
 
@@ -354,3 +363,50 @@ def _stat(path: Path) -> tuple[int, int]:
     except OSError:
         return (0, 0)
     return (stat.st_size, stat.st_mtime_ns)
+
+
+def comparison_files(data_dir: DataDir) -> list[Path]:
+    """Return the files of all comparisons. A link is not followed, since it may lead to a private file."""
+    return sorted(path for path in data_dir.comparisons.glob(f"*/{JSON_FILE}") if not path.is_symlink())
+
+
+def list_comparisons(data_dir: DataDir) -> ComparisonList:
+    """List all comparisons."""
+    lines, unreadable = [], []
+    for file in comparison_files(data_dir):
+        try:
+            lines.append(_comparison_line(read_comparison(file.parent)))
+        except (OSError, ValueError):
+            unreadable.append(file.parent.name)
+    lines.sort(key=lambda line: -line.updated_at)
+    return ComparisonList(comparisons=lines, unreadable=unreadable)
+
+
+def read_comparison_of(data_dir: DataDir, name: str) -> ComparisonAnswer:
+    """Return one comparison.
+
+    Raises:
+        NotFoundError: there is none of this name, or its file cannot be read.
+    """
+    folder = data_dir.comparisons / validate_name(name, param="comparison")
+    try:
+        comparison = read_comparison(folder)
+    except OSError:
+        raise NotFoundError(f"there is no comparison {name!r} in this data directory", param="comparison") from None
+    except ValueError:
+        raise NotFoundError(
+            f"the file {JSON_FILE} of the comparison {name!r} is damaged, or of another version of ART",
+            param="comparison",
+        ) from None
+    return ComparisonAnswer(comparison=comparison, remarks=remarks(comparison))
+
+
+def _comparison_line(comparison: ModelComparison) -> ComparisonLine:
+    scored = [row for row in comparison.models if row.headline is not None]
+    best = max(scored, key=lambda row: row.headline.mean if row.headline else 0.0, default=None)
+    return ComparisonLine(
+        id=comparison.id, task=comparison.task, description=comparison.description,
+        models=[row.label for row in comparison.models], best=None if best is None else best.label,
+        headline_metric=comparison.headline_metric, num_scenarios=comparison.num_scenarios,
+        updated_at=comparison.updated_at, is_complete=comparison.is_complete,
+    )  # fmt: skip

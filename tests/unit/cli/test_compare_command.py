@@ -9,7 +9,7 @@ import pytest
 
 from art.cli.main import main
 from art.cli.terminal.progress_printer import EXIT_NO_SCORE
-from art.report.comparison_text import read_comparison
+from art.report.model_comparison import read_comparison
 from art.testing.scripted_server import ScriptedServer, failure
 from tests.support.parity import Server
 

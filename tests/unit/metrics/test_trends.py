@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from art.metrics import catalogue
-from art.metrics.findings import find_findings
-from art.metrics.trends import measure_trends
+from art.metrics.findings import find_findings, measure_trends
 
 STEP: dict[str, float] = {
     "offpolicy/ratio_mean": 1.0,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from art.report.improvement import FALSE_PROMOTIONS, MIN_SCENARIOS, measure_improvement, tail_of_look
+from art.report.scores import FALSE_PROMOTIONS, MIN_SCENARIOS, measure_improvement, tail_of_look
 
 Draw = Callable[[], dict[str, list[float]]]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from art.report.estimates import mean_with_interval
 from art.report.pictures import plot_learning, plot_scores
+from art.report.scores import mean_with_interval
 
 Figure = pytest.importorskip("matplotlib.figure").Figure
 

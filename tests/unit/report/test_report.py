@@ -25,9 +25,8 @@ from art.report import (
     render_report,
     write_report,
 )
-from art.report.charts import draw_curve, ticks
-from art.report.estimates import t_quantile
-from art.report.page import MAX_MESSAGE_CHARS, duration
+from art.report.page import MAX_MESSAGE_CHARS, draw_curve, duration, ticks
+from art.report.scores import t_quantile
 
 EVIL = "<script>alert('x')</script><img src=https://example.org/x>"
 

@@ -8,8 +8,7 @@ import statistics
 
 import pytest
 
-from art.report.estimates import mean_with_interval
-from art.report.scores import estimate_change, score_difference, score_scenarios, tango_interval
+from art.report.scores import estimate_change, mean_with_interval, score_difference, score_scenarios, tango_interval
 from benchmarks.verdicts import mistakes, wins
 
 Z = 1.959964

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from art.errors import NotFoundError
-from art.report.comparison_text import JSON_FILE, write_comparison
+from art.report.model_comparison import JSON_FILE, write_comparison
 from art.storage.layout import DataDir
 from art.trajectory import TrajectoryGroup
-from art.viewer.export.folder import export_folder
-from art.viewer.export.options import ExportOptions
+from art.viewer.export import ExportOptions, export_folder
 from art.viewer.viewer import Viewer
 from tests.support.comparisons import make_comparison
 from tests.support.viewer_dirs import log, rollout

@@ -11,8 +11,7 @@ from art.errors import InvalidRequestError, NotFoundError
 from art.gateway.record.recorder import exchange_id_at
 from art.storage.layout import DataDir
 from art.trajectory import History, Trajectory, TrajectoryGroup
-from art.viewer.answers.rollout import RolloutDetail
-from art.viewer.answers.rollout_rows import RolloutKey, RolloutQuery
+from art.viewer.rollout_answers import RolloutDetail, RolloutKey, RolloutQuery
 from art.viewer.viewer import Viewer
 from tests.support.viewer_dirs import RUN, choice, group_file, log, rollout
 

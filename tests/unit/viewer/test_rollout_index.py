@@ -12,9 +12,9 @@ import pytest
 
 from art.storage.layout import DataDir
 from art.trajectory import TrajectoryGroup
-from art.viewer.answers.rollout_rows import RolloutKey, RolloutPage, RolloutQuery
-from art.viewer.index.rows import trajectory_entry
+from art.viewer.index.files import trajectory_entry
 from art.viewer.index.store import IndexStore
+from art.viewer.rollout_answers import RolloutKey, RolloutPage, RolloutQuery
 from art.viewer.viewer import Viewer
 from tests.support.viewer_dirs import RUN, group_file, log, rollout
 

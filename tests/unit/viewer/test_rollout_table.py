@@ -6,9 +6,9 @@ import pytest
 
 from art.storage.layout import DataDir
 from art.trajectory import TrajectoryGroup
-from art.viewer.answers.rollout_rows import RolloutPage, RolloutQuery
-from art.viewer.index.search import find_in, match_query
-from art.viewer.reads import table_of_rollouts
+from art.viewer import rollouts as table_of_rollouts
+from art.viewer.index.store import find_in, match_query
+from art.viewer.rollout_answers import RolloutPage, RolloutQuery
 from art.viewer.viewer import Viewer
 from tests.support.viewer_dirs import RUN, log, rollout
 

@@ -16,16 +16,15 @@ import pytest
 from art.costs import Ledger
 from art.errors import NotFoundError
 from art.protocol.organisation.promotions import Verdict
-from art.report.estimates import estimate
+from art.report.scores import estimate
 from art.runtime.promotions import NewDecision, PromotionStore
 from art.runtime.registry import Registry
 from art.storage.database import Database
 from art.storage.history import append_row
 from art.storage.layout import DataDir
 from art.trajectory import TrajectoryGroup
-from art.viewer.answers.checkpoint_list import MOST_PROMOTIONS, CompareQuery
-from art.viewer.answers.curves import Series, SeriesQuery
-from art.viewer.answers.rollout_rows import RolloutKey, RolloutPage, RolloutQuery
+from art.viewer.rollout_answers import RolloutKey, RolloutPage, RolloutQuery
+from art.viewer.run_answers import MOST_PROMOTIONS, CompareQuery, Series, SeriesQuery
 from art.viewer.viewer import Viewer
 from benchmarks.viewer_data import NAME as SERVED
 from benchmarks.viewer_data import PROJECT as MAILS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from art.viewer.export.options import ExportOptions
+from art.viewer.export import ExportOptions
 
 MIB = 2**20
 _USUAL = ExportOptions()

@@ -12,8 +12,7 @@ from art.cli.viewing.view_json import await_index
 from art.errors import ConfigError
 from art.server.paths import HiddenPaths
 from art.storage.layout import DataDir
-from art.viewer.export.folder import export_folder
-from art.viewer.export.options import ExportOptions, parse_ranges
+from art.viewer.export import ExportOptions, export_folder, parse_ranges
 from art.viewer.viewer import Viewer
 
 SILENCE_S = 5.0

@@ -37,8 +37,7 @@ from art.recipes.comparing.scoring import (
 from art.recipes.comparing.serving import Place, Servers, locate
 from art.recipes.comparing.texts import parse_models
 from art.recipes.progress import OnProgress, Progress, log_progress
-from art.report.comparison_text import write_comparison
-from art.report.model_comparison import ModelComparison, ModelRow, ModelState
+from art.report.model_comparison import ModelComparison, ModelRow, ModelState, write_comparison
 from art.storage.layout import DataDir
 from art.task import Task, draw_scenarios, get_task
 

@@ -27,8 +27,7 @@ from art.errors import (
 )
 from art.gateway.record.recorder import Recorder
 from art.gateway.record.usage_book import Amounts
-from art.metrics.findings import Finding, find_findings
-from art.metrics.trends import RUN_STEPS, measure_trends
+from art.metrics.findings import RUN_STEPS, Finding, find_findings, measure_trends
 from art.protocol.calls import Train, TrainSft
 from art.protocol.samples import TrainingSample
 from art.runtime.jobs.job import Done, Entry, Job, JobControl, SftPayload, TrainPayload

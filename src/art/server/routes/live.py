@@ -12,7 +12,6 @@ from art.protocol.live.events import LiveEvent
 from art.protocol.live.system import SystemAnswer
 from art.server.asgi import EVENT_HEADERS, cancel_on_disconnect, header
 from art.server.call import Call, Route
-from art.viewer.live.events import live_events
 
 HEARTBEAT_S = 15.0
 """Longest time without a byte on a stream. Proxies close connections that are silent for a minute."""
@@ -31,7 +30,7 @@ async def live(call: Call) -> None:
     last = header(call.scope, b"last-event-id") or call.query("after")
     if last is not None and not (last.isascii() and last.isdecimal() and len(last) <= 18):
         raise InvalidRequestError(f"`after` must be the number of an event, got {last[:40]!r}", param="after")
-    events = live_events(call.runtime, project=call.caller.project, after=None if last is None else int(last))
+    events = call.runtime.live.watch(call.caller.project, None if last is None else int(last))
     async with cancel_on_disconnect(call.scope, call.receive), contextlib.aclosing(with_heartbeats(events)) as beating:
         # Without the last header, a proxy such as nginx holds events back to send many at once.
         headers = [*EVENT_HEADERS, (b"x-accel-buffering", b"no")]

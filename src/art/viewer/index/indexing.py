@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 from art.errors import StorageError
 from art.storage.layout import DataDir, ModelPaths
-from art.viewer.answers.base import Indexing
 from art.viewer.database import ReadOnlyDatabase
 from art.viewer.index.files import FileState, Place, outline, survey
 from art.viewer.index.store import IndexStore
 from art.viewer.index.writing import RunWriter
+from art.viewer.rollout_answers import Indexing
 
 logger = logging.getLogger(__name__)
 

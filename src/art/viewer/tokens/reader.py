@@ -12,19 +12,20 @@ from art.storage.layout import ModelPaths
 from art.storage.steps.plan_record import PlanRecord, read_plans
 from art.storage.steps.token_file import TokenFile
 from art.viewer import conversation as talk
-from art.viewer.answers.rollout_rows import RolloutKey
-from art.viewer.answers.tokens import RolloutTokens, TokensQuery
-from art.viewer.answers.tree import TreeAnswer, TreeQuery
 from art.viewer.conversation import Row
 from art.viewer.database import ReadOnlyDatabase
 from art.viewer.index.files import TRAIN, read_line
-from art.viewer.reads.one_rollout import find_row
-from art.viewer.reads.table_of_rollouts import COLUMNS, member
+from art.viewer.rollout_answers import RolloutKey, RolloutTokens, TokensQuery, TreeAnswer, TreeQuery
+from art.viewer.rollouts import COLUMNS, find_row, member
 from art.viewer.run_files import RunFiles
-from art.viewer.tokens.exchanges import join_paths, read_branch_reasons, read_exchanges
-from art.viewer.tokens.rollout_tokens import describe_tokens
-from art.viewer.tokens.rollout_training import RolloutTraining, find_training, open_token_file, open_training
-from art.viewer.tokens.texts import TokenTexts, texts_of_choice
+from art.viewer.tokens.exchanges import TokenTexts, join_paths, read_branch_reasons, read_exchanges, texts_of_choice
+from art.viewer.tokens.rollout_tokens import (
+    RolloutTraining,
+    describe_tokens,
+    find_training,
+    open_token_file,
+    open_training,
+)
 from art.viewer.tokens.tree import StepTree, describe_tree, no_tree
 
 _MOST_TREES = 4

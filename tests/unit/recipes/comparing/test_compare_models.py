@@ -17,8 +17,7 @@ from art.model import Model
 from art.recipes import CompareConfig, Endpoint, compare_models
 from art.recipes.comparing.compare_models import listed_price
 from art.recipes.comparing.scoring import KeptRollout, price_rollouts
-from art.report.comparison_text import read_comparison, render_markdown
-from art.report.model_comparison import ModelComparison
+from art.report.model_comparison import ModelComparison, read_comparison, render_markdown
 from art.testing.scripted_server import ScriptedServer, completion
 from art.trajectory import Trajectory
 from tests.support.parity import Parity, Server

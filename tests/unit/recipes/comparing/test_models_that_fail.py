@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from art.recipes import CompareConfig, Endpoint, compare_models
-from art.report.comparison_text import remarks
-from art.report.model_comparison import ModelComparison, ModelRow
+from art.report.model_comparison import ModelComparison, ModelRow, remarks
 from art.task import Task
 from art.testing.scripted_server import ScriptedServer, completion, failure
 from tests.support.parity import Parity, Server

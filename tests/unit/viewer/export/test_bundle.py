@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from art.errors import ConfigError
-from art.viewer.export.bundle import bundle
+from art.viewer.export import bundle
 from art.viewer.page_files import page_files
 
 node = pytest.mark.skipif(shutil.which("node") is None, reason="node runs the script")

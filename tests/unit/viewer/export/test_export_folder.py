@@ -16,8 +16,7 @@ import pytest
 import art
 from art.errors import ConfigError, NotFoundError
 from art.storage.layout import DataDir
-from art.viewer.export.folder import ExportResult, export_folder
-from art.viewer.export.options import ExportOptions, choose_steps, parse_ranges, spread
+from art.viewer.export import ExportOptions, ExportResult, choose_steps, export_folder, parse_ranges, spread
 from art.viewer.viewer import Viewer
 from tests.support.logged_run import HOSTILE, log_run
 

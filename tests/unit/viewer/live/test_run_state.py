@@ -11,8 +11,8 @@ import pytest
 from art.protocol.live.activity import Activity, JobActivity
 from art.protocol.training import JobProgress
 from art.storage.layout import DataDir
-from art.viewer.answers.run_list import Job
-from art.viewer.live.state import RunFacts, describe_run, read_num_steps
+from art.viewer.live_state import RunFacts, describe_run, read_num_steps
+from art.viewer.run_answers import Job
 
 FACTS = RunFacts(
     project="games", name="a", step=12, seconds_per_step=2.5, num_steps=20, training_job=None, is_used=True

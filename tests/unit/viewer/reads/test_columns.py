@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art.storage.layout import DataDir
-from art.viewer.answers.curves import SeriesQuery
-from art.viewer.reads.columns import Columns
+from art.viewer.run_answers import SeriesQuery
+from art.viewer.run_files import Columns
 from art.viewer.viewer import Viewer
 from tests.support.viewer_dirs import RUN, log
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from art.viewer.index.store import IndexStore
-from art.viewer.reads.group_rewards import MOST_SHOWN, read_group_rewards
+from art.viewer.rollouts import MOST_SHOWN, read_group_rewards
 
 
 def insert(db: sqlite3.Connection, file: int, group: int, rewards: list[float | None]) -> None:

@@ -21,11 +21,10 @@ from art.storage.steps.token_file import (
     remove_old_token_files,
     write_token_file,
 )
-from art.viewer.answers.tokens import MAX_TOKENS, RolloutTokens, TokensQuery
 from art.viewer.database import ReadOnlyDatabase
+from art.viewer.rollout_answers import MAX_TOKENS, RolloutTokens, TokensQuery
 from art.viewer.tokens.exchanges import ExchangePath, join_paths, read_exchanges
-from art.viewer.tokens.rollout_tokens import describe_tokens
-from art.viewer.tokens.rollout_training import RolloutTraining, find_training
+from art.viewer.tokens.rollout_tokens import RolloutTraining, describe_tokens, find_training
 from tests.support.recorded_exchanges import AGAIN, BRANCH, FIRST, SECOND, USER, exchange, recorded_answer
 
 LABEL = "groups[0].trajectories[0]"

@@ -10,7 +10,7 @@ from art.errors import ConfigError
 from art.gateway.format.tokenizer import Tokenizer
 from art.storage.layout import DataDir
 from art.viewer.database import ReadOnlyDatabase
-from art.viewer.tokens.texts import TokenTexts, special_ids, texts_of_choice, token_texts
+from art.viewer.tokens.exchanges import TokenTexts, special_ids, texts_of_choice, token_texts
 from tests.support.gateway import make_tokenizer
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from art.storage.steps.token_file import RecordedSample, TokenReason
-from art.viewer.tokens.nodes import LEARNT, MAX_RUNS, UNLEARNT, build_nodes, choose_nodes, count_computed, mark_targets
+from art.viewer.tokens.tree import LEARNT, MAX_RUNS, UNLEARNT, build_nodes, choose_nodes, count_computed, mark_targets
 
 
 def recorded(paths: list[list[int]], targets: list[list[int]], passes: list[int]) -> list[RecordedSample]:

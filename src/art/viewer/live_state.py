@@ -13,7 +13,7 @@ from art.errors import StorageError
 from art.protocol.live.activity import Activity, JobActivity
 from art.storage.layout import ModelPaths
 from art.storage.state import read_state
-from art.viewer.answers.run_list import Job, RunState
+from art.viewer.run_answers import Job, RunState
 
 SERVING_S = 60.0
 """A model counts as serving for this long after its last answer."""

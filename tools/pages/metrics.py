@@ -1,31 +1,28 @@
-"""Generate docs/metrics.md from the catalogue of metrics and the table of rules for findings.
-
-python -m art.metrics.page > docs/metrics.md
-"""
+"""Generate docs/metrics.md from the catalogue of metrics and the table of rules for findings."""
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from art.metrics.catalogue import (
+    ALWAYS,
     FAULT_METRICS,
     JOB_METRICS,
     LOG_METRICS,
+    PIPELINE_METRICS,
     PLAN_METRICS,
     SFT_METRICS,
     TRAINER_METRICS,
     TREND_METRICS,
+    Metric,
 )
 from art.metrics.findings import BEFORE, RULES, Limit, Rule
-from art.metrics.metric import ALWAYS, Metric
-from art.metrics.pipeline import PIPELINE_METRICS
 
 _INTRODUCTION = """\
 # Metrics and findings
 
-<!-- Made by `python -m art.metrics.page`; a test compares. -->
+<!-- Made by `make pages`; a test compares. -->
 
 Read the metrics of a step, and the findings that explain what is unusual about them:
 
@@ -111,7 +108,3 @@ def _compared(limit: Limit) -> str:
 def _table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [headings, tuple("---" for _ in headings), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render_page())

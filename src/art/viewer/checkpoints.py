@@ -12,12 +12,15 @@ import orjson
 
 from art.errors import ArtError
 from art.protocol.organisation.promotions import PromotionRecord, Verdict
-from art.report.estimates import Estimate, estimate, mean_with_interval
-from art.report.scores import estimate_change
+from art.report.scores import Estimate, estimate, estimate_change, mean_with_interval
 from art.storage import checkpoints
 from art.viewer import conversation as talk
-from art.viewer.answers.base import Interval
-from art.viewer.answers.checkpoint_list import (
+from art.viewer.conversation import Row
+from art.viewer.conversation import number as as_number
+from art.viewer.index.files import read_line
+from art.viewer.rollout_answers import Interval, RolloutKey
+from art.viewer.rollouts import member
+from art.viewer.run_answers import (
     MOST_PROMOTIONS,
     CheckpointList,
     CheckpointRow,
@@ -26,11 +29,6 @@ from art.viewer.answers.checkpoint_list import (
     ScenarioChange,
     StepChange,
 )
-from art.viewer.answers.rollout_rows import RolloutKey
-from art.viewer.conversation import Row
-from art.viewer.conversation import number as as_number
-from art.viewer.index.files import read_line
-from art.viewer.reads.table_of_rollouts import member
 from art.viewer.run_files import RunFiles
 
 _Side = dict[int, list[tuple[float, RolloutKey]]]

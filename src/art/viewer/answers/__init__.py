@@ -1,1 +1,0 @@
-"""Wire types of the page's answers, one file per view."""
