@@ -128,6 +128,10 @@ class Backend:
             raise ConfigError("this backend has no server: pass its base_url, or use LocalBackend")
         return self._client
 
+    async def open(self) -> ArtClient:
+        """Start or find the server now, rather than with the first use. Returns a client of it."""
+        return await self._connection()
+
     def close_with(self, owner: object, close: Callable[[], Awaitable[None]]) -> None:
         """Await `close` when the backend is closed. A second call for the same `owner` replaces the first."""
         self._closers[id(owner)] = close

@@ -163,7 +163,7 @@ def key(launched: str, machine: SshMachine) -> str:
 
 
 def servers(machine: SshMachine) -> list[int]:
-    return [pid for pid, command in machine.processes().items() if "keeper.py serve" in command]
+    return [pid for pid, command in machine.processes().items() if "art.cli.server" in command]
 
 
 def test_launch_prints_what_a_script_needs_and_leaves_the_server_running(

@@ -16,13 +16,12 @@ from typing import Any
 from tests.support.fake_ssh import FakeMachine
 
 RECORDED = Path(__file__).parent / "sky_recorded"
-ROOT = Path(__file__).parents[2]
 CLUSTER = "default"
 """Name of the cluster whose server is where the fake machine has its environment."""
 
 _SKY = """\
 import json, os, shutil, sys, time
-folder, recorded, cluster_template, cost_template = {folder!r}, {recorded!r}, {status!r}, {cost!r}
+folder, recorded, cluster_template = {folder!r}, {recorded!r}, {status!r}
 arguments = sys.argv[1:]
 if arguments == ["--version"]:
     print("skypilot, version " + open(f"{{folder}}/version").read())
@@ -46,21 +45,13 @@ def fail(queue):
 if state["failures"].get(command):
     fail(command)
 if command == "launch":
-    name = arguments[arguments.index("--cluster") + 1] if "--cluster" in arguments else arguments[arguments.index("-c") + 1]
+    name = arguments[arguments.index("--cluster") + 1]
     shutil.copy(arguments[-1], f"{{folder}}/task.yaml")
-    if "--dryrun" in arguments:
-        print("Dryrun finished.")
-        sys.exit(0)
     print("Considered resources (1 node):")
     if not os.path.exists(f"{{folder}}/home"):
         shutil.copytree(f"{{folder}}/pristine", f"{{folder}}/home", symlinks=True)
-    for each in os.listdir(folder):
-        if each.startswith("problem"):
-            open(f"{{folder}}/{{each}}", "w").close()
-    with open(f"{{folder}}/home/.art/servers/{{name}}/node-address", "w") as file:
-        file.write("127.0.0.1")
-    if not os.path.exists(f"{{folder}}/setup-fails"):
-        open(f"{{folder}}/home/.art/servers/{{name}}/set-up", "w").close()
+    open(f"{{folder}}/problem", "w").close()
+    open(f"{{folder}}/home/.art/servers/{{name}}/in-use", "w").close()
     state["clusters"].setdefault(name, {{"launched_at": int(time.time())}})["status"] = "UP"
     save()
     if state["failures"].get("after launch"):
@@ -72,9 +63,6 @@ elif command == "status":
     if not rows:
         print(f"Cluster(s) not found: \\x1b[1m{{names[0]}}\\x1b[0m.")
     print(json.dumps(rows, indent=2))
-elif command == "cost-report":
-    row = json.load(open(cost_template))[0]
-    print(json.dumps([row | {{"name": name}} | cost for name, cost in state["costs"]], indent=2))
 elif command in ("stop", "down"):
     name = arguments[-1]
     if name not in state["clusters"]:
@@ -89,13 +77,6 @@ elif command in ("stop", "down"):
 else:
     sys.exit(f"the fake knows no {{command}}")
 """
-_PYTHON = """\
-#!/bin/sh
-case "$*" in
-*"art.backends.skypilot."*) PYTHONPATH={source} exec {python} "$@" ;;
-*) exec {fake} "$@" ;;
-esac
-"""
 
 
 class FakeSky:
@@ -104,22 +85,14 @@ class FakeSky:
     def __init__(self, machine: FakeMachine) -> None:
         self.machine = machine
         folder = self.folder = machine.folder
-        text = _SKY.format(
-            folder=str(folder), recorded=str(RECORDED), status=str(RECORDED / "status.json"),
-            cost=str(RECORDED / "cost-report.json"),
-        )  # fmt: skip
+        text = _SKY.format(folder=str(folder), recorded=str(RECORDED), status=str(RECORDED / "status.json"))
         (folder / "sky.py").write_text(text)
         program = machine.bin_dir / "sky"
         program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {folder}/sky.py "$@"\n')
         program.chmod(0o755)
-        # The environment's interpreter runs the copies and the watch with the real code.
-        fake = folder / "fake-python"
-        shutil.move(machine.python, fake)
-        machine.python.write_text(_PYTHON.format(source=ROOT / "src", python=sys.executable, fake=fake))
-        machine.python.chmod(0o755)
         shutil.move(machine.home, folder / "pristine")
         self.set_version("0.14.1")
-        self._write({"clusters": {}, "failures": {}, "costs": []})
+        self._write({"clusters": {}, "failures": {}})
 
     def set_version(self, version: str) -> None:
         (self.folder / "version").write_text(version)
@@ -131,14 +104,6 @@ class FakeSky:
         """
         state = self._read()
         self._write(state | {"failures": state["failures"] | {command: list(recorded)}})
-
-    def set_costs(self, *costs: tuple[float, float]) -> None:
-        """Let the machines of the cluster have cost these USD in these seconds, from the oldest to the newest."""
-        rows = [
-            (CLUSTER, {"total_cost": usd, "duration": seconds, "launched_at": 4_000_000_000 + number, "status": "UP"})
-            for number, (usd, seconds) in enumerate(costs)
-        ]
-        self._write(self._read() | {"costs": rows})
 
     def calls(self, command: str) -> list[list[str]]:
         """The arguments of each call of a command."""
@@ -160,13 +125,6 @@ class FakeSky:
         self.machine.kill()
         shutil.rmtree(self.machine.home)
         self._write(self._read() | {"clusters": {}})
-
-    def lose_worker(self) -> None:
-        """Take the second machine of the cluster away."""
-        self.machine.set_problem("ssh: connect to host 10.0.0.2 port 22: No route to host\n", host=f"{CLUSTER}-worker1")
-        state = self._read()
-        state["clusters"][CLUSTER]["status"] = "INIT"
-        self._write(state)
 
     def _read(self) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((self.folder / "sky.json").read_text())

@@ -1,7 +1,6 @@
 """A fake `ssh` on PATH: its other machine is a folder of this one, with a tiny server in place of `art-server`.
 
-It runs the remote command in a shell whose HOME is the folder, forwards ports with `-L`, and notes its arguments. All
-hosts are this machine. A host for which the folder has `home-HOST` has that home directory.
+It runs the remote command in a shell whose HOME is the folder, forwards ports with `-L`, and notes its arguments.
 """
 
 from __future__ import annotations
@@ -18,11 +17,9 @@ import os, socket, subprocess, sys, threading
 folder = os.path.dirname(os.path.abspath(__file__))
 with open(f"{folder}/calls", "a") as file:
     file.write(" ".join(sys.argv[1:]) + "\\n")
-host = sys.argv[sys.argv.index("--") + 1]
-for name in ("problem", f"problem-{host}"):
-    if os.path.exists(f"{folder}/{name}") and (problem := open(f"{folder}/{name}").read()):
-        sys.stderr.write(problem)
-        sys.exit(255)
+if os.path.exists(f"{folder}/problem") and (problem := open(f"{folder}/problem").read()):
+    sys.stderr.write(problem)
+    sys.exit(255)
 def pump(one, other):
     try:
         while data := one.recv(65536):
@@ -43,14 +40,6 @@ def serve(listener, port):
             continue
         for pair in ((near, far), (far, near)):
             threading.Thread(target=pump, args=pair, daemon=True).start()
-if "-G" in sys.argv:
-    print("user root", "hostname 127.0.0.1", "port 22", sep="\\n")
-    sys.exit(0)
-if os.path.exists(f"{folder}/other_forward"):
-    said = open(f"{folder}/other_forward").read()
-    sys.stderr.write(said)
-    if "ExitOnForwardFailure=yes" in sys.argv:
-        sys.exit(255)
 if "-L" in sys.argv:
     _, local, _, remote = sys.argv[sys.argv.index("-L") + 1].split(":")
     try:
@@ -61,11 +50,15 @@ if "-L" in sys.argv:
             sys.exit(255)
         listener = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=serve, args=(listener, int(remote)), daemon=True).start()
-command = sys.argv[sys.argv.index("--") + 2]
+if "--" in sys.argv:
+    command = sys.argv[sys.argv.index("--") + 2]
+else:  # of rsync, which gives the host after the options
+    words = sys.argv[1:]
+    command = " ".join(words[words.index("rsync"):])
 if os.path.exists(f"{folder}/shell_start"):
     command = open(f"{folder}/shell_start").read() + "\\n" + command
 shell = f"{folder}/login_shell" if os.path.exists(f"{folder}/login_shell") else "/bin/sh"
-home = f"{folder}/home-{host}" if os.path.exists(f"{folder}/home-{host}") else f"{folder}/home"
+home = f"{folder}/home"
 environment = {"HOME": home, "PATH": f"{folder}/bin:/usr/bin:/bin", "FAKE": folder}
 if "-L" not in sys.argv:
     os.chdir(home)
@@ -74,40 +67,49 @@ os._exit(subprocess.call([shell, "-c", command], env=environment))
 """
 _SERVER = """\
 import http.server, json, os, socket, sys, threading
-def main(arguments):
-    key, config = os.environ.pop("ART_API_KEY"), json.loads(arguments[arguments.index("--config-json") + 1])
-    if config.get("gpu"):
-        print("art-server: there is no CUDA device")
-        return 1
-    os.makedirs(arguments[arguments.index("--data-dir") + 1], exist_ok=True)
-    def until_orphaned():
-        sys.stdin.buffer.read()
-        os._exit(0)
-    threading.Thread(target=until_orphaned, daemon=True).start()
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            is_known = self.headers["authorization"] == f"Bearer {key}"
-            body = json.dumps({"status": "ok", "is_known": is_known, "pid": os.getpid()}).encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-        def log_message(self, *_):
-            pass
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=False)
-    server.socket.close()
-    server.socket = socket.socket(fileno=int(arguments[arguments.index("--fd") + 1]))
-    server.server_address = server.socket.getsockname()
-    print("art-server listens", flush=True)
-    server.serve_forever()
+arguments = sys.argv[1:]
+key, config = os.read(0, 1000).decode().strip(), json.loads(arguments[arguments.index("--config-json") + 1])
+if config.get("gpu"):
+    sys.exit("art-server: there is no CUDA device")
+def until_orphaned():
+    os.read(0, 1)
+    os._exit(0)
+threading.Thread(target=until_orphaned, daemon=True).start()
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        is_known = self.headers["authorization"] == f"Bearer {key}"
+        body = json.dumps({"status": "ok", "is_known": is_known, "pid": os.getpid()}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *_):
+        pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=False)
+server.socket.close()
+server.socket = socket.socket(fileno=int(arguments[arguments.index("--fd") + 1]))
+server.server_address = server.socket.getsockname()
+print("art-server listens", flush=True)
+server.serve_forever()
+"""
+_SITE = """\
+import os, sys
+if "art.cli.server" in sys.orig_argv:
+    words = sys.orig_argv[sys.orig_argv.index("art.cli.server") + 1 :]
+    os.execv(sys.executable, [sys.executable, "-S", {server!r}, *words])
+"""
+"""Runs at the start of each Python of the other machine: the tiny server takes the place of `art-server`."""
+_PYTHON = """\
+import os, sys
+if sys.argv[0] == "-m" and "--fd" in sys.orig_argv:
+    os.execv(sys.executable, [sys.executable, "-S", {server!r}, *sys.orig_argv[sys.orig_argv.index("art.cli.server") + 1 :]])
 """
 _PYTHON = """\
 #!/bin/sh
 case "$*" in
-*"-m pip --version"*) exit 0 ;;
-*"-m pip install"*) cat "$FAKE/pip.txt"; cat "$PIP_CONFIG_FILE" > "$FAKE/pip.conf" 2> /dev/null; exit "$(cat "$FAKE/pip.rc")" ;;
+*"-m pip install"*) cat "$FAKE/pip.txt"; exit "$(cat "$FAKE/pip.rc")" ;;
 esac
-PYTHONPATH={modules} exec {python} -S "$@"
+PYTHONPATH={modules} exec {python} "$@"
 """
 
 
@@ -117,13 +119,12 @@ class FakeMachine:
     def __init__(self, folder: Path) -> None:
         self.folder, self.home, self.bin_dir = folder, folder / "home", folder / "near"
         self.server_folder = self.home / ".art" / "servers" / "default"
-        for path in (self.home, self.bin_dir, folder / "bin", folder / "modules" / "art" / "cli"):
+        for path in (self.home, self.bin_dir, folder / "bin", folder / "modules"):
             path.mkdir(parents=True)
         (folder / "ssh.py").write_text(_SSH)
         self._write_program(self.bin_dir / "ssh", f'#!/bin/sh\nexec {sys.executable} -I -S {folder}/ssh.py "$@"\n')
-        (folder / "modules/art/__init__.py").write_text('__version__ = "1.2.3"\n')
-        (folder / "modules/art/cli/__init__.py").touch()
-        (folder / "modules/art/cli/server.py").write_text(_SERVER)
+        (folder / "server.py").write_text(_SERVER)
+        (folder / "modules/sitecustomize.py").write_text(_SITE.format(server=str(folder / "server.py")))
         self.set_pip("Collecting everything\nInstalling collected packages: art\n")
         self.python = self.server_folder / "venv" / "bin" / "python"
         self.python.parent.mkdir(parents=True)
@@ -140,18 +141,9 @@ class FakeMachine:
         """Give the machine a program, as a shell script."""
         self._write_program(self.folder / "bin" / name, f"#!/bin/sh\n{script}\n")
 
-    def set_nodes(self, script: str = 'for command; do :; done; exec sh -c "$command"') -> None:
-        """Give the machine the programs with which it reaches others. All of them are this machine.
-
-        Args:
-            script: what its `ssh` does; by default it runs the command.
-        """
-        self.set_program("ssh", script)
-        self.set_program("ssh-keyscan", 'for address; do :; done; echo "$address ssh-ed25519 AAAAhost"')
-
-    def set_problem(self, text: str = "", *, host: str | None = None) -> None:
-        """Let every ssh, or those to one host, fail with this message from now on; without one, let it work again."""
-        (self.folder / ("problem" if host is None else f"problem-{host}")).write_text(text)
+    def set_problem(self, text: str = "") -> None:
+        """Let every ssh fail with this message from now on; without one, let it work again."""
+        (self.folder / "problem").write_text(text)
 
     def set_foreign_shell(self) -> None:
         """Make the login shell one that has only what csh, fish and sh have in common: words, quotes and `exec`."""
@@ -162,10 +154,6 @@ class FakeMachine:
     def set_shell(self, start: str) -> None:
         """Let the login shell run this script before each command, as `~/.bashrc` does."""
         (self.folder / "shell_start").write_text(start)
-
-    def set_other_forward(self, text: str) -> None:
-        """Let each ssh say this about a port of the user's configuration that it cannot forward."""
-        (self.folder / "other_forward").write_text(text)
 
     def calls(self) -> list[str]:
         """The arguments of each call of ssh."""

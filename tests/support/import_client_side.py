@@ -11,8 +11,8 @@ SERVER_SIDE = {
     "credit", "engines", "exports", "gateway", "kernels", "losses", "memory", "runtime", "server", "testing", "trainer",
     "viewer",
 }  # fmt: skip
-ELSEWHERE = {"art.cli.server", "art.backends.ssh.keeper"}
-"""The command of the server, and the program that is sent to another machine, which has Linux or macOS."""
+ELSEWHERE = {"art.cli.server"}
+"""The command of the server, which has Linux or macOS."""
 
 if __name__ == "__main__":
     names = [

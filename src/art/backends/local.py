@@ -193,19 +193,25 @@ class LocalBackend(Backend):
         assert self._socket is not None
         _require_local_extra()
         config_json = self._config.model_dump_json()
+        # The key goes through a pipe: others could see it among the variables of a process.
+        environment = {name: value for name, value in os.environ.items() if name != "ART_API_KEY"}
         with storage_errors(self.log_path, "opening"):
             log = open_log(self.log_path)
         with log:
             self._process = subprocess.Popen(
                 [
                     sys.executable, "-m", "art.cli.server", "--data-dir", str(self.path), "--config-json", config_json,
-                    "--fd", str(self._socket.fileno()), "--die-with-parent",
+                    "--fd", str(self._socket.fileno()), "--die-with-parent", "--key-from-stdin",
                     *(["--share-key"] if self._shares_key else []),
                 ],
                 # A new session, so that Ctrl-C in the terminal reaches only this process, which then closes the server.
                 pass_fds=[self._socket.fileno()], stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
-                env=os.environ | {"ART_API_KEY": self._api_key, LOSS_PATH_VARIABLE: _loss_path()},
+                env=environment | {LOSS_PATH_VARIABLE: _loss_path()},
             )  # fmt: skip
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended already; its exit status is noticed
+            self._process.stdin.write(f"{self._api_key}\n".encode())
+            self._process.stdin.flush()
 
     async def _until_healthy(self) -> None:
         """Wait until the server answers. If it is killed meanwhile, it is started again.

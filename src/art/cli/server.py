@@ -62,9 +62,12 @@ def _run(argv: list[str] | None) -> int:
     keep_little()
     try:
         config, data_dir = read_options(args)
+        given_key = os.environ.pop("ART_API_KEY", "")  # engines and trainers do not need it
+        if args.key_from_stdin:
+            given_key = _first_line(0)
         if args.die_with_parent:
             _die_with_parent()
-        api_key = _operator_key(config)
+        api_key = _operator_key(config, given_key)
         sock = _open_socket(config, args.fd)
         _raise_file_limit()
         with contextlib.ExitStack() as stack:
@@ -119,9 +122,15 @@ def _open_socket(config: ServerConfig, fd: int | None) -> socket.socket:
         ) from error
 
 
-def _operator_key(config: ServerConfig) -> str | None:
+def _first_line(descriptor: int) -> str:
+    """Read one line and nothing after it, which is for `_die_with_parent`."""
+    with open(descriptor, "rb", buffering=0, closefd=False) as file:
+        return file.readline().decode().strip()
+
+
+def _operator_key(config: ServerConfig, given: str) -> str | None:
     """The operator's key; `None` on loopback without one, where the server makes its own."""
-    if key := check_api_key(os.environ.pop("ART_API_KEY", "")):  # engines and trainers do not need it
+    if key := check_api_key(given):
         if config.host not in LOOPBACK and len(key) < MIN_KEY_LENGTH:
             raise ConfigError(
                 f"refusing to listen on {config.host} with a key of {len(key)} characters: set ART_API_KEY to at least "

@@ -1,8 +1,7 @@
 """Run an ART server on a machine that SkyPilot rents, and use it from here. docs/skypilot.md shows how."""
 
-from art.backends.skypilot.cluster import Cluster, ClusterState, Spent
+from art.backends.skypilot.sky import Sky
 from art.backends.skypilot.sky_config import SkyConfig
-from art.backends.skypilot.sky_tool import Sky
 from art.backends.skypilot.skypilot_backend import SkyPilotBackend
 
-__all__ = ["Cluster", "ClusterState", "Sky", "SkyConfig", "SkyPilotBackend", "Spent"]
+__all__ = ["Sky", "SkyConfig", "SkyPilotBackend"]

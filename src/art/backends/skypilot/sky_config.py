@@ -1,33 +1,27 @@
-"""`SkyConfig`: the machine that SkyPilot is asked for, and what is done with its data and its costs."""
+"""`SkyConfig`: the machine that SkyPilot is asked for, and the task file that asks for it."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from art.backends.ssh.ssh import shell_path
 from art.errors import ConfigError
 
-MAX_NODES = 64
 SKY_IDLE_MINUTES = 5
 """Longest time that SkyPilot itself waits after ART's job on the machine has ended."""
-_OURS = {
-    "accelerators": "gpu", "infra": "cloud and region", "cloud": "cloud", "region": "region", "use_spot": "spot",
-    "disk_size": "disk_gb", "image_id": "image", "autostop": "idle_minutes and on_idle",
-}  # fmt: skip
+VOLUME_PATH = "/art-volume"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkyConfig:
-    """The machine that SkyPilot is asked for, and what is done with its data and its costs."""
+    """The machine that SkyPilot is asked for, and when it goes."""
 
     gpu: str | None = None
-    """Kind and number of GPUs of each machine, such as `H100:1`, with SkyPilot's names (`sky gpus list`). `None`: no
-    GPU."""
-    num_nodes: int = 1
-    """Number of machines in the cluster, which can train one model together (`TrainerConfig.num_nodes`). The server and
-    its data are on the first one. All of them cost money for as long as the cluster exists."""
+    """Kind and number of GPUs, such as `H100:1`, with SkyPilot's names (`sky gpus list`). `None`: no GPU."""
     cloud: str | None = None
     """A cloud by SkyPilot's name: `aws`, `gcp`, `kubernetes`, `runpod` ... By default the cheapest that is set up."""
     region: str | None = None
@@ -40,31 +34,17 @@ class SkyConfig:
     """Image of the machine, as SkyPilot names it: `docker:owner/image:tag`, or the id of a cloud's image."""
     idle_minutes: int = 30
     """Minutes without rollouts and jobs after which the machine goes, whether or not a client is connected."""
-    on_idle: Literal["down", "stop"] = "down"
-    """What becomes of an idle machine: deleted, or stopped with its disk kept, which costs a little. A stopped one is
-    started again by the next use. Spot machines cannot be stopped."""
+    on_idle: Literal["stop", "down"] | None = None
+    """What becomes of an idle machine: stopped with its disk kept, which costs a little, or deleted. `None`: deleted if
+    its data is on a volume or it is a spot machine, which cannot be stopped; stopped otherwise."""
     volume: str | None = None
-    """SkyPilot volume for the data directory, which outlives the machine (`sky volumes`)."""
-    bucket: str | None = None
-    """Bucket, such as `s3://name` or `gs://name`, into which the machine copies its data directory."""
-    copy_minutes: float = 10.0
-    """Minutes between two copies into the bucket."""
-    pull_minutes: float | None = 30.0
-    """Minutes between two copies of the data directory to this machine, while a backend is open; it is also copied when
-    the backend is closed and before it takes the machine down. `None`: never. With a volume or bucket it is not needed
-    and not done."""
-    budget_usd: float | None = None
-    """Money for this cluster, by SkyPilot's prices. Once it is spent, the machine goes."""
-    num_relaunches: int = 3
-    """How often a machine that was lost is replaced by a new one within a day."""
+    """SkyPilot volume (`sky volumes`) for the server and its data, which outlives the machine."""
     resources: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of SkyPilot's `resources`, such as `{"cpus": "16+", "max_hourly_cost": 4.0}`."""
     sky: str | None = None
     """Path of SkyPilot's program `sky`; see `Sky`."""
     ssh_config: str | None = None
     """Configuration file of ssh in place of `~/.ssh/config`, into which SkyPilot writes the names of its machines."""
-    launch_timeout_s: float = 3600.0
-    """Seconds that finding and starting a machine may take."""
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -76,45 +56,60 @@ class SkyConfig:
             raise ConfigError(f'gpu is a kind and a number, such as "H100:1"; got {self.gpu!r}', param="gpu")
         if self.region is not None and self.cloud is None:
             raise ConfigError(f"region={self.region!r} needs its cloud", param="region")
-        if not 1 <= self.num_nodes <= MAX_NODES:
-            raise ConfigError(f"num_nodes must be 1 to {MAX_NODES}, got {self.num_nodes!r}", param="num_nodes")
-        if self.num_nodes > 1 and self.volume is not None:
-            raise ConfigError(
-                f"a volume is the disk of one machine, and num_nodes is {self.num_nodes}; use a bucket", param="volume"
-            )
         if self.idle_minutes < 2:
             raise ConfigError(f"idle_minutes must be 2 or more, got {self.idle_minutes}", param="idle_minutes")
-        if self.on_idle not in ("down", "stop"):
+        if self.on_idle not in ("down", "stop", None):
             raise ConfigError(f'on_idle is "down" or "stop", got {self.on_idle!r}', param="on_idle")
-        if self.spot and self.on_idle == "stop":
-            raise ConfigError('spot machines cannot be stopped; leave on_idle="down"', param="on_idle")
-        if self.volume is not None and self.bucket is not None:
-            raise ConfigError("give a volume or a bucket for the data directory, not both", param="volume")
-        if self.bucket is not None and not re.fullmatch(r"[a-z0-9]+://[^/\s]+", self.bucket):
-            raise ConfigError(f"bucket is an address like s3://name, got {self.bucket!r}", param="bucket")
-        for name in ("copy_minutes", "pull_minutes", "budget_usd"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be above 0, got {value!r}", param=name)
-        self._check_resources()
-
-    def _check_resources(self) -> None:
         if "ports" in self.resources:
             raise ConfigError("resources.ports would open the machine to the internet; ART uses an ssh tunnel only")
-        if taken := sorted(self.resources.keys() & _OURS.keys()):
-            raise ConfigError(f"resources.{taken[0]} is set by {_OURS[taken[0]]} of SkyConfig", param="resources")
+        if "autostop" in self.resources:
+            raise ConfigError("resources.autostop is set by idle_minutes and on_idle of SkyConfig", param="resources")
 
-    @property
-    def outlives(self) -> bool:
-        """Whether the data directory is somewhere else than on the machine's own disk, or is copied home."""
-        return self.volume is not None or self.bucket is not None or self.pull_minutes is not None
+    def task(self, cluster: str, folder: str) -> dict[str, Any]:
+        """Make the content of the task file: what is rented, and a job that ends when the server is of no more use.
 
-    @property
-    def is_pulled(self) -> bool:
-        """Whether the data directory is copied to this machine."""
-        return self.pull_minutes is not None and self.volume is None and self.bucket is None
+        The server itself is installed and started over ssh, as on any other machine, so its key is in no file or
+        command of SkyPilot.
 
-    @property
-    def sky_idle_minutes(self) -> int:
-        """Minutes that SkyPilot waits after the job on the machine has ended; part of `idle_minutes`."""
-        return min(SKY_IDLE_MINUTES, self.idle_minutes // 2)
+        Args:
+            folder: folder of the server on the machine.
+        """
+        sky_minutes = min(SKY_IDLE_MINUTES, self.idle_minutes // 2)
+        deletes = (self.on_idle or ("down" if self.volume or self.spot else "stop")) == "down"
+        resources = {
+            "infra": self.cloud and self.cloud + (f"/{self.region}" if self.region else ""),
+            "accelerators": self.gpu and (self.gpu if ":" in self.gpu else f"{self.gpu}:1"),
+            "use_spot": self.spot or None, "disk_size": self.disk_gb, "image_id": self.image, **self.resources,
+            "autostop": {"idle_minutes": sky_minutes, "down": deletes, "wait_for": "jobs_and_ssh"},
+        }  # fmt: skip
+        task: dict[str, Any] = {"name": cluster, "num_nodes": 1}
+        task["resources"] = {name: value for name, value in resources.items() if value is not None}
+        if self.volume is not None:
+            task["volumes"] = {VOLUME_PATH: self.volume}
+        minutes = self.idle_minutes - sky_minutes
+        task["run"] = (
+            f"# Ends {minutes} minutes after the server's last answer or progress of a job; then SkyPilot counts.\n"
+            f"{self.make_folder(folder)}; cd {shell_path(folder)}; touch data\n"
+            f'while [ -n "$(find data -maxdepth 1 -mmin -{minutes} 2> /dev/null)" ]; do touch in-use; sleep 15; done\n'
+            "rm -f in-use\n"
+        )
+        return task
+
+    def make_folder(self, folder: str) -> str:
+        """A command for the shell of the machine that makes the folder of the server, and of its data."""
+        own = f"[ -w {VOLUME_PATH} ] || sudo chown $(id -u) {VOLUME_PATH}; " if self.volume is not None else ""
+        return f"{own}mkdir -p {shell_path(folder)}/data"
+
+
+def write_yaml(value: Mapping[str, Any], indent: int = 0) -> str:
+    """Write a mapping as YAML. Texts of several lines become blocks; the rest is written as JSON, which YAML reads."""
+    lines = []
+    for key, item in value.items():
+        head = f"{' ' * indent}{key}:"
+        if isinstance(item, Mapping) and item:
+            lines += [head, write_yaml(item, indent + 2).rstrip("\n")]
+        elif isinstance(item, str) and "\n" in item:
+            lines += [f"{head} |", *(f"{' ' * (indent + 2)}{line}".rstrip() for line in item.splitlines())]
+        else:
+            lines.append(f"{head} {json.dumps(item)}")
+    return "\n".join(lines) + "\n"

@@ -5,37 +5,41 @@ from __future__ import annotations
 import argparse
 import asyncio
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
-from art.backends.ssh.launched import Launched, LaunchRecord
-from art.backends.ssh.log_follower import LogFollower
-from art.backends.ssh.ssh_backend import SshBackend
-from art.cli.launching.kinds import KINDS, kind_for, kind_named
+from art.backends.skypilot.skypilot_backend import SkyPilotBackend
+from art.backends.ssh.ssh import in_sh, shell_path
+from art.cli.launching.launched import Launched, LaunchRecord
+from art.cli.launching.machines import backend_of, new_backend, new_record
 from art.cli.options.model_name import ModelName
 from art.errors import ArtError, NotFoundError
 
-_COLUMNS = ("name", "kind", "machine", "state", "version", "starts", "launched", "data")
+_COLUMNS = ("name", "kind", "machine", "state", "version", "launched", "data")
 
 
 async def launch(launched: Launched, args: argparse.Namespace) -> int:
     """Install and start a server, record it, and print how to use it."""
-    kind = kind_for(args)
-    if await kind.do_instead(args):
+    backend = new_backend(args)
+    if isinstance(backend, SkyPilotBackend) and args.dry_run:
+        print(backend.task(), end="")
         return 0
-    backend = kind.new_backend(args, args.name)
     async with backend:
-        earlier = launched.names()
-        await kind.prepare(launched, args, backend, args.name)
+        record = new_record(args, backend)
+        is_new = record.name not in launched.names()
+        if is_new:  # before anything is rented or installed, so that a failed launch can be taken down
+            if not isinstance(backend, SkyPilotBackend):
+                await backend.server.status()  # raises if the machine does not let us in
+            launched.save(record, "")
         try:
             client = await backend.open()
         except ArtError:
-            for name in set(launched.names()).difference(earlier):
-                _note(f"`art launch down {name}` removes what this launch leaves on {backend.ssh.name}")
+            if is_new:
+                _note(f"`art launch down {record.name}` removes what this launch leaves on {backend.ssh.host}")
             raise
-        record = kind.new_record(args, backend, args.name)
         assert client.api_key is not None
         launched.save(record, client.api_key)
     print(f"# Make it reachable here, and keep this running:\n    art launch tunnel {record.name}")
@@ -58,70 +62,46 @@ async def show_status(launched: Launched, name: str | None) -> int:
     if not records:
         print(f"no server was launched, as far as {launched.folder} knows")
         return 0
-    backends = [kind_named(record.kind).backend(record) for record in records]
-    for kind in KINDS:
-        pairs = zip(records, backends, strict=True)
-        kind_named(kind).share_questions([backend for record, backend in pairs if record.kind == kind])
-    tables = await asyncio.gather(*map(_rows, records, backends))
-    rows = [_COLUMNS, *(row for table in tables for row in table)]
+    rows = [_COLUMNS, *await asyncio.gather(*map(_row, records))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     return 0
 
 
-async def _rows(record: LaunchRecord, backend: SshBackend) -> list[tuple[str, ...]]:
-    """The row of a server, and one for each of its further machines."""
-    row, nodes = await asyncio.gather(_row(record, backend), _node_rows(backend))
-    return [row, *nodes]
-
-
-async def _node_rows(backend: SshBackend) -> list[tuple[str, ...]]:
+async def _row(record: LaunchRecord) -> tuple[str, ...]:
+    backend, version, words = backend_of(record), "-", ""
     try:
-        nodes = await backend.describe_nodes()
-    except ArtError:  # the row of the server says why
-        return []
-    return [("", "", name, words, version, "", "", "") for name, words, version in nodes]
-
-
-async def _row(record: LaunchRecord, backend: SshBackend) -> tuple[str, ...]:
-    version = starts = "-"
-    try:
-        is_up, words = await backend.describe()
-        state = await backend.server.status() if is_up else None
-    except ArtError as error:
-        words = f"unknown: {error.message.splitlines()[0]}"
-    else:
+        is_up = True
+        if isinstance(backend, SkyPilotBackend):
+            is_up, words = await backend.describe()
         if is_up:
+            state = await backend.server.status()
             server = "nothing installed" if state is None else "running" if state.is_running else "stopped"
             words = f"{server}; {words}" if words else server
-        if state is not None:
-            words += f" ({state.failure})" if state.failure else ""
-            version, starts = state.version, str(state.num_starts)
+            if state is not None:
+                words += f" ({state.failure.splitlines()[0]})" if state.failure else ""
+                version = state.version
+    except ArtError as error:
+        words = f"unknown: {error.message.splitlines()[0]}"
     launched_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.launched_at))
-    data = backend.server.data_dir
-    return record.name, record.kind, backend.ssh.name, words, version, starts, launched_at, data
+    return record.name, record.kind, backend.ssh.host, words, version, launched_at, backend.server.data_dir
 
 
 async def logs(launched: Launched, record: LaunchRecord, args: argparse.Namespace) -> int:
     """Print the last lines of a server's log, and with `--follow` what is added to it, until Ctrl-C."""
-    backend = kind_named(record.kind).backend(record)
-    if args.follow:
-        await LogFollower(
-            backend.ssh, backend.server.folder, num_lines=args.lines, write=_write, say=_note
-        ).run()  # fmt: skip
-    print(await backend.server.log_tail(args.lines), end="")
-    return 0
-
-
-def _write(piece: bytes) -> None:
-    sys.stdout.buffer.write(piece)
-    sys.stdout.buffer.flush()
+    backend = backend_of(record)
+    tail = f"tail -n {args.lines} {'-F' if args.follow else ''} {shell_path(backend.server.log_path)}"
+    if args.follow:  # the end of our side is the end of its input; `tail` itself would stay until the next line
+        tail = f"exec 3<&0; {tail} & {{ cat <&3; kill $!; }} > /dev/null 2>&1 & wait $!"
+    command = [*backend.ssh.base_command(), in_sh(tail)]
+    process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE)
+    return await process.wait()
 
 
 async def tunnel(launched: Launched, record: LaunchRecord, args: argparse.Namespace) -> int:
     """Hold a tunnel open, and the server running, until Ctrl-C."""
-    async with kind_named(record.kind).backend(record) as backend:
+    async with backend_of(record) as backend:
         client = await backend.open()
         assert client.api_key is not None
         launched.save(record, client.api_key)
@@ -133,12 +113,10 @@ async def tunnel(launched: Launched, record: LaunchRecord, args: argparse.Namesp
 
 async def pull(launched: Launched, record: LaunchRecord, args: argparse.Namespace) -> int:
     """Fetch the newest checkpoint of one model or of all, each as FOLDER/project/name/step."""
-    backend = kind_named(record.kind).backend(record)
+    backend = backend_of(record)
     backend.local_port = None  # a free one, since `art launch tunnel` may hold the recorded one
     async with backend:
         client = await backend.open()
-        assert client.api_key is not None
-        launched.save(record, client.api_key)  # a rented machine's backend has recorded the port of this call
         if args.model is not None:
             models = [args.model]
         else:
@@ -157,18 +135,19 @@ async def pull(launched: Launched, record: LaunchRecord, args: argparse.Namespac
 
 
 async def stop(launched: Launched, record: LaunchRecord, args: argparse.Namespace) -> int:
-    backend = kind_named(record.kind).backend(record)
+    backend = backend_of(record)
     await backend.stop()
-    _note(f"{record.name} is stopped; its data stays in {backend.server.data_dir} on {backend.ssh.name}")
+    _note(f"{record.name} is stopped; its data stays in {backend.server.data_dir} on {backend.ssh.host}")
     return 0
 
 
 async def down(launched: Launched, record: LaunchRecord, args: argparse.Namespace) -> int:
-    backend = kind_named(record.kind).backend(record)
+    backend = backend_of(record)
     if await backend.down(delete_data=args.delete_data):
-        kept = f"; its data stays in {backend.kept_data}"
-        if record.name in launched.names():  # a machine that SkyPilot rented is gone, and so is its record
-            kept += f". `art launch down {record.name} --delete-data` deletes it, with the record here"
+        kept = (
+            f"; its data stays in {backend.kept_data}. `art launch down {record.name} --delete-data` deletes it, with "
+            "the record here"
+        )
     else:
         launched.forget(record.name)
         kept = ""

@@ -1,8 +1,7 @@
 """`art launch`: start an ART server on another machine, and look after it.
 
-    art launch --gpu H100:1 --idle 30m --budget 40          on a machine that SkyPilot rents
+    art launch --gpu H100:1 --idle 30m                      on a machine that SkyPilot rents
     art launch --cloud ssh --host alice@gpu-box --gpu --model qwen-2.5-7b
-    art launch --host alice@gpu1 --node alice@gpu2      two machines that train one model together
     art launch status
     art launch tunnel gpu-box                    keep it running: it makes the server reachable here
     art launch logs gpu-box --follow
@@ -18,8 +17,8 @@ from __future__ import annotations
 
 import argparse
 
-from art.backends.ssh.launched import Launched
-from art.cli.launching.kinds import KINDS, kind_named
+from art.cli.launching import machines
+from art.cli.launching.launched import Launched
 from art.cli.terminal.event_loop import run_coroutine
 
 _NAMED = {
@@ -49,18 +48,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--source", help="what to install: index, a wheel, a folder of ART's source (default: what runs here)"
     )
     parser.add_argument("--extra", action="append", dest="extras", help="part of ART to install (default: local)")
-    parser.add_argument("--index-url", metavar="URL", help="package index for the installation")
     parser.add_argument("--python", help="Python 3.11 or newer on the machine (default: the first one found there)")
     parser.add_argument("--folder", help="of the server on the machine (default: ~/.art/servers/NAME, or .../default)")
-    for name in KINDS:
-        kind_named(name).add_options(parser)
+    machines.add_options(parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     for name, summary in _NAMED.items():
         action = actions.add_parser(name, help=summary)
         action.add_argument("server", nargs="?", help="name of its record (default: the only one)")
         if name == "logs":
             action.add_argument("--lines", type=int, default=50, help="number of lines (default: 50)")
-            action.add_argument("--follow", action="store_true", help="go on until Ctrl-C, over lost connections too")
+            action.add_argument("--follow", action="store_true", help="go on until Ctrl-C")
         if name == "pull":
             action.add_argument("model", nargs="?", metavar="PROJECT/NAME", help="(default: all models)")
             action.add_argument("--to", default="checkpoints", metavar="FOLDER", help="(default: checkpoints)")

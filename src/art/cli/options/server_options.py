@@ -49,6 +49,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--fd", type=int, help="an inherited listening socket, instead of --host and --port")
     parser.add_argument("--die-with-parent", action="store_true", help="stop when standard input closes")
     parser.add_argument(
+        "--key-from-stdin", action="store_true", help="read the key from the first line of standard input"
+    )
+    parser.add_argument(
         "--share-key", action="store_true", help="let other commands of this user find the key of ART_API_KEY in a file"
     )
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from art.backends.skypilot import SkyConfig
-from art.backends.skypilot.task_file import make_task, write_yaml
+from art.backends.skypilot.sky_config import write_yaml
 
 PYTHON = os.environ.get("ART_SKYPILOT_PYTHON", "")
 pytestmark = [
@@ -26,10 +26,7 @@ pytestmark = [
 CONFIGS = {
     "plain": SkyConfig(gpu="H100:1", cloud="lambda"),
     "spot": SkyConfig(gpu="H100:1", cloud="runpod", spot=True, resources={"cpus": "8+", "max_hourly_cost": 3.0}),
-    "kept": SkyConfig(
-        gpu="A100:1", cloud="lambda", region="us-west-3", on_idle="stop", disk_gb=500, bucket="s3://art-test"
-    ),
-    "team": SkyConfig(gpu="H100:1", cloud="lambda", num_nodes=2, bucket="s3://art-test"),
+    "kept": SkyConfig(gpu="A100:1", cloud="lambda", region="us-west-3", on_idle="stop", disk_gb=500),
     "volume": SkyConfig(gpu="H100:1", cloud="kubernetes", volume="alice-disk", image="docker:python:3.12"),
 }
 _CATALOGUE = {
@@ -77,8 +74,7 @@ def files(tmp_path: Path) -> dict[str, Path]:
     paths = {}
     for name, config in CONFIGS.items():
         paths[name] = tmp_path / f"{name}.sky.yaml"
-        task = make_task(f"art-{name}", config, folder="~/.art/servers/art", requirement="agent-reinforcement-trainer")
-        paths[name].write_text(write_yaml(task))
+        paths[name].write_text(write_yaml(config.task(f"art-{name}", "~/.art/servers/art")))
     for name, text in _CATALOGUE.items():
         path = tmp_path / "home" / ".sky" / "catalogs" / "v8" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,22 +96,21 @@ def test_skypilot_reads_the_task_files(tmp_path: Path, files: dict[str, Path]) -
     rows = {row[1]: row[2:] for row in run(tmp_path, _READ, *files.values())}
     assert rows.keys() == {f"art-{name}" for name in CONFIGS}
     for name, (num_nodes, ports, autostop, is_spot) in ((name, rows[f"art-{name}"]) for name in CONFIGS):
-        assert (num_nodes, ports) == (str(CONFIGS[name].num_nodes), "None")
+        assert (num_nodes, ports) == ("1", "None")
         assert "idle_minutes=5" in autostop
-        assert f"down={CONFIGS[name].on_idle == 'down'}" in autostop
+        assert f"down={name in ('spot', 'volume')}" in autostop
         assert is_spot == str(CONFIGS[name].spot)
 
 
 def test_skypilot_refuses_a_file_with_a_word_that_it_does_not_know(tmp_path: Path, files: dict[str, Path]) -> None:
     text = files["plain"].read_text()
-    files["plain"].write_text(text.replace("setup: |", "sotup: |"))
-    with pytest.raises(AssertionError, match="did you mean 'setup'"):
+    files["plain"].write_text(text.replace("run: |", "rum: |"))
+    with pytest.raises(AssertionError, match="did you mean 'run'"):
         run(tmp_path, _READ, files["plain"])
 
 
 def test_its_optimiser_chooses_a_machine(tmp_path: Path, files: dict[str, Path]) -> None:
-    rows = run(tmp_path, _CHOOSE, files["plain"], files["spot"], files["team"])
+    rows = run(tmp_path, _CHOOSE, files["plain"], files["spot"])
     assert [row[1:] for row in rows] == [
         ["Lambda", "gpu_1x_h100_pcie", "False", "2.49"], ["RunPod", "1x_H100_SECURE", "True", "1.25"],
-        ["Lambda", "gpu_1x_h100_pcie", "False", "4.98"],
     ]  # fmt: skip

@@ -8,33 +8,23 @@ from pathlib import Path
 import pytest
 
 from art.backends.ssh import Ssh
-from art.backends.ssh.ssh import end_process, feed, shell_path, start_process
-from art.cli.terminal.event_loop import run_coroutine
+from art.backends.ssh.ssh import shell_path
 from art.errors import ConfigError, MachineError, UnreachableError
 from tests.support.fake_ssh import FakeMachine
 from tests.support.processes import wait_until_gone
 
 
-def test_a_machine_is_named_as_a_person_would_write_it(machine: FakeMachine) -> None:
-    assert Ssh("gpu-box").name == "gpu-box"
-    named = Ssh("alice@gpu-box", port=2222, identity="/keys/a b", config="/etc/c")
-    assert named.name == "alice@gpu-box:2222"
-    assert Ssh("gpu-box", "alice").name == "alice@gpu-box"
-    assert named.terminal_command() == "ssh -F /etc/c -i '/keys/a b' -o IdentitiesOnly=yes -p 2222 -l alice gpu-box"
-    command = named.base_command("-L", "1:2:3")
-    assert command[-4:] == ["-L", "1:2:3", "--", "gpu-box"]
-    assert "BatchMode=yes" in command
-
-
-@pytest.mark.parametrize("host", ["", "-oProxyCommand=evil", "a b", "alice@", "a b@box", "box;ls"])
+@pytest.mark.parametrize("host", ["", "-oProxyCommand=evil", "a b", "alice@a b"])
 def test_what_is_no_host_is_refused(host: str) -> None:
     with pytest.raises(ConfigError, match="a host is a name like"):
         Ssh(host)
 
 
-def test_two_users_are_refused() -> None:
-    with pytest.raises(ConfigError, match="another user than user='bob'"):
-        Ssh("alice@box", user="bob")
+def test_options_of_the_user_that_would_break_commands_are_replaced(machine: FakeMachine) -> None:
+    command = Ssh("alice@gpu-box", config="/etc/c").base_command("-L", "1:2:3")
+    assert command[-6:] == ["-F", "/etc/c", "-L", "1:2:3", "--", "alice@gpu-box"]
+    for option in ("BatchMode=yes", "ControlMaster=no", "RemoteCommand=none", "LogLevel=INFO"):
+        assert option in command
 
 
 async def test_a_command_gets_its_input_and_its_lines_are_passed_on(machine: FakeMachine) -> None:
@@ -46,11 +36,14 @@ async def test_a_command_gets_its_input_and_its_lines_are_passed_on(machine: Fak
 
 
 async def test_a_command_that_does_not_end_is_given_up(machine: FakeMachine) -> None:
-    with pytest.raises(UnreachableError, match=r"box did not finish `exec sleep 600` within 0 s"):
+    with pytest.raises(UnreachableError, match=r"exec sleep 600.* did not end within 0 s"):
         await Ssh("box").run("exec sleep 600", timeout_s=0.2)
+    wait_until_gone(list(machine.processes()))
 
 
-async def test_a_helper_of_ssh_that_hangs_is_ended_with_it(machine: FakeMachine, tmp_path: Path) -> None:
+async def test_a_helper_of_ssh_that_hangs_is_ended_with_a_cancelled_command(
+    machine: FakeMachine, tmp_path: Path
+) -> None:
     """A ProxyCommand, for example, holds the pipes of ssh."""
     helper = tmp_path / "helper"
     (machine.bin_dir / "ssh").write_text(f"#!/bin/sh\nsleep 600 & echo $! > {helper}\nwait\n")
@@ -62,16 +55,6 @@ async def test_a_helper_of_ssh_that_hangs_is_ended_with_it(machine: FakeMachine,
         with pytest.raises(asyncio.CancelledError):
             await running
     wait_until_gone([int(helper.read_text())])
-
-
-async def test_a_cancelled_command_leaves_no_process(machine: FakeMachine) -> None:
-    running = asyncio.create_task(Ssh("box").run("exec sleep 600", timeout_s=60))
-    while not machine.calls():
-        await asyncio.sleep(0.01)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert machine.processes() == {}
 
 
 async def test_a_file_that_is_put_can_be_read_by_its_owner_only(machine: FakeMachine) -> None:
@@ -104,26 +87,6 @@ async def test_two_clients_may_put_the_same_file_at_once(machine: FakeMachine) -
     assert [path.name for path in machine.home.iterdir() if "file" in path.name] == ["file"]
 
 
-async def test_a_line_may_have_any_length(machine: FakeMachine) -> None:
-    lines: list[str] = []
-    text = "x" * 3_000_000 + "\n" + "é\r\nend"
-    done = await Ssh("box").run("cat", input=text.encode(), timeout_s=60, on_line=lines.append)
-    assert done.stdout == text
-    assert lines == text.split("\n")
-
-
-def test_options_of_the_user_that_would_break_commands_are_replaced(machine: FakeMachine) -> None:
-    command = Ssh("box").base_command()
-    for option in ("ControlMaster=no", "RemoteCommand=none", "LogLevel=INFO"):
-        assert option in command
-
-
-@pytest.mark.parametrize("port", [0, -1, 65536])
-def test_what_is_no_port_is_refused(port: int) -> None:
-    with pytest.raises(ConfigError, match="from 1 to 65535"):
-        Ssh("box", port=port)
-
-
 async def test_the_login_shell_need_not_know_the_syntax_of_sh(machine: FakeMachine) -> None:
     machine.set_foreign_shell()
     box = Ssh("box")
@@ -134,58 +97,34 @@ async def test_the_login_shell_need_not_know_the_syntax_of_sh(machine: FakeMachi
 
 def test_paths_of_a_home_directory_are_left_to_the_shell() -> None:
     assert shell_path("~/a b") == "\"$HOME\"/'a b'"
-    assert shell_path("~") == '"$HOME"'
     assert shell_path("/a/$b") == "'/a/$b'"
 
 
 @pytest.mark.parametrize(
-    ("said", "advice"),
+    ("said", "stays"),
     [
-        ("No ED25519 host key is known for box\nHost key verification failed.", r"Connect once in a terminal with `ssh box`"),
-        ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @", "another one than before"),
-        ("alice@box: Permission denied (publickey).", "does not let you in.*ssh-copy-id"),
-        ("ssh: Could not resolve hostname box: Name or service not known", "no machine has this name"),
-        ("/home/a/.ssh/config: line 3: Bad configuration option: hots", "configuration file of ssh is wrong"),
-        ('Load key "/k": invalid format', "private key cannot be used"),
-        ("Warning: Identity file /k not accessible: No such file or directory.\na@box: Permission denied (publickey).",
-         "private key cannot be used"),
+        ("No ED25519 host key is known for box\nHost key verification failed.", True),
+        ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @", True),
+        ("alice@box: Permission denied (publickey).", True),
+        ("ssh: Could not resolve hostname box: Name or service not known", True),
+        ("/home/a/.ssh/config: line 3: Bad configuration option: hots", True),
+        ('Load key "/k": invalid format', True),
+        ("Permission denied to strangers! This machine is watched.\nConnection closed by box port 22", False),
+        ("ssh: connect to host box port 22: Connection refused", False),
+        (" ", False),
     ],
-)  # fmt: skip
-async def test_what_ssh_says_becomes_what_to_do(machine: FakeMachine, said: str, advice: str) -> None:
-    machine.set_problem(said)
-    with pytest.raises(MachineError, match=advice) as caught:
-        await Ssh("box").run("true", timeout_s=20)
-    assert not caught.value.transient
-    assert said in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "said", ["Permission denied to strangers! This machine is watched.\nConnection closed by box port 22", ""]
 )
-async def test_words_of_a_banner_are_no_refusal(machine: FakeMachine, said: str) -> None:
-    machine.set_problem(said or " ")
-    with pytest.raises(UnreachableError, match="cannot be reached"):
+async def test_a_refusal_stays_and_a_machine_that_is_away_may_come_back(
+    machine: FakeMachine, said: str, stays: bool
+) -> None:
+    machine.set_problem(said)
+    with pytest.raises(MachineError, match="`ssh box`") as caught:
         await Ssh("box").run("true", timeout_s=20)
-
-
-async def test_a_machine_that_is_away_may_come_back(machine: FakeMachine) -> None:
-    machine.set_problem("ssh: connect to host box port 22: Connection refused")
-    with pytest.raises(UnreachableError, match="does `ssh box` work"):
-        await Ssh("box").run("true", timeout_s=20)
+    assert caught.value.transient is not stays
+    assert said.strip().removeprefix("ssh: ") in str(caught.value)
 
 
 def test_without_an_ssh_program_it_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="no `ssh` program on PATH"):
         Ssh("box").base_command()
-
-
-def test_a_command_that_has_ended_takes_no_input() -> None:
-    async def feed_late() -> None:
-        process = await start_process("true", stdin=asyncio.subprocess.PIPE)
-        await process.wait()
-        assert process.stdin is not None
-        await feed(process.stdin, b"content")
-        await end_process(process)
-
-    run_coroutine(feed_late())  # the event loop of commands; uvloop, where it is installed

@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from art.backends.ssh.launched import Launched, LaunchRecord
+from art.cli.launching.launched import Launched, LaunchRecord
 from art.errors import ConfigError, NotFoundError, StorageError
 
 KEY = "art-secret-key-of-a-server"
 
 
 def record(name: str = "box") -> LaunchRecord:
-    return LaunchRecord(
-        name=name, host="gpu-box", user="alice", port=2222, folder="~/.art/servers/box", local_port=4321
-    )
+    return LaunchRecord(name=name, host="alice@gpu-box", folder="~/.art/servers/box", local_port=4321)
 
 
 @pytest.fixture
@@ -29,7 +27,6 @@ def test_a_record_comes_back_and_its_key_is_in_a_file_of_its_own(launched: Launc
     launched.save(record(), KEY)
     found = launched.find("box")
     assert found == record().model_copy(update={"launched_at": found.launched_at})
-    assert found.ssh().name == "alice@gpu-box:2222"
     assert found.url == "http://127.0.0.1:4321"
     assert launched.key_path("box").read_text() == KEY
     for path in (tmp_path / "launched").iterdir():

@@ -12,10 +12,10 @@ import os
 import re
 import time
 from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from art.backends.ssh.ssh import Ssh
 from art.errors import ConfigError, NotFoundError, StorageError
 from art.storage.atomic import storage_errors, temporary_name
 
@@ -29,13 +29,9 @@ class LaunchRecord(BaseModel):
 
     name: str
     """Name by which `art launch` finds it."""
-    kind: str = "ssh"
-    """Which kind of machine it runs on: `ssh`, or a name of `art.cli.launching.kinds`."""
+    kind: Literal["ssh", "skypilot"] = "ssh"
+    """Whether its machine existed, or is rented by SkyPilot."""
     host: str
-    user: str | None = None
-    port: int | None = None
-    """Port of the ssh server."""
-    identity: str | None = None
     ssh_config: str | None = None
     folder: str
     """Folder of the server on its machine."""
@@ -43,12 +39,10 @@ class LaunchRecord(BaseModel):
     """Port of this machine for the tunnel, so that the address of the server here stays the same."""
     launched_at: float = Field(default_factory=time.time)
     """Seconds since 1970."""
-    details: dict[str, str] = Field(default_factory=dict)
-    """What this kind of machine needs besides."""
-
-    def ssh(self) -> Ssh:
-        """Return the machine that the server runs on."""
-        return Ssh(self.host, self.user, self.port, self.identity, self.ssh_config)
+    config: dict[str, Any] = Field(default_factory=dict)
+    """Fields of `SkyConfig` for a rented machine."""
+    server_config: dict[str, Any] | None = None
+    """Settings of the server of a rented machine, which may have to be launched again."""
 
     @property
     def url(self) -> str:
