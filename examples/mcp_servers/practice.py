@@ -27,9 +27,9 @@ from art.mcp import GeneratedScenario, McpTask
 from art.mcp.rollout import SYSTEM
 from art.scenarios.written import without_twins
 from art.task import Conversation, TaskDefaults
-from art.tasks.desks.calendar_task import Calendar as CalendarTask
+from art.tasks.desks.calendar_jobs import Calendar as CalendarTask
 from art.tasks.desks.desk_jobs import grade_transcript
-from art.tasks.desks.inventory_task import Inventory as InventoryTask
+from art.tasks.desks.inventory_jobs import Inventory as InventoryTask
 from art.tasks.desks.local_server import LocalServer
 from art.tasks.desks.server_task import ANSWER_SKILL, CALL_SKILL, WITH_TOOLS, returned, said
 from art.testing.judge import ScriptedJudge

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from art.errors import ConfigError, ToolServerError
 from art.task import Scenario, Split, TaskDefaults, TaskOptions, derive_seed, take_turn
-from art.task.placed import PlacedTask
+from art.task.interface import PlacedTask
 from art.trajectory import Trajectory
 
 if TYPE_CHECKING:

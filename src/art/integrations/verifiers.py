@@ -24,7 +24,7 @@ from pydantic import Field
 from art.capture import capture
 from art.errors import ConfigError, ToolServerError
 from art.task import Scenario, Split, TaskDefaults, TaskOptions, derive_seed
-from art.task.placed import PlacedTask
+from art.task.interface import PlacedTask
 
 if TYPE_CHECKING:
     from art.model import Model

@@ -6,8 +6,7 @@ import random
 from collections.abc import Iterable
 
 from art.errors import ConfigError
-from art.task.interface import Task, play_by_skill
-from art.task.scenario import Conversation, Scenario, Split
+from art.task.interface import Conversation, Scenario, Split, Task, play_by_skill
 
 
 def draw_scenarios(task: Task, split: Split, *, seed: int, count: int) -> list[Scenario]:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from art.client.rollout_context import derive_seed
 from art.errors import ConfigError
 from art.task.defaults import TaskDefaults
-from art.task.options import TaskOptions, label_of, read_options
-from art.task.scenario import Conversation, Scenario, Split
+from art.task.options import TaskOptions, label_of, read_options, safe_label
 from art.task.turns import describe_messages
 from art.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from art.messages import Messages, Tools
     from art.model import Model
+
 
 Player = Callable[["Messages", "Tools | None"], dict[str, Any] | Awaitable[dict[str, Any]]]
 """A scripted policy for one rollout: gets the messages and tools of a request, and returns the assistant's message,
@@ -156,3 +159,56 @@ def play_by_skill(task: Task, rng: random.Random, count: int, mean_skill: float)
     """
     spread = min(mean_skill, 1 - mean_skill)
     return [task.play(rng, rng.uniform(mean_skill - spread, mean_skill + spread)) for _ in range(count)]
+
+
+Split = Literal["train", "val", "test"]
+
+
+class Scenario(BaseModel):
+    """One task input. All randomness of a rollout follows from `seed` and the rollout's index in its group."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str
+    """Unique among the scenarios of a task. The same scenario has the same id in every run."""
+    seed: int
+    """Seed of the scenario's randomness, e.g. of an opponent's moves and of sampling."""
+    inputs: dict[str, Any] = Field(default_factory=dict)
+    """What the rollout needs to know, in values that JSON can hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A conversation for the warm start of a tiny model, in a task's format. It ends with an assistant message."""
+
+    messages: Messages
+    tools: Tools | None = None
+
+
+class PlacedTask(Task):
+    """A task from an id, an address or a folder, its first argument. Its options are further arguments by name."""
+
+    place: str | None = None
+    """What the user wrote after the prefix; `None` for a task made in Python, which keeps its plain name."""
+
+    @classmethod
+    def at(cls, place: str, options: dict[str, Any]) -> Self:
+        """Make the task of a place, labelled by it.
+
+        Raises:
+            ConfigError: an option is not allowed, or there is no such place.
+        """
+        chosen = read_options(cls.name, cls.options_class, options)
+        task = cls(place, **chosen.model_dump())  # type: ignore[call-arg]
+        task.place, task.options = place, chosen
+        return task
+
+    @property
+    def label(self) -> str:
+        """The name, the place and the options that differ from their defaults, such as `verifiers-my-env`."""
+        name = self.name if self.place is None else safe_label(f"{self.name}-{self.place_name()}")
+        return label_of(name, self.options)
+
+    def place_name(self) -> str:
+        """The place as a part of the label."""
+        return str(self.place)

@@ -9,17 +9,16 @@ from typing import Any
 
 from art.errors import ConfigError, InvalidRequestError
 from art.storage.layout import validate_name
-from art.task.interface import Task
+from art.task.interface import PlacedTask, Task
 from art.task.options import read_options
-from art.task.placed import PlacedTask
 from art.utils.attributes import describe_failure, load_attribute
 
 _BUILT_IN = {
-    "calendar": "art.tasks.desks.calendar_task:Calendar",
+    "calendar": "art.tasks.desks.calendar_jobs:Calendar",
     "chat_rubric": "art.tasks.chat_rubric:ChatRubric",
     "codenames": "art.tasks.codenames.codenames_task:Codenames",
     "game_2048": "art.tasks.game_2048.game:Game2048",
-    "inventory": "art.tasks.desks.inventory_task:Inventory",
+    "inventory": "art.tasks.desks.inventory_jobs:Inventory",
     "mail_search": "art.tasks.mail_search.mail_search_task:MailSearch",
     "support_desk": "art.tasks.support_desk:SupportDesk",
     "temporal_clue": "art.tasks.temporal_clue.temporal_clue_task:TemporalClue",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from art.errors import ConfigError
-from art.tasks.codenames.boards import split_of
+from art.tasks.codenames.codenames_task import split_of
 from art.tasks.codenames.game import Board, Clue, Game, Kind, Turn
 from art.tasks.codenames.lexicon import LexiconSource, load_lexicon
 from art.tasks.codenames.scripted import ScriptedPlayer, play_turn

@@ -17,12 +17,11 @@ from art.tasks.mail_search.generator.world import generate
 from art.tasks.mail_search.mail_search_task import MailSearch, SearchEmails
 from art.tasks.mail_search.mailbox import Email, Mailbox, Search
 from art.tasks.mail_search.options import Checker
-from art.tasks.mail_search.play import call_message
+from art.tasks.mail_search.play import SCORES, call_message
 from art.tasks.mail_search.questions import Question
 from art.tasks.mail_search.reward import OUTCOMES, judge
 from art.tasks.mail_search.short import TOPICS, generate_short
 from art.tasks.mail_search.tools import TOOLS, Desk
-from art.tasks.mail_search.transcript import SCORES
 from art.testing.scripted_model import ScriptedModel
 
 SMALL = {"size": 200, "people": 20, "mailboxes": 2}

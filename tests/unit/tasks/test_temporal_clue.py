@@ -9,8 +9,7 @@ import pytest
 
 from art.errors import ConfigError
 from art.task import get_task
-from art.tasks.temporal_clue.grading import grade, parse_answers
-from art.tasks.temporal_clue.temporal_clue_task import TemporalClue
+from art.tasks.temporal_clue.temporal_clue_task import TemporalClue, grade, parse_answers
 from art.testing.scripted_model import ScriptedModel
 
 OPTIONS = {"A": ["attic", "study"], "B": ["Ada", "Hugo", "Iris"], "C": ["five", "six"]}

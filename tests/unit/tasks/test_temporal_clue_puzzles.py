@@ -12,10 +12,9 @@ from functools import cache
 import pytest
 
 from art.errors import ConfigError
-from art.tasks.temporal_clue.clue_options import MEDIUM, ClueOptions, grade_of
 from art.tasks.temporal_clue.clues import KINDS
 from art.tasks.temporal_clue.prompts import read_prompt, write_prompt
-from art.tasks.temporal_clue.puzzle import Puzzle, choose_clues, draw_draft, solve
+from art.tasks.temporal_clue.puzzle import MEDIUM, ClueOptions, Puzzle, choose_clues, draw_draft, grade_of, solve
 from art.tasks.temporal_clue.temporal_clue_task import TemporalClue
 
 OWN_PUZZLE = """\

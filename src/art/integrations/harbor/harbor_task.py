@@ -26,7 +26,7 @@ from art.errors import ToolServerError
 from art.integrations.harbor.containers import Container, ContainerEngine, Limits
 from art.integrations.harbor.task_folder import TaskFolder, find_folders
 from art.task import Player, Scenario, Split, TaskDefaults, TaskOptions, derive_seed, take_turn
-from art.task.placed import PlacedTask
+from art.task.interface import PlacedTask
 from art.trajectory import Trajectory
 
 if TYPE_CHECKING:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from datetime import date, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
-from art.tasks.desks.cases import Case
+from art.tasks.desks import calendar_jobs
+from art.tasks.desks.cases import Case, match_form
 from art.tasks.desks.desk_jobs import Call, Job, field_job, planned_job
-from art.tasks.desks.texts import match_form
+from art.tasks.desks.local_server import LocalServer
+from art.tasks.desks.server_task import ServerTask
 
 PEOPLE = ["ann", "bob", "cleo", "dan"]
 MONDAY = date(2030, 1, 7)
@@ -198,3 +201,36 @@ def read_job(task: str) -> Job | None:
     if (words := match_form("Move event {} to {} {}.", task)) and words[0].isdigit():
         return move_job(int(words[0]), f"{words[1]} {words[2]}", range(1, 7))
     return None
+
+
+class Calendar(ServerTask):
+    """A task: answer questions about a week, and change it, with the six tools of an MCP server.
+
+    A tiny model does jobs of one call; plans of several calls are beyond it.
+    """
+
+    name: ClassVar[str] = "calendar"
+    description: ClassVar[str] = (
+        "answer questions about a week's events, and change them, with the tools of an MCP server"
+    )
+    rubric: ClassVar[str | None] = (
+        "A good rollout does exactly what the user asks about the calendar: it makes the change that was asked for and "
+        "no other, for the right event, person, day and time, or looks the answer up. It ends with complete_task and a "
+        "summary that states the result which the tools returned, such as the start or the title, in few words. Calls "
+        "that fail or are not needed make it worse. A wrong change is worse than no change, an answer that no tool "
+        "result supports is a guess, and a rollout without complete_task is worst."
+    )
+    server: ClassVar[LocalServer] = LocalServer("calendar_server", states="calendars")
+
+    def draw_case(self, rng: random.Random, max_difficulty: int) -> Case:
+        return calendar_jobs.draw_case(rng, max_difficulty)
+
+    def open_state(self, rows: list[dict[str, Any]]) -> dict[int, Any]:
+        week: dict[int, Any] = self.server.module.open_calendar([self.server.module.Event(**row) for row in rows])
+        return week
+
+    def rows_of(self, state: dict[int, Any]) -> list[dict[str, Any]]:
+        return [asdict(state[key]) | {"people": sorted(state[key].people)} for key in sorted(state)]
+
+    def read_job(self, task: str, messages: list[dict[str, Any]]) -> Job | None:
+        return calendar_jobs.read_job(task)

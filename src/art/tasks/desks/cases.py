@@ -90,3 +90,15 @@ def _lists_numbers(summary: str, case: Case) -> bool:
         return {number.removesuffix(".0") for number in re.findall(r"(?<![\w-])\d+(?:[.:-]\d+)*", text)}
 
     return len(numbers(summary) - numbers(case.answer) - numbers(case.job.task)) > 1
+
+
+def match_form(form: str, text: str, *, spaces: bool = False) -> list[str] | None:
+    """Return the words in the places of a form's `{}`, or `None` for a text of another form.
+
+    With `spaces`, a place may hold several words.
+
+    Example: "{} of {}" and "2 of P-1" give ["2", "P-1"].
+    """
+    word = "(.+)" if spaces else r"(\S+)"
+    matched = re.fullmatch(word.join(map(re.escape, form.split("{}"))), text)
+    return list(matched.groups()) if matched else None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from art.tasks.desks.cases import Case
+from art.tasks.desks import inventory_jobs
+from art.tasks.desks.cases import Case, match_form
 from art.tasks.desks.desk_jobs import Call, Job, field_job, planned_job
-from art.tasks.desks.texts import match_form
+from art.tasks.desks.local_server import LocalServer
+from art.tasks.desks.server_task import ServerTask
 
 LOOKUPS = (
     ("What is the price of {}?", "price", "stock"),
@@ -174,3 +177,34 @@ def read_job(task: str, skus: Sequence[str] = ()) -> Job | None:
             count, sku = words
             return movement(sku, int(count), kind, skus) if count.isdigit() else None
     return None
+
+
+class Inventory(ServerTask):
+    """A task: answer questions about a shop's stock, and change it, with the seven tools of an MCP server.
+
+    A tiny model does jobs of one call; plans of several calls are beyond it.
+    """
+
+    name: ClassVar[str] = "inventory"
+    description: ClassVar[str] = "answer questions about a shop's stock, and change it, with the tools of an MCP server"
+    rubric: ClassVar[str | None] = (
+        "A good rollout does exactly what the user asks about the shop's stock: it makes the change that was asked for "
+        "and no other, with the right product and number, or looks the answer up. It ends with complete_task and a "
+        "summary that states the result which the tools returned, such as the price or the stock, in few words. Calls "
+        "that fail or are not needed make it worse. A wrong change is worse than no change, an answer that no tool "
+        "result supports is a guess, and a rollout without complete_task is worst."
+    )
+    server: ClassVar[LocalServer] = LocalServer("inventory_server", states="shops")
+
+    def draw_case(self, rng: random.Random, max_difficulty: int) -> Case:
+        return inventory_jobs.draw_case(rng, max_difficulty)
+
+    def open_state(self, rows: list[dict[str, Any]]) -> sqlite3.Connection:
+        shop: sqlite3.Connection = self.server.module.open_shop([tuple(row.values()) for row in rows])
+        return shop
+
+    def rows_of(self, state: sqlite3.Connection) -> list[dict[str, Any]]:
+        return [dict(row) for row in state.execute("SELECT * FROM products ORDER BY sku")]
+
+    def read_job(self, task: str, messages: list[dict[str, Any]]) -> Job | None:
+        return inventory_jobs.read_job(task)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from art.tasks.game_2048.board import MOVES, Cells, legal_moves
 from art.tasks.game_2048.game_options import Game2048Options, Moves
+from art.trajectory import Trajectory
 
 FREE = "."
 _SHORT = {move[0]: move for move in MOVES}
@@ -141,3 +143,37 @@ def say_move(move: str, moves: Moves) -> dict[str, Any]:
         call = {"id": "call_0", "type": "function", "function": function}
         return {"role": "assistant", "content": "", "tool_calls": [call]}
     return {"role": "assistant", "content": move[0] if moves == "letter" else f"<move>{move}</move>"}
+
+
+_GAP = "   "
+_WIDTH = 96
+"""Widest line, in characters."""
+
+
+def render_game(trajectory: Trajectory, options: Game2048Options) -> list[str]:
+    """Draw all boards that a game's agent was shown, in rows, and the last board."""
+    histories = (*trajectory.additional_histories, trajectory)
+    columns: list[list[str]] = []
+    for message in (message for history in histories for message in history.messages()):
+        if message["role"] == "assistant":
+            columns[-1].append(_said(message))
+        elif message["role"] in ("user", "tool"):
+            columns.append(board_lines(str(message["content"]), options))
+    width = max(len(line) for column in columns for line in column)
+    per_row = max(1, (_WIDTH + len(_GAP)) // (width + len(_GAP)))
+    rows = [columns[i : i + per_row] for i in range(0, len(columns), per_row)]
+    return [line for row in rows for line in _beside(row, width, options.size + 1)]
+
+
+def _beside(columns: Iterable[list[str]], width: int, height: int) -> list[str]:
+    filled = [column + [""] * (height - len(column)) for column in columns]
+    return [_GAP.join(f"{line:<{width}}" for line in lines).rstrip() for lines in zip(*filled, strict=True)] + [""]
+
+
+def _said(message: Any) -> str:
+    """An answer in a few signs: the move that it names, or its beginning."""
+    text = str(message.get("content") or "") + "".join(
+        c["function"]["arguments"] for c in message.get("tool_calls") or ()
+    )
+    named = [move for move in MOVES if re.search(rf"\b{move}\b", text)]
+    return named[0] if len(named) == 1 else text[:12]

@@ -27,6 +27,7 @@ from art.tasks.game_2048.formats import (
     read_board,
     read_end,
     read_move,
+    render_game,
     say_move,
     show_end,
     show_turn,
@@ -35,7 +36,6 @@ from art.tasks.game_2048.formats import (
 )
 from art.tasks.game_2048.game_options import Game2048Options
 from art.tasks.game_2048.game_state import ENDINGS, Game, reward_parts
-from art.tasks.game_2048.rendering import render_game
 from art.trajectory import History, Trajectory
 
 if TYPE_CHECKING:

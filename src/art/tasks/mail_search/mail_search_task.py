@@ -34,13 +34,12 @@ from art.tasks.mail_search.enron import open_emails, questions_about
 from art.tasks.mail_search.generator.world import World, generate
 from art.tasks.mail_search.mailbox import Mailbox
 from art.tasks.mail_search.options import MailSearchOptions, ShortOptions, load_checker
-from art.tasks.mail_search.play import best_answer, play_drill, play_rollout
+from art.tasks.mail_search.play import best_answer, play_drill, play_rollout, score_transcript
 from art.tasks.mail_search.prompts import read_prompt
 from art.tasks.mail_search.questions import NO_IDEA, Question
 from art.tasks.mail_search.reward import OUTCOMES, judge, reach_outcome
 from art.tasks.mail_search.short import generate_short
 from art.tasks.mail_search.tools import TOOLS, Desk
-from art.tasks.mail_search.transcript import score_transcript
 from art.trajectory import Trajectory
 
 if TYPE_CHECKING:

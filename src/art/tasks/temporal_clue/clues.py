@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from art.tasks.temporal_clue.cast import Cast
-from art.tasks.temporal_clue.model import Limit, Model, Pair
+from art.tasks.temporal_clue.model import Cast, Limit, Model, Pair
 
 Statements = Literal["company", "facts", "denials", "all"]
 """Which kinds of clues a puzzle may have: see `KINDS_OF`."""

@@ -18,8 +18,8 @@ from __future__ import annotations
 import re
 from string import ascii_uppercase
 
-from art.tasks.temporal_clue.cast import MAX_SIZE, VICTIM, Cast
 from art.tasks.temporal_clue.clues import Style, read, write
+from art.tasks.temporal_clue.model import MAX_SIZE, VICTIM, Cast
 from art.tasks.temporal_clue.puzzle import Puzzle, Question, open_questions
 
 SYSTEM = f"""\

@@ -8,14 +8,29 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
-from art.tasks.temporal_clue.cast import Cast
-from art.tasks.temporal_clue.clue_options import ClueOptions
-from art.tasks.temporal_clue.clues import KINDS, Clue, all_clues, limits_of
-from art.tasks.temporal_clue.model import Model, World, holds
-from art.tasks.temporal_clue.solver import Solver
+from pydantic import Field, model_validator
+
+from art.task import TaskOptions
+from art.tasks.temporal_clue.clues import KINDS, Clue, Statements, Style, all_clues, limits_of
+from art.tasks.temporal_clue.model import (
+    HOURS,
+    MAX_SIZE,
+    MOTIVES,
+    ROOMS,
+    SUSPECTS,
+    WEAPONS,
+    Cast,
+    Limit,
+    Limits,
+    Model,
+    Table,
+    World,
+    holds,
+)
 
 FACTS = ("where", "when", "who", "what", "why")
 """The facts of the murder, in the order in which they are asked."""
@@ -191,3 +206,176 @@ def _shuffled(clues: Iterable[Clue], rng: random.Random) -> list[Clue]:
     clues = list(clues)
     counts = Counter(clue.kind for clue in clues)
     return sorted(clues, key=lambda clue: rng.expovariate(1 / counts[clue.kind]))
+
+
+Grade = Literal["easy", "medium", "hard"]
+MAX_QUESTIONS = 8
+MEDIUM = 20
+"""Largest number of assumptions of a puzzle that counts as `medium`. About a fifth of the puzzles of four suspects,
+rooms, hours, weapons and motives need more."""
+
+
+class ClueOptions(TaskOptions):
+    suspects: int = Field(4, ge=2, le=MAX_SIZE)
+    """Number of suspects."""
+    rooms: int = Field(4, ge=2, le=MAX_SIZE)
+    """Number of rooms."""
+    hours: int = Field(4, ge=1, le=MAX_SIZE)
+    """Number of hours. With 1, nobody moves."""
+    weapons: int = Field(4, ge=0, le=MAX_SIZE)
+    """Number of weapons: at least one for each suspect, or 0 for puzzles without weapons."""
+    motives: int = Field(4, ge=0, le=MAX_SIZE)
+    """Number of motives: at least one for each suspect, or 0 for puzzles without motives."""
+    words: int = Field(12, ge=2, le=12)
+    """Number of names, rooms, weapons and motives that puzzles draw from."""
+    questions: int = Field(5, ge=1, le=MAX_QUESTIONS)
+    """Number of questions. Who, what, why, where and when come first, then where somebody was at some hour."""
+    statements: Statements = "all"
+    """Kinds of clues: plain facts, also denials (what is not so), or all kinds."""
+    redundant: int = Field(0, ge=0, le=100)
+    """Number of true clues that are added to those that suffice, if there are that many. They make a puzzle easier to
+    solve and longer to read."""
+    is_shuffled: bool = True
+    """Whether clues come in random order. Otherwise they are ordered by kind and then by person, weapon or motive."""
+    difficulty: Literal["any", Grade] = "any"
+    """Grade of the puzzles."""
+    style: Style = "sentences"
+    """How clues and questions are written: in sentences or in short."""
+    max_completion_tokens: int = Field(2048, ge=8, le=131072)
+    """Longest answer in tokens, with all thinking."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> ClueOptions:
+        for name in ("weapons", "motives"):
+            if 0 < (num := getattr(self, name)) < self.suspects:
+                raise ValueError(f"`{name}` must be 0 or at least `suspects` ({self.suspects}), got {num}")
+        largest = max(self.suspects, self.rooms, self.weapons, self.motives)
+        if self.words < largest:
+            raise ValueError(f"`words` must be at least {largest} for a puzzle of this size, got {self.words}")
+        facts = [self.suspects, self.rooms, self.hours, self.weapons, self.motives]
+        possible = sum(num > 1 for num in facts) + (self.suspects + 1) * self.hours
+        if self.questions > possible:
+            raise ValueError(f"`questions` must be at most {possible} for a puzzle of this size, got {self.questions}")
+        return self
+
+    def draw_cast(self, rng: random.Random) -> Cast:
+        """Draw the words of a puzzle of this size. The hours follow one another."""
+        first = rng.randrange(len(HOURS) - self.hours + 1)
+        return Cast(
+            suspects=tuple(rng.sample(SUSPECTS[: self.words], self.suspects)),
+            rooms=tuple(rng.sample(ROOMS[: self.words], self.rooms)),
+            hours=HOURS[first : first + self.hours],
+            weapons=tuple(rng.sample(WEAPONS[: self.words], self.weapons)),
+            motives=tuple(rng.sample(MOTIVES[: self.words], self.motives)),
+        )
+
+
+def grade_of(num_assumptions: int) -> Grade:
+    """Grade a puzzle by the number of assumptions that its proof needs.
+
+    `easy`: for each murderer and hour, the clues contradict each other by plain deduction. `medium`: at most 20 times a
+    value has to be assumed and refuted. `hard`: more often.
+    """
+    return "easy" if not num_assumptions else "medium" if num_assumptions <= MEDIUM else "hard"
+
+
+class Solver:
+    """Search over the worlds of a model that keep to some clues."""
+
+    def __init__(self, model: Model, clues: Limits) -> None:
+        self.model = model
+        self.num_assumptions = 0
+        """Number of values that were tried where no limit decided; it counts over all searches of this solver."""
+        self._start = _Worlds.all(model.sizes)
+        self._weights = [1] * len(model.sizes)
+        self._is_possible = self._keep_to(self._start, [*model.rules, *clues])
+
+    def any_world(self) -> World | None:
+        """Find a world that keeps to the clues."""
+        return next((world for case in self._cases() for world in self._search(case)), None)
+
+    def other_world(self, answers: Mapping[int, int]) -> World | None:
+        """Find a world in which one of these variables has another value. `None` proves that there is none."""
+        for case in self._cases():
+            for variable, value in answers.items():
+                other = case.copy()
+                if self._keep_to(other, [Limit(variable, ~(1 << value))]):
+                    world = next(self._search(other), None)
+                    if world is not None:
+                        return world
+        return None
+
+    def _cases(self) -> Iterator[_Worlds]:
+        """The worlds for each murderer and hour that the limits leave possible."""
+        if not self._is_possible:
+            return
+        for murderer in range(len(self.model.cast.suspects)):
+            for hour in range(len(self.model.cast.hours)):
+                case = self._start.copy()
+                if self._keep_to(case, self.model.murder(murderer, hour)):
+                    yield case
+
+    def _search(self, worlds: _Worlds) -> Iterator[World]:
+        undecided = [variable for variable, values in enumerate(worlds.values) if values & (values - 1)]
+        if not undecided:
+            yield tuple(values.bit_length() - 1 for values in worlds.values)
+            return
+        variable = min(undecided, key=lambda v: worlds.values[v].bit_count() / self._weights[v])
+        for value in range(self.model.sizes[variable]):
+            if worlds.values[variable] >> value & 1:
+                self.num_assumptions += 1
+                assumed = worlds.copy()
+                if self._keep_to(assumed, [Limit(variable, 1 << value)]):
+                    yield from self._search(assumed)
+
+    def _keep_to(self, worlds: _Worlds, limits: Limits) -> bool:
+        conflict = worlds.keep_to(limits)
+        if conflict is not None:
+            self._weights[conflict] += 1
+        return conflict is None
+
+
+@dataclass(slots=True)
+class _Worlds:
+    """A set of worlds: the values that each variable may still have, and the limits on pairs as tables by variable."""
+
+    values: list[int]
+    pairs: list[list[tuple[int, Table]]]
+
+    @classmethod
+    def all(cls, sizes: list[int]) -> _Worlds:
+        return cls([(1 << size) - 1 for size in sizes], [[] for _ in sizes])
+
+    def copy(self) -> _Worlds:
+        return _Worlds(self.values.copy(), self.pairs.copy())
+
+    def keep_to(self, limits: Limits) -> int | None:
+        """Drop the values that no longer fit, until every pair of variables is consistent.
+
+        Returns:
+            A variable that no value is left for; `None` if all have some.
+        """
+        values, pairs = self.values, self.pairs
+        changed = set()
+        for limit in limits:
+            if isinstance(limit, Limit):
+                changed.add(limit.variable)
+                values[limit.variable] &= limit.values
+            else:
+                changed |= {limit.x, limit.y}
+                pairs[limit.x] = [*pairs[limit.x], (limit.y, limit.tables[0])]
+                pairs[limit.y] = [*pairs[limit.y], (limit.x, limit.tables[1])]
+        for x in changed:
+            if not values[x]:
+                return x
+        while changed:
+            x = changed.pop()
+            values_of_x = values[x]
+            for y, table in pairs[x]:
+                left = values[y] & table[values_of_x]
+                if left != values[y]:
+                    if not left:
+                        return y
+                    values[y] = left
+                    changed.add(y)
+        return None
