@@ -26,7 +26,7 @@ from art.cli.terminal.progress_printer import EXIT_UNTRAINED, ProgressPrinter
 from art.cli.terminal.screen import Screen, progress_bar
 from art.cli.tiny_model import build_with_progress
 from art.client.interrupt import EXIT_INTERRUPTED, stopped
-from art.config import EngineConfig, ModelSettings, ServerConfig, VllmConfig
+from art.config import EngineConfig, ModelSettings, VllmConfig
 from art.errors import ConfigError, TrainingError
 from art.model import TrainableModel
 from art.recipes.progress import report_verdict
@@ -128,16 +128,12 @@ class _Demo:
     def make_backend(self) -> LocalBackend:
         """A backend with a new folder each time: the demo shows one complete training and continues no older one.
 
-        Its processes start while the tiny model is made.
+        Its server starts while the tiny model is made.
         """
         data_dir = Path(tempfile.mkdtemp(prefix="run-", dir=self.out))
-        if self.args.base_model is not None:
-            return LocalBackend(path=data_dir)
-        awaited = (str(self.out / "model"),)
-        backend = LocalBackend(
-            path=data_dir, server_config=ServerConfig(awaited_models=awaited, settings=self.settings)
-        )
-        backend.start()
+        backend = LocalBackend(path=data_dir)
+        if self.args.base_model is None:
+            backend.start()
         return backend
 
     def base_model(self) -> str:

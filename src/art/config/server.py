@@ -217,9 +217,6 @@ class ServerConfig(Config):
     """Base models to load at the start: hub ids, folders, or short names (see `art.config.base_models`)."""
     settings: ModelSettings = ModelSettings()
     """Settings with which `models` are loaded. A model registered with the same settings shares their processes."""
-    awaited_models: tuple[str, ...] = ()
-    """Absolute folders of base models that are still being made. The embedded engine and the trainer start now with
-    `settings`, as far as they can without the model, and load it when a model is registered with it."""
     gpu: bool = False
     """Refuse to start without a CUDA device."""
     strict: bool = False

@@ -181,10 +181,6 @@ StepOrProgress = Annotated[Progress | StepResult, _built_by(_build_step)]
 # -- engine --
 
 
-class Prepare(Call[None]):
-    """Import the libraries that a start needs, where the model will be named later."""
-
-
 class StartEngine(Call[EngineInfo]):
     """Load the base model into the embedded engine. Comes once, before all other calls."""
 
@@ -409,7 +405,7 @@ def _by_method(*kinds: type[Call[Any]]) -> Calls:
 
 
 _OF_EVERY_ENGINE = (Info, Generate, Score, LoadAdapter, UnloadAdapter, Stats)
-ENGINE_CALLS = _by_method(StartEngine, *_OF_EVERY_ENGINE, Prepare)
+ENGINE_CALLS = _by_method(StartEngine, *_OF_EVERY_ENGINE)
 VLLM_CALLS = _by_method(StartVllm, *_OF_EVERY_ENGINE, PrepareWeights, Sleep, Wake)
-TRAINER_CALLS = _by_method(StartTrainer, Prepare, InitCheckpoint, Train, TrainSft, Trial, WriteLoudAdapters)
+TRAINER_CALLS = _by_method(StartTrainer, InitCheckpoint, Train, TrainSft, Trial, WriteLoudAdapters)
 FILE_CALLS = _by_method(Copy, Export, MergeAdapter, Push, Pull)

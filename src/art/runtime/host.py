@@ -28,7 +28,7 @@ from art.errors import ProcessError
 from art.gateway.format.load import load_renderer
 from art.gateway.format.renderer import Renderer
 from art.memory.shape import read_shape
-from art.protocol.calls import QUANTIZED, Prepare, StartEngine, StartTrainer, StartVllm
+from art.protocol.calls import QUANTIZED, StartEngine, StartTrainer, StartVllm
 from art.protocol.rpc import RpcClient
 from art.runtime.hosting.adapter_table import AdapterTable
 from art.runtime.hosting.engine_handle import EngineHandle
@@ -133,9 +133,6 @@ class BaseModelHost:
         self._proving = asyncio.Lock()
         self._proved: set[str] = set()
         """LoRA settings whose layers the engine was proved to serve, without their seed."""
-        self._is_needed = asyncio.Event()
-        """Set once a model needs the base model, which may not exist before."""
-        self._is_needed.set()
         self._devices = find_devices()
         self.placement = choose_placement(settings, self._devices, in_use)
         self._threads = split_threads(settings.engine.num_threads, settings.trainer.num_threads)
@@ -171,21 +168,6 @@ class BaseModelHost:
         """Start the engine process and the trainer process in the background."""
         self.engine_process.start()
         self.trainer_process.start()
-
-    def start_ahead(self) -> None:
-        """Start both processes before the base model exists. They load it after `note_needed`."""
-        self._is_needed.clear()
-        self.start()
-
-    def note_needed(self) -> None:
-        """A model is based on this base model, so it is there."""
-        self._is_needed.set()
-
-    async def _until_needed(self, client: RpcClient) -> None:
-        """Let a process import what it needs, and wait until it may load the model."""
-        if not self._is_needed.is_set():
-            await client.call(Prepare())
-            await self._is_needed.wait()
 
     def retry(self) -> None:
         """Start each process that has failed without a further pause, since the reason may be gone."""
@@ -304,7 +286,6 @@ class BaseModelHost:
             self._proved.add(kind)
 
     async def _start_engine(self, client: RpcClient) -> None:
-        await self._until_needed(client)
         async with self._profiling():
             info = await client.call(self._start_call())
         if info.max_running is not None:
@@ -338,7 +319,6 @@ class BaseModelHost:
         )
 
     async def _start_trainer(self, client: RpcClient) -> None:
-        await self._until_needed(client)
         config = self.settings.trainer.model_copy(update={"num_threads": self._threads[1]})
         shares_gpu = self.placement.shared and self.placement.trainer.kind == "cuda"
         async with self._profiling():
@@ -398,7 +378,6 @@ class Hosts:
         if host is not None and settings is model.settings and base_model == model.base_model:
             return host
         host = self._of(host_key(model), model.base_model, model.settings, is_new=is_new)
-        host.note_needed()
         self._by_model[model.key] = model.base_model, model.settings, host
         return host
 
@@ -411,10 +390,6 @@ class Hosts:
         key = _key(base_model, settings)
         self._pinned[key] = self._of(key, base_model, settings)
         self._pinned[key].start()
-
-    def expect(self, base_model: str, settings: ModelSettings) -> None:
-        """Start the processes of a base model that is still being made. They load it when a model needs it."""
-        self._of(_key(base_model, settings), base_model, settings, is_new=True).start_ahead()
 
     def pinned(self) -> list[BaseModelHost]:
         return list(self._pinned.values())

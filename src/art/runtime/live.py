@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -31,7 +31,7 @@ from art.runtime.measurements import engine_stats
 from art.runtime.models import Models
 from art.runtime.placement.placement import find_devices
 from art.runtime.supervision.process import ChildProcess
-from art.runtime.supervision.report import MAX_WAITS
+from art.runtime.supervision.report import MAX_WAITS, describe_waits
 from art.runtime.supervision.waits import current_waits
 
 WINDOW_S = 60.0
@@ -276,7 +276,7 @@ class Overview:
     def _waits(hosts: list[BaseModelHost]) -> list[str]:
         waits = [str(wait) for wait in current_waits()]
         for host in hosts:
-            waits += [*_waits_for(host.engine_process), *_waits_for(host.trainer_process)]
+            waits += [*describe_waits(host.engine_process), *describe_waits(host.trainer_process)]
         return waits[:MAX_WAITS]
 
 
@@ -298,20 +298,6 @@ def _process_part(process: ChildProcess, kind: Literal["engine", "trainer"]) -> 
         doing=status.get("doing"), doing_s=status.get("since_s"), rss_bytes=status.get("rss_bytes"),
         place=process.spec.place or None, num_restarts=status["restarts"], last_end=status["last_end"],
     )  # fmt: skip
-
-
-def _waits_for(process: ChildProcess) -> list[str]:
-    """Say who waits for a process, in one sentence for each kind of call."""
-    status, name, now = process.status, process.spec.name, time.monotonic()
-    lines = [f"{process.num_waiting} callers wait until the {name} is up."] if process.num_waiting else []
-    waited = defaultdict[str, list[float]](list)
-    for call in process.pending:
-        waited[call.method].append(now - call.since)
-    for method, seconds in waited.items():
-        calls = f"{len(seconds)} calls of `{method}` wait" if len(seconds) > 1 else f"A call of `{method}` waits"
-        longest = f"the longest for {max(seconds):.0f} s" if len(seconds) > 1 else f"for {seconds[0]:.0f} s"
-        lines.append(f"{calls} for the {name}, {longest}; it does `{status.get('doing', 'nothing yet')}`.")
-    return lines
 
 
 def _state(process: ChildProcess) -> ProcessState:

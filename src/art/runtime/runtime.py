@@ -15,7 +15,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from art.config import EngineConfig, ServerConfig
+from art.config import ServerConfig
 from art.config.base_models import resolve_base_model
 from art.engine import Sender
 from art.errors import ConfigError, StorageError
@@ -156,9 +156,6 @@ class Runtime:
         settings = await asyncio.to_thread(with_engine, self._config.settings, devices, self._config.vllm_python)
         for name in base_models:
             self._hosts.pin(await prepare_base_model(name, self.data_dir), settings)
-        if isinstance(settings.engine, EngineConfig):  # vLLM can begin nothing without its model
-            for name in self._config.awaited_models:
-                self._hosts.expect(name, settings)
         self._background.append(asyncio.create_task(self._watchdog.run(), name="watchdog"))
         self._background.append(asyncio.create_task(self._watch_directory(), name="watch the data directory"))
         if (age_s := self._config.record_retention_s) is not None:

@@ -50,7 +50,6 @@ STEP = StepResult(step=1, metrics={"loss/train": 0.5})
 
 EXAMPLES: list[tuple[Call[Any], list[Any]]] = [
     (calls.StartEngine(model="base", config=EngineConfig(num_threads=2)), [INFO]),
-    (calls.Prepare(), [None]),
     (calls.StartVllm(model="base", config=VllmConfig(), lora_rank=8, python=None, work_dir=Path("/w")), [INFO]),
     (calls.Info(), [INFO]),
     (

@@ -36,7 +36,6 @@ class EngineChild:
         self._failures: list[tuple[int, BaseException]] = []
         self._failed_steps = 0
         self.handlers: Mapping[type[Call[Any]], Callable[[int, Any], None]] = {
-            calls.Prepare: self._prepare,
             calls.StartEngine: self._start,
             calls.Info: lambda call_id, call: self._reply(call_id, self._started.info()),
             calls.Generate: self._generate,
@@ -83,11 +82,6 @@ class EngineChild:
             if not isinstance(error, ArtError):
                 logger.exception("%s failed", frame["method"])
             self._failures.append((call_id, error))
-
-    def _prepare(self, call_id: int, call: calls.Prepare) -> None:
-        self._child.tick("importing")
-        _import_engines()
-        self._reply(call_id, None)
 
     def _start(self, call_id: int, call: calls.StartEngine) -> None:
         self._child.tick("loading the model")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from art.errors import InvalidRequestError
-from art.protocol.calls import Call, InitCheckpoint, Prepare, StartTrainer, Train, TrainSft, Trial, WriteLoudAdapters
+from art.protocol.calls import Call, InitCheckpoint, StartTrainer, Train, TrainSft, Trial, WriteLoudAdapters
 from art.runtime.children.child import import_transformers
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ class TrainerCalls:
         self._trainer: Trainer | None = None
         self._after: Callable[[], None] | None = None
         self.handlers: Mapping[type[Call[Any]], Callable[[Any, OnProgress | None], Any]] = {
-            Prepare: lambda call, _: _import_trainer(),
             StartTrainer: self._start,
             InitCheckpoint: lambda call, _: self._started.init_checkpoint(call.path, call.lora),
             Train: lambda call, on_progress: self._started.train(call, on_progress),

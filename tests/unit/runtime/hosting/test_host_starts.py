@@ -13,10 +13,8 @@ from art.config import EngineConfig, LoraConfig, ModelSettings, ServerConfig, Tr
 from art.engine import EngineInfo
 from art.errors import HandshakeError
 from art.protocol import calls
-from art.runtime.host import BaseModelHost, Hosts
+from art.runtime.host import BaseModelHost
 from art.runtime.placement.placement import Devices, Gpu
-from art.runtime.registry import RegisteredModel
-from art.runtime.supervision.process import ChildProcess
 from art.storage.layout import DataDir
 
 GIB = 2**30
@@ -114,31 +112,3 @@ async def test_nothing_is_proved_where_the_engine_gets_no_adapters(
         proofs = Proofs(host, monkeypatch)
         await host.prove_layers(host.settings.lora)
         assert not proofs.folders
-
-
-async def test_processes_start_ahead_of_a_model_that_is_still_being_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ChildProcess, "start", lambda process: None)
-    settings = ModelSettings(engine=EngineConfig())
-    hosts = Hosts(DataDir(tmp_path), ServerConfig())
-    hosts.expect("/models/tiny", settings)
-    (host,) = hosts.all()
-    engine, trainer = Loading(), Loading()
-    process: Any = engine
-    starts = [asyncio.ensure_future(host._start_engine(process))]
-    process = trainer
-    starts.append(asyncio.ensure_future(host._start_trainer(process)))
-    async with asyncio.timeout(60):
-        while len(engine.made + trainer.made) < 2:
-            await asyncio.sleep(0.005)
-    await asyncio.sleep(0.05)
-    assert [call.method for call in engine.made + trainer.made] == ["prepare", "prepare"]
-    model = RegisteredModel(project="p", name="m", base_model="/models/tiny", settings=settings, step=0)
-    assert hosts.of(model, is_new=True) is host
-    await asyncio.gather(*starts)
-    assert [call.method for call in engine.made] == ["prepare", "start_engine"]
-    assert [call.method for call in trainer.made] == ["prepare", "start_trainer"]
-    again: Any = Loading()
-    await host._start_engine(again)
-    assert [call.method for call in again.made] == ["start_engine"]
