@@ -46,7 +46,7 @@ from art.runtime.placement.placement import (
 )
 from art.runtime.registry import RegisteredModel
 from art.runtime.supervision.launch import WarmParent
-from art.runtime.supervision.process import ChildProcess, ChildSpec
+from art.runtime.supervision.process import ChildProcess, ChildSpec, MakeProcess
 from art.storage.layout import DataDir
 
 
@@ -108,6 +108,7 @@ class BaseModelHost:
         in_use: Mapping[int, int] | None = None,
         is_new: bool = False,
         charge: Charge = charge_nobody,
+        make_process: MakeProcess = ChildProcess,
     ) -> None:
         """
         Args:
@@ -139,11 +140,13 @@ class BaseModelHost:
         engine_module = "vllm_child" if isinstance(settings.engine, VllmConfig) else "engine_child"
         engine_spec = self._spec("engine", engine_module, self._threads[0], self.placement.engine)
         self._seats = Seats(settings.engine.num_at_once, settings.engine.max_waiting)
-        self._engine = EngineHandle(engine_spec, self._start_engine, config, self._seats, self._charge_request)
+        self._engine = EngineHandle(
+            engine_spec, self._start_engine, config, self._seats, self._charge_request, make_process
+        )
         self.adapters = AdapterTable(self._engine, config, one_policy=self.one_policy, sleeps=self.placement.sleeps)
         trainer_spec = self._spec("trainer", "trainer_child", self._threads[1], self.placement.trainer)
         self.trainer = TrainerHandle(
-            trainer_spec, self._start_trainer, config, self._engine_aside, data_dir.samples.absolute()
+            trainer_spec, self._start_trainer, config, self._engine_aside, data_dir.samples.absolute(), make_process
         )
         self.engine_process, self.trainer_process = self._engine.process, self.trainer.process
         self.engine = self._engine.engine

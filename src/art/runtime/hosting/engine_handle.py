@@ -24,7 +24,7 @@ from art.errors import ProcessError
 from art.protocol.calls import Wake
 from art.protocol.rpc import Connect, RpcClient
 from art.runtime.hosting.seats import Seats
-from art.runtime.supervision.process import ChildProcess, ChildSpec
+from art.runtime.supervision.process import ChildProcess, ChildSpec, MakeProcess
 from art.runtime.supervision.waits import waiting
 
 
@@ -226,6 +226,7 @@ class EngineHandle:
         config: ServerConfig,
         seats: Seats,
         charge: Callable[[Sender, str | None, float], None],
+        make_process: MakeProcess = ChildProcess,
     ) -> None:
         """
         Args:
@@ -236,7 +237,7 @@ class EngineHandle:
         self._may_start = asyncio.Event()
         """Clear while the trainer uses the memory of a sleeping engine: a new engine would find none."""
         self._may_start.set()
-        self.process = ChildProcess(spec, initialise, self._may_start)
+        self.process = make_process(spec, initialise, self._may_start)
         attempts = config.restarts.call_attempts
         self.engine = GatedEngine(
             lambda: self.process.connect(), attempts, spec.name, config.job_timeout_s, seats, charge

@@ -21,7 +21,7 @@ from art.protocol.calls import Call, InitCheckpoint, Progress, SampleCall, Train
 from art.protocol.rpc import RpcClient, retry_on_process_death
 from art.protocol.samples import StepResult, TrainingSample
 from art.runtime.hosting.engine_handle import Hold
-from art.runtime.supervision.process import ChildProcess, ChildSpec
+from art.runtime.supervision.process import ChildProcess, ChildSpec, MakeProcess
 from art.runtime.supervision.waits import acquired
 from art.storage.atomic import storage_errors
 
@@ -44,6 +44,7 @@ class TrainerHandle:
         config: ServerConfig,
         engine_aside: Callable[[], AbstractAsyncContextManager[None]],
         samples: Path,
+        make_process: MakeProcess = ChildProcess,
     ) -> None:
         """
         Args:
@@ -51,7 +52,7 @@ class TrainerHandle:
             engine_aside: frees the device for a training call, where engine and trainer share it.
             samples: folder for the samples of the calls under way.
         """
-        self.process = ChildProcess(spec, initialise)
+        self.process = make_process(spec, initialise, None)
         self._engine_aside = engine_aside
         self._samples = samples
         self._attempts = config.restarts.call_attempts

@@ -533,3 +533,7 @@ class ChildProcess:
 
     def _log_tail(self) -> str:
         return log_tail(self.spec.log_path)
+
+
+MakeProcess = Callable[[ChildSpec, Callable[[RpcClient], Awaitable[None]], asyncio.Event | None], ChildProcess]
+"""Makes the supervised process of an engine or trainer: `ChildProcess`, or what stands in for one in tests."""

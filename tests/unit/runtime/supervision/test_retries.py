@@ -7,65 +7,52 @@ from typing import Any
 
 import pytest
 
-import art.runtime.hosting.adapter_table
 from art.config import ModelSettings, RestartConfig, ServerConfig, TrainConfig
-from art.engine import EngineInfo
 from art.errors import ProcessError, StorageError
 from art.protocol import calls
 from art.protocol.rpc import retry_on_process_death
 from art.runtime.host import BaseModelHost
 from art.runtime.supervision.process import ChildProcess
 from art.storage.layout import DataDir
+from tests.support.fake_process import Connection, processes_with
+from tests.support.published import make_checkpoint
 from tests.support.trainer_samples import random_samples
 
 ATTEMPTS = 3
-INFO = EngineInfo(vocab_size=3, max_context=8, dtype="float32", device="cpu")
 
 
-class Mortal:
-    """A connection whose process dies under the calls named `deadly`."""
+class Mortal(Connection):
+    """A connection whose process dies under most calls."""
 
-    def __init__(self, *deadly: str) -> None:
-        self.deadly = deadly
-        self.made: list[str] = []
+    def __init__(self) -> None:
+        super().__init__()
+        self.deadly = ("load_adapter", "score", "train", "trial", "init_checkpoint")
         self.files: list[tuple[Path, bytes]] = []
         """The samples that came with each call."""
 
-    async def call(self, call: calls.Call[Any]) -> Any:
-        self.made.append(call.method)
+    def note(self, call: calls.Call[Any]) -> None:
         if isinstance(call, calls.SampleCall) and isinstance(call.samples, calls.SampleFile):
             self.files.append((call.samples.path, call.samples.path.read_bytes()))
-        if call.method in self.deadly:
-            raise ProcessError(f"died during {call.method}")
-        return INFO
-
-    async def stream(self, call: calls.Call[Any]) -> Any:
-        yield await self.call(call)
+        super().note(call)
 
 
 @pytest.fixture
 def client() -> Mortal:
-    return Mortal("load_adapter", "score", "train", "trial", "init_checkpoint")
+    return Mortal()
 
 
 @pytest.fixture
-def host(client: Mortal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BaseModelHost:
-    async def connect(_: ChildProcess) -> Mortal:
-        return client
-
-    monkeypatch.setattr(ChildProcess, "connect", connect)
-    monkeypatch.setattr(art.runtime.hosting.adapter_table.checkpoints, "identify", lambda path: "x")
-    monkeypatch.setattr(art.runtime.hosting.adapter_table.checkpoints, "verify", lambda path: None)
+def host(client: Mortal, tmp_path: Path) -> BaseModelHost:
     config = ServerConfig(restarts=RestartConfig(call_attempts=ATTEMPTS))
-    return BaseModelHost("base", ModelSettings(), DataDir(tmp_path), config)
+    return BaseModelHost("base", ModelSettings(), DataDir(tmp_path), config, make_process=processes_with(client))
 
 
 async def test_a_publish_is_tried_as_often_as_the_policy_says(
     host: BaseModelHost, client: Mortal, tmp_path: Path
 ) -> None:
     with pytest.raises(ProcessError, match="died during load_adapter"):
-        await host.adapters.load("m@1", tmp_path)
-    assert client.made == ["load_adapter"] * ATTEMPTS
+        await host.adapters.load("m@1", await make_checkpoint(tmp_path / "0001", adapter=1))
+    assert client.made == ["load_adapter m@1"] * ATTEMPTS
     assert not host.adapters.is_loaded("m@1")
 
 
