@@ -7,7 +7,7 @@ cursor says; what a tracker did not accept stays in the log and is sent again, b
 
 sink        the protocol: `Sink`, and what it is given
 choose      the table of trackers, and which of them a model has
-delivery    the thread of each sink; log_reader tells what is to be delivered
+delivery    the thread of each sink; `log_reader` finds what it sends next
 """
 
 from art.sinks.sink import Artefact, LoggedGroups, Refused, Row, Run, Sink

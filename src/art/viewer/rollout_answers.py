@@ -126,7 +126,7 @@ class RolloutPage(Answer):
     total: int
     """Number of rollouts that match."""
     is_total_exact: bool
-    """False where there may be more: while the index is built, and for a search with a great many matches."""
+    """False while the index is built: there may be more."""
     indexing: Indexing | None = None
     stops: list[str] = []
     """Finish reasons that the run's rollouts have, for the filter."""

@@ -46,24 +46,8 @@ _COUNTED = {"split", "step", "sort", "descending", "offset", "limit"}
 """Parts of a query that choose whole files, or nothing."""
 _SNIPPET_S = 0.15
 """Time for the words around matches: they are read from the files of the trajectories."""
-_SELECTED = ", ".join(COLUMNS)
-_AMONG = "id IN (SELECT value FROM json_each(?))"
-_MOST_HITS = 15_000
-"""A search with more matches is not counted to the end, if the page can be found without that."""
-_MOST_WALKED = 2000
-"""Rollouts that are looked at one after the other for such a page."""
-_WALKED_AT_ONCE = 150
 _AROUND = 80
 """Characters before and after a match."""
-
-
-class _Matches(NamedTuple):
-    """One page of a search."""
-
-    total: int
-    rows: list[tuple[Any, ...]]
-    is_exact: bool = True
-    """Whether `total` counts all matches; else there may be more."""
 
 
 def list_rollouts(run: RunFiles, number: int, query: RolloutQuery, indexing: Indexing | None) -> RolloutPage:
@@ -88,12 +72,7 @@ def list_rollouts(run: RunFiles, number: int, query: RolloutQuery, indexing: Ind
         match = match_query(query.text)
         if match is None:  # no word in it
             return page
-    if match is None:
-        page.total, rows = _find(store, number, query)
-    else:
-        matches = _search(store, number, query, match)
-        page.total, rows = matches.total, matches.rows
-        page.is_total_exact = page.is_total_exact and matches.is_exact
+    page.total, rows = _find(store, number, query, match)
     snippets = _snippets(run, rows, query.text or "") if match else {}
     page.rows = [make_row(row, snippets.get(row[0])) for row in rows]
     in_group = [(row[_FILE], row[_GROUP]) for row in rows]
@@ -103,76 +82,17 @@ def list_rollouts(run: RunFiles, number: int, query: RolloutQuery, indexing: Ind
     return page
 
 
-def _find(store: IndexStore, number: int, query: RolloutQuery) -> tuple[int, list[tuple[Any, ...]]]:
-    """Count the rollouts that match a query without a search, and read one page of them."""
+def _find(store: IndexStore, number: int, query: RolloutQuery, match: str | None) -> tuple[int, list[tuple[Any, ...]]]:
+    """Count the rollouts that match a query, and read one page of them."""
     where, values = _where(number, query)
-    page = f"SELECT {_SELECTED} FROM rollouts WHERE {where} ORDER BY {_order(query)} LIMIT ? OFFSET ?"
-    return _count(store, number, query), store.read(page, (*values, query.limit, query.offset))
-
-
-def _search(store: IndexStore, number: int, query: RolloutQuery, match: str) -> _Matches:
-    """Find one page of the rollouts that match a query with a search."""
-    hits = "SELECT rowid FROM words WHERE words MATCH ?"
-    values: list[Any] = [match]
-    if query.step is not None:  # only words of the step are looked up
-        step_rows = "SELECT min(id), max(id) FROM rollouts WHERE run = ? AND step = ?"
-        ((first, last),) = store.read(step_rows, (number, query.step))
-        hits, values = f"{hits} AND rowid BETWEEN ? AND ?", [match, first or 0, last or 0]
-    ids = [row_id for (row_id,) in store.read(f"{hits} LIMIT ?", (*values, _MOST_HITS + 1))]
-    if len(ids) > _MOST_HITS:
-        matches = _walk(store, number, query, match)
-        if matches is not None:
-            where, conditions = _where(number, query)
-            known = store.read(f"SELECT count(*) FROM rollouts WHERE {where} AND {_AMONG}", (*conditions, _json(ids)))
-            return matches._replace(total=max(matches.total, known[0][0]))
-        ids = [row_id for (row_id,) in store.read(hits, values)]
-    where, values = _where(number, query)
-    among = f"FROM rollouts WHERE {where} AND {_AMONG}"
-    values.append(_json(ids))
-    page = f"SELECT {_SELECTED} {among} ORDER BY {_order(query)} LIMIT ? OFFSET ?"
-    rows = store.read(page, (*values, query.limit, query.offset))
-    return _Matches(int(store.read(f"SELECT count(*) {among}", values)[0][0]), rows)
-
-
-def _walk(store: IndexStore, number: int, query: RolloutQuery, match: str) -> _Matches | None:
-    """Find one page by looking for the words in one rollout after the other, in the order of the page.
-
-    That is quick for words that many rollouts have, which take long to count and sort.
-
-    Returns:
-        The page, whose `total` counts what was passed on the way; `None` where it is too far down or has too few
-        matches among the first rollouts.
-    """
-    where, values = _where(number, query)
-    ordered = f"SELECT id FROM rollouts WHERE {where} ORDER BY {_order(query)} LIMIT ?"
-    ids = [row_id for (row_id,) in store.read(ordered, (*values, _MOST_WALKED))]
-    matching: list[int] = []
-    hits = "SELECT rowid FROM words WHERE words MATCH ? AND rowid IN (SELECT value FROM json_each(?))"
-    needed, is_whole = query.offset + query.limit, len(ids) < _MOST_WALKED
-    for start in range(0, len(ids), _WALKED_AT_ONCE):
-        chunk = ids[start : start + _WALKED_AT_ONCE]
-        with_words = {row_id for (row_id,) in store.read(hits, (match, _json(chunk)))}
-        matching += [row_id for row_id in chunk if row_id in with_words]
-        if len(matching) >= needed and start + len(chunk) < len(ids):
-            is_whole = False
-            break
-    if len(matching) < needed and not is_whole:
-        return None
-    shown = matching[query.offset : needed]
-    rows = {row[0]: row for row in store.read(f"SELECT {_SELECTED} FROM rollouts WHERE {_AMONG}", (_json(shown),))}
-    return _Matches(len(matching), [rows[row_id] for row_id in shown if row_id in rows], is_exact=is_whole)
-
-
-def _json(ids: list[int]) -> str:
-    return orjson.dumps(ids).decode()
-
-
-def _count(store: IndexStore, number: int, query: RolloutQuery) -> int:
-    """Count the rollouts that match a query without a search. Those of whole files are counted already."""
-    where, values = _where(number, query)
-    if {name for name, value in query if value is not None} <= _COUNTED:
-        return int(store.read(f"SELECT total(num_rollouts) FROM files WHERE {where}", values)[0][0])
-    return int(store.read(f"SELECT count(*) FROM rollouts WHERE {where}", values)[0][0])
+    if match is not None:
+        where, values = f"{where} AND id IN (SELECT rowid FROM words WHERE words MATCH ?)", [*values, match]
+    page = f"SELECT {', '.join(COLUMNS)} FROM rollouts WHERE {where} ORDER BY {_order(query)} LIMIT ? OFFSET ?"
+    # Rollouts of whole files are counted already.
+    is_whole = match is None and {name for name, value in query if value is not None} <= _COUNTED
+    count = "total(num_rollouts) FROM files" if is_whole else "count(*) FROM rollouts"
+    ((total,),) = store.read(f"SELECT {count} WHERE {where}", values)
+    return int(total), store.read(page, (*values, query.limit, query.offset))
 
 
 def make_row(row: Sequence[Any], snippet: Snippet | None = None) -> RolloutRow:
