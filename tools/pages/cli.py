@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 
 from art.cli.main import COMMANDS, build_parser
-from art.cli.options.server_options import build_parser as build_server_parser
+from art.cli.server_options import build_parser as build_server_parser
 from tools.pages.markdown import escaped, header, prose, table
 
 _INTRODUCTION = """

@@ -12,11 +12,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from art.cli.options.recipe_options import add_recipe_options, add_settings, config_of
-from art.cli.terminal.event_loop import run_coroutine
-from art.cli.terminal.page_line import print_page_line
-from art.cli.terminal.progress_printer import ProgressPrinter, exit_code
-from art.cli.terminal.screen import Screen
+from art.cli.arguments import add_recipe_options, add_settings, config_of
+from art.cli.output import run_coroutine
+from art.cli.screen import ProgressPrinter, Screen, exit_code, print_page_line
 from art.recipes.autorl.auto import AutoConfig, auto, folder_of, inside, write_task
 from art.tasks.dataset import DatasetTask
 

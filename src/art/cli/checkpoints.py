@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from art.backends.remote import RemoteBackend
-from art.cli.options.model_name import ModelName
-from art.cli.organisation.promote import add_gate_options, promote
+from art.cli.arguments import ModelName
+from art.cli.promote import add_gate_options, promote
 from art.errors import ConfigError, NotFoundError
 from art.protocol.checkpoint_calls import BEST_METRIC, CheckpointInfo, ExportFormat
 from art.protocol.organisation.promotions import PromotionRecord

@@ -20,12 +20,9 @@ from rich.console import Console
 from rich.progress import TaskID
 from rich.table import Table
 
-from art.cli.options.recipe_options import add_settings, config_of
-from art.cli.options.task_options import TASK_HELP, add_task_options, options_of, task_for
-from art.cli.terminal.event_loop import run_coroutine
-from art.cli.terminal.page_line import print_page_line
-from art.cli.terminal.progress_printer import EXIT_NO_SCORE
-from art.cli.terminal.screen import Screen, progress_bar
+from art.cli.arguments import TASK_HELP, add_settings, add_task_options, config_of, options_of, task_for
+from art.cli.output import EXIT_NO_SCORE, run_coroutine
+from art.cli.screen import Screen, print_page_line, progress_bar
 from art.cli.tiny_model import build_with_progress, default_folder
 from art.client.interrupt import EXIT_INTERRUPTED, stopped
 from art.errors import ConfigError

@@ -17,13 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from art.backends.local import LocalBackend
-from art.cli.options.recipe_options import config_of
-from art.cli.options.task_options import TASK_HELP, add_task_options, task_for
-from art.cli.terminal.event_loop import run_coroutine
-from art.cli.terminal.page_line import print_page_line
+from art.cli.arguments import TASK_HELP, add_task_options, config_of, task_for
+from art.cli.output import EXIT_UNTRAINED, run_coroutine
+from art.cli.screen import ProgressPrinter, Screen, print_page_line, progress_bar
 from art.cli.terminal.picture import draw_learning_curve
-from art.cli.terminal.progress_printer import EXIT_UNTRAINED, ProgressPrinter
-from art.cli.terminal.screen import Screen, progress_bar
 from art.cli.tiny_model import build_with_progress
 from art.client.interrupt import EXIT_INTERRUPTED, stopped
 from art.config import EngineConfig, ModelSettings, VllmConfig

@@ -15,22 +15,19 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from art.asynchronous.simulation.machine import Machine
 from art.backends.local import LocalBackend
-from art.cli.examining.judged_rollouts import add_judge_options, check_scores, make_scorer, scored
-from art.cli.examining.pacing import check_pacing, pacing_table
-from art.cli.examining.request_times import RolloutTime, watch_requests
-from art.cli.options.task_options import TASK_HELP, add_task_options, task_for
-from art.cli.terminal.event_loop import run_coroutine
-from art.cli.terminal.screen import Screen
+from art.cli.arguments import TASK_HELP, add_settings, add_task_options, task_for
+from art.cli.output import run_coroutine
+from art.cli.screen import Screen
 from art.client.training.submission import wire_groups
 from art.config import ModelSettings
 from art.config.training import SPREAD_TOLERANCE
@@ -38,7 +35,7 @@ from art.errors import ArtError, ConfigError
 from art.gather import gather_trajectory_groups
 from art.model import TrainableModel
 from art.protocol.preflight import CheckResult, CheckStatus, MemoryPart, PreflightRequest
-from art.recipes.task_training import check_judge
+from art.recipes.task_training import TaskTrainingConfig, check_judge
 from art.rewards import GroupScorer
 from art.task import Scenario, Task, draw_scenarios, list_tasks
 from art.trajectory import Trajectory, TrajectoryGroup
@@ -132,8 +129,7 @@ async def _examine(
             report = await backend.preflight(model, PreflightRequest(trial_tokens=args.longest))
         checks += report.checks
         if task is not None:
-            takes_turns = any(check.measured.get("takes_turns") for check in checks)
-            checks += await examine_task(console, args, task, backend, model, takes_turns=takes_turns)
+            checks += await examine_task(console, args, task, backend, model)
     return checks
 
 
@@ -145,8 +141,6 @@ class RolledOut:
     num_rollouts: int
     """Number of rollouts, failed ones included."""
     seconds: float
-    times: list[RolloutTime] = field(default_factory=list)
-    """When each rollout that did not fail ran."""
 
 
 async def roll_out(
@@ -161,13 +155,9 @@ async def roll_out(
     """Make a few groups of rollouts of a task, as a training step would. `score` sets their rewards."""
     scenarios = draw_scenarios(task, "train", seed=seed, count=num_scenarios)
     size = num_rollouts or task.defaults.rollouts_per_group
-    times: list[RolloutTime] = []
 
     async def rollout(scenario: Scenario, index: int) -> Trajectory:
-        began_s = time.time()
-        trajectory = await task.rollout(model, scenario, rollout_index=index)
-        times.append(RolloutTime(trajectory=trajectory, began_s=began_s, ended_s=time.time()))
-        return trajectory
+        return await task.rollout(model, scenario, rollout_index=index)
 
     started = time.perf_counter()
     groups = await gather_trajectory_groups(
@@ -177,7 +167,7 @@ async def roll_out(
         after_each=score,
     )
     seconds = time.perf_counter() - started
-    return RolledOut(groups=groups, num_rollouts=len(scenarios) * size, seconds=seconds, times=times)
+    return RolledOut(groups=groups, num_rollouts=len(scenarios) * size, seconds=seconds)
 
 
 def check_rollouts(rolled: RolledOut) -> CheckResult:
@@ -244,26 +234,14 @@ def duration(seconds: float) -> str:
 
 
 async def examine_task(
-    console: Console,
-    args: argparse.Namespace,
-    task: Task,
-    backend: LocalBackend,
-    model: TrainableModel,
-    *,
-    takes_turns: bool = False,
+    console: Console, args: argparse.Namespace, task: Task, backend: LocalBackend, model: TrainableModel
 ) -> list[CheckResult]:
-    """Check a task: a few rollouts, their rewards and a trial step on them. Forecast a training from these.
-
-    Args:
-        takes_turns: whether engine and trainer cannot compute at the same time.
-    """
+    """Check a task: a few rollouts, their rewards and a trial step on them. Forecast a training from these."""
     score = make_scorer(args, task, model, Path(model.base_path))
     with console.status(f"Rollouts of {task.name} ..."):
-        async with watch_requests(model.inference_base_url, model.inference_api_key) as requests:
-            rolled = await roll_out(
-                model, task, num_scenarios=args.scenarios, num_rollouts=args.rollouts, seed=args.seed, score=score
-            )
-            await requests.wait_for(name for rollout in rolled.times for name in rollout.exchange_ids())
+        rolled = await roll_out(
+            model, task, num_scenarios=args.scenarios, num_rollouts=args.rollouts, seed=args.seed, score=score
+        )
     judged = [] if score is None else [check_scores(rolled.groups)]
     checks = [check_rollouts(rolled), *judged, check_spread(scored(rolled.groups))]
     if not any(map(len, rolled.groups)):
@@ -273,12 +251,7 @@ async def examine_task(
         checks += [_in_view_of(task, check) for check in (await backend.preflight(model, request)).checks]
     if checks[-1].status != "failure":
         num_steps = args.steps or task.defaults.num_steps
-        measured = forecast(task, rolled, checks[-1], num_steps=num_steps, price=args.price_per_hour)
-        machine = Machine(
-            train_s=measured.measured["train_s"], slowdown=requests.slowdown(), alternates=takes_turns,
-            seats=model.model_settings().engine.num_at_once, tool_workers=1,
-        )  # fmt: skip
-        checks += [measured, *check_pacing(requests.rollouts(rolled.times, machine.slowdown), machine, task.defaults)]
+        checks.append(forecast(task, rolled, checks[-1], num_steps=num_steps, price=args.price_per_hour))
     return checks
 
 
@@ -310,8 +283,51 @@ def _show(console: Console, checks: Sequence[CheckResult]) -> None:
     console.print(table)
     for check in checks:
         _show_memory(console, check.memory)
-        if (pacing := pacing_table(check)) is not None:
-            console.print(pacing)
     count = {status: sum(check.status == status for check in checks) for status in COLOURS}
     verdict = "not ready to be trained" if count["failure"] else "ready to be trained"
     console.print(f"{verdict}: {count['failure']} failures, {count['warning']} warnings, {count['ok']} ok")
+
+
+def add_judge_options(parser: argparse.ArgumentParser) -> None:
+    what_for = (
+        "a language model scores the rollouts, in place of the task's own reward; `art train` has the same options"
+    )
+    judge = parser.add_argument_group("judge", what_for)
+    add_settings(judge, TaskTrainingConfig, "judge", "judge_url", "judge_passes")
+
+
+def make_scorer(
+    args: argparse.Namespace, task: Task, model: TrainableModel[Any, Any], folder: Path
+) -> GroupScorer | None:
+    """Make what scores the trial rollouts; `None` without `--judge`. A group that it cannot score is kept.
+
+    Args:
+        folder: where the judge's answers are cached.
+    """
+    if args.judge is None:
+        return None
+    passes = {} if args.judge_passes is None else {"judge_passes": args.judge_passes}
+    config = TaskTrainingConfig(judge=args.judge, judge_url=args.judge_url, seed=args.seed, data_dir=folder, **passes)
+    return GroupScorer(config.make_judge(model.costs, rubric=task.rubric), on_fault="keep")
+
+
+def scored(groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
+    """Return the groups without those that no judge could score."""
+    return [group for group in groups if not _is_unscored(group)]
+
+
+def _is_unscored(group: TrajectoryGroup) -> bool:
+    return group.metadata.get("outcome") == "infra_fault"
+
+
+def check_scores(groups: Sequence[TrajectoryGroup]) -> CheckResult:
+    """Check that the judge scored the groups. What was found has the reason why it could not score the last of them."""
+    failed = [group for group in groups if _is_unscored(group)]
+    finding = f"{len(groups) - len(failed)} of {len(groups)} groups were scored"
+    if not failed:
+        return CheckResult(name="judge", status="ok" if groups else "failure", found=finding)
+    return CheckResult(
+        name="judge", status="failure" if len(failed) == len(groups) else "warning",
+        found=f"{finding}; {failed[-1].logs[-1]}",
+        remedy="check --judge, --judge-url and the key in OPENAI_API_KEY; `art judge check` measures a judge",
+    )  # fmt: skip

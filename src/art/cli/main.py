@@ -1,7 +1,10 @@
 """`art`: the command line.
 
-Each command is a module of this package, or of the room of its helpers, with `add_options` and `run`. It is imported
-only when it is called. Its docstring is the description in `--help`.
+Each command is the module of this package that has its name, with `add_options` and `run`. It is imported only when it
+is called. Its docstring is the description in `--help`. Options that are settings are made from the settings classes
+(`arguments.add_settings`).
+
+A shell completes commands and options after `eval "$(register-python-argcomplete art)"`.
 """
 
 from __future__ import annotations
@@ -14,10 +17,10 @@ import sys
 from collections.abc import Sequence
 
 import art
-from art.cli.terminal.extras import how_to_install
-from art.cli.terminal.pipes import until_unread
+from art.backends.platforms import check_server_platform
+from art.cli.output import how_to_install, until_unread
 from art.client.interrupt import EXIT_INTERRUPTED, stopped
-from art.errors import ArtError
+from art.errors import ArtError, ConfigError
 from art.storage.log_lines import LogFormatter, clean, known_secrets
 
 COMMANDS = {
@@ -40,11 +43,6 @@ COMMANDS = {
     "keys": "make, list, rotate and revoke the keys of a server",
     "tiny-model": "make a tiny model with its tokenizer, warm-started for a task",
 }
-_ROOMS = {
-    "judge": "judging", "launch": "launching", "promote": "organisation", "quota": "organisation",
-    "usage": "organisation", "view": "viewing",
-}  # fmt: skip
-"""Packages of the commands that are not in this one."""
 
 
 class StderrHandler(logging.Handler):
@@ -60,6 +58,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(argv: list[str] | None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks how the command line may go on
+        import argcomplete
+
+        argcomplete.autocomplete(build_parser(os.environ["COMP_LINE"].split()[1:]))
     try:
         args = build_parser(arguments).parse_args(arguments)
         args.argv = arguments
@@ -92,12 +94,27 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     for name, summary in COMMANDS.items():
         command = subparsers.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
         if name == chosen:
-            words = ["art.cli", *([_ROOMS[name]] if name in _ROOMS else []), name.replace("-", "_")]
-            module = importlib.import_module(".".join(words))
+            module = importlib.import_module(f"art.cli.{name.replace('-', '_')}")
             module.add_options(command)
             command.description = module.__doc__
             command.set_defaults(run=module.run)
     return parser
+
+
+def serve() -> int:
+    """Run `art-server`, whose modules cannot be imported on Windows or without the extra `local`."""
+    try:
+        check_server_platform("art-server")
+        from art.cli.server import main as serve_until_stopped
+    except ConfigError as error:
+        print(f"art-server: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        if (words := how_to_install(error)) is None:
+            raise
+        print(f"art-server: {words}", file=sys.stderr)
+        return 1
+    return serve_until_stopped()
 
 
 if __name__ == "__main__":

@@ -14,11 +14,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from art.cli.options.recipe_options import add_recipe_options, add_settings, config_of
-from art.cli.terminal.event_loop import run_coroutine
-from art.cli.terminal.page_line import print_page_line
-from art.cli.terminal.progress_printer import ProgressPrinter, exit_code
-from art.cli.terminal.screen import Screen
+from art.cli.arguments import add_recipe_options, add_settings, config_of
+from art.cli.output import run_coroutine
+from art.cli.screen import ProgressPrinter, Screen, exit_code, print_page_line
 from art.errors import ConfigError
 from art.mcp import McpTask
 from art.model.run_settings import command_line

@@ -17,9 +17,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from art.cli.options.server_options import build_parser, read_options
-from art.cli.terminal.event_loop import run_coroutine
-from art.cli.terminal.pipes import until_unread
+from art.cli.output import run_coroutine, until_unread
+from art.cli.server_options import build_parser, read_options
 from art.client.interrupt import EXIT_INTERRUPTED
 from art.config import ServerConfig
 from art.errors import ArtError, ConfigError

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import textwrap
 
-from art.cli.options.task_options import TASK_HELP, add_task_options, options_of
+from art.cli.arguments import TASK_HELP, add_task_options, options_of
 from art.storage.log_lines import escape_control
 from art.task import Task, get_task, list_tasks
 from art.task.names import known_task

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from art.cli.options.task_options import TASK_HELP, add_task_options, task_for
+from art.cli.arguments import TASK_HELP, add_task_options, task_for
 from art.storage.local_key import state_folder
 from art.storage.portable import is_running
 from art.task import Task, draw_conversations
@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from art.cli.terminal.screen import Screen  # not at the top: `art status` runs without the extra `local`
+    from art.cli.screen import Screen  # not at the top: `art status` runs without the extra `local`
 
     console = Screen()
     task = task_for(console, args, None)
@@ -77,7 +77,7 @@ def build_with_progress(
     Raises:
         ConfigError: the task has no play to learn from. This is checked before anything heavy is imported.
     """
-    from art.cli.terminal.screen import SILENCE_S, progress_bar
+    from art.cli.screen import SILENCE_S, progress_bar
     from art.report.page import duration
 
     draw_conversations(task, seed=seed, count=1, skill=options.get("play_skill"))

@@ -12,12 +12,9 @@ import json
 import time
 from pathlib import Path
 
-from art.cli.options.recipe_options import add_recipe_options, config_of
-from art.cli.options.task_options import TASK_HELP, add_task_options, task_for
-from art.cli.terminal.event_loop import run_coroutine
-from art.cli.terminal.page_line import print_page_line
-from art.cli.terminal.progress_printer import ProgressPrinter, exit_code
-from art.cli.terminal.screen import Screen
+from art.cli.arguments import TASK_HELP, add_recipe_options, add_task_options, config_of, task_for
+from art.cli.output import run_coroutine
+from art.cli.screen import ProgressPrinter, Screen, exit_code, print_page_line
 from art.cli.tiny_model import build_with_progress, default_folder
 from art.client.interrupt import EXIT_INTERRUPTED, stopped
 from art.recipes.task_training import TaskTrainingConfig, TaskTrainingResult, check_judge, train

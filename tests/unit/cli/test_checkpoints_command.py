@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from art.cli import checkpoints
-from art.cli.options.model_name import ModelName
-from art.cli.organisation import promote as promote_command
+from art.cli import promote as promote_command
+from art.cli.arguments import ModelName
 from art.errors import ConfigError, NotFoundError
 from art.protocol.checkpoint_calls import CheckpointInfo
 from art.protocol.organisation.promotions import Gate, Promotion, PromotionRecord, Verdict

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from art.cli import auto, mcp_rl, train
+from art.cli.arguments import config_of
 from art.cli.main import StderrHandler, main
-from art.cli.options.recipe_options import config_of
 from art.config import VllmConfig
 from art.recipes import AutoConfig, McpRlConfig, RecipeConfig, TaskTrainingConfig
 

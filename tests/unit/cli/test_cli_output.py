@@ -16,13 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 import art.cli
-from art.cli import server, status, tiny_model
-from art.cli.judging import judge
+from art.cli import judge, server, status, tiny_model
 from art.cli.main import main
-from art.cli.terminal.page_line import print_page_line
-from art.cli.terminal.pipes import EXIT_PIPE
-from art.cli.terminal.progress_printer import ProgressPrinter
-from art.cli.terminal.screen import Screen, progress_bar
+from art.cli.output import EXIT_PIPE
+from art.cli.screen import ProgressPrinter, Screen, print_page_line, progress_bar
 from art.client import ArtClient
 from art.protocol.training import JobStatus
 from art.recipes import task_training
@@ -164,7 +161,7 @@ def test_a_warm_start_says_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr("art.cli.terminal.screen.SILENCE_S", 0.0)
+    monkeypatch.setattr("art.cli.screen.SILENCE_S", 0.0)
     assert main(["tiny-model", str(tmp_path / "tiny"), "--task", "yes_no_maybe", "--warm-start-steps", "2"]) == 0
     first, one, two, _ = capsys.readouterr().out.splitlines()
     assert first.endswith(": a warm start of about a minute on an idle core")
@@ -176,7 +173,7 @@ def test_long_work_has_a_line_now_and_then_without_a_terminal(monkeypatch: pytes
     file = io.StringIO()
     with ProgressPrinter(Screen(file=file)) as printer:
         printer(Progress("100 of 400 held-out rollouts", "busy"))
-        monkeypatch.setattr("art.cli.terminal.progress_printer.SILENCE_S", 0.0)
+        monkeypatch.setattr("art.cli.screen.SILENCE_S", 0.0)
         printer(Progress("200 of 400 held-out rollouts", "busy"))
     assert file.getvalue() == "200 of 400 held-out rollouts\n"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from art.cli.main import main
-from art.cli.terminal.progress_printer import EXIT_NO_SCORE
+from art.cli.output import EXIT_NO_SCORE
 from art.report.model_comparison import read_comparison
 from art.testing.scripted_server import ScriptedServer, failure
 from tests.support.parity import Server

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from art.cli.main import COMMANDS
-from art.cli.terminal.extras import how_to_install
+from art.cli.output import how_to_install
 
 # A module that is `None` in `sys.modules` cannot be imported, as if it were not installed.
 _WITHOUT = """
@@ -65,7 +65,7 @@ def test_tasks_are_listed_and_one_that_needs_more_says_what() -> None:
 def test_rollouts_for_a_promotion_need_no_other_package() -> None:
     ran = run_without(
         "import argparse\n"
-        "from art.cli.organisation import promote\n"
+        "from art.cli import promote\n"
         "from art.recipes.comparing.compare_models import measure_pair\n"
         "args = argparse.Namespace(task='temporal_clue', task_options=[])\n"
         "print(promote.task_for(promote.PlainLines(), args, None).name)"
@@ -75,7 +75,7 @@ def test_rollouts_for_a_promotion_need_no_other_package() -> None:
 
 
 def test_the_server_says_what_to_install() -> None:
-    ran = run_without("from art.cli.terminal.server_entry import main\nsys.exit(main())")
+    ran = run_without("from art.cli.main import serve\nsys.exit(serve())")
     assert ran.returncode == 1
     assert ran.stderr.startswith("art-server: ")
     assert ran.stderr.endswith(" is not installed: pip install 'agent-reinforcement-trainer[local]'\n")

@@ -9,8 +9,19 @@ from typing import Any
 
 import pytest
 
-from art.cli.doctor import RolledOut, _in_view_of, check_rollouts, check_spread, duration, forecast, roll_out, run
-from art.cli.examining.judged_rollouts import check_scores, make_scorer, scored
+from art.cli.doctor import (
+    RolledOut,
+    _in_view_of,
+    check_rollouts,
+    check_scores,
+    check_spread,
+    duration,
+    forecast,
+    make_scorer,
+    roll_out,
+    run,
+    scored,
+)
 from art.cli.main import build_parser
 from art.costs import Ledger
 from art.errors import ConfigError

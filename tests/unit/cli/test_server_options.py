@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import art
-from art.cli.options.server_options import build_parser, read_options
 from art.cli.server import main
+from art.cli.server_options import build_parser, read_options
 from art.config import EngineConfig, LimitsConfig, ModelSettings, ServerConfig, TrainerConfig, VllmConfig
 from art.config.base_models import SHORT_NAMES, is_local, resolve_base_model
 from art.errors import ConfigError, PermissionDeniedError

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import art
-from art.cli.judging import judge, judge_serve
+from art.cli import judge
+from art.cli.arguments import add_task_options, task_for
 from art.cli.main import main
-from art.cli.options.task_options import add_task_options, task_for
-from art.cli.terminal.screen import Screen
+from art.cli.screen import Screen
 from art.cli.tiny_model import default_folder
 from art.errors import ConfigError
 from art.recipes.task_training import TaskTrainingConfig, _Run
@@ -122,11 +122,11 @@ def test_tasks_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_a_scripted_judge_scores_the_form_that_is_trained(options: list[str], score: float) -> None:
     actions = argparse.ArgumentParser().add_subparsers()
-    judge_serve.add_parser(actions)
+    judge.add_serve_parser(actions)
     args = actions.choices["serve"].parse_args(["--task", BOARD, *options])
-    assert judge_serve._grade(args)({"messages": [{"role": "assistant", "content": "xxx"}]}) == score
+    assert judge._grade(args)({"messages": [{"role": "assistant", "content": "xxx"}]}) == score
     with pytest.raises(ConfigError, match="say which by --task"):
-        judge_serve._grade(actions.choices["serve"].parse_args(["-o", "size=3"]))
+        judge._grade(actions.choices["serve"].parse_args(["-o", "size=3"]))
 
 
 async def test_a_judge_is_told_the_task_s_rubric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from art.cli import view
 from art.cli.main import main
-from art.cli.viewing import view
 from art.errors import NotFoundError
 from art.storage.layout import DataDir
 from art.storage.lock import DirectoryLock
@@ -163,7 +163,7 @@ def test_an_export_says_how_far_it_is(
     printed = capsys.readouterr()
     assert ": 1 run, 12 rollouts of " in printed.out
     assert printed.err == "", "a short one needs no further line"
-    monkeypatch.setattr("art.cli.viewing.view_export.SILENCE_S", 0.0)
+    monkeypatch.setattr("art.cli.view_files.SILENCE_S", 0.0)
     assert main(["view", str(data_dir), "--export", str(tmp_path / "long")]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert any(line.endswith("MiB so far: data/games/agent/train-2.js") for line in lines)

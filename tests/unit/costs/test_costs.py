@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import pytest
 
 import art
+from art.cli.arguments import add_recipe_options, config_of
 from art.cli.main import main
-from art.cli.options.recipe_options import add_recipe_options, config_of
 from art.costs import Amount, Ledger, Prices, TokenPrice
 from art.errors import BudgetError, ConfigError
 from art.protocol.training import TokenCounts

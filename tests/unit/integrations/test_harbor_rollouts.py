@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from art.cli.terminal.event_loop import run_coroutine
+from art.cli.output import run_coroutine
 from art.errors import ConfigError, ToolServerError
 from art.integrations.harbor import containers
 from art.integrations.harbor.containers import Container, ContainerEngine, Finished, Limits

@@ -13,7 +13,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from art.cli.options.server_options import build_parser, read_options
+from art.cli.server_options import build_parser, read_options
 from art.config.base_models import resolve_base_model
 from tools.images.building import default_base
 from tools.images.containers import DOCKER, PODMAN, Containers

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from art.cli.options.server_options import build_parser, read_options
+from art.cli.server_options import build_parser, read_options
 from art.config.base_models import resolve_base_model
 from tests.unit.project.test_container import entrypoint, instructions
 

@@ -40,23 +40,21 @@ def test_the_user_s_side_imports_without_what_windows_lacks() -> None:
     ("words", "said"),
     [
         (["-c", "import art; art.LocalBackend()"], "LocalBackend needs Linux or macOS, and this is Windows"),
-        (["-m", "art.cli.terminal.server_entry"], ""),
+        (["-c", "from art.cli.main import serve; exit(serve())"], "art-server needs Linux or macOS"),
     ],
 )
 def test_a_server_is_refused_on_windows(words: list[str], said: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(words[1] if words[0] == "-c" else "from art.cli.terminal.server_entry import main; exit(main())")
+    script.write_text(words[1])
     done = as_on_windows(str(script))
     assert done.returncode == 1
-    assert (said or "art-server needs Linux or macOS") in done.stderr
+    assert said in done.stderr
     assert "RemoteBackend" in done.stderr
 
 
 def test_an_output_that_cannot_hold_a_character_gets_an_escape(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(
-        "from art.cli.terminal.pipes import until_unread\nuntil_unread(lambda: print('\\u2192 \\u00fc') or 0)\n"
-    )
+    script.write_text("from art.cli.output import until_unread\nuntil_unread(lambda: print('\\u2192 \\u00fc') or 0)\n")
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, check=True,
         env={"PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "cp1252"},

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from art.asynchronous.step import PipelineStep
-from art.cli.options.recipe_options import add_recipe_options, config_of
+from art.cli.arguments import add_recipe_options, config_of
 from art.errors import ConfigError
 from art.metrics.findings import RULES
 from art.recipes import training_loop

@@ -9,8 +9,7 @@ import pytest
 
 import art
 import art.cli.main
-from art.cli.terminal.progress_printer import EXIT_BUDGET, EXIT_UNTRAINED, ProgressPrinter, exit_code
-from art.cli.terminal.screen import Screen
+from art.cli.screen import EXIT_BUDGET, EXIT_UNTRAINED, ProgressPrinter, Screen, exit_code
 from art.errors import BudgetError, ConfigError
 from art.recipes import JudgedConfig, JudgedResult, task_training
 from art.recipes.autorl import auto

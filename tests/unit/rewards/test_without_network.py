@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from art.cli.judging import judge_serve
+from art.cli import judge
 from art.errors import ConfigError, JudgeError
 from art.mcp import MCPTool, generate_scenarios
 from art.rewards import GroupScorer, JudgeSettings, Ruler, params_at, score_group
@@ -249,7 +249,7 @@ async def test_tasks_are_generated_for_the_tools_of_any_server(settings: JudgeSe
 
 def options(*given: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    judge_serve.add_parser(parser.add_subparsers())
+    judge.add_serve_parser(parser.add_subparsers())
     return parser.parse_args(["serve", *given])
 
 
@@ -266,11 +266,11 @@ def options(*given: str) -> argparse.Namespace:
 )
 def test_options_that_cannot_be_honoured_are_refused(given: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        judge_serve.scripted_models(options(*given))
+        judge.scripted_models(options(*given))
 
 
 def test_a_port_in_use_is_reported() -> None:
     with ScriptedServer(lambda body: (200, {})) as server:
         port = server.base_url.split(":")[2].removesuffix("/v1")
         with pytest.raises(ConfigError, match=f"--port {port}: cannot listen there"):
-            judge_serve.run(options("--port", port))
+            judge.serve(options("--port", port))

@@ -11,8 +11,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from art.cli.organisation import quota as quota_command
-from art.cli.organisation import usage as usage_command
+from art.cli import quota as quota_command
+from art.cli import usage as usage_command
 from art.client import ArtClient
 from art.errors import ConfigError, InvalidRequestError, PermissionDeniedError, QuotaError
 from art.gateway.record.schema import create_tables

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from art.cli.terminal.screen import Screen
+from art.cli.screen import Screen
 from art.storage.log_lines import HIDDEN, CleanStream, LogFormatter, clean, escape_control, known_secrets
 from art.storage.logs import log_tail
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from art.backends.skypilot.skypilot_backend import SkyPilotBackend
 from art.backends.ssh.ssh import in_sh, shell_path
+from art.cli.arguments import ModelName
 from art.cli.launching.launched import Launched, LaunchRecord
 from art.cli.launching.machines import backend_of, new_backend, new_record
-from art.cli.options.model_name import ModelName
 from art.errors import ArtError, NotFoundError
 
 _COLUMNS = ("name", "kind", "machine", "state", "version", "launched", "data")

@@ -1,23 +1,124 @@
-"""Makes the options of a command that runs a recipe from the recipe's config: name, type, default and docstring.
+"""Options that several commands have: models, tasks, and everything that a settings class already describes.
 
-An option that is not on the command line is `None` in argparse's namespace, so that the config gives its default.
+`add_settings` makes options from the fields of a config: name, type, choices, default and docstring. An option that is
+not on the command line is `None` in argparse's namespace, so that the config gives its default.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
 
-from art.cli.terminal.progress_printer import EXIT_BUDGET
+from art.cli.output import EXIT_BUDGET
 from art.config.base import Config, describe_invalid
 from art.errors import ConfigError
-from art.recipes.recipe_config import RecipeConfig
-from art.task import TaskDefaults
+from art.task import Task, TaskDefaults, get_task
+from art.task.defaults import is_tiny_model
+from art.task.options import changed_options, spell_options
+from art.task.tiny_form import other_task, read_form
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from art.cli.output import PlainLines
+    from art.recipes.recipe_config import RecipeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ModelName:
+    """A model, given as PROJECT/NAME, or one of its checkpoints, given as PROJECT/NAME@STEP."""
+
+    project: str
+    name: str
+    step: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> ModelName:
+        path, at, step = text.partition("@")
+        project, _, name = path.partition("/")
+        if not project or not name or "/" in name or (at and not (step.isascii() and step.isdecimal())):
+            raise argparse.ArgumentTypeError(
+                f"a model is PROJECT/NAME, and one of its checkpoints PROJECT/NAME@STEP; got {text!r}"
+            )
+        return cls(project, name, int(step) if at else None)
+
+    def __str__(self) -> str:
+        return f"{self.project}/{self.name}" + ("" if self.step is None else f"@{self.step}")
+
+
+TASK_HELP = "task name, module:attribute or file.py:attribute of your own Task; `art tasks` lists them"
+
+
+def add_task_options(parser: argparse._ActionsContainer) -> None:
+    """Add `-o KEY=VALUE`. `args.task_options` is a list of pairs."""
+    parser.add_argument(
+        "-o", "--option", action="append", default=[], dest="task_options", type=_pair, metavar="KEY=VALUE",
+        help="set an option of the task, e.g. -o size=3; may be given several times; `art tasks NAME` lists them",
+    )  # fmt: skip
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, sign, value = text.partition("=")
+    if not sign or not key.strip():
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, e.g. size=3, got {text!r}")
+    return key.strip(), value
+
+
+def options_of(args: argparse.Namespace) -> dict[str, str]:
+    """Return the options of `-o` by name.
+
+    Raises:
+        ConfigError: an option is given twice.
+    """
+    keys = [key for key, _ in args.task_options]
+    if twice := sorted({key for key in keys if keys.count(key) > 1}):
+        raise ConfigError(f"-o {twice[0]}=... is given more than once")
+    return dict(args.task_options)
+
+
+def task_for(
+    console: Console | PlainLines, args: argparse.Namespace, base_model: str | None, *, warns: bool = True
+) -> Task:
+    """Return the task that `args.task` and `args.task_options` name, in the form that fits the base model.
+
+    A tiny model gets the smaller form of a task that has one, or the form that it was made for; a printed line says so.
+    The user's own options win.
+
+    Args:
+        base_model: `None` for a tiny model that is made for the task.
+        warns: whether to warn of a tiny model that was made for another task, or for other options.
+
+    Raises:
+        ConfigError: there is no such task, or an option is not allowed.
+    """
+    options = options_of(args)
+    is_tiny = base_model is None or is_tiny_model(base_model)
+    task = get_task(args.task, options, is_tiny=is_tiny)
+    form = None if base_model is None else read_form(base_model)
+    if form is not None and form.name == task.name:
+        known = {key: value for key, value in form.options.items() if key in task.options_class.model_fields}
+        task = get_task(args.task, {**known, **options})
+    if is_tiny and (line := _about_form(task, options)):
+        console.print(line, highlight=False, soft_wrap=True)
+    if warns and base_model is not None and (warning := other_task(task, base_model)):
+        console.print(warning, style="yellow", highlight=False, soft_wrap=True)
+    return task
+
+
+def _about_form(task: Task, options: Mapping[str, Any]) -> str | None:
+    """Say which options a tiny model gets that the user has not set; `None` if there are none."""
+    smaller = {key: value for key, value in changed_options(task.options).items() if key not in options}
+    if not smaller:
+        return None
+    listed = spell_options(smaller, "-o ")
+    return f"{task.name} in the form for tiny models: {listed}. Other base models get the full form"
+
 
 C = TypeVar("C", bound=Config)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 
-from art.cli.organisation.usage import asked, describe, limits
+from art.cli.usage import asked, describe, limits
 from art.errors import ConfigError
 from art.protocol.organisation.usage_report import Quota
 

@@ -19,7 +19,7 @@ import argparse
 
 from art.cli.launching import machines
 from art.cli.launching.launched import Launched
-from art.cli.terminal.event_loop import run_coroutine
+from art.cli.output import run_coroutine
 
 _NAMED = {
     "status": "show the servers that were launched here, or one of them",

@@ -20,13 +20,13 @@ import webbrowser
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from art.cli.viewing.export_options import add_export_options
 from art.client import ArtClient
 from art.errors import ArtError, ConfigError, NotFoundError
 from art.protocol.keys import check_api_key
 from art.storage.layout import DataDir
 from art.storage.local_key import LOOPBACK, find_local_key
 from art.storage.lock import lock_holder
+from art.viewer.export import ExportOptions
 
 UNREACHABLE_S = 5.0
 """Seconds to reach a server."""
@@ -46,21 +46,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        return _run(args)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the page needs {error.name}, which is not installed: `pip install 'agent-reinforcement-trainer[local]'`"
-        ) from error
-
-
-def _run(args: argparse.Namespace) -> int:
     if args.export is not None:
-        from art.cli.viewing.view_export import export
+        from art.cli.view_files import export
 
         return export(args, check_data_dir(args.data_dir))
     if args.json is not None and not args.json:
-        from art.cli.viewing.view_json import print_paths
+        from art.cli.view_files import print_paths
 
         print_paths()
         return 0
@@ -68,7 +59,7 @@ def _run(args: argparse.Namespace) -> int:
     if url is not None and (args.host or args.port is not None):
         raise ConfigError("--host and --port serve the files of a directory; leave them out with the URL of a server")
     if args.json is not None:
-        from art.cli.viewing.view_json import print_answers
+        from art.cli.view_files import print_answers
 
         return print_answers(args.json, None if url else check_data_dir(args.data_dir), url)
     if url is not None:
@@ -155,6 +146,27 @@ def serve_files(data_dir: DataDir, host: str, port: int, opens: bool) -> int:
             f"refusing to show the files on {host} without a key: set ART_API_KEY to at least {MIN_KEY_LENGTH} random "
             "characters, e.g. of `openssl rand -hex 32`"
         )
-    from art.cli.viewing.serve import serve
+    from art.cli.view_server import serve
 
     return serve(data_dir, host, port, key or secrets.token_urlsafe(24), opens)
+
+
+_USUAL = ExportOptions()
+
+
+def add_export_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("export")
+    group.add_argument("--export", type=Path, metavar="FOLDER", help="write a copy of the page that needs no program")
+    group.add_argument(
+        "--run", action="append", default=[], metavar="PROJECT/NAME", dest="runs",
+        help="run to export; may be given several times (default: the newest ten)",
+    )  # fmt: skip
+    group.add_argument(
+        "--steps", help=f"steps whose rollouts are exported, e.g. 1-10,50 (default: {_USUAL.num_steps} over the run)"
+    )
+    for name, usual, what in (
+        ("rollouts", _USUAL.num_rollouts, "rollouts of each split and step"),
+        ("tokens", _USUAL.num_tokens, "of these, those with exact tokens"),
+        ("max-mb", _USUAL.max_bytes // 2**20, "size of all rollouts, before compression"),
+    ):
+        group.add_argument(f"--{name}", type=int, default=usual, metavar="N", help=f"{what} (default: {usual})")

@@ -18,9 +18,8 @@ import os
 from pathlib import Path
 
 from art.backends.remote import RemoteBackend
-from art.cli.options.model_name import ModelName
-from art.cli.options.task_options import TASK_HELP, add_task_options, task_for
-from art.cli.terminal.plain import PlainLines
+from art.cli.arguments import TASK_HELP, ModelName, add_task_options, task_for
+from art.cli.output import PlainLines
 from art.errors import ConfigError
 from art.protocol.organisation.promotions import Gate, Measurement
 from art.protocol.training import ModelStatus
