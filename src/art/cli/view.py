@@ -26,7 +26,6 @@ from art.protocol.keys import check_api_key
 from art.storage.layout import DataDir
 from art.storage.local_key import LOOPBACK, find_local_key
 from art.storage.lock import lock_holder
-from art.viewer.export import ExportOptions
 
 UNREACHABLE_S = 5.0
 """Seconds to reach a server."""
@@ -151,9 +150,6 @@ def serve_files(data_dir: DataDir, host: str, port: int, opens: bool) -> int:
     return serve(data_dir, host, port, key or secrets.token_urlsafe(24), opens)
 
 
-_USUAL = ExportOptions()
-
-
 def add_export_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("export")
     group.add_argument("--export", type=Path, metavar="FOLDER", help="write a copy of the page that needs no program")
@@ -161,12 +157,11 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
         "--run", action="append", default=[], metavar="PROJECT/NAME", dest="runs",
         help="run to export; may be given several times (default: the newest ten)",
     )  # fmt: skip
-    group.add_argument(
-        "--steps", help=f"steps whose rollouts are exported, e.g. 1-10,50 (default: {_USUAL.num_steps} over the run)"
-    )
+    group.add_argument("--steps", help="steps whose rollouts are exported, e.g. 1-10,50 (default: 12 over the run)")
+    # The defaults are those of `ExportOptions`, which cannot be imported without the extra `local`.
     for name, usual, what in (
-        ("rollouts", _USUAL.num_rollouts, "rollouts of each split and step"),
-        ("tokens", _USUAL.num_tokens, "of these, those with exact tokens"),
-        ("max-mb", _USUAL.max_bytes // 2**20, "size of all rollouts, before compression"),
+        ("rollouts", 64, "rollouts of each split and step"),
+        ("tokens", 16, "of these, those with exact tokens"),
+        ("max-mb", 100, "size of all rollouts, before compression"),
     ):
         group.add_argument(f"--{name}", type=int, default=usual, metavar="N", help=f"{what} (default: {usual})")

@@ -13,10 +13,11 @@ import httpx2
 import pytest
 
 from art.cli import view
-from art.cli.main import main
+from art.cli.main import build_parser, main
 from art.errors import NotFoundError
 from art.storage.layout import DataDir
 from art.storage.lock import DirectoryLock
+from art.viewer.export import ExportOptions
 from art.viewer.paths import PATHS
 from tests.support.logged_run import log_run
 
@@ -65,6 +66,13 @@ def test_answers_for_programs(data_dir: Path, capsys: pytest.CaptureFixture[str]
     ):
         assert main(["view", str(data_dir), "--json", path]) == 1
         assert message in capsys.readouterr().err
+
+
+def test_the_defaults_of_a_copy_are_those_of_its_options() -> None:
+    args, usual = build_parser(["view"]).parse_args(["view"]), ExportOptions()
+    assert (args.rollouts, args.tokens, args.max_mb * 2**20) == (
+        usual.num_rollouts, usual.num_tokens, usual.max_bytes
+    )  # fmt: skip
 
 
 def test_a_copy_says_its_size_and_what_it_lacks(
