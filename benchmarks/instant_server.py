@@ -38,7 +38,7 @@ class InstantEngine:
         ]
 
     async def generate_whole(self, request: Any) -> Any:
-        from art.engines.requests import only_chunk
+        from art.engine import only_chunk
 
         return await only_chunk(self.generate(request, stream=False))
 

@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 
 from art.config import LimitsConfig, ServerConfig
-from art.gateway.stream import ChatStream
+from art.gateway.completion import ChatStream
 from art.server.app import App
 from art.server.connections import MAX_HEADER_BYTES, connections
 

@@ -519,7 +519,7 @@ async def test_what_runs_can_be_watched(runtime: Runtime, tiny_model: Path) -> N
     data: list[Any] = []
 
     async def watch() -> None:
-        async for events in runtime.live.watch("p", None):
+        async for events in runtime.live.watch("p"):
             data.extend(event.data for event in events)
 
     watching = asyncio.create_task(watch())

@@ -13,8 +13,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from art.config import RenderConfig
-from art.engine import EngineInfo, GenerateRequest, TokenChunk
-from art.engines.requests import only_chunk
+from art.engine import EngineInfo, GenerateRequest, TokenChunk, only_chunk
 from art.errors import NotFoundError
 from art.gateway.chat import Gateway
 from art.gateway.format.load import load_renderer

@@ -100,10 +100,10 @@ class Jobs(Spy):
 class Live(Spy):
     goes_on = False
 
-    async def watch(self, project: str | None, after: int | None) -> AsyncGenerator[list[LiveEvent], None]:
+    async def watch(self, project: str | None) -> AsyncGenerator[list[LiveEvent], None]:
         """One event of each project that the caller may see, then silence if it `goes_on`."""
         self.calls.append(("watch", (project,), {}))
-        for number, owner in enumerate(("a", "b"), start=(after or 0) + 1):
+        for number, owner in enumerate(("a", "b"), start=1):
             if project in (None, owner):
                 text = SECRET if owner == "b" else "said"
                 made = FindingMade(project=owner, name="agent", step=1, text=f"{text} in /usr/share/x")

@@ -23,17 +23,14 @@ from typing import Any, cast
 
 from art.engine import GenerateRequest, TokenChunk
 from art.errors import InvalidRequestError, ProcessError
-from art.gateway.completion import Completion
-from art.gateway.format.reasoning import reasoning_settings
-from art.gateway.format.renderer import TemplateKwargs
-from art.gateway.live.hub import LiveHub
-from art.gateway.live.requests import LiveRequest
+from art.gateway.completion import ChatStream, ChoiceWriter, Completion, whole_choice
+from art.gateway.format.renderer import TemplateKwargs, reasoning_settings
+from art.gateway.live import LiveHub, LiveRequest
 from art.gateway.policies import ModelResolver, PolicyRef
 from art.gateway.record.conversations import Conversations, extend_hash
-from art.gateway.record.deleted_responses import DeletedResponses
 from art.gateway.record.recorder import Exchange, Recorder
 from art.gateway.record.rollout_store import RolloutStore
-from art.gateway.stream import ChatStream, ChoiceWriter, whole_choice
+from art.gateway.record.tables import DeletedResponses
 from art.gateway.structure.structures import Structures
 from art.gateway.switching import SwitchingAnswer
 from art.gateway.turn import SEEDS, Turn, TurnMaker

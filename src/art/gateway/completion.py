@@ -1,18 +1,86 @@
-"""Turn the engine's tokens for one completion into text, log-prob entries and finally a message."""
+"""Turn the engine's tokens for one completion into text, up to a stop string, and write it as OpenAI does.
+
+tokens --StopScanner--> released tokens --parser--> deltas --ChoiceWriter--> chunks of a stream
+                                                    message --whole_choice--> entry of `choices`
+"""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from art.engine import Timings, TokenChunk
 from art.gateway.format.renderer import Renderer
-from art.gateway.parsing.parse import Delta, MessageParser
+from art.gateway.parsing.parse import Delta, MessageParser, call_to_dict
+from art.gateway.record.recorded_answers import Segments
 from art.gateway.record.recorder import new_exchange_id
-from art.gateway.record.segments import Segments
-from art.gateway.stop import StopScanner
 from art.protocol.answers import FinishReason
 from art.protocol.chat import Message
 from art.protocol.dialects.chat_completions import ChatRequest
+
+
+class StopScanner:
+    """Scans the tokens of one completion and holds back those that may be part of a stop string."""
+
+    def __init__(self, strings: list[str], token_bytes: Mapping[int, bytes]) -> None:
+        self._strings = [string.encode() for string in strings]
+        self._token_bytes = token_bytes
+        self._held: list[int] = []
+        self._buffer = b""  # bytes of the held tokens
+        self.num_tokens = 0
+        """Number of tokens scanned; after a match, up to and including the token that completed it."""
+        self.matched: str | None = None
+        """The stop string that was found first."""
+
+    def push(self, token_ids: list[int]) -> tuple[list[int], bytes]:
+        """Scan tokens, and return those that are certainly not part of a stop string.
+
+        At a match, also return the bytes before the stop string in the token where it begins.
+
+        Example: stop string "END", tokens "go", " E", "N", "D now"
+            after " E"     (["go"], b"")      " E" is held back whole, since it may have to be cut
+            after "D now"  ([], b" ")         and `matched` is "END"
+        """
+        released: list[int] = []
+        for token in token_ids:
+            self.num_tokens += 1
+            self._held.append(token)
+            self._buffer += self._token_bytes[token]
+            matches = [(start, string) for string in self._strings if (start := self._buffer.find(string)) >= 0]
+            if matches:
+                start, string = min(matches, key=lambda match: match[0])
+                self.matched = string.decode()
+                whole, cut = self._release(start)
+                return released + whole, cut
+            released += self._release(len(self._buffer) - self._longest_prefix())[0]
+        return released, b""
+
+    def finish(self) -> list[int]:
+        """Release the tokens still held back, for a completion that ended without a stop string."""
+        held, self._held, self._buffer = self._held, [], b""
+        return held
+
+    def _release(self, end: int) -> tuple[list[int], bytes]:
+        """Release the tokens that end at or before byte `end` of the buffer, and the next token's bytes up to there."""
+        count = position = 0
+        for token in self._held:
+            size = len(self._token_bytes[token])
+            if position + size > end:
+                break
+            position += size
+            count += 1
+        whole, self._held = self._held[:count], self._held[count:]
+        cut = self._buffer[position:end]
+        self._buffer = self._buffer[position:]
+        return whole, cut
+
+    def _longest_prefix(self) -> int:
+        """Length of the longest suffix of the buffer that is a proper prefix of a stop string."""
+        buffer = self._buffer
+        longest = max(len(string) for string in self._strings) - 1
+        sizes = range(min(longest, len(buffer)), 0, -1)
+        return next((size for size in sizes if any(text.startswith(buffer[-size:]) for text in self._strings)), 0)
 
 
 class Completion:
@@ -96,3 +164,84 @@ class Completion:
         # JSON has no infinity; OpenAI's smallest log-prob replaces it.
         text = f"token_id:{token}" if self._names_ids else data.decode("utf-8", "replace")
         return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(data)}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatStream:
+    """A streamed answer to a chat request."""
+
+    num_prompt_tokens: int
+    chunks: AsyncGenerator[dict[str, Any], None]
+    """OpenAI's `chat.completion.chunk` objects."""
+
+
+def whole_choice(completion: Completion) -> dict[str, Any]:
+    """Make the entry of `choices` in a `chat.completion` object for a completion that has ended."""
+    return _entry(completion, {"message": completion.message}, completion.reports, completion.token_ids, is_last=True)
+
+
+class ChoiceWriter:
+    """Passes a growing completion to `put`, as `choices` entries of `chat.completion.chunk` objects.
+
+    Log-prob entries and token ids travel with the next text. While text is held back (half a character, a possible stop
+    string), they wait with it.
+    """
+
+    def __init__(self, completion: Completion, put: Callable[[dict[str, Any]], None]) -> None:
+        self._completion = completion
+        self._put = put
+        self._opened = False
+        self._num_calls = 0
+        self._num_sent = 0
+
+    def write(self) -> None:
+        """Pass on what became final since the last call."""
+        if not self._opened:
+            self._opened = True
+            opening = {"delta": {"role": "assistant", "content": ""}}
+            self._put(_entry(self._completion, opening, None, [], is_last=False))
+        for delta in self._completion.take():
+            self._send(self._fields(delta), is_last=False)
+
+    def finish(self) -> None:
+        self.write()
+        self._send({}, is_last=True)
+
+    def _fields(self, delta: Delta) -> dict[str, Any]:
+        if delta.tool_call is not None:
+            call = call_to_dict(delta.tool_call, self._completion.exchange_id, self._num_calls)
+            self._num_calls += 1
+            return {"tool_calls": [{"index": self._num_calls - 1, **call}]}
+        if delta.reasoning:
+            return {"reasoning_content": delta.reasoning}
+        return {"content": delta.content}
+
+    def _send(self, delta: dict[str, Any], *, is_last: bool) -> None:
+        reports = (self._completion.reports or [])[self._num_sent :]
+        token_ids = self._completion.token_ids[self._num_sent :]
+        self._num_sent += len(token_ids)
+        self._put(_entry(self._completion, {"delta": delta}, reports or None, token_ids, is_last=is_last))
+
+
+def _entry(
+    completion: Completion,
+    content: dict[str, Any],
+    reports: list[dict[str, Any]] | None,
+    token_ids: list[int],
+    *,
+    is_last: bool,
+) -> dict[str, Any]:
+    entry = {
+        "index": completion.index,
+        **content,
+        "finish_reason": completion.finish_reason if is_last else None,
+        "logprobs": None if reports is None else {"content": reports, "refusal": None},
+        "exchange_id": completion.exchange_id,
+    }
+    if completion.returns_token_ids:
+        entry["token_ids"] = token_ids
+    if is_last and completion.exchange is not None:
+        entry["exchange"] = completion.exchange
+    if is_last and completion.stop_string is not None:
+        entry["stop_reason"] = completion.stop_string
+    return entry

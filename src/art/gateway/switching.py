@@ -21,7 +21,7 @@ from typing import cast
 
 from art.engine import GenerateRequest, TokenChunk
 from art.gateway.policies import ModelResolver, PolicyRef
-from art.gateway.record.segments import Segments, join_segments
+from art.gateway.record.recorded_answers import Segments, join_segments
 
 
 class SwitchingAnswer:

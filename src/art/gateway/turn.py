@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from art.config import SamplingConfig
 from art.errors import ConfigError, ContextLengthError, InvalidRequestError, NotFoundError
 from art.gateway.format.bridge import Branch, BranchReason
-from art.gateway.format.renderer import RecordedTurn, Renderer
+from art.gateway.format.renderer import RecordedTurn, Renderer, TextRenderer
 from art.gateway.format.size import COUNTED_CONTEXTS, check_size, work_size
-from art.gateway.format.text_renderer import TextRenderer
 from art.gateway.policies import ModelResolver, PolicyRef
 from art.gateway.record.conversations import Conversations, conversation_hashes
 from art.gateway.record.recorder import Exchange

@@ -20,7 +20,7 @@ from typing import Literal
 
 import art
 from art.gateway.chat import Gateway
-from art.gateway.live.hub import LiveHub
+from art.gateway.live import LiveHub
 from art.protocol.live.activity import Activity, ProcessState
 from art.protocol.live.events import LogLine
 from art.protocol.live.system import DevicePart, DiskPart, EnginePart, JobPart, ModelTokens, ProcessPart, SystemAnswer

@@ -23,8 +23,17 @@ import numpy.typing as npt
 from safetensors.numpy import load_file
 
 from art.config import EngineConfig
-from art.engine import AdapterInfo, EngineInfo, FinishReason, GenerateRequest, Timings, TokenChunk
-from art.engines.requests import check_request, check_score, only_chunk
+from art.engine import (
+    AdapterInfo,
+    EngineInfo,
+    FinishReason,
+    GenerateRequest,
+    Timings,
+    TokenChunk,
+    check_request,
+    check_score,
+    only_chunk,
+)
 from art.engines.torch.random import uniforms
 from art.engines.vllm.adapters import CONFIG_FILE, WEIGHTS_FILE, read_adapter
 from art.errors import InvalidRequestError, NotFoundError, OverloadedError

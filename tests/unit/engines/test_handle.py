@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from art.engine import GenerateRequest, TokenChunk
+from art.engine import GenerateRequest, TokenChunk, only_chunk
 from art.engines.process import ProcessEngine
-from art.engines.requests import only_chunk
 from art.errors import InvalidRequestError, ProcessError
 from art.protocol.calls import Call, Generate
 from art.testing.fake_engine import FakeEngine

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from art.errors import ProcessError
+from art.gateway import live as hub_module
 from art.gateway.chat import WATCHED_CHUNK_S
-from art.gateway.live import hub as hub_module
 from art.testing.fake_engine import FakeEngine
 from tests.support.gateway import LOOK_UP, Bench, open_bench, system, user
 
@@ -25,7 +25,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_tokens_of_a_plain_request_come_as_they_are_sampled(bench: Bench) -> None:
     bench.answers(CALL)
     bench.engine.delay_s = 0.005
-    events, stream = [], bench.gateway.live.watch("games", None)
+    events, stream = [], bench.gateway.live.watch("games")
     await anext(stream)
     asking = asyncio.create_task(bench.chat(system("be brief"), user("look up a"), tools=[LOOK_UP], rollout_id="r1"))
     async with asyncio.timeout(60):
@@ -53,7 +53,7 @@ async def test_a_watched_request_is_sampled_and_recorded_as_any_other(
         bench.resolver.policy = replace(bench.resolver.policy, adapter=None)
         answers, exchanges = [], []
         for is_watched in (False, True):
-            stream = bench.gateway.live.watch(None, None)
+            stream = bench.gateway.live.watch(None)
             if is_watched:
                 await anext(stream)
             answers.append(await bench.chat(user("hi"), seed=7, max_tokens=60, **fields))

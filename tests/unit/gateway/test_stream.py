@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from art.errors import OverloadedError, ProcessError
 from art.gateway.record.recorder import exchange_time, new_exchange_id
-from art.gateway.record.rollout_histories import rollout_histories
+from art.gateway.record.rollout_store import rollout_histories
 from art.protocol.dialects.chat_completions import parse_chat_request
 from art.testing.fake_engine import FakeEngine
 from tests.support.gateway import LOOK_UP, Bench, accumulate, open_bench, user

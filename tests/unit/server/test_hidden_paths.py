@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from art.errors import ConfigError, ProcessError
-from art.gateway.stream import ChatStream
+from art.gateway.completion import ChatStream
 from art.protocol.jobs import JobEvent
 from art.protocol.training import JobStatus, ModelStatus, WireError
 from art.server.app import App

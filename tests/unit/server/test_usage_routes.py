@@ -15,7 +15,7 @@ from art.cli import quota as quota_command
 from art.cli import usage as usage_command
 from art.client import ArtClient
 from art.errors import ConfigError, InvalidRequestError, PermissionDeniedError, QuotaError
-from art.gateway.record.schema import create_tables
+from art.gateway.record.tables import create_tables
 from art.gateway.record.usage_book import Amounts, UsageBook
 from art.protocol.keys import KeyScope
 from art.protocol.organisation.usage_report import Quota, UsageReport

@@ -19,8 +19,7 @@ from pathlib import Path
 import torch
 
 from art.config import EngineConfig
-from art.engine import AdapterInfo, EngineInfo, FinishReason, GenerateRequest, TokenChunk
-from art.engines.requests import check_request, check_score
+from art.engine import AdapterInfo, EngineInfo, FinishReason, GenerateRequest, TokenChunk, check_request, check_score
 from art.engines.torch.base_model import LoadedModel, kv_budget, load_model
 from art.engines.torch.batch import build_batch
 from art.engines.torch.grammars import Grammars

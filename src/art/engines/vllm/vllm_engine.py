@@ -27,8 +27,7 @@ from pathlib import Path
 
 from art.config import VllmConfig
 from art.config.engines import DEFAULT_RUNNING
-from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
-from art.engines.requests import check_request, check_score
+from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk, check_request, check_score
 from art.engines.vllm import grammars
 from art.engines.vllm.adapters import read_adapter, write_zeros
 from art.engines.vllm.replica import ConnectionLostError, Replica

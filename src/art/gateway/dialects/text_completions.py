@@ -17,10 +17,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from art.errors import ContextLengthError, InvalidRequestError
+from art.gateway.completion import ChatStream
 from art.gateway.format.size import check_size
 from art.gateway.format.tokenizer import Tokenizer
 from art.gateway.policies import PolicyRef
-from art.gateway.stream import ChatStream
 from art.protocol.chat import Message
 from art.protocol.dialects.chat_completions import ChatRequest, bare_request
 from art.protocol.dialects.text_completions import CompletionRequest, TokenIds

@@ -14,8 +14,13 @@ from dataclasses import dataclass, replace
 from art.errors import InvalidRequestError
 from art.gateway.format.tokenizer import Tokenizer
 from art.gateway.parsing import harmony
-from art.gateway.parsing.call_messages import with_call_ids, with_text_arguments, with_written_calls
-from art.gateway.parsing.calls import CallFormat, parameter_schemas
+from art.gateway.parsing.calls import (
+    CallFormat,
+    parameter_schemas,
+    with_call_ids,
+    with_text_arguments,
+    with_written_calls,
+)
 from art.gateway.parsing.parse import MessageParser, TaggedParser, Tags
 from art.gateway.parsing.tool_calls import CALL_FORMATS, TAGGED
 from art.protocol.chat import Message, Tool, tool_call

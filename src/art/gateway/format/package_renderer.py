@@ -17,8 +17,7 @@ from art.gateway.format.renderer import (
     without_empty_reasoning,
 )
 from art.gateway.format.tokenizer import Tokenizer
-from art.gateway.parsing.call_messages import with_written_calls
-from art.gateway.parsing.calls import make_call, parameter_schemas
+from art.gateway.parsing.calls import make_call, parameter_schemas, with_written_calls
 from art.gateway.parsing.parse import Delta, MessageParser, ParsedMessage, TaggedParser, Tags
 from art.gateway.parsing.tool_calls import OBJECTS, TAGGED
 from art.protocol.chat import Message, Tool

@@ -25,10 +25,14 @@ from art.gateway.format.bridge import BranchReason
 from art.gateway.record import constraints
 from art.gateway.record.recorded_answers import COLUMNS as ANSWER_COLUMNS
 from art.gateway.record.recorded_answers import TEXTS as ANSWER_TEXTS
-from art.gateway.record.recorded_answers import RecordedAnswer, assemble_answers
-from art.gateway.record.rollout_table import note_exchanges
-from art.gateway.record.schema import create_tables
-from art.gateway.record.segments import Segments, pack_segments, unpack_segments
+from art.gateway.record.recorded_answers import (
+    RecordedAnswer,
+    Segments,
+    assemble_answers,
+    pack_segments,
+    unpack_segments,
+)
+from art.gateway.record.tables import create_tables, note_exchanges
 from art.gateway.record.usage_book import UNKNOWN_KEY, Amounts, Pending, UsageBook, write_usage
 from art.protocol.answers import FinishReason
 from art.protocol.chat import Message, Tool

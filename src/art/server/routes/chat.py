@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from art.errors import ArtError, InvalidRequestError
-from art.gateway.dialects import anthropic_input, anthropic_output, responses_output
-from art.gateway.stream import ChatStream
+from art.gateway.completion import ChatStream
+from art.gateway.dialects import anthropic
+from art.gateway.dialects.responses import to_events, to_response
 from art.protocol.answers import ChatAnswer
 from art.protocol.dialects.anthropic import (
     CountTokensRequest,
@@ -40,21 +41,21 @@ async def chat_completions(call: Call) -> dict[str, Any] | None:
 async def responses(call: Call) -> dict[str, Any] | None:
     """Sample an answer, as OpenAI's Responses API does."""
     request, chat = await read_conversation(call)
-    translate = partial(responses_output.to_response, request), partial(responses_output.to_events, request)
+    translate = partial(to_response, request), partial(to_events, request)
     return await _sample(call, chat, *translate, _responses_error)
 
 
 async def messages(call: Call) -> dict[str, Any] | None:
     """Sample an answer, as Anthropic's Messages API does."""
     request, chat = await call.parse(partial(_read_messages, MessagesRequest))
-    translate = partial(anthropic_output.to_message, request), partial(anthropic_output.to_events, request)
+    translate = partial(anthropic.to_message, request), partial(anthropic.to_events, request)
     chat = await _with_thinking(call, request, chat)
-    return await _sample(call, chat, *translate, anthropic_output.error_body)
+    return await _sample(call, chat, *translate, anthropic.error_body)
 
 
 def _read_messages(kind: type[R], body: Any) -> tuple[R, ChatRequest]:
     request = parse_anthropic_request(kind, body)
-    return request, anthropic_input.to_chat(request)
+    return request, anthropic.to_chat(request)
 
 
 async def _with_thinking(call: Call, request: CountTokensRequest, chat: ChatRequest) -> ChatRequest:
@@ -141,11 +142,11 @@ ROUTES = [
         ),
         Route(
             "POST", f"{base}/messages", messages, scope="infer", request=MessagesRequest, response=MessagesAnswer,
-            media=_STREAMED, samples=True, error_body=anthropic_output.error_body,
+            media=_STREAMED, samples=True, error_body=anthropic.error_body,
         ),
         Route(
             "POST", f"{base}/messages/count_tokens", count_tokens, scope="infer", request=CountTokensRequest,
-            response=TokenCount, error_body=anthropic_output.error_body,
+            response=TokenCount, error_body=anthropic.error_body,
         ),
     )
 ]  # fmt: skip

@@ -7,10 +7,9 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator
 
-from art.errors import InvalidRequestError
 from art.protocol.live.events import LiveEvent
 from art.protocol.live.system import SystemAnswer
-from art.server.asgi import EVENT_HEADERS, cancel_on_disconnect, header
+from art.server.asgi import EVENT_HEADERS, cancel_on_disconnect
 from art.server.call import Call, Route
 
 HEARTBEAT_S = 15.0
@@ -26,11 +25,8 @@ async def system(call: Call) -> SystemAnswer:
 
 
 async def live(call: Call) -> None:
-    """Stream what agents say while it is sampled, and how training goes on, after number `Last-Event-ID`."""
-    last = header(call.scope, b"last-event-id") or call.query("after")
-    if last is not None and not (last.isascii() and last.isdecimal() and len(last) <= 18):
-        raise InvalidRequestError(f"`after` must be the number of an event, got {last[:40]!r}", param="after")
-    events = call.runtime.live.watch(call.caller.project, None if last is None else int(last))
+    """Stream what agents say while it is sampled, and how training goes on."""
+    events = call.runtime.live.watch(call.caller.project)
     async with cancel_on_disconnect(call.scope, call.receive), contextlib.aclosing(with_heartbeats(events)) as beating:
         # Without the last header, a proxy such as nginx holds events back to send many at once.
         headers = [*EVENT_HEADERS, (b"x-accel-buffering", b"no")]
@@ -80,7 +76,5 @@ async def _send(call: Call, body: bytes) -> None:
 
 ROUTES = [
     Route("GET", "/view/api/system", system, scope="infer", response=SystemAnswer, from_page=True),
-    Route(
-        "GET", "/view/api/live", live, scope="infer", media=("text/event-stream",), query={"after": int}, from_page=True
-    ),
+    Route("GET", "/view/api/live", live, scope="infer", media=("text/event-stream",), from_page=True),
 ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from art.errors import InvalidRequestError, NotFoundError
-from art.gateway.dialects import responses_input
-from art.gateway.dialects.ids import exchange_of, exchange_of_response
-from art.gateway.dialects.responses_record import to_input_items, to_stored_response
+from art.gateway.dialects import responses
+from art.gateway.dialects.answers import exchange_of, exchange_of_response
+from art.gateway.dialects.responses import to_input_items, to_stored_response
 from art.gateway.record.recorder import Exchange
 from art.protocol.chat import short
 from art.protocol.dialects.chat_completions import ChatRequest
@@ -91,7 +91,7 @@ async def read_conversation(call: Call) -> tuple[ResponsesRequest, ChatRequest]:
     if not isinstance(request.input, str):
         request.input = _with_items(call, request.input)
     size = 0 if isinstance(request.input, str) else len(request.input) * _ITEM_SIZE
-    return request, await call.server.workers.run(size, responses_input.to_chat, request, previous)
+    return request, await call.server.workers.run(size, responses.to_chat, request, previous)
 
 
 def _previous_messages(call: Call, response_id: str | None) -> list[dict[str, Any]]:

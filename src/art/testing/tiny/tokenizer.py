@@ -24,7 +24,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from art.gateway.format.template import ChatTemplate
+from art.gateway.format.tokenizer import ChatTemplate
 from art.task import Conversation
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

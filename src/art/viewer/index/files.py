@@ -18,7 +18,7 @@ import orjson
 
 from art.errors import InvalidRequestError
 from art.gateway.record.recorder import Exchange, Recorder
-from art.gateway.record.rollout_histories import rollout_histories
+from art.gateway.record.rollout_store import rollout_histories
 from art.storage.database import Database
 from art.storage.layout import ModelPaths, validate_name
 from art.storage.steps.plan_record import RolloutPlan, read_plans

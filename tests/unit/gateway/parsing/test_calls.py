@@ -18,8 +18,7 @@ from art.gateway.format.fidelity import TOOL, examine, tool_conversations
 from art.gateway.format.load import load_renderer
 from art.gateway.format.renderer import RecordedTurn, Renderer, parse, template_messages
 from art.gateway.format.template_renderer import TemplateRenderer
-from art.gateway.parsing.call_messages import with_call_ids
-from art.gateway.parsing.calls import ToolCall
+from art.gateway.parsing.calls import ToolCall, with_call_ids
 from art.gateway.parsing.parse import Delta
 from art.gateway.parsing.tool_calls import CALL_FORMATS
 from art.protocol.chat import Message

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from art.gateway.completion import StopScanner
 from art.gateway.format.tokenizer import Tokenizer
 from art.gateway.parsing.calls import load_json, make_call
 from art.gateway.parsing.parse import Delta, ParsedMessage, TaggedParser, Tags
-from art.gateway.stop import StopScanner
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from art.gateway.record import recorder as recorder_module
-from art.gateway.record import schema
+from art.gateway.record import tables
 from art.gateway.record.conversations import Conversations
 from art.gateway.record.recorder import Exchange, Recorder, new_exchange_id
 from art.gateway.record.retention import forget_older
@@ -79,8 +79,8 @@ async def test_the_index_of_conversations_keeps_constraints(recorder: Recorder) 
 
 async def test_a_database_of_before_gets_the_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database = Database(tmp_path / "art.db")
-    older = schema._SCHEMA.replace(", constrained TEXT,\n    segments TEXT", "")
-    assert older != schema._SCHEMA
+    older = tables._EXCHANGES.replace(", constrained TEXT,\n    segments TEXT", "")
+    assert older != tables._EXCHANGES
     names = tuple(name for name in recorder_module._NAMES if name not in ("constrained", "segments"))
     old = exchange(None)
     row = recorder_module._to_row(old, b"c", None)

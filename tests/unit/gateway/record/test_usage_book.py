@@ -14,7 +14,7 @@ import pytest
 from art.config import PricesConfig
 from art.errors import QuotaError, StorageError
 from art.gateway.record.recorder import _SAMPLE, Recorder
-from art.gateway.record.schema import create_tables
+from art.gateway.record.tables import create_tables
 from art.gateway.record.usage_book import SCHEMA, Amounts, UsageBook, reset_of
 from art.protocol.organisation.usage_report import Quota
 from art.storage.database import Database

@@ -19,7 +19,7 @@ from art.credit.plan import StepPlan
 from art.credit.samples import PlannedAnswer, PlannedSample
 from art.credit.sft import SftPath
 from art.errors import ConflictError, NotFoundError, OverloadedError, TrainingError
-from art.gateway.record.schema import create_tables
+from art.gateway.record.tables import create_tables
 from art.gateway.record.usage_book import Amounts
 from art.protocol.calls import Copy, Export, Pull, Push
 from art.protocol.checkpoint_calls import ForkRequest, S3Target

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from art.gateway.live.hub import LiveHub
+from art.gateway.live import LiveHub
 from art.runtime.live import MAX_LINES_PER_S, LiveLog
 
 
@@ -18,7 +18,7 @@ async def test_lines_reach_those_who_watch_all_projects_and_floods_are_counted()
         log.handle(logging.makeLogRecord({"name": "art.somewhere", **fields}))
 
     say(-1, 99.0)  # nobody watches
-    stream, of_project = hub.watch(None, None), hub.watch("p", None)
+    stream, of_project = hub.watch(None), hub.watch("p")
     async with asyncio.timeout(60):
         await anext(stream)
         await anext(of_project)
