@@ -35,8 +35,12 @@ def test_a_run_survives_the_death_of_each_of_its_processes(
 ) -> None:
     remaining = list(kill_storm.VICTIMS)
     monkeypatch.setattr(kill_storm, "AT_ONCE_SHARE", 0.0)
-    monkeypatch.setattr(random.Random, "choices", lambda self, names, weights: [remaining.pop()])
-    kills, breaches = kill_storm.storm(run, len(remaining), random.Random(0), "")
+
+    class InTurn(random.Random):
+        def choices(self, *_: Any, **__: Any) -> list[Any]:
+            return [remaining.pop()]
+
+    kills, breaches = kill_storm.storm(run, len(remaining), InTurn(0), "")
     assert breaches == []
     assert [kill.victim for kill in kills] == list(kill_storm.VICTIMS)[::-1]
     assert run.finish() == 0

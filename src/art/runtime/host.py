@@ -109,6 +109,7 @@ class BaseModelHost:
         is_new: bool = False,
         charge: Charge = charge_nobody,
         make_process: MakeProcess = ChildProcess,
+        devices: Devices | None = None,
     ) -> None:
         """
         Args:
@@ -117,6 +118,7 @@ class BaseModelHost:
             in_use: number of engines and trainers of other base models on each GPU, by its index.
             is_new: somebody is registering a model that needs this host; see `ChildSpec.is_new`.
             charge: called after each answer.
+            devices: those of this machine; by default they are looked for.
         """
         self.base_model = base_model
         self.settings = settings
@@ -134,7 +136,7 @@ class BaseModelHost:
         self._proving = asyncio.Lock()
         self._proved: set[str] = set()
         """LoRA settings whose layers the engine was proved to serve, without their seed."""
-        self._devices = find_devices()
+        self._devices = devices or find_devices()
         self.placement = choose_placement(settings, self._devices, in_use)
         self._threads = split_threads(settings.engine.num_threads, settings.trainer.num_threads)
         engine_module = "vllm_child" if isinstance(settings.engine, VllmConfig) else "engine_child"
@@ -362,8 +364,19 @@ def _allocator(place: Place) -> dict[str, str]:
 class Hosts:
     """Creates the host of a base model when a model first needs it, and ends it when no model needs it any more."""
 
-    def __init__(self, data_dir: DataDir, config: ServerConfig, charge: Charge = charge_nobody) -> None:
-        """`charge` is called after each answer."""
+    def __init__(
+        self,
+        data_dir: DataDir,
+        config: ServerConfig,
+        charge: Charge = charge_nobody,
+        devices: Devices | None = None,
+    ) -> None:
+        """
+        Args:
+            charge: called after each answer.
+            devices: those of this machine; by default they are looked for.
+        """
+        self._devices = devices
         self._data_dir = data_dir
         self._config = config
         self.vllm_python = config.vllm_python
@@ -410,6 +423,7 @@ class Hosts:
                 in_use=self._in_use(),
                 is_new=is_new,
                 charge=self._charge,
+                devices=self._devices,
             )
         return self._hosts[key]
 

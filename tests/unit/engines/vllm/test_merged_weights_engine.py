@@ -20,7 +20,7 @@ from art.engines.vllm.command import MODEL_NAME, Installation, server_command
 from art.engines.vllm.replica import Replica
 from art.engines.vllm.vllm_engine import MergedVllmEngine
 from art.errors import AdapterError, NotFoundError, ProcessError
-from art.runtime.children.merged_weights import MergedWeights
+from art.runtime.children.vllm_child import MergedWeights
 from art.storage import checkpoints
 from tests.support.fake_vllm import CONTEXT, VOCAB, FakeVllm
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import art.runtime.host
 from art.config import EngineConfig, LoraConfig, ModelSettings, ServerConfig, TrainerConfig, VllmConfig
 from art.engine import EngineInfo
 from art.errors import HandshakeError
@@ -20,11 +19,10 @@ from art.storage.layout import DataDir
 GIB = 2**30
 
 
-def make_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: ModelSettings, num_gpus: int) -> BaseModelHost:
+def make_host(tmp_path: Path, settings: ModelSettings, num_gpus: int) -> BaseModelHost:
     gpus = tuple(Gpu(name="a GPU", memory_bytes=80 * GIB, selector=str(index)) for index in range(num_gpus))
     devices = Devices(gpus=gpus, has_mps=False, memory_bytes=64 * GIB)
-    monkeypatch.setattr(art.runtime.host, "find_devices", lambda: devices)
-    return BaseModelHost("base", settings, DataDir(tmp_path), ServerConfig())
+    return BaseModelHost("base", settings, DataDir(tmp_path), ServerConfig(), devices=devices)
 
 
 class Loading:
@@ -44,10 +42,8 @@ class Loading:
 
 
 @pytest.mark.parametrize(("num_gpus", "at_once"), [(1, 1), (2, 2)])
-async def test_processes_that_share_a_gpu_load_one_after_the_other(
-    num_gpus: int, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host = make_host(tmp_path, monkeypatch, ModelSettings(engine=VllmConfig()), num_gpus)
+async def test_processes_that_share_a_gpu_load_one_after_the_other(num_gpus: int, at_once: int, tmp_path: Path) -> None:
+    host = make_host(tmp_path, ModelSettings(engine=VllmConfig()), num_gpus)
     process: Any = Loading()
     await asyncio.gather(host._start_trainer(process), host._start_engine(process))
     assert process.most == at_once
@@ -60,13 +56,13 @@ async def test_processes_that_share_a_gpu_load_one_after_the_other(
 def test_only_a_trainer_on_a_gpu_gets_expandable_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
-    host = make_host(tmp_path, monkeypatch, ModelSettings(engine=VllmConfig()), 1)
+    host = make_host(tmp_path, ModelSettings(engine=VllmConfig()), 1)
     assert host.trainer_process.spec.variables["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert "PYTORCH_CUDA_ALLOC_CONF" not in host.engine_process.spec.variables
-    on_cpu = make_host(tmp_path, monkeypatch, ModelSettings(), 0)
+    on_cpu = make_host(tmp_path, ModelSettings(), 0)
     assert "PYTORCH_CUDA_ALLOC_CONF" not in on_cpu.trainer_process.spec.variables
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
-    own = make_host(tmp_path, monkeypatch, ModelSettings(engine=VllmConfig()), 1)
+    own = make_host(tmp_path, ModelSettings(engine=VllmConfig()), 1)
     assert "PYTORCH_CUDA_ALLOC_CONF" not in own.trainer_process.spec.variables
 
 
@@ -90,7 +86,7 @@ class Proofs:
 
 async def test_layers_are_proved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ModelSettings(engine=EngineConfig(device="cpu"), trainer=TrainerConfig(device="cpu"))
-    host = make_host(tmp_path, monkeypatch, settings, 0)
+    host = make_host(tmp_path, settings, 0)
     proofs = Proofs(host, monkeypatch)
     proofs.error = HandshakeError("the engine does not apply adapters to `mlp.up_proj`")
     with pytest.raises(HandshakeError, match="up_proj"):
@@ -106,8 +102,8 @@ async def test_layers_are_proved_once(tmp_path: Path, monkeypatch: pytest.Monkey
 async def test_nothing_is_proved_where_the_engine_gets_no_adapters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full = make_host(tmp_path, monkeypatch, ModelSettings(lora=None), 0)
-    merged = make_host(tmp_path, monkeypatch, ModelSettings(engine=VllmConfig(weights="merged")), 0)
+    full = make_host(tmp_path, ModelSettings(lora=None), 0)
+    merged = make_host(tmp_path, ModelSettings(engine=VllmConfig(weights="merged")), 0)
     for host in (full, merged):
         proofs = Proofs(host, monkeypatch)
         await host.prove_layers(host.settings.lora)

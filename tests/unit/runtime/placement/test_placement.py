@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import art.runtime.host
 import art.runtime.runtime
 from art.config import EngineConfig, ModelSettings, ServerConfig, TrainerConfig, VllmConfig
 from art.errors import ConfigError
@@ -214,10 +213,11 @@ def test_a_driver_without_its_tool_leaves_gpus_unknown(monkeypatch: pytest.Monke
 # -- what the processes see --
 
 
-def test_each_process_sees_its_own_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_sees_its_own_gpus(tmp_path: Path) -> None:
     gpus = tuple(Gpu(name="H100", memory_bytes=GIB, selector=selector) for selector in ("4", "5", "GPU-c"))
-    monkeypatch.setattr(art.runtime.host, "find_devices", lambda: Devices(gpus, has_mps=False, memory_bytes=GIB))
-    host = BaseModelHost("base", settings({"device_indices": (2,)}, num_processes=2), DataDir(tmp_path), ServerConfig())
+    devices = Devices(gpus, has_mps=False, memory_bytes=GIB)
+    given = settings({"device_indices": (2,)}, num_processes=2)
+    host = BaseModelHost("base", given, DataDir(tmp_path), ServerConfig(), devices=devices)
     assert host.engine_process.spec.environment()["CUDA_VISIBLE_DEVICES"] == "GPU-c"
     trainer = host.trainer_process.spec.environment()
     assert (trainer["CUDA_VISIBLE_DEVICES"], trainer["CUDA_DEVICE_ORDER"]) == ("4,5", "PCI_BUS_ID")
@@ -234,11 +234,8 @@ def test_each_process_sees_its_own_gpus(tmp_path: Path, monkeypatch: pytest.Monk
         (6, [("cuda:1", "cuda:0"), ("cuda:3", "cuda:2"), ("cuda:5", "cuda:4")]),
     ],
 )
-def test_base_models_spread_over_the_gpus(
-    num_gpus: int, expected: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(art.runtime.host, "find_devices", lambda: machine(num_gpus))
-    hosts = Hosts(DataDir(tmp_path), ServerConfig())
+def test_base_models_spread_over_the_gpus(num_gpus: int, expected: list[tuple[str, str]], tmp_path: Path) -> None:
+    hosts = Hosts(DataDir(tmp_path), ServerConfig(), devices=machine(num_gpus))
     models = [RegisteredModel("p", name, name, settings(), 0) for name in ("one", "two", "three")]
     for model, (engine, trainer) in zip(models, expected, strict=True):
         before = hosts.placement_of(model, machine(num_gpus))
@@ -248,11 +245,8 @@ def test_base_models_spread_over_the_gpus(
     assert hosts.of(models[0]) is hosts.of(RegisteredModel("p", "again", "one", settings(), 0)), "nothing else to place"
 
 
-async def test_gpus_of_a_base_model_that_is_gone_are_free_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(art.runtime.host, "find_devices", lambda: machine(4))
-    hosts = Hosts(DataDir(tmp_path), ServerConfig())
+async def test_gpus_of_a_base_model_that_is_gone_are_free_again(tmp_path: Path) -> None:
+    hosts = Hosts(DataDir(tmp_path), ServerConfig(), devices=machine(4))
     one, two, three = (RegisteredModel("p", name, name, settings(), 0) for name in ("one", "two", "three"))
     hosts.of(one)
     hosts.of(two)
@@ -270,10 +264,9 @@ async def test_gpus_of_a_base_model_that_is_gone_are_free_again(
     ],
 )  # fmt: skip
 def test_the_reason_of_a_placement_is_told(
-    num_gpus: int, given: ModelSettings, engine: str, trainer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    num_gpus: int, given: ModelSettings, engine: str, trainer: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(art.runtime.host, "find_devices", lambda: machine(num_gpus))
-    host = BaseModelHost("base", given, DataDir(tmp_path), ServerConfig())
+    host = BaseModelHost("base", given, DataDir(tmp_path), ServerConfig(), devices=machine(num_gpus))
     told = host.status()["placement"]
     assert told["engine"]["reason"].startswith(engine)
     assert told["trainer"]["reason"].startswith(trainer)
