@@ -34,7 +34,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from art.protocol.samples import ConstrainedSpan, Constraint, TrainingSample
-from art.trainer.head.products import Head
+from art.trainer.head import Head
 from art.trainer.step.logprobs import TargetRows, group_by_row, target_logprobs
 from art.trainer.step.replay import Replayer
 from art.trainer.tree.tree import SamplePath, build_tree, check_sample

@@ -30,9 +30,7 @@ from art.config import EngineConfig, MismatchConfig, TrainerConfig
 from art.engine import GenerateRequest
 from art.engines.torch.embedded import TorchEngine
 from art.protocol.samples import plain_sample
-from art.trainer.gate.evidence import Evidence
-from art.trainer.gate.gate import Drift, Gate, Verdict
-from art.trainer.gate.noise import Noise
+from art.trainer.gate import Drift, Evidence, Gate, Noise, Verdict
 from art.trainer.policy.base_model import load_base_model, run_backbone
 from art.trainer.step.measure import target_logprobs_in_order
 from art.trainer.step.micro_batch import split_micro_batches

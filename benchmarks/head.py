@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from art.trainer.head.products import Head
+from art.trainer.head import Head
 from art.trainer.step.logprobs import TargetRows, target_logprobs
 from benchmarks.report import Cell, Result
 from benchmarks.timing import alternate, main_clock, median, ratio

@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from art.protocol.samples import TrainingSample
-from art.trainer.head.products import Head
+from art.trainer.head import Head
 from art.trainer.step.logprobs import TargetRows, group_by_row, target_logprobs
 from art.trainer.tree.tree import build_tree, check_sample
 from benchmarks.memory import extra_peak_bytes

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from art.kernels.peak_memory import peak_rss_bytes
+from art.kernels.process import peak_rss_bytes
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 

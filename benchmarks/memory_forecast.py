@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from art.config import LoraConfig, TrainerConfig
-from art.kernels.peak_memory import peak_rss_bytes
+from art.kernels.process import peak_rss_bytes
 from art.memory.activations import Batch
 from art.memory.shape import read_shape
 from art.memory.trainer import TrainerForecast, TrainerSetup, forecast_trainer

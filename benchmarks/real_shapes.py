@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from art.config import TrainerConfig
-from art.trainer.machine.usage import peak_flops
+from art.trainer.step.step_metrics import peak_flops
 from art.trainer.trainer import Trainer
 from art.trainer.tree.tree import PrefixTree, build_tree, check_sample
 from benchmarks.models import LORA, SHAPES, backbone_weights, choose_dtype, model_files

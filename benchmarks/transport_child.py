@@ -10,7 +10,7 @@ import time
 import torch  # as in a trainer: its memory counts
 
 from art.config import TrainerConfig
-from art.kernels.peak_memory import peak_rss_bytes
+from art.kernels.process import peak_rss_bytes
 from art.protocol.calls import TRAINER_CALLS, Train, decode_call
 from art.protocol.samples import StepResult, TrainingSample
 from art.runtime.children.child import child_from_argv

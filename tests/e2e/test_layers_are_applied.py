@@ -18,7 +18,7 @@ from art.engines.torch.embedded import TorchEngine
 from art.errors import HandshakeError
 from art.runtime.publish import BASE_NATS, prove_layers, publish, rms_gap
 from art.storage import checkpoints
-from art.trainer.proof.probe import natural_probe_tokens
+from art.trainer.proof import natural_probe_tokens
 from art.trainer.trainer import Trainer
 from benchmarks.in_process import InProcessEngine
 from tests.support.engine import make_model

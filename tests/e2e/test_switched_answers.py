@@ -18,7 +18,7 @@ from art.protocol.dialects.chat_completions import parse_chat_request
 from art.protocol.training import JobStatus, RegisterRequest, TrainRequest
 from art.runtime.runtime import Runtime
 from art.trainer.step.measure import Measurer
-from art.trainer.step.progress import Progress
+from art.trainer.step.micro_batch import Progress
 from art.trainer.trainer import Trainer
 
 PROMPT = {"role": "user", "content": "say yes, no or maybe"}

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from art.trainer.attention.flex_kernel import compiled_function
+from art.trainer.attention.flex import compiled_function
 from art.trainer.attention.tree_attention import KernelName
 from art.trainer.step import micro_batch
 from art.trainer.trainer import Trainer

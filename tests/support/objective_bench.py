@@ -27,10 +27,9 @@ from art.protocol.samples import StepResult, TrainingSample
 from art.trainer.machine.distributed import Team
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.step.measure import Measurer
-from art.trainer.step.micro_batch import split_micro_batches
+from art.trainer.step.micro_batch import Progress, split_micro_batches
 from art.trainer.step.optimizer import Optimizer
-from art.trainer.step.prepare import prepare_paths
-from art.trainer.step.progress import Progress
+from art.trainer.step.plans import prepare_paths
 from art.trainer.step.step_metrics import StepRecord
 from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer

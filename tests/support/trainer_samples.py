@@ -12,8 +12,7 @@ from art.config import MismatchConfig
 from art.protocol.calls import SampleFile
 from art.protocol.compact.sample_files import write_samples
 from art.protocol.samples import TrainingSample
-from art.trainer.gate.gate import Gate
-from art.trainer.gate.noise import Noise
+from art.trainer.gate import Gate, Noise
 from art.trainer.tree.tree import SamplePath
 
 VOCAB_SIZE = 61

@@ -1,6 +1,6 @@
 """Memory of one pass over a micro-batch: what the layers keep for the backward pass, and the workspaces.
 
-What a layer keeps per token comes from `art.kernels.activation_bytes`, which describes FlexAttention. On a CPU
+What a layer keeps per token comes from `art.memory.shape`, which describes FlexAttention. On a CPU
 attention runs chain by chain in float32 and keeps its probabilities up to a limit, and layers on merged, packed or
 folded weights keep the input of the MLP's last product too.
 """
@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from art.kernels.activation_bytes import ALL_TARGETS, Checkpointing, saved_bytes_per_token
-from art.memory.parts import DTYPE_BYTES
-from art.memory.shape import ModelShape
+from art.memory.shape import ALL_TARGETS, DTYPE_BYTES, Checkpointing, ModelShape, saved_bytes_per_token
 
 HEAD_TILE = {"cpu": (512, 2**19), "cuda": (4096, 2**26)}
 """Most rows and logits that the log-prob head computes at once, as in `art.trainer.step.logprobs`."""
 KEPT_PROBABILITIES = 2**26
 """Most bytes of attention probabilities that a layer keeps on a CPU, as in `art.trainer.attention.chain_attention`."""
 _BLOCK = 96
-"""Queries of a block of attention on a CPU, as in `art.trainer.tree.chains`."""
+"""Queries of a block of attention on a CPU, as in `art.trainer.attention.chain_attention`."""
 _DENSE_UP_TO = 256
 """Tokens up to which attention is dense, as in `art.trainer.attention.kernel_choice`."""
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from art.config import EngineConfig, EngineSettings, LoraConfig, VllmConfig
 from art.config.engines import DEFAULT_RUNNING
-from art.memory.parts import DTYPE_BYTES, GIB, Part, resolve_dtype, total
-from art.memory.shape import ModelShape
+from art.memory.shape import DTYPE_BYTES, GIB, ModelShape, Part, resolve_dtype, total
 from art.memory.trainer import PROCESS_BYTES
 
 VLLM_MEMORY_SHARE = 0.9

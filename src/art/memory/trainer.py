@@ -13,7 +13,6 @@ import math
 from dataclasses import dataclass, replace
 
 from art.config import LoraConfig, TrainerConfig
-from art.kernels.activation_bytes import ALL_TARGETS, Checkpointing
 from art.memory.activations import (
     Batch,
     PassSettings,
@@ -22,8 +21,7 @@ from art.memory.activations import (
     kept_bytes,
     layer_workspace,
 )
-from art.memory.parts import Part, resolve_dtype, total
-from art.memory.shape import ModelShape
+from art.memory.shape import ALL_TARGETS, Checkpointing, ModelShape, Part, resolve_dtype, total
 
 PROCESS_BYTES = {"cpu": 420 * 2**20, "cuda": 2**29}
 """Python with torch, transformers and peft in main memory, measured with torch 2.13 for CPU; CUDA's context and kernels

@@ -26,7 +26,7 @@ from art.trainer.policy.base_model import BaseModel
 from art.trainer.policy.full import FullPolicy
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.policy.policy import Policy
-from art.trainer.proof.probe import measure_probe
+from art.trainer.proof import measure_probe
 from art.trainer.step.optimizer import Optimizer
 
 _log = logging.getLogger(__name__)

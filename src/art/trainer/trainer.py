@@ -19,26 +19,24 @@ import torch
 
 from art.config import LoraConfig, OptimizerConfig, TrainerConfig
 from art.errors import ConfigError, ConstraintMismatchError, NothingTrainableError
-from art.kernels.threads import default_num_threads
+from art.kernels.process import default_num_threads
 from art.memory.trainer import CPU_TOKENS
 from art.protocol.calls import SampleFile, Train, TrainSft
 from art.protocol.compact.sample_files import read_samples
 from art.protocol.samples import StepResult, TrainingSample
-from art.trainer.gate.noise import expected_noise
-from art.trainer.machine import memory, usage
+from art.trainer.gate import expected_noise
+from art.trainer.machine import memory
 from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.policy.base_model import load_base_model
-from art.trainer.policy.checkpoint_choice import prepare_checkpointing
-from art.trainer.policy.compilation import compile_layers
+from art.trainer.policy.layers import compile_layers, prepare_checkpointing
 from art.trainer.policy.lora import LoraPolicy
-from art.trainer.proof.loud_adapters import write_loud_adapters
-from art.trainer.proof.probe import PROBE_TOKENS, natural_probe_tokens
+from art.trainer.proof import PROBE_TOKENS, natural_probe_tokens, write_loud_adapters
 from art.trainer.resident import Loaded, Resident, recorded_result, recorded_state
+from art.trainer.step import step_metrics
 from art.trainer.step.measure import Measurer
-from art.trainer.step.micro_batch import MicroBatcher
+from art.trainer.step.micro_batch import MicroBatcher, Progress
+from art.trainer.step.micro_batch import OnProgress as OnProgress
 from art.trainer.step.plans import UpdatePlan, plan_rl, plan_sft
-from art.trainer.step.progress import OnProgress as OnProgress
-from art.trainer.step.progress import Progress
 from art.trainer.step.replay import Replayed, Replayer
 from art.trainer.step.step_metrics import StepRecord, summarise, summarise_weights
 from art.trainer.step.token_record import collect_tokens, write_tokens
@@ -76,7 +74,7 @@ class Trainer:
         self._resident = Resident(self._base, config, team)
         self._batcher = MicroBatcher(self._base, max_tokens=_max_tokens(config, self._base.device), team=team)
         self._replayer = Replayer(self._base.name, self._base.vocab_size, team)
-        self._peak_flops = team.size * usage.peak_flops(self._base.device, self._base.head.weight.dtype)
+        self._peak_flops = team.size * step_metrics.peak_flops(self._base.device, self._base.head.weight.dtype)
 
     def init_checkpoint(self, path: Path, lora: LoraConfig | None) -> StepResult:
         """Write step 0: a fresh adapter that changes nothing, or with `lora=None` (full fine-tuning) the base weights.
@@ -96,7 +94,7 @@ class Trainer:
             return StepResult(step=0)
 
     def write_loud_adapters(self, folder: Path, lora: LoraConfig) -> dict[str, float]:
-        """Write test adapters that an engine must follow, one per kind of layer (`proof/loud_adapters.py`).
+        """Write test adapters that an engine must follow, one per kind of layer (`proof.py`).
 
         Returns:
             by kind of layer, the root mean square change of the probe's log-probs in nats.
@@ -210,7 +208,7 @@ class Trainer:
         updates_s = time.perf_counter() - planned
         metrics = summarise(record, paths, step=loaded.step, max_grad_norm=call.config.optimizer.max_grad_norm)
         metrics |= replayed.metrics | plan.metrics | checkpointing
-        metrics |= usage.measure_usage(loaded.policy, record, updates_s, peak_flops=self._peak_flops)
+        metrics |= step_metrics.measure_usage(loaded.policy, record, updates_s, peak_flops=self._peak_flops)
         metrics["throughput/peak_memory_bytes"] = float(max(self._team.gather(memory.peak_bytes(self._base.device))))
         metrics |= summarise_weights(loaded.policy, before, learning_rate=plan.updates[-1].learning_rate)
         metrics["loss/optimizer_updates"] = float(loaded.optimizer.num_updates)

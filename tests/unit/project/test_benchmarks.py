@@ -14,8 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from art.trainer.machine.usage import count_flops
-from art.trainer.step.step_metrics import StepRecord
+from art.trainer.step.step_metrics import StepRecord, count_flops
 from benchmarks import __main__ as command
 from benchmarks import (
     client_overhead,

@@ -37,7 +37,7 @@ from art.metrics import catalogue
 from art.protocol.calls import Train, TrainSft
 from art.protocol.samples import StepResult, TrainingSample
 from art.storage import atomic, checkpoints
-from art.trainer.proof.probe import measure_probe
+from art.trainer.proof import measure_probe
 from art.trainer.step.plans import plan_sft
 from art.trainer.trainer import OnProgress, Trainer
 from art.trainer.tree.tree import check_sample
@@ -485,7 +485,7 @@ def test_a_step_without_groups_to_learn_from_learns_the_rest(trainer: Trainer, t
 
 
 def test_threads_default_to_half_of_the_cores(model_path: Callable[[str], str]) -> None:
-    from art.kernels.threads import default_num_threads
+    from art.kernels.process import default_num_threads
 
     assert default_num_threads() >= 1
     Trainer(model_path("Qwen3"), TrainerConfig(device="cpu"))

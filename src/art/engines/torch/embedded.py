@@ -31,7 +31,7 @@ from art.engines.torch.sampler import Sampled, sample, token_logprobs
 from art.engines.torch.scheduler import Request, Scheduler, Work
 from art.errors import ArtError, ConfigError, ConflictError, NotFoundError, OverloadedError
 from art.kernels.grammar import Vocabulary
-from art.kernels.threads import default_num_threads
+from art.kernels.process import default_num_threads
 
 logger = logging.getLogger(__name__)
 

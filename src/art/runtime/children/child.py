@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from art.config import ServerConfig
-from art.kernels.peak_memory import peak_rss_bytes
+from art.kernels.process import peak_rss_bytes
 from art.protocol.frames.rpc_child import RpcServerSocket
 from art.storage.log_lines import log_to_stderr
 

@@ -17,8 +17,7 @@ from art.config import ModelSettings, VllmConfig
 from art.errors import ConfigError
 from art.memory.activations import Batch
 from art.memory.engine import EngineForecast, forecast_engine, memory_share, sleeping_weights
-from art.memory.parts import GIB, Part, total
-from art.memory.shape import ModelShape
+from art.memory.shape import GIB, ModelShape, Part, total
 from art.memory.trainer import (
     CPU_TOKENS,
     PROCESS_BYTES,

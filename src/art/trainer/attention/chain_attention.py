@@ -2,16 +2,177 @@
 
 Rows are kept as [G, T + 1, R, D]: key head, place in the layout, query head of that key head. So one matrix product per
 block serves all query heads that share a key. The last place is not part of the layout. It is zero, for padding.
+
+Plan attention over a prefix tree on the CPU, chain by chain.
+
+A chain of the layout is what one path adds to the paths before it: `n` tokens in a row, without branches, whose keys
+are the path from the root. Attention of a chain is that of the last `n` tokens of an ordinary causal sequence. So only
+the causal attention of the new tokens is computed, no mask is wider than a block, and the loop is over paths, of which
+there are far fewer than nodes of the tree.
+
+The queries of a long chain are split into blocks: a block computes no keys after its own, and its scores stay in the
+cache. Short chains of similar size are padded and bundled: agents add a few tokens per turn, and one call for each such
+chain would take longer than its arithmetic.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from art.trainer.tree.chains import Block, Work
+from art.trainer.tree.tree import Chain
+
+BLOCK = 96
+"""Queries per block. 64 to 128 measured alike; smaller blocks need more calls, larger ones compute masked scores."""
+
+_BUNDLE_SCORES = 2**18
+"""Most attention scores in a bundle, over all heads, so that they stay in the cache."""
+
+_MAX_PADDED = 1.25
+"""Most scores in a bundle with padding, as a multiple of the scores without."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainKeys:
+    """A chain, an unbranched run of a prefix tree, and its keys as runs from the root to the chain's own tokens."""
+
+    start: int
+    end: int
+    runs: tuple[tuple[int, int], ...]  # [start, end) each; the last ones hold the chain's own `end - start` tokens
+
+    @property
+    def num_queries(self) -> int:
+        return self.end - self.start
+
+    @property
+    def num_keys(self) -> int:
+        return sum(end - start for start, end in self.runs)
+
+
+def make_chain_keys(chain: Chain) -> ChainKeys:
+    """Split the path of a chain into runs of consecutive places. It jumps only where it skips a sibling."""
+    borders = np.flatnonzero(np.diff(chain.path) != 1) + 1
+    runs = tuple((int(run[0]), int(run[-1]) + 1) for run in np.split(chain.path, borders))
+    return ChainKeys(start=chain.start, end=chain.end, runs=runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Queries of a chain (or of a bundle of B chains), which attend to the keys [first, last) of its path."""
+
+    queries: slice | Tensor  # n consecutive places of the layout, or [B * n] places
+    first: int
+    last: int
+    hidden: Tensor  # [B, n, 1, W] 0 or -inf for the last W keys; all queries see the keys before those
+
+
+@dataclass(frozen=True, slots=True)
+class ChainWork:
+    """Chains that are computed at once: a long one, block by block, or a bundle of B short ones in one block."""
+
+    chains: tuple[ChainKeys, ...]
+    blocks: tuple[Block, ...]
+    keys: Tensor | None = None  # [B * L] places of a bundle's keys in the layout; padding is place T, after the layout
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Take the rows on the chains' paths from `rows` [G, T + 1, D]; returns [G * B, L, D]."""
+        if self.keys is None:
+            parts = [rows[:, start:end] for start, end in self.chains[0].runs]
+            return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        picked = rows.index_select(1, self.keys)
+        return picked.view(len(rows) * len(self.chains), -1, rows.shape[-1])
+
+    def scatter_add(self, total: Tensor, rows: Tensor) -> None:
+        """Add `rows` [G * B, L, D] to `total` [G, T + 1, D] where `gather` takes them from."""
+        by_chain = rows.unflatten(0, (len(total), len(self.chains)))
+        for number, chain in enumerate(self.chains):
+            done = 0
+            for start, end in chain.runs:  # adding slices is several times faster than adding indexed rows
+                total[:, start:end] += by_chain[:, number, done : done + end - start]
+                done += end - start
+
+
+Work = Sequence[ChainWork]
+
+
+def plan_chains(chains: Sequence[ChainKeys], *, num_tokens: int, num_heads: int, window: int | None) -> Work:
+    """Plan the attention of all chains (unbranched runs) of a prefix tree of `num_tokens` tokens.
+
+    `window` is the size of the sliding window, if any.
+    """
+    short = [chain for chain in chains if chain.num_queries <= BLOCK]
+    short.sort(key=lambda chain: (chain.num_queries, chain.num_keys), reverse=True)
+    work = [_long(chain, window) for chain in chains if chain.num_queries > BLOCK]
+    for group in _bundle(short, _BUNDLE_SCORES // num_heads):
+        work.append(_long(group[0], window) if len(group) == 1 else _pad(group, num_tokens, window))
+    return work
+
+
+def _bundle(chains: Sequence[ChainKeys], max_scores: int) -> Iterator[list[ChainKeys]]:
+    """Group neighbours of `chains` (sorted by queries, most first) that are of similar size."""
+    group: list[ChainKeys] = []
+    longest = scores = 0
+    for chain in chains:
+        wider = max(longest, chain.num_keys)
+        padded = (len(group) + 1) * (group[0] if group else chain).num_queries * wider
+        more = scores + chain.num_queries * chain.num_keys
+        if group and padded > min(max_scores, _MAX_PADDED * more):
+            yield group
+            group, wider, more = [], chain.num_keys, chain.num_queries * chain.num_keys
+        group.append(chain)
+        longest, scores = wider, more
+    if group:
+        yield group
+
+
+def _long(chain: ChainKeys, window: int | None) -> ChainWork:
+    prefix = chain.num_keys - chain.num_queries
+    blocks = []
+    for start in range(chain.start, chain.end, BLOCK):
+        end = min(start + BLOCK, chain.end)
+        first = 0 if window is None else max(0, prefix + start - chain.start - window + 1)
+        last = prefix + end - chain.start
+        # Without a window only the block's own keys are hidden from some of its queries.
+        hidden = _future(end - start) if window is None else _hidden(end - start, last - first, window)
+        blocks.append(Block(slice(start, end), first, last, hidden[None, :, None]))
+    return ChainWork((chain,), tuple(blocks))
+
+
+def _pad(chains: Sequence[ChainKeys], num_tokens: int, window: int | None) -> ChainWork:
+    num_queries, num_keys = max(c.num_queries for c in chains), max(c.num_keys for c in chains)
+    queries = np.full((len(chains), num_queries), num_tokens)
+    keys = np.full((len(chains), num_keys), num_tokens)
+    hidden = torch.full((len(chains), num_queries, 1, num_keys), -torch.inf)
+    hidden[..., 0] = 0.0  # padded queries see one key, so that their softmax is finite; their results are not read
+    for row, chain in enumerate(chains):
+        queries[row, : chain.num_queries] = np.arange(chain.start, chain.end)
+        keys[row, : chain.num_keys] = np.concatenate([np.arange(start, end) for start, end in chain.runs])
+        hidden[row, : chain.num_queries, 0, : chain.num_keys] = _hidden(chain.num_queries, chain.num_keys, window)
+    block = Block(torch.from_numpy(queries.ravel()), 0, num_keys, hidden)
+    return ChainWork(tuple(chains), (block,), torch.from_numpy(keys.ravel()))
+
+
+@lru_cache(maxsize=BLOCK)
+def _future(count: int) -> Tensor:
+    """The causal mask of a block of `count` queries. Shared by all callers: do not modify."""
+    return _hidden(count, count, None)
+
+
+def _hidden(num_queries: int, num_keys: int, window: int | None) -> Tensor:
+    """[num_queries, num_keys]: 0, or -inf where a query does not see a key. Queries are the last places of the keys."""
+    places = torch.arange(num_keys - num_queries, num_keys)[:, None]
+    keys = torch.arange(num_keys)[None, :]
+    unseen = keys > places
+    if window is not None:
+        unseen |= keys <= places - window
+    return torch.zeros(num_queries, num_keys).masked_fill_(unseen, -torch.inf)
+
 
 _KEEP_BYTES = 2**26
 """Attention probabilities of a layer are kept for the backward pass up to this size. Above it they are recomputed."""

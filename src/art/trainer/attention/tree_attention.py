@@ -4,7 +4,7 @@ Every kernel computes the same rule, query q attends key k iff k <= q < subtree_
 
     dense    scaled-dot-product attention with the rule as a boolean mask: the reference, and fast for small layouts
     chains   for the CPU: each chain of the layout is a causal sequence that follows its ancestors
-             (`art.trainer.tree.chains`)
+             (`art.trainer.attention.chain_attention`)
     flex     FlexAttention with a block mask, for CUDA
     own      none of these: the model's own attention, for layouts in which every chain is a whole sequence
 
@@ -27,11 +27,9 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from art.errors import ConfigError
-from art.trainer.attention.block_mask import BLOCK_SIZE, make_block_mask
-from art.trainer.attention.chain_attention import attend_chains
-from art.trainer.attention.flex_kernel import FlexKind, run_flex
+from art.trainer.attention.chain_attention import ChainKeys, attend_chains, make_chain_keys, plan_chains
+from art.trainer.attention.flex import BLOCK_SIZE, FlexKind, make_block_mask, run_flex
 from art.trainer.attention.kept_attention import attend_once
-from art.trainer.tree.chains import ChainKeys, make_chain_keys, plan_chains
 from art.trainer.tree.tree import IntArray, PrefixTree
 
 ATTENTION_NAME = "art_prefix_tree"

@@ -34,7 +34,7 @@ class LossInputs:
     num_samples: int
     """S. A sample is one path of a rollout. A rollout whose history was edited has several."""
     streams: Mapping[str, Tensor] = field(default_factory=dict)
-    """More log-probs [N] of the targets, by name: references and the teacher. See `art.trainer.streams`."""
+    """More log-probs [N] of the targets, by name: references and the teacher. See `art.trainer.tree.tree`."""
 
     def where(self, chosen: Tensor) -> LossInputs:
         """Return the inputs of the targets for which `chosen` [N] is true. The number of samples stays."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from art.kernels.peak_memory import peak_rss_bytes
+from art.kernels.process import peak_rss_bytes
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")

@@ -15,9 +15,8 @@ from art.kernels.layer_kinds import other_layers
 from art.kernels.quantization import loading_options
 from art.protocol.samples import plain_sample
 from art.trainer.attention.tree_attention import ATTENTION_NAME, TreeLayout, make_layout, register_attention
-from art.trainer.head.products import Head
-from art.trainer.machine.shard import shard_layers
-from art.trainer.policy.checkpointing import configured_mode, set_checkpointing
+from art.trainer.head import Head
+from art.trainer.policy.layers import configured_mode, set_checkpointing, shard_layers
 from art.trainer.policy.lean import keep_less
 from art.trainer.step.logprobs import group_by_row, target_logprobs
 from art.trainer.tree.tree import build_tree, check_sample

@@ -31,11 +31,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from art.trainer.head.masked_rows import NEGLIGIBLE, RowMasks, TileMask, gathers, sum_over_few
-from art.trainer.head.products import Directions, multiply, operand
-from art.trainer.head.products import Head as Head
-from art.trainer.tree.masks import VocabularyMask
-from art.trainer.tree.tree import IntArray, Targets
+from art.trainer.head import NEGLIGIBLE, Directions, RowMasks, TileMask, gathers, multiply, operand, sum_over_few
+from art.trainer.head import Head as Head
+from art.trainer.tree.tree import IntArray, Targets, VocabularyMask
 
 _TILE = {"cpu": (512, 2**19), "cuda": (4096, 2**26)}
 """Maximum of queries and of logits in a tile, by device. On a CPU 2 MB of logits stay in the cache. Measured with

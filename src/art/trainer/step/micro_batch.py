@@ -2,6 +2,8 @@
 
 Training and measuring both use a `MicroBatcher`, which splits samples by a token budget, and `run_fitting`, which runs
 the micro-batches and cuts them until they fit into memory.
+
+Report how far a step has come after every micro-batch.
 """
 
 from __future__ import annotations
@@ -12,17 +14,41 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
+
 from art.errors import TrainingError
-from art.trainer.attention.kernel_check import check_kernel
-from art.trainer.attention.kernel_choice import choose_kernel
+from art.trainer.attention.kernel_choice import check_kernel, choose_kernel
 from art.trainer.attention.tree_attention import KernelName, TreeLayout, make_layout
 from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.machine.memory import is_out_of_memory, release_memory
 from art.trainer.policy.base_model import BaseModel
 from art.trainer.step.logprobs import TargetRows, group_by_row
-from art.trainer.tree.deal import pack_shares
-from art.trainer.tree.pack import pack
+from art.trainer.tree.pack import pack, pack_shares
 from art.trainer.tree.tree import SamplePath, Targets, build_tree
+
+OnProgress = Callable[[int, int], None]
+"""Function that is called with (micro-batches done, micro-batches in total), both of this process only."""
+
+
+class Progress:
+    """Counts finished micro-batches of a step and reports them. Passes that only measure are reported as (0, 1)."""
+
+    def __init__(self, report: OnProgress | None = None) -> None:
+        self._report = report
+        self._num_done = 0
+        self._num_expected = 0
+
+    def expect(self, num_micro_batches: int) -> None:
+        """Begin to count, once the number of micro-batches that train is known."""
+        self._num_expected = num_micro_batches
+
+    def tick(self) -> None:
+        """Count and report one micro-batch. An update that starts again on smaller ones may do more than expected."""
+        if self._num_expected:
+            self._num_done = min(self._num_done + 1, self._num_expected)
+        if self._report is not None:
+            self._report(self._num_done, self._num_expected or 1)
+
 
 _log = logging.getLogger(__name__)
 
@@ -119,6 +145,12 @@ class MicroBatcher:
 def count_idle_passes(micro_batches: list[MicroBatch], base: BaseModel, team: Team) -> int:
     """Count the empty passes that this process must add so that all processes run a sharded model equally often."""
     return max(team.gather(len(micro_batches))) - len(micro_batches) if base.is_sharded else 0
+
+
+def idle_layout(device: torch.device) -> TreeLayout:
+    """Make a layout of one token, for an empty pass while another process computes one more micro-batch."""
+    token = torch.zeros(1, dtype=torch.int64, device=device)
+    return TreeLayout(token_ids=token, positions=token, subtree_end=token + 1, chains=[], kernel="dense")
 
 
 def run_fitting(

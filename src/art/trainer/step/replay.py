@@ -23,8 +23,7 @@ import torch
 from art.errors import ConfigError, InvalidRequestError
 from art.protocol.samples import ConstrainedSpan, Constraint
 from art.trainer.machine.distributed import ALONE, Team
-from art.trainer.tree.masks import VocabularyMask
-from art.trainer.tree.tree import IntArray, SamplePath
+from art.trainer.tree.tree import IntArray, SamplePath, VocabularyMask
 
 if TYPE_CHECKING:
     from art.kernels.grammar import Vocabulary

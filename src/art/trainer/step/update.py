@@ -6,6 +6,11 @@ where each L is the weighted sum of the losses of a component's targets, and eac
 over the *whole* update (by default the sum of the targets' weights). N is known before the first micro-batch runs, so
 the gradient does not depend on how the update is cut into micro-batches, or on which processes run them. Targets that a
 loss or the gate masks still count in N: masking tokens must not increase the weight of the others.
+
+`find_reasons` says of each target whether it was learnt, and if not, why: for the token file of the step.
+
+A target was learnt if the loss has a gradient with respect to its log-prob or to its entropy. That is the same question
+for every loss, a user's own included. The rest tells why there is none, in the order in which it counts.
 """
 
 from __future__ import annotations
@@ -26,21 +31,16 @@ from torch import Tensor
 from art.config import LossConfig, OptimizerConfig
 from art.errors import TrainingError
 from art.protocol.samples import COMPONENTS
-from art.trainer.gate.evidence import BoolArray
-from art.trainer.gate.gate import Correction, Gate, correct
-from art.trainer.gate.report import check_verdict
+from art.storage.steps.token_file import TokenReason
+from art.trainer.gate import BoolArray, Correction, Gate, check_verdict, correct
 from art.trainer.losses import LossInputs, LossOutput, reads_entropy_gradient, sft_loss, term_loss
 from art.trainer.machine.distributed import ALONE, Team
-from art.trainer.machine.shard import idle_layout
 from art.trainer.policy.policy import Policy
 from art.trainer.resident import Loaded
-from art.trainer.step.logprobs import target_logprobs
-from art.trainer.step.micro_batch import MicroBatch, MicroBatcher, count_idle_passes, run_fitting
-from art.trainer.step.progress import Progress
-from art.trainer.step.reasons import find_reasons, watch_gradients
+from art.trainer.step.logprobs import TargetRows, target_logprobs
+from art.trainer.step.micro_batch import MicroBatch, MicroBatcher, Progress, count_idle_passes, idle_layout, run_fitting
 from art.trainer.step.step_metrics import GateView, MicroBatchRecord, StepRecord
-from art.trainer.streams import ANCHOR, BASE, SAMPLED_BASE, SAMPLER
-from art.trainer.tree.tree import FloatArray, SamplePath, Targets
+from art.trainer.tree.tree import ANCHOR, BASE, SAMPLED_BASE, SAMPLER, FloatArray, SamplePath, Targets
 
 _log = logging.getLogger(__name__)
 
@@ -303,3 +303,48 @@ def _evident(inputs: LossInputs, log_ratio: Tensor) -> Tensor:
     """[N] what the gate judges: `log_ratio`, and for compared stale tokens the one of the checkpoint that sampled."""
     sampler = inputs.streams.get(SAMPLER)
     return log_ratio if sampler is None else torch.where(sampler.isnan(), log_ratio, sampler - inputs.sampling_logprobs)
+
+
+def watch_gradients(inputs: LossInputs) -> None:
+    """Keep the gradients that `find_reasons` reads. Call it before the backward pass."""
+    for tensor in (inputs.policy_logprobs, inputs.entropy):
+        if tensor.requires_grad:
+            tensor.retain_grad()
+
+
+def find_reasons(
+    inputs: LossInputs, losses: LossOutput, correction: Correction | None, rows: TargetRows, is_rl: Tensor
+) -> NDArray[np.uint8]:
+    """Return the `TokenReason` [N] of each target of a micro-batch, after its backward pass.
+
+    Args:
+        correction: what the mismatch gate did; `None` without a gate.
+        is_rl: [N] targets of component "rl".
+    """
+    learnt = _has_gradient(inputs.policy_logprobs) | _has_gradient(inputs.entropy)
+    bounded = losses.clipped_low | losses.clipped_high
+    reasons = torch.full((len(learnt),), int(TokenReason.NO_GRADIENT), dtype=torch.uint8)
+    steps: list[tuple[Tensor, TokenReason]] = [
+        (learnt, TokenReason.TRAINED),
+        (learnt & bounded, TokenReason.CAPPED),
+        (~learnt & bounded, TokenReason.CLIPPED),
+        (~learnt & is_rl & (inputs.advantages == 0), TokenReason.NO_ADVANTAGE),
+    ]
+    if correction is not None:
+        steps.append((learnt & correction.truncated, TokenReason.TRUNCATED))
+    if rows.num_forced:
+        forced = torch.ones_like(learnt)
+        forced[rows.order.cpu()] = False
+        steps.append((forced, TokenReason.FORCED))
+    if correction is not None:
+        steps.append((correction.factors == 0, TokenReason.MISMATCHED_TOKEN))
+        steps.append((correction.masked_rollouts, TokenReason.MISMATCHED_ROLLOUT))
+    for chosen, reason in steps:
+        reasons[chosen] = int(reason)
+    result: NDArray[np.uint8] = reasons.numpy()
+    return result
+
+
+def _has_gradient(values: Tensor) -> Tensor:
+    gradient = values.grad if values.requires_grad else None
+    return torch.zeros(len(values), dtype=torch.bool) if gradient is None else gradient != 0

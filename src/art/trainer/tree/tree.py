@@ -14,6 +14,12 @@ each path to those before gives the tree in depth-first order. Three integers pe
 The targets are a flat list. Each is read at the token before it, its query. Equal tokens of several samples merge, but
 every sample keeps its own target. Tokens after a sample's last query have no effect and are not laid out. Layouts are
 numpy arrays; this module does not need torch.
+
+Parts of the vocabulary that tokens were drawn from. This module does not need torch.
+
+Names of streams, the log-probs that a target has in addition to its sampler's, and of the models they come from.
+
+The stream of another checkpoint is named by its step, as text.
 """
 
 from __future__ import annotations
@@ -29,7 +35,94 @@ from art.errors import TrajectoryError
 from art.protocol.compact.layout import lay_out
 from art.protocol.compact.token_paths import TokenPath, sort_ranks
 from art.protocol.samples import COMPONENTS, TrainingSample
-from art.trainer.tree.masks import VocabularyMask
+
+FEW = 4096
+"""Most tokens that a mask lists by id. This number of ids takes as much memory as the bits of 131,072 tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyMask:
+    """The tokens that could be drawn at one place. Equal masks compare equal, so that a dictionary finds duplicates.
+
+    Example: tokens 1 and 9 of a vocabulary of 12
+        few tokens are listed   data = 1, 9 as int32
+        many are bits           data = 0b00000010, 0b00000010    bit v % 8 of byte v // 8 is token v
+    """
+
+    size: int
+    """Number of tokens that could be drawn."""
+    vocab_size: int
+    data: bytes
+    """Ids if `size` is at most `FEW`, else bits."""
+
+    @classmethod
+    def from_ids(cls, ids: NDArray[np.int32], vocab_size: int) -> VocabularyMask:
+        """`ids` are ascending, without duplicates, and below `vocab_size`."""
+        if len(ids) <= FEW:
+            return cls(len(ids), vocab_size, ids.tobytes())
+        return cls(len(ids), vocab_size, _pack(ids, vocab_size).tobytes())
+
+    @classmethod
+    def from_bits(cls, bits: bytes, vocab_size: int) -> VocabularyMask:
+        """`bits` may be longer than the vocabulary, e.g. whole words."""
+        flags = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little", count=vocab_size)
+        size = int(np.count_nonzero(flags))
+        if size <= FEW:
+            return cls(size, vocab_size, np.flatnonzero(flags).astype(np.int32).tobytes())
+        return cls(size, vocab_size, np.packbits(flags, bitorder="little").tobytes())
+
+    @property
+    def is_few(self) -> bool:
+        return self.size <= FEW
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """[size] Ascending ids of few tokens."""
+        return np.frombuffer(self.data, dtype=np.int32)
+
+    @property
+    def bits(self) -> NDArray[np.uint8]:
+        """[ceil(vocab_size / 8)]"""
+        return _pack(self.ids, self.vocab_size) if self.is_few else np.frombuffer(self.data, dtype=np.uint8)
+
+    def among(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return the ids that are part of the mask, in the same order."""
+        if self.is_few:
+            own = self.ids
+            is_part = own[np.searchsorted(own, ids).clip(max=len(own) - 1)] == ids if len(own) else ids < 0
+        else:
+            is_part = (self.bits[ids >> 3] >> (ids & 7)) & 1 == 1
+        part: NDArray[np.int32] = ids[is_part]
+        return part
+
+    def __contains__(self, token_id: int) -> bool:
+        return len(self.among(np.asarray([token_id], dtype=np.int32))) == 1
+
+
+def _pack(ids: NDArray[np.int32], vocab_size: int) -> NDArray[np.uint8]:
+    flags = np.zeros(vocab_size, dtype=np.bool_)
+    flags[ids] = True
+    return np.packbits(flags, bitorder="little")
+
+
+POLICY = "policy"
+"""Source of log-probs: the policy that is trained, before the step's first update."""
+
+BASE = "base"
+"""Source of log-probs: the base model. Also the name of the stream with its log-probs."""
+
+ANCHOR = "anchor"
+"""Stream: the policy's log-probs at the start of the step."""
+
+SAMPLED_BASE = "sampled_base"
+"""Stream: the log-probs of the base model for some of the samples, NaN for the rest."""
+
+TEACHER = "teacher"
+"""Stream: the log-probs of the model that a distillation loss learns from."""
+
+SAMPLER = "sampler"
+"""Stream: log-probs under the checkpoint that sampled each token, for some of the stale samples, NaN for the rest."""
+
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]

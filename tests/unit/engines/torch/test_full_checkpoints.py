@@ -96,7 +96,9 @@ def test_what_was_trained_is_served(
     dtype: Any, tolerance: float, qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Log-probs of the probe, and the norm of the change after rounding."""
-    monkeypatch.setattr("art.trainer.machine.usage.peak_flops", lambda device, dtype: 1e12)  # takes seconds in bfloat16
+    monkeypatch.setattr(
+        "art.trainer.step.step_metrics.peak_flops", lambda device, dtype: 1e12
+    )  # takes seconds in bfloat16
     norms = train(qwen3, tmp_path, dtype)
     pool = EnginePool.load(str(qwen3), EngineConfig(device="cpu", dtype=dtype, num_threads=1))
     assert pool.load_adapter("m@0", tmp_path / "0").norm == 0

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from art.config import EngineConfig, LoraConfig, ModelSettings, TrainerConfig, VllmConfig
 from art.errors import ConfigError
-from art.memory.parts import GIB
-from art.memory.shape import shape_of
+from art.memory.shape import GIB, shape_of
 from art.runtime.placement.memory import DeviceForecast, MemoryPlan, check_forecast, check_memory, forecast_devices
 from art.runtime.placement.placement import Devices, Gpu, choose_placement
 from tests.support.model_shapes import QWEN3

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from art.trainer.attention import block_mask
-from art.trainer.attention.block_mask import BLOCK_SIZE, classify_blocks, flex_rule, make_block_mask
+from art.trainer.attention import flex
+from art.trainer.attention.flex import BLOCK_SIZE, classify_blocks, flex_rule, make_block_mask
 from art.trainer.attention.tree_attention import dense_mask, padded_length
 
 # A tree in depth-first order: each token hangs below the one before it, or below one of that token's ancestors.
@@ -91,7 +91,7 @@ def test_full_blocks_are_full_and_empty_ones_empty(
 @pytest.mark.parametrize("num_tokens", [512, 2048, 2500])
 def test_large_blocks_of_long_trees(num_tokens: int, window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The size that FlexAttention uses, and several parts of the blocks of queries."""
-    monkeypatch.setattr(block_mask, "_PAIRS_AT_ONCE", 2**12)
+    monkeypatch.setattr(flex, "_PAIRS_AT_ONCE", 2**12)
     positions, ends = long_tree(num_tokens)
     rule = flex_rule(positions, ends, window)
     theirs = create_block_mask(rule, None, None, num_tokens, num_tokens, device="cpu", BLOCK_SIZE=BLOCK_SIZE)

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from art.errors import TrainingError
-from art.trainer.attention import flex_kernel
-from art.trainer.attention.flex_kernel import FlexKind, compiled_function
+from art.trainer.attention import flex
+from art.trainer.attention.flex import FlexKind, compiled_function
 from art.trainer.attention.kernel_choice import example_layout
 from art.trainer.attention.tree_attention import Formula, TreeLayout, attend_dense, attend_flex
 
@@ -87,7 +87,7 @@ def test_a_kind_has_two_graphs(window: int | None, needs_grad: tuple[str, ...], 
 @pytest.mark.usefixtures("traced")
 def test_kinds_do_not_share_the_limit(monkeypatch: pytest.MonkeyPatch, graphs: Callable[[], int]) -> None:
     """Many windows, with and without gradient: 6 functions, each with one graph of the one that it may have."""
-    monkeypatch.setattr(flex_kernel, "MAX_GRAPHS", 1)
+    monkeypatch.setattr(flex, "MAX_GRAPHS", 1)
     layout = example_layout(512, CPU)
     for window in (None, 10, 20):
         for names in ("qkv", ""):
@@ -97,7 +97,7 @@ def test_kinds_do_not_share_the_limit(monkeypatch: pytest.MonkeyPatch, graphs: C
 
 @pytest.mark.usefixtures("traced")
 def test_too_many_graphs_are_an_error(monkeypatch: pytest.MonkeyPatch, graphs: Callable[[], int]) -> None:
-    monkeypatch.setattr(flex_kernel, "MAX_GRAPHS", 3)
+    monkeypatch.setattr(flex, "MAX_GRAPHS", 3)
     layout = example_layout(512, CPU)
     first, *others = (random_inputs(512, "", num_heads) for num_heads in (2, 4, 6, 8))
     for inputs in (first, *others[:2]):

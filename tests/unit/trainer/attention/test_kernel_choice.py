@@ -14,9 +14,9 @@ import torch
 from art.config import TrainerConfig
 from art.protocol.samples import TrainingSample, plain_sample
 from art.trainer.attention import kernel_choice
-from art.trainer.attention.kernel_check import check_kernel
 from art.trainer.attention.kernel_choice import (
     HeadShape,
+    check_kernel,
     choose_kernel,
     example_layout,
     fastest_kernel,

@@ -12,10 +12,7 @@ import pytest
 
 from art.config import MismatchConfig
 from art.errors import ConfigError, TrainingError
-from art.trainer.gate.evidence import Evidence
-from art.trainer.gate.gate import Drift, Gate, Verdict
-from art.trainer.gate.noise import Noise, expected_noise, is_mixture
-from art.trainer.gate.report import check_verdict
+from art.trainer.gate import Drift, Evidence, Gate, Noise, Verdict, check_verdict, expected_noise, is_mixture
 from art.trainer.tree.tree import SamplePath, check_sample
 from tests.support.trainer_samples import random_samples
 

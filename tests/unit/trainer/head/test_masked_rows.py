@@ -11,8 +11,8 @@ import torch
 
 from art.config import DppoConfig, KlConfig, LoraConfig, TrainerConfig
 from art.protocol.samples import ConstrainedSpan, Constraint
-from art.trainer.head import masked_rows
-from art.trainer.head.products import Head
+from art.trainer import head as head_module
+from art.trainer.head import Head
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.full import FullPolicy
 from art.trainer.policy.lora import LoraPolicy
@@ -23,9 +23,8 @@ from art.trainer.step.measure import add_stream, target_logprobs_in_order
 from art.trainer.step.micro_batch import MicroBatcher, make_micro_batch, split_micro_batches
 from art.trainer.step.step_metrics import StepRecord
 from art.trainer.step.update import Update, compute_gradient
-from art.trainer.tree import masks
-from art.trainer.tree.masks import VocabularyMask
-from art.trainer.tree.tree import Targets, build_tree
+from art.trainer.tree import tree
+from art.trainer.tree.tree import Targets, VocabularyMask, build_tree
 from tests.support.constrained_samples import replayed, with_kept
 from tests.support.trainer_reference import reference_gradient, sequence_logprobs
 from tests.support.trainer_samples import VOCAB_SIZE, random_samples
@@ -39,8 +38,8 @@ TILES = [(1, 1), (3, 7), (4, 10_000), (512, 2**19)]
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gather the head's rows of masks of up to so many tokens, and compute the others in tiles."""
     if request.param is not None:
-        monkeypatch.setattr(masks, "FEW", request.param)
-        monkeypatch.setattr(masked_rows, "GATHER_COST", 0)
+        monkeypatch.setattr(tree, "FEW", request.param)
+        monkeypatch.setattr(head_module, "GATHER_COST", 0)
 
 
 def masked_targets(seed: int) -> tuple[int, Targets]:
@@ -153,7 +152,7 @@ def test_equal_logits_give_equal_log_probs() -> None:
 @pytest.mark.parametrize("tile", TILES)
 def test_tiles_without_an_allowed_token_leave_no_trace(tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the last tokens are allowed, and the others' logits are 2,000 above theirs."""
-    monkeypatch.setattr(masks, "FEW", 0)
+    monkeypatch.setattr(tree, "FEW", 0)
     monkeypatch.setitem(module._TILE, "cpu", tile)
     size, targets = masked_targets(3)
     last = VocabularyMask.from_ids(np.arange(VOCAB_SIZE - 5, VOCAB_SIZE, dtype=np.int32), VOCAB_SIZE)
@@ -176,12 +175,12 @@ def test_tiles_without_an_allowed_token_leave_no_trace(tile: tuple[int, int], mo
 
 def test_many_rows_in_padded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gathering a few numbers at a time, or everything at once, gives the same."""
-    monkeypatch.setattr(masked_rows, "GATHER_COST", 0)
+    monkeypatch.setattr(head_module, "GATHER_COST", 0)
     size, targets = masked_targets(4)
     weight, bias = head(4)
     hidden = torch.randn(size, HIDDEN_SIZE, generator=torch.Generator().manual_seed(3))
     found = ours(hidden, Head(weight, bias), targets)
-    monkeypatch.setitem(masked_rows._BATCH_ELEMENTS, "cpu", 1)
+    monkeypatch.setitem(head_module._BATCH_ELEMENTS, "cpu", 1)
     again = ours(hidden, Head(weight, bias), targets)
     for one, other in zip(found, again, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
@@ -197,7 +196,7 @@ def test_a_bfloat16_head_is_read_in_float32() -> None:
 
 
 def test_a_mask_of_everything_is_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masks, "FEW", 8)
+    monkeypatch.setattr(tree, "FEW", 8)
     size, targets = masked_targets(6)
     weight, bias = head(6)
     hidden = torch.randn(size, HIDDEN_SIZE, generator=torch.Generator().manual_seed(3))
@@ -281,7 +280,7 @@ def _ends(paths: list) -> np.ndarray:
 
 
 def test_kl_measures_over_the_same_tokens(policies: dict[str, Policy]) -> None:
-    """At step 0 policy and base are equal, so any difference would come from the masks."""
+    """At step 0 policy and base are equal, so any difference would come from the tree."""
     policy = policies["full"]
     paths = replayed(with_kept(random_samples(3, count=12)))
     batcher = MicroBatcher(policy.base, max_tokens=40)

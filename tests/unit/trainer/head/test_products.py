@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from art.trainer.head import products as module
-from art.trainer.head.products import Head, multiply, operand
+from art.trainer import head as module
+from art.trainer.head import Head, multiply, operand
 from art.trainer.step.logprobs import TargetRows, group_by_row, target_logprobs
-from art.trainer.tree.masks import VocabularyMask
-from art.trainer.tree.tree import build_tree, check_sample
+from art.trainer.tree import tree
+from art.trainer.tree.tree import VocabularyMask, build_tree, check_sample
 from tests.support.trainer_samples import VOCAB_SIZE, random_samples
 
 NEEDS_CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
@@ -121,11 +121,8 @@ def test_a_likely_token_is_exact_in_the_gradient(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_masked_rows_use_the_same_products(device: str, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Masks of few and of many tokens, in bfloat16 against float64 over the allowed tokens."""
-    from art.trainer.head import masked_rows
-    from art.trainer.tree import masks
-
-    monkeypatch.setattr(masks, "FEW", VOCAB_SIZE if few else 0)
-    monkeypatch.setattr(masked_rows, "GATHER_COST", 0)
+    monkeypatch.setattr(tree, "FEW", VOCAB_SIZE if few else 0)
+    monkeypatch.setattr(module, "GATHER_COST", 0)
     paths = [path for sample in random_samples(0, count=10) if (path := check_sample(sample, vocab_size=VOCAB_SIZE))]
     targets = build_tree(paths).targets
     allowed = torch.zeros(VOCAB_SIZE, dtype=torch.bool)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from art.config import LoraConfig
-from art.kernels.activation_bytes import Checkpointing, LayerShape, activation_bytes, saved_bytes_per_token
-from art.trainer.policy.checkpointing import set_checkpointing
+from art.memory.shape import Checkpointing, LayerShape, activation_bytes, saved_bytes_per_token
+from art.trainer.policy.layers import set_checkpointing
 from art.trainer.policy.lean import keep_less
 from art.trainer.policy.lora import LoraPolicy
 from tests.support.layer_memory import SHAPE_4B, flash_attention, held_bytes, saved_bytes, zero_model

@@ -13,11 +13,11 @@ import torch
 from art.config import TrainerConfig
 from art.errors import ConfigError, TrainingError
 from art.protocol.samples import plain_sample
-from art.trainer.attention import kernel_check
+from art.trainer.attention import kernel_choice
 from art.trainer.attention import tree_attention as attention
-from art.trainer.attention.kernel_check import check_kernel
+from art.trainer.attention.kernel_choice import check_kernel
 from art.trainer.attention.tree_attention import Formula, attend, make_layout
-from art.trainer.head.products import Head
+from art.trainer.head import Head
 from art.trainer.policy.base_model import BaseModel, check_architecture, load_base_model, run_backbone
 from art.trainer.step.measure import target_logprobs_in_order
 from art.trainer.step.micro_batch import make_micro_batch
@@ -157,7 +157,7 @@ def test_kernel_check(model_path: Callable[[str], str], monkeypatch: pytest.Monk
     def sees_the_future(query: Any, key: Any, value: Any, layout: Any, formula: Formula) -> Any:
         return attention.attend_dense(query, key, value.cumsum(2), layout, formula)
 
-    monkeypatch.setitem(kernel_check.KERNELS, "chains", sees_the_future)
+    monkeypatch.setitem(kernel_choice.KERNELS, "chains", sees_the_future)
     with pytest.raises(TrainingError, match="'chains' attention kernel is wrong on this machine: its output differs"):
         check_kernel(base, "chains", paths())
 
@@ -172,8 +172,8 @@ def test_kernel_check_has_memory_for_a_long_sample(
         lengths.append(len(arguments[3].token_ids))
         return attention.attend_dense(*arguments)
 
-    monkeypatch.setattr(kernel_check, "_MAX_TOKENS", 100)
-    monkeypatch.setattr(kernel_check, "attend_dense", watched)
+    monkeypatch.setattr(kernel_choice, "_MAX_TOKENS", 100)
+    monkeypatch.setattr(kernel_choice, "attend_dense", watched)
     base = load_base_model(model_path("Qwen3"), CPU)
     check_kernel(base, "chains", [long_path(300), *paths()])
     check_kernel(base, "chains", [long_path(40), long_path(300)])

@@ -27,10 +27,10 @@ from art.errors import AdapterError, ConfigError, ConflictError, CorruptCheckpoi
 from art.protocol.calls import Train, TrainSft
 from art.protocol.samples import StepResult, TrainingSample
 from art.storage import checkpoints
-from art.trainer.machine import usage
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.full import FullPolicy
-from art.trainer.proof.probe import fresh_probe_tokens, measure_probe
+from art.trainer.proof import fresh_probe_tokens, measure_probe
+from art.trainer.step import step_metrics
 from art.trainer.step.micro_batch import split_micro_batches
 from art.trainer.step.optimizer import Optimizer
 from art.trainer.step.step_metrics import StepRecord
@@ -251,7 +251,7 @@ def test_sft_lowers_the_loss(new_trainer: Callable[..., Trainer], tmp_path: Path
 def test_a_restarted_trainer_continues_bit_identically(
     dtype: str, new_trainer: Callable[..., Trainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(usage, "peak_flops", lambda device, dtype: 1e12)  # takes seconds to measure in bfloat16
+    monkeypatch.setattr(step_metrics, "peak_flops", lambda device, dtype: 1e12)  # takes seconds to measure in bfloat16
     undisturbed = new_trainer(dtype=dtype)
     for name in ("a", "b"):
         undisturbed.init_checkpoint(tmp_path / name / "0000", None)

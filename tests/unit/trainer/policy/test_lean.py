@@ -13,15 +13,14 @@ from torch import Tensor
 from art.config import DppoConfig, LoraConfig, TrainerConfig
 from art.errors import ConfigError
 from art.trainer.attention.tree_attention import KERNELS
-from art.trainer.machine.shard import idle_layout
 from art.trainer.policy import base_model
 from art.trainer.policy.base_model import load_base_model
-from art.trainer.policy.checkpointing import set_checkpointing
 from art.trainer.policy.full import FullPolicy
+from art.trainer.policy.layers import set_checkpointing
 from art.trainer.policy.lean import keep_less
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.policy.policy import Policy
-from art.trainer.step.micro_batch import split_micro_batches
+from art.trainer.step.micro_batch import idle_layout, split_micro_batches
 from art.trainer.step.step_metrics import StepRecord
 from art.trainer.step.update import Update, compute_gradient
 from art.trainer.tree.tree import check_sample

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from art.config import DppoConfig, LoraConfig, TrainerConfig
-from art.trainer.machine.shard import idle_layout
 from art.trainer.policy import lora
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.linear import AdaptedLinear
 from art.trainer.policy.lora import LoraPolicy
-from art.trainer.step.micro_batch import split_micro_batches
+from art.trainer.step.micro_batch import idle_layout, split_micro_batches
 from art.trainer.step.step_metrics import StepRecord
 from art.trainer.step.update import Update, compute_gradient
 from art.trainer.tensor_files import stream_named

@@ -15,7 +15,7 @@ from art.config import LoraConfig, OptimizerConfig, TrainerConfig
 from art.errors import AdapterError, ConfigError, TrainingError
 from art.trainer.policy.base_model import BaseModel, load_base_model
 from art.trainer.policy.lora import LoraPolicy
-from art.trainer.proof.probe import fresh_probe_tokens, measure_probe
+from art.trainer.proof import fresh_probe_tokens, measure_probe
 from art.trainer.step.optimizer import Optimizer
 from tests.support.trainer_files import save_content, whole
 from tests.support.trainer_reference import sequence_logprobs

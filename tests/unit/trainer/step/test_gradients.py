@@ -21,7 +21,6 @@ from art.trainer.step import micro_batch
 from art.trainer.step.micro_batch import split_micro_batches
 from art.trainer.step.step_metrics import StepRecord, summarise
 from art.trainer.step.update import Update, compute_gradient
-from art.trainer.tree import chains
 from art.trainer.tree.tree import check_sample
 from tests.support.trainer_reference import reference_gradient, reference_loss, with_own_logprobs
 from tests.support.trainer_samples import VOCAB_SIZE, random_samples
@@ -101,8 +100,8 @@ def test_blocks_bundles_and_recomputation_change_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kernel("chains")
-    monkeypatch.setattr(chains, "BLOCK", block)
-    monkeypatch.setattr(chains, "_BUNDLE_SCORES", bundle_scores)
+    monkeypatch.setattr(chain_attention, "BLOCK", block)
+    monkeypatch.setattr(chain_attention, "_BUNDLE_SCORES", bundle_scores)
     monkeypatch.setattr(chain_attention, "_KEEP_BYTES", keep_bytes)
     samples = random_samples(5, count=12)
     found, _ = tree_gradient(policies(family), samples)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from art.trainer.head.products import Head
+from art.trainer.head import Head
 from art.trainer.step import logprobs as module
 from art.trainer.step.logprobs import TargetRows, group_by_row, target_logprobs
 from art.trainer.tree.tree import build_tree, check_sample

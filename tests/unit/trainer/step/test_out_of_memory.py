@@ -19,7 +19,7 @@ from art.trainer.machine.distributed import Team
 from art.trainer.machine.memory import is_out_of_memory
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.lora import LoraPolicy
-from art.trainer.proof.probe import PROBE_TOKENS
+from art.trainer.proof import PROBE_TOKENS
 from art.trainer.step import update as module
 from art.trainer.step.measure import HiddenStates, add_stream
 from art.trainer.step.micro_batch import GROW_AFTER, GROWTH, MicroBatcher, split_micro_batches

@@ -11,10 +11,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from art.config import LoraConfig, TrainerConfig
-from art.trainer.head.products import Head
-from art.trainer.machine import usage
+from art.trainer.head import Head
 from art.trainer.policy.base_model import BaseModel, load_base_model
 from art.trainer.policy.lora import LoraPolicy
+from art.trainer.step import step_metrics
 from art.trainer.step.micro_batch import split_micro_batches
 from art.trainer.step.step_metrics import StepRecord
 from art.trainer.step.update import Update, compute_gradient
@@ -41,7 +41,7 @@ def test_a_sequence_needs_what_torch_counts(
     with FlopCounterMode(display=False) as counter:
         model(inputs_embeds=inputs, use_cache=False).logits.sum().backward()
     record = StepRecord(num_tree_tokens=size, num_visible_keys=size * size, num_rows=size)
-    assert usage.count_flops(base, record, trains_base_weights=trains_base_weights) == counter.get_total_flops()
+    assert step_metrics.count_flops(base, record, trains_base_weights=trains_base_weights) == counter.get_total_flops()
 
 
 def test_an_update_records_what_its_tree_needs(base: BaseModel) -> None:
@@ -59,7 +59,10 @@ def test_an_update_records_what_its_tree_needs(base: BaseModel) -> None:
         (query, temperature) for query, temperature in zip(tree.targets.queries, tree.targets.temperatures, strict=True)
     }
     weights = 2 * (32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 48)
-    assert usage.count_flops(base, record) == 4 * len(tree) * weights + 12 * visible * 2 * 32 + 4 * len(rows) * 61 * 32
+    assert (
+        step_metrics.count_flops(base, record)
+        == 4 * len(tree) * weights + 12 * visible * 2 * 32 + 4 * len(rows) * 61 * 32
+    )
 
 
 def test_of_a_mixture_of_experts_a_token_meets_only_some() -> None:
@@ -72,7 +75,7 @@ def test_of_a_mixture_of_experts_a_token_meets_only_some() -> None:
             **changes,
         )  # fmt: skip
         model = transformers.AutoModelForCausalLM.from_config(config)
-        return usage.count_active_weights(
+        return step_metrics.count_active_weights(
             BaseModel("moe", model, model.model, Head(model.lm_head.weight, None), torch.device("cpu"))
         )
 
@@ -85,8 +88,8 @@ def test_of_a_mixture_of_experts_a_token_meets_only_some() -> None:
 def test_metrics_are_rates_of_the_updates(base: BaseModel) -> None:
     record = StepRecord(num_tree_tokens=100, num_visible_keys=500, num_rows=10)
     policy: Any = SimpleNamespace(base=base, trains_base_weights=False)
-    flops = usage.count_flops(base, record)
-    metrics = usage.measure_usage(policy, record, 0.5, peak_flops=8 * flops)
+    flops = step_metrics.count_flops(base, record)
+    metrics = step_metrics.measure_usage(policy, record, 0.5, peak_flops=8 * flops)
     assert metrics["throughput/train_tree_tokens_per_s"] == 200
     assert metrics["throughput/train_flops_per_s"] == 2 * flops
     assert metrics["throughput/train_utilization"] == 0.25
@@ -107,10 +110,10 @@ def test_metrics_are_rates_of_the_updates(base: BaseModel) -> None:
     ],
 )
 def test_a_gpu_is_known_by_whole_words(gpu: str, peak: float | None) -> None:
-    assert usage.known_peak(gpu) == peak
+    assert step_metrics.known_peak(gpu) == peak
 
 
 def test_the_peak_of_a_processor_is_measured_once() -> None:
-    first = usage.peak_flops(torch.device("cpu"), torch.float32)
+    first = step_metrics.peak_flops(torch.device("cpu"), torch.float32)
     assert 1e8 < first < 1e15
-    assert usage.peak_flops(torch.device("cpu"), torch.float32) == first
+    assert step_metrics.peak_flops(torch.device("cpu"), torch.float32) == first

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from art.trainer.attention.chain_attention import attend_chains
+from art.trainer.attention import chain_attention
+from art.trainer.attention.chain_attention import ChainKeys, ChainWork, attend_chains, make_chain_keys, plan_chains
 from art.trainer.attention.tree_attention import Formula, TreeLayout, attend_dense, dense_mask
-from art.trainer.tree import chains
-from art.trainer.tree.chains import ChainKeys, ChainWork, make_chain_keys, plan_chains
 from art.trainer.tree.tree import PrefixTree, build_tree, check_sample
 from tests.support.trainer_samples import VOCAB_SIZE, random_samples
 
@@ -30,7 +29,7 @@ def members(work: Sequence[ChainWork]) -> list[ChainKeys]:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("block", [4, 96])
 def test_every_chain_is_planned_once(seed: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chains, "BLOCK", block)
+    monkeypatch.setattr(chain_attention, "BLOCK", block)
     tree = random_tree(seed)
     keys = chain_keys(tree)
     work = plan_chains(keys, num_tokens=len(tree), num_heads=4, window=None)
@@ -40,8 +39,8 @@ def test_every_chain_is_planned_once(seed: int, block: int, monkeypatch: pytest.
     for bundle in bundles:
         padded = bundle.blocks[0].hidden.numel()
         assert max(chain.num_queries for chain in bundle.chains) <= block
-        assert padded <= chains._MAX_PADDED * sum(c.num_queries * c.num_keys for c in bundle.chains)
-        assert padded * 4 <= chains._BUNDLE_SCORES
+        assert padded <= chain_attention._MAX_PADDED * sum(c.num_queries * c.num_keys for c in bundle.chains)
+        assert padded * 4 <= chain_attention._BUNDLE_SCORES
 
 
 def test_chains_that_differ_much_are_not_bundled() -> None:
@@ -73,8 +72,8 @@ def test_values_and_gradients_equal_plain_attention(
     heads: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(chains, "BLOCK", block)
-    monkeypatch.setattr(chains, "_MAX_PADDED", max_padded)
+    monkeypatch.setattr(chain_attention, "BLOCK", block)
+    monkeypatch.setattr(chain_attention, "_MAX_PADDED", max_padded)
     tree = random_tree(7)
     num_tokens, (num_heads, groups) = len(tree), heads
     generator = torch.Generator().manual_seed(0)

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art.protocol.samples import TrainingSample
-from art.trainer.tree.deal import count_tree_tokens, deal, pack_shares
-from art.trainer.tree.pack import pack
+from art.trainer.tree.pack import count_tree_tokens, deal, pack, pack_shares
 from art.trainer.tree.tree import SamplePath, build_tree, check_sample
 from tests.support.trainer_samples import VOCAB_SIZE, random_samples
 

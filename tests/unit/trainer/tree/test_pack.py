@@ -9,8 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art.protocol.samples import plain_sample
-from art.trainer.tree.deal import count_tree_tokens
-from art.trainer.tree.pack import group_by_rollout, group_samples, pack, split_batches, split_minibatches
+from art.trainer.tree.pack import (
+    count_tree_tokens,
+    group_by_rollout,
+    group_samples,
+    pack,
+    split_batches,
+    split_minibatches,
+)
 from art.trainer.tree.tree import SamplePath, build_tree, check_sample
 
 paths_of_few_tokens = st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=12), min_size=1, max_size=12)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from art.errors import TrajectoryError
 from art.protocol.samples import TrainingSample, plain_sample
-from art.trainer.attention.block_mask import flex_rule
+from art.trainer.attention.flex import flex_rule
 from art.trainer.attention.tree_attention import dense_mask
 from art.trainer.tree.tree import PrefixTree, SamplePath, build_tree, check_sample
 from tests.support.trainer_samples import VOCAB_SIZE, make_sample, random_samples

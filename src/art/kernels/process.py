@@ -1,10 +1,18 @@
-"""The largest resident memory that this process has had."""
+"""What a process of ART takes by default and at most: threads and memory."""
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 from pathlib import Path
+
+
+def default_num_threads() -> int:
+    """Return half of the cores that this process may use. Trainer and engine run side by side, so each takes half."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // 2)
+
 
 _STATUS = Path("/proc/self/status")
 

@@ -8,6 +8,19 @@ scores, 34 GB at 16,384 tokens and 32 heads in float32. So
   others: flags and numbers that would need more graphs are part of the kind or made equal before the call;
 - the limit is raised for these functions;
 - hitting it, or running uncompiled for any other reason, is an error.
+
+FlexAttention's block mask of a prefix tree, made from the extremes of blocks and not from a [T, T] mask.
+
+FlexAttention skips a block of queries by keys that is empty, evaluates the rule in a partial one, and computes a full
+one without the rule. The extremes of a block tell which of the three it is. For queries [q0, q1) and keys before them,
+
+    some query sees some key      if   q0 < max(subtree_end)
+    every query sees every key    if   q1 <= min(subtree_end)
+
+With a sliding window, a full block also needs max(positions of queries) - min(positions of keys) < window. Whether some
+query sees some key no longer follows from extremes, since the nearest positions may lie on different branches. But the
+queries that are in the subtree of a key are the first ones of the block, so their running minimum of positions tells
+whether one of them is near enough: T numbers per block of queries.
 """
 
 from __future__ import annotations
@@ -20,11 +33,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from art.errors import TrainingError
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
+
 
 MAX_GRAPHS = 32
 """Most graphs that a compiled function may have. A model uses two of each."""
@@ -128,3 +143,92 @@ def _call_flex(
         return flex_attention(query, key, value, **options), None
     out, aux = flex_attention(query, key, value, return_aux=AuxRequest(lse=True), **options)
     return out, aux.lse
+
+
+BLOCK_SIZE = 128
+"""FlexAttention's own default, in tokens, for queries and keys."""
+
+_PAIRS_AT_ONCE = 2**20
+"""Most pairs of a query block and a key that are judged together: about 30 MB of memory."""
+
+
+def make_block_mask(
+    positions: Tensor, subtree_end: Tensor, window: int | None, *, block_size: int = BLOCK_SIZE
+) -> BlockMask:
+    """Make the block mask of a layout, equal to that of `create_block_mask`, on the layout's device.
+
+    `positions` and `subtree_end` are [T]. With B = `block_size`, memory is O((T/B)^2) and so is time; with a `window`
+    time is O(T^2/B). `create_block_mask` needs [T, T] booleans: 4 GB at 65,536 tokens.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    some, every = classify_blocks(positions, subtree_end, window, block_size=block_size)
+    partial, full = (_as_lists(blocks) for blocks in (some & ~every, every))
+    rule = flex_rule(positions.int(), subtree_end.int(), window)
+    size = len(positions)
+    mask: BlockMask = BlockMask.from_kv_blocks(
+        *partial, *full, BLOCK_SIZE=block_size, mask_mod=rule, seq_lengths=(size, size)
+    )
+    return mask
+
+
+def flex_rule(positions: Tensor, subtree_end: Tensor, window: int | None) -> Callable[..., Tensor]:
+    """Return the prefix tree's attention rule as a function of single indices, the form that FlexAttention expects."""
+
+    def rule(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        allowed = (k <= q) & (q < subtree_end[k])
+        if window is not None:
+            allowed = allowed & (positions[q] - positions[k] < window)
+        return allowed
+
+    return rule
+
+
+def classify_blocks(
+    positions: Tensor, subtree_end: Tensor, window: int | None, *, block_size: int
+) -> tuple[Tensor, Tensor]:
+    """Tell for each block of queries and each of keys whether some query sees some key, and whether every one every.
+
+    Returns:
+        Two tensors [N, N] of booleans, blocks of queries by blocks of keys, where N is T / `block_size`, rounded up.
+    """
+    positions, subtree_end = _fill_last_block(positions, subtree_end, block_size)
+    num_blocks = len(positions) // block_size
+    start = torch.arange(num_blocks, device=positions.device) * block_size
+    is_before = start[None, :] < start[:, None]
+    ends = subtree_end.view(num_blocks, block_size)
+    some = is_before & (ends.amax(1)[None, :] > start[:, None])
+    every = is_before & (ends.amin(1)[None, :] >= start[:, None] + block_size)
+    if window is not None:
+        depths = positions.view(num_blocks, block_size)
+        every &= depths.amax(1)[:, None] - depths.amin(1)[None, :] < window
+        some = _some_in_window(positions, subtree_end, window, start, block_size)
+    some.fill_diagonal_(True)  # every token sees itself
+    return some, every
+
+
+def _some_in_window(positions: Tensor, subtree_end: Tensor, window: int, start: Tensor, block_size: int) -> Tensor:
+    """Tell for blocks that start at `start` [N] which blocks of keys before them a query sees: [N, N] booleans."""
+    nearest = positions.view(-1, block_size).cummin(1).values  # [N, B] lowest position among the first queries
+    rows = []
+    for part in start.split(max(1, _PAIRS_AT_ONCE // len(positions))):
+        # [n, T] queries of the block that are in the subtree of a key. For a key before the block these are its first.
+        num_seeing = subtree_end[None, :].clamp(max=(part + block_size)[:, None]) - part[:, None]
+        sees = (num_seeing > 0) & (torch.arange(len(positions), device=part.device)[None, :] < part[:, None])
+        position = nearest[part // block_size].gather(1, num_seeing.sub_(1).clamp_(min=0))
+        sees &= position - positions[None, :] < window
+        rows.append(sees.view(len(part), -1, block_size).any(-1))
+    return torch.cat(rows)
+
+
+def _fill_last_block(positions: Tensor, subtree_end: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
+    """Add tokens that see only themselves until the last block is full."""
+    size = len(positions)
+    added = torch.arange(size, size + -size % block_size, device=positions.device)
+    return pad(positions, (0, len(added))), torch.cat([subtree_end, added + 1])
+
+
+def _as_lists(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn booleans [N, N] into FlexAttention's form: how many key blocks each query block has, and their indices."""
+    indices = torch.argsort(blocks.int(), dim=1, descending=True, stable=True)
+    return blocks.sum(1, dtype=torch.int32)[None, None], indices.int()[None, None]

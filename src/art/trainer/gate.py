@@ -1,4 +1,21 @@
-"""Judge which rollouts of an update come from the trained policy.
+"""What the gate knows of each rollout: sums over its tokens, which micro-batches and processes add up.
+
+Branches of a rollout may lie in different micro-batches, on different processes. Each adds its part, so the judgement
+does not depend on how an update was cut.
+
+How much the log-probs of two correct implementations of one policy differ, by number type.
+
+The unit is nats per token, root mean square. Where that is s, the mean log-ratio of sampled tokens is about -s^2 / 2,
+because minus the mean is the KL divergence of the two distributions.
+
+    float32     1e-6 between trainer and embedded engine; with TF32 matrix products about 1e-3
+    bfloat16    0.032 for layers of a 4B model; a KL of 0.001, which is usual for vLLM, is 0.045
+    mixtures    a KL of 0.0015 for Qwen3-30B-A3B in bfloat16, with single tokens that differ by whole nats, where
+                engine and trainer choose experts independently (prime-rl, pull request 2808; arXiv 2510.11370)
+
+In float32 these differ by a factor of 1,000, so the handshake decides: how well the engine reproduced the probe.
+
+Judge which rollouts of an update come from the trained policy.
 
 For a rollout of n tokens, m is the mean of log pi - log mu, with pi the policy at the start of the step and mu the
 sampler. Two correct implementations differ by noise of s nats per token, so that m scatters by s / sqrt(n) around a
@@ -7,10 +24,10 @@ shift of about -s^2 / 2. A rollout is left out if
     |m| > shift + 5 s / sqrt(n)     shift = max(0.001, s^2)
 
 or if a single token is too far off. s is the noise that this update shows, but at least the usual noise of the number
-types and at most the largest that they explain (`noise.py`): samples that are all wrong cannot excuse themselves.
+types and at most the largest that they explain (`Noise`): samples that are all wrong cannot excuse themselves.
 
 The policy has moved since an older one sampled a rollout. The trainer compares a few of these *stale* rollouts with the
-checkpoints that sampled them (`step/compared/stale.py`). These are judged like the others, with the log-probs of that
+checkpoints that sampled them (`step/measure.py`). These are judged like the others, with the log-probs of that
 checkpoint as log pi. They also tell how far the policy has moved, which widens the bounds of the other stale rollouts:
 
     |m| > shift + |k| + 5 sqrt((s^2 + r^2) / n + b^2)
@@ -23,13 +40,17 @@ right, what is unusual about the others is how far the policy has moved, and the
 
 Five standard deviations keep false alarms below 0.5 % for noise with heavy tails and for neighbouring tokens whose
 errors are alike, see `benchmarks/gate.py`.
+
+Say what the gate observed, at which bound and noise, and what to check. Stop a step that is mostly wrong.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,10 +58,134 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from art.config import MismatchConfig
-from art.trainer.gate.evidence import Array, BoolArray, Evidence, find_repeats
-from art.trainer.gate.noise import Noise
-from art.trainer.streams import SAMPLER
-from art.trainer.tree.tree import SamplePath
+from art.errors import TrainingError
+from art.protocol.calls import QUANTIZED
+from art.trainer.tree.pack import group_by_rollout
+from art.trainer.tree.tree import SAMPLER, SamplePath, sort_paths
+
+BoolArray = NDArray[np.bool_]
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Log-ratios (log pi - log mu of sampled tokens) of the R rollouts of an update, as sums. All arrays are [R]."""
+
+    counts: Array
+    """Number of tokens; 0 for a rollout that was not seen."""
+    totals: Array
+    squares: Array
+    """Sum of the squares, each cut at the square of `limit`."""
+    lowest: Array
+    """Smallest log-ratio of a token, at most 0."""
+    highest: Array
+    """Largest log-ratio of a token, at least 0."""
+
+    @classmethod
+    def collect(cls, log_ratio: Array, rollouts: NDArray[np.int64], num_rollouts: int, *, limit: float) -> Evidence:
+        """Sum up the log-ratios [N] of tokens of the rollouts with the indices `rollouts` [N].
+
+        `limit`: a token that is further off counts as this far off in `squares`, so that a few do not decide.
+        """
+        squares = np.minimum(np.abs(log_ratio), limit) ** 2
+        lowest, highest = np.zeros(num_rollouts), np.zeros(num_rollouts)
+        np.minimum.at(lowest, rollouts, log_ratio)
+        np.maximum.at(highest, rollouts, log_ratio)
+        return cls(
+            counts=np.bincount(rollouts, minlength=num_rollouts).astype(np.float64),
+            totals=np.bincount(rollouts, log_ratio, minlength=num_rollouts).astype(np.float64),
+            squares=np.bincount(rollouts, squares, minlength=num_rollouts).astype(np.float64),
+            lowest=lowest,
+            highest=highest,
+        )
+
+    def __add__(self, other: Evidence) -> Evidence:
+        return Evidence(
+            counts=self.counts + other.counts,
+            totals=self.totals + other.totals,
+            squares=self.squares + other.squares,
+            lowest=np.minimum(self.lowest, other.lowest),
+            highest=np.maximum(self.highest, other.highest),
+        )
+
+
+def find_repeats(paths: Sequence[SamplePath]) -> dict[str, BoolArray]:
+    """Find the targets that an earlier branch of the same rollout has too: [N] booleans by sample id.
+
+    Branches without any are left out. Samples that a server makes have none: each answer is a target of one branch.
+    """
+    repeats: dict[str, BoolArray] = {}
+    for branches in group_by_rollout(paths):
+        if len(branches) == 1:
+            continue
+        order, shared = sort_paths(branches)
+        known = np.full(max(len(path.token_ids) for path in branches), -1, dtype=np.int64)  # target at each query
+        for index, depth in zip(order, shared, strict=True):
+            path = branches[index]
+            known[depth:] = -1
+            again = known[path.query_positions] == path.target_token_ids
+            if again.any():
+                repeats[path.sample.sample_id] = again
+            known[path.query_positions] = path.target_token_ids
+    return repeats
+
+
+_BOUNDS = {"float32": (0.005, 0.02), "bfloat16": (0.05, 0.1), QUANTIZED: (0.1, 0.2)}
+"""Usual and largest noise by number type, the finest type first."""
+_LEAST = 1e-4
+"""Usual noise in float32 where the handshake measured less: 20 times the largest difference of one token that 25,000
+tokens of five model families showed at temperature 1."""
+_OVER_PROBE = 10.0
+"""Usual noise in float32 over what the handshake measured: a probe is short, and adapters and prompts differ."""
+_MIXTURE = 2.0
+"""Factor for a mixture of experts: rounding changes which experts compute a token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """Noise of log-ratios that rounding explains, in nats per token (root mean square)."""
+
+    trainer: str = "float32"
+    engine: str = "float32"
+    is_mixture: bool = False
+    probe_gap: float | None = None
+    """Largest difference, in nats, that the handshake measured between the two; `None` if it is unknown."""
+
+    @property
+    def usual(self) -> float:
+        """Noise that is always allowed for."""
+        return self._bounds()[0]
+
+    @property
+    def most(self) -> float:
+        """Largest noise that rounding explains. What a step shows beyond it widens no bound."""
+        return self._bounds()[1]
+
+    def _bounds(self) -> tuple[float, float]:
+        factor = _MIXTURE if self.is_mixture else 1.0
+        usual, most = max(_BOUNDS.get(name, _BOUNDS["bfloat16"]) for name in (self.trainer, self.engine))
+        if self.probe_gap is not None and (usual, most) == _BOUNDS["float32"] and not self.is_mixture:
+            learnt = min(usual, max(_LEAST, _OVER_PROBE * self.probe_gap))
+            usual, most = learnt, learnt * most / usual
+        return factor * usual, factor * most
+
+    def __str__(self) -> str:
+        kinds = f"trainer in {self.trainer}, engine in {self.engine}"
+        return f"{kinds}, mixture of experts" if self.is_mixture else kinds
+
+
+def expected_noise(model: Any, trainer_dtype: str, engine_dtype: str | None, probe_gap: float | None = None) -> Noise:
+    """Describe the noise between the trainer's `model` and an engine. An unknown engine has the trainer's type."""
+    mixture = is_mixture(model.config)
+    return Noise(trainer=trainer_dtype, engine=engine_dtype or trainer_dtype, is_mixture=mixture, probe_gap=probe_gap)
+
+
+def is_mixture(config: Any) -> bool:
+    """Whether a transformers config describes a mixture of experts."""
+    text = config.get_text_config()
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    return any((getattr(text, name, None) or 0) > 1 for name in names)
+
 
 _DEVIATIONS = 5.0
 """Standard deviations of a rollout's mean that noise may explain."""
@@ -316,3 +461,90 @@ def correct(log_ratio: Tensor, is_masked: Tensor, config: MismatchConfig) -> Cor
         return Correction(factors, torch.zeros_like(is_masked), is_masked)
     truncated = (ratio > config.truncate) & (factors > 0)
     return Correction(factors * torch.clamp(ratio, max=config.truncate), truncated, is_masked)
+
+
+_log = logging.getLogger(__name__)
+
+_CAUSES = (
+    "Check whether the samples come from another or an older policy, from another temperature, from top_p below 1, or "
+    "have changed tokens, and whether the engine applies the adapter"
+)
+_UNKNOWN = (
+    "The checkpoints that sampled them are gone, or are whole models too large to load, so nobody knows how far the "
+    "policy has moved since. If it has moved far, use a lower `learning_rate` or a lower `max_staleness`, or set "
+    "`mismatch=None`"
+)
+_MIXTURE_ADVICE = (
+    "The base model is a mixture of experts: engine and trainer each choose the experts of a token, and rounding can "
+    "change the choice and with it the log-prob. ART does not replay the engine's choice in the trainer (router "
+    "replay). Its bounds are already twice as wide as those of a dense model. If the samples do come from this policy, "
+    'set dtype "float32" for engine and trainer, mask single tokens with `mask_token_low=0.5` and `mask_token_high=2`, '
+    "set wider `low`, `high`, `token_low` and `token_high` of `mismatch`, or train a dense model"
+)
+
+
+def check_verdict(gate: Gate, verdict: Verdict, *, num_masked: int, num_judged: int) -> None:
+    """Log a warning if the share of masked rollouts is above `alarm`, or if all rollouts together are shifted.
+
+    `num_masked` and `num_judged` count the rollouts of the step so far, including those of `verdict`.
+
+    Raises:
+        TrainingError: the share is above `abort`. A shift of all rollouts counts as a share of 1.
+    """
+    config, share = gate.config, (num_masked + verdict.num_suspected) / max(num_judged, 1)
+    observation = f"{num_masked} of {num_judged} rollouts have sampling log-probs that the trainer does not reproduce"
+    if verdict.num_suspected:
+        wrong, checked = int(verdict.masked[verdict.checked].sum()), int(verdict.checked.sum())
+        observation += f" ({wrong} of {checked} stale ones that it compared with the checkpoint that sampled them)"
+    if share > config.abort:
+        raise TrainingError(
+            f"{observation}: more than the allowed share of {config.abort}, so nothing was trained. "
+            f"{_describe_masked(verdict, config)}. {_advise(gate, verdict)}"
+        )
+    if verdict.is_shifted and config.abort < 1:
+        raise TrainingError(f"{_describe_shift(verdict)}, so nothing was trained. {_advise(gate, verdict)}")
+    if verdict.is_shifted:
+        _log.warning("%s. %s", _describe_shift(verdict), _advise(gate, verdict))
+    if share > config.alarm:
+        detail, advice = _describe_masked(verdict, config), _advise(gate, verdict)
+        _log.warning("%s; they were left out of this step. %s. %s", observation, detail, advice)
+
+
+def _describe_masked(verdict: Verdict, config: MismatchConfig) -> str:
+    """The rollout furthest outside of its bounds, the tokens outside of theirs, and the noise."""
+    texts = []
+    off = verdict.seen & ((verdict.means < verdict.low) | (verdict.means > verdict.high))
+    if off.any():
+        excess = np.where(off, verdict.means / np.where(verdict.means < 0, verdict.low, verdict.high), 0.0)
+        worst = int(excess.argmax())
+        texts.append(
+            f"In {int(off.sum())} the mean of log(policy / sampler) is outside of its bounds: at the worst "
+            f"{verdict.means[worst]:.3g} nats per token over {verdict.counts[worst]:.0f} tokens, where "
+            f"{verdict.low[worst]:.3g} to {verdict.high[worst]:.3g} is allowed"
+        )
+    if num_outliers := int((verdict.has_outlier & verdict.seen).sum()):
+        texts.append(
+            f"in {num_outliers} a single token has a ratio outside of [{config.token_low:g}, {config.token_high:g}]"
+        )
+    return "; ".join(texts) or "None of them is in the last mini-batch"
+
+
+def _describe_shift(verdict: Verdict) -> str:
+    return (
+        f"over {int(verdict.shifted.sum())} rollouts ({verdict.counts[verdict.shifted].sum():.0f} tokens) the mean of "
+        f"log(policy / sampler) "
+        f"is {verdict.shift:.3g} nats per token, at most {verdict.largest_shift:.3g} either way is allowed: the "
+        "sampler is not the policy that is trained"
+    )
+
+
+def _advise(gate: Gate, verdict: Verdict) -> str:
+    measured = "was not measured" if verdict.measured is None else f"is {verdict.measured:.3g} nats per token"
+    noise = (
+        f"The noise of this step {measured}; the bounds allow for {verdict.noise:.3g}, at most {gate.noise.most:g} "
+        f"({gate.noise})"
+    )
+    advice = f"{noise}. {_CAUSES}"
+    if gate.drift is None and (num_stale := int((gate.ages > 0).sum())):
+        advice += f". {num_stale} of the rollouts are up to {gate.ages.max():.0f} steps old. {_UNKNOWN}"
+    return advice + (f". {_MIXTURE_ADVICE}" if gate.noise.is_mixture else "")
