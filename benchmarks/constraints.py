@@ -150,7 +150,7 @@ def _prepare(samples: Sequence[TrainingSample], model: Path, vocab_size: int, de
     replayer = Replayer(str(model), vocab_size)
     replayer.replay(paths[:1])  # loads the tokenizer and compiles the grammar
     started = time.process_time()
-    replayed = replayer.replay(paths).paths
+    replayed = replayer.replay(paths)[0]
     seconds = time.process_time() - started
     assert len(replayed) == len(paths), "a sample does not match its own constraint"
     rows = group_by_row(build_tree(replayed).targets, device)

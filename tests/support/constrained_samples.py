@@ -51,7 +51,7 @@ def with_kept(samples: Sequence[TrainingSample], seed: int = 0) -> list[Training
 def replayed(samples: Sequence[TrainingSample], base_model: str = "", vocab_size: int = VOCAB_SIZE) -> list[SamplePath]:
     """What the trainer makes of `samples`."""
     paths = [path for sample in samples if (path := check_sample(sample, vocab_size=vocab_size))]
-    return Replayer(base_model, vocab_size).replay(paths).paths
+    return [path for path in Replayer(base_model, vocab_size).replay(paths)[0] if not path.refusal]
 
 
 def mask_digests(paths: Sequence[SamplePath]) -> list[str]:

@@ -136,7 +136,8 @@ def gradient(
     paths = [path for sample in samples if (path := check_sample(sample, vocab_size=trainer._base.vocab_size))]
     record = StepRecord()
     with member.team.call():
-        paths = Replayer(model_path, policy.base.vocab_size, member.team).replay(paths).paths
+        paths, _ = Replayer(model_path, policy.base.vocab_size, member.team).replay(paths)
+        paths = [path for path in paths if not path.refusal]
         micro_batches = split_micro_batches(paths, policy.base, max_tokens=max_tokens, team=member.team)
         compute_gradient(
             policy,

@@ -32,12 +32,11 @@ from art.trainer.policy.layers import compile_layers, prepare_checkpointing
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.proof import PROBE_TOKENS, natural_probe_tokens, write_loud_adapters
 from art.trainer.resident import Loaded, Resident, recorded_result, recorded_state
-from art.trainer.step import step_metrics
 from art.trainer.step.measure import Measurer
 from art.trainer.step.micro_batch import MicroBatcher, Progress
 from art.trainer.step.micro_batch import OnProgress as OnProgress
 from art.trainer.step.plans import UpdatePlan, plan_rl, plan_sft
-from art.trainer.step.replay import Replayed, Replayer
+from art.trainer.step.replay import Replayer
 from art.trainer.step.step_metrics import StepRecord, summarise, summarise_weights
 from art.trainer.step.token_record import collect_tokens, write_tokens
 from art.trainer.step.update import Update, run_updates
@@ -74,7 +73,7 @@ class Trainer:
         self._resident = Resident(self._base, config, team)
         self._batcher = MicroBatcher(self._base, max_tokens=_max_tokens(config, self._base.device), team=team)
         self._replayer = Replayer(self._base.name, self._base.vocab_size, team)
-        self._peak_flops = team.size * step_metrics.peak_flops(self._base.device, self._base.head.weight.dtype)
+        self._peak_flops = team.size * peak_flops(self._base.device, self._base.head.weight.dtype)
 
     def init_checkpoint(self, path: Path, lora: LoraConfig | None) -> StepResult:
         """Write step 0: a fresh adapter that changes nothing, or with `lora=None` (full fine-tuning) the base weights.
@@ -145,7 +144,7 @@ class Trainer:
         """
         with self._team.call(in_lockstep=self._base.is_sharded):
             samples = _read(samples)
-            updates = [Update(paths=self._check(samples).paths, learning_rate=1e-5)]
+            updates = [Update(paths=self._check(samples)[0], learning_rate=1e-5)]
             loaded = self._resident.start_fresh(lora)
             checkpointing = self._prepare_checkpointing(loaded, updates)
             memory.reset_peak(self._base.device)
@@ -165,41 +164,14 @@ class Trainer:
         """Tokens of a probe when nothing was sampled. All processes ask for them in the same call."""
         return self._team.from_first(lambda: natural_probe_tokens(self._base.name, self._base.vocab_size))
 
-    def _check(self, samples: Sequence[TrainingSample]) -> Replayed:
-        paths = check_samples(samples, vocab_size=self._base.vocab_size)
-        if not paths:
-            raise NothingTrainableError(
-                f"none of the {len(samples)} samples has a token to learn: each has an empty loss mask or weight 0"
-            )
-        replayed = self._replayer.replay(paths)
-        if not replayed.paths:
-            raise ConstraintMismatchError(
-                f"none of the {len(paths)} samples could be drawn under the constraint that it was recorded with; "
-                f"{replayed.refusal}. Record and trainer belong to different tokenizers, or the record is damaged"
-            )
-        return replayed
-
-    def _plan(self, call: Train | TrainSft, replayed: Replayed, loaded: Loaded, progress: Progress) -> UpdatePlan:
-        if isinstance(call, TrainSft):
-            return plan_sft(replayed.paths, call.config)
-        measurer = Measurer(loaded.policy, self._batcher, progress, call.references)
-        pairs = [pair for pair in call.pairs if replayed.refused_rollouts.isdisjoint(pair)]
-        dtype = str(self._base.head.weight.dtype).removeprefix("torch.")
-        noise = expected_noise(self._base.model, dtype, call.engine_dtype, call.probe_gap)
-        return plan_rl(replayed.paths, call.config, pairs, measurer, step=loaded.step, noise=noise)
-
-    def _prepare_checkpointing(self, loaded: Loaded, updates: Sequence[Update]) -> dict[str, float]:
-        paths = [path for update in updates for path in update.paths]
-        max_tokens = self._batcher.max_tokens
-        return prepare_checkpointing(loaded.policy, self._config, paths, max_tokens=max_tokens, team=self._team)
-
     def _make_step(self, call: Train | TrainSft, progress: Progress) -> StepResult:
-        """Plan the updates, run and report them, and write the checkpoint."""
+        """Check the samples, plan the updates, run and report them, and write the checkpoint."""
         started = time.perf_counter()
-        replayed = self._check(_read(call.samples))
-        paths = replayed.paths
+        checked, replay_metrics = self._check(_read(call.samples))
+        paths = [path for path in checked if not path.refusal]
+        refused = [path for path in checked if path.refusal]
         loaded = self._resident.load(call.from_checkpoint)
-        plan = self._plan(call, replayed, loaded, progress)
+        plan = self._plan(call, paths, refused, loaded, progress)
         before = loaded.policy.values.clone()
         checkpointing = self._prepare_checkpointing(loaded, plan.updates)
         memory.reset_peak(self._base.device)
@@ -207,27 +179,64 @@ class Trainer:
         record = run_updates(loaded, plan.updates, call.config.optimizer, self._batcher, progress)
         updates_s = time.perf_counter() - planned
         metrics = summarise(record, paths, step=loaded.step, max_grad_norm=call.config.optimizer.max_grad_norm)
-        metrics |= replayed.metrics | plan.metrics | checkpointing
-        metrics |= step_metrics.measure_usage(loaded.policy, record, updates_s, peak_flops=self._peak_flops)
-        metrics["throughput/peak_memory_bytes"] = float(max(self._team.gather(memory.peak_bytes(self._base.device))))
+        metrics |= replay_metrics | plan.metrics | checkpointing
+        metrics |= measure_usage(loaded.policy, record, updates_s, peak_flops=self._peak_flops)
         metrics |= summarise_weights(loaded.policy, before, learning_rate=plan.updates[-1].learning_rate)
+        metrics["throughput/peak_memory_bytes"] = float(max(self._team.gather(memory.peak_bytes(self._base.device))))
         metrics["loss/optimizer_updates"] = float(loaded.optimizer.num_updates)
         reported = time.perf_counter()
-        findings = self._keep_tokens(call, record, plan, replayed.refused, from_step=loaded.step)
+        findings = self._keep_tokens(call, record, plan, refused, from_step=loaded.step)
         trained = time.perf_counter()
         metrics["time/step_token_file_s"] = trained - reported
         metrics["throughput/train_tokens_per_s"] = metrics["data/step_tokens_unshared"] / (trained - started)
         loaded.step += 1
-        probe_tokens = list(paths[0].sample.token_ids[:PROBE_TOKENS])
-        if len(probe_tokens) < PROBE_TOKENS:  # too few to tell noise from a fault
-            probe_tokens = (probe_tokens + self._natural_probe)[:PROBE_TOKENS]
-        config = call.config.model_dump(mode="json")
-        self._resident.write(
-            call.to_checkpoint, loaded, probe_tokens, job_id=call.job_id, config=config, metrics=metrics
-        )
+        config, probe = call.config.model_dump(mode="json"), self._probe_tokens(paths[0])
+        self._resident.write(call.to_checkpoint, loaded, probe, job_id=call.job_id, config=config, metrics=metrics)
         metrics["time/step_checkpoint_s"] = time.perf_counter() - trained
         metrics["time/step_trainer_s"] = time.perf_counter() - started
         return StepResult(step=loaded.step, metrics=metrics, findings=findings)
+
+    def _check(self, samples: Sequence[TrainingSample]) -> tuple[list[SamplePath], dict[str, float]]:
+        """Validate the samples and replay their constraints. At least one of the paths is not refused."""
+        paths = check_samples(samples, vocab_size=self._base.vocab_size)
+        if not paths:
+            raise NothingTrainableError(
+                f"none of the {len(samples)} samples has a token to learn: each has an empty loss mask or weight 0"
+            )
+        paths, metrics = self._replayer.replay(paths)
+        if all(path.refusal for path in paths):
+            raise ConstraintMismatchError(
+                f"none of the {len(paths)} samples could be drawn under the constraint that it was recorded with; "
+                f"{paths[0].refusal}. Record and trainer belong to different tokenizers, or the record is damaged"
+            )
+        return paths, metrics
+
+    def _plan(
+        self,
+        call: Train | TrainSft,
+        paths: list[SamplePath],
+        refused: list[SamplePath],
+        loaded: Loaded,
+        progress: Progress,
+    ) -> UpdatePlan:
+        if isinstance(call, TrainSft):
+            return plan_sft(paths, call.config)
+        measurer = Measurer(loaded.policy, self._batcher, progress, call.references)
+        refused_rollouts = {path.sample.rollout_id for path in refused}
+        pairs = [pair for pair in call.pairs if refused_rollouts.isdisjoint(pair)]
+        dtype = str(self._base.head.weight.dtype).removeprefix("torch.")
+        noise = expected_noise(self._base.model, dtype, call.engine_dtype, call.probe_gap)
+        return plan_rl(paths, call.config, pairs, measurer, step=loaded.step, noise=noise)
+
+    def _prepare_checkpointing(self, loaded: Loaded, updates: Sequence[Update]) -> dict[str, float]:
+        paths = [path for update in updates for path in update.paths]
+        max_tokens = self._batcher.max_tokens
+        return prepare_checkpointing(loaded.policy, self._config, paths, max_tokens=max_tokens, team=self._team)
+
+    def _probe_tokens(self, path: SamplePath) -> list[int]:
+        """The first tokens of a sample; after a few, which would not tell noise from a fault, come natural ones."""
+        tokens = list(path.sample.token_ids[:PROBE_TOKENS])
+        return tokens if len(tokens) == PROBE_TOKENS else (tokens + self._natural_probe)[:PROBE_TOKENS]
 
     def _keep_tokens(
         self, call: Train | TrainSft, record: StepRecord, plan: UpdatePlan, refused: list[SamplePath], *, from_step: int

@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -37,23 +37,6 @@ _Places: TypeAlias = tuple[list[VocabularyMask], IntArray]
 """Distinct masks, and for each token of a span the index of its mask, -1 for the whole vocabulary."""
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """The samples of a step with their masks."""
-
-    paths: list[SamplePath]
-    """Samples that can be trained."""
-    refused: list[SamplePath] = field(default_factory=list)
-    refusal: str = ""
-    """The first refusal, in words."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Empty where no sample has a constraint."""
-
-    @property
-    def refused_rollouts(self) -> set[str]:
-        return {path.sample.rollout_id for path in self.refused}
-
-
 class Replayer:
     """Replays the constraints of samples of one base model. It lives as long as the trainer."""
 
@@ -63,15 +46,18 @@ class Replayer:
         self._team = team
         self._vocabulary: Vocabulary | None = None
 
-    def replay(self, paths: list[SamplePath]) -> Replayed:
-        """Add masks to `paths`. The processes of a team share the work, and all get the same result.
+    def replay(self, paths: list[SamplePath]) -> tuple[list[SamplePath], dict[str, float]]:
+        """Add masks to `paths`, or a `refusal`. The processes of a team share the work, and all get the same result.
+
+        Returns:
+            The paths, and metrics; none where no sample has a constraint.
 
         Raises:
             ConfigError: a sample has a grammar, and llguidance or the model's `tokenizer.json` is missing.
         """
         spans = [(path, span) for path in paths for span in path.sample.constraints if _num_needed(path, span)]
         if not spans:
-            return Replayed(paths)
+            return paths, {}
         started = time.perf_counter()
         if any(span.constraint.grammar is not None for _, span in spans):
             self._load()
@@ -79,9 +65,8 @@ class Replayer:
         with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
             gathered = self._team.gather(list(pool.map(lambda one: self._replay_span(*one), own)))
         replayed = [gathered[n % self._team.size][n // self._team.size] for n in range(len(spans))]
-        result = _collect(paths, spans, replayed)
-        result.metrics["time/step_replay_s"] = time.perf_counter() - started
-        return result
+        paths, metrics = _collect(paths, spans, replayed)
+        return paths, metrics | {"time/step_replay_s": time.perf_counter() - started}
 
     def _load(self) -> None:
         if self._vocabulary is not None:
@@ -144,8 +129,8 @@ def _num_needed(path: SamplePath, span: ConstrainedSpan) -> int:
 
 def _collect(
     paths: list[SamplePath], spans: Sequence[tuple[SamplePath, ConstrainedSpan]], replayed: Sequence[_Places | str]
-) -> Replayed:
-    """Merge the masks of all spans into one table, and leave out refused samples."""
+) -> tuple[list[SamplePath], dict[str, float]]:
+    """Merge the masks of all spans into one table, and mark refused samples."""
     numbers: dict[VocabularyMask, int] = {}
     by_path: dict[int, IntArray] = {}
     refused: dict[int, str] = {}
@@ -160,25 +145,21 @@ def _collect(
         own = by_path.setdefault(id(path), np.full(len(path.query_positions), -1, dtype=np.int64))
         np.maximum(own, everywhere[path.query_positions + 1], out=own)
     table = list(numbers)
-    left_out = [path for path in paths if id(path) in refused]
-    refusal = f"sample {left_out[0].sample.sample_id!r}: {refused[id(left_out[0])]}" if left_out else ""
-    if refusal:
-        _log.warning("%d samples do not match their constraints and are left out; %s", len(left_out), refusal)
-    return Replayed(
-        [
-            replace(path, masks=by_path[id(path)], mask_table=table) if id(path) in by_path else path
-            for path in paths
-            if id(path) not in refused
-        ],
-        left_out,
-        refusal,
-        _count(table, [masks for key, masks in by_path.items() if key not in refused], left_out),
-    )
-
-
-def _count(table: list[VocabularyMask], used: list[IntArray], left_out: list[SamplePath]) -> dict[str, float]:
+    marked = []
+    for path in paths:
+        if (reason := refused.get(id(path))) is not None:
+            path = replace(path, refusal=f"sample {path.sample.sample_id!r}: {reason}")
+        elif id(path) in by_path:
+            path = replace(path, masks=by_path[id(path)], mask_table=table)
+        marked.append(path)
+    left_out = [path for path in marked if path.refusal]
+    if left_out:
+        _log.warning(
+            "%d samples do not match their constraints and are left out; %s", len(left_out), left_out[0].refusal
+        )
+    used = [path.masks for path in marked if path.masks is not None]
     forced = np.asarray([*(mask.size == 1 for mask in table), False])
-    return {
+    return marked, {
         "data/step_constrained_tokens": float(sum(int((masks >= 0).sum()) for masks in used)),
         "data/step_forced_tokens": float(sum(int(forced[masks].sum()) for masks in used)),
         "offpolicy/constraint_refused_tokens": float(sum(len(path.query_positions) for path in left_out)),

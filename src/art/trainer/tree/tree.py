@@ -144,6 +144,8 @@ class SamplePath:
     masks: IntArray | None = None  # [N] index into `mask_table`, -1 for the whole vocabulary; `None`: all are -1
     mask_table: Sequence[VocabularyMask] = ()
     """Masks of all samples of a step. They share one table."""
+    refusal: str = ""
+    """Why the sample is not trained: its constraint does not allow a token that it has. Empty otherwise."""
 
     @property
     def num_tokens(self) -> int:
