@@ -26,7 +26,6 @@ from art.config.losses import (
     ReinforceConfig,
     SftConfig,
 )
-from art.config.nodes import NodeConfig, NodesConfig
 from art.config.schedules import ScheduleConfig
 from art.config.server import (
     LimitsConfig,
@@ -68,8 +67,6 @@ __all__ = [
     "MemoryConfig",
     "MismatchConfig",
     "ModelSettings",
-    "NodeConfig",
-    "NodesConfig",
     "Objective",
     "OptimizerConfig",
     "PipelineConfig",

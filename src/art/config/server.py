@@ -9,7 +9,6 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 
 from art.config.base import Config
 from art.config.engines import AnyEngineConfig, EngineConfig, VllmConfig
-from art.config.nodes import NodesConfig
 from art.config.trainer import LoraConfig, TrainerConfig
 
 
@@ -274,8 +273,6 @@ class ServerConfig(Config):
     record_retention_s: float | None = Field(default=30 * 24 * 3600.0, gt=0)
     """Age in seconds after which recorded exchanges (requests with answers) and rollouts are deleted, unless a younger
     one continues them. Trajectories made from deleted ones can no longer be trained. `None` keeps all."""
-    nodes: NodesConfig | None = None
-    """Other machines that may train, for models with `TrainerConfig.num_nodes` above 1."""
     llama_cpp: str | None = None
     """Folder of llama.cpp, whose converters make GGUF files; `None` takes the variable ART_LLAMA_CPP, or else the
     converters on the PATH."""

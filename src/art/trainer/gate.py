@@ -60,8 +60,9 @@ from torch import Tensor
 from art.config import MismatchConfig
 from art.errors import TrainingError
 from art.protocol.calls import QUANTIZED
+from art.trainer.streams import SAMPLER
 from art.trainer.tree.pack import group_by_rollout
-from art.trainer.tree.tree import SAMPLER, SamplePath, sort_paths
+from art.trainer.tree.tree import SamplePath, sort_paths
 
 BoolArray = NDArray[np.bool_]
 Array = NDArray[np.float64]

@@ -28,7 +28,8 @@ from art.trainer.gate import expected_noise
 from art.trainer.machine import memory
 from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.policy.base_model import load_base_model
-from art.trainer.policy.layers import compile_layers, prepare_checkpointing
+from art.trainer.policy.checkpoint_choice import prepare_checkpointing
+from art.trainer.policy.compilation import compile_layers
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.proof import PROBE_TOKENS, natural_probe_tokens, write_loud_adapters
 from art.trainer.resident import Loaded, Resident, recorded_result, recorded_state
@@ -37,7 +38,7 @@ from art.trainer.step.micro_batch import MicroBatcher, Progress
 from art.trainer.step.micro_batch import OnProgress as OnProgress
 from art.trainer.step.plans import UpdatePlan, plan_rl, plan_sft
 from art.trainer.step.replay import Replayer
-from art.trainer.step.step_metrics import StepRecord, summarise, summarise_weights
+from art.trainer.step.step_metrics import StepRecord, measure_usage, peak_flops, summarise, summarise_weights
 from art.trainer.step.token_record import collect_tokens, write_tokens
 from art.trainer.step.update import Update, run_updates
 from art.trainer.tree.tree import SamplePath, check_samples
@@ -144,7 +145,8 @@ class Trainer:
         """
         with self._team.call(in_lockstep=self._base.is_sharded):
             samples = _read(samples)
-            updates = [Update(paths=self._check(samples)[0], learning_rate=1e-5)]
+            paths = [path for path in self._check(samples)[0] if not path.refusal]
+            updates = [Update(paths=paths, learning_rate=1e-5)]
             loaded = self._resident.start_fresh(lora)
             checkpointing = self._prepare_checkpointing(loaded, updates)
             memory.reset_peak(self._base.device)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from art.config import DistillConfig
 from art.trainer.losses.base import LossInputs, LossOutput, weighted_logprobs
-from art.trainer.tree.tree import TEACHER
+from art.trainer.streams import TEACHER
 
 _MAX_RATIO = 5.0
 

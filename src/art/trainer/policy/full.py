@@ -26,7 +26,7 @@ from art.errors import AdapterError, ConfigError
 from art.storage import checkpoints
 from art.trainer.attention.tree_attention import TreeLayout
 from art.trainer.policy.base_model import BaseModel, run_backbone
-from art.trainer.policy.layers import compile_layers
+from art.trainer.policy.compilation import compile_layers
 from art.trainer.policy.policy import Policy
 from art.trainer.tensor_files import read_named, stream_named
 

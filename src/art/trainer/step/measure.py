@@ -48,8 +48,9 @@ from art.trainer.policy.base_model import BaseModel
 from art.trainer.policy.policy import Policy
 from art.trainer.step.logprobs import target_logprobs
 from art.trainer.step.micro_batch import MicroBatch, MicroBatcher, Progress, count_idle_passes, idle_layout, run_fitting
+from art.trainer.streams import ANCHOR, BASE, POLICY, SAMPLED_BASE, SAMPLER
 from art.trainer.tree.pack import group_by_rollout, group_samples
-from art.trainer.tree.tree import ANCHOR, BASE, POLICY, SAMPLED_BASE, SAMPLER, FloatArray, SamplePath, sort_paths
+from art.trainer.tree.tree import FloatArray, SamplePath, sort_paths
 
 HiddenStates = Callable[[TreeLayout], Tensor]
 """Function that computes the final hidden states [T, H] of a layout, under the policy or the base model."""

@@ -35,8 +35,9 @@ from art.trainer.losses.dpo import judge_preferences
 from art.trainer.losses.kl import kl_estimate
 from art.trainer.step.measure import Measurer, with_sampled_base, with_samplers
 from art.trainer.step.update import Update
+from art.trainer.streams import ANCHOR, POLICY, TEACHER
 from art.trainer.tree.pack import split_batches, split_minibatches
-from art.trainer.tree.tree import ANCHOR, POLICY, TEACHER, SamplePath
+from art.trainer.tree.tree import SamplePath
 
 
 def prepare_paths(

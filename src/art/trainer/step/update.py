@@ -40,7 +40,8 @@ from art.trainer.resident import Loaded
 from art.trainer.step.logprobs import TargetRows, target_logprobs
 from art.trainer.step.micro_batch import MicroBatch, MicroBatcher, Progress, count_idle_passes, idle_layout, run_fitting
 from art.trainer.step.step_metrics import GateView, MicroBatchRecord, StepRecord
-from art.trainer.tree.tree import ANCHOR, BASE, SAMPLED_BASE, SAMPLER, FloatArray, SamplePath, Targets
+from art.trainer.streams import ANCHOR, BASE, SAMPLED_BASE, SAMPLER
+from art.trainer.tree.tree import FloatArray, SamplePath, Targets
 
 _log = logging.getLogger(__name__)
 

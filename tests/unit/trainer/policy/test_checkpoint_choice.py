@@ -14,10 +14,10 @@ from art.config import LoraConfig, TrainerConfig
 from art.errors import ConfigError
 from art.memory.shape import Checkpointing
 from art.trainer.machine.distributed import ALONE
-from art.trainer.policy import layers
+from art.trainer.policy import checkpoint_choice
 from art.trainer.policy.base_model import load_base_model
+from art.trainer.policy.checkpoint_choice import choose_mode, forecast_activations, prepare_checkpointing
 from art.trainer.policy.full import FullPolicy
-from art.trainer.policy.layers import choose_mode, forecast_activations, prepare_checkpointing
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.policy.policy import Policy
 from art.trainer.tree.tree import SamplePath, check_sample
@@ -46,7 +46,7 @@ def on_cuda(model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -
         base = load_base_model(model_path("Qwen3"), TrainerConfig(device="cpu", num_threads=1))
         policy = FullPolicy(base) if lora is None else LoraPolicy(base, lora)
         policy.base = replace(base, device=torch.device("cuda"))
-        monkeypatch.setattr(layers, "allocatable_bytes", lambda device: free_bytes)
+        monkeypatch.setattr(checkpoint_choice, "allocatable_bytes", lambda device: free_bytes)
         return policy
 
     return make
@@ -89,7 +89,7 @@ def test_auto_follows_the_free_memory_from_step_to_step(
     assert forecasts["none"] > forecasts["selective"] > forecasts["full"] > 0
     for number, mode in enumerate(("none", "selective", "full")):
         free = int(forecasts[mode] / 0.8) + 1  # type: ignore[index]
-        monkeypatch.setattr(layers, "allocatable_bytes", lambda device, free=free: free)
+        monkeypatch.setattr(checkpoint_choice, "allocatable_bytes", lambda device, free=free: free)
         metrics = prepare(policy)
         assert metrics["throughput/checkpointing"] == number
         assert metrics["throughput/activations_forecast_bytes"] == forecasts[mode]  # type: ignore[index]
@@ -112,7 +112,7 @@ def test_all_processes_do_what_the_one_with_least_memory_needs(on_cuda: Callable
 def test_other_settings_and_other_devices_do_not_ask_for_memory(
     setting: Any, number: int, model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(layers, "allocatable_bytes")
+    monkeypatch.delattr(checkpoint_choice, "allocatable_bytes")
     config: dict[str, Any] = {"device": "cpu", "num_threads": 1, "gradient_checkpointing": setting}
     base = load_base_model(model_path("Qwen3"), TrainerConfig(**config))
     policy = LoraPolicy(base, LoraConfig(rank=8))

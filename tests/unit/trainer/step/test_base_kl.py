@@ -19,8 +19,9 @@ from art.storage import checkpoints
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.step import plans
 from art.trainer.step.measure import Measurer, choose_paths, with_sampled_base
+from art.trainer.streams import BASE
 from art.trainer.trainer import Trainer
-from art.trainer.tree.tree import BASE, SamplePath, build_tree, check_sample
+from art.trainer.tree.tree import SamplePath, build_tree, check_sample
 from tests.support.trainer_reference import sequence_logprobs
 from tests.support.trainer_samples import VOCAB_SIZE, make_sample, random_samples
 

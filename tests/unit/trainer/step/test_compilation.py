@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from art.config import DppoConfig, LoraConfig, TrainerConfig
 from art.errors import ConfigError
 from art.trainer.policy.base_model import BaseModel, load_base_model
-from art.trainer.policy.layers import compile_layers
+from art.trainer.policy.compilation import compile_layers
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.step.measure import add_stream
 from art.trainer.step.micro_batch import MicroBatcher, split_micro_batches

@@ -17,8 +17,9 @@ from art.protocol.calls import Train
 from art.protocol.samples import TrainingSample
 from art.trainer.step.measure import Measurer, choose_stale, with_samplers
 from art.trainer.step.micro_batch import Progress
+from art.trainer.streams import SAMPLER
 from art.trainer.trainer import Trainer
-from art.trainer.tree.tree import SAMPLER, SamplePath, check_sample
+from art.trainer.tree.tree import SamplePath, check_sample
 from tests.support.trainer_samples import VOCAB_SIZE, make_sample, random_samples
 
 NUM_STEPS = 3
