@@ -128,10 +128,6 @@ class Backend:
             raise ConfigError("this backend has no server: pass its base_url, or use LocalBackend")
         return self._client
 
-    async def open(self) -> ArtClient:
-        """Start or find the server now, rather than with the first use. Returns a client of it."""
-        return await self._connection()
-
     def close_with(self, owner: object, close: Callable[[], Awaitable[None]]) -> None:
         """Await `close` when the backend is closed. A second call for the same `owner` replaces the first."""
         self._closers[id(owner)] = close
@@ -247,10 +243,12 @@ class Backend:
             check_recorded(request.groups)
         await model.record_settings({"training": config.model_dump(mode="json")})
 
-        def longer() -> TrainRequest:
+        def instead() -> TrainRequest:
             return request.model_copy(update={"groups": wire_groups(groups)})
 
-        return await self._make_step(model, request, groups, longer, wait=wait, show=verbose, on_nothing=on_nothing)
+        return await self._make_step(
+            model, request, groups, instead, verbose=verbose, wait=wait, on_nothing=on_nothing
+        )  # fmt: skip
 
     @overload
     async def train_sft(
@@ -302,7 +300,7 @@ class Backend:
         config = with_optimizer(sft_config(config, settings), model)
         request = TrainSFTRequest(job_id=check_job_id(job_id), trajectories=wired, config=config)
         await model.record_settings({"sft": config.model_dump(mode="json")})
-        return await self._make_step(model, request, trajectories, wait=wait, show=verbose)
+        return await self._make_step(model, request, trajectories, verbose=verbose, wait=wait)
 
     async def follow_train_job(self, model: BackendModel, job_id: str) -> TrainJob:
         """Return a training job that this or an earlier process has submitted, to await its result.
@@ -318,18 +316,21 @@ class Backend:
         model: BackendModel,
         request: TrainRequest | TrainSFTRequest,
         source: Sequence[TrajectoryGroup] | Sequence[Trajectory],
-        longer: Callable[[], TrainRequest] | None = None,
-        **how: Any,
+        instead: Callable[[], TrainRequest] | None = None,
+        *,
+        verbose: bool,
+        wait: bool,
+        on_nothing: OnNothing = "skip",
     ) -> TrainResult | TrainJob:
         """Submit a step that was checked. A subclass that trains elsewhere overrides this.
 
         Args:
             source: what `request` was made from: the groups, or the trajectories to fine-tune on.
-            longer: makes the request in a longer form, for a server that refuses `request`.
-            how: `wait`, `show` and `on_nothing`, see `Training.make_step`.
+            instead: makes the request in a longer form, for a server that refuses `request`.
         """
         kind: JobKind = "train" if isinstance(request, TrainRequest) else "train_sft"
-        return await (await self._training(model)).make_step(kind, request, longer, **how)
+        training = await self._training(model)
+        return await training.make_step(kind, request, instead, verbose=verbose, wait=wait, on_nothing=on_nothing)
 
     async def _training(self, model: BackendModel) -> Training:
         from art.client.training.training_calls import Training

@@ -145,6 +145,10 @@ class LocalBackend(Backend):
                 self._watcher = loop.create_task(self._keep_alive(), name="local-backend")
             return self._client
 
+    async def open(self) -> ArtClient:
+        """Start the server now, rather than with the first use. Returns a client of it."""
+        return await self._connection()
+
     def start(self) -> None:
         """Start the server without waiting for it, if it does not run: it starts while this process does other work.
 

@@ -8,5 +8,4 @@ sent_jobs.py              what was sent, on disk, for a script that was killed
 service.py                HTTP calls, with what may be repeated and what may not
 wire.py                   the service's types
 service_checkpoints.py    lists and deletes checkpoints; how methods are refused
-sft_data.py               data of supervised fine-tuning, which travels as a W&B artifact
 """

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import tempfile
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from art.backends.serverless.wire import ServiceModel
 from art.config.training import SPREAD_TOLERANCE
-from art.errors import NothingTrainableError, TrajectoryError
+from art.errors import ConfigError, NothingTrainableError, ProcessError, TrajectoryError
 from art.messages import is_choice, parse_item, to_message
 from art.trajectory import History, Trajectory, TrajectoryGroup, finite_number, infra_fault, to_plain
+
+FILE_NAME = "train.jsonl"
+UPLOAD_TIMEOUT_S = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,3 +175,40 @@ def _wire_history(history: History) -> dict[str, Any]:
         ],
         "tools": history.tools,
     }
+
+
+def upload(lines: Sequence[str], model: ServiceModel, api_key: str) -> str:
+    """Upload the lines of `sft_lines` as a new artifact in W&B, by the package `wandb`, and wait until it is there.
+
+    Returns:
+        The address of the artifact, `wandb-artifact:///entity/project/name:v0`.
+
+    Raises:
+        ConfigError: `wandb` is not installed.
+        ProcessError: W&B did not take the data.
+    """
+    try:
+        wandb = importlib.import_module("wandb")
+    except ImportError as error:
+        raise ConfigError(
+            "train_sft on ServerlessBackend uploads its data by the package wandb; install it with `pip install wandb`"
+        ) from error
+    name = f"{model.name}-sft-data-{uuid.uuid4().hex[:12]}"  # an artifact of the same name would get another version
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / FILE_NAME
+        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        try:
+            run = wandb.init(
+                entity=model.entity, project=model.project, name=model.name, id=model.run_id or model.name,
+                resume="allow", reinit="create_new", dir=folder,
+                settings=wandb.Settings(api_key=api_key, console="off", silent=True),
+            )  # fmt: skip
+            try:
+                artifact = wandb.Artifact(name, type="dataset", metadata={"num_conversations": len(lines)})
+                artifact.add_file(str(file), name=FILE_NAME)
+                run.log_artifact(artifact).wait(timeout=UPLOAD_TIMEOUT_S)
+            finally:
+                run.finish()
+        except Exception as error:  # wandb raises many kinds of errors, and none of them is ours
+            raise ProcessError(f"W&B did not take the training data: {type(error).__name__}: {error}") from error
+    return f"wandb-artifact:///{model.entity}/{model.project}/{name}:v0"

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from art.backend import Backend
-from art.backends.serverless.conversations import sent_groups, sft_lines, wire_group
+from art.backends.serverless.conversations import sent_groups, sft_lines, upload, wire_group
 from art.backends.serverless.sent_jobs import SentJobs
 from art.backends.serverless.service import Patience, Service
 from art.backends.serverless.service_checkpoints import Refused, ServerlessCheckpoints
 from art.backends.serverless.service_settings import check_model, rl_config, sft_config, uses_default_loss
-from art.backends.serverless.sft_data import upload
 from art.backends.serverless.steps import ServiceTraining, StepWork
 from art.backends.serverless.wire import CreateModel, CreateRlJob, CreateSftJob, LogGroups
 from art.client import ArtClient
@@ -39,6 +38,7 @@ from art.client.training.models import (
 from art.client.training.train_job import TrainJob
 from art.config import TrainConfig, TrainSFTConfig
 from art.config.addresses import check_no_userinfo
+from art.config.algorithms import OnNothing
 from art.errors import ArtError, ConfigError, ConflictError
 from art.protocol.checkpoint_calls import LogRequest
 from art.protocol.keys import check_api_key
@@ -217,8 +217,11 @@ class ServerlessBackend(Backend):
         model: BackendModel,
         request: TrainRequest | TrainSFTRequest,
         source: Sequence[TrajectoryGroup] | Sequence[Trajectory],
-        longer: Callable[[], TrainRequest] | None = None,
-        **how: Any,
+        instead: Callable[[], TrainRequest] | None = None,
+        *,
+        verbose: bool,
+        wait: bool,
+        on_nothing: OnNothing = "skip",
     ) -> TrainResult | TrainJob:
         training = self._training_of(model)
         if isinstance(request, TrainRequest):
@@ -232,7 +235,7 @@ class ServerlessBackend(Backend):
         else:
             lines = sft_lines(cast("Sequence[Trajectory]", source))
             work = self._sft_work(training, with_optimizer(request.config, model), lines)
-        return await training.make_step(work, request.job_id, **how)
+        return await training.make_step(work, request.job_id, verbose=verbose, wait=wait, on_nothing=on_nothing)
 
     def _sft_work(self, training: ServiceTraining, config: TrainSFTConfig, lines: list[str]) -> StepWork:
         settings = sft_config(config, len(lines))

@@ -8,13 +8,10 @@ create a job, log        no idempotency key: repeated only if the service cannot
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import email.utils
 import logging
-import random
-import time
-from collections.abc import Mapping
+import math
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import quote
@@ -34,6 +31,7 @@ from art.backends.serverless.wire import (
     LogGroups,
     ServiceModel,
 )
+from art.backoff import Backoff, Failure, call_with_retries, retry_after_s
 from art.client.http import LostAnswerError
 from art.client.loops import PerLoop
 from art.client.waiting import announce_wait
@@ -84,6 +82,15 @@ class Patience:
     """Time in which the checkpoint of a job must be listed, if the answer to its submission was lost."""
     job_s: float = 24 * 3600.0
     """Time that a job may take, its time in the service's queue included."""
+
+
+class _TryAgainError(Exception):
+    """A request that may succeed a little later."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+        self.retry_after_s = getattr(cause, "retry_after_s", None)
 
 
 class Service:
@@ -174,41 +181,65 @@ class Service:
             ProcessError: there was no usable answer for `Patience.answer_s` seconds.
             ArtError: the service refused.
         """
-        what, began, attempt, content = f"{method} {path}", time.monotonic(), 0, _encode(body)
-        with announce_wait(f"an answer to {what} of {self.base_url}"):
-            while True:
-                try:
-                    response = await self._send(method, path, content, params)
-                except httpx2.RequestError as lost:
-                    error: Exception = lost
-                else:
-                    if response.is_success and (method == "DELETE" or _is_json(response)):
-                        return response.content
-                    error = _error_of(response, what)
-                    if not (_is_passing(response) or response.is_success):
-                        raise error
-                await self._before_retry(error, what, attempt, began)
-                attempt += 1
+        what, content = f"{method} {path}", _encode(body)
+
+        async def send() -> bytes:
+            try:
+                response = await self._send(method, path, content, params)
+            except httpx2.RequestError as lost:
+                raise _TryAgainError(lost) from lost
+            if response.is_success and (method == "DELETE" or _is_json(response)):
+                return response.content
+            error = _error_of(response, what)
+            raise _TryAgainError(error) if _is_passing(response) or response.is_success else error
+
+        return await self._until_answered(send, what)
 
     async def _send_once(self, path: str, body: BaseModel) -> bytes:
         """Send a request that must not arrive twice. Errors are those of `create_job`."""
-        what, began, attempt, content = f"POST {path}", time.monotonic(), 0, _encode(body)
+        what, content = f"POST {path}", _encode(body)
+
+        async def send() -> bytes:
+            try:
+                response = await self._send("POST", path, content, None)
+            except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as never_sent:
+                raise _TryAgainError(never_sent) from never_sent
+            except httpx2.RequestError as lost:
+                raise LostAnswerError(f"{what} got no answer: {type(lost).__name__}: {lost}") from lost
+            if response.is_success:
+                return response.content
+            error = _error_of(response, what)
+            if response.status_code == 429:
+                raise _TryAgainError(error)
+            raise LostAnswerError(str(error)) if _is_passing(response) else error
+
+        return await self._until_answered(send, what)
+
+    async def _until_answered(self, send: Callable[[], Awaitable[bytes]], what: str) -> bytes:
+        """Call `send` again while it raises `_TryAgainError`, with pauses that double or that the service asks for."""
+
+        def before_retry(failure: Failure) -> None:
+            assert isinstance(failure.error, _TryAgainError)
+            error, tried_s = failure.error.cause, failure.lasting_s
+            if tried_s + failure.pause_s > self._patience.answer_s:
+                if isinstance(error, OverloadedError):
+                    too_busy = OverloadedError(
+                        f"{error}. It is busy: it asks to wait for {error.retry_after_s:.0f} s more, after "
+                        f"{tried_s:.0f} s of tries, and `Patience.answer_s` is {self._patience.answer_s:g}"
+                    )
+                    too_busy.retry_after_s = error.retry_after_s
+                    raise too_busy from error
+                raise ProcessError(
+                    f"{what}: {self.base_url} gave no usable answer for {tried_s:.0f} s (last: {type(error).__name__}: "
+                    f"{error}). Is the address right, and is the service up?"
+                ) from error
+            level = logging.WARNING if failure.number == 4 else logging.DEBUG
+            logger.log(level, "%s: %s; trying again in %.1f s", what, error, failure.pause_s)
+
+        first_s = 0.5 * min(self._patience.poll_s, 1.0)
+        backoff = Backoff(first_s=first_s, longest_s=60 * first_s, longest_asked_s=math.inf)
         with announce_wait(f"an answer to {what} of {self.base_url}"):
-            while True:
-                try:
-                    response = await self._send("POST", path, content, None)
-                except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as never_sent:
-                    error: Exception = never_sent
-                except httpx2.RequestError as lost:
-                    raise LostAnswerError(f"{what} got no answer: {type(lost).__name__}: {lost}") from lost
-                else:
-                    if response.is_success:
-                        return response.content
-                    error = _error_of(response, what)
-                    if response.status_code != 429:
-                        raise LostAnswerError(str(error)) if _is_passing(response) else error
-                await self._before_retry(error, what, attempt, began)
-                attempt += 1
+            return await call_with_retries(send, backoff, before_retry, _TryAgainError)
 
     async def _send(
         self, method: str, path: str, content: bytes | None, params: Mapping[str, str] | None
@@ -217,34 +248,6 @@ class Service:
             method, self.base_url + path, params=params, content=content,
             headers={"Content-Type": "application/json"} if content is not None else None,
         )  # fmt: skip
-
-    async def _before_retry(self, error: Exception, what: str, attempt: int, began: float) -> None:
-        """Wait before a request is sent again: as long as the service asks for, or twice as long as the last time.
-
-        Raises:
-            OverloadedError: the service asks for a longer wait than there is time.
-            ProcessError: the service has given no usable answer for too long.
-        """
-        delay_s = min(0.5 * 2 ** min(attempt, 10), 30.0) * random.uniform(0.75, 1.25) * min(self._patience.poll_s, 1.0)
-        if isinstance(error, OverloadedError):
-            delay_s = max(delay_s, error.retry_after_s)
-        tried_s = time.monotonic() - began
-        if tried_s + delay_s > self._patience.answer_s and isinstance(error, OverloadedError):
-            too_busy = OverloadedError(
-                f"{error}. It is busy: it asks to wait for {error.retry_after_s:.0f} s more, after {tried_s:.0f} s of "
-                f"tries, and `Patience.answer_s` is {self._patience.answer_s:g}"
-            )
-            too_busy.retry_after_s = error.retry_after_s
-            raise too_busy from error
-        if tried_s + delay_s > self._patience.answer_s:
-            raise ProcessError(
-                f"{what}: {self.base_url} gave no usable answer for {tried_s:.0f} s (last: {type(error).__name__}: "
-                f"{error}). Is the address right, and is the service up?"
-            ) from error
-        logger.log(
-            logging.WARNING if attempt == 3 else logging.DEBUG, "%s: %s; trying again in %.1f s", what, error, delay_s
-        )
-        await asyncio.sleep(delay_s)
 
     def _open(self) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(
@@ -293,7 +296,7 @@ def _error_of(response: httpx2.Response, what: str) -> ArtError:
     kind = _BY_STATUS.get(response.status_code, ProcessError if response.status_code >= 500 else ArtError)
     error = kind(f"the service answered {what} with {response.status_code}: {_complaint(response)}")
     if isinstance(error, OverloadedError):
-        error.retry_after_s = _retry_after_s(response.headers.get("retry-after", ""))
+        error.retry_after_s = retry_after_s(response.headers) or 0.0
     return error
 
 
@@ -307,13 +310,3 @@ def _complaint(response: httpx2.Response) -> str:
         return str(detail.get("message", detail) if isinstance(detail, dict) else detail)
     except (ValueError, AttributeError, KeyError, TypeError):
         return repr(response.text[:300])
-
-
-def _retry_after_s(header: str) -> float:
-    """Seconds that a `Retry-After` header asks for: a number, or the time of an HTTP date."""
-    if header.replace(".", "", 1).isdigit():
-        return float(header)
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
-    except ValueError:
-        return 0.0

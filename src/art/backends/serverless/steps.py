@@ -96,7 +96,7 @@ class ServiceTraining:
         return await self.newest_step()
 
     async def make_step(
-        self, work: StepWork, job_id: str, *, wait: bool, show: bool = False, on_nothing: OnNothing = "skip"
+        self, work: StepWork, job_id: str, *, verbose: bool, wait: bool, on_nothing: OnNothing
     ) -> TrainResult | TrainJob:
         """Send a step. Return its result, or with `wait=False` a job as soon as the service has it.
 
@@ -118,7 +118,7 @@ class ServiceTraining:
         except BaseException:
             turn.release()
             raise
-        result = self._finish(job, turn, show=show, on_nothing=on_nothing)
+        result = self._finish(job, turn, verbose=verbose, on_nothing=on_nothing)
         return await result if wait else TrainJob(self, job_id, result)
 
     async def find(self, job_id: str) -> TrainJob:
@@ -191,12 +191,12 @@ class ServiceTraining:
         return self.sent.put(job.model_copy(update={"service_job_id": service_id}))
 
     async def _finish(
-        self, job: SentJob, turn: asyncio.Lock, *, show: bool = False, on_nothing: OnNothing = "skip"
+        self, job: SentJob, turn: asyncio.Lock, *, verbose: bool = False, on_nothing: OnNothing = "skip"
     ) -> TrainResult:
         """Follow a job to its end and let the next one have its turn."""
         what = describe_job(job.kind, self.model.project, self.model.name)
         try:
-            with JobView(what, show=show) as view, announce_wait(view.describe):
+            with JobView(what, show=verbose) as view, announce_wait(view.describe):
                 status = job.status or await self._follow(job, view)
         finally:
             turn.release()

@@ -193,11 +193,6 @@ class RemoteServer:
         """Data directory on the other machine."""
         return f"{self.folder}/data"
 
-    @property
-    def log_path(self) -> str:
-        """The server's log on the other machine."""
-        return f"{self.data_dir}/logs/server.log"
-
     async def ensure(self, progress: Progress) -> ServerState:
         """Return the state of the server, which is installed and started if it does not run.
 

@@ -144,12 +144,11 @@ class Ssh:
         """Make the error for what OpenSSH wrote when it failed."""
         said = errors.strip()[-SHOWN_STDERR:].removeprefix("ssh: ") or "it gave no reason"
         how = shlex.join(["ssh", *(["-F", str(self.config)] if self.config else []), self.host])
-        if re.search(_REFUSALS, said, re.IGNORECASE):
-            return MachineError(
-                f"{self.host} does not let you in: {said}\n`{how}` must work in a terminal without a question: with a "
-                "key and not a password, and with a host key that you have accepted"
-            )
-        return UnreachableError(f"{self.host} cannot be reached over ssh; does `{how}` work? ssh said: {said}")
+        kind = MachineError if re.search(_REFUSALS, said, re.IGNORECASE) else UnreachableError
+        return kind(
+            f"{self.host} cannot be reached over ssh. `{how}` must work in a terminal without a question: with a key "
+            f"and not a password, and with a host key that you have accepted. ssh said: {said}"
+        )
 
 
 def in_sh(script: str) -> str:

@@ -98,6 +98,14 @@ class SshBackend(Backend):
                 self._watcher = loop.create_task(self._keep_alive(), name="ssh-backend")
             return self._client
 
+    async def open(self) -> ArtClient:
+        """Install, start and connect now, rather than with the first use. Returns a client of the server.
+
+        Raises:
+            ConfigError, MachineError, UnreachableError: see `_connection`.
+        """
+        return await self._connection()
+
     async def _find_machine(self) -> None:
         """Make sure that the machine of `self.ssh` exists. One that ssh reaches does; a subclass rents it."""
 

@@ -91,7 +91,7 @@ async def _row(record: LaunchRecord) -> tuple[str, ...]:
 async def logs(launched: Launched, record: LaunchRecord, args: argparse.Namespace) -> int:
     """Print the last lines of a server's log, and with `--follow` what is added to it, until Ctrl-C."""
     backend = backend_of(record)
-    tail = f"tail -n {args.lines} {'-F' if args.follow else ''} {shell_path(backend.server.log_path)}"
+    tail = f"tail -n {args.lines} {'-F' if args.follow else ''} {shell_path(backend.server.data_dir)}/logs/server.log"
     if args.follow:  # the end of our side is the end of its input; `tail` itself would stay until the next line
         tail = f"exec 3<&0; {tail} & {{ cat <&3; kill $!; }} > /dev/null 2>&1 & wait $!"
     command = [*backend.ssh.base_command(), in_sh(tail)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from art.client.jobs import JobClient, JobView, Submission, describe_job
 from art.client.training.models import BackendModel, TrainResult, name_of
@@ -31,19 +30,20 @@ class Training:
         self,
         kind: JobKind,
         request: TrainRequest | TrainSFTRequest,
-        longer: Callable[[], TrainRequest] | None = None,
+        instead: Callable[[], TrainRequest] | None = None,
         *,
+        verbose: bool,
         wait: bool,
-        **how: Any,
+        on_nothing: OnNothing,
     ) -> TrainResult | TrainJob:
         """Submit a step. Return its result, or with `wait=False` a job as soon as the server has stored it.
 
         Args:
-            longer: makes the request in a longer form, for a server that refuses `request`.
-            how: `show` and `on_nothing`, see `_follow`.
+            instead: makes the request in a longer form, for a server that refuses `request`.
+            verbose: show a progress bar.
         """
-        submit = self.client.submission(kind, self.model.project, self.model.name, request, longer)
-        result = self._follow(await submit.send(), submit, wait=wait, **how)
+        submit = self.client.submission(kind, self.model.project, self.model.name, request, instead)
+        result = self._follow(await submit.send(), submit, wait=wait, verbose=verbose, on_nothing=on_nothing)
         return await result if wait else TrainJob(self.client, request.job_id, result)
 
     async def find(self, job_id: str) -> TrainJob:
@@ -63,7 +63,7 @@ class Training:
         submit: Submission | None,
         *,
         wait: bool,
-        show: bool = False,
+        verbose: bool = False,
         on_nothing: OnNothing = "skip",
     ) -> TrainResult:
         """Follow a job to its end.
@@ -71,9 +71,8 @@ class Training:
         Args:
             submit: submits the job again if the server has lost it.
             wait: whether somebody waits, who is told from time to time how far it is.
-            show: show a progress bar.
         """
         what = describe_job(status.kind, self.model.project, self.model.name)
-        with JobView(what, show=show) as view, announce_wait(view.describe) if wait else contextlib.nullcontext():
+        with JobView(what, show=verbose) as view, announce_wait(view.describe) if wait else contextlib.nullcontext():
             status = await self.client.follow_job(status, view, submit)
         return self.steps.conclude(name_of(self.model), status, on_nothing)

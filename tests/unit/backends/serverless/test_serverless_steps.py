@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import email.utils
 import json
 import sys
-import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +14,6 @@ from typing import Any
 import pytest
 
 import art
-from art.backends.serverless.service import _retry_after_s
 from art.errors import (
     ArtError,
     AuthenticationError,
@@ -214,12 +211,6 @@ async def test_safe_calls_survive_all_passing_trouble(fake: FakeServerless, tmp_
     async with script(fake, tmp_path) as (backend, model):
         assert (await backend.train(model, [await group(model, 0.0, 1.0)])).step == 1
     assert len(fake.models) == 1
-
-
-def test_how_long_the_service_asks_to_wait() -> None:
-    later = email.utils.formatdate(time.time() + 60, usegmt=True)
-    assert [_retry_after_s(text) for text in ("7", "0.5", "", "soon")] == [7.0, 0.5, 0.0, 0.0]
-    assert 50 < _retry_after_s(later) < 61
 
 
 async def test_what_an_answer_that_was_lost_has_deleted_is_deleted(fake: FakeServerless, tmp_path: Path) -> None:
