@@ -13,9 +13,7 @@ from multiprocessing import get_context
 from typing import Any
 
 import art
-from art.asynchronous.simulation.machine import Machine
-from art.asynchronous.simulation.simulate import Schedule, Simulated, simulate
-from art.asynchronous.simulation.workload import Turn
+from art.asynchronous.simulation import Machine, Schedule, Simulated, Turn, simulate
 from art.asynchronous.step import PipelineStep
 from art.client.rollout_context import current_rollout
 from art.recipes.training_loop import Evaluation, evaluate

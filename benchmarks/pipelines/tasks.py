@@ -12,6 +12,7 @@ same latencies, and a simulation can be given them.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -19,13 +20,39 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from art.asynchronous.simulation.workload import LogNormal
 from art.model import Model
 from art.task import Conversation, Scenario, Split, Task, TaskDefaults, derive_seed, sample_answer
 from art.trajectory import Trajectory
 
 WORDS = ("yes", "no", "maybe")
 NUM_TURNS = 6
+P99_QUANTILE = 2.3263479
+"""Normal quantile of 99 %."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogNormal:
+    """A log-normal distribution of seconds, given by its median and its 99th percentile.
+
+    Example: LogNormal(median_s=0.2, p99_s=5.0) has a mean of 0.52 s
+    """
+
+    median_s: float
+    p99_s: float
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of the logarithm."""
+        return math.log(self.p99_s / self.median_s) / P99_QUANTILE
+
+    @property
+    def mean_s(self) -> float:
+        return self.median_s * math.exp(self.sigma**2 / 2)
+
+    def draw(self, rng: random.Random) -> float:
+        return self.median_s * math.exp(self.sigma * rng.gauss())
+
+
 WAITING = LogNormal(median_s=0.2, p99_s=5.0)
 """Latency of a tool that waits for something else, such as a web page. The mean is 0.52 s."""
 COMPUTING = LogNormal(median_s=0.004, p99_s=0.2)

@@ -39,7 +39,7 @@ async def test_a_client_without_what_windows_lacks_trains(
         Path(root, name).relative_to(tmp_path).as_posix() for root, _, names in os.walk(tmp_path) for name in names
     }
     log = ".art/windows/models/agent/"
-    written = {"history.jsonl", "pipeline/journal.jsonl", "state.json", "trajectories/train/0003.jsonl"}
+    written = {"history.jsonl", "pipeline/journal.db", "state.json", "trajectories/train/0003.jsonl"}
     assert {log + name for name in written} <= files
     assert not [path for path in files if ".tmp-" in path]
     assert "newest" in run("-m", "art.cli.main", "checkpoints", "list", "windows/agent")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import art
-from art.asynchronous.journal.writer import JournalWriter
+from art.asynchronous.journal import Journal
 from art.errors import NotFoundError
 from art.storage.jsonl import append_lines, read_lines
 from art.storage.layout import DataDir
@@ -77,18 +77,18 @@ class KilledAt:
 
     def __init__(self, at: int, *, is_after: bool) -> None:
         self.num_writes = 0
-        write = JournalWriter.write
+        write = Journal.write
 
-        async def killing(writer: JournalWriter, make: Any) -> None:
+        async def killing(journal: Journal, make: Any) -> None:
             self.num_writes += 1
             is_now = self.num_writes == at
             if is_now and not is_after:
                 os._exit(KILLED)
-            await write(writer, make)
+            await write(journal, make)
             if is_now:
                 os._exit(KILLED)
 
-        JournalWriter.write = killing  # type: ignore[method-assign]
+        Journal.write = killing  # type: ignore[method-assign]
 
 
 async def rollout(model: Any, scenario: dict[str, str], rollout_index: int, seed: int) -> art.Trajectory:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +62,9 @@ async def test_the_reason_of_each_choice_is_in_the_journal_and_the_sums_in_the_m
     async for step in pipeline.train(6):
         assert "pipeline/choice_seen_share" in step.metrics
         assert {name for name in step.metrics if name.startswith("pipeline/choice")} <= CATALOGUE.keys()
-        for path in (tmp_path / "shop/models/agent/pipeline").rglob("*.json*"):
-            for line in path.read_text().splitlines():
-                if '"reason"' in line:
-                    seen |= json.loads(line).get("plan", {}).get("reason", {})
+        with closing(sqlite3.connect(tmp_path / "shop/models/agent/pipeline/journal.db")) as journal:
+            for (plan,) in journal.execute("SELECT plan FROM groups"):
+                seen |= json.loads(plan)["reason"]
     assert {"chosen_by", "spread_chance", "groups_before"} <= seen.keys()
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import art
-from art.asynchronous.journal import Journal, PendingStep, Resumed
-from art.asynchronous.journal import writer as writer_module
+from art.asynchronous.journal import Journal, PendingStep, Resumed, dump_outcome, dump_plan
 from art.client.training.submission import wire_groups
 from art.errors import ConfigError, ConflictError, DiskFullError, StorageError
+from art.storage.database import Database
 from art.storage.jsonl import encode
 from art.trajectory import PydanticException
 from tests.support.journals import IDENTITY, group, plan, trajectory
@@ -50,7 +50,7 @@ async def test_an_interrupted_pipeline_is_found_as_it_was(tmp_path: Path) -> Non
     await journal.evaluation_begun(4)
     await journal.evaluation_rollout_ended(4, 7, trajectory(0, 7))
 
-    for again in range(2):  # the second opening reads what the first one has rewritten
+    for again in range(2):  # the second opening reads the same
         journal, resumed = await reopen(tmp_path, journal)
         assert (resumed.next_number, resumed.next_position, resumed.chooser_state) == (4, 4, {"seen": 9}), again
         assert [kept.plan for kept in resumed.groups] == [plan(0), plan(1), plan(2, version=1)]
@@ -74,22 +74,25 @@ async def test_an_interrupted_pipeline_is_found_as_it_was(tmp_path: Path) -> Non
     await journal.close()
 
 
-async def test_rollouts_that_end_together_share_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    syncs = []
-    monkeypatch.setattr(writer_module.os, "fsync", lambda file: syncs.append(file))
+async def test_rollouts_that_end_together_share_a_transaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_transactions, run = 0, Database.run
+
+    async def counting(database: Database, work: Callable[[Any], Any]) -> Any:
+        nonlocal num_transactions
+        num_transactions += 1
+        return await run(database, work)
+
+    monkeypatch.setattr(Database, "run", counting)
     async with await Journal.open(tmp_path, IDENTITY) as journal:
         await journal.started(plan(0, num_rollouts=200))
-        before = len(syncs)
         await asyncio.gather(*(journal.rollout_ended(0, index, trajectory(0, index)) for index in range(60)))
-        assert len(syncs) - before < 20
+    assert num_transactions == 2
     journal, resumed = await reopen(tmp_path)
     assert sorted(resumed.groups[0].rollouts) == list(range(60))
     await journal.close()
 
 
-async def test_the_file_stays_small_while_steps_are_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "MIN_DEAD_BYTES", 10_000)
-    largest = 0
+async def test_the_file_stays_small_while_steps_are_trained(tmp_path: Path) -> None:
     async with await Journal.open(tmp_path, IDENTITY) as journal:
         for number in range(40):
             await journal.started(plan(number))
@@ -99,9 +102,8 @@ async def test_the_file_stays_small_while_steps_are_trained(tmp_path: Path, monk
             await journal.group_ended(number, [group(number)])
             if number >= 2:
                 await journal.step_ended(number, [number - 2])
-            largest = max(largest, (tmp_path / "journal.jsonl").stat().st_size)
-    live = sum(len(encode(group(number).model_dump(mode="json"))) for number in (38, 39))
-    assert largest < 10_000 + 4 * live
+    written = sum(len(encode(group(number).model_dump(mode="json"))) for number in range(40))
+    assert (tmp_path / "journal.db").stat().st_size < written
     journal, resumed = await reopen(tmp_path)
     assert [kept.plan.number for kept in resumed.groups] == [38, 39]
     assert [encode(kept.groups[0].model_dump(mode="json")) for kept in resumed.groups if kept.groups] == [
@@ -113,11 +115,10 @@ async def test_the_file_stays_small_while_steps_are_trained(tmp_path: Path, monk
 async def test_other_settings_are_refused_while_groups_are_under_way(tmp_path: Path) -> None:
     async with await Journal.open(tmp_path, IDENTITY) as journal:
         await journal.started(plan(0))
-    text = (tmp_path / "journal.jsonl").read_bytes()
     with pytest.raises(ConfigError, match=r"seed = 1, was 0.*1 of its groups .*delete the folder"):
         await Journal.open(tmp_path, IDENTITY | {"seed": 1})
-    assert (tmp_path / "journal.jsonl").read_bytes() == text
-    journal, _ = await reopen(tmp_path)
+    journal, resumed = await reopen(tmp_path)
+    assert [kept.plan for kept in resumed.groups] == [plan(0)]
     await journal.step_ended(1, [0])
     await journal.close()
     async with await Journal.open(tmp_path, IDENTITY | {"seed": 1}) as journal:
@@ -154,32 +155,82 @@ async def test_what_json_does_not_have_fails_alone(tmp_path: Path) -> None:
 async def test_a_full_disk_is_told_and_nothing_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = await Journal.open(tmp_path, IDENTITY)
     await journal.started(plan(0))
-    real, is_full = os.write, True
 
-    def write(file: int, data: bytes) -> int:
-        if is_full and len(data) < 200:
-            raise OSError(28, "no space left on device")
-        return real(file, data[:150] if is_full else data)
+    async def full(database: Database, work: Any) -> Any:
+        raise DiskFullError("the disk is full")
 
-    monkeypatch.setattr(writer_module.os, "write", write)
-    with pytest.raises(DiskFullError, match="disk is full"):
-        await journal.rollout_ended(0, 0, trajectory(0, 0))
-    is_full = False
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "run", full)
+        with pytest.raises(DiskFullError, match="disk is full"):
+            await journal.rollout_ended(0, 0, trajectory(0, 0))
     await journal.rollout_ended(0, 1, trajectory(0, 1))
     journal, resumed = await reopen(tmp_path, journal)
     assert list(resumed.groups[0].rollouts) == [1]
     await journal.close()
 
 
-async def test_another_version_s_journal_is_refused_by_name(tmp_path: Path) -> None:
-    async with await Journal.open(tmp_path, IDENTITY):
-        pass
-    path = tmp_path / "journal.jsonl"
-    record = {"batch": 0, "of": 1, "event": "opened", "version": 99}
-    content = json.dumps({key: record[key] for key in ("event", "version")})[1:]
-    path.write_text(f'{{"batch": 0, "of": 1, "crc": "{zlib.crc32(content.encode()):08x}", {content}\n')
-    with pytest.raises(StorageError, match="form 99, expected 1"):
+async def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path) -> None:
+    async with await Journal.open(tmp_path, IDENTITY) as journal:
+        await journal.started(plan(0))
+    path = tmp_path / "journal.db"
+    path.write_bytes(b"x" * path.stat().st_size)
+    with pytest.raises(StorageError, match=r"journal.db is damaged .*delete the folder"):
         await Journal.open(tmp_path, IDENTITY)
+
+
+# -- journals that an earlier version has written --
+
+
+def older_line(record: dict[str, Any], batch: int, of: int = 1) -> bytes:
+    content = encode(record)[1:].encode()
+    return b'{"batch": %d, "of": %d, "crc": "%08x", ' % (batch, of, zlib.crc32(content)) + content + b"\n"
+
+
+HEAD = {
+    "event": "opened", "identity": IDENTITY, "version": 1, "next_number": 7, "next_position": 6, "chooser_state": {"a": 1},
+    "pending": {"step": 2, "job_id": "job-000001", "numbers": [4], "config": {}},
+}  # fmt: skip
+STARTED: dict[str, Any] = {"event": "started", "plan": dump_plan(plan(5))}
+
+
+def ended(index: int) -> dict[str, Any]:
+    return {"event": "rollout_ended", "group": 5, "index": index} | dump_outcome(trajectory(5, index))
+
+
+async def test_what_an_older_version_left_is_taken_up_once(tmp_path: Path) -> None:
+    lines = [older_line(HEAD, 0), older_line(STARTED, 1), older_line(ended(0), 2, 2), older_line(ended(1), 2, 2)[:-9]]
+    (tmp_path / "journal.jsonl").write_bytes(b"".join(lines))  # the machine stopped in its last write
+    journal: Journal | None = None
+    for _ in range(2):
+        journal, resumed = await reopen(tmp_path, journal)
+        assert (resumed.next_number, resumed.next_position, resumed.chooser_state) == (7, 6, {"a": 1})
+        assert resumed.pending is not None
+        assert (resumed.pending.job_id, resumed.pending.numbers) == ("job-000001", (4,))
+        assert [(one.plan, list(one.rollouts)) for one in resumed.groups] == [(plan(5), [0])]
+        assert not (tmp_path / "journal.jsonl").exists()
+    assert journal is not None
+    await journal.close()
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([older_line(HEAD | {"version": 99}, 0)], "form 99, expected 2"),
+        ([older_line(HEAD, 0)[:-9]], "is damaged"),
+        (
+            [older_line(HEAD, 0), older_line(STARTED, 1).replace(b"plan", b"plam"), older_line(ended(0), 2)],
+            "is damaged",
+        ),
+    ],
+)
+async def test_an_older_journal_that_cannot_be_read_is_refused_and_stays(
+    tmp_path: Path, lines: list[bytes], message: str
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(StorageError, match=message):
+        await Journal.open(tmp_path, IDENTITY)
+    assert path.read_bytes() == b"".join(lines)
 
 
 async def test_training_gets_the_same_request_from_what_was_kept(tmp_path: Path) -> None:
