@@ -24,6 +24,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
@@ -276,7 +277,7 @@ class Journal:
             makes = [make for make, _ in batch]
             errors: list[Exception | None]
             try:
-                errors = await self._database.run(lambda connection, makes=makes: _write_records(connection, makes))
+                errors = await self._database.run(partial(_write_records, makes=makes))
             except Exception as error:
                 logger.exception("the journal %s cannot be written", self._database.path)
                 errors = [error] * len(batch)
