@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, Unpack, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast, get_args, overload
 
 from art.client import ArtClient
 from art.client.arguments import check_groups, check_trajectories
@@ -28,7 +28,8 @@ from art.client.training.models import (
     with_optimizer,
 )
 from art.config import TrainConfig, TrainSFTConfig
-from art.config.algorithms import SETTINGS, OnNothing, TrainSettings, sft_config, train_config
+from art.config.base import LEFT
+from art.config.training import OnNothing, sft_config, train_config
 from art.errors import ArtError, ConfigError, NotFoundError, NothingTrainableError
 from art.protocol.checkpoint_calls import LogRequest, MetricsRow
 from art.protocol.job_states import JobKind
@@ -168,14 +169,14 @@ class Backend:
     async def train(
         self, model: BackendModel, trajectory_groups: Iterable[TrajectoryGroup], config: TrainConfig | None = None, *,
         sft: Iterable[Trajectory] | None = None, verbose: bool = False, wait: Literal[True] = True,
-        job_id: str | None = None, **settings: Unpack[TrainSettings],
+        on_nothing: OnNothing = "skip", job_id: str | None = None, **settings: Any,
     ) -> TrainResult: ...  # fmt: skip
 
     @overload
     async def train(
         self, model: BackendModel, trajectory_groups: Iterable[TrajectoryGroup], config: TrainConfig | None = None, *,
         sft: Iterable[Trajectory] | None = None, verbose: bool = False, wait: Literal[False],
-        job_id: str | None = None, **settings: Unpack[TrainSettings],
+        on_nothing: OnNothing = "skip", job_id: str | None = None, **settings: Any,
     ) -> TrainJob: ...  # fmt: skip
 
     async def train(
@@ -187,8 +188,9 @@ class Backend:
         sft: Iterable[Trajectory] | None = None,
         verbose: bool = False,
         wait: bool = True,
+        on_nothing: OnNothing = "skip",
         job_id: str | None = None,
-        **settings: Unpack[TrainSettings],
+        **settings: Any,
     ) -> TrainResult | TrainJob:
         """Make one step of reinforcement learning; returns when the new weights are served.
 
@@ -205,8 +207,10 @@ class Backend:
                 groups or settings is raised here all the same; what the step itself raises, when the job is awaited.
             job_id: name of the job, of 8 to 64 characters. The same call with the same name, also from another process,
                 is the same job: it trains once. By default each call is a job of its own.
-            settings: single settings by name, see `TrainSettings`: any field of `TrainConfig` that `config` does not
-                set, `loss_fn`, `loss_fn_config` and `on_nothing`. Words of older code are translated by `art.compat`.
+            on_nothing: what to do when no group can be learnt from: "skip" returns a result with `trained=False`,
+                "raise" raises `NothingTrainableError`.
+            settings: single settings by name: any field of `TrainConfig` that `config` does not set. Words of older
+                code are translated by `art.compat`.
 
         Raises:
             ConfigError: a setting is unknown, out of range, given twice, or cannot be honoured.
@@ -220,7 +224,6 @@ class Backend:
         """
         from art.client.training.submission import check_recorded, wire_groups, wire_trajectories
 
-        on_nothing = settings.pop("on_nothing", "skip")
         if on_nothing not in get_args(OnNothing):
             raise ConfigError(f'`on_nothing` is "skip" or "raise", got {on_nothing!r}', param="on_nothing")
         config, only_recorded = _read_settings(config, settings)
@@ -428,9 +431,10 @@ class Backend:
         return self._client if self.data_dir is None and self.shares_log else None
 
 
-def _read_settings(config: TrainConfig | None, settings: TrainSettings) -> tuple[TrainConfig, bool]:
+def _read_settings(config: TrainConfig | None, settings: Mapping[str, Any]) -> tuple[TrainConfig, bool]:
     """The settings of a step, and whether answers that ART has not recorded are an error (an older word)."""
-    if settings.keys() <= SETTINGS and not isinstance(settings.get("scale_rewards"), bool):
+    known = TrainConfig.model_fields.keys() | LEFT["TrainConfig"].keys()
+    if settings.keys() <= known and not isinstance(settings.get("scale_rewards"), bool):
         return train_config(config, settings), False
     from art.compat import settings as older
 

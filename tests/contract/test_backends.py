@@ -26,7 +26,7 @@ from tests.support.fake_sky import CLUSTER, FakeSky
 from tests.support.fake_ssh import FakeMachine
 from tests.support.serverless_runs import open_backend
 
-SETTINGS: dict[str, Any] = {"learning_rate": 1e-4, "loss_fn": "cispo"}
+SETTINGS: dict[str, Any] = {"learning_rate": 1e-4, "loss": "cispo"}
 """What every kind honours."""
 
 
@@ -218,7 +218,7 @@ async def test_a_job_with_a_name_trains_once(kind: Opened, tmp_path: Path) -> No
     assert (await (await kind.backend.follow_train_job(model, job_id))).step == 1
     assert await model.get_step() == 1
     with pytest.raises(ConflictError):
-        await kind.backend.train(model, groups, job_id=job_id, learning_rate=1e-5, loss_fn="cispo")
+        await kind.backend.train(model, groups, job_id=job_id, learning_rate=1e-5, loss="cispo")
     with pytest.raises(NotFoundError):
         await kind.backend.follow_train_job(model, "no-such-job")
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 import art
-from art.config.algorithms import LossName
+from art.config.training import ALGORITHMS
 from art.errors import TrajectoryError
 
 PROMPT = {"role": "user", "content": "say yes, no or maybe"}
@@ -95,15 +95,15 @@ async def test_every_loss_by_name_makes_a_step(model: art.TrainableModel, backen
     for i, trajectory in enumerate(members):
         trajectory.reward = float(i % 2)
     groups, start = [art.TrajectoryGroup(members)], await model.get_step()
-    for name in get_args(LossName):
+    for name in ALGORITHMS:
         length = 8 if name == "dr_grpo" else None
         result = await backend.train(
-            model, groups, loss_fn=name, constant_tokens=length, learning_rate=1e-6, mismatch=None
+            model, groups, loss=name, constant_tokens=length, learning_rate=1e-6, mismatch=None
         )
         assert result.step == await model.get_step()
-    assert result.step == start + len(get_args(LossName))
+    assert result.step == start + len(ALGORITHMS)
     result = await backend.train(
         model, groups, loss_fn="ppo", kl_penalty_coef=0.1, kl_penalty_reference_step=start, learning_rate=1e-6,
         truncated_importance_sampling=2.0,
     )  # fmt: skip
-    assert result.step == start + len(get_args(LossName)) + 1
+    assert result.step == start + len(ALGORITHMS) + 1

@@ -99,7 +99,7 @@ async def test_what_cannot_be_mixed_is_refused(model: art.TrainableModel) -> Non
     with pytest.raises(ConfigError, match="`sft_weight` does nothing without `sft`"):
         await model.train(groups, sft_weight=0.5)
     with pytest.raises(ConfigError, match="dpo is a loss of pairs alone and takes no supervised data"):
-        await model.train(groups, sft=EXAMPLES, loss_fn="dpo")
+        await model.train(groups, sft=EXAMPLES, loss="dpo")
     with pytest.raises(TrajectoryError, match="`sft` is one Trajectory; put it into a list"):
         await model.train(groups, sft=EXAMPLES[0])  # type: ignore[arg-type]
     with pytest.raises(TrajectoryError, match=r"sft\[0\] has no messages"):

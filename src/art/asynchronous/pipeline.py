@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from art.asynchronous.evaluating import HeldOut
 from art.asynchronous.pace import Pace
@@ -24,8 +24,8 @@ from art.asynchronous.step_trainer import check_settings
 from art.client.arguments import describe
 from art.client.rollout_context import RolloutContext, inside_rollout
 from art.config import PipelineConfig, TrainConfig
-from art.config.algorithms import TrainSettings, train_config
 from art.config.staleness import check_staleness
+from art.config.training import train_config
 from art.errors import ConfigError, TrajectoryError
 from art.gather.faults import FaultWatch
 from art.gather.gather import AfterEach
@@ -100,7 +100,7 @@ class Pipeline:
         self._run: Run | None = None
 
     async def train(
-        self, steps: int, config: TrainConfig | None = None, **settings: Unpack[TrainSettings]
+        self, steps: int, config: TrainConfig | None = None, **settings: Any
     ) -> AsyncGenerator[PipelineStep]:
         """Train up to checkpoint `steps`, and yield each step when it is trained and logged.
 

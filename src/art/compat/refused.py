@@ -39,7 +39,7 @@ REFUSED: dict[str, dict[str, str]] = {
 """What to use today, by module and older name."""
 _OURS = "ART uses transformers and peft for all models; settings are `TrainableModel(settings=art.ModelSettings(...))`"
 MODULES: dict[str, str] = {
-    "art.distill": "use `backend.train(..., loss_fn=...)` with the losses of docs/objectives.md",
+    "art.distill": "use `backend.train(..., loss=...)` with the losses of docs/objectives.md",
     "art.megatron": REFUSED["art"]["MegatronBackend"],
     "art.pipeline_trainer": "use `art.pipeline(...)`, which trains while rollouts run",
     "art.preprocessing": "the server tokenizes; a request with `extra_body={'return_token_ids': True}` gets the ids",

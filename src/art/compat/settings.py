@@ -11,16 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 from art.config import CispoConfig, GspoConfig, LossConfig, MismatchConfig, ModelSettings, PpoConfig, TrainConfig
-from art.config.algorithms import (
-    add_terms,
-    algorithm,
-    check_config,
-    merge_settings,
-    plain_errors,
-    tune_loss,
-    without_none,
-)
-from art.config.training import kl_penalties
+from art.config.training import ALGORITHMS, add_terms, check_config, kl_penalties, plain_errors
+from art.config.training import train_config as todays_config
 from art.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -154,21 +146,26 @@ def train_config(config: TrainConfig | None, settings: Mapping[str, Any]) -> Tra
     if refused := [f"{name}={value!r}" for name, value in asked.items() if name not in _HONOURED]:
         raise ConfigError(f"training cannot honour {', '.join(refused)}; it knows {', '.join(_HONOURED)}")
     asked.pop("allow_training_without_logprobs", None)  # the backend reads it
-    settings = without_none(asked)
+    settings = {name: value for name, value in asked.items() if value is not None or name == "mismatch"}
     if config is not None and not settings:
         return config
     with plain_errors():
-        return _translate(config, settings)
+        values = _in_todays_words(settings)
+        if words := [word for word in _LOSS_WORDS if word in settings]:
+            if "loss" in values or _has_objective(config):
+                raise ConfigError(f"{', '.join(words)}: given twice, by `config` or `loss` and by itself; keep one")
+            values = _with_loss(settings) | values
+        if "truncated_importance_sampling" in settings and (config is None or "anchor" not in config.model_fields_set):
+            values.setdefault("anchor", "step_start")
+        penalties = kl_penalties(**{word: settings[word] for word in _KL_WORDS if word in settings})
+        return add_terms(todays_config(config, values), penalties)
 
 
-def _translate(config: TrainConfig | None, settings: Mapping[str, Any]) -> TrainConfig:
-    words = [word for word in _LOSS_WORDS if word in settings]
-    values, kept = merge_settings(config, _in_todays_words(settings), words)
-    if "truncated_importance_sampling" in settings:
-        values.setdefault("anchor", "step_start")
-    chosen = _with_loss(values, settings) if words else TrainConfig.model_validate(values)
-    penalties = kl_penalties(**{word: settings[word] for word in _KL_WORDS if word in settings})
-    return add_terms(chosen, (*kept, *penalties))
+def _has_objective(config: TrainConfig | None) -> bool:
+    """Whether a config names its loss itself, which `TrainConfig(beta=...)` does not."""
+    if config is None or "loss" not in config.model_fields_set:
+        return False
+    return config.terms[0] is not TrainConfig.model_fields["loss"].default
 
 
 def _in_todays_words(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,8 +181,8 @@ def _in_todays_words(settings: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _with_loss(values: Mapping[str, Any], settings: Mapping[str, Any]) -> TrainConfig:
-    """Apply `loss_fn`, `loss_fn_config`, the clips and the level of importance sampling.
+def _with_loss(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn `loss_fn`, `loss_fn_config`, the clips and the level of importance sampling into fields of `TrainConfig`.
 
     Clips without a loss are those of cispo, which was the default loss of older code.
     """
@@ -194,8 +191,10 @@ def _with_loss(values: Mapping[str, Any], settings: Mapping[str, Any]) -> TrainC
     by_default = "ppo" if level or settings.get("ppo") else "cispo" if has_clips else "dppo"
     if settings.get("ppo") and settings.get("loss_fn", "ppo") != "ppo":
         raise ConfigError(f"ppo=True and loss_fn={settings['loss_fn']!r} are two losses; keep one")
-    config = algorithm(settings.get("loss_fn", by_default), values)
-    term = config.terms[0]
+    name = settings.get("loss_fn", by_default)
+    if name not in ALGORITHMS:
+        raise ConfigError(f"loss_fn must be one of {', '.join(ALGORITHMS)}; got {name!r}")
+    term: LossConfig = ALGORITHMS[name]["loss"]
     if level is not None and not isinstance(term, GspoConfig):
         if level != "sequence" or not isinstance(term, PpoConfig):
             raise ConfigError(f"importance_sampling_level={level!r} is not supported by the loss {term.type}")
@@ -203,7 +202,8 @@ def _with_loss(values: Mapping[str, Any], settings: Mapping[str, Any]) -> TrainC
     clips, options = _clips(term, settings), settings.get("loss_fn_config", {})
     if twice := clips.keys() & options.keys():
         raise ConfigError(f"{', '.join(twice)}: given by loss_fn_config and by epsilon; keep one")
-    return tune_loss(config, clips | options, term)
+    tuned = type(term).model_validate(term.model_dump(exclude_unset=True) | clips | dict(options))
+    return ALGORITHMS[name] | {"loss": tuned}
 
 
 def _clips(term: LossConfig, settings: Mapping[str, Any]) -> dict[str, float]:

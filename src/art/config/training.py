@@ -1,14 +1,17 @@
-"""Settings of one training step, by reinforcement learning or by supervised fine-tuning."""
+"""Settings of one training step, by reinforcement learning or by supervised fine-tuning, and how calls give them."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from numbers import Real
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from art.config.base import Config
+from art.config.base import Config, describe_invalid
 from art.config.losses import (
+    CispoConfig,
     CustomLossConfig,
     DpoConfig,
     DppoConfig,
@@ -23,10 +26,26 @@ from art.config.losses import (
     SftConfig,
 )
 from art.config.schedules import AnyRate, AnyRates, ScheduleConfig
+from art.errors import ConfigError
 
 SPREAD_TOLERANCE = 1e-6
 """A group whose rewards are all within this distance of their mean has no spread: it teaches nothing, and is left out
 and counted. Only a KL term in the loss learns from it, if another group of the step has spread."""
+
+
+OnNothing = Literal["skip", "raise"]
+"""What `train` does when no group can be learnt from: return a result with `trained=False`, or raise an error."""
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    **{loss.type: {"loss": loss}
+       for loss in (DppoConfig(), PpoConfig(), CispoConfig(), ReinforceConfig(), SftConfig(), DpoConfig())},
+    "grpo": {"loss": PpoConfig(clip_high=0.2), "scale_rewards": "group", "normalize": "rollout"},
+    "dr_grpo": {"loss": PpoConfig(clip_high=0.2), "normalize": "constant"},
+    "dapo": {"loss": PpoConfig(), "scale_rewards": "group"},
+    "gspo": {"loss": GspoConfig(), "scale_rewards": "group", "normalize": "rollout"},
+    "rloo": {"loss": ReinforceConfig(), "baseline": "leave_one_out"},
+    "maxrl": {"loss": ReinforceConfig(), "scale_rewards": "mean"},
+}  # fmt: skip
+"""What `loss` may name: a loss, or an algorithm, which is a loss with its baseline, scale and normalisation."""
 
 
 class OptimizerConfig(Config):
@@ -67,7 +86,8 @@ class TrainConfig(Config):
     """Learning rate of the adapter; full fine-tuning needs about a tenth of it ("LoRA without regret"). A
     `ScheduleConfig` gives each step its own, by the number of the checkpoint that the step starts from."""
     loss: LossConfig | tuple[LossConfig, ...] = DppoConfig()
-    """One loss term, or several that are summed."""
+    """One loss term, or several that are summed; or the name of a loss or an algorithm, such as "grpo" (`ALGORITHMS`),
+    whose other settings hold unless they are given too."""
     anchor: Literal["sampler", "step_start"] = "sampler"
     """Log-probs that importance ratios compare the policy with: those recorded when sampling, or the trainer's own
     before the first update of the step (one more forward pass if there are several updates)."""
@@ -125,6 +145,16 @@ class TrainConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
+    def _name_algorithm(cls, data: Any) -> Any:
+        """Put the settings of a loss or algorithm in place of its name. Validators of this kind run last one first."""
+        if not isinstance(data, dict) or not isinstance(name := data.get("loss"), str):
+            return data
+        if name not in ALGORITHMS:
+            raise ValueError(f"`loss` must be one of {', '.join(ALGORITHMS)}; got {name!r}")
+        return ALGORITHMS[name] | {key: value for key, value in data.items() if key != "loss"}
+
+    @model_validator(mode="before")
+    @classmethod
     def _translate_older_names(cls, data: Any) -> Any:
         names = {"beta", "kl_penalty_coef"}
         if not isinstance(data, dict) or not names & data.keys():
@@ -133,6 +163,8 @@ class TrainConfig(Config):
         data = {name: value for name, value in data.items() if name not in names}
         if penalties:
             loss = data.get("loss", cls.model_fields["loss"].default)
+            if isinstance(loss, str) and loss in ALGORITHMS:
+                data, loss = ALGORITHMS[loss] | data, ALGORITHMS[loss]["loss"]
             data["loss"] = (*(loss if isinstance(loss, (tuple, list)) else (loss,)), *penalties)
         return data
 
@@ -203,34 +235,37 @@ class TrainConfig(Config):
     @classmethod
     def grpo(cls, **settings: Any) -> Self:
         """GRPO (arXiv 2402.03300): advantages over the group's standard deviation, PPO's clip, a mean per rollout."""
-        return cls(**{"loss": PpoConfig(clip_high=0.2), "scale_rewards": "group", "normalize": "rollout"} | settings)
+        return cls._named("grpo", settings)
 
     @classmethod
     def dr_grpo(cls, *, constant_tokens: int, **settings: Any) -> Self:
         """Dr.GRPO (arXiv 2503.20783): GRPO without division by the deviation of rewards or the length of rollouts."""
-        defaults = {"loss": PpoConfig(clip_high=0.2), "normalize": "constant", "constant_tokens": constant_tokens}
-        return cls(**defaults | settings)
+        return cls._named("dr_grpo", {"constant_tokens": constant_tokens, **settings})
 
     @classmethod
     def dapo(cls, **settings: Any) -> Self:
         """DAPO (arXiv 2503.14476): GRPO with a wider upper clip and a mean over all tokens. Its punishment of long
         answers belongs in the reward."""
-        return cls(**{"loss": PpoConfig(), "scale_rewards": "group"} | settings)
+        return cls._named("dapo", settings)
 
     @classmethod
     def gspo(cls, **settings: Any) -> Self:
         """GSPO (arXiv 2507.18071): GRPO with one importance ratio, and so one clip, per sample instead of per token."""
-        return cls(**{"loss": GspoConfig(), "scale_rewards": "group", "normalize": "rollout"} | settings)
+        return cls._named("gspo", settings)
 
     @classmethod
     def rloo(cls, **settings: Any) -> Self:
         """RLOO (arXiv 2402.14740): REINFORCE whose baseline is the mean reward of the group's other rollouts."""
-        return cls(**{"loss": ReinforceConfig(), "baseline": "leave_one_out"} | settings)
+        return cls._named("rloo", settings)
 
     @classmethod
     def maxrl(cls, **settings: Any) -> Self:
         """MaxRL, maximum-likelihood RL (arXiv 2602.02710): for rewards of 0 and 1; a rare 1 counts more."""
-        return cls(**{"loss": ReinforceConfig(), "scale_rewards": "mean"} | settings)
+        return cls._named("maxrl", settings)
+
+    @classmethod
+    def _named(cls, name: str, settings: Mapping[str, Any]) -> Self:
+        return cls(**{"loss": name, **settings})
 
 
 class TrainSFTConfig(Config):
@@ -242,3 +277,89 @@ class TrainSFTConfig(Config):
     """Trajectories per optimiser update; `auto` is 2."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Settings of AdamW."""
+
+
+# -- settings that a call gives, as a whole or by name --
+
+C = TypeVar("C", TrainConfig, TrainSFTConfig)
+
+
+def check_config(config: C | Mapping[str, Any] | None, kind: type[C]) -> C:
+    """Return `config` as an object of the class `kind`. A dictionary is validated, and `None` gives the defaults.
+
+    Raises:
+        ConfigError: `config` is of another class, or holds a wrong value.
+    """
+    if isinstance(config, kind):
+        return config
+    if config is not None and not isinstance(config, Mapping):
+        raise ConfigError(f"`config` takes an art.{kind.__name__}(...), got {config!r}", param="config")
+    with plain_errors():
+        return kind.model_validate(dict(config or {}))
+
+
+def sft_config(config: TrainSFTConfig | None, settings: Mapping[str, Any]) -> TrainSFTConfig:
+    """Make the settings of supervised fine-tuning from a config, single settings, or both if they do not overlap.
+
+    Raises:
+        ConfigError: a setting is given twice, unknown or out of range.
+    """
+    whole = check_config(config, TrainSFTConfig)
+    with plain_errors():
+        return TrainSFTConfig.model_validate(merge_settings(given(whole), settings)) if settings else whole
+
+
+def train_config(config: TrainConfig | None, settings: Mapping[str, Any]) -> TrainConfig:
+    """Make the settings of a training step from a config, single settings, or both if they do not overlap.
+
+    `None` means the default, except for `mismatch`, where it means no gate. A `loss` among the single settings replaces
+    the default objective of a config to which `TrainConfig(beta=...)` added terms, and the terms stay.
+
+    Raises:
+        ConfigError: a setting is given twice, unknown or out of range.
+    """
+    whole = None if config is None else check_config(config, TrainConfig)
+    settings = {name: value for name, value in settings.items() if value is not None or name == "mismatch"}
+    if whole is not None and not settings:
+        return whole
+    with plain_errors():
+        kept: tuple[LossConfig, ...] = ()
+        if whole is not None and "loss" in settings and whole.terms[0] is TrainConfig.model_fields["loss"].default:
+            kept = whole.terms[1:]
+        known = {} if whole is None else given(whole)
+        if kept:
+            del known["loss"]
+        return add_terms(TrainConfig.model_validate(merge_settings(known, settings)), kept)
+
+
+def merge_settings(known: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Join the fields that are set in a config with single settings.
+
+    Raises:
+        ConfigError: a setting is given twice.
+    """
+    if twice := sorted(known.keys() & settings.keys()):
+        raise ConfigError(f"{', '.join(twice)}: given twice, by `config` and by itself; keep one")
+    return {**known, **settings}
+
+
+def add_terms(config: TrainConfig, terms: Iterable[LossConfig]) -> TrainConfig:
+    """Return `config` with further terms in its loss."""
+    terms = tuple(terms)
+    return TrainConfig.model_validate(given(config) | {"loss": (*config.terms, *terms)}) if terms else config
+
+
+def given(config: TrainConfig | TrainSFTConfig) -> dict[str, Any]:
+    """Return the fields that are set in `config`. The others keep counting as not set in what is made of it."""
+    return {name: getattr(config, name) for name in config.model_fields_set}
+
+
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """Context manager: turn errors about training settings into a `ConfigError` in plain words."""
+    try:
+        yield
+    except ValidationError as error:
+        raise ConfigError(f"wrong training settings: {describe_invalid(error)}") from error
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"these training settings do not fit together: {error}") from error

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Generic, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from pydantic import PrivateAttr
 
@@ -14,7 +14,6 @@ from art.backend import Backend, Registration, TrainResult
 from art.capture.clients import remember
 from art.client.arguments import check_groups
 from art.config import ModelSettings, OptimizerConfig, SamplingConfig, TrainConfig, TrainSFTConfig
-from art.config.algorithms import TrainSettings
 from art.costs.prices import CostCalculator, PolicyMeter
 from art.errors import ArtError, ConfigError
 from art.model.model import ConfigT, Model, StateT
@@ -150,7 +149,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         *,
         sft: Iterable[Trajectory] | None = None,
         verbose: bool = False,
-        **settings: Unpack[TrainSettings],
+        **settings: Any,
     ) -> TrainResult:
         """Train one step and log groups and metrics under `train`.
 

@@ -306,7 +306,7 @@ async def test_settings_that_do_nothing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="`on_nothing` does not apply"):
         await collect_with(make(backend, Agent()), on_nothing="raise")
     with pytest.raises(ConfigError, match="max_staleness=5 needs a loss with a trust region"):
-        await collect_with(make(backend, Agent(), max_staleness=5), loss_fn="reinforce")
+        await collect_with(make(backend, Agent(), max_staleness=5), loss="reinforce")
     with pytest.raises(ConfigError, match="needs `scenarios` and `rollout`"):
         await collect(art.pipeline(model), 1)
 

@@ -12,7 +12,7 @@ import art
 from art.backends.serverless.service_checkpoints import Refused, ServerlessCheckpoints
 from art.backends.serverless.service_settings import LOSSES, MODEL, RL, SFT
 from art.client.checkpoint_client import CheckpointMethod, Checkpoints
-from art.config.algorithms import train_config
+from art.config.training import train_config
 from art.errors import ConfigError
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -70,7 +70,7 @@ def test_the_table_has_each_method_that_some_kind_refuses_and_each_loss_of_train
     of_checkpoints = {name for name, value in vars(ServerlessCheckpoints).items() if isinstance(value, Refused)}
     assert refused | {name.replace("download", "download_checkpoint") for name in of_checkpoints} <= named
     with pytest.raises(ConfigError) as caught:
-        train_config(None, {"loss_fn": "no-such-loss"})
+        train_config(None, {"loss": "no-such-loss"})
     known = set(re.findall(r"\w+", str(caught.value).partition("one of ")[2].partition(";")[0]))
     assert {row[0].split("`")[1] for row in TABLE if row[0].startswith("loss")} == known - {
         "grpo", "dr_grpo", "dapo", "rloo", "maxrl",

@@ -716,7 +716,7 @@ async def test_a_backend_without_a_server() -> None:
 
 
 async def test_backend_train_passes_settings_on(server: FakeArtServer, backend: Backend) -> None:
-    await backend.train(Named(), [a_group(0, 1)], learning_rate=3e-4, loss_fn="cispo", kl_penalty_coef=0.0)
+    await backend.train(Named(), [a_group(0, 1)], learning_rate=3e-4, loss="cispo", kl_penalty_coef=0.0)
     body = next(body for _, path, body in server.requests if path.endswith("/train"))
     assert body["config"]["learning_rate"] == 3e-4
     assert body["config"]["loss"]["type"] == "cispo"

@@ -9,7 +9,7 @@ import pytest
 from art.compat import internal_config, settings
 from art.compat.gather import OlderOptions
 from art.compat.refused import REFUSED
-from art.config.algorithms import SETTINGS
+from art.config import TrainConfig
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/older_code.md").read_text()
@@ -29,7 +29,7 @@ def test_no_module_on_the_page_is_gone() -> None:
 @pytest.mark.parametrize(
     "word",
     sorted(
-        (set(settings._HONOURED) - SETTINGS)
+        (set(settings._HONOURED) - TrainConfig.model_fields.keys())
         | set(settings.NEUTRAL)
         | (settings.HINTS - {"verbose"})
         | set(internal_config._OPTIMIZER)
@@ -48,8 +48,8 @@ def test_todays_code_needs_no_older_word() -> None:
     import sys
 
     script = (
-        "import sys, art, art.gather, art.backends.local, art.config.algorithms as algorithms\n"
-        "algorithms.train_config(None, {'learning_rate': 1e-5, 'loss_fn': 'grpo'})\n"
+        "import sys, art, art.gather, art.backends.local, art.config.training as training\n"
+        "training.train_config(None, {'learning_rate': 1e-5, 'loss': 'grpo'})\n"
         "art.TrainableModel(name='n', project='p', base_model='b').model_settings()\n"
         "print(*sorted(name for name in sys.modules if name.startswith('art.compat.')))"
     )

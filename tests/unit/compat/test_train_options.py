@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -19,7 +19,7 @@ from art.config import (
     SftConfig,
     TrainConfig,
 )
-from art.config.algorithms import LossName
+from art.config.training import ALGORITHMS
 from art.errors import ConfigError
 
 
@@ -126,14 +126,14 @@ def test_scale_of_rewards(given: dict[str, Any], scale: str) -> None:
     ],
 )
 def test_every_name_of_a_loss(name: str, config: TrainConfig) -> None:
-    assert name in get_args(LossName)
+    assert name in ALGORITHMS
     assert options(loss_fn=name, constant_tokens=config.constant_tokens) == config
 
 
 def test_there_is_no_further_name_of_a_loss() -> None:
     with pytest.raises(ConfigError) as caught:
         options(loss_fn="nope")
-    assert str(caught.value) == f"loss_fn must be one of {', '.join(get_args(LossName))}; got 'nope'"
+    assert str(caught.value) == f"loss_fn must be one of {', '.join(ALGORITHMS)}; got 'nope'"
 
 
 @pytest.mark.parametrize(

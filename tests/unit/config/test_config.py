@@ -23,7 +23,7 @@ from art.config import (
     TrainerConfig,
     TrainSFTConfig,
 )
-from art.config.algorithms import train_config
+from art.config.training import train_config
 from art.errors import ConfigError
 
 DISTILL = DistillConfig(teacher="p/teacher")
@@ -149,11 +149,14 @@ def test_the_engine_follows_the_trainer_where_both_must_agree(as_json: bool) -> 
         ({"learning_rate": -1}, "wrong training settings: `learning_rate` must be greater than 0, got -1"),
         ({"num_minibatches": "2"}, "wrong training settings: `num_minibatches` takes a number, without quotes; got '2'"),
         ({"optimizer": {"betas": ["0.9", 0.99]}}, "wrong training settings: `betas` takes a number, without quotes; got '0.9'"),
-        ({"loss_fn_config": {"foo": 1}}, "wrong training settings: `foo` is no setting of DppoConfig"),
+        ({"optimizer": {"foo": 1}}, "wrong training settings: `optimizer.foo` is no setting of TrainConfig"),
+        ({"overlong": {"max_tokens": 9}}, "wrong training settings: `overlong` is no setting any more; "
+         "take the punishment off the reward in the rollout"),
         ({"learning_rate": 2, "num_minibatches": 0},
          "wrong training settings: `learning_rate` must be less than or equal to 1, got 2; "
          "`num_minibatches` must be greater than or equal to 1, got 0"),
-        ({"loss": "ppo"}, "`loss` takes settings such as art.config.PpoConfig(); for a name use loss_fn='ppo'"),
+        ({"loss": "pop"}, "wrong training settings: `loss` must be one of dppo, ppo, cispo, reinforce, sft, dpo, grpo, "
+         "dr_grpo, dapo, gspo, rloo, maxrl; got 'pop'"),
     ],
 )  # fmt: skip
 def test_wrong_values_are_told_in_plain_words(settings: dict[str, Any], message: str) -> None:
@@ -179,12 +182,12 @@ def test_a_constructor_says_in_plain_words_what_is_wrong() -> None:
 
 def test_a_named_loss_leaves_other_settings_open() -> None:
     """A model's own optimiser takes the place of one that was not given, whichever way the loss was chosen."""
-    named = train_config(None, {"loss_fn": "ppo", "loss_fn_config": {"clip_high": 0.3}})
+    named = train_config(None, {"loss": {"type": "ppo", "clip_high": 0.3}})
     assert isinstance(named.terms[0], PpoConfig)
     assert named.terms[0].clip_high == 0.3
     assert "optimizer" not in named.model_fields_set
-    assert "optimizer" in train_config(None, {"loss_fn": "ppo", "optimizer": OptimizerConfig()}).model_fields_set
-    with_kl = train_config(TrainConfig(beta=0.1), {"loss_fn": "ppo"})
+    assert "optimizer" in train_config(None, {"loss": "ppo", "optimizer": OptimizerConfig()}).model_fields_set
+    with_kl = train_config(TrainConfig(beta=0.1), {"loss": "ppo"})
     assert [term.type for term in with_kl.terms] == ["ppo", "kl"]
     assert "optimizer" not in with_kl.model_fields_set
 

@@ -16,7 +16,7 @@ from openai.types.chat.chat_completion import Choice
 import art
 from art.client.training.submission import wire_trajectory
 from art.config import TrainConfig
-from art.config.algorithms import LossName
+from art.config.training import ALGORITHMS
 from tests.support.fake_art_server import FakeArtServer
 
 ROOT = Path(__file__).parents[3]
@@ -97,8 +97,8 @@ def table(first_column: str) -> dict[str, str]:
 
 def test_the_guide_knows_every_preset_and_loss() -> None:
     presets = {name.strip("`") for name in table("preset")} - {"default"}
-    assert presets == {name for name in get_args(LossName) if hasattr(TrainConfig, name)}
-    assert all(f"`{name}`" in LOSSES for name in get_args(LossName))
+    assert presets == {name for name in ALGORITHMS if hasattr(TrainConfig, name)}
+    assert all(f"`{name}`" in LOSSES for name in ALGORITHMS)
 
 
 @pytest.mark.parametrize("field", ["baseline", "scale_rewards", "normalize", "anchor"])

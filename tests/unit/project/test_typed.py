@@ -32,8 +32,8 @@ async def main() -> None:
         reveal_type(await backend.list_checkpoints(model))
         reveal_type(await backend.fork(model, "other"))
         reveal_type(art.get_task)
-        await model.train(groups, learning_rat=1e-5)
-        await model.train(groups, loss_fn="nope")
+        await model.train(groups, art.TrainConfig(learning_rat=1e-5))
+        await backend.train(model, groups, on_nothing="nope")
 """
 EXPECTED = [
     'Revealed type is "list[art.trajectory.group.TrajectoryGroup]"',
@@ -43,8 +43,8 @@ EXPECTED = [
     'Revealed type is "int"',
     'Revealed type is "def (name: str, options: typing.Mapping[str, Any] | None =, *, is_tiny: bool =) -> '
     'art.task.interface.Task"',
-    'Unexpected keyword argument "learning_rat" for "train" of "TrainableModel"',
-    'Argument "loss_fn" to "train" of "TrainableModel" has incompatible type',
+    'Unexpected keyword argument "learning_rat" for "TrainConfig"',
+    'No overload variant of "train" of "Backend" matches argument types',
 ]
 
 

@@ -167,7 +167,7 @@ def _loss_terms(config: TrainConfig, refused: list[str]) -> tuple[CispoConfig | 
     kl: KlConfig | None = None
     for term in config.terms[1:] if uses_default_loss(config) else config.terms:
         if term.type not in LOSSES:
-            refused.append(f"the loss {term.type} (it has only cispo and ppo: loss_fn='cispo')")
+            refused.append(f"the loss {term.type} (it has only cispo and ppo: loss='cispo')")
             continue
         refused += _refused_fields(term, LOSSES[term.type], f"{term.type}.")
         if isinstance(term, KlConfig):

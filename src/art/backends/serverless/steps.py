@@ -29,7 +29,7 @@ from art.client.training.models import TrainResult
 from art.client.training.steps import ModelSteps
 from art.client.training.train_job import TrainJob
 from art.client.waiting import announce_wait
-from art.config.algorithms import OnNothing
+from art.config.training import OnNothing
 from art.errors import ArtError, ConfigError, ConflictError, NotFoundError, ProcessError, error_from_code
 from art.protocol.job_states import JobKind
 from art.protocol.training import JobProgress, JobStatus, WireError

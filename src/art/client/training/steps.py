@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from art.client.interrupt import forget_steps, note_step
 from art.client.training.models import TrainResult
-from art.config.algorithms import OnNothing
+from art.config.training import OnNothing
 from art.errors import NothingTrainableError, TrainingError
 from art.protocol.training import JobStatus
 

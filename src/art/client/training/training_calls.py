@@ -11,7 +11,7 @@ from art.client.training.models import BackendModel, TrainResult, name_of
 from art.client.training.steps import ModelSteps
 from art.client.training.train_job import TrainJob
 from art.client.waiting import announce_wait
-from art.config.algorithms import OnNothing
+from art.config.training import OnNothing
 from art.errors import NotFoundError
 from art.protocol.job_states import JobKind
 from art.protocol.training import JobStatus, TrainRequest, TrainSFTRequest

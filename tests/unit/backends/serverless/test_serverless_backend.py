@@ -68,7 +68,7 @@ async def test_registration_names_and_steps(backend: art.ServerlessBackend, mode
     assert await backend.base_models() == [BASE_MODEL]
     with pytest.raises(ConfigError, match="no promoted checkpoint"):
         model.get_inference_name("promoted")
-    await model.train([await group(model, 0.0, 1.0)], loss_fn="cispo")
+    await model.train([await group(model, 0.0, 1.0)], loss="cispo")
     assert (await backend.get_status(model)).step == 1
 
 

@@ -25,8 +25,8 @@ from art.config import (
     TrainerConfig,
     TrainSFTConfig,
 )
-from art.config.algorithms import train_config
 from art.config.losses import LossConfig
+from art.config.training import train_config
 from art.errors import ConfigError
 from tests.support.serverless_shapes import faults
 
@@ -132,7 +132,7 @@ def test_older_words_arrive() -> None:
     with pytest.raises(ConfigError, match=r"where=.loss. and estimator=.k3."):
         rl_config(TrainConfig(beta=0.1), 0)
     with pytest.raises(ConfigError, match=r"the loss dppo"):
-        rl_config(train_config(None, {"loss_fn": "dppo"}), 0)
+        rl_config(train_config(None, {"loss": "dppo"}), 0)
 
 
 @pytest.mark.parametrize(

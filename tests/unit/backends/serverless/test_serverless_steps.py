@@ -68,7 +68,7 @@ def sent_jobs(folder: Path) -> list[dict[str, Any]]:
 async def test_a_step_with_pages_of_events(fake: FakeServerless, tmp_path: Path) -> None:
     async with script(fake, tmp_path) as (backend, model):
         groups = [await group(model, 0.0, 1.0), await group(model, 0.5, 0.5)]
-        result = await backend.train(model, groups, learning_rate=2e-5, loss_fn="ppo")
+        result = await backend.train(model, groups, learning_rate=2e-5, loss="ppo")
     assert (result.step, result.trained) == (1, True)
     assert result.metrics["loss/train"] == 2.0  # the mean of 1, 2 and 3
     assert result.metrics["data/step_num_gradient_steps"] == 3.0
@@ -370,7 +370,7 @@ async def main(url, folder):
         model = new_model(Path(folder))
         await model.register(backend)
         for step in range(await model.get_step(), 2):
-            result = await model.train([await group(model, 0.0, 1.0)], loss_fn="cispo")
+            result = await model.train([await group(model, 0.0, 1.0)], loss="cispo")
             print("trained", result.step, flush=True)
 
 asyncio.run(main(*sys.argv[1:]))
@@ -409,7 +409,7 @@ async def test_a_pipeline_trains_while_rollouts_run(fake: FakeServerless, tmp_pa
         pipeline = art.pipeline(
             model, scenarios=[1, 2, 3], rollout=one, groups_per_step=1, rollouts_per_group=2, max_concurrent=4
         )
-        numbers = [step.number async for step in pipeline.train(3, loss_fn="ppo")]
+        numbers = [step.number async for step in pipeline.train(3, loss="ppo")]
     assert numbers == [1, 2, 3]
     steps = {body["model"].rpartition(":")[2] for body in fake.asked}
     assert "step0" in steps
