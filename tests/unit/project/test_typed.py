@@ -33,7 +33,7 @@ async def main() -> None:
         reveal_type(await backend.fork(model, "other"))
         reveal_type(art.get_task)
         await model.train(groups, art.TrainConfig(learning_rat=1e-5))
-        await backend.train(model, groups, on_nothing="nope")
+        await model.train(groups, verbose="yes")
 """
 EXPECTED = [
     'Revealed type is "list[art.trajectory.group.TrajectoryGroup]"',
@@ -44,7 +44,7 @@ EXPECTED = [
     'Revealed type is "def (name: str, options: typing.Mapping[str, Any] | None =, *, is_tiny: bool =) -> '
     'art.task.interface.Task"',
     'Unexpected keyword argument "learning_rat" for "TrainConfig"',
-    'No overload variant of "train" of "Backend" matches argument types',
+    'Argument "verbose" to "train" of "TrainableModel" has incompatible type',
 ]
 
 
