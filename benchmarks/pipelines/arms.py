@@ -13,13 +13,13 @@ from multiprocessing import get_context
 from typing import Any
 
 import art
-from art.asynchronous.simulation import Machine, Schedule, Simulated, Turn, simulate
 from art.asynchronous.step import PipelineStep
 from art.client.rollout_context import current_rollout
 from art.recipes.training_loop import Evaluation, evaluate
 from art.task import Scenario
 from art.trajectory import Trajectory
 from benchmarks.pipelines import tasks
+from benchmarks.pipelines.simulation import Machine, Schedule, Simulated, Turn, simulate
 from benchmarks.pipelines.tasks import NUM_TURNS, TOOL_WORKERS, RepeatTheWord, ToolCall
 
 KINDS = ("waiting", "computing")

@@ -17,7 +17,7 @@ import pytest
 
 import art
 import art.backends.local
-from art.config import RestartConfig, ServerConfig
+from art.backends import local
 from art.errors import ConfigError, ProcessError
 
 PROMPT = {"role": "user", "content": "say yes, no or maybe"}
@@ -98,9 +98,11 @@ async def test_closing_ends_calls_under_way(tmp_path: Path) -> None:
             await call
 
 
-async def test_a_server_that_dies_again_and_again_is_given_up_on_with_its_log(tmp_path: Path) -> None:
-    config = ServerConfig(restarts=RestartConfig(server_restarts_per_minute=0))
-    async with art.LocalBackend(path=tmp_path, server_config=config) as backend:
+async def test_a_server_that_dies_again_and_again_is_given_up_on_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "RESTARTS_PER_MINUTE", 0)
+    async with art.LocalBackend(path=tmp_path) as backend:
         client = await backend._connection()
         os.kill(backend.server_pid or 0, signal.SIGSTOP)  # accepts, and never answers
         under_way = asyncio.ensure_future(client.health())

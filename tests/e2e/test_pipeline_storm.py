@@ -6,6 +6,7 @@ import dataclasses
 import random
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,14 @@ from benchmarks.pipeline_storm import LOSSES, Trained, compare, measure
 @pytest.fixture
 def each_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The storm kills each kind of process once, the script first."""
-    remaining = list(VICTIMS)
+    remaining, choices = list(VICTIMS), random.Random.choices
+
+    def next_victim(self: random.Random, names: Any, weights: Any = None, **options: Any) -> list[Any]:
+        # Names of temporary files are drawn too, without weights.
+        return choices(self, names, **options) if weights is None else [remaining.pop()]
+
     monkeypatch.setattr(pipeline_storm, "AT_ONCE_SHARE", 0.25)
-    monkeypatch.setattr(random.Random, "choices", lambda self, names, weights: [remaining.pop()])
+    monkeypatch.setattr(random.Random, "choices", next_victim)
 
 
 @pytest.mark.slow

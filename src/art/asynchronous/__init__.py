@@ -13,6 +13,5 @@ journal       what survives a kill
 step_trainer  trains and logs the groups of one step
 evaluating    evaluates checkpoints beside the training
 step          `PipelineStep`, which users get
-simulation    how long a run takes, without running it
 watch         who waits for whom
 """

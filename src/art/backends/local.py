@@ -26,6 +26,7 @@ from art.backends.platforms import check_server_platform
 from art.client import ArtClient
 from art.config import ServerConfig
 from art.config.losses import LOSS_PATH_VARIABLE
+from art.config.server import FAILED_STARTS
 from art.errors import ArtError, ConfigError, ProcessError
 from art.protocol.exits import describe_exit
 from art.protocol.keys import check_api_key
@@ -35,6 +36,8 @@ from art.storage.logs import log_tail, open_log, rotate_log
 
 logger = logging.getLogger(__name__)
 
+RESTARTS_PER_MINUTE = 6
+"""Restarts of `art-server` within a minute. A further death within it fails the backend."""
 START_TIMEOUT_S = 60.0
 PINGS_PER_TIMEOUT = 4
 """Number of health requests in a row without an answer after which a server is killed. One may be the fault of this
@@ -238,7 +241,7 @@ class LocalBackend(Backend):
                 if (status := self._process.poll()) is not None:
                     how = describe_exit(status)
                     # A server that exits by itself has a reason. One that a signal killed is started again.
-                    if status >= 0 or num_starts >= self._config.restarts.failed_starts:
+                    if status >= 0 or num_starts >= FAILED_STARTS:
                         raise ProcessError(f"art-server ended at its start ({how}){log_tail(self.log_path)}")
                     num_starts += 1
                     logger.warning("art-server died at its start (%s): starting it again", how)
@@ -298,7 +301,7 @@ class LocalBackend(Backend):
             how = describe_exit(self._process.returncode) + (f"; {cause}" if cause else "")
             now = time.monotonic()
             self._restarts = [at for at in self._restarts if now - at < 60] + [now]
-            if len(self._restarts) > self._config.restarts.server_restarts_per_minute:
+            if len(self._restarts) > RESTARTS_PER_MINUTE:
                 await self._give_up(how)
                 return
             logger.warning("art-server died (%s): restarting it; nothing is lost", how)

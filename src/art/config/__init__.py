@@ -29,12 +29,10 @@ from art.config.losses import (
 from art.config.schedules import ScheduleConfig
 from art.config.server import (
     LimitsConfig,
-    MemoryConfig,
     ModelSettings,
     PricesConfig,
     PromotionConfig,
     RenderConfig,
-    RestartConfig,
     SamplingConfig,
     ServerConfig,
 )
@@ -64,7 +62,6 @@ __all__ = [
     "LoraConfig",
     "LossConfig",
     "LossTerm",
-    "MemoryConfig",
     "MismatchConfig",
     "ModelSettings",
     "Objective",
@@ -76,7 +73,6 @@ __all__ = [
     "Quantization",
     "ReinforceConfig",
     "RenderConfig",
-    "RestartConfig",
     "SamplingConfig",
     "ScheduleConfig",
     "ServerConfig",

@@ -38,6 +38,16 @@ LEFT: dict[str, dict[str, Left]] = {
         "length_penalty": Left(None, "take the penalty off the reward in the rollout or in `after_each`"),
         "normalize_over": Left("submitted", "leave out groups without spread before `train`"),
     },
+    "MismatchConfig": {"alarm": Left(0.05, "leave it out")},
+    "VllmConfig": {"max_loras": Left(4, 'set `flags={"max_loras": ...}`')},
+    "ServerConfig": {
+        "restarts": Left(None, "leave it out"),
+        "memory": Left(None, "set `memory_limit_bytes`"),
+        "min_free_bytes": Left(2**30, "leave it out"),
+        "stall_timeout_s": Left(1800.0, "leave it out"),
+        "report_after_s": Left(60.0, "leave it out"),
+        "nodes": Left(None, "leave it out: a server trains on its own machine"),
+    },
     "PipelineConfig": {
         "refill": Left(0.0, "use `curriculum`, or more `groups_per_step`"),
         "early_stop": Left(None, "use `curriculum`"),

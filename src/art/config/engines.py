@@ -10,6 +10,8 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from art.config.addresses import check_no_userinfo
 from art.config.base import Config, Device, Dtype, Quantization, check_indices
 
+DEFAULT_LORAS = 4
+"""Adapters that vLLM computes in one batch, unless its flags say otherwise."""
 DEFAULT_RUNNING = 64
 """Requests of one key that are decoded together, unless settings or the engine say otherwise."""
 
@@ -78,7 +80,6 @@ _VLLM_OWNED = {
     "enable_sleep_mode": "is the field `sleep`",
     "max_model_len": "is the field `max_context`",
     "max_num_seqs": "is the field `max_running`",
-    "max_loras": "is the field `max_loras`",
 }
 """Flags of `vllm serve` that a user cannot set, and why."""
 
@@ -96,8 +97,6 @@ class VllmConfig(EngineSettings):
     """Addresses of vLLM servers that already run, e.g. `("http://gpu1:8000",)`; none is started then. Their API key is
     read from VLLM_API_KEY, and they must see checkpoints under the same path. Set `max_running` to what one of them
     computes at once (its `--max-num-seqs`): further requests wait for their turn."""
-    max_loras: int = Field(default=4, ge=1)
-    """Adapters in one batch. Each checkpoint that is sampled from is one; requests for further ones wait."""
     weights: Literal["lora", "merged"] = "lora"
     """How a checkpoint is loaded into vLLM. `lora`: as an adapter, while requests run. `merged`: as whole weights that
     replace the present ones, between requests. Full fine-tuning needs `merged`; vLLM then holds one checkpoint."""
@@ -137,6 +136,12 @@ class VllmConfig(EngineSettings):
         flags = {name.replace("-", "_").lstrip("_"): value for name, value in self.flags.items()}
         cache = str(flags.get("kv_cache_dtype", "auto"))
         return "quantization" in flags or cache.startswith(("fp8", "int8", "nvfp4", "turboquant"))
+
+    @property
+    def max_loras(self) -> int:
+        """Adapters in one batch. Each checkpoint that is sampled from is one; requests for further ones wait."""
+        flags = {name.replace("-", "_").lstrip("_"): value for name, value in self.flags.items()}
+        return int(str(flags.get("max_loras", DEFAULT_LORAS)))
 
     @property
     def num_devices(self) -> int:

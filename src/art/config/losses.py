@@ -185,6 +185,10 @@ LossConfig = Annotated[
 ]
 
 
+MASKED_ALARM = 0.05
+"""Share of rollouts masked by the gate above which a warning is logged."""
+
+
 class MismatchConfig(Config):
     """The gate, which masks rollouts that another policy seems to have sampled.
 
@@ -208,8 +212,6 @@ class MismatchConfig(Config):
     truncate: float | None = Field(default=None, ge=1)
     """Truncated importance sampling: each token's loss is multiplied by min(r, truncate); 2 is usual. It needs
     `anchor="step_start"`: with the sampler as the anchor the ratio is already in the loss."""
-    alarm: float = Field(default=0.05, ge=0, le=1)
-    """Share of masked rollouts above which a warning is logged."""
     abort: float = Field(default=0.5, ge=0, le=1)
     """Share of masked rollouts above which the step fails and trains nothing. It fails too, unless this is 1, if all
     rollouts together are shifted further than noise explains; not with `low` or `high`."""

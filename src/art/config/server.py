@@ -122,27 +122,11 @@ class ModelSettings(Config):
             )
 
 
-class MemoryConfig(Config):
-    """When to restart an engine or trainer process that holds too much memory.
-
-    A trainer restarts between two steps and an engine while it has no requests. An engine that always has some restarts
-    in the middle of them, and they continue at their next token.
-    """
-
-    limit_bytes: int | None = Field(default=None, gt=0)
-    """Resident memory above which an engine or trainer process restarts; `None`: no limit."""
-
-
-class RestartConfig(Config):
-    """How often a process that dies is started again, and how often a call that died with it is repeated."""
-
-    call_attempts: int = Field(default=4, ge=1)
-    """Attempts of one request, training step or load of a checkpoint. Another follows only if the process died."""
-    failed_starts: int = Field(default=3, ge=1)
-    """Starts of an engine, a trainer or `art-server` in a row that may fail. Then all callers get the error. An engine
-    or trainer is tried again all the same, with growing pauses, for as long as a model needs it."""
-    server_restarts_per_minute: int = Field(default=6, ge=0)
-    """Restarts of `art-server` by `LocalBackend` within a minute. A further death within it fails the backend."""
+CALL_ATTEMPTS = 4
+"""Attempts of one request, training step or load of a checkpoint. Another follows only if the process died."""
+FAILED_STARTS = 3
+"""Starts of an engine, a trainer or `art-server` in a row that may fail. Then all callers get the error. An engine or
+trainer is tried again all the same, with growing pauses, for as long as a model needs it."""
 
 
 class LimitsConfig(Config):
@@ -231,8 +215,6 @@ class ServerConfig(Config):
     custom_losses: tuple[str, ...] = ()
     """Modules and packages whose functions any key with scope `train` may name as a loss (`CustomLossConfig`).
     `*` means all modules. The functions run in the trainer's process. `LocalBackend` allows all unless this is set."""
-    min_free_bytes: int = Field(default=2**30, ge=0)
-    """Free space for the data directory, in bytes, below which `/ready` reports that the server is not ready."""
     drain_s: float = Field(default=0.0, ge=0, le=3600)
     """Seconds for which the server goes on answering after SIGTERM. `/ready` reports meanwhile that it is not ready, so
     that a load balancer sends new requests elsewhere. Then running requests have 4 s to end. A second signal ends the
@@ -259,17 +241,12 @@ class ServerConfig(Config):
     heartbeat_timeout_s: float = Field(default=120.0, gt=0)
     """Kill and restart a child that sends no heartbeat for this many seconds. `LocalBackend` does the same with a
     server that gives no answer."""
-    stall_timeout_s: float = Field(default=1800.0, gt=0)
-    """Kill and restart a child that still sends heartbeats but has spent this many seconds in one micro-batch or engine
-    step."""
-    report_after_s: float = Field(default=60.0, gt=0)
-    """After this many seconds without progress, the server's log tells who waits for whom, with stacks."""
     job_timeout_s: float = Field(default=24 * 3600.0, gt=0)
     """Seconds that one training step may take."""
-    restarts: RestartConfig = RestartConfig()
-    """How often processes that die are started again, and calls repeated."""
-    memory: MemoryConfig = MemoryConfig()
-    """When a process that holds too much memory is restarted."""
+    memory_limit_bytes: int | None = Field(default=None, gt=0)
+    """Resident memory above which an engine or trainer process restarts; `None`: no limit. A trainer restarts between
+    two steps and an engine while it has no requests. An engine that always has some restarts in the middle of them,
+    and they continue at their next token."""
     record_retention_s: float | None = Field(default=30 * 24 * 3600.0, gt=0)
     """Age in seconds after which recorded exchanges (requests with answers) and rollouts are deleted, unless a younger
     one continues them. Trajectories made from deleted ones can no longer be trained. `None` keeps all."""

@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from art.config import MismatchConfig
+from art.config.losses import MASKED_ALARM
 
 WINDOW = 20
 """Number of steps for the trend of the reward, including the current one. In ten steps of 128 rollouts, the rise of a
@@ -191,13 +191,13 @@ RULES: dict[str, Rule] = {
         "bfloat16 gives a KL of 0.001 and puts 3 % of the tokens outside",
     ),
     "mismatch_masked": Rule(
-        limits=(Limit("offpolicy/mismatch_masked_share", high=MismatchConfig().alarm),),
+        limits=(Limit("offpolicy/mismatch_masked_share", high=MASKED_ALARM),),
         meaning="this share of the rollouts does not come from the policy that is trained, so they were left out",
         advice="The trainer's log names the bounds and what was observed. The usual causes are samples of another "
         "policy than their record says, another sampling temperature, top_p below 1, an adapter that the engine does "
         "not apply, or changed tokens; with a mixture of experts also experts that engine and trainer choose "
         "differently",
-        source="`mismatch.alarm`, 5 % by default",
+        source="5 %, as in the trainer's warning",
     ),
     "sampler_noise": Rule(
         limits=(Limit("offpolicy/mismatch_noise", high=1.0, over="offpolicy/mismatch_noise_allowed"),),
@@ -210,10 +210,8 @@ RULES: dict[str, Rule] = {
         "quantised engine, and twice as much in a mixture of experts (`docs/objectives.md`)",
     ),
     "tokens_masked": Rule(
-        limits=(
-            Limit("offpolicy/mismatch_masked_tokens", high=MismatchConfig().alarm, over="data/step_trainable_tokens"),
-        ),
-        only_if=(Limit("offpolicy/mismatch_masked_share", high=MismatchConfig().alarm),),
+        limits=(Limit("offpolicy/mismatch_masked_tokens", high=MASKED_ALARM, over="data/step_trainable_tokens"),),
+        only_if=(Limit("offpolicy/mismatch_masked_share", high=MASKED_ALARM),),
         meaning="few whole rollouts were left out, but many single tokens: the trainer gives them a very different "
         "probability than the engine did",
         advice="Find out what changes tokens or their probabilities between engine and trainer, or widen the bounds "

@@ -99,13 +99,13 @@ def measure_disk(root: Path) -> Measurement:
     return Measurement("art_disk_free_bytes", float(shutil.disk_usage(root).free))
 
 
+MIN_FREE_BYTES = 2**30
+"""Free space for the data directory below which `/ready` reports that the server is not ready."""
 WRITE_TIMEOUT_S = 5.0
 """Longest time for a test write to the database. It takes longer only when the disk hangs."""
 
 
-async def find_obstacles(
-    hosts: Iterable[BaseModelHost], recorder: Recorder, root: Path, min_free_bytes: int
-) -> dict[str, str]:
+async def find_obstacles(hosts: Iterable[BaseModelHost], recorder: Recorder, root: Path) -> dict[str, str]:
     """Describe what keeps the server from working, by the name of the check; empty if nothing does.
 
     Args:
@@ -124,8 +124,8 @@ async def find_obstacles(
         free = shutil.disk_usage(root).free
     except FileNotFoundError:  # said under `database`
         return obstacles
-    if free < min_free_bytes:
-        obstacles["disk"] = f"{free / 2**20:,.0f} MiB are free; `min_free_bytes` asks for {min_free_bytes / 2**20:,.0f}"
+    if free < MIN_FREE_BYTES:
+        obstacles["disk"] = f"{free / 2**20:,.0f} MiB are free; at least {MIN_FREE_BYTES / 2**20:,.0f} are needed"
     return obstacles
 
 

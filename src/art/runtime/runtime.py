@@ -98,7 +98,7 @@ class Runtime:
         self.training = Submission(
             self.models, self.gateway, self.resolver, self.jobs, preflight, self._check_directory
         )
-        self._watchdog = Watchdog(self._hosts.processes, self.report, config.report_after_s)
+        self._watchdog = Watchdog(self._hosts.processes, self.report)
         self._background: list[asyncio.Task[None]] = []
         self._live_log: LiveLog | None = None
 
@@ -193,9 +193,7 @@ class Runtime:
 
     async def obstacles(self) -> dict[str, str]:
         """Describe what keeps this server from working, by the name of the check; empty if nothing does."""
-        return await find_obstacles(
-            self._hosts.pinned(), self._recorder, self.data_dir.root, self._config.min_free_bytes
-        )
+        return await find_obstacles(self._hosts.pinned(), self._recorder, self.data_dir.root)
 
     async def measurements(self) -> list[Measurement]:
         """Measure jobs, processes, engines, tokens and the disk, for Prometheus.

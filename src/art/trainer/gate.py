@@ -58,6 +58,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from art.config import MismatchConfig
+from art.config.losses import MASKED_ALARM
 from art.errors import TrainingError
 from art.protocol.calls import QUANTIZED
 from art.trainer.streams import SAMPLER
@@ -485,7 +486,7 @@ _MIXTURE_ADVICE = (
 
 
 def check_verdict(gate: Gate, verdict: Verdict, *, num_masked: int, num_judged: int) -> None:
-    """Log a warning if the share of masked rollouts is above `alarm`, or if all rollouts together are shifted.
+    """Log a warning if the share of masked rollouts is above `MASKED_ALARM`, or if all rollouts together are shifted.
 
     `num_masked` and `num_judged` count the rollouts of the step so far, including those of `verdict`.
 
@@ -506,7 +507,7 @@ def check_verdict(gate: Gate, verdict: Verdict, *, num_masked: int, num_judged: 
         raise TrainingError(f"{_describe_shift(verdict)}, so nothing was trained. {_advise(gate, verdict)}")
     if verdict.is_shifted:
         _log.warning("%s. %s", _describe_shift(verdict), _advise(gate, verdict))
-    if share > config.alarm:
+    if share > MASKED_ALARM:
         detail, advice = _describe_masked(verdict, config), _advise(gate, verdict)
         _log.warning("%s; they were left out of this step. %s. %s", observation, detail, advice)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from art.config import ServerConfig
+from art.config.server import CALL_ATTEMPTS, FAILED_STARTS
 from art.engines.process import ProcessEngine
 from art.errors import ArtError, CorruptCheckpointError, ProcessError
 from art.protocol.calls import UnloadAdapter
@@ -51,9 +52,9 @@ class AdapterTable:
         self.probe_gap: float | None = None
         """Largest `publish/probe_gap` of this engine: the noise between engine and trainer."""
         self._process, self._engine = handle.process, handle.engine
-        self._attempts = config.restarts.call_attempts
+        self._attempts = CALL_ATTEMPTS
         self._tolerance = config.handshake_tolerance
-        self._load_timeout_s = config.child_start_timeout_s * config.restarts.failed_starts
+        self._load_timeout_s = config.child_start_timeout_s * FAILED_STARTS
         if sleeps or one_policy:  # loads wait until the engine is awake, and exchanges until no request runs
             self._load_timeout_s += config.job_timeout_s
         self._loaded: OrderedDict[str, _Weights] = OrderedDict()

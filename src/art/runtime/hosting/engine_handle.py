@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 
 from art.config import ServerConfig
+from art.config.server import CALL_ATTEMPTS
 from art.engine import EngineInfo, GenerateRequest, Sender, Timings, TokenChunk
 from art.engines.process import ProcessEngine
 from art.errors import ProcessError
@@ -238,7 +239,7 @@ class EngineHandle:
         """Clear while the trainer uses the memory of a sleeping engine: a new engine would find none."""
         self._may_start.set()
         self.process = make_process(spec, initialise, self._may_start)
-        attempts = config.restarts.call_attempts
+        attempts = CALL_ATTEMPTS
         self.engine = GatedEngine(
             lambda: self.process.connect(), attempts, spec.name, config.job_timeout_s, seats, charge
         )

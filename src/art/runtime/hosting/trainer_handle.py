@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from art.config import LoraConfig, ServerConfig
+from art.config.server import CALL_ATTEMPTS
 from art.errors import JobCancelledError, TrainingError
 from art.protocol.calls import Call, InitCheckpoint, Progress, SampleCall, Train, TrainSft, Trial, WriteLoudAdapters
 from art.protocol.rpc import RpcClient, retry_on_process_death
@@ -55,7 +56,7 @@ class TrainerHandle:
         self.process = make_process(spec, initialise, None)
         self._engine_aside = engine_aside
         self._samples = samples
-        self._attempts = config.restarts.call_attempts
+        self._attempts = CALL_ATTEMPTS
         self._job_timeout_s = config.job_timeout_s
         self._lock = asyncio.Lock()
         self._work = Hold(f"the {spec.name} to end its call")

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from art.config import TrainConfig, TrainSFTConfig
+from art.config.losses import MASKED_ALARM
 from art.credit.ledger import CONSTRAINT_MISMATCH, SAMPLER_MISMATCH, close_ledger, close_unused_ledger
 from art.credit.plan import StepPlan
 from art.credit.samples import build_samples
@@ -247,7 +248,7 @@ def training_lane(base_model: str) -> str:
 def _find_findings(metrics: dict[str, float], source: Path, config: TrainConfig | TrainSFTConfig) -> list[Finding]:
     """Compare a step with the rules of `find_findings`. The job's own settings replace the bound of one of them."""
     gate = None if isinstance(config, TrainSFTConfig) else config.mismatch
-    highs = {} if gate is None else {"offpolicy/mismatch_masked_share": gate.alarm}
+    highs = {} if gate is None else {"offpolicy/mismatch_masked_share": MASKED_ALARM}
     return find_findings(metrics, checkpoints.read_state(source).metrics, highs=highs)
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from art.config import ServerConfig
+from art.config.server import FAILED_STARTS
 from art.errors import ArtError, ProcessError
 from art.protocol.exits import describe_exit
 from art.protocol.rpc import PendingCall, RpcClient
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 FIRST_HEARTBEAT_S = 60.0
 """Least time a process gets for its first heartbeat, since the interpreter starts slowly on a busy machine."""
+STALL_TIMEOUT_S = 1800.0
+"""Kill and restart a child that still sends heartbeats but has spent this many seconds in one micro-batch or engine
+step."""
 CHECK_S = 1.0
 """Time between two checks of a running child."""
 LOG_CHECKS = 60
@@ -124,12 +128,12 @@ class Vitals:
         self._last_heartbeat = self._heard_at = now
         self._last_tick = now - heartbeat.get("since_s", 0.0)
         self.heartbeat = heartbeat
-        limit, used = self._limits.memory.limit_bytes, heartbeat.get("rss_bytes")
+        limit, used = self._limits.memory_limit_bytes, heartbeat.get("rss_bytes")
         if self.is_ready and self._fits is None and limit is not None and used is not None:
             self._fits = used <= limit
             if not self._fits:
                 logger.warning(
-                    "a process that has just begun uses %s of memory, more than `memory.limit_bytes` = %s: a restart "
+                    "a process that has just begun uses %s of memory, more than `memory_limit_bytes` = %s: a restart "
                     "would not help, so the limit is ignored. Raise it, or use a smaller model or context",
                     _gib(used), _gib(limit),
                 )  # fmt: skip
@@ -151,7 +155,7 @@ class Vitals:
         silent_s, same_s = now - self._last_heartbeat, now - self._last_tick
         if silent_s > max(self._limits.heartbeat_timeout_s, 0.0 if self.heartbeat else FIRST_HEARTBEAT_S):
             return f"it was silent for {silent_s:.0f} s{self._state()}"
-        if self.is_ready and self.doing != "idle" and same_s > self._limits.stall_timeout_s:
+        if self.is_ready and self.doing != "idle" and same_s > STALL_TIMEOUT_S:
             return f"it made no progress for {same_s:.0f} s ({self.doing})"
         # An idle child has answered every call that it has read. If it still sends heartbeats this long after a call,
         # the missing answer will never come. A silent child may not have read the call.
@@ -162,7 +166,7 @@ class Vitals:
 
     def memory_problem(self) -> str | None:
         """Explain why the process should be restarted: it has come to hold too much memory. `None` if it does not."""
-        limit, used = self._limits.memory.limit_bytes, self.heartbeat.get("rss_bytes") or 0
+        limit, used = self._limits.memory_limit_bytes, self.heartbeat.get("rss_bytes") or 0
         if not self._fits or limit is None or used <= limit:
             return None
         return f"it uses {_gib(used)} of memory, more than the limit of {_gib(limit)}"
@@ -306,7 +310,7 @@ class ChildProcess:
 
     async def _until_changed(self) -> None:
         """Wait until the child is up. Raises if it has failed."""
-        deadline_s = self.spec.config.child_start_timeout_s * self.spec.config.restarts.failed_starts
+        deadline_s = self.spec.config.child_start_timeout_s * FAILED_STARTS
         self.num_waiting += 1
         try:
             async with asyncio.timeout(deadline_s), self._changed:
@@ -373,7 +377,7 @@ class ChildProcess:
         """Log why a start failed. Callers get the error if further starts are unlikely to help."""
         self._comeback.note_failed_start()
         error, is_refused = self._explain(raised)
-        number, limit = self._comeback.num_failed_starts, self.spec.config.restarts.failed_starts
+        number, limit = self._comeback.num_failed_starts, FAILED_STARTS
         logger.error("the %s failed to start (failure %d, limit %d): %s", self.spec.name, number, limit, error)
         if is_refused or number >= limit:
             await self._fail(error)

@@ -123,7 +123,7 @@ class Watchdog:
     """Logs a report after `after_s` without progress, and again when the wait has doubled. `run` needs its own task."""
 
     def __init__(
-        self, processes: Callable[[], list[ChildProcess]], report: Callable[[], Awaitable[str]], after_s: float
+        self, processes: Callable[[], list[ChildProcess]], report: Callable[[], Awaitable[str]], after_s: float = 60.0
     ) -> None:
         self._processes = processes
         self._report = report

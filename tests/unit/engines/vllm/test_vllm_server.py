@@ -165,8 +165,8 @@ async def test_an_obscure_cause_is_explained(tmp_path: Path) -> None:
 
 def test_the_command_line() -> None:
     config = VllmConfig(
-        max_running=8, max_loras=3,
-        flags={"tensor_parallel_size": 2, "block-size": 32, "enable_prefix_caching": False, "override": ["a", "b"]},
+        max_running=8,
+        flags={"max_loras": 3, "tensor_parallel_size": 2, "block-size": 32, "enable_prefix_caching": False, "override": ["a", "b"]},
     )  # fmt: skip
     command = server_command(CPU, "some/model", config, INFO, lora_rank=9)
     assert command[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]

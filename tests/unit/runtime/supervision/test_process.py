@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import art.runtime.supervision.process
-from art.config import MemoryConfig, ServerConfig
+from art.config import ServerConfig
 from art.errors import ConfigError, ProcessError
 from art.protocol.rpc import RpcClient
 from art.runtime.placement.placement import split_threads
@@ -76,7 +76,7 @@ def spec(
     first_pause_s: float = 0.05,
     **changes: Any,
 ) -> ChildSpec:
-    times: dict[str, Any] = {"child_start_timeout_s": 20.0, "heartbeat_timeout_s": 20.0, "stall_timeout_s": 60.0}
+    times: dict[str, Any] = {"child_start_timeout_s": 20.0, "heartbeat_timeout_s": 20.0}
     return ChildSpec(
         name="echo",
         module=module,
@@ -222,8 +222,11 @@ async def test_an_answer_that_never_comes_ends_the_child(module: str, tmp_path: 
     await process.close()
 
 
-async def test_a_child_whose_main_thread_hangs_is_killed_though_its_heart_beats(module: str, tmp_path: Path) -> None:
-    process = ChildProcess(spec(module, tmp_path, stall_timeout_s=1.0), start)
+async def test_a_child_whose_main_thread_hangs_is_killed_though_its_heart_beats(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(art.runtime.supervision.process, "STALL_TIMEOUT_S", 1.0)
+    process = ChildProcess(spec(module, tmp_path), start)
     client = await process.connect()
     async with asyncio.timeout(60):
         with pytest.raises(ProcessError, match=r"no progress for \d+ s \(hanging\) and was killed(.|\n)*in <module>"):
@@ -240,8 +243,7 @@ async def test_a_child_above_the_limit_keeps_its_call_unless_it_is_interruptible
 ) -> None:
     monkeypatch.setattr(art.runtime.supervision.process, "INTERRUPT_AFTER_S", 0.5)
     limit_bytes = 200 * 2**20
-    memory = MemoryConfig(limit_bytes=limit_bytes)
-    process = ChildProcess(spec(module, tmp_path, memory=memory, interruptible=interruptible), start)
+    process = ChildProcess(spec(module, tmp_path, memory_limit_bytes=limit_bytes, interruptible=interruptible), start)
     client = await process.connect()
     await until_it_beats(process)
     forgotten = asyncio.ensure_future(client.call(raw("forget")))

@@ -1,4 +1,4 @@
-"""How often a call is made whose process dies every time: as often as `RestartConfig.call_attempts` says, never more."""
+"""How often a call is made whose process dies every time: as often as `CALL_ATTEMPTS` says, never more."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from typing import Any
 
 import pytest
 
-from art.config import ModelSettings, RestartConfig, ServerConfig, TrainConfig
+from art.config import ModelSettings, ServerConfig, TrainConfig
+from art.config.server import CALL_ATTEMPTS
 from art.errors import ProcessError, StorageError
 from art.protocol import calls
 from art.protocol.rpc import retry_on_process_death
 from art.runtime.host import BaseModelHost
+from art.runtime.supervision import process as process_module
 from art.runtime.supervision.process import ChildProcess
 from art.storage.layout import DataDir
 from tests.support.fake_process import Connection, processes_with
 from tests.support.published import make_checkpoint
 from tests.support.trainer_samples import random_samples
 
-ATTEMPTS = 3
+ATTEMPTS = CALL_ATTEMPTS
 
 
 class Mortal(Connection):
@@ -43,8 +45,8 @@ def client() -> Mortal:
 
 @pytest.fixture
 def host(client: Mortal, tmp_path: Path) -> BaseModelHost:
-    config = ServerConfig(restarts=RestartConfig(call_attempts=ATTEMPTS))
-    return BaseModelHost("base", ModelSettings(), DataDir(tmp_path), config, make_process=processes_with(client))
+    processes = processes_with(client)
+    return BaseModelHost("base", ModelSettings(), DataDir(tmp_path), ServerConfig(), make_process=processes)
 
 
 async def test_a_publish_is_tried_as_often_as_the_policy_says(
@@ -113,11 +115,10 @@ async def test_a_process_that_cannot_start_is_final() -> None:
     assert len(asked) == 1
 
 
-async def test_starts_that_fail_are_counted_too(tmp_path: Path) -> None:
-    config = ServerConfig(restarts=RestartConfig(failed_starts=1))
-    host = BaseModelHost("base", ModelSettings(), DataDir(tmp_path), config)
+async def test_starts_that_fail_are_counted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_module, "FAILED_STARTS", 1)
+    host = BaseModelHost("base", ModelSettings(), DataDir(tmp_path), ServerConfig())
     spec = host.engine_process.spec
-    assert spec.config.restarts.failed_starts == 1
     process = ChildProcess(
         type(spec)(**{name: getattr(spec, name) for name in spec.__slots__} | {"module": "no_such"}), _started
     )

@@ -46,9 +46,7 @@ def supervised(model: str, log_path: Path, heartbeat_timeout_s: float = 60.0) ->
         module="art.runtime.children.trainer_child",
         log_path=log_path,
         num_threads=2,
-        config=ServerConfig(
-            child_start_timeout_s=120.0, heartbeat_timeout_s=heartbeat_timeout_s, stall_timeout_s=120.0
-        ),
+        config=ServerConfig(child_start_timeout_s=120.0, heartbeat_timeout_s=heartbeat_timeout_s),
     )
     return ChildProcess(spec, start)
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
-from art.config import MemoryConfig, ServerConfig
+from art.config import ServerConfig
 from art.protocol.rpc import PendingCall
 from art.runtime.children.child import rss_bytes
 from art.runtime.supervision.process import Vitals
 
-LIMITS = ServerConfig(heartbeat_timeout_s=10.0, stall_timeout_s=100.0)
+LIMITS = ServerConfig(heartbeat_timeout_s=10.0)
 GIB = 2**30
 
 
@@ -106,7 +106,7 @@ def test_memory_is_that_of_a_process_and_what_it_has_started() -> None:
 
 
 def watched(*rss: int) -> Vitals:
-    vitals = Vitals(ServerConfig(memory=MemoryConfig(limit_bytes=3 * GIB)), os.getpid())
+    vitals = Vitals(ServerConfig(memory_limit_bytes=3 * GIB), os.getpid())
     vitals.is_ready = True
     for used in rss:
         vitals.on_heartbeat({"doing": "idle", "rss_bytes": used})

@@ -232,7 +232,7 @@ def test_a_rollout_is_stale_if_any_of_its_branches_is() -> None:
 def test_it_says_what_was_observed_at_which_bound_and_what_to_check(caplog: pytest.LogCaptureFixture) -> None:
     rng = np.random.default_rng(0)
     right, wrong = rng.normal(0, 0.03, (12, 100)).tolist(), [[-0.2] * 100]
-    config = {"alarm": 0.1, "abort": 0.5}
+    config = {"abort": 0.5}
     gate, verdict = make_gate(13, **config), judge(right + wrong * 1, **config)
     with caplog.at_level(logging.WARNING):
         check_verdict(gate, verdict, num_masked=1, num_judged=13)
