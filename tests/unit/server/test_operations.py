@@ -20,6 +20,7 @@ from art.config import ServerConfig
 from art.errors import InvalidRequestError
 from art.gateway.record.recorder import Recorder
 from art.protocol.answers import Measurement
+from art.runtime import measurements
 from art.runtime.measurements import (
     _COUNTERS,
     _GAUGES,
@@ -106,17 +107,19 @@ def host(engine: str = "up", trainer: str = "up", **status: Any) -> Any:
     )
 
 
-async def test_obstacles(tmp_path: Path) -> None:
+async def test_obstacles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database = Database(tmp_path / "art.db")
     recorder = Recorder(database)
     await recorder.start()
-    assert await find_obstacles([host()], recorder, tmp_path, 0) == {}
-    found = await find_obstacles([host("starting", "failed")], recorder, tmp_path, 2**60)
+    assert await find_obstacles([host()], recorder, tmp_path) == {}
+    with monkeypatch.context() as patch:
+        patch.setattr(measurements, "MIN_FREE_BYTES", 2**60)
+        found = await find_obstacles([host("starting", "failed")], recorder, tmp_path)
     assert found["engine of m"] == "starting"
     assert found["trainer of m"] == "failed"
     assert "MiB are free" in found["disk"]
     await database.run(lambda db: db.execute("PRAGMA query_only=ON"))  # as on a disk that has become read-only
-    assert "readonly" in (await find_obstacles([], recorder, tmp_path, 0))["database"]
+    assert "readonly" in (await find_obstacles([], recorder, tmp_path))["database"]
     database.close()
 
 
@@ -129,7 +132,7 @@ async def test_a_recorder_that_cannot_write_is_an_obstacle(tmp_path: Path) -> No
     assert database.read("SELECT count(*) FROM exchanges") == database.read("SELECT count(*) FROM token_counts")
     assert database.read("SELECT count(*) FROM exchanges") == [(0,)]
     await database.run(lambda db: db.execute("ALTER TABLE exchanges RENAME TO elsewhere"))
-    assert "exchanges" in (await find_obstacles([], recorder, tmp_path, 0))["recorder"]
+    assert "exchanges" in (await find_obstacles([], recorder, tmp_path))["recorder"]
     database.close()
 
 
@@ -138,7 +141,7 @@ async def test_a_data_directory_that_is_gone_is_an_obstacle(tmp_path: Path) -> N
     recorder = Recorder(database)
     await recorder.start()
     shutil.rmtree(tmp_path / "data")
-    assert "deleted, moved or replaced" in (await find_obstacles([], recorder, tmp_path / "data", 0))["database"]
+    assert "deleted, moved or replaced" in (await find_obstacles([], recorder, tmp_path / "data"))["database"]
     database.close()
 
 

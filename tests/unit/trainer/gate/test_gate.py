@@ -231,16 +231,16 @@ def test_a_rollout_is_stale_if_any_of_its_branches_is() -> None:
 
 def test_it_says_what_was_observed_at_which_bound_and_what_to_check(caplog: pytest.LogCaptureFixture) -> None:
     rng = np.random.default_rng(0)
-    right, wrong = rng.normal(0, 0.03, (12, 100)).tolist(), [[-0.2] * 100]
+    right, wrong = rng.normal(0, 0.03, (24, 100)).tolist(), [[-0.2] * 100]
     config = {"abort": 0.5}
-    gate, verdict = make_gate(13, **config), judge(right + wrong * 1, **config)
+    gate, verdict = make_gate(25, **config), judge(right + wrong * 1, **config)
     with caplog.at_level(logging.WARNING):
-        check_verdict(gate, verdict, num_masked=1, num_judged=13)
-        assert not caplog.records  # 8 % are below the alarm
-        gate, verdict = make_gate(14, **config), judge(right + wrong * 2, **config)
-        check_verdict(gate, verdict, num_masked=2, num_judged=14)
+        check_verdict(gate, verdict, num_masked=1, num_judged=25)
+        assert not caplog.records  # 4 % are below the alarm
+        gate, verdict = make_gate(26, **config), judge(right + wrong * 2, **config)
+        check_verdict(gate, verdict, num_masked=2, num_judged=26)
     for text in (
-        "2 of 14 rollouts have sampling log-probs that the trainer does not reproduce; they were left out",
+        "2 of 26 rollouts have sampling log-probs that the trainer does not reproduce; they were left out",
         "In 2 the mean of log(policy / sampler) is outside of its bounds: at the worst -0.2 nats per token over 100 tok",
         "nats per token; the bounds allow for 0.0",
         "at most 0.1 (trainer in bfloat16, engine in bfloat16)",
