@@ -38,7 +38,7 @@ from art.client.training.models import (
 from art.client.training.train_job import TrainJob
 from art.config import TrainConfig, TrainSFTConfig
 from art.config.addresses import check_no_userinfo
-from art.config.algorithms import OnNothing
+from art.config.training import OnNothing
 from art.errors import ArtError, ConfigError, ConflictError
 from art.protocol.checkpoint_calls import LogRequest
 from art.protocol.keys import check_api_key
