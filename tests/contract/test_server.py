@@ -511,6 +511,6 @@ def test_every_error_has_a_status() -> None:
         return [cls, *(leaf for child in cls.__subclasses__() for leaf in leaves(child))]
 
     for cls in leaves(errors.ArtError):
-        status, body, _ = failure(cls("x"))
-        assert status == next(STATUS[base] for base in cls.__mro__ if base in STATUS)  # type: ignore[index]
-        assert json.loads(body)["error"]["code"] == cls.code
+        answer = failure(cls("x"))
+        assert answer.status_code == next(STATUS[base] for base in cls.__mro__ if base in STATUS)  # type: ignore[index]
+        assert json.loads(answer.body)["error"]["code"] == cls.code

@@ -95,7 +95,9 @@ class Prober:
         response = self._http.post(path, content=content, headers={"content-type": "application/json"})
         self.check(response.status_code, response.text, content)
         if response.is_success and response.headers["content-type"].startswith("text/event-stream"):
-            failed = [code for code in error_codes(response.text) if failure(error_from_code(code, ""))[0] >= 500]
+            failed = [
+                code for code in error_codes(response.text) if failure(error_from_code(code, "")).status_code >= 500
+            ]
             assert not failed, response.text
             assert response.text.endswith(_LAST[path.rpartition("/v1/")[2]]), response.text
         return response

@@ -15,7 +15,7 @@ import art
 from art.cli import server
 from art.config import ServerConfig
 from art.server.page.browser import Addresses
-from art.server.page.page_state import PageState
+from art.server.page.sessions import PageState
 from art.storage.layout import DataDir
 from art.storage.local_key import find_local_key
 

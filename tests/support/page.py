@@ -12,7 +12,7 @@ import httpx2
 from art.config import ServerConfig
 from art.server.app import App
 from art.server.page.browser import Addresses
-from art.server.page.page_state import PageState
+from art.server.page.sessions import PageState
 from art.storage.keys import KeyStore
 from art.viewer.run_answers import CostsAnswer, CostsByStep, RunDetail, RunList, RunSummary
 from art.viewer.viewer import Viewer

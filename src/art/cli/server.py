@@ -25,7 +25,6 @@ from art.errors import ArtError, ConfigError
 from art.protocol.keys import LOGIN_MARK, check_api_key
 from art.runtime.supervision.report import ServerWatch, end_within
 from art.server.auth import SERVER_KEY_ID
-from art.server.bodies.memory import keep_little
 from art.storage.atomic import write_file
 from art.storage.keys import KeyStore
 from art.storage.layout import DataDir
@@ -33,7 +32,7 @@ from art.storage.local_key import LOOPBACK, left_for_clients
 from art.storage.log_lines import clean, known_secrets, log_to_stderr
 
 if TYPE_CHECKING:
-    from art.server.page.page_state import PageState
+    from art.server.page.sessions import PageState
 
 logger = logging.getLogger("art.server")
 
@@ -58,7 +57,6 @@ def main(argv: list[str] | None = None) -> int:
 def _run(argv: list[str] | None) -> int:
     args = build_parser().parse_args(argv)
     gc.set_threshold(COLLECT_AFTER)
-    keep_little()
     try:
         config, data_dir = read_options(args)
         given_key = os.environ.pop("ART_API_KEY", "")  # engines and trainers do not need it
@@ -151,7 +149,7 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
     from art.server.app import App
     from art.server.connections import KEEP_ALIVE_S, connections
     from art.server.page.browser import Addresses
-    from art.server.page.page_state import PageState
+    from art.server.page.sessions import PageState
     from art.viewer.viewer import Viewer
 
     class Server(uvicorn.Server):

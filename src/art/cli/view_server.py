@@ -17,7 +17,7 @@ from art.server.app import App
 from art.server.auth import SERVER_KEY_ID
 from art.server.connections import connections
 from art.server.page.browser import Addresses
-from art.server.page.page_state import PageState
+from art.server.page.sessions import PageState
 from art.storage.layout import DataDir
 from art.viewer.viewer import Viewer
 

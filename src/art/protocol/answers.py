@@ -149,6 +149,6 @@ class Measurement:
     """
 
     name: str
-    """One of `server.prometheus.FAMILIES`."""
+    """One of `server.metrics.FAMILIES`."""
     value: float
     labels: Mapping[str, str] = field(default_factory=dict)

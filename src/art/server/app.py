@@ -1,56 +1,48 @@
 """The HTTP side of a server: check the key, find the route, call the runtime, answer.
 
 `ROUTES` lists all endpoints; `GET /openapi.json` shows them with their types. A `Route` declares the key scope, the
-wire types and the limits of an endpoint in one place, so that no handler can forget a check. This is plain ASGI without
-a web framework: the size of a body is checked while it is read, and a request ends when its client hangs up.
+wire types and the limits of an endpoint in one place, so that no handler can forget a check. Starlette finds the path
+of a request; what happens then, in which order, is in `App.answer`, the same for all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
+import os
 import re
 import time
-from collections.abc import MutableMapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
+from starlette import routing
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from art.config import ServerConfig
 from art.errors import AuthenticationError, KeysUnavailableError, NotFoundError
-from art.gateway.json_pieces import json_pieces
-from art.gateway.workers import INLINE
 from art.protocol.answers import Health, ModelCard, ModelList
 from art.protocol.jobs import JobList
 from art.protocol.live.system import SystemAnswer
 from art.protocol.preflight import PreflightReport
 from art.protocol.training import JobStatus, ModelStatus
-from art.server.asgi import ClientDisconnected, Receive, Scope, Send, send_bytes
+from art.server.answers import encode_json, json_response
 from art.server.auth import ANONYMOUS, Caller, Keyring, read_key
-from art.server.bodies.body import BodyLimits
+from art.server.body import BodyLimits
 from art.server.call import REST, Call, Route
 from art.server.errors import METHOD_NOT_ALLOWED, REQUEST_ID, error_body, failure
-from art.server.headers import answer_preflight, is_preflight, request_id, with_headers
 from art.server.openapi import build_openapi
 from art.server.page.browser import SECURITY_HEADERS, Addresses, read_cookies
-from art.server.page.page_state import PageState
+from art.server.page.sessions import PageState
 from art.server.paths import HiddenPaths
-from art.server.routes import (
-    chat,
-    checkpoints,
-    jobs,
-    live,
-    models,
-    operations,
-    quotas,
-    rollouts,
-    stored_responses,
-    text,
-    training,
-    view,
-)
+from art.server.routes import checkpoints, jobs, models, operations, sampling, stored_responses
 from art.server.routes import page as page_routes
 from art.server.state import ServerState
 from art.storage.keys import KeyStore
@@ -68,26 +60,19 @@ _NOT_SERVED = {
 }  # fmt: skip
 """What follows `/v1/` in addresses of OpenAI's API that clients know and ART does not serve."""
 ROUTES: list[Route] = [
-    *chat.ROUTES,
-    *text.ROUTES,
+    *sampling.ROUTES,
     *stored_responses.ROUTES,
     *models.ROUTES,
-    *rollouts.ROUTES,
-    *training.ROUTES,
     *checkpoints.ROUTES,
     *jobs.ROUTES,
     *operations.ROUTES,
-    *quotas.ROUTES,
     *page_routes.ROUTES,
-    *view.ROUTES,
-    *live.ROUTES,
 ]
-PAGE_ROUTES = [*page_routes.PAGE_ROUTES, *view.ROUTES]
-"""The routes of `art view`, which has files and no server."""
 
 _NAME_FILES = {Health, JobList, JobStatus, ModelCard, ModelList, ModelStatus, PreflightReport, SystemAnswer}
 """Answers that can say where files lie on the machine. Only keys with scope `admin` see that. Events of jobs and
 errors are treated where they are sent."""
+_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class App:
@@ -114,80 +99,82 @@ class App:
         config, keyring = config or ServerConfig(), Keyring(api_key, keys)
         shown = page or PageState(None, Addresses(config.host, config.public_urls))
         self.state = ServerState(config, _openapi_document, HiddenPaths(data_dir), keyring, shown)
-        routes = ROUTES if shown.has_server else PAGE_ROUTES
         self._body_limits = {data: BodyLimits.of(self.state.config, training_data=data) for data in (False, True)}
-        self._exact = {(route.method, route.path): route for route in routes if "{" not in route.path}
-        self._patterns = [(_pattern(route.path), route) for route in routes]
+        by_path: dict[str, dict[str, Route]] = {}
+        for route in ROUTES if shown.has_server else page_routes.PAGE_ROUTES:
+            by_path.setdefault(route.path, {})[route.method] = route
+        paths = [
+            routing.Route(_pattern(path), _Path(self, routes))
+            for path, routes in sorted(by_path.items(), key=_has_parameters)
+        ]
+        self._asgi: ASGIApp = routing.Router(paths, redirect_slashes=False, default=_Path(self, {}))
+        if config.cors_origins:
+            self._asgi = CORSMiddleware(
+                self._asgi, allow_origins=config.cors_origins, expose_headers=["*"], allow_headers=["*"],
+                allow_methods=["GET", "HEAD", "POST", "PUT", "DELETE"],
+            )  # fmt: skip
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
-            return
-        if scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1000})
-            return
+        await self._asgi(scope, receive, send)
+
+    async def answer(self, routes: Mapping[str, Route], request: Request, send: Send) -> None:
+        """Answer a request. `routes` has the routes of its path, by method."""
+        started_at, status, caller = time.perf_counter(), CLIENT_LEFT, ANONYMOUS
+        route = routes.get(request.method)
+        if request.method == "HEAD" and (got := routes.get("GET")) is not None and got.scope is None:
+            route = got  # monitors ask so whether a server is well; other routes would work for nothing
         if (task := asyncio.current_task()) is not None:
-            task.set_name(f"{scope['method']} {scope['path']}")  # reports of waiting tasks show this name
-        started_at, status, caller = time.perf_counter(), 0, ANONYMOUS
-        route, path = self._find(scope["method"], scope["path"])
-        identity, origins = request_id(scope), self.state.config.cors_origins
+            task.set_name(f"{request.method} {request.scope['path']}")  # reports of waiting tasks show this name
+        sent_id = request.headers.get("x-request-id", "")
+        identity = sent_id if _SANE_ID.fullmatch(sent_id) else f"req_{os.urandom(12).hex()}"
         REQUEST_ID.set(identity)
-        more = dict(SECURITY_HEADERS) if route is not None and route.from_page else {}
-        send = with_headers(scope, send, identity, origins, more)
-
-        async def send_noted(message: MutableMapping[str, Any]) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
+        # Anthropic's clients read the id from `request-id`, OpenAI's from `x-request-id`.
+        headers = {"x-request-id": identity, "request-id": identity}
+        if route is not None and route.from_page:
+            headers |= SECURITY_HEADERS
+        response: Response | None = None
         try:
-            if is_preflight(scope, origins):
-                await answer_preflight(scope, send_noted)
-                return
-            if b"%2f" in scope.get("raw_path", b"").lower() and (route is None or not route.has_rest):
-                raise NotFoundError("a path cannot have an encoded slash")  # decoded, it would match another route
-            caller = self._identify(scope, route)
-            if route is None:
-                await self._refuse(scope, send_noted)
-                return
-            limits = self._body_limits[route.training_data]
-            call = Call(self._runtime, scope, receive, send_noted, self.state, path, caller, limits, more)
-            await self._answer(route, call)
-        except ClientDisconnected:
-            pass
-        except Exception as error:
-            if status:  # too late for another answer: close the connection
-                raise
-            shown = error if caller.may("admin") else self.state.paths.hide_in(error)
-            error_status, body, headers = failure(shown, None if route is None else route.error_body)
-            await send_bytes(send_noted, error_status, body, headers=headers)
+            with contextlib.ExitStack() as held:
+                try:
+                    if b"%2f" in request.scope.get("raw_path", b"").lower() and not (route and route.has_rest):
+                        raise NotFoundError("a path cannot have an encoded slash")  # decoded, it matches another route
+                    caller = self._identify(request, route)
+                    if route is None:
+                        response = _refusal(routes, request)
+                    else:
+                        path, limits = request.path_params, self._body_limits[route.training_data]
+                        call = Call(self._runtime, request, self.state, path, caller, limits, headers)
+                        if route.scope is not None:  # health checks are not limited
+                            caller.check_scope(route.scope)
+                            held.enter_context(self.state.limiter.admit(caller, samples=route.samples))
+                            await self._check_path(path, caller)
+                        response = await _run(route, call)
+                except ClientDisconnect:
+                    return
+                except Exception as error:
+                    shown = error if caller.may("admin") else self.state.paths.hide_in(error)
+                    response = failure(shown, None if route is None else route.error_body)
+                status = response.status_code
+                response.headers.update(headers)
+                await response(request.scope, request.receive, send)
         finally:
             name = "(none)" if route is None else route.path
-            self.state.metrics.observe(scope["method"], name, status or CLIENT_LEFT, time.perf_counter() - started_at)
+            self.state.metrics.observe(request.method, name, status, time.perf_counter() - started_at)
 
-    async def _answer(self, route: Route, call: Call) -> None:
-        if route.scope is None:  # health checks are not limited
-            await _run(route, call)
-            return
-        call.caller.check_scope(route.scope)
-        with self.state.limiter.admit(call.caller, samples=route.samples):
-            await self._check_path(call.path, call.caller)
-            await _run(route, call)
-
-    def _identify(self, scope: Scope, route: Route | None) -> Caller:
+    def _identify(self, request: Request, route: Route | None) -> Caller:
         page, keyring = self.state.page, self.state.keyring
         # A session learns that an address does not exist. Without one, unknown routes look like known ones.
-        from_page = scope["path"].startswith(view.BASE) if route is None else route.from_page
-        if from_page and read_key(scope) is None:
+        from_page = request.scope["path"].startswith(page_routes.BASE) if route is None else route.from_page
+        if from_page and read_key(request) is None:
             if route is not None and route.scope is None and route.method == "GET":
-                page.addresses.check_host(scope)  # a link on any other page may lead here
+                page.addresses.check_host(request)  # a link on any other page may lead here
             elif route is not None and route.scope is None:
-                page.addresses.check_page_request(scope)
-            elif texts := read_cookies(scope, https=page.addresses.is_https(scope)):
-                page.addresses.check_page_request(scope)
+                page.addresses.check_page_request(request)
+            elif texts := read_cookies(request, https=page.addresses.is_https(request)):
+                page.addresses.check_page_request(request)
                 return keyring.caller(page.sessions.find(*texts).key_id)
         try:
-            return keyring.identify(scope)
+            return keyring.identify(request)
         except (AuthenticationError, KeysUnavailableError):
             if route is None or route.scope is not None:  # without a key, unknown routes look like known ones
                 raise
@@ -213,27 +200,38 @@ class App:
             if job.project != caller.project:
                 raise NotFoundError(f"there is no job {job_id!r}", param="job_id")
 
-    def _find(self, method: str, path: str) -> tuple[Route | None, dict[str, str]]:
-        if method == "HEAD":  # monitors ask so whether a server is well; other routes would work for nothing
-            route, values = self._find("GET", path)
-            return (route, values) if route is not None and route.scope is None else (None, {})
-        if (exact := self._exact.get((method, path))) is not None:
-            return exact, {}
-        for pattern, route in self._patterns:
-            if route.method == method and (match := pattern.fullmatch(path)) is not None:
-                return route, match.groupdict()
-        return None, {}
 
-    async def _refuse(self, scope: Scope, send: Send) -> None:
-        """Answer 405 if the path has routes for other methods, else 404."""
-        method, path = scope["method"], scope["path"]
-        routes = [route for pattern, route in self._patterns if pattern.fullmatch(path)]
-        allowed = sorted({route.method for route in routes} | {"HEAD" for route in routes if route.scope is None})
-        if not allowed:
-            raise NotFoundError(_not_served(path) or f"there is no route {method} {path}")
-        methods = ", ".join(allowed)
-        body = orjson.dumps(error_body(NotFoundError(f"{path} takes {methods}, not {method}")))
-        await send_bytes(send, METHOD_NOT_ALLOWED, body, headers={"allow": methods})
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """The ASGI application of one path: its routes by method. Without any, it answers that there is none."""
+
+    app: App
+    routes: Mapping[str, Route]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self.app.answer(self.routes, Request(scope, receive), send)
+        else:
+            await send({"type": "websocket.close", "code": 1000})
+
+
+def _has_parameters(item: tuple[str, Any]) -> bool:
+    """Sorts paths: those without parameters are looked at first, since a parameter may match their last part."""
+    return "{" in item[0]
+
+
+def _pattern(path: str) -> str:
+    return path.replace(f"{{{REST}}}", f"{{{REST}:path}}")
+
+
+def _refusal(routes: Mapping[str, Route], request: Request) -> Response:
+    """Answer 405 if the path has routes for other methods, else 404."""
+    method, path = request.method, request.scope["path"]
+    if not routes:
+        raise NotFoundError(_not_served(path) or f"there is no route {method} {path}")
+    methods = ", ".join(sorted({*routes} | {"HEAD" for route in routes.values() if route.scope is None}))
+    body = orjson.dumps(error_body(NotFoundError(f"{path} takes {methods}, not {method}")))
+    return json_response(body, METHOD_NOT_ALLOWED, {"allow": methods})
 
 
 @functools.cache
@@ -242,29 +240,12 @@ def _openapi_document() -> bytes:
     return json.dumps(build_openapi(ROUTES)).encode()
 
 
-async def _run(route: Route, call: Call) -> None:
+async def _run(route: Route, call: Call) -> Response:
     result = await route.handler(call)
-    if result is not None:
-        body = await _encode(result)
-        await send_bytes(call.send, route.status, call.without_paths(body) if route.response in _NAME_FILES else body)
-
-
-async def _encode(answer: Any) -> bytes:
-    """Encode an answer. Between parts of a large one, others are answered."""
-    if isinstance(answer, dict) and not any(isinstance(one, list) and len(one) > 1 for one in answer.values()):
-        return orjson.dumps(answer)  # one choice, which would be one piece
-    body, size = bytearray(), 0
-    for piece in json_pieces(answer, 2):
-        body += piece
-        if len(body) - size > INLINE:
-            size = len(body)
-            await asyncio.sleep(0)
-    return bytes(body)
-
-
-def _pattern(path: str) -> re.Pattern[str]:
-    path = path.replace(f"{{{REST}}}", f"(?P<{REST}>.+)")
-    return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path))
+    if isinstance(result, Response):
+        return result
+    body = await encode_json(result)
+    return json_response(call.without_paths(body) if route.response in _NAME_FILES else body, route.status)
 
 
 def _not_served(path: str) -> str | None:
@@ -273,11 +254,3 @@ def _not_served(path: str) -> str | None:
     if kind not in _NOT_SERVED:
         return None
     return f"this server samples text and serves no {_NOT_SERVED[kind]}; ask another server for them"
-
-
-async def _lifespan(receive: Receive, send: Send) -> None:
-    while True:
-        kind = (await receive())["type"]
-        await send({"type": f"{kind}.complete"})
-        if kind == "lifespan.shutdown":
-            return

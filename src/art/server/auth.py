@@ -10,9 +10,10 @@ from __future__ import annotations
 import hmac
 from dataclasses import dataclass
 
+from starlette.requests import Request
+
 from art.errors import AuthenticationError, PermissionDeniedError
 from art.protocol.keys import KeyScope
-from art.server.asgi import Scope
 from art.storage.keys import Key, KeyStore
 
 
@@ -64,14 +65,14 @@ class Keyring:
         self._server_key = server_key.encode()
         self._store = store
 
-    def identify(self, scope: Scope) -> Caller:
+    def identify(self, request: Request) -> Caller:
         """Find the caller by the API key in the headers of a request.
 
         Raises:
             AuthenticationError: the key is missing or not valid.
             KeysUnavailableError: the file of the keys cannot be read.
         """
-        text = read_key(scope)
+        text = read_key(request)
         if text is None:
             raise AuthenticationError(f"the API key is missing; {_HOW}")
         return self.find(text)
@@ -127,9 +128,9 @@ class Keyring:
 _HOW = "set ART_API_KEY for programs that use ART; others send `Authorization: Bearer <key>`"
 
 
-def read_key(scope: Scope) -> bytes | None:
+def read_key(request: Request) -> bytes | None:
     """Read the key from the headers: Anthropic's clients send it as `x-api-key`, all others as a bearer token."""
-    for name, value in scope["headers"]:
+    for name, value in request.headers.raw:
         if name == b"authorization":
             scheme, _, key = value.partition(b" ")
             if scheme.lower() == b"bearer":

@@ -6,18 +6,17 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import parse_qs
 
 from pydantic import BaseModel
+from starlette.requests import Request
 
 from art.errors import InvalidRequestError, NotFoundError
 from art.protocol.chat import short
 from art.protocol.dialects.chat_completions import ChatRequest
 from art.protocol.keys import KeyScope
 from art.protocol.training import validate_training
-from art.server.asgi import Receive, Scope, Send, header
 from art.server.auth import Caller
-from art.server.bodies.body import BodyLimits, read_json
+from art.server.body import BodyLimits, read_json
 from art.server.errors import ErrorBody
 from art.server.state import ServerState
 
@@ -53,9 +52,7 @@ class Call:
     """An HTTP request that is being answered, with all that its handler needs."""
 
     runtime: Runtime
-    scope: Scope
-    receive: Receive
-    send: Send
+    request: Request
     server: ServerState
     path: dict[str, str]
     """Parameters in the path. Each is a valid name, and the caller may use the `project` or `job_id` among them."""
@@ -64,12 +61,12 @@ class Call:
     `own_model` and `Caller.check_project`."""
 
     body_limits: BodyLimits
-    headers: dict[str, str] = field(default_factory=dict)
-    """Headers that the handler adds to the answer, before it sends the first byte."""
+    headers: dict[str, str]
+    """Headers of the answer, to which the handler may add."""
 
     async def parse(self, convert: Callable[[Any], T]) -> T:
         """Return what `convert` makes of the decoded body. It runs in a thread if the body is large."""
-        return await read_json(self.scope, self.receive, self.body_limits, self.server.workers, convert)
+        return await read_json(self.request, self.body_limits, self.server.workers, convert)
 
     async def body(self, kind: type[W]) -> W:
         """Read the body as the wire type `kind`. The server answers a `ValidationError` with status 400."""
@@ -77,7 +74,7 @@ class Call:
 
     async def job_body(self, kind: type[W]) -> W:
         """Read the request for a job. Its id, which makes it run only once, is in the body or in `Idempotency-Key`."""
-        key = header(self.scope, b"idempotency-key")
+        key = self.header("idempotency-key")
 
         def convert(body: Any) -> W:
             if key is not None and isinstance(body, dict) and body.setdefault("job_id", key) != key:
@@ -95,7 +92,7 @@ class Call:
         Raises:
             InvalidRequestError: it is not an integer from 0 to 2^63 - 1.
         """
-        text = header(self.scope, SEED_HEADER.encode())
+        text = self.header(SEED_HEADER)
         if text is None:
             return None
         if not (text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= MAX_SEED):
@@ -122,10 +119,13 @@ class Call:
             if values:
                 self.headers[name] = ", ".join(dict.fromkeys(values))
 
+    def header(self, name: str) -> str | None:
+        """Return a header of the request."""
+        return self.request.headers.get(name)
+
     def query(self, name: str) -> str | None:
         """Return a parameter of the query string; if it is given several times, the last one."""
-        values = parse_qs(self.scope["query_string"].decode("latin-1")).get(name)
-        return values[-1] if values else None
+        return self.request.query_params.get(name) or None
 
     def own_model(self, name: str) -> str:
         """Return the full name, `project/name`, of the model that this caller means by `name`.
@@ -153,7 +153,7 @@ class Call:
 
 
 Handler = Callable[[Call], Awaitable[Any]]
-"""Function that answers a request. It returns what to send as JSON (wire type or dict), or `None` if it sent it."""
+"""Function that answers a request. It returns what to send as JSON (wire type or dict), or a whole `Response`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 from pydantic import ValidationError
+from starlette.responses import Response
 
 from art import errors
 from art.protocol.dialects.chat_completions import invalid_request
@@ -71,8 +72,8 @@ def public_error(error: BaseException) -> errors.ArtError:
     return errors.ArtError(f"internal error {error_id}; the server's log has the details under this id")
 
 
-def failure(error: BaseException, body: ErrorBody | None = None) -> tuple[int, bytes, dict[str, str]]:
-    """Make the HTTP answer to an error: status, JSON body, extra headers. By default the body has OpenAI's form."""
+def failure(error: BaseException, body: ErrorBody | None = None) -> Response:
+    """Make the HTTP answer to an error. By default its body has OpenAI's form."""
     error = public_error(error)
     # Without this header the OpenAI client silently retries 409 and every 5xx for minutes.
     headers = {"x-should-retry": "true" if error.transient else "false"}
@@ -80,7 +81,7 @@ def failure(error: BaseException, body: ErrorBody | None = None) -> tuple[int, b
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, errors.RequestTimeoutError):
         headers["connection"] = "close"  # the rest of the body may still arrive
-    return _status(error), orjson.dumps((body or error_body)(error)), headers
+    return Response(orjson.dumps((body or error_body)(error)), _status(error), headers, "application/json")
 
 
 def error_body(error: errors.ArtError) -> dict[str, Any]:

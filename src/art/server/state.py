@@ -12,9 +12,9 @@ from art.gateway.workers import Workers
 from art.protocol.answers import Measurement
 from art.server.auth import Keyring
 from art.server.limits import Limiter
-from art.server.page.page_state import PageState
+from art.server.metrics import Metrics
+from art.server.page.sessions import PageState
 from art.server.paths import HiddenPaths
-from art.server.prometheus import Metrics
 
 READY_EVERY_S = 1.0
 

@@ -19,7 +19,7 @@ from art.runtime.placement.placement import Devices
 from art.runtime.runtime import Runtime
 from art.server.auth import SERVER, Caller
 from art.server.machine import HARMLESS, check_registration
-from art.server.prometheus import FAMILIES
+from art.server.metrics import FAMILIES
 
 
 def read(*arguments: str) -> tuple[ServerConfig, Path]:

@@ -15,19 +15,24 @@ from typing import Any
 import httpx2
 import pytest
 from pydantic import ValidationError
+from starlette.requests import Request
 
 from art.config import LimitsConfig, ServerConfig
 from art.errors import InvalidRequestError, PayloadTooLargeError
 from art.gateway.workers import Workers
 from art.protocol.training import TrainRequest, validate_training
+from art.server import body as body_module
 from art.server.app import App
-from art.server.bodies import body as body_module
-from art.server.bodies.body import BodyLimits, read_json
+from art.server.body import BodyLimits, read_json
 from tests.support.app import KEY, GatewayOnly
 from tests.support.gateway import Bench, open_bench
 
 CHAT = "/v1/chat/completions"
 SMALL = {"model": "games/agent", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def request(receive: Any, *, gzip: bool = False) -> Request:
+    return Request({"type": "http", "headers": [(b"content-encoding", b"gzip")] if gzip else []}, receive)
 
 
 @pytest.fixture
@@ -97,7 +102,7 @@ async def test_a_refusal_does_not_wait_for_the_rest_of_the_body() -> None:
         return {"type": "http.request", "body": b"[]," * 20_000, "more_body": num_read < 1000}
 
     with pytest.raises(InvalidRequestError, match="2000000 values"):
-        await read_json({"headers": []}, receive, limits, Workers(), lambda value: value)
+        await read_json(request(receive), limits, Workers(), lambda value: value)
     assert num_read < 60
 
 
@@ -138,9 +143,8 @@ async def test_what_a_gzip_holds_is_bounded(monkeypatch: pytest.MonkeyPatch, tra
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": bomb}
 
-    scope = {"headers": [(b"content-encoding", b"gzip")]}
     with pytest.raises(PayloadTooLargeError):
-        await read_json(scope, receive, limits, Workers(), lambda value: value)
+        await read_json(request(receive, gzip=True), limits, Workers(), lambda value: value)
     assert num_plain < 100 * len(bomb)
     assert num_plain <= limits.max_bytes
 
@@ -156,8 +160,7 @@ async def test_every_byte_of_a_gzip_arrives() -> None:
         async def receive(parts: list[bytes] = parts) -> dict[str, Any]:
             return {"type": "http.request", "body": parts.pop(0), "more_body": len(parts) > 0}
 
-        scope = {"headers": [(b"content-encoding", b"gzip")]}
-        assert await read_json(scope, receive, limits, Workers(), lambda value: value) == "a" * size
+        assert await read_json(request(receive, gzip=True), limits, Workers(), lambda value: value) == "a" * size
 
 
 # -- one body beside others --------------------------------------------------------------------------------------------
@@ -177,7 +180,7 @@ async def ask(body: bytes) -> float:
         return {"type": "http.request", "body": parts.pop(0), "more_body": len(parts) > 0}
 
     reading = asyncio.create_task(
-        read_json({"headers": []}, receive, limits, Workers(), lambda body: validate_training(TrainRequest, body))
+        read_json(request(receive), limits, Workers(), lambda body: validate_training(TrainRequest, body))
     )
     while not reading.done():
         await asyncio.sleep(0.001)

@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from art.protocol.training import TrainRequest, WireTrajectory, validate_training
-from art.server.bodies import decoder
-from art.server.bodies.decoder import decode_apart, join, main
+from art.server import body_decoder as decoder
+from art.server.body_decoder import decode_apart, join, main
 from tests.unit.protocol.test_json_bounds import random_value
 
 MIB = 2**20

@@ -8,7 +8,7 @@ import json
 import orjson
 
 from art.protocol.rollouts import RolloutRecord
-from art.server.app import _encode
+from art.server.answers import encode_json
 
 HISTORY = {"tools": None, "messages_and_choices": [{"role": "user", "content": "hello " * 2000}] * 5}
 RECORD = RolloutRecord(
@@ -28,7 +28,7 @@ async def test_others_get_turns_between_the_parts_of_a_large_answer() -> None:
             turns += 1
 
     other = asyncio.create_task(count())
-    body = await _encode(RECORD)
+    body = await encode_json(RECORD)
     other.cancel()
     assert len(body) > 10 * 2**20
     assert turns > 150
@@ -37,8 +37,8 @@ async def test_others_get_turns_between_the_parts_of_a_large_answer() -> None:
 
 async def test_small_answers_are_encoded_as_in_one_go() -> None:
     answer = {"id": "x", "choices": [{"message": {"content": "é", "tool_calls": [{"a": [1]}]}}], "usage": {"n": 1}}
-    assert await _encode(answer) == orjson.dumps(answer)
+    assert await encode_json(answer) == orjson.dumps(answer)
     assert (
-        await _encode(RECORD.model_copy(update={"histories": []}))
+        await encode_json(RECORD.model_copy(update={"histories": []}))
         == RECORD.model_copy(update={"histories": []}).model_dump_json().encode()
     )

@@ -11,7 +11,7 @@ import pytest
 
 from art.protocol.live.events import LiveEvent, Reset
 from art.server.app import App
-from art.server.routes import live
+from art.server.routes import page as live
 from art.storage.keys import KeyStore
 from tests.support.spies import SECRET, TwoProjects
 

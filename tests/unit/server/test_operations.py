@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -32,8 +31,8 @@ from art.runtime.measurements import (
 from art.runtime.runtime import Runtime as RealRuntime
 from art.server.app import ROUTES, App
 from art.server.call import SEED_HEADER
+from art.server.metrics import BUCKETS_S, FAMILIES, Metrics
 from art.server.openapi import build_openapi
-from art.server.prometheus import BUCKETS_S, FAMILIES, Metrics
 from art.storage.database import Database
 from art.storage.keys import KeyStore
 from tests.support.spies import TwoProjects
@@ -238,9 +237,9 @@ def test_a_histogram_is_cumulative() -> None:
         metrics.observe("GET", "/r", 200, seconds)
     samples = parse(metrics.render([]).decode())
     name = "art_http_request_seconds"
-    counts = [samples[f"{name}_bucket", f'route="/r",le="{bound:g}"'] for bound in BUCKETS_S]
+    counts = [samples[f"{name}_bucket", f'le="{float(bound)}",route="/r"'] for bound in BUCKETS_S]
     assert counts == [2, 2, 2, 2, 2, 3, *[3] * 9]
-    assert samples[f"{name}_bucket", 'route="/r",le="+Inf"'] == samples[f"{name}_count", 'route="/r"'] == 4
+    assert samples[f"{name}_bucket", 'le="+Inf",route="/r"'] == samples[f"{name}_count", 'route="/r"'] == 4
     assert samples[f"{name}_sum", 'route="/r"'] == pytest.approx(1000.206)
 
 
@@ -272,20 +271,6 @@ async def test_an_engine_that_does_not_answer_holds_nobody_up(monkeypatch: pytes
     stuck, broken = host(), host()
     stuck.engine, broken.engine = Engine(), Broken()
     assert await measure_engines([stuck, broken]) == []
-
-
-def test_a_request_costs_little() -> None:
-    """A generous bound that only a mistake exceeds; a chat request takes some hundred microseconds in all."""
-    metrics = Metrics()
-    fastest = min(_time(metrics) for _ in range(5))
-    assert fastest < 50e-6
-
-
-def _time(metrics: Metrics) -> float:
-    started = time.thread_time()
-    for _ in range(1000):
-        metrics.observe("POST", "/v1/chat/completions", 200, 0.3)
-    return (time.thread_time() - started) / 1000
 
 
 # -- OpenAPI --

@@ -13,8 +13,9 @@ import ipaddress
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
+from starlette.requests import Request
+
 from art.errors import PermissionDeniedError
-from art.server.asgi import Scope, header
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -29,7 +30,7 @@ SECURITY_HEADERS = {
     "cross-origin-resource-policy": "same-origin",
 }
 """Headers of the page, of its files and of the answers to it. https://owasp.org/www-project-secure-headers/"""
-PAGE_HEADER = b"x-art-page"
+PAGE_HEADER = "x-art-page"
 """Header of the page's own requests that change something. A form of another page cannot send it."""
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 
@@ -47,14 +48,14 @@ class Addresses:
         self._public = {url.lower().rstrip("/") for url in public_urls}
         self._public_hosts = {urlsplit(url).netloc for url in self._public}
 
-    def check_host(self, scope: Scope) -> None:
+    def check_host(self, request: Request) -> None:
         """Check that the request names an address of this server.
 
         Raises:
             PermissionDeniedError: its `Host` is another name.
         """
-        hosts = [value for key, value in scope["headers"] if key == b"host"]
-        host = hosts[0].decode("latin-1").lower() if len(hosts) == 1 else ""
+        hosts = request.headers.getlist("host")
+        host = hosts[0].lower() if len(hosts) == 1 else ""
         if host in self._public_hosts or _name_of(host) in self._names or _is_ip(_name_of(host)):
             return
         raise PermissionDeniedError(
@@ -63,67 +64,66 @@ class Addresses:
             '`public_urls = ["https://art.lab.example"]`; `localhost` and IP addresses need no setting'
         )
 
-    def check_page_request(self, scope: Scope) -> None:
+    def check_page_request(self, request: Request) -> None:
         """Check that a request with a cookie comes from the page, and not from another one in the same browser.
 
         Raises:
             PermissionDeniedError: it comes from elsewhere, or it would change something and does not say that it comes
                 from the page.
         """
-        self.check_host(scope)
-        site = header(scope, b"sec-fetch-site")
+        self.check_host(request)
+        site = request.headers.get("sec-fetch-site")
         if site not in (None, "same-origin", "none"):
             raise PermissionDeniedError("this request comes from another page; send a key instead of the cookie")
-        if scope["method"] in ("GET", "HEAD"):
+        if request.method in ("GET", "HEAD"):
             return
-        if header(scope, PAGE_HEADER) is None:
+        if PAGE_HEADER not in request.headers:
             raise PermissionDeniedError(
-                f"a request that changes something needs the header `{PAGE_HEADER.decode()}` beside the cookie; "
+                f"a request that changes something needs the header `{PAGE_HEADER}` beside the cookie; "
                 "programs send a key instead"
             )
-        origin = (header(scope, b"origin") or "").lower()
-        host = (header(scope, b"host") or "").lower()
-        own = {url for url in self._public if urlsplit(url).netloc == host} or {f"{scope['scheme']}://{host}"}
+        origin = request.headers.get("origin", "").lower()
+        host = request.headers.get("host", "").lower()
+        own = {url for url in self._public if urlsplit(url).netloc == host} or {f"{request.scope['scheme']}://{host}"}
         if origin not in own:
             raise PermissionDeniedError(
                 f"this request has the origin {origin[:200]!r}, and the page is at {sorted(own)[0]!r}. Behind a proxy "
                 "with TLS, add the address that the browser shows to `public_urls` in the server's settings"
             )
 
-    def is_https(self, scope: Scope) -> bool:
+    def is_https(self, request: Request) -> bool:
         """Whether the browser reaches the server by https, directly or through a proxy."""
-        host = (header(scope, b"host") or "").lower()
-        return scope["scheme"] == "https" or f"https://{host}" in self._public
+        host = request.headers.get("host", "").lower()
+        return request.scope["scheme"] == "https" or f"https://{host}" in self._public
 
 
-def cookie_name(scope: Scope, *, https: bool) -> str:
+def cookie_name(request: Request, *, https: bool) -> str:
     """Name of the session's cookie. It has the port, since a browser sends cookies to all ports of a host.
 
     With https the prefix `__Host-` makes browsers refuse the cookie from another host of the same domain.
     """
-    port = (header(scope, b"host") or "").rpartition(":")[2]
+    port = request.headers.get("host", "").rpartition(":")[2]
     name = f"art_session_{port}" if port.isdigit() else "art_session"
     return f"__Host-{name}" if https else name
 
 
-def read_cookies(scope: Scope, *, https: bool) -> list[str]:
+def read_cookies(request: Request, *, https: bool) -> list[str]:
     """Return what may be the id of the request's session: the value of each cookie of that name.
 
     A page on another port of this host can set one too, even one that the browser sends first.
     """
-    name, texts = cookie_name(scope, https=https), []
-    for key, value in scope["headers"]:
-        if key == b"cookie":  # split by hand: other programs on this host may have set cookies of any form
-            for part in str(value, "latin-1").split(";"):
-                own, _, text = part.strip().partition("=")
-                if own == name and text:
-                    texts.append(text)
+    name, texts = cookie_name(request, https=https), []
+    for value in request.headers.getlist("cookie"):  # split by hand: other programs may have set any form of cookies
+        for part in value.split(";"):
+            own, _, text = part.strip().partition("=")
+            if own == name and text:
+                texts.append(text)
     return texts
 
 
-def make_cookie(scope: Scope, text: str, *, https: bool) -> str:
+def make_cookie(request: Request, text: str, *, https: bool) -> str:
     """Make the header `Set-Cookie` for a session. An empty `text` removes the cookie."""
-    parts = [f"{cookie_name(scope, https=https)}={text}", "Path=/", "HttpOnly", "SameSite=Strict"]
+    parts = [f"{cookie_name(request, https=https)}={text}", "Path=/", "HttpOnly", "SameSite=Strict"]
     parts += ["Secure"] if https else []
     return "; ".join([*parts, *([] if text else ["Max-Age=0"])])
 

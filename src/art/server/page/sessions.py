@@ -1,22 +1,30 @@
-"""Sessions of the page: a key or a one-time code opens one, and a random id in a cookie names it.
+"""Who sees the page. Sessions: a key or a one-time code opens one, and a random id in a cookie names it.
 
 key  --login-->  session id (cookie, HttpOnly)        the key itself is in no cookie and in no table
 key  --link--->  one-time code in an address  --login-->  session id
 
 Ids and codes are kept as SHA-256 only. A session ends with its key, when it was not used for `IDLE_S`, and with the
-server.
+server. `PageState` is what the page's routes share: the reader of the data directory, sessions, and checks of browsers.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import hashlib
 import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
-from art.errors import AuthenticationError, OverloadedError
+from art.errors import AuthenticationError, NotFoundError, OverloadedError
+from art.server.page.browser import Addresses
+from art.viewer.viewer import Viewer
+
+T = TypeVar("T")
 
 IDLE_S = 24 * 3600.0
 """A session ends when it was not used for this long."""
@@ -30,6 +38,8 @@ TRIES, TRY_EVERY_S = 10, 6.0
 """Failed logins that one address may have at once, and the time after which it may have another."""
 MAX_ADDRESSES = 4096
 """Addresses of clients whose failed logins are remembered."""
+READERS = 3
+"""Threads that read for the page. It has its own, so that a slow view holds up nothing of training and sampling."""
 
 
 @dataclass(slots=True)
@@ -136,6 +146,41 @@ class FailedLogins:
     def _count(self, address: str) -> float:
         count, at = self._addresses.get(address, (0.0, 0.0))
         return max(0.0, count - (self._now() - at) / TRY_EVERY_S)
+
+
+class PageState:
+    """State of the page on one server."""
+
+    def __init__(self, viewer: Viewer | None, addresses: Addresses, *, has_server: bool = True) -> None:
+        """
+        Args:
+            viewer: reads the data directory; `None` if there is nothing to show.
+            has_server: false for `art view`, which has files only.
+        """
+        self._viewer = viewer
+        self.addresses = addresses
+        self.has_server = has_server
+        self.sessions = Sessions()
+        self.failed_logins = FailedLogins()
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="page")
+
+    async def read(self, ask: Callable[[Viewer], T]) -> T:
+        """Ask the viewer, in a thread of the page.
+
+        Raises:
+            NotFoundError: the server was started without a data directory.
+        """
+        viewer = self._viewer
+        if viewer is None:
+            raise NotFoundError("this server has no data directory to show")
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(self._readers, lambda: context.run(ask, viewer))
+
+    def close(self) -> None:
+        """End the threads, and close the viewer."""
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        if self._viewer is not None:
+            self._viewer.close()
 
 
 def _digest(text: str) -> bytes:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import AsyncGenerator
+
+from starlette.responses import Response
 
 from art.errors import InvalidRequestError
 from art.protocol.jobs import JobEvent, JobList
 from art.protocol.training import JobStatus
-from art.server.asgi import EVENT_HEADERS, cancel_on_disconnect, header, send_bytes
+from art.server.answers import UNBUFFERED, EventStream, cancel_on_disconnect
 from art.server.call import Call, Route
 
 MAX_WAIT_S = 60.0
@@ -21,7 +24,7 @@ NO_CONTENT = 204
 async def job_status(call: Call) -> JobStatus:
     """Return the state of a job. With `wait_s` the answer waits up to that many seconds for the job to end."""
     wait_s = _wait_s(call.query("wait_s"))
-    async with cancel_on_disconnect(call.scope, call.receive):
+    async with cancel_on_disconnect(call.request):
         return await call.runtime.jobs.wait(call.path["job_id"], wait_s)
 
 
@@ -42,23 +45,22 @@ async def cancel_job(call: Call) -> JobStatus:
     return await call.runtime.jobs.cancel(call.path["job_id"])
 
 
-async def job_events(call: Call) -> None:
+async def job_events(call: Call) -> Response:
     """Stream a job's events after number `Last-Event-ID`, until the job has ended. Status 204 if there are no more."""
-    last = header(call.scope, b"last-event-id")
-    after = _whole_number("Last-Event-ID", last or call.query("after") or "0")
-    stream = contextlib.aclosing(call.runtime.jobs.events(call.path["job_id"], after))
-    async with cancel_on_disconnect(call.scope, call.receive), stream as events:
+    after = _whole_number("Last-Event-ID", call.header("last-event-id") or call.query("after") or "0")
+    events = call.runtime.jobs.events(call.path["job_id"], after)
+    async with cancel_on_disconnect(call.request):
         first = await anext(events, ...)
-        if first is ...:
-            await send_bytes(call.send, NO_CONTENT, b"")
-            return
-        # Without the last header, a proxy such as nginx holds events back to send many at once.
-        headers = [*EVENT_HEADERS, (b"x-accel-buffering", b"no")]
-        await call.send({"type": "http.response.start", "status": 200, "headers": headers})
-        await _send(call, f"retry: {RETRY_MS}\n\n".encode() + call.without_paths(_frame(first)))
-        async for event in events:
-            await _send(call, call.without_paths(_frame(event)))
-        await call.send({"type": "http.response.body", "body": b""})
+    if first is ...:
+        return Response(status_code=NO_CONTENT)
+
+    async def frames() -> AsyncGenerator[bytes, None]:
+        async with contextlib.aclosing(events):
+            yield f"retry: {RETRY_MS}\n\n".encode() + call.without_paths(_frame(first))
+            async for event in events:
+                yield call.without_paths(_frame(event))
+
+    return EventStream(frames(), UNBUFFERED)
 
 
 def _frame(event: JobEvent | None) -> bytes:
@@ -67,10 +69,6 @@ def _frame(event: JobEvent | None) -> bytes:
         return b": alive\n\n"
     number = "" if event.number is None else f"id: {event.number}\n"
     return f"{number}event: {event.kind}\ndata: {event.model_dump_json(exclude_none=True)}\n\n".encode()
-
-
-async def _send(call: Call, body: bytes) -> None:
-    await call.send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 def _whole_number(name: str, text: str, *, most: int = 2**53) -> int:

@@ -1,13 +1,29 @@
-"""`/v1/models`: the models that can be sampled from, in OpenAI's format. A promoted checkpoint is one of them."""
+"""Models: those that can be sampled from, in OpenAI's format (`/v1/models`); registering and training them. And
+rollouts that other programs run under a base URL of their own."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import Any
 
+from art.config import CustomLossConfig, DistillConfig
 from art.errors import NotFoundError
-from art.protocol.answers import ModelCard, ModelList
+from art.protocol.answers import EnginePressure, ModelCard, ModelList
 from art.protocol.chat import short
+from art.protocol.checkpoint_calls import Logged, LogRequest
+from art.protocol.preflight import PreflightReport, PreflightRequest
+from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
+from art.protocol.training import (
+    ExchangeIds,
+    JobStatus,
+    ModelStatus,
+    RegisterRequest,
+    TrainRequest,
+    TrainSFTRequest,
+)
 from art.server.call import INFERENCE_BASES, REST, Call, Route
+from art.server.machine import check_base_folder, check_custom_loss, check_registration
 
 
 async def list_models(call: Call) -> ModelList:
@@ -66,11 +82,140 @@ def _cards(call: Call) -> list[ModelCard]:
     return [*cards, *promoted, *bases.values()]
 
 
+# -- training --
+
+
+async def register(call: Call) -> ModelStatus:
+    """Register a model, so that it can be sampled from and trained."""
+    request = await call.body(RegisterRequest)
+    call.caller.check_project(request.project)
+    check_registration(request, call.caller, call.server.config)
+
+    def check_folder(folder: Path) -> None:
+        check_base_folder(folder, call.caller, call.server.config, call.server.paths.data_dir)
+
+    return await call.runtime.registration.register(request, check_folder)
+
+
+async def model_status(call: Call) -> ModelStatus:
+    """Return a model's status, with its newest step and its token counts."""
+    return await call.runtime.models.status(call.path["project"], call.path["name"])
+
+
+async def pressure(call: Call) -> EnginePressure:
+    """Return how busy the engine of a model is for the requests of the model's project."""
+    return await call.runtime.models.pressure(call.path["project"], call.path["name"])
+
+
+async def train(call: Call) -> JobStatus:
+    """Queue one step of reinforcement learning on groups of trajectories."""
+    request = await call.job_body(TrainRequest)
+    for term in request.config.terms:
+        if isinstance(term, DistillConfig):
+            call.own_model(term.teacher)
+        if isinstance(term, CustomLossConfig):
+            check_custom_loss(term, call.server.config)
+    project, name, key_id = call.path["project"], call.path["name"], call.caller.key_id
+    return await call.runtime.training.train(project, name, request, key_id=key_id)
+
+
+async def train_sft(call: Call) -> JobStatus:
+    """Queue supervised fine-tuning on the assistant messages of trajectories."""
+    request = await call.job_body(TrainSFTRequest)
+    project, name, key_id = call.path["project"], call.path["name"], call.caller.key_id
+    return await call.runtime.training.train_sft(project, name, request, key_id=key_id)
+
+
+async def missing_exchanges(call: Call) -> ExchangeIds:
+    """Return those of some exchanges that are not recorded in the model's project, and so cannot be trained."""
+    asked = await call.body(ExchangeIds)
+    missing = await call.runtime.training.missing_exchanges(call.path["project"], asked.exchange_ids)
+    return ExchangeIds(exchange_ids=missing)
+
+
+async def log(call: Call) -> Logged:
+    """Keep a row of a model's history and the groups that were logged with it, for the page."""
+    request = await call.body(LogRequest)
+    await call.runtime.run_logs.append(call.path["project"], call.path["name"], request)
+    return Logged(num_groups=len(request.groups))
+
+
+async def preflight(call: Call) -> PreflightReport:
+    """Check what training this model needs; nothing is trained."""
+    request = await call.body(PreflightRequest)
+    return await call.runtime.training.preflight(call.path["project"], call.path["name"], request)
+
+
+# -- rollouts of other programs --
+
+
+async def get_rollout(call: Call) -> RolloutRecord:
+    """Return the outcome of a rollout, and the conversations recorded under its base URL."""
+    return await call.runtime.gateway.rollouts.get(call.path["rollout_id"], _project(call, call.query("project")))
+
+
+async def put_rollout(call: Call) -> RolloutStatus:
+    """Set the group, reward or outcome of a rollout."""
+    update = await call.body(RolloutUpdate)
+    for project in (update.project, update.model and update.model.partition("/")[0]):
+        _project(call, project)
+    return await call.runtime.gateway.rollouts.put(call.path["rollout_id"], update, call.caller.project)
+
+
+async def list_rollouts(call: Call) -> RolloutPage:
+    """List rollouts in the order of their last change."""
+    values: dict[str, Any] = {name: call.query(name) for name in RolloutQuery.model_fields}
+    values["project"] = _project(call, values["project"])
+    query = RolloutQuery.model_validate({name: value for name, value in values.items() if value is not None})
+    return await call.runtime.gateway.rollouts.page(query)
+
+
+def _project(call: Call, asked: str | None) -> str | None:
+    """The project that the request names, or the only project of the key.
+
+    Raises:
+        PermissionDeniedError: the request names another project than the key's.
+    """
+    if asked is not None:
+        call.caller.check_project(asked)
+    return asked or call.caller.project
+
+
+_MODEL = "/api/models/{project}/{name}"
+_ROLLOUT = "/api/rollouts/{rollout_id}"
+_QUERY = {
+    "project": str, "model": str, "group_id": str, "finished": bool, "trained": bool, "outcome": str, "since": int,
+    "limit": int,
+}  # fmt: skip
 ROUTES = [
-    route
-    for base in INFERENCE_BASES
-    for route in (
-        Route("GET", f"{base}/models", list_models, scope="infer", response=ModelList),
-        Route("GET", f"{base}/models/{{{REST}}}", get_model, scope="infer", response=ModelCard),
-    )
-]
+    *(Route("GET", f"{base}/models", list_models, scope="infer", response=ModelList) for base in INFERENCE_BASES),
+    *(
+        Route("GET", f"{base}/models/{{{REST}}}", get_model, scope="infer", response=ModelCard)
+        for base in INFERENCE_BASES
+    ),
+    Route("POST", "/api/models", register, scope="train", request=RegisterRequest, response=ModelStatus),
+    Route("GET", _MODEL, model_status, scope="infer", response=ModelStatus),
+    Route("GET", f"{_MODEL}/pressure", pressure, scope="infer", response=EnginePressure),
+    Route(
+        "POST", f"{_MODEL}/train", train, scope="train", request=TrainRequest, response=JobStatus, status=202,
+        training_data=True,
+    ),
+    Route(
+        "POST", f"{_MODEL}/train_sft", train_sft, scope="train", request=TrainSFTRequest, response=JobStatus,
+        status=202, training_data=True,
+    ),
+    Route(
+        "POST", f"{_MODEL}/exchanges/missing", missing_exchanges, scope="train", request=ExchangeIds,
+        response=ExchangeIds, training_data=True,
+    ),
+    Route(
+        "POST", f"{_MODEL}/log", log, scope="train", request=LogRequest, response=Logged, training_data=True,
+    ),
+    Route(
+        "POST", f"{_MODEL}/preflight", preflight, scope="train", request=PreflightRequest, response=PreflightReport,
+        training_data=True,
+    ),
+    Route("GET", "/api/rollouts", list_rollouts, scope="infer", response=RolloutPage, query=_QUERY),
+    Route("GET", _ROLLOUT, get_rollout, scope="infer", response=RolloutRecord, query={"project": str}),
+    Route("PUT", _ROLLOUT, put_rollout, scope="train", request=RolloutUpdate, response=RolloutStatus),
+]  # fmt: skip

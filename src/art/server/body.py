@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
+from starlette.requests import Request
 
 from art.config import ServerConfig
 from art.errors import (
@@ -27,12 +28,12 @@ from art.errors import (
 )
 from art.gateway.workers import Workers
 from art.protocol.dialects.json_bounds import JsonBounds
-from art.server.asgi import ClientDisconnected, Receive, Scope, connection_of, header
-from art.server.bodies.decoder import decode_apart
-from art.server.bodies.memory import LARGE_BYTES, return_memory
+from art.server.body_decoder import decode_apart
 
 T = TypeVar("T")
 
+LARGE_BYTES = 2**20
+"""A body above this size is decoded in a process of its own."""
 MIN_BYTES_PER_S = 16 * 2**10
 """Slowest rate at which a body may arrive. A phone's network is ten times as fast."""
 MAX_GZIP_RATIO = 100
@@ -67,9 +68,7 @@ class BodyLimits:
         return cls(max_bytes, setting, max_values, limits.max_json_depth, limits.read_timeout_s)
 
 
-async def read_json(
-    scope: Scope, receive: Receive, limits: BodyLimits, workers: Workers, convert: Callable[[Any], T]
-) -> T:
+async def read_json(request: Request, limits: BodyLimits, workers: Workers, convert: Callable[[Any], T]) -> T:
     """Read and decode the body, and return what `convert` makes of it. Both happen in a thread if the body is large.
 
     Raises:
@@ -78,39 +77,14 @@ async def read_json(
         RequestTimeoutError: the body arrives too slowly.
         InvalidRequestError: the body is not JSON, has too many values or too long a text, or is nested too deeply.
         ProcessError: a large body's decoder died.
-        ClientDisconnected: the client hung up before the end of the body.
+        ClientDisconnect: the client hung up before the end of the body.
     """
     body = bytearray()
     bounds = JsonBounds(max_values=limits.max_values, max_depth=limits.max_depth, what="the request body")
-    if _has_arrived(scope):
-        body += await _arrived(receive, limits)
-        bounds.feed(body)
-    else:
-        async for part in _parts(scope, receive, limits):
-            bounds.feed(part)
-            body += part
-    size = len(body)
-    try:
-        return await workers.run(size, _decode, body, convert)
-    finally:
-        del body
-        return_memory(size)
-
-
-def _has_arrived(scope: Scope) -> bool:
-    """Whether the body is here as it is meant, so that it is read without a wait and a deadline."""
-    connection = connection_of(scope)
-    return connection is not None and connection.has_whole_body and header(scope, b"content-encoding") is None
-
-
-async def _arrived(receive: Receive, limits: BodyLimits) -> bytes:
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        raise ClientDisconnected
-    body: bytes = message.get("body", b"")
-    if len(body) > limits.max_bytes:
-        raise _too_large(limits)
-    return body
+    async for part in _parts(request, limits):
+        bounds.feed(part)
+        body += part
+    return await workers.run(len(body), _decode, body, convert)
 
 
 def _decode(body: bytearray, convert: Callable[[Any], T]) -> T:
@@ -131,11 +105,11 @@ def _decode(body: bytearray, convert: Callable[[Any], T]) -> T:
     return convert(value)
 
 
-async def _parts(scope: Scope, receive: Receive, limits: BodyLimits) -> AsyncGenerator[bytes, None]:
+async def _parts(request: Request, limits: BodyLimits) -> AsyncGenerator[bytes, None]:
     """The decompressed body, as it arrives."""
-    encoding = (header(scope, b"content-encoding") or "identity").strip().lower()
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding == "identity":
-        async for part in _received(scope, receive, limits):
+        async for part in _received(request, limits):
             yield part
         return
     if encoding not in ("gzip", "x-gzip"):
@@ -143,7 +117,7 @@ async def _parts(scope: Scope, receive: Receive, limits: BodyLimits) -> AsyncGen
             f"the request body has the content encoding {encoding[:40]!r}; send it plain, or compressed with gzip"
         )
     gzip, arrived = _Gzip(limits), 0
-    async for part in _received(scope, receive, limits):
+    async for part in _received(request, limits):
         arrived += len(part)
         for plain in gzip.decompress(part, arrived):
             yield plain
@@ -185,27 +159,24 @@ class _Gzip:
             raise InvalidRequestError("the request body is not valid gzip: its end is missing")
 
 
-async def _received(scope: Scope, receive: Receive, limits: BodyLimits) -> AsyncGenerator[bytes, None]:
-    declared = header(scope, b"content-length") or "0"
+async def _received(request: Request, limits: BodyLimits) -> AsyncGenerator[bytes, None]:
+    declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > limits.max_bytes:
         raise _too_large(limits)
-    size = 0
-    more = True
-    deadline = asyncio.get_running_loop().time() + limits.timeout_s
-    while more:
+    size, deadline = 0, asyncio.get_running_loop().time() + limits.timeout_s
+    parts = request.stream()
+    while True:
         try:
             async with asyncio.timeout_at(deadline + size / MIN_BYTES_PER_S):
-                message = await receive()
+                part = await anext(parts, None)
         except TimeoutError:
             raise RequestTimeoutError(f"the request body arrived too slowly: {size} bytes came in time") from None
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnected
-        part = message.get("body", b"")
+        if part is None:
+            return
         size += len(part)
         if size > limits.max_bytes:
             raise _too_large(limits)
         yield part
-        more = message.get("more_body", False)
 
 
 def _too_large(limits: BodyLimits) -> PayloadTooLargeError:

@@ -1,1 +1,0 @@
-"""Bodies of requests: read within limits, and their memory given back."""
