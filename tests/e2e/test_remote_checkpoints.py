@@ -218,8 +218,9 @@ async def test_ranges_of_files(backend: InProcess, model: art.TrainableModel) ->
         assert (part.status_code, part.content) == (206, whole[5:10])
         assert part.headers["content-range"] == f"bytes 5-9/{len(whole)}"
         assert (await get(Range="bytes=5-", If_Range='"other"')).content == whole
-        for odd in ("bytes=-5", "bytes=9-5", "bytes=1-2,4-5", "lines=1-2", "bytes=x-"):
-            assert (await get(Range=odd)).content == whole, odd
+        assert (await get(Range="bytes=-5")).content == whole[-5:]
+        for odd in ("bytes=9-5", "lines=1-2"):
+            assert (await get(Range=odd)).status_code == 400, odd
         assert (await get(Range=f"bytes={len(whole)}-")).status_code == 416
         for name in ("..%2F..%2Fstate.json", "optimizer.pt", "%2e%2e"):
             bad = await http.get(f"/api/models/p/agent/checkpoints/3/files/{name}", headers=headers)

@@ -155,7 +155,7 @@ class App:
                     shown = error if caller.may("admin") else self.state.paths.hide_in(error)
                     response = failure(shown, None if route is None else route.error_body)
                 status = response.status_code
-                response.headers.update(headers)
+                response.raw_headers += [(name.encode(), value.encode()) for name, value in headers.items()]
                 await response(request.scope, request.receive, send)
         finally:
             name = "(none)" if route is None else route.path

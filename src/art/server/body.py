@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from art.config import ServerConfig
 from art.errors import (
@@ -164,15 +164,16 @@ async def _received(request: Request, limits: BodyLimits) -> AsyncGenerator[byte
     if declared.isdecimal() and int(declared) > limits.max_bytes:
         raise _too_large(limits)
     size, deadline = 0, asyncio.get_running_loop().time() + limits.timeout_s
-    parts = request.stream()
-    while True:
+    more = True
+    while more:
         try:
             async with asyncio.timeout_at(deadline + size / MIN_BYTES_PER_S):
-                part = await anext(parts, None)
+                message = await request.receive()
         except TimeoutError:
             raise RequestTimeoutError(f"the request body arrived too slowly: {size} bytes came in time") from None
-        if part is None:
-            return
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part, more = message.get("body", b""), message.get("more_body", False)
         size += len(part)
         if size > limits.max_bytes:
             raise _too_large(limits)
