@@ -75,7 +75,7 @@ def test_it_loads_its_model_and_serves_a_key_of_a_project(server: Server, tiny_m
     assert len(server.http.get("/health", headers=operator).json()["base_models"]) == 1  # it shares what was loaded
     metrics = server.http.get("/metrics", headers=operator).text
     for line in (
-        f'art_tokens_total{{model="games/agent",kind="completion"}} {usage["completion_tokens"]:.1f}',
+        f'art_tokens_total{{kind="completion",model="games/agent"}} {usage["completion_tokens"]:.1f}',
         f'art_process_up{{process="engine of {tiny_model.name}"}} 1.0',
         f'art_engine_running{{engine="{tiny_model.name}"}} 0.0',
         'art_jobs{state="queued"} 0.0',

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from art.gateway.json_pieces import json_pieces
 from art.gateway.workers import INLINE
@@ -32,6 +32,13 @@ class EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with contextlib.aclosing(self._events):
             await super().__call__(scope, receive, send)
+
+    async def stream_response(self, send: Send) -> None:
+        async def send_one(message: Message) -> None:
+            await send(message)
+            await asyncio.sleep(0)  # also a source that never waits is ended when the client has hung up
+
+        await super().stream_response(send_one)
 
 
 async def stream_events(
