@@ -12,7 +12,7 @@ Without these limits an attacker could hold connections open forever at no cost.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -84,8 +84,11 @@ class Connection(HttpToolsProtocol):
         self._stop_reading()
         super().on_headers_complete()
         cycle = self.cycle
-        if cycle is not None and cycle.scope is self.scope and self.scope["http_version"] == "1.0":
-            cycle.__class__ = _Unframed  # its task has not begun yet
+        if cycle is None or cycle.scope is not self.scope:  # an upgrade, which is not served
+            return
+        cycle.__class__ = _Cycle  # its task has not begun yet
+        if self.scope["http_version"] == "1.0":
+            cycle.__class__ = _Unframed
             cycle.chunked_encoding, cycle.keep_alive = False, False
 
     def on_message_complete(self) -> None:
@@ -131,7 +134,50 @@ class Connection(HttpToolsProtocol):
             raise ValueError(f"the headers are larger than {MAX_HEADER_BYTES} bytes")  # uvicorn answers 400
 
 
-class _Unframed(RequestResponseCycle):
+class _Cycle(RequestResponseCycle):
+    """An answer whose length is known goes out in one write, head and body together: its client wakes up once."""
+
+    _held: _Held | None = None
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            if any(name == b"content-length" for name, _ in message.get("headers", ())):
+                self._held = _Held(self.transport)
+                self.transport = cast("asyncio.Transport", self._held)
+            await super().send(message)
+            return
+        try:
+            await super().send(message)
+        finally:
+            if (held := self._held) is not None:
+                self._held, self.transport = None, held.real
+                held.flush()
+
+
+class _Held:
+    """A transport that keeps what is written until it is flushed."""
+
+    def __init__(self, real: asyncio.Transport) -> None:
+        self.real = real
+        self._data: list[bytes] = []
+        self._closes = False
+
+    def write(self, data: bytes) -> None:
+        self._data.append(data)
+
+    def close(self) -> None:
+        self._closes = True
+
+    def is_closing(self) -> bool:
+        return self._closes or self.real.is_closing()
+
+    def flush(self) -> None:
+        self.real.write(b"".join(self._data))
+        if self._closes:
+            self.real.close()
+
+
+class _Unframed(_Cycle):
     """An answer to a client of HTTP/1.0, which cannot read chunks: a stream ends when the connection closes."""
 
     async def send(self, message: Any) -> None:
