@@ -125,9 +125,9 @@ def _first_line(descriptor: int) -> str:
         return file.readline().decode().strip()
 
 
-def _operator_key(config: ServerConfig, given: str) -> str | None:
+def _operator_key(config: ServerConfig, text: str) -> str | None:
     """The operator's key; `None` on loopback without one, where the server makes its own."""
-    if key := check_api_key(given):
+    if key := check_api_key(text):
         if config.host not in LOOPBACK and len(key) < MIN_KEY_LENGTH:
             raise ConfigError(
                 f"refusing to listen on {config.host} with a key of {len(key)} characters: set ART_API_KEY to at least "

@@ -133,7 +133,7 @@ class _Selection:
     trained: list[ResolvedGroup] = field(default_factory=list)
     """Groups with only the rollouts that the step learns from."""
     advantages: dict[str, RolloutAdvantages] = field(default_factory=dict)
-    """By the label of each of these rollouts."""
+    """Advantages of a rollout, by its label."""
     pairs: list[tuple[str, str]] = field(default_factory=list)
     left_out: LeftOut = field(default_factory=LeftOut)
     dropped: dict[str, str] = field(default_factory=dict)

@@ -540,4 +540,4 @@ class ChildProcess:
 
 
 MakeProcess = Callable[[ChildSpec, Callable[[RpcClient], Awaitable[None]], asyncio.Event | None], ChildProcess]
-"""Makes the supervised process of an engine or trainer: `ChildProcess`, or what stands in for one in tests."""
+"""Makes the supervised process of an engine or trainer: `ChildProcess`, or a double of it in tests."""
