@@ -87,7 +87,7 @@ def trainer_logprobs(runtime: Runtime, tiny_model: Path, exchange: Exchange) -> 
         answers=[PlannedAnswer(exchange_id=exchange.id, num_tokens=count, advantages=[1.0])],
     )  # fmt: skip
     (sample,) = build_samples([planned], runtime.gateway.recorder)
-    (path,) = trainer._check([sample]).paths
+    ((path,), _) = trainer._check([sample])
     versions, logprobs = path.policy_versions, np.full(count, np.nan)
     assert [int(version) for version in versions] == [v for v, n in exchange.segments for _ in range(n)]
     for version in set(versions.tolist()):

@@ -161,7 +161,7 @@ PARAMETERS = {
     "art.TrainableModel.delete_checkpoints": "self best_checkpoint_metric",
     "art.TrainableModel.get_inference_name": "self step",
     "art.TrainableModel.litellm_completion_params": "self step",
-    "art.Backend.train": "self model trajectory_groups config sft verbose wait job_id settings",
+    "art.Backend.train": "self model trajectory_groups config sft verbose wait on_nothing job_id settings",
     "art.Backend.train_sft": "self model trajectories config verbose wait job_id settings",
 }
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import resource
 import shutil
 import subprocess
 import time
@@ -49,6 +48,8 @@ class Limits:
     """Bytes of a command's output that are kept: the first and the last half."""
 
     def flags(self) -> list[str]:
+        import resource  # which Windows lacks
+
         ulimits = {"nofile": (resource.RLIMIT_NOFILE, 4096), "nproc": (resource.RLIMIT_NPROC, 4096)}
         flags = [
             f"--memory={self.memory_mb}m", f"--memory-swap={self.memory_mb}m", f"--pids-limit={self.max_processes}",
