@@ -45,7 +45,7 @@ EXPOSE 5000
 # Whether it answers. Whether its models are loaded is /ready, which takes as long as a download the first time.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=4 \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:5000/health', timeout=4)"]
-# SIGTERM ends the server within 10 s, or `drain_s` later; give it that long.
+# SIGTERM ends the server within 10 s; give it that long.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["tini", "--", "art-server", "--host", "0.0.0.0", "--port", "5000", "--data-dir", "/data"]
 # Where it comes from is for who builds it to say: --label org.opencontainers.image.source=... and .revision=...

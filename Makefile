@@ -63,7 +63,7 @@ test-qlora: $(INSTALLED) ## the tests of 4-bit base weights, which install bitsa
 	$(BIN)/python -m pytest tests/unit/trainer/policy/test_quantization.py tests/gpu/test_cuda.py -k 'quanti' $(ARGS)
 
 # Packages of the extra `local` that the server needs, without torch: environments of other libraries are checked over HTTP.
-SERVED := hypothesis pytest pytest-asyncio pytest-timeout aiohttp httptools jinja2 'llguidance>=1.7,<1.8' numpy orjson renderers safetensors tokenizers transformers uvicorn uvloop
+SERVED := hypothesis pytest pytest-asyncio pytest-timeout aiohttp httptools jinja2 'llguidance>=1.7,<1.8' numpy orjson safetensors tokenizers transformers uvicorn uvloop
 
 .venv-%/.installed: pyproject.toml
 	@echo "== Creating .venv-$* and installing the extra $* into it"
@@ -125,15 +125,9 @@ test-clients: $(INSTALLED) $(CLIENTS:%=.venv-clients-%/.installed) .venv-clients
 		--editable '.[wandb,mlflow,tensorboard,trackio,otlp]' pytest pytest-asyncio pytest-timeout
 	@touch $@
 
-.venv-sinks-phoenix/.installed: Makefile
-	@echo "== Creating .venv-sinks-phoenix and installing a server of Phoenix into it"
-	$(PYTHON) -m venv .venv-sinks-phoenix
-	.venv-sinks-phoenix/bin/python -m pip install --quiet --disable-pip-version-check 'arize-phoenix>=15.10'
-	@touch $@
-
-test-sinks: .venv-sinks/.installed .venv-sinks-phoenix/.installed ## each tracker with its real library, offline: killed and resumed runs, read back
+test-sinks: .venv-sinks/.installed ## each tracker with its real library, offline: killed and resumed runs, read back
 	@echo "== Running the tests of trackers"
-	ART_PHOENIX_PYTHON=$(abspath .venv-sinks-phoenix/bin/python) .venv-sinks/bin/python -m pytest tests/sinks tests/unit/sinks $(ARGS)
+	.venv-sinks/bin/python -m pytest tests/sinks tests/unit/sinks $(ARGS)
 
 .venv-skypilot/.installed: Makefile
 	@echo "== Creating .venv-skypilot and installing SkyPilot into it"
@@ -143,7 +137,7 @@ test-sinks: .venv-sinks/.installed .venv-sinks-phoenix/.installed ## each tracke
 
 test-skypilot: $(INSTALLED) .venv-skypilot/.installed ## the real SkyPilot, without account: reads our task files and chooses machines from a small catalogue
 	@echo "== Running the tests with SkyPilot"
-	ART_SKYPILOT_PYTHON=$(abspath .venv-skypilot/bin/python) $(BIN)/python -m pytest -m "slow or not slow" tests/unit/backends/skypilot $(ARGS)
+	ART_SKYPILOT_PYTHON=$(abspath .venv-skypilot/bin/python) $(BIN)/python -m pytest -m "slow or not slow" tests/unit/art_cloud/skypilot $(ARGS)
 
 .venv-page/.installed: pyproject.toml
 	@echo "== Creating .venv-page and installing the extra local and Playwright into it"

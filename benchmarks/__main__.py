@@ -70,8 +70,6 @@ ONLY_NAMED = (
     "viewer",
     "token_file",
     "pipeline",
-    "teaching",
-    "curriculum",
     "sharing",
 )
 

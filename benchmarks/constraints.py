@@ -34,10 +34,9 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from art.protocol.samples import ConstrainedSpan, Constraint, TrainingSample
-from art.trainer.head import Head
-from art.trainer.step.logprobs import TargetRows, group_by_row, target_logprobs
+from art.trainer.logprobs import Head, TargetRows, group_by_row, target_logprobs
 from art.trainer.step.replay import Replayer
-from art.trainer.tree.tree import SamplePath, build_tree, check_sample
+from art.trainer.tree import SamplePath, build_tree, check_sample
 from benchmarks.report import Cell, Result
 from benchmarks.timing import Timing, alternate, main_clock, median, ratio
 

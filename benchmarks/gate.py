@@ -30,11 +30,11 @@ from art.config import EngineConfig, MismatchConfig, TrainerConfig
 from art.engine import GenerateRequest
 from art.engines.torch.embedded import TorchEngine
 from art.protocol.samples import plain_sample
-from art.trainer.gate import Drift, Evidence, Gate, Noise, Verdict
+from art.trainer.gate import Drift, Gate, GateVerdict, LogRatioSums, Noise
 from art.trainer.policy.base_model import load_base_model, run_backbone
 from art.trainer.step.measure import target_logprobs_in_order
 from art.trainer.step.micro_batch import split_micro_batches
-from art.trainer.tree.tree import check_sample
+from art.trainer.tree import check_sample
 from benchmarks.in_process import drain
 from benchmarks.report import Cell, Result
 
@@ -267,7 +267,7 @@ def _judge_all(steps: Iterator[tuple[Array, Array | None]], dtype: str) -> str:
     return f"{_percent(masked)} / {_percent(stopped / len(verdicts))}"
 
 
-def judge(log_ratio: Array, dtype: str, drift: Array | None = None) -> Verdict:
+def judge(log_ratio: Array, dtype: str, drift: Array | None = None) -> GateVerdict:
     """The verdict of the product's gate on R rollouts with the log-ratios [R, n].
 
     `drift`: what training has added to them since; every 16th rollout, and at least 8, are compared without it.
@@ -282,7 +282,7 @@ def judge(log_ratio: Array, dtype: str, drift: Array | None = None) -> Verdict:
         measured = Drift.over(list(drift[checked]), num_groups=int(checked.sum()))
         log_ratio = np.where(checked[:, None], log_ratio, log_ratio + drift)
     gate = Gate(MismatchConfig(), noise, names, ages, checked, drift=measured)
-    return gate.judge(Evidence.collect(log_ratio.ravel(), rollouts, num, limit=gate.limit))
+    return gate.judge(LogRatioSums.collect(log_ratio.ravel(), rollouts, num, limit=gate.limit))
 
 
 def _percent(share: float) -> str:

@@ -19,9 +19,9 @@ from art.trainer.losses import LossInputs, term_loss
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.step.micro_batch import split_micro_batches
-from art.trainer.step.step_metrics import StepRecord
+from art.trainer.step.record import StepRecord
 from art.trainer.step.update import Update, compute_gradient
-from art.trainer.tree.tree import check_sample
+from art.trainer.tree import check_sample
 from benchmarks.models import LORA, ModelFiles, choose_dtype, load_peft_model, model_files
 from benchmarks.timing import main_clock, measure
 from benchmarks.workloads import Samples, learnt

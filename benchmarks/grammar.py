@@ -27,8 +27,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from art.config import EngineConfig
 from art.engine import GenerateRequest
 from art.engines.torch.base_model import load_model
-from art.engines.torch.embedded import TorchEngine
-from art.engines.torch.grammars import forbid
+from art.engines.torch.embedded import TorchEngine, forbid
 from art.kernels.grammar import Vocabulary, allowed_ids
 from benchmarks.in_process import drain
 from benchmarks.models import QUICK_MODELS, ModelFiles, choose_dtype, model_files

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
-import gzip
 import json
 import logging
 import socket
@@ -59,7 +58,6 @@ class Shape:
     path: str
     make: Callable[[int], bytes]
     """Makes a body whose size is roughly the given number of bytes."""
-    headers: str = ""
 
 
 def _chat(messages: bytes, more: bytes = b"") -> bytes:
@@ -120,7 +118,6 @@ SHAPES = {
     "tools": Shape(CHAT_PATH, _tools),
     "lists in arguments": Shape(CHAT_PATH, _calls),
     "base64": Shape(CHAT_PATH, _image),
-    "gzip bomb": Shape(CHAT_PATH, lambda size: gzip.compress(b" " * size), "content-encoding: gzip\r\n"),
     "training groups": Shape(f"{MODEL_PATH}/train", _groups),
     "training blanks": Shape(
         f"{MODEL_PATH}/train", lambda size: b'{"job_id": "greedy-1",%b"groups": []}' % (b" " * size)
@@ -267,7 +264,7 @@ def _post(one: Server, shape: Shape, body: bytes, deadline_s: float) -> int:
     """Send a body and read the status of the answer, in a thread. 0 if there is none."""
     head = (
         f"POST {shape.path} HTTP/1.1\r\nhost: {one.host}\r\nauthorization: Bearer {one.api_key}\r\n"
-        f"content-type: application/json\r\n{shape.headers}content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
     )
     until = time.monotonic() + deadline_s
     with socket.create_connection((one.host, one.port)) as sock:

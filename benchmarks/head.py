@@ -23,8 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from art.trainer.head import Head
-from art.trainer.step.logprobs import TargetRows, target_logprobs
+from art.trainer.logprobs import Head, TargetRows, target_logprobs
 from benchmarks.report import Cell, Result
 from benchmarks.timing import alternate, main_clock, median, ratio
 

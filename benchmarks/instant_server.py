@@ -63,13 +63,13 @@ def serve(
     """Serve on `sock` until something comes through `pipe`; `profile` names a cProfile file to write."""
     import uvicorn
 
-    from art.config import LimitsConfig, ServerConfig
+    from art.config import ServerConfig
     from art.gateway.chat import Gateway
-    from art.gateway.format.load import load_renderer
     from art.gateway.policies import PolicyRef
-    from art.gateway.record.recorder import Recorder
+    from art.gateway.renderer import load_renderer
+    from art.record.recorder import Recorder
+    from art.server import connections
     from art.server.app import App
-    from art.server.connections import connections
     from art.storage.database import Database
 
     class Runtime:
@@ -107,7 +107,7 @@ def serve(
             await runtime.recorder.start()
             app = App(cast(Any, runtime), api_key=API_KEY, config=ServerConfig(max_body_bytes=1 << 24))
             settings = uvicorn.Config(
-                app, log_config=None, access_log=False, lifespan="off", http=connections(LimitsConfig()), ws="none"
+                app, log_config=None, access_log=False, lifespan="off", http=connections.Connection, ws="none"
             )
             server = uvicorn.Server(settings)
             task = asyncio.create_task(server.serve(sockets=[sock]))

@@ -16,8 +16,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from art.rewards.asking.rounds import compare_passes, shrink
-from art.rewards.settings import JudgeSettings
+from art.rewards.ruler import compare_passes
 from art.testing.judge import ScriptedJudge
 from benchmarks.judging.reliability import find_noise, set_noise
 from benchmarks.report import Cell, Result
@@ -27,6 +26,9 @@ Group = list[tuple[str, float]]
 RELIABILITIES = (0.5, 0.7, 0.8, 0.95)
 SIZES = (4, 8)
 OPTIONS = ("one pass", "report", "shrink", "set_aside")
+"""`report` is what `JudgeSettings(passes=2)` does. The last two were options of it, and taught less."""
+MAX_DISAGREEMENT = 0.25
+"""Root mean square difference of two passes above which `set_aside` leaves a group out."""
 
 
 def _one_of_three_words(index: int, rng: random.Random) -> tuple[str, float]:
@@ -91,7 +93,7 @@ def run(args: argparse.Namespace) -> Result:
             "signal: squared correlation with the true advantages. Updates from n groups are as precise as from "
             "signal x n groups that are judged rightly",
             "size: length of the mean update along the right one, over that of the right one",
-            "the judge errs by normal noise and favours the first place by as much; set_aside: at the default 0.25",
+            "the judge errs by normal noise and favours the first place by as much; set_aside: above 0.25",
         ],
     )
 
@@ -135,11 +137,13 @@ def _judged(judge: ScriptedJudge, true: dict[str, float], rng: random.Random) ->
     )
     agreement = compare_passes([first[answer] for answer in order], [second[answer] for answer in order])
     mean = [(first[answer] + second[answer]) / 2 for answer in order]
-    is_set_aside = agreement.disagreement > JudgeSettings().max_disagreement
+    centre = statistics.fmean(mean)
+    shrunk = [centre + agreement.reliability * (score - centre) for score in mean]
+    is_set_aside = agreement.disagreement > MAX_DISAGREEMENT
     return {
         "one pass": first,
         "report": dict(zip(order, mean, strict=True)),
-        "shrink": dict(zip(order, shrink(mean, agreement.reliability), strict=True)),
+        "shrink": dict(zip(order, shrunk, strict=True)),
         "set_aside": dict.fromkeys(order, 0.0) if is_set_aside else dict(zip(order, mean, strict=True)),
     }
 

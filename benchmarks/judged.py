@@ -20,7 +20,7 @@ from pathlib import Path
 
 from art.task import get_task
 from benchmarks.judging.pictures import draw_all
-from benchmarks.judging.plan import PARTS, SETTINGS, Planned, plan
+from benchmarks.judging.plan import SETTINGS, TASKS, Planned, plan
 from benchmarks.judging.results import RESULTS, JudgedTask, Training, read_all
 from benchmarks.judging.summary import costs_of
 from benchmarks.judging.tables import PICTURES, block, row_of
@@ -30,7 +30,7 @@ from benchmarks.report import Result
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--judged-parts", nargs="+", choices=PARTS, default=list(PARTS), help="(default: all)")
+    group.add_argument("--judged-parts", nargs="+", choices=TASKS, default=list(TASKS), help="(default: all)")
     group.add_argument("--judged-tasks", nargs="+", choices=list(SETTINGS), help="(default: those of each part)")
     group.add_argument("--judged-seeds", nargs="+", type=int, help="(default: those of each part)")
     group.add_argument("--judged-split", choices=("val", "test"), default="test", help="of evaluations (default: test)")

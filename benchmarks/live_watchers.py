@@ -39,7 +39,7 @@ GROUPS, GROUP_SIZE, ROLLOUT_TOKENS = 4, 8, 32
 READ_BYTES = 2**16
 BUILD = """
 import sys
-from art.testing.tiny.build import build_tiny_model
+from art.testing.tiny_model import build_tiny_model
 build_tiny_model(sys.argv[1], warm_start_steps=0)
 """
 

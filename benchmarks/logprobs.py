@@ -33,9 +33,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from art.protocol.samples import TrainingSample
-from art.trainer.head import Head
-from art.trainer.step.logprobs import TargetRows, group_by_row, target_logprobs
-from art.trainer.tree.tree import build_tree, check_sample
+from art.trainer.logprobs import Head, TargetRows, group_by_row, target_logprobs
+from art.trainer.tree import build_tree, check_sample
 from benchmarks.memory import extra_peak_bytes
 from benchmarks.report import Cell, Result, Spread, error_bar, middle
 from benchmarks.timing import Timing, main_clock, measure, median, progress, ratio

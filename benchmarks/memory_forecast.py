@@ -22,9 +22,7 @@ from typing import Any
 
 from art.config import LoraConfig, TrainerConfig
 from art.kernels.process import peak_rss_bytes
-from art.memory.activations import Batch
-from art.memory.shape import read_shape
-from art.memory.trainer import TrainerForecast, TrainerSetup, forecast_trainer
+from art.memory import TrainerSetup, read_shape, total
 from benchmarks.report import Cell, Result
 
 GIB = 2**30
@@ -96,8 +94,8 @@ def run(args: argparse.Namespace) -> Result:
     chosen = POINTS if args.points is None else [POINTS[int(number)] for number in args.points.split(",")]
     rows = []
     for point in [QUICK] if args.quick else chosen:
-        forecast, peak_bytes = compare(point)
-        rows.append(_row(point, forecast, peak_bytes))
+        setup, peak_bytes = compare(point)
+        rows.append(_row(point, setup, peak_bytes))
         print(rows[-1], file=sys.stderr, flush=True)
     return Result(
         summary=f"Peak resident memory of a trainer process that makes {_NUM_STEPS} steps on a CPU, and its forecast.",
@@ -109,18 +107,23 @@ def run(args: argparse.Namespace) -> Result:
     )
 
 
-def compare(point: Point) -> tuple[TrainerForecast, int]:
-    """Make the model of a point; return the forecast and the measured peak in bytes."""
+def compare(point: Point) -> tuple[TrainerSetup, int]:
+    """Make the model of a point; return what its forecast is made from, and the measured peak in bytes."""
     with TemporaryDirectory() as directory:
         folder = Path(directory) / "model"
         _make_model(point, folder)
         shape = read_shape(str(folder))
         assert shape is not None
-        setup = TrainerSetup(config=point.trainer, lora=point.lora, device="cpu")
-        batch = Batch(point.num_tokens, longest=point.length, num_sequences=point.num_sequences)
+        setup = TrainerSetup(
+            shape=shape,
+            config=point.trainer,
+            lora=point.lora,
+            device="cpu",
+            checkpointing="full" if point.checkpointing else "none",
+        )
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             peak_bytes = pool.submit(_train, point, folder).result()
-        return forecast_trainer(shape, setup, batch), peak_bytes
+        return setup, peak_bytes
 
 
 def _make_model(point: Point, folder: Path) -> None:
@@ -177,18 +180,19 @@ def _train(point: Point, folder: Path) -> int:
     return peak_rss_bytes()
 
 
-def _row(point: Point, forecast: TrainerForecast, peak_bytes: int) -> dict[str, Cell]:
+def _row(point: Point, setup: TrainerSetup, peak_bytes: int) -> dict[str, Cell]:
+    fixed, peak = total(setup.between_steps()), total(setup.at_peak(point.num_tokens))
     return {
         "trained": str(point),
         "layers": point.layers,
         "hidden / MLP": f"{point.hidden} / {point.mlp}",
         "vocabulary": point.vocab,
         "tokens": f"{point.num_sequences} x {point.length:,}",
-        "fixed GiB": forecast.fixed_bytes / GIB,
-        "pass GiB": (forecast.peak_bytes - forecast.fixed_bytes) / GIB,
-        "forecast GiB": forecast.peak_bytes / GIB,
+        "fixed GiB": fixed / GIB,
+        "pass GiB": (peak - fixed) / GIB,
+        "forecast GiB": peak / GIB,
         "measured GiB": peak_bytes / GIB,
-        "error": f"{100 * (forecast.peak_bytes / peak_bytes - 1):+.0f} %",
+        "error": f"{100 * (peak / peak_bytes - 1):+.0f} %",
     }
 
 

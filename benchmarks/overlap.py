@@ -31,9 +31,9 @@ from art.config import LoraConfig, ModelSettings, ServerConfig, TrainConfig
 from art.engine import GenerateRequest
 from art.protocol.calls import Train
 from art.protocol.samples import TrainingSample
-from art.runtime.host import BaseModelHost
-from art.runtime.supervision.process import ChildProcess
+from art.runtime.hosting.host import BaseModelHost
 from art.storage.layout import DataDir
+from art.worker.process import ChildProcess
 from benchmarks import models
 from benchmarks.report import Cell, Result
 

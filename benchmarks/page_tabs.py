@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import httpx
 
-# Intervals and requests are those of src/art/viewer/static/views; change both together.
+# Intervals and requests are those of src/art_page/static/views; change both together.
 REFRESH_S, ROLLOUTS_S = 2.0, 10.0
 RUN_METRICS = [
     "train/reward", "val/reward", "loss/entropy", "loss/entropy_varying", "loss/kl_to_sampler",
@@ -159,9 +159,9 @@ async def open_browser(url: str, key: str, run: str, views: list[str], chromium:
     """Start a headless Chromium and log in."""
     from playwright.async_api import async_playwright
 
-    from art.client import ArtClient
+    from art.client.client import ServerClient
 
-    async with async_playwright() as playwright, ArtClient(url, key) as client:
+    async with async_playwright() as playwright, ServerClient(url, key) as client:
         browser = await playwright.chromium.launch(executable_path=chromium)
         context = await browser.new_context()
         page = await context.new_page()

@@ -28,14 +28,14 @@ from pathlib import Path
 from typing import Any
 
 import art
-from art.report.scores import t_quantile
+from art.metrics.scores import t_quantile
 from benchmarks.pipelines.arms import KINDS, Arm, Plan, ideal, run_arm
 from benchmarks.pipelines.picture import draw_time_lines
 from benchmarks.report import Cell, Result, Spread
 
 BUILD = """
 import sys
-from art.testing.tiny.build import build_tiny_model
+from art.testing.tiny_model import build_tiny_model
 from benchmarks.pipelines.tasks import RepeatTheWord
 build_tiny_model(sys.argv[1], task=RepeatTheWord(), warm_start_steps=int(sys.argv[2]))
 """

@@ -61,8 +61,9 @@ async def run(args: argparse.Namespace, record: Record) -> None:
                     model, scenarios=SCENARIOS, rollout=Agent(record).rollout, rollouts_per_group=ROLLOUTS,
                     groups_per_step=GROUPS, max_staleness=args.staleness, max_concurrent=None,
                 )  # fmt: skip
-                async for _ in pipeline.train(steps=args.steps, learning_rate=LEARNING_RATE):
-                    pass
+                async for step in pipeline.train(steps=args.steps, learning_rate=LEARNING_RATE):
+                    while args.gate.exists() and step.number >= int(args.gate.read_text()):
+                        await asyncio.sleep(0.05)
             return
         except ArtError as error:  # what a user would see; a new backend, as if the script were started again
             record.error(error, "the run")
@@ -75,6 +76,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--staleness", type=int, required=True)
+    parser.add_argument("--gate", type=Path, required=True, help="file with the number of steps that may be trained")
     args = parser.parse_args()
     asyncio.run(run(args, Record(args.record)))
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from art.storage.atomic import write_file
 from art.storage.jsonl import read_lines
 from art.storage.layout import DataDir
 from art.storage.trajectories import read_groups
@@ -36,7 +37,7 @@ from benchmarks.storm_client import NAME, PROJECT
 from benchmarks.timing import progress
 
 STALENESS = (0, 2)
-STEPS_PER_KILL = 2
+STEPS_PER_KILL = 3
 LONGEST_PAUSE_S = 1.5
 LOSSES = ("loss/train", "loss/grad_norm", "loss/entropy", "loss/adapter_norm", "train/reward")
 RELATIVE = 1e-4
@@ -51,6 +52,14 @@ class PipelineRun(Run):
         super().__init__(folder, model)
         self.steps, self.staleness = steps, staleness
         self.paths = DataDir(self.data_dir).model(PROJECT, NAME)
+        self._gate = folder / "gate"
+
+    def allow(self, num_steps: int | None) -> None:
+        """Let the script train up to this step, so that a fast run does not end before its kills; `None`: no limit."""
+        if num_steps is None:
+            self._gate.unlink(missing_ok=True)
+        else:
+            write_file(self._gate, str(num_steps).encode())
 
     def start(self) -> None:
         self.data_dir.mkdir(parents=True, exist_ok=True)
@@ -59,7 +68,7 @@ class PipelineRun(Run):
                 [
                     sys.executable, "-m", "benchmarks.pipeline_client", "--data-dir", str(self.data_dir),
                     "--model", str(self._model), "--record", str(self.record_path),
-                    "--steps", str(self.steps), "--staleness", str(self.staleness),
+                    "--steps", str(self.steps), "--staleness", str(self.staleness), "--gate", str(self._gate),
                 ],
                 env=os.environ | {_MARK: self._mark}, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
@@ -118,6 +127,7 @@ def storm(run: PipelineRun, num_kills: int, rng: random.Random) -> tuple[Counter
     killed: Counter[str] = Counter()
     recovered_s: list[float] = []
     breaches: list[str] = []
+    run.allow(STEPS_PER_KILL)
     run.start()
     if not run.wait_for_steps(1):
         return killed, recovered_s, ["the run did not begin"]
@@ -130,6 +140,7 @@ def storm(run: PipelineRun, num_kills: int, rng: random.Random) -> tuple[Counter
             victim = rng.choices(running, [VICTIMS[name] for name in running])[0]
             with contextlib.suppress(ValueError, ProcessLookupError):  # it has just ended by itself
                 before, at = run.num_steps(), time.monotonic()
+                run.allow(before + STEPS_PER_KILL)  # one more than is waited for: the next kill hits a step
                 if left := run.kill(victim):
                     breaches.append(f"{len(left)} processes outlived the {victim}: {left}")
                 killed[victim] += 1
@@ -142,6 +153,7 @@ def storm(run: PipelineRun, num_kills: int, rng: random.Random) -> tuple[Counter
                 elif not run.has_ended:
                     breaches.append(f"no step within {STEP_DEADLINE_S:.0f} s after the death of the {victim}")
                     break
+    run.allow(None)
     return killed, recovered_s, breaches
 
 
@@ -173,7 +185,7 @@ def compare(disturbed: Trained, calm: Trained, staleness: int) -> tuple[float, l
 
 
 def measure(folder: Path, model: Path, num_kills: int, staleness: int, seed: int) -> tuple[dict[str, Cell], list[str]]:
-    steps = max(4, STEPS_PER_KILL * num_kills)
+    steps = STEPS_PER_KILL * (num_kills + 1)
     runs = [PipelineRun(folder / name / "run", model, steps, staleness) for name in ("kills", "calm")]
     for one in runs:
         one._folder.mkdir(parents=True)

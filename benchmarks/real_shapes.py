@@ -22,6 +22,7 @@ import argparse
 import random
 import statistics
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,9 +31,8 @@ import numpy as np
 import torch
 
 from art.config import TrainerConfig
-from art.trainer.step.step_metrics import peak_flops
 from art.trainer.trainer import Trainer
-from art.trainer.tree.tree import PrefixTree, build_tree, check_sample
+from art.trainer.tree import PrefixTree, build_tree, check_sample
 from benchmarks.models import LORA, SHAPES, backbone_weights, choose_dtype, model_files
 from benchmarks.report import Cell, Result, Spread
 from benchmarks.workloads import Samples, group, plain_row
@@ -120,8 +120,20 @@ def is_deep(name: str) -> bool:
     return SHAPES[name]["num_hidden_layers"] > _FEW_LAYERS
 
 
+def _peak_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """Measure the operations per second of a large matrix product."""
+    size = 1024 if device.type == "cpu" else 8192
+    a, b = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        float((a @ b)[0, 0])  # reading a number waits until the device is done
+        times.append(time.perf_counter() - started)
+    return 2 * size**3 / min(times)
+
+
 def _measure_model(name: str, args: argparse.Namespace) -> Iterator[dict[str, Cell]]:
-    peak = peak_flops(torch.device(args.device), getattr(torch, choose_dtype(args)))
+    peak = _peak_flops(torch.device(args.device), getattr(torch, choose_dtype(args)))
     vocab_size = SHAPES[name]["vocab_size"]
     trees = _chosen_trees(name, args)
     recomputes = is_deep(name) if args.checkpointing is None else args.checkpointing == "yes"

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 import art
-from art.client import ArtClient
+from art.client.client import ServerClient
 from art.config import TrainConfig
 from benchmarks import gateway_overhead
 from benchmarks.kill_storm import tiny_model
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    client: ArtClient
+    client: ServerClient
     host: str
     port: int
     api_key: str
@@ -128,7 +128,7 @@ async def server(data_dir: Path, source: Path | None = None) -> AsyncIterator[Se
                 raise RuntimeError(f"art-server ended with status {await process.wait()}")
             url = next((word for word in line.split() if word.startswith("http://")), "")
         host, _, port = url.removeprefix("http://").partition(":")
-        async with ArtClient(url, api_key) as client:
+        async with ServerClient(url, api_key) as client:
             yield Server(client, host, int(port), api_key, psutil.Process(process.pid))
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -29,7 +29,7 @@ import torch
 from art.config import TrainConfig, TrainerConfig
 from art.protocol.calls import Train
 from art.protocol.samples import TrainingSample
-from art.storage.steps.token_file import NAME
+from art.storage.step_files import NAME
 from art.trainer.step import update
 from art.trainer.trainer import Trainer
 from benchmarks.models import LORA, QUICK_MODELS, choose_dtype, model_files

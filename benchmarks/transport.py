@@ -24,15 +24,15 @@ from typing import Any
 
 import orjson
 
-from art.client.training.submission import wire_groups
+from art.client.submission import wire_groups
 from art.config import TrainConfig
 from art.credit.plan import StepPlan, plan_step
 from art.credit.resolve import resolve
 from art.credit.samples import build_samples
-from art.gateway.record.recorder import Recorder
 from art.protocol.calls import Train
 from art.protocol.rpc import RpcClient
 from art.protocol.training import TrainRequest, validate_training
+from art.record.recorder import Recorder
 from art.runtime.jobs.job import TrainPayload
 from art.storage.database import Database
 from benchmarks.report import Cell, Result

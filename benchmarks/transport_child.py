@@ -13,9 +13,8 @@ from art.config import TrainerConfig
 from art.kernels.process import peak_rss_bytes
 from art.protocol.calls import TRAINER_CALLS, Train, decode_call
 from art.protocol.samples import StepResult, TrainingSample
-from art.runtime.children.child import child_from_argv
-from art.trainer.tree.pack import pack
-from art.trainer.tree.tree import SamplePath, build_tree, check_samples
+from art.trainer.tree import SamplePath, build_tree, check_samples, pack
+from art.worker.child import child_from_argv
 from benchmarks.transport_workload import VOCAB_SIZE
 
 
@@ -32,7 +31,7 @@ def main() -> None:
     child = child_from_argv("transport-child")
     before_mb = peak_rss_mb()
     cpu = [time.process_time()]
-    frame = child.inbox.get()  # a thread reads and parses it
+    frame = child.read()
     started = time.perf_counter()
     call = decode_call(TRAINER_CALLS, frame["method"], frame["params"])
     assert isinstance(call, Train)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from art.gateway.record.recorder import Exchange, Recorder
+from art.record.recorder import Exchange, Recorder
 from art.storage.database import Database
 from art.trajectory import Trajectory, TrajectoryGroup
 

@@ -15,8 +15,13 @@ from functools import partial
 
 import numpy as np
 
-from art.report import Estimate, estimate_change
-from art.report.scores import MIN_SCENARIOS, mean_with_interval, measure_improvement
+from art.metrics.scores import (
+    MIN_SCENARIOS,
+    Estimate,
+    estimate_change,
+    mean_with_interval,
+    measure_improvement,
+)
 from benchmarks.report import Cell, Result
 
 Side = list[list[float]]

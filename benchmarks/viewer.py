@@ -23,9 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from art.storage.layout import DataDir
-from art.viewer.rollout_answers import RolloutKey, RolloutQuery
-from art.viewer.run_answers import CompareQuery, SeriesQuery
-from art.viewer.viewer import Viewer
+from art_page.rollout_answers import RolloutKey, RolloutTableQuery
+from art_page.run_answers import CompareQuery, SeriesQuery
+from art_page.viewer import Viewer
 from benchmarks.page_paint import paint
 from benchmarks.report import Cell, Result
 from benchmarks.viewer_data import NAME, PROJECT, Size, Writer
@@ -72,7 +72,7 @@ def _measure(data_dir: DataDir, size: Size, *, repeats: int, keep_index: bool) -
     viewer = Viewer(data_dir)
     answers = make_answers(viewer, size, Writer.vocabulary(0), random.Random(0))
     rows_meanwhile, index_note = _complete(viewer, answers)
-    total = viewer.rollouts(*RUN, RolloutQuery(limit=1)).total
+    total = viewer.rollouts(*RUN, RolloutTableQuery(limit=1)).total
     rows += rows_meanwhile
     rows += [_row(name, [_timed(answer) for _ in range(max(repeats, 3))]) for name, answer in answers.items()]
     grown = peak.stop() - before
@@ -107,9 +107,9 @@ def _first_answers(data_dir: DataDir, size: Size) -> list[dict[str, Cell]]:
         rows = [
             _row("first list of runs, without an index", [_timed(lambda: viewer.runs())]),
             _row("first page of the newest step, without an index",
-                 [_timed(lambda: viewer.rollouts(*RUN, RolloutQuery(step=size.steps, split="train")))]),
+                 [_timed(lambda: viewer.rollouts(*RUN, RolloutTableQuery(step=size.steps, split="train")))]),
             _row("first page of all rollouts, without an index",
-                 [_timed(lambda: viewer.rollouts(*RUN, RolloutQuery()))]),
+                 [_timed(lambda: viewer.rollouts(*RUN, RolloutTableQuery()))]),
         ]  # fmt: skip
         viewer.close()
     return rows
@@ -121,7 +121,7 @@ def _complete(viewer: Viewer, answers: dict[str, Callable[[], object]]) -> tuple
     known = viewer.store.read("SELECT count(*) FROM rollouts")[0][0]
     meanwhile: dict[str, list[float]] = {name: [] for name in answers}
     cpu, began = time.process_time(), time.perf_counter()
-    while not (page := viewer.rollouts(*RUN, RolloutQuery(limit=1))).is_total_exact:
+    while not (page := viewer.rollouts(*RUN, RolloutTableQuery(limit=1))).is_total_exact:
         for name in rng.sample(list(answers), 2):
             meanwhile[name].append(_timed(answers[name]))
         time.sleep(1.0)
@@ -162,7 +162,7 @@ def make_answers(viewer: Viewer, size: Size, words: list[str], rng: random.Rando
         return 10 * rng.randint(1, max(size.steps // 10, 1))
 
     def page(**query: object) -> Callable[[], object]:
-        return lambda: viewer.rollouts(*RUN, RolloutQuery.model_validate(query))
+        return lambda: viewer.rollouts(*RUN, RolloutTableQuery.model_validate(query))
 
     total = size.steps * size.rollouts
     return {
@@ -170,13 +170,13 @@ def make_answers(viewer: Viewer, size: Size, words: list[str], rng: random.Rando
         "a run": lambda: viewer.run(*RUN),
         "six curves": lambda: viewer.series(*RUN, SeriesQuery(metric=_METRICS)),
         "rollouts: newest": page(),
-        "rollouts of a step, by reward": lambda: viewer.rollouts(*RUN, RolloutQuery(step=step(), sort="reward")),
+        "rollouts of a step, by reward": lambda: viewer.rollouts(*RUN, RolloutTableQuery(step=step(), sort="reward")),
         "rollouts of all steps, by reward": page(sort="reward"),
         "rollouts of all steps, by tokens, far down": page(sort="tokens", offset=total // 2),
         "rollouts with a reward in a range, by turns": page(min_reward=0.5, max_reward=0.9, sort="turns"),
         "rollouts that were dropped, by reward": page(dropped="any", sort="reward"),
-        "search: a rare word": lambda: viewer.rollouts(*RUN, RolloutQuery(text=words[rng.randrange(9000, 10000)])),
-        "search: a frequent word": lambda: viewer.rollouts(*RUN, RolloutQuery(text=words[30])),
+        "search: a rare word": lambda: viewer.rollouts(*RUN, RolloutTableQuery(text=words[rng.randrange(9000, 10000)])),
+        "search: a frequent word": lambda: viewer.rollouts(*RUN, RolloutTableQuery(text=words[30])),
         "search: the most frequent word, by reward": page(text=words[0], sort="reward"),
         "search: a phrase": page(text=f'"{words[0]} {words[1]}"'),
         "a rollout": rollout,
@@ -196,7 +196,7 @@ async def _add_steps(data_dir: DataDir, size: Size) -> float:
     writer = Writer(data_dir.root, Size(newest + _MORE_STEPS, size.rollouts, _MORE_STEPS), seed=1)
     await writer.start()
     viewer = Viewer(data_dir)
-    viewer.rollouts(*RUN, RolloutQuery())
+    viewer.rollouts(*RUN, RolloutTableQuery())
     costs = []
     for step in range(newest + 1, newest + 1 + _MORE_STEPS):
         await writer.write_step(step)
@@ -205,7 +205,7 @@ async def _add_steps(data_dir: DataDir, size: Size) -> float:
         viewer.runs()
         viewer.run(*RUN)
         viewer.series(*RUN, SeriesQuery(metric=_METRICS))
-        while not viewer.rollouts(*RUN, RolloutQuery(limit=1)).is_total_exact:
+        while not viewer.rollouts(*RUN, RolloutTableQuery(limit=1)).is_total_exact:
             pass
         costs.append(time.process_time() - began)
     writer.close()

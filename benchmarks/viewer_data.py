@@ -20,17 +20,16 @@ from typing import Any
 from art.config import ModelSettings, TrainConfig
 from art.costs import Ledger
 from art.credit.plan import StepPlan
-from art.gateway.record.recorder import Exchange, Recorder, new_exchange_id
 from art.messages import load_choice
 from art.metrics.catalogue import TRAINER_METRICS
 from art.model.run_log import RunLog
-from art.runtime.jobs.job import Done, Job, TrainPayload
-from art.runtime.jobs.store import JobStore
+from art.record.recorder import Exchange, Recorder, new_exchange_id
+from art.runtime.jobs.job import Done, Job, JobStore, TrainPayload
 from art.runtime.registry import RegisteredModel, Registry
 from art.storage.checkpoints import write_checkpoint
 from art.storage.database import Database
 from art.storage.layout import DataDir, ModelPaths
-from art.storage.steps.plan_record import GroupPlan, PlanRecord, RolloutPlan, write_plan
+from art.storage.step_files import GroupPlan, PlanRecord, RolloutPlan, write_plan
 from art.trajectory import Trajectory, TrajectoryGroup
 
 PROJECT, NAME = "mails", "agent-001"

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from art.sinks.choose import KINDS
+from art.backoff import Backoff
+from art.metrics.choose_sinks import load_tracker
+from art.plugins import find_plugins
 
 if TYPE_CHECKING:
     from tests.support.app import AppBench
@@ -90,10 +92,16 @@ def state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     """Keep keys of servers and notes of warm starts apart from those of the user and of other test processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        for kind in KINDS.values():  # the developer's own trackers get nothing
-            for name in "|".join(kind.environment).split("|"):
+        for tracker in map(load_tracker, find_plugins("art.trackers")):  # the developer's own trackers get nothing
+            for name in "|".join(tracker.environment).split("|"):
                 patch.delenv(name, raising=False)
         yield
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails is tried again almost at once."""
+    monkeypatch.setattr(Backoff, "pause_s", lambda *_: 0.02)
 
 
 @pytest.fixture(scope="session")
@@ -107,7 +115,7 @@ def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model that answers yes, no or maybe, about equally often. Tests only read it."""
-    from art.testing.tiny.build import build_tiny_model
+    from art.testing.tiny_model import build_tiny_model
     from tests.support.shared_folder import made_once
 
     return made_once(

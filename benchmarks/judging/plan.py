@@ -23,9 +23,10 @@ PARTS: dict[str, list[Arm]] = {
     "report": [Arm(source="judge", reliability=reliability, passes=2, shrink=False) for reliability in (0.7, 0.5)],
 }
 CHEAP = ("yes_no_maybe",)
-TASKS = {"compare": ("yes_no_maybe", "tic_tac_toe", "mail_search"), "noise": CHEAP, "passes": CHEAP, "report": CHEAP}
-"""Tasks of each part: an answer of one word whose reward has degrees, a game of several turns, whose reward is known at
-its end, and questions that need tools. The first costs so little that noise is measured on it with five seeds."""
+TASKS = {"compare": ("yes_no_maybe", "tic_tac_toe", "mail_search"), "noise": CHEAP, "report": CHEAP}
+"""Tasks of each part that can be trained (shrunk scores, the part `passes`, were an option of judges that is gone): an
+answer of one word whose reward has degrees, a game of several turns, whose reward is known at its end, and questions
+that need tools. The first costs so little that noise is measured on it with five seeds."""
 SEEDS = {"yes_no_maybe": (101, 102, 103, 104, 105), "tic_tac_toe": (101, 102, 103), "mail_search": (101, 102, 103)}
 SETTINGS = {
     # Small steps at a low rate: at the task's own rate, the first 16 rollouts teach most of what there is to learn.

@@ -2,7 +2,7 @@
 
 Reliability is what `art judge check` calls the reliability of one pass, and what training with one pass has: the share
 of the spread of scores within a group that a second pass in the reverse order gives again
-(`art.rewards.asking.rounds`).
+(`art.rewards.ruler`).
 It belongs to a judge and to the rollouts that it sees: the same noise hides more of smaller differences.
 """
 
@@ -13,10 +13,10 @@ import statistics
 from collections.abc import Sequence
 
 from art.rewards import Ruler
-from art.rewards.asking.rounds import compare_passes
-from art.rewards.measuring.check import check_judge
+from art.rewards.ruler import compare_passes
 from art.testing.judge import ScriptedJudge
 from art.trajectory import TrajectoryGroup
+from art_recipes.judge_check import check_judge
 from benchmarks.judging.results import Measured
 
 BIAS_PER_NOISE = 1.0

@@ -27,7 +27,7 @@ class Arm(_Stored):
     """Reliability that the judge was set to have on groups of the model before training; `None` without a judge."""
     passes: Literal[1, 2] = 1
     shrink: bool = True
-    """Whether scores on which two passes disagree move towards the mean of the group: `on_disagreement="shrink"`."""
+    """Whether scores on which two passes disagreed moved towards the mean of the group, which judges once could do."""
 
     @property
     def name(self) -> str:

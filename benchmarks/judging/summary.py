@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from art.report.scores import Estimate, estimate
+from art.metrics.scores import Estimate, estimate
 from benchmarks.judging.plan import HAND
 from benchmarks.judging.results import Arm, JudgedTask, Training
 

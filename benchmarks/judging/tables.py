@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from art.report.scores import Estimate
+from art.metrics.scores import Estimate
 from benchmarks.judging.pictures import CURVES, noise_picture
 from benchmarks.judging.plan import HAND, PARTS
 from benchmarks.judging.results import JudgedTask

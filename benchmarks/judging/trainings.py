@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from art.backends.local import LocalBackend
 from art.errors import TrainingError
 from art.gather import gather_trajectory_groups
+from art.local_backend import LocalBackend
 from art.model import TrainableModel
 from art.recipes import train_task
 from art.recipes.training_loop import evaluate
 from art.rewards import GroupScorer, JudgeSettings, Ruler, combine, params_at
 from art.task import Split, Task, TaskDefaults, draw_scenarios
 from art.testing.judge import ScriptedJudge, grade_messages
-from art.testing.tiny.build import build_tiny_model
+from art.testing.tiny_model import build_tiny_model
 from art.trajectory import TrajectoryGroup
 from benchmarks.judging.reliability import find_noise, measure, set_noise
 from benchmarks.judging.results import Arm, Point, Settings, Training
@@ -74,8 +74,7 @@ class _Course:
         ruler = Ruler(
             "openai/judge", extra_litellm_params=params_at(judge.base_url),
             settings=JudgeSettings(
-                passes=arm.passes, on_disagreement="shrink" if arm.shrink else "report",
-                cache_path=None,  # a group that comes again is judged again
+                passes=arm.passes, cache_path=None,  # a group that comes again is judged again
             ),
         )  # fmt: skip
         noise, before, curve = 0.0, None, [first]

@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 
 from art.scenarios import Dataset, TaskText, WrittenScenario
 from art.task import Conversation, TaskDefaults
-from art.tasks.dataset import DatasetTask
-from art.tasks.support_desk import CLOSINGS, COMPLAINTS, OPENINGS
-from art.testing.generator import ScriptedGenerator
 from art.testing.judge import ScriptedJudge
+from art_recipes.dataset_task import DatasetTask
+from art_recipes.scripted_generator import ScriptedGenerator
+from art_tasks.support_desk import CLOSINGS, COMPLAINTS, OPENINGS
 
 DESCRIPTION = "Say which desk a customer's message is for: billing, shipping or returns"
 SYSTEM_PROMPT = "Name the desk: billing, shipping or returns."

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from art.tasks.desks import calendar_jobs as week
-from art.tasks.desks import inventory_jobs as shop
-from art.tasks.desks.desk_jobs import Job
+from art_tasks.desks import calendar_jobs as week
+from art_tasks.desks import inventory_jobs as shop
+from art_tasks.desks.server_task import DeskJob
 
 SKUS = ["P-100", "P-101", "P-102", "P-200", "P-201", "P-300", "P-301", "P-302"]
 TITLES = ["planning", "interview", "design review", "dentist", "customer call", "retrospective"]
@@ -15,7 +15,7 @@ PER_KIND = 12
 """Largest number of jobs of each kind."""
 
 
-def inventory_jobs() -> list[Job]:
+def inventory_jobs() -> list[DeskJob]:
     """Jobs about prices, stocks and categories, new prices, deliveries and sales."""
     arrived, sold = shop.MOVEMENTS
     kinds = [
@@ -31,7 +31,7 @@ def inventory_jobs() -> list[Job]:
     return _some_of_each(kinds)
 
 
-def calendar_jobs() -> list[Job]:
+def calendar_jobs() -> list[DeskJob]:
     """Jobs about the time and length of events, about the events of a day, and about cancelling and moving events."""
     events = range(1, len(TITLES) + 1)
     kinds = [
@@ -47,6 +47,6 @@ def calendar_jobs() -> list[Job]:
     return _some_of_each(kinds)
 
 
-def _some_of_each(kinds: list[list[Job]]) -> list[Job]:
+def _some_of_each(kinds: list[list[DeskJob]]) -> list[DeskJob]:
     rng = random.Random(0)
     return [job for kind in kinds for job in (rng.sample(kind, PER_KIND) if len(kind) > PER_KIND else kind)]

@@ -18,22 +18,30 @@ import random
 import re
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from jobs import Job, calendar_jobs, inventory_jobs
+from jobs import DeskJob, calendar_jobs, inventory_jobs
 
 from art.mcp import GeneratedScenario, McpTask
-from art.mcp.rollout import SYSTEM
-from art.scenarios.written import without_twins
 from art.task import Conversation, TaskDefaults
-from art.tasks.desks.calendar_jobs import Calendar as CalendarTask
-from art.tasks.desks.desk_jobs import grade_transcript
-from art.tasks.desks.inventory_jobs import Inventory as InventoryTask
-from art.tasks.desks.local_server import LocalServer
-from art.tasks.desks.server_task import ANSWER_SKILL, CALL_SKILL, WITH_TOOLS, returned, said
 from art.testing.judge import ScriptedJudge
 from art.testing.scripted_server import Reply, ScriptedServer, completion
+from art_recipes.mcp.rollout import SYSTEM
+from art_recipes.scenarios.written import without_twins
+from art_tasks.desks.calendar_jobs import Calendar as CalendarTask
+from art_tasks.desks.inventory_jobs import Inventory as InventoryTask
+from art_tasks.desks.server_task import (
+    ANSWER_SKILL,
+    CALL_SKILL,
+    WITH_TOOLS,
+    LocalServer,
+    read_transcript,
+    returned,
+    said,
+    says,
+)
 
 HERE = Path(__file__).parent
 
@@ -57,7 +65,7 @@ class Practice(McpTask):
         tiny_context=2048,
     )
 
-    def __init__(self, folder: str, jobs: list[Job], local: LocalServer) -> None:
+    def __init__(self, folder: str, jobs: list[DeskJob], local: LocalServer) -> None:
         self.folder, self.jobs, self.local = folder, jobs, local
         scenarios = [GeneratedScenario(job.task, job.difficulty) for job in jobs]
         path = str(HERE / folder / "server.py")
@@ -118,6 +126,27 @@ class Practice(McpTask):
         jobs = random.Random(0).sample(self.jobs, len(self.jobs))
         free = [jobs[index] for index in without_twins((job.task for job in jobs), known)]
         return [{"task": job.task, "difficulty": job.difficulty} for job in free[: int(count[1]) if count else 10]]
+
+
+def grade_transcript(job: DeskJob, messages: Iterable[dict[str, Any]]) -> tuple[float, str]:
+    """Score a rollout from 0 to 1 by its transcript alone, as a judge sees it, with an explanation."""
+    transcript = read_transcript(messages)
+    done = [result for call, result in transcript.calls if call == job.call and not result.startswith("Error")]
+    errors = sum(result.startswith("Error") for _, result in transcript.calls)
+    useful = [call for call, result in transcript.calls if call in job.calls and not result.startswith("Error")]
+    others = len(transcript.calls) - len(useful) - errors
+    summary = transcript.summary
+    is_right = bool(done) and says(summary, job.answer(done[0]))
+    score = 0.05 + 0.45 * bool(done) + 0.4 * is_right + 0.1 * (summary is not None)
+    score -= 0.1 * errors + 0.15 * others
+    name, arguments = job.call
+    words = [f"It called {name} as the task asks." if done else f"It never called {name} with {arguments}."]
+    if summary is None:
+        words.append("It did not answer.")
+    else:
+        words.append(f"Its answer {summary!r} {'has the result' if is_right else 'is not what the task asks for'}.")
+    words += [f"{errors} calls failed."] * bool(errors) + [f"{others} calls did not help."] * bool(others)
+    return min(max(round(score, 2), 0.0), 1.0), " ".join(words)
 
 
 class Inventory(Practice):

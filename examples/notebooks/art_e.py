@@ -20,10 +20,10 @@ from rich.table import Table
 from rich.text import Text
 
 import art
-from art.report.pictures import plot_learning, plot_scores
+from art.recipes.pictures import plot_learning, plot_scores
 from art.rewards import GroupScorer, Ruler
 from art.testing.judge import ScriptedJudge, grade_messages
-from art.testing.tiny.build import build_tiny_model
+from art.testing.tiny_model import build_tiny_model
 
 # %% [markdown]
 # ## What to train, and where
@@ -173,8 +173,7 @@ servers.close()
 # - **Task.** Write a rollout around your tools, and leave the reward at 0: the judge sets it. Its rubric says what a
 #   good rollout looks like. [docs/rewards.md](../../docs/rewards.md) has other judges, sums of judges and functions,
 #   and how to measure a judge.
-# - **Mailbox.** A tiny model gets a short form. The full one has mailboxes with threads, corrections and attachments;
-#   `OPTIONS = {"mailbox": "enron"}` reads the Enron emails.
+# - **Mailbox.** A tiny model gets a short form. The full one has mailboxes with threads, corrections and attachments.
 # - **In one command.** `art train mail_search --judge openai/o3 --evaluate 200`.
 # - **Model.** On a machine with a GPU set `BASE_MODEL = "Qwen/Qwen2.5-14B-Instruct"` or another model that calls
 #   tools. `art doctor MODEL --task mail_search` says before the training whether it fits and how long a step takes.

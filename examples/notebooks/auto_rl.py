@@ -21,15 +21,15 @@ import matplotlib.pyplot as plt
 
 import art
 from art.recipes import compare_checkpoints
-from art.report.pictures import plot_learning, plot_scores
+from art.recipes.pictures import plot_learning, plot_scores
 from art.rewards import GroupScorer, Ruler
 from art.scenarios import generate_dataset
-from art.scenarios.writer import Writer
 from art.task import Conversation
-from art.tasks.dataset import DatasetTask
-from art.testing.generator import ScriptedGenerator
 from art.testing.judge import ScriptedJudge
-from art.testing.tiny.build import build_tiny_model
+from art.testing.tiny_model import build_tiny_model
+from art_recipes.dataset_task import DatasetTask
+from art_recipes.scenarios.writer import Writer
+from art_recipes.scripted_generator import ScriptedGenerator
 
 # %% [markdown]
 # ## What to train, and where

@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 import art
-from art.report.pictures import plot_learning, plot_scores
-from art.testing.tiny.build import build_tiny_model
+from art.recipes.pictures import plot_learning, plot_scores
+from art.testing.tiny_model import build_tiny_model
 
 # %% [markdown]
 # ## What to train, and where

@@ -24,9 +24,9 @@ from rich.text import Text
 
 import art
 from art.langgraph import init_chat_model, wrap_rollout
-from art.report.pictures import plot_learning
+from art.recipes.pictures import plot_learning
 from art.task import Conversation, describe_messages
-from art.testing.tiny.build import build_tiny_model
+from art.testing.tiny_model import build_tiny_model
 
 # %% [markdown]
 # ## What to train, and where

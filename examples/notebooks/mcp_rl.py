@@ -25,13 +25,13 @@ from rich.text import Text
 
 import art
 from art.mcp import GeneratedScenario, MCPClient, complete_task_tool, generate_scenarios, mcp_rollout
-from art.mcp.rollout import SYSTEM
-from art.report.pictures import plot_learning, plot_scores
+from art.recipes.pictures import plot_learning, plot_scores
 from art.rewards import GroupScorer, Ruler
 from art.task import Conversation, describe_messages
-from art.testing.generator import ScriptedGenerator
 from art.testing.judge import ScriptedJudge
-from art.testing.tiny.build import build_tiny_model
+from art.testing.tiny_model import build_tiny_model
+from art_recipes.mcp.rollout import SYSTEM
+from art_recipes.scripted_generator import ScriptedGenerator
 
 # %% [markdown]
 # ## What to train, and where

@@ -18,10 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 import art
-from art.report.pictures import plot_learning
+from art.recipes.pictures import plot_learning
 from art.task import derive_seed
 from art.tasks.tic_tac_toe import Board, parse_move, play_round
-from art.testing.tiny.build import build_tiny_model
+from art.testing.tiny_model import build_tiny_model
 
 # %% [markdown]
 # ## What to train, and where

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from art.config import LoraConfig, TrainerConfig, TrainSFTConfig
 from art.protocol.calls import TrainSft
 from art.protocol.samples import TrainingSample
-from art.trainer.machine.distributed import Team
+from art.trainer.distributed import Team
 from art.trainer.trainer import Trainer
 
 

@@ -6,11 +6,11 @@ imported when they are first used.
 
 import importlib
 import sys
+from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
 from art import errors
-from art.backend import Backend, TrainResult
-from art.capture.context import auto_trajectory, capture, current_trajectory, no_capture, trajectory_group
+from art.capture import auto_trajectory, capture, current_trajectory, no_capture
 from art.config import (
     EngineConfig,
     LoraConfig,
@@ -25,36 +25,33 @@ from art.config import (
 from art.costs import Ledger, Prices
 from art.errors import ArtError
 from art.model import Model, TrainableModel
+from art.plugins import Group, find_older, find_plugins, load_plugin
 from art.trajectory import History, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from art import config, langgraph, mcp, recipes, rewards, scenarios
-    from art import dev as dev  # names like this one can be imported, but are not in `__all__`
-    from art import gather as gather
-    from art import trajectories as trajectories
-    from art import types as types
-    from art import utils as utils
+    from art import gather as gather  # names like this one can be imported, but are not in `__all__`
     from art.asynchronous.pipeline import pipeline
-    from art.backends.local import LocalBackend
-    from art.backends.remote import RemoteBackend
-    from art.backends.serverless.serverless_backend import ServerlessBackend
-    from art.backends.skypilot.skypilot_backend import SkyPilotBackend
-    from art.backends.ssh.ssh_backend import SshBackend
-    from art.capture.context import capture_auto_trajectory as capture_auto_trajectory
-    from art.capture.context import capture_yielded_trajectory as capture_yielded_trajectory
-    from art.capture.context import yield_trajectory as yield_trajectory
-    from art.gather import gather_trajectories, gather_trajectory_groups
-    from art.gather.batches import trajectory_group_batches
-    from art.gather.faults import FaultWatch
+    from art.backend import Backend, TrainResult
+    from art.backoff import retry as retry
+    from art.capture import capture_auto_trajectory as capture_auto_trajectory
+    from art.faults import FaultWatch
+    from art.gather import capture_yielded_trajectory as capture_yielded_trajectory
+    from art.gather import gather_trajectories, gather_trajectory_groups, trajectory_group, trajectory_group_batches
+    from art.gather import yield_trajectory as yield_trajectory
+    from art.local_backend import LocalBackend
     from art.messages import Message as Message
     from art.messages import MessageOrChoice as MessageOrChoice
     from art.messages import Messages as Messages
     from art.messages import MessagesAndChoices as MessagesAndChoices
     from art.messages import Tools as Tools
+    from art.remote_backend import RemoteBackend
     from art.task import Scenario, Task, get_task, register_task
     from art.trajectory import PydanticException as PydanticException
-    from art.types import LocalTrainResult as LocalTrainResult
-    from art.utils import retry as retry
+    from art_cloud.serverless_backend import ServerlessBackend
+    from art_cloud.skypilot_backend import SkyPilotBackend
+    from art_cloud.ssh_backend import SshBackend
+    from openpipe_art.types import LocalTrainResult as LocalTrainResult
 
 __version__ = "0.1.0"
 
@@ -106,27 +103,28 @@ __all__ = [
     "trajectory_group_batches",
 ]
 
-_LAZY_MODULES = frozenset(
-    {"dev", "gather", "langgraph", "mcp", "recipes", "rewards", "scenarios", "task", "trajectories", "types", "utils"}
-)
+_LAZY_MODULES = frozenset({"gather", "langgraph", "mcp", "recipes", "rewards", "scenarios", "task"})
 _LAZY_NAMES = {
     name: module
     for module, names in {
         "art.asynchronous.pipeline": ("pipeline",),
-        "art.backends.local": ("LocalBackend",),
-        "art.backends.remote": ("RemoteBackend",),
-        "art.backends.serverless.serverless_backend": ("ServerlessBackend",),
-        "art.backends.skypilot.skypilot_backend": ("SkyPilotBackend",),
-        "art.backends.ssh.ssh_backend": ("SshBackend",),
-        "art.capture.context": ("capture_auto_trajectory", "capture_yielded_trajectory", "yield_trajectory"),
-        "art.gather": ("gather_trajectories", "gather_trajectory_groups"),
-        "art.gather.batches": ("trajectory_group_batches",),
-        "art.gather.faults": ("FaultWatch",),
+        "art.backend": ("Backend", "TrainResult"),
+        "art.backoff": ("retry",),
+        "art.capture": ("capture_auto_trajectory",),
+        "art.faults": ("FaultWatch",),
+        "art.gather": (
+            "capture_yielded_trajectory",
+            "gather_trajectories",
+            "gather_trajectory_groups",
+            "trajectory_group",
+            "trajectory_group_batches",
+            "yield_trajectory",
+        ),
+        "art.local_backend": ("LocalBackend",),
         "art.messages": ("Message", "MessageOrChoice", "Messages", "MessagesAndChoices", "Tools"),
+        "art.remote_backend": ("RemoteBackend",),
         "art.task": ("Scenario", "Task", "get_task", "register_task"),
         "art.trajectory": ("PydanticException",),
-        "art.types": ("LocalTrainResult",),
-        "art.utils": ("retry",),
     }.items()
     for name in names
 }
@@ -138,20 +136,23 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"art.{name}")
     if name in _LAZY_NAMES:
         return getattr(importlib.import_module(_LAZY_NAMES[name]), name)
-    from art.compat.refused import refuse
-
-    return refuse("art", name)
+    if not name.startswith("_"):
+        groups: tuple[Group, ...] = ("art.backends", "art.names")
+        for group in groups:
+            if name in find_plugins(group):
+                return load_plugin(group, name)
+        if (older := find_older()) is not None:
+            return older.find_name(name)
+    raise AttributeError(f"'art' has no attribute {name!r}")
 
 
 class _OlderModules:
-    """Refuses to import modules of older code that no longer exist. Python asks it for modules that it did not find."""
+    """Finds modules of older code, which are elsewhere today. Python asks it for modules that it did not find."""
 
     @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> None:
-        if name.startswith("art."):
-            from art.compat.refused import refuse_module
-
-            refuse_module(name)
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        older = find_older() if name.startswith("art.") else None
+        return None if older is None else older.find_module(name)
 
 
 sys.meta_path.append(_OlderModules)

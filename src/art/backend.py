@@ -6,21 +6,25 @@ found: they override `_connection`. Training is the same everywhere.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args, overload
 
-from art.client import ArtClient
 from art.client.arguments import check_groups, check_trajectories
 from art.client.checkpoint_client import CheckpointMethod, Checkpoints, NamedModel
-from art.client.training.models import (
+from art.client.client import REGISTER_TIMEOUT_S, ServerClient, Submit, model_path
+from art.client.terminal import JobView, announce_wait, describe_job
+from art.client.training import (
     BackendModel,
-    Registration,
+    ModelRegistration,
+    ModelSteps,
     TrainableBackendModel,
+    TrainJob,
     TrainResult,
     absolute_path,
     check_job_id,
@@ -31,30 +35,29 @@ from art.config import TrainConfig, TrainSFTConfig
 from art.config.base import LEFT
 from art.config.training import OnNothing, sft_config, train_config
 from art.errors import ArtError, ConfigError, NotFoundError, NothingTrainableError
-from art.protocol.checkpoint_calls import LogRequest, MetricsRow
-from art.protocol.job_states import JobKind
+from art.plugins import find_older
+from art.protocol.checkpoint_calls import Logged, LogRequest, MetricsRow, Recorded
 from art.protocol.rollouts import RolloutStatus, RolloutUpdate
-from art.protocol.training import ModelStatus, RegisterRequest, TokenCounts, TrainRequest, TrainSFTRequest
+from art.protocol.training import (
+    ExchangeIds,
+    JobKind,
+    JobStatus,
+    ModelStatus,
+    RegisterRequest,
+    TokenCounts,
+    TrainRequest,
+    TrainSFTRequest,
+)
 from art.trajectory import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from art.client.collector import RolloutCollector
-    from art.client.training.train_job import TrainJob as TrainJob
-    from art.client.training.training_calls import Training
     from art.protocol.answers import EnginePressure
-    from art.protocol.preflight import PreflightReport, PreflightRequest
+    from art.protocol.training import PreflightReport, PreflightRequest
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Backend", "BackendModel", "Registration", "TrainResult", "TrainableBackendModel"]
-
-
-class LogClient(Protocol):
-    """Interface of what takes a model's log."""
-
-    async def log(self, project: str, name: str, request: LogRequest) -> None:
-        """Send a row of the history with its groups. A failure is logged and not raised."""
-        ...
+__all__ = ["Backend", "BackendModel", "ModelRegistration", "TrainJob", "TrainResult", "TrainableBackendModel"]
 
 
 class Backend:
@@ -64,14 +67,11 @@ class Backend:
     """Data directory of the server, if it is on this machine. Models then keep their log there too."""
     shares_files: bool | None = None
     """Whether a path here names the same file for the server. `None`: yes if the server is on this machine."""
-
     keeps_record: bool = True
     """Whether the server records each answer with its exact tokens, so that `art.capture` and training find it there.
     If not, what the client receives is all that there is."""
-
     shares_log: bool = True
     """Whether what `model.log` writes here is also sent to a server that keeps its files elsewhere."""
-
     device_usd_per_hour: float | None = None
     """Price of the server's machine in USD, for models that have no such price of their own."""
 
@@ -84,10 +84,8 @@ class Backend:
     pull = CheckpointMethod(Checkpoints.pull)
 
     def __init__(self, base_url: str | None = None, api_key: str | None = None) -> None:
-        self._client = ArtClient(base_url, api_key) if base_url is not None else None
+        self._client = ServerClient(base_url, api_key) if base_url is not None else None
         self._closers: dict[int, Callable[[], Awaitable[None]]] = {}
-        from art.client.training.steps import ModelSteps
-
         self._steps = ModelSteps()
 
     @cached_property
@@ -98,10 +96,8 @@ class Backend:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name.startswith("_experimental_"):
-                from art.compat.checkpoint_names import find_experimental
-
-                return find_experimental(name, self.checkpoints)
+            if name.startswith("_experimental_") and (older := find_older()) is not None:
+                return older.find_experimental(name, self.checkpoints)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     async def __aenter__(self) -> Self:
@@ -123,7 +119,7 @@ class Backend:
             for close in closers.values():
                 stack.push_async_callback(close)
 
-    async def _connection(self) -> ArtClient:
+    async def _connection(self) -> ServerClient:
         """The client of a running server. Subclasses override this to start or find the server."""
         if self._client is None:
             raise ConfigError("this backend has no server: pass its base_url, or use LocalBackend")
@@ -133,7 +129,7 @@ class Backend:
         """Await `close` when the backend is closed. A second call for the same `owner` replaces the first."""
         self._closers[id(owner)] = close
 
-    async def register(self, model: BackendModel) -> Registration | None:
+    async def register(self, model: BackendModel) -> ModelRegistration | None:
         """Register `model` with the server, which then serves it and accepts its training steps.
 
         Returns:
@@ -153,17 +149,20 @@ class Backend:
         )
         status = await client.register(request)
         self._steps.note(name_of(model), status.step)
-        return Registration(server_url=client.base_url, api_key=client.api_key, status=status)
+        return ModelRegistration(server_url=client.base_url, api_key=client.api_key, status=status)
 
     async def preflight(self, model: BackendModel, request: PreflightRequest | None = None) -> PreflightReport:
         """Check what training `model` needs: versions, devices, disk space, chat format, and memory by a trial step.
 
         Nothing is trained or published. `art doctor` shows the same for a base model.
         """
-        from art.protocol.preflight import PreflightRequest
+        from art.protocol.training import PreflightReport, PreflightRequest
 
-        client = await self._connection()
-        return await client.preflight(model.project, model.name, request or PreflightRequest())
+        client, path = await self._connection(), model_path(model.project, model.name, "preflight")
+        return await client.typed(
+            PreflightReport, "POST", path, body=request or PreflightRequest(), read_timeout_s=REGISTER_TIMEOUT_S,
+            what=f"the checks of {name_of(model)}",
+        )  # fmt: skip
 
     @overload
     async def train(
@@ -210,7 +209,7 @@ class Backend:
             on_nothing: what to do when no group can be learnt from: "skip" returns a result with `trained=False`,
                 "raise" raises `NothingTrainableError`.
             settings: single settings by name: any field of `TrainConfig` that `config` does not set. Words of older
-                code are translated by `art.compat`.
+                code are translated; see docs/older_code.md.
 
         Raises:
             ConfigError: a setting is unknown, out of range, given twice, or cannot be honoured.
@@ -222,7 +221,7 @@ class Backend:
             JobCancelledError: somebody cancelled the job.
             TrainingError, PublishError: the step failed; the policy is unchanged.
         """
-        from art.client.training.submission import check_recorded, wire_groups, wire_trajectories
+        from art.client.submission import check_recorded, wire_groups, wire_trajectories
 
         if on_nothing not in get_args(OnNothing):
             raise ConfigError(f'`on_nothing` is "skip" or "raise", got {on_nothing!r}', param="on_nothing")
@@ -236,12 +235,8 @@ class Backend:
             if on_nothing == "raise" or not wait:
                 raise
             return self._steps.skip(name_of(model), await self.get_step(model), str(error))
-        request = TrainRequest(
-            job_id=check_job_id(job_id),
-            groups=wired,
-            config=config,
-            sft=wire_trajectories(sft or (), "sft"),
-        )
+        wired_sft = wire_trajectories(sft or (), "sft")
+        request = TrainRequest(job_id=check_job_id(job_id), groups=wired, config=config, sft=wired_sft)
         if only_recorded and self.keeps_record:
             check_recorded(request.groups)
         await model.record_settings({"training": config.model_dump(mode="json")})
@@ -249,9 +244,7 @@ class Backend:
         def instead() -> TrainRequest:
             return request.model_copy(update={"groups": wire_groups(groups)})
 
-        return await self._make_step(
-            model, request, groups, instead, verbose=verbose, wait=wait, on_nothing=on_nothing
-        )  # fmt: skip
+        return await self._make_step(model, request, groups, instead, verbose=verbose, wait=wait, on_nothing=on_nothing)
 
     @overload
     async def train_sft(
@@ -278,12 +271,7 @@ class Backend:
     ) -> TrainResult | TrainJob:
         """Fine-tune on the assistant messages of `trajectories`; returns when the new weights are served.
 
-        Args:
-            config: settings as a whole.
-            verbose: show a progress bar.
-            wait: with `False`, return a `TrainJob` as soon as the server has stored the job.
-            job_id: name of the job, as in `train`.
-            settings: single fields of `TrainSFTConfig` that `config` does not set.
+        The arguments are those of `train`; the settings are fields of `TrainSFTConfig`.
 
         Raises:
             NothingTrainableError: there is no trajectory, or no assistant message in them.
@@ -292,7 +280,7 @@ class Backend:
             JobCancelledError: somebody cancelled the job.
             TrainingError, PublishError: the step failed; the policy is unchanged.
         """
-        from art.client.training.submission import wire_trajectories
+        from art.client.submission import wire_trajectories
 
         trajectories = check_trajectories(trajectories)
         wired = wire_trajectories(trajectories, "trajectories")
@@ -312,7 +300,11 @@ class Backend:
             NotFoundError: the server has no such job, or it trains another model. A job that was never stored can be
                 submitted again under its id.
         """
-        return await (await self._training(model)).find(job_id)
+        client = await self._connection()
+        status = await client.job_status(job_id)
+        if (status.project, status.name) != (model.project, model.name) or status.kind not in ("train", "train_sft"):
+            raise NotFoundError(f"job {job_id} is {status.kind} of {status.project}/{status.name}", param="job_id")
+        return TrainJob(client, job_id, self._follow(client, status, None, wait=False))
 
     async def _make_step(
         self,
@@ -331,14 +323,26 @@ class Backend:
             source: what `request` was made from: the groups, or the trajectories to fine-tune on.
             instead: makes the request in a longer form, for a server that refuses `request`.
         """
+        client = await self._connection()
         kind: JobKind = "train" if isinstance(request, TrainRequest) else "train_sft"
-        training = await self._training(model)
-        return await training.make_step(kind, request, instead, verbose=verbose, wait=wait, on_nothing=on_nothing)
+        submit = client.submission(kind, model.project, model.name, request, instead)
+        result = self._follow(client, await submit(), submit, wait=wait, verbose=verbose, on_nothing=on_nothing)
+        return await result if wait else TrainJob(client, request.job_id, result)
 
-    async def _training(self, model: BackendModel) -> Training:
-        from art.client.training.training_calls import Training
+    async def _follow(
+        self, client: ServerClient, status: JobStatus, submit: Submit | None, *, wait: bool, verbose: bool = False,
+        on_nothing: OnNothing = "skip",
+    ) -> TrainResult:  # fmt: skip
+        """Follow a training job to its end.
 
-        return Training(await self._connection(), self._steps, model)
+        Args:
+            submit: submits the job again if the server has lost it.
+            wait: whether somebody waits, who is told from time to time how far it is.
+        """
+        what = describe_job(status.kind, status.project, status.name)
+        with JobView(what, show=verbose) as view, announce_wait(view.describe) if wait else contextlib.nullcontext():
+            status = await client.follow_job(status, view, submit)
+        return self._steps.conclude(f"{status.project}/{status.name}", status, on_nothing)
 
     async def page_link(self) -> str:
         """Return an address that opens the live page of the server in a browser, once and within 15 minutes.
@@ -375,19 +379,15 @@ class Backend:
         """Return how busy the engine of `model` is: what it computes, what waits, and the seats it has.
 
         Raises:
-            NotFoundError: the model is not registered, or the server is older than this call.
+            NotFoundError: the model is not registered.
         """
         return await (await self._connection()).engine_pressure(model.project, model.name)
 
     async def missing_exchanges(self, model: NamedModel, exchange_ids: list[str]) -> list[str]:
-        """Return those of some exchanges (recorded answers) that the server of `model` does not have.
-
-        A server that is older than this call is taken to have them all.
-        """
-        try:
-            return await (await self._connection()).missing_exchanges(model.project, model.name, exchange_ids)
-        except NotFoundError:
-            return []
+        """Return those of some exchanges (recorded answers) that the server of `model` does not have."""
+        client, path = await self._connection(), model_path(model.project, model.name, "exchanges/missing")
+        asked = ExchangeIds(exchange_ids=exchange_ids)
+        return (await client.typed(ExchangeIds, "POST", path, body=asked)).exchange_ids
 
     async def token_counts(self, model: NamedModel) -> TokenCounts | None:
         """Return how many tokens `model` has read and sampled; `None` if no server is connected or answers."""
@@ -413,9 +413,24 @@ class Backend:
             return
         try:
             metrics = MetricsRow(row_id=row_id or uuid.uuid4().hex, step=step, metrics=row)
-            await self._client.log_metrics(model.project, model.name, metrics)
+            await self._client.typed(Recorded, "POST", model_path(model.project, model.name, "metrics"), body=metrics)
         except ArtError as error:
             logger.warning("the server did not get the metrics of step %d: %s", step, error)
+
+    async def send_log(self, model: NamedModel, make_requests: Callable[[], Sequence[LogRequest]]) -> None:
+        """Send a row of the history with its groups to a server that keeps its files elsewhere, for its page.
+
+        The server keeps what it does not have yet. A failure is logged and not raised: the script has its own log.
+        """
+        if self._client is None or self.data_dir is not None or not self.shares_log:
+            return
+        path = model_path(model.project, model.name, "log")
+        for request in await asyncio.to_thread(make_requests):
+            try:
+                await self._client.typed(Logged, "POST", path, body=request)
+            except ArtError as error:
+                lost = f"{len(request.groups)} groups of step {request.step}"
+                logger.warning("the server did not get %s for its page: %s", lost, error)
 
     def name_of_step(self, inference_name: str, step: int | Literal["promoted"]) -> str:
         """Return the name to send as `model` in a request that one checkpoint answers.
@@ -425,18 +440,12 @@ class Backend:
         """
         return f"{inference_name}@{step}"
 
-    @property
-    def log_client(self) -> LogClient | None:
-        """The client to which logs are sent; `None` if the server has the same files, or is to get none."""
-        return self._client if self.data_dir is None and self.shares_log else None
-
 
 def _read_settings(config: TrainConfig | None, settings: Mapping[str, Any]) -> tuple[TrainConfig, bool]:
     """The settings of a step, and whether answers that ART has not recorded are an error (an older word)."""
     known = TrainConfig.model_fields.keys() | LEFT["TrainConfig"].keys()
-    if settings.keys() <= known and not isinstance(settings.get("scale_rewards"), bool):
+    is_known = settings.keys() <= known and not isinstance(settings.get("scale_rewards"), bool)
+    if is_known or (older := find_older()) is None:
         return train_config(config, settings), False
-    from art.compat import settings as older
-
     words = older.with_nested(settings)
     return older.train_config(config, words), bool(words.get("allow_training_without_logprobs"))

@@ -10,38 +10,34 @@ come back together. A pause that the other side asks for, by `Retry-After`, is k
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """How long to wait before a call is made again."""
+    """How long to wait before a call is made again: `first_s` after a first failure, then `factor` times as long each
+    time, at most `longest_s`, and changed at random by up to a share of `jitter`. A pause that the other side asks for
+    is kept to, up to `longest_asked_s`."""
 
     first_s: float
-    """Pause after a first failure."""
     longest_s: float = math.inf
-    """Limit of our own pauses."""
     longest_asked_s: float = 300.0
-    """Limit of pauses that the other side asks for."""
     factor: float = 2.0
-    """Factor from one pause to the next."""
     jitter: float = 0.25
-    """Share by which a pause is changed at random."""
 
     def pause_s(self, num_failures: int, asked_s: float = 0.0) -> float:
-        """Return the pause after the last of `num_failures` failures in a row, in seconds.
-
-        Args:
-            asked_s: pause that the other side asks for.
-        """
+        """Return the pause after `num_failures` failures in a row, in seconds. The other side asks for `asked_s`."""
         own_s = min(self.first_s * self.factor ** min(num_failures - 1, 60), self.longest_s)
         own_s *= random.uniform(1 - self.jitter, 1 + self.jitter)
         return max(own_s, min(asked_s, self.longest_asked_s) * random.uniform(1, 1 + self.jitter))
@@ -66,12 +62,8 @@ async def call_with_retries(
     before_retry: Callable[[Failure], None],
     retry_on: type[Exception] | tuple[type[Exception], ...] = Exception,
 ) -> T:
-    """Call until there is a result.
-
-    Args:
-        before_retry: called at each failure. It raises an error if the call should not be made again.
-        retry_on: errors after which the call may be made again. Others are raised at once.
-    """
+    """Call until there is a result. `before_retry` is called at each failure, and raises an error if the call should
+    not be made again. Only the errors `retry_on` lead to another call; others are raised at once."""
     began, number = time.monotonic(), 0
     while True:
         try:
@@ -103,3 +95,60 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
         except (TypeError, ValueError, OverflowError):
             return None
     return max(pause_s, 0.0) if math.isfinite(pause_s) else None
+
+
+def retry(
+    max_attempts: int = 3,
+    delay: float = 0.25,
+    backoff_factor: float = 2.0,
+    exceptions: tuple[type[Exception], ...] = (Exception,),
+    on_retry: Callable[[Exception, int], None] | None = None,
+    *,
+    jitter: float = 0.25,
+) -> Callable[[F], F]:
+    """Decorate a function, async or not, to be called again when it raises one of `exceptions`.
+
+    Args:
+        max_attempts: calls in total; the last failure is raised.
+        delay: seconds before the second call.
+        backoff_factor: factor from one wait to the next.
+        exceptions: errors after which the function is called again.
+        on_retry: called with the error and the number of the failed attempt, from 1.
+        jitter: share by which each wait is changed at random, so that rollouts that failed together do not retry
+            together.
+    """
+    if max_attempts < 1:
+        raise ValueError(f"max_attempts must be at least 1, got {max_attempts}")
+    backoff = Backoff(first_s=delay, factor=backoff_factor, jitter=jitter)
+
+    def before_retry(error: Exception, attempt: int) -> None:
+        if attempt == max_attempts:
+            raise error
+        if on_retry is not None:
+            on_retry(error, attempt)
+
+    def decorate(function: F) -> F:
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def call_async(*args: Any, **kwargs: Any) -> Any:
+                def after(failure: Failure) -> None:
+                    before_retry(failure.error, failure.number)
+
+                return await call_with_retries(lambda: function(*args, **kwargs), backoff, after, exceptions)
+
+            return call_async  # type: ignore[return-value]
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for attempt in range(1, max_attempts + 1):
+                try:
+                    return function(*args, **kwargs)
+                except exceptions as error:
+                    before_retry(error, attempt)
+                time.sleep(backoff.pause_s(attempt))
+            raise AssertionError("unreachable")
+
+        return call  # type: ignore[return-value]
+
+    return decorate

@@ -67,7 +67,7 @@ class GenerateRequest:
     """In a streamed answer, the shortest time between two chunks; 0 sends each token when it is sampled. It does not
     change what is sampled."""
     sender: Sender = ("", "")
-    """Requests of different senders take turns where they cannot all be computed at once."""
+    """Who asks for seats (`runtime/hosting/engine_handle.py`). Engines compute requests in the order of coming."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +156,6 @@ class Engine(Protocol):
         Raises:
             NotFoundError: the adapter is not loaded.
             ContextLengthError: the prompt leaves no room for a token.
-            OverloadedError: the waiting queue is full.
         """
 
     async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
@@ -245,10 +244,8 @@ def _check_tokens(token_ids: list[int], param: str, info: EngineInfo) -> None:
     if not token_ids:
         raise InvalidRequestError(f"`{param}` is empty; the model needs at least one token", param=param)
     if min(token_ids) < 0 or max(token_ids) >= info.vocab_size:
-        bad = next(t for t in token_ids if not 0 <= t < info.vocab_size)
-        raise InvalidRequestError(
-            f"`{param}` contains token id {bad}; the vocabulary has ids 0 to {info.vocab_size - 1}", param=param
-        )
+        bad, last = next(t for t in token_ids if not 0 <= t < info.vocab_size), info.vocab_size - 1
+        raise InvalidRequestError(f"`{param}` contains token id {bad}; the vocabulary has ids 0 to {last}", param=param)
 
 
 def check_score(token_ids: list[int], info: EngineInfo) -> None:
@@ -266,8 +263,6 @@ def check_score(token_ids: list[int], info: EngineInfo) -> None:
 
 def _check_length(num_tokens: int, limit: int, info: EngineInfo) -> None:
     if num_tokens > limit:
-        raise ContextLengthError(
-            f"the prompt has {num_tokens} tokens, but at most {limit} fit into the model's context of "
-            f"{info.max_context} tokens together with the completion; shorten the prompt",
-            param="messages",
-        )
+        room = f"at most {limit} fit into the model's context of {info.max_context} tokens together with the completion"
+        message = f"the prompt has {num_tokens} tokens, but {room}; shorten the prompt"
+        raise ContextLengthError(message, param="messages")

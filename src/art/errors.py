@@ -1,6 +1,6 @@
 """Every error that ART raises on purpose. docs/errors.md draws them as a tree, with what to do about each.
 
-`code` names an error on the wire. `server/errors.py` maps each error to an HTTP status, and `client/http.py` maps the
+`code` names an error on the wire. `server/answers.py` maps each error to an HTTP status, and `client/http.py` maps the
 code back to the class, so a remote failure is caught like a local one. A message says what was given, what was expected
 and what to do.
 """
@@ -89,7 +89,7 @@ class PayloadTooLargeError(RequestError, code="payload_too_large"):
 
 
 class UnsupportedMediaError(RequestError, code="unsupported_media_type"):
-    """The body of a request is compressed in a way that the server does not know."""
+    """The body of a request is compressed. The server takes plain ones."""
 
 
 class OverloadedError(RequestError, code="overloaded"):

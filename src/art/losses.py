@@ -3,7 +3,7 @@
 This module loads torch, so `import art` does not import it.
 """
 
-from art.trainer.losses.base import (
+from art.trainer.losses import (
     LossInputs,
     LossOutput,
     log_ratio,

@@ -1,4 +1,4 @@
-"""`ArtClient`: runs and trains an agent on an `art-server`, by the name of its task."""
+"""`ArtClient` runs and trains an agent on an `art-server`, by its task; `ruler_score_group` judges a list."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import asyncio
 import logging
 import statistics
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import art
-from art.backend import BackendModel, Registration
+from art.backend import BackendModel, ModelRegistration
 from art.errors import ConfigError
+from art.metrics.scores import mean_with_interval
 from art.protocol.training import ModelStatus
 from art.recipes.training_loop import StepReport, evaluate, train_task
-from art.report.scores import mean_with_interval
 from art.rewards import GroupScorer, Judge, Ruler
+from art.rewards import ruler_score_group as score_group
 from art.rewards.judge import RewardFunction
 from art.task import Split, Task, get_task
-from openpipe_art.blocking import run_blocking
-from openpipe_art.judging import wait_for_scores
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 DEFAULT_MODEL = ("openpipe", "agent")
 """Project and name of the model to register if none is given."""
@@ -31,7 +33,7 @@ MAX_RUNS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class TaskEvaluation:
     """The result of `evaluate`: rewards of a model on held-out scenarios of a task."""
 
     task: str
@@ -150,7 +152,7 @@ class AsyncArtClient:
         # The number of further calls is unknown, so the rate does not fall towards the end of this call.
         defaults = replace(chosen.defaults, schedule="constant", **changes)
         model = await self._ready()
-        await asyncio.to_thread(wait_for_scores)
+        await asyncio.to_thread(lambda: wait(list(_pending)))  # for judgements that `ruler_score_group` has started
         return await train_task(
             model, chosen, defaults, num_steps=await model.get_step() + iterations, seed=seed,
             on_step=on_step or (lambda report: None), score=_scorer(judge), rewarded=self._take_rewarded(chosen.name),
@@ -158,7 +160,7 @@ class AsyncArtClient:
 
     async def evaluate(
         self, task: str | Task | None = None, *, count: int = 100, seed: int = 0, split: Split = "test"
-    ) -> Evaluation:
+    ) -> TaskEvaluation:
         """Measure the mean reward of `count` rollouts on scenarios that are never trained.
 
         Args:
@@ -172,7 +174,7 @@ class AsyncArtClient:
         played = (await evaluate(await self._ready(), chosen, count=count, seed=seed, split=split)).trajectories
         mean_reward, interval = mean_with_interval([trajectory.reward for trajectory in played])
         names = {name for trajectory in played for name in trajectory.metrics}
-        return Evaluation(
+        return TaskEvaluation(
             task=chosen.name, mean_reward=mean_reward, interval=interval, n=len(played),
             num_failed=count - len(played), trajectories=played,
             metrics={
@@ -244,7 +246,7 @@ class ArtClient:
         """Make `iterations` training steps; see `AsyncArtClient.train`."""
         return run_blocking(self._client.train(iterations, **settings))
 
-    def evaluate(self, task: str | Task | None = None, **settings: Any) -> Evaluation:
+    def evaluate(self, task: str | Task | None = None, **settings: Any) -> TaskEvaluation:
         """Measure the mean reward on held-out scenarios; see `AsyncArtClient.evaluate`."""
         return run_blocking(self._client.evaluate(task, **settings))
 
@@ -258,11 +260,11 @@ def _scorer(judge: str | art.Model[Any, Any] | Judge | RewardFunction | None) ->
 class _Attached(art.RemoteBackend):
     """A backend that registers a known model with the settings it already has."""
 
-    async def register(self, model: BackendModel) -> Registration | None:
+    async def register(self, model: BackendModel) -> ModelRegistration | None:
         client = await self._connection()
         for status in await self.known_models():
             if (status.project, status.name) == (model.project, model.name):
-                return Registration(server_url=client.base_url, api_key=client.api_key, status=status)
+                return ModelRegistration(server_url=client.base_url, api_key=client.api_key, status=status)
         return await super().register(model)
 
     async def known_models(self) -> list[ModelStatus]:
@@ -279,3 +281,100 @@ class _Attached(art.RemoteBackend):
                 f"({', '.join(loaded) or 'none'}): pass `base_model=`"
             )
         return str(loaded[0])
+
+
+# -- RULER for a plain list of trajectories, with and without `await` --
+
+_pending: set[Future[list[art.Trajectory]]] = set()
+"""Judgements that still run."""
+
+
+class Scored(Sequence[art.Trajectory]):
+    """Trajectories that a judge scores in a thread. `await` gives them as a list; any other use waits for scores."""
+
+    def __init__(self, future: Future[list[art.Trajectory]]) -> None:
+        self._future = future
+
+    def __await__(self) -> Generator[Any, None, list[art.Trajectory]]:
+        return asyncio.wrap_future(self._future).__await__()
+
+    @overload
+    def __getitem__(self, index: int) -> art.Trajectory: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[art.Trajectory]: ...
+    def __getitem__(self, index: int | slice) -> art.Trajectory | list[art.Trajectory]:
+        return self._future.result()[index]
+
+    def __len__(self) -> int:
+        return len(self._future.result())
+
+    def __eq__(self, other: object) -> bool:
+        return self._future.result() == (list(other) if isinstance(other, Scored) else other)
+
+    __hash__ = object.__hash__  # for `asyncio.gather`
+
+    def __repr__(self) -> str:
+        return repr(self._future.result())
+
+
+async def aruler_score_group(
+    trajectories: Iterable[art.Trajectory], model: str | art.Model[Any, Any], **settings: Any
+) -> list[art.Trajectory]:
+    """Have a judge model compare trajectories, set its scores as their rewards, and return them in the same order.
+
+    Args:
+        trajectories: rollouts of one scenario.
+        model: the judge, by its litellm name (`openai/o3`), or a model with an address of its own.
+        settings: other arguments of `art.rewards.ruler_score_group`.
+
+    Raises:
+        JudgeError: there are no usable scores; all rewards stay as they were.
+    """
+    own = list(trajectories)
+    scored = await score_group(art.TrajectoryGroup(own), model, **{**settings, "swallow_exceptions": False})
+    assert scored is not None
+    for trajectory, judged in zip(own, scored, strict=True):
+        trajectory.reward, trajectory.metrics, trajectory.logs = judged.reward, judged.metrics, judged.logs
+    return own
+
+
+def ruler_score_group(
+    trajectories: Iterable[art.Trajectory], model: str | art.Model[Any, Any], **settings: Any
+) -> Scored:
+    """Have a judge model set the rewards of trajectories; arguments and errors are those of `aruler_score_group`.
+
+    This is for code without `await`. In a notebook it returns at once, and the result may be awaited.
+    """
+
+    def report(future: Future[list[art.Trajectory]]) -> None:
+        _pending.discard(future)
+        if not future.cancelled() and (error := future.exception()) is not None:
+            logger.warning("trajectories keep their rewards, because scoring them failed: %s", error)
+
+    future = start_blocking(aruler_score_group(trajectories, model, **settings))
+    if future.done():
+        future.result()
+    else:
+        _pending.add(future)
+        future.add_done_callback(report)
+    return Scored(future)
+
+
+def start_blocking(work: Coroutine[Any, Any, T]) -> Future[T]:
+    """Start a coroutine: in a thread if an event loop runs here (a notebook), else run it to its end."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        future: Future[T] = Future()
+        future.set_result(asyncio.run(work))
+        return future
+    thread = ThreadPoolExecutor(max_workers=1)
+    try:
+        return thread.submit(asyncio.run, work)
+    finally:
+        thread.shutdown(wait=False)
+
+
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine, with or without a running event loop, wait for its end and return its result."""
+    return start_blocking(work).result()

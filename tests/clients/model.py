@@ -10,12 +10,12 @@ from pathlib import Path
 
 from art.config import RenderConfig
 from art.engine import GenerateRequest
-from art.gateway.format.load import load_renderer
+from art.gateway.renderer import load_renderer
 from art.kernels.grammar import Vocabulary
-from art.testing.fake_engine import FakeEngine
+from tests.support.fake_engine import FakeEngine
 from tests.support.gateway import Bench, open_bench
 
-MAX_CONTEXT = 65_536
+MAX_CONTEXT = 131_072
 """Some libraries write long prompts, and the tokens of the test's tokenizer are short."""
 ANSWER = "it is there"
 PLACE = {"shelf": "b", "row": 2}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from art.client.training.submission import wire_groups
+from art.client.submission import wire_groups
 from art.config import TrainConfig
 from art.credit.plan import plan_step
 from art.credit.resolve import exchange_ids, resolve

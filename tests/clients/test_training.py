@@ -15,7 +15,7 @@ import pytest_asyncio
 
 import art
 from art.config import ModelSettings, RenderConfig, TrainConfig
-from art.testing.tiny.build import build_tiny_model
+from art.testing.tiny_model import build_tiny_model
 from tests.clients.clients import CLIENTS
 from tests.clients.model import PLACE
 from tests.clients.program import each_client, run

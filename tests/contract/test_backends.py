@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -18,9 +17,8 @@ from typing import Any
 import pytest
 
 import art
-from art.backends.ssh import Install
 from art.errors import ConfigError, ConflictError, NotFoundError, NothingTrainableError, TrajectoryError
-from art.testing.tiny.build import build_tiny_model
+from art_cloud.ssh_backend import Install
 from tests.support.fake_serverless import BASE_MODEL, FakeServerless
 from tests.support.fake_sky import CLUSTER, FakeSky
 from tests.support.fake_ssh import FakeMachine
@@ -87,14 +85,6 @@ async def serverless(machine: Machine, folder: Path) -> AsyncIterator[Opened]:
         await opened[-1].close()
 
 
-def other_machine(folder: Path) -> FakeMachine:
-    """The machine of a fake ssh, with a real `art-server`."""
-    other = FakeMachine(folder / "machine")
-    python = other.python.read_text().replace(str(other.folder / "modules"), str(Path(art.__file__).parents[1]))
-    other.python.write_text(python.replace(f"{sys.executable} -S", sys.executable))
-    return other
-
-
 @contextlib.asynccontextmanager
 async def over_ssh(
     machine: Machine, other: FakeMachine, open_one: Callable[[], art.SshBackend]
@@ -119,12 +109,14 @@ async def over_ssh(
 
 def ssh(machine: Machine, folder: Path) -> contextlib.AbstractAsyncContextManager[Opened]:
     install = Install(source="art==1.2.3", extras=())
-    return over_ssh(machine, other_machine(folder), lambda: art.SshBackend("box", install=install, show_progress=False))
+    return over_ssh(
+        machine, FakeMachine(folder / "machine", has_art=True), lambda: art.SshBackend("box", install=install)
+    )
 
 
 def skypilot(machine: Machine, folder: Path) -> contextlib.AbstractAsyncContextManager[Opened]:
     """The same machine, launched by a fake `sky`."""
-    other = other_machine(folder)
+    other = FakeMachine(folder / "machine", has_art=True)
     FakeSky(other)
     install = Install(source="art==1.2.3", extras=())
     return over_ssh(machine, other, lambda: art.SkyPilotBackend(cluster=CLUSTER, install=install))
@@ -140,10 +132,9 @@ KINDS: dict[str, Callable[[Machine, Path], contextlib.AbstractAsyncContextManage
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    base_model = build_tiny_model(tmp_path_factory.mktemp("tiny") / "model", task="yes_no_maybe", seed=0)
+def machine(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Machine]:
     backend = art.LocalBackend(path=tmp_path_factory.mktemp("server"), show_page=False)
-    yield Machine(backend, str(base_model))
+    yield Machine(backend, str(tiny_model))
     asyncio.run(backend.close())
 
 
@@ -235,9 +226,9 @@ async def test_what_cannot_be_trained_fails_alike(kind: Opened, tmp_path: Path) 
         await train(model, [art.TrajectoryGroup([ValueError("broken")])], on_nothing="raise", **SETTINGS)
     with pytest.raises(NothingTrainableError):
         await kind.backend.train_sft(model, [])
-    with pytest.raises(TrajectoryError, match="put it into a list"):
+    with pytest.raises(TrajectoryError, match="not a list of TrajectoryGroup"):
         await train(model, equal[0], **SETTINGS)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"learning_rat=0\.0001; it knows learning_rate"):
+    with pytest.raises(ConfigError, match=r"learning_rat=0\.0001; it knows optimizer, learning_rate, loss"):
         await train(model, equal, learning_rat=1e-4)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="without `sft`"):
         await train(model, equal, sft_weight=0.5, **SETTINGS)

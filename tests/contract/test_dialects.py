@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -12,9 +14,11 @@ import openai
 import pytest
 
 from art.errors import ProcessError
-from art.protocol.dialects.anthropic import MessagesAnswer
-from art.protocol.dialects.responses import ResponsesAnswer
-from tests.support.app import KEY, AppBench
+from art.gateway.anthropic import MessagesAnswer
+from art.gateway.responses import ResponsesAnswer
+from art.server.app import App
+from art.storage.keys import KeyStore
+from tests.support.app import KEY, AppBench, GatewayOnly
 from tests.support.gateway import LOOK_UP, user
 
 MODEL = "games/agent"
@@ -225,6 +229,26 @@ async def test_an_earlier_response_is_continued_after_a_restart(app: AppBench, o
         assert caught.value.param == "previous_response_id"
 
 
+@pytest.mark.parametrize(("project", "status"), [("mail", 404), ("games", 200)])
+async def test_a_key_of_another_project_continues_no_response(
+    app: AppBench, oai: openai.AsyncOpenAI, tmp_path: Path, project: str, status: int
+) -> None:
+    app.bench.answers("secret", "a", "b")
+    made = await oai.responses.create(model=MODEL, input="a")
+    with contextlib.closing(KeyStore(tmp_path / "keys.db")) as store:
+        _, key = store.create("k", project=project, scopes=["infer"])
+        served = App(GatewayOnly(app.bench), api_key=KEY, keys=store)  # type: ignore[arg-type]
+        headers = {"authorization": f"Bearer {key}"}
+        transport = httpx2.ASGITransport(served)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://t", headers=headers) as http:
+            for fields in (
+                {"input": "b", "previous_response_id": made.id},
+                {"input": [user("a"), {"type": "item_reference", "id": made.output[0].id}, user("b")]},
+            ):
+                answer = await http.post("/v1/responses", json={"model": f"{project}/agent", **fields})
+                assert answer.status_code == status, answer.text
+
+
 async def test_reasoning_comes_back_by_reference(app: AppBench, oai: openai.AsyncOpenAI) -> None:
     """Clients that store nothing send the items back as they were, `encrypted_content` instead of the text."""
     app.bench.answers(THOUGHT, "done")
@@ -262,13 +286,13 @@ async def test_what_responses_cannot_honour(http: httpx2.AsyncClient, fields: An
 
 
 async def test_a_stream_that_breaks_off(
-    app: AppBench, oai: openai.AsyncOpenAI, claude: anthropic.AsyncAnthropic, monkeypatch: pytest.MonkeyPatch
+    app: AppBench, oai: openai.AsyncOpenAI, claude: anthropic.AsyncAnthropic
 ) -> None:
     async def fail(*args: Any, **kwargs: Any) -> None:
         raise ProcessError("the engine is gone")
 
     app.bench.answers("a b c", "a b c")
-    monkeypatch.setattr(app.bench.gateway, "_record", fail)
+    app.bench.gateway.recorder.append = fail  # type: ignore[method-assign]
     stream = await oai.responses.create(model=MODEL, input="hi", stream=True)
     with pytest.raises(openai.APIError, match="the engine is gone"):
         [event async for event in stream]

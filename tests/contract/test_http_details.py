@@ -21,7 +21,7 @@ from art.engine import GenerateRequest, TokenChunk
 from art.errors import ConfigError, NotFoundError
 from art.protocol.training import ModelStatus
 from art.server.app import App
-from art.server.connections import connections
+from art.server.connections import Connection
 from tests.support.app import KEY, AppBench, GatewayOnly
 from tests.support.gateway import Bench, open_bench, user
 
@@ -81,7 +81,7 @@ async def server(tmp_path: Path, tokenizer_dir: Path) -> AsyncIterator[Server]:
     async with open_bench(tmp_path, tokenizer_dir) as bench:
         listener = socket.create_server(("127.0.0.1", 0))
         app = App(Runtime(bench), api_key=KEY, config=CONFIG)  # type: ignore[arg-type]
-        config = uvicorn.Config(app, log_level="warning", lifespan="off", http=connections(CONFIG.limits))
+        config = uvicorn.Config(app, log_level="warning", lifespan="off", http=Connection)
         running = uvicorn.Server(config)
         task = asyncio.create_task(running.serve([listener]))
         port = listener.getsockname()[1]
@@ -222,18 +222,22 @@ async def test_one_model_by_its_name(server: Server) -> None:
 
 async def test_what_the_server_does_not_do_is_said(server: Server) -> None:
     async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key=KEY, max_retries=0) as client:
-        with pytest.raises(openai.NotFoundError, match="samples text and serves no embeddings"):
+        with pytest.raises(openai.NotFoundError, match="there is no route POST /v1/embeddings"):
             await client.embeddings.create(model="games/agent", input="hi")
     assert "there is no route" in (await server.http.post("/v1/nothing")).text
 
 
-async def test_labels_of_newer_clients_are_accepted(server: Server) -> None:
+async def test_labels_and_values_that_mean_not_used_are_accepted(server: Server) -> None:
     labels = {
         "user": "u", "safety_identifier": "s", "prompt_cache_key": "k", "prompt_cache_retention": "24h",
         "prompt_cache_options": {"ttl": "1h"}, "service_tier": "auto", "store": False, "metadata": {"a": "b"},
     }  # fmt: skip
+    harmless = {
+        "parallel_tool_calls": True, "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {},
+        "response_format": {"type": "text"}, "modalities": ["text"], "stop": None, "n": None, "temperature": None,
+    }  # fmt: skip
     server.bench.answers("a", "b")
-    chat = await server.http.post("/v1/chat/completions", json=CHAT | labels)
+    chat = await server.http.post("/v1/chat/completions", json=CHAT | labels | harmless)
     assert chat.status_code == 200, chat.text
     answer = await server.http.post("/v1/responses", json={"model": "games/agent", "input": "hi"} | labels)
     assert answer.status_code == 200, answer.text

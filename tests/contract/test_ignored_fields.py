@@ -72,25 +72,13 @@ async def test_a_system_message_keeps_its_place(app: AppBench, http: httpx2.Asyn
     assert made.request_messages == [user("hi"), system("be brief")]
 
 
-async def test_a_deferred_tool_is_shown_once_a_result_refers_to_it(app: AppBench, http: httpx2.AsyncClient) -> None:
-    app.bench.answers("one", "two")
-    tools = [{**TOOL, "name": "search"}, {**TOOL, "defer_loading": True}]
-    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "search", "input": {}}]}
-    parts = [{"type": "tool_reference", "tool_name": "look_up"}]
-    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": parts}]}
-    for messages, names in (([user("hi")], ["search"]), ([user("hi"), call, result], ["search", "look_up"])):
-        answer = await http.post("/v1/messages", json={**MESSAGES, "messages": messages, "tools": tools})
-        made = app.bench.recorder.get([answer.json()["exchange_id"]])[0]
-        assert [tool["function"]["name"] for tool in made.tools] == names
-
-
 ASKED = {"temperature": 0, "top_p": 0.5, "frequency_penalty": 0.3}
 
 
 async def test_the_sampling_of_a_rollout_replaces_what_its_requests_ask_for(
     app: AppBench, http: httpx2.AsyncClient
 ) -> None:
-    app.bench.answers("one", "two")
+    app.bench.answers("one")
     path = "/rollouts/r1/v1/chat/completions"
     refused = await http.post(path, json={**CHAT, **ASKED})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "frequency_penalty")
@@ -103,10 +91,6 @@ async def test_the_sampling_of_a_rollout_replaces_what_its_requests_ask_for(
     assert (made.temperature, made.top_p) == (0.5, 1.0)
     record = (await http.get("/api/rollouts/r1")).json()
     assert record["sampling"]["temperature"] == 0.5
-    text = await http.post(
-        "/rollouts/r1/v1/completions", json={"model": MODEL, "prompt": "hi", "presence_penalty": 1, "temperature": 0}
-    )
-    assert text.headers["x-art-ignored"] == "temperature, presence_penalty"
 
 
 async def test_the_sampling_of_a_model_gives_way_to_that_of_a_rollout(app: AppBench, http: httpx2.AsyncClient) -> None:
@@ -172,8 +156,7 @@ async def test_an_item_may_be_sent_by_its_id(app: AppBench, http: httpx2.AsyncCl
     second: Any = await oai.responses.create(input=items, **fields)
     assert len(references) == 3
     assert app.bench.recorder.get([second.exchange_id])[0].parent_id == first.exchange_id  # type: ignore[attr-defined]
-    await oai.responses.delete(first.id)
-    for unknown in (references[0], {"type": "item_reference", "id": "msg_" + 26 * "0"}, {"type": "item_reference"}):
+    for unknown in ({"type": "item_reference", "id": "msg_" + 26 * "0"}, {"type": "item_reference"}):
         with pytest.raises(openai.NotFoundError) as caught:
             await oai.responses.create(input=[user("hi"), unknown], **fields)  # type: ignore[list-item]
         assert caught.value.param == "input.1"

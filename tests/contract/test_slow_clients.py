@@ -13,16 +13,20 @@ import httpx2
 import pytest
 import uvicorn
 
-from art.config import LimitsConfig, ServerConfig
+from art.config import ServerConfig
 from art.gateway.completion import ChatStream
 from art.server.app import App
-from art.server.connections import MAX_HEADER_BYTES, connections
+from art.server.connections import MAX_HEADER_BYTES, Connection
 
 READ_S = 1.0
 END_WITHIN_S = 60.0
 """How long a connection may go on that should have ended, before the test fails."""
-CONFIG = ServerConfig(max_body_bytes=1 << 20, limits=LimitsConfig(read_timeout_s=READ_S, write_timeout_s=READ_S))
+CONFIG = ServerConfig(max_body_bytes=1 << 20)
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer k\r\n"
+
+
+class Impatient(Connection):
+    read_timeout_s = write_timeout_s = READ_S
 
 
 class Gateway:
@@ -49,10 +53,11 @@ class Runtime:
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[tuple[int, Runtime]]:
+async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[int, Runtime]]:
     runtime = Runtime()
+    monkeypatch.setattr("art.server.body.READ_TIMEOUT_S", READ_S)
     app = App(runtime, api_key="k", config=CONFIG)  # type: ignore[arg-type]
-    settings = uvicorn.Config(app, log_level="error", lifespan="off", http=connections(CONFIG.limits), ws="none")
+    settings = uvicorn.Config(app, log_level="error", lifespan="off", http=Impatient, ws="none")
     server = uvicorn.Server(settings)
     sock = socket.create_server(("127.0.0.1", 0))
     task = asyncio.create_task(server.serve(sockets=[sock]))
@@ -95,44 +100,36 @@ async def alive(port: int) -> bool:
     return answer.startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.parametrize(
-    "pieces",
-    [
-        [],
-        [b"G"],
-        [b"GET /health HTTP/1.1\r\nX-A: b\r\n"],
-        [b"GET /health HTTP/1.1\r\n", *[b"X-A: b\r\n"] * 100],  # one header each 50 ms
-        [b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTTP/1.1\r\n", *[b"X-A: b\r\n"] * 100],  # the second one
-    ],
-    ids=["nothing", "a letter", "half", "a header at a time", "a second request"],
-)
-async def test_slow_headers(server: tuple[int, Runtime], pieces: list[bytes]) -> None:
+async def test_slow_headers(server: tuple[int, Runtime]) -> None:
     port, _ = server
-    _, took_s, num_sent = await send(port, *pieces, pause_s=0.05)
-    assert took_s > READ_S * 0.9
-    assert num_sent < 90, "the end comes long before all headers have"
+    get, headers = b"GET /health HTTP/1.1\r\n", [b"X-A: b\r\n"] * 100  # one each 50 ms
+    clients = {
+        "nothing": [],
+        "a letter": [b"G"],
+        "half": [get + b"X-A: b\r\n"],
+        "a header at a time": [get, *headers],
+        "a second request": [get + b"Host: x\r\n\r\n" + get, *headers],
+    }
+    ends = await asyncio.gather(*(send(port, *pieces, pause_s=0.05) for pieces in clients.values()))
+    for name, (_, took_s, num_sent) in zip(clients, ends, strict=True):
+        assert took_s > READ_S * 0.9, name
+        assert num_sent < 90, f"{name}: the end comes long before all headers have"
     assert await alive(port)
 
 
 async def test_slow_bodies(server: tuple[int, Runtime]) -> None:
     port, _ = server
-    drops = [HEAD + b"Content-Length: 100000\r\n\r\n", *[b" "] * 200]
-    answer, _, num_sent = await send(port, *drops, pause_s=0.05)
-    assert answer.startswith(b"HTTP/1.1 408")
-    assert num_sent < 190
-    drops = [HEAD + b"Transfer-Encoding: chunked\r\n\r\n", *[b"1\r\n \r\n"] * 200]
-    answer, _, num_sent = await send(port, *drops, pause_s=0.05)
-    assert answer.startswith(b"HTTP/1.1 408")
-    assert num_sent < 190
+    refused = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
+    clients = {
+        "with a length": (b"408", [HEAD + b"Content-Length: 100000\r\n\r\n", *[b" "] * 200]),
+        "in parts": (b"408", [HEAD + b"Transfer-Encoding: chunked\r\n\r\n", *[b"1\r\n \r\n"] * 200]),
+        "of a refused request": (b"401", [refused, *[b" "] * 200]),
+    }
+    ends = await asyncio.gather(*(send(port, *pieces, pause_s=0.05) for _, pieces in clients.values()))
+    for (name, (status, _)), (answer, _, num_sent) in zip(clients.items(), ends, strict=True):
+        assert answer.startswith(b"HTTP/1.1 " + status), (name, answer)
+        assert num_sent < 190, name
     assert await alive(port)
-
-
-async def test_bodies_of_refused_requests(server: tuple[int, Runtime]) -> None:
-    port, _ = server
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
-    answer, _, num_sent = await send(port, head, *[b" "] * 200, pause_s=0.05)
-    assert answer.startswith(b"HTTP/1.1 401")
-    assert num_sent < 190
 
 
 async def test_an_endless_body_is_refused_and_not_read_on(server: tuple[int, Runtime]) -> None:
@@ -181,9 +178,9 @@ async def test_truncated_requests(server: tuple[int, Runtime]) -> None:
     assert await alive(port)
 
 
-@pytest.mark.parametrize(
-    ("request_bytes", "status"),
-    [
+async def test_broken_requests(server: tuple[int, Runtime]) -> None:
+    port, _ = server
+    requests = [
         (b"\x16\x03\x01\x02\x00\x01\x00", b"400"),
         (b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
         (b"GET http:// HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
@@ -193,26 +190,24 @@ async def test_truncated_requests(server: tuple[int, Runtime]) -> None:
         (b"GET /health HTTP/1.1\r\n\x00: x\r\n\r\n", b"400"),
         (HEAD + b"Content-Length: 99999999999\r\n\r\n", b"413"),
         (b"GET /health HTTP/1.1\r\nConnection: close, upgrade\r\nUpgrade: websocket\r\n\r\n", b"200"),
-    ],
-)
-async def test_broken_requests(server: tuple[int, Runtime], request_bytes: bytes, status: bytes) -> None:
-    port, _ = server
-    answer, _, _ = await send(port, request_bytes)
-    assert answer.split(b" ")[1] == status, answer
-    assert await alive(port)
+    ]
+    for request, status in requests:
+        answer, _, _ = await send(port, request)
+        assert answer.split(b" ")[1] == status, (request, answer)
+        assert await alive(port)
 
 
-@pytest.mark.parametrize("what", ["one", "many", "address"])
-async def test_large_headers(server: tuple[int, Runtime], what: str) -> None:
+async def test_large_headers(server: tuple[int, Runtime]) -> None:
     port, _ = server
-    fill = {
+    requests = {
         "one": b"/health HTTP/1.1\r\nX: " + b"a" * 2 * MAX_HEADER_BYTES,
         "many": b"/health HTTP/1.1" + b"\r\nX: y" * MAX_HEADER_BYTES,
         "address": b"/" + b"a" * 2 * MAX_HEADER_BYTES + b" HTTP/1.1",
-    }[what]
-    answer, _, _ = await send(port, b"GET " + fill + b"\r\n\r\n")
-    assert answer == b"" or answer.split(b" ")[1] == b"400"  # or cut off while it was still sending
-    assert await alive(port)
+    }
+    for what, request in requests.items():
+        answer, _, _ = await send(port, b"GET " + request + b"\r\n\r\n")
+        assert answer == b"" or answer.split(b" ")[1] == b"400", what  # or cut off while it was still sending
+        assert await alive(port)
 
 
 async def test_a_client_that_does_not_read(server: tuple[int, Runtime]) -> None:

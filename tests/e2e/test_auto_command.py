@@ -14,12 +14,12 @@ import pytest
 
 import art
 from art.cli.main import main
-from art.report import Estimate
-from art.rewards.asking import completion
-from art.scenarios import Dataset
+from art.metrics.scores import Estimate
+from art.rewards import judge_client
 from art.tasks.yes_no_maybe import REWARDS, parse_answer
-from art.testing.generator import ScriptedGenerator
 from art.testing.judge import ScriptedJudge
+from art_recipes.scenarios import Dataset
+from art_recipes.scripted_generator import ScriptedGenerator
 from tests.support.shared_server import on
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or importing litellm waits for a download
@@ -41,8 +41,8 @@ def test_from_a_sentence_to_a_report_by_way_of_edited_files(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("art.recipes.autorl.auto.LocalBackend", on(shared_backend))
-    monkeypatch.setattr(completion, "_has_litellm", lambda: False)  # importing it takes seconds
+    monkeypatch.setattr("art_recipes.autorl.LocalBackend", on(shared_backend))
+    monkeypatch.setattr(judge_client, "_has_litellm", lambda: False)  # importing it takes seconds
     with ScriptedGenerator(inputs=INPUTS) as generator, ScriptedJudge(maybe_is_best, noise=0.1) as judge:
         servers = ["--generator", "openai/g", "--generator-url", generator.base_url, "--judge", "openai/j",
                    "--judge-url", judge.base_url]  # fmt: skip

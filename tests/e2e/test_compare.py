@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from art.report.model_comparison import read_comparison
 from art.testing.scripted_server import ScriptedServer, failure
+from art_recipes.comparing.model_comparison import read_comparison
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 GAMES = 60

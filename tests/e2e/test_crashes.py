@@ -15,6 +15,7 @@ import torch
 import art
 from art.config import TrainerConfig
 from tests.support.processes import children_of, is_running
+from tests.support.shared_server import on
 
 PROMPTS = ["respond with yes or no", "say yes, no or maybe", "yes or maybe?"]
 REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}
@@ -61,9 +62,10 @@ async def run_script(
     during_rollouts: Saboteurs | None = None,
     during_training: Saboteurs | None = None,
     settings: art.ModelSettings | None = None,
+    make_backend: type[art.LocalBackend] = art.LocalBackend,
 ) -> Run:
     numbers = []
-    async with art.LocalBackend(path=data_dir) as backend:
+    async with make_backend(path=data_dir) as backend:
         model = art.TrainableModel(
             name="agent", project="crash", base_model=str(tiny_model), base_path=str(data_dir), settings=settings
         )
@@ -92,8 +94,12 @@ async def run_script(
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return asyncio.run(run_script(tiny_model, tmp_path_factory.mktemp("calm")))
+def undisturbed(
+    tiny_model: Path, shared_backend: art.LocalBackend, tmp_path_factory: pytest.TempPathFactory
+) -> list[float]:
+    """The numbers of a run that nothing disturbs."""
+    path = tmp_path_factory.mktemp("calm")
+    return asyncio.run(run_script(tiny_model, path, make_backend=on(shared_backend))).numbers
 
 
 def kill(pid: int | None) -> None:
@@ -114,27 +120,44 @@ def killing(kind: str, after_s: float) -> Saboteur:
     return sabotage
 
 
-IN_TURN = {0: killing("engine", 0.05), 1: killing("trainer", 0.02), 2: killing("server", 0.02)}
+@pytest.fixture(scope="module")
+def disturbed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run in which each process is killed in turn."""
+    killed = {0: killing("engine", 0.05), 1: killing("trainer", 0.02), 2: killing("server", 0.02)}
+    return asyncio.run(run_script(tiny_model, tmp_path_factory.mktemp("killed"), None, killed))
 
 
+# The loss of a step on its own policy is a sum of float32 terms near 1 that cancel: what is left is some units in their
+# last place (1.2e-7), which change with the sequences that happen to share a batch of the engine.
+TOLERANCE = {"rel": 1e-5, "abs": 5e-7}
+
+
+def test_kill_changes_nothing(disturbed: Run, undisturbed: list[float]) -> None:
+    assert disturbed.numbers == pytest.approx(undisturbed, **TOLERANCE)
+
+
+def test_no_process_outlives_the_script(disturbed: Run) -> None:
+    assert None not in disturbed.pids
+    assert len(set(disturbed.pids)) == 3
+    assert disturbed.outlived == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("during_rollouts", "during_training"),
     [
-        pytest.param({}, IN_TURN, id="each in turn"),
-        pytest.param({DISTURBED_STEP: killing("server", 0.01)}, {}, id="server-rollouts", marks=pytest.mark.slow),
-        pytest.param({}, {DISTURBED_STEP: killing("server", 0.02)}, id="server-training", marks=pytest.mark.slow),
-        pytest.param({DISTURBED_STEP: killing("engine", 0.01)}, {}, id="engine-rollouts", marks=pytest.mark.slow),
-        pytest.param({}, {DISTURBED_STEP: killing("engine", 0.05)}, id="engine-training", marks=pytest.mark.slow),
-        pytest.param({}, {DISTURBED_STEP: killing("trainer", 0.02)}, id="trainer-training", marks=pytest.mark.slow),
+        pytest.param({DISTURBED_STEP: killing("server", 0.01)}, {}, id="server-rollouts"),
+        pytest.param({}, {DISTURBED_STEP: killing("server", 0.02)}, id="server-training"),
+        pytest.param({DISTURBED_STEP: killing("engine", 0.01)}, {}, id="engine-rollouts"),
+        pytest.param({}, {DISTURBED_STEP: killing("engine", 0.05)}, id="engine-training"),
+        pytest.param({}, {DISTURBED_STEP: killing("trainer", 0.02)}, id="trainer-training"),
     ],
 )
-def test_kill_changes_nothing(
-    during_rollouts: Saboteurs, during_training: Saboteurs, undisturbed: Run, tiny_model: Path, tmp_path: Path
+def test_kill_of_one_process_changes_nothing(
+    during_rollouts: Saboteurs, during_training: Saboteurs, undisturbed: list[float], tiny_model: Path, tmp_path: Path
 ) -> None:
     run = asyncio.run(run_script(tiny_model, tmp_path, during_rollouts, during_training))
-    # The loss of a step on its own policy is a sum of float32 terms near 1 that cancel: what is left is some units in
-    # their last place (1.2e-7), which change with the sequences that happen to share a batch of the engine.
-    assert run.numbers == pytest.approx(undisturbed.numbers, rel=1e-5, abs=5e-7)
+    assert run.numbers == pytest.approx(undisturbed, **TOLERANCE)
 
 
 async def kill_second_trainer_process(backend: art.LocalBackend) -> None:
@@ -151,14 +174,8 @@ async def kill_second_trainer_process(backend: art.LocalBackend) -> None:
 )
 @pytest.mark.parametrize("during_training", [None, {DISTURBED_STEP: kill_second_trainer_process}])
 def test_two_trainer_processes_give_the_numbers_of_one(
-    during_training: Saboteurs | None, undisturbed: Run, tiny_model: Path, tmp_path: Path
+    during_training: Saboteurs | None, undisturbed: list[float], tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = art.ModelSettings(trainer=TrainerConfig(num_processes=2))
     run = asyncio.run(run_script(tiny_model, tmp_path, None, during_training, settings))
-    assert run.numbers == pytest.approx(undisturbed.numbers, rel=1e-3, abs=1e-6)
-
-
-def test_no_process_outlives_the_script(undisturbed: Run) -> None:
-    assert None not in undisturbed.pids
-    assert len(set(undisturbed.pids)) == 3
-    assert undisturbed.outlived == []
+    assert run.numbers == pytest.approx(undisturbed, rel=1e-3, abs=1e-6)

@@ -97,9 +97,7 @@ async def test_every_loss_by_name_makes_a_step(model: art.TrainableModel, backen
     groups, start = [art.TrajectoryGroup(members)], await model.get_step()
     for name in ALGORITHMS:
         length = 8 if name == "dr_grpo" else None
-        result = await backend.train(
-            model, groups, loss=name, constant_tokens=length, learning_rate=1e-6, mismatch=None
-        )
+        result = await backend.train(model, groups, loss=name, normalize=length, learning_rate=1e-6, mismatch=None)
         assert result.step == await model.get_step()
     assert result.step == start + len(ALGORITHMS)
     result = await backend.train(

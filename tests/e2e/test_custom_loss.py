@@ -11,10 +11,10 @@ import pytest
 import pytest_asyncio
 
 import art
-from art.backends.local import _loss_path
 from art.config import CustomLossConfig, ServerConfig
 from art.config.losses import LOSS_PATH_VARIABLE
 from art.errors import ConfigError, TrainingError
+from art.local_backend import _loss_path
 from art.tasks.yes_no_maybe import YesNoMaybe
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -43,6 +43,8 @@ FEWER_STEPS = {
     "README.md": {"steps=15": "steps=2"},
     "docs/asynchronous.md": {"steps=4": "steps=1", "steps=6": "steps=2"},
 }
+MAKES_TINY, MAKES_ANOTHER = "art tiny-model ./tiny ", "art tiny-model ./another --warm-start-steps 1 "
+"""The pages train the `./tiny` of all tests, which the server has loaded."""
 QUESTION = "say yes, no or maybe"
 
 SERVER = """\
@@ -88,6 +90,7 @@ class Reader:
             text = text.replace(address, f"127.0.0.1:{self._port}")
         for long, short in FEWER_STEPS.get(block.page, {}).items():
             text = text.replace(long, short)
+        text = text.replace(MAKES_TINY, MAKES_ANOTHER)
         return text.replace("/srv/art", folder).replace(CHECKPOINT, str(max(self._stage["checkpoints"].iterdir())))
 
     async def run(self, block: Block) -> None:
@@ -209,7 +212,7 @@ async def try_address(reader: Reader) -> None:
 
 
 async def try_mcp_server(reader: Reader) -> None:
-    from art.mcp import MCPClient
+    from art_recipes.mcp import MCPClient
 
     (block,) = [block for block in RUNNABLE["docs/mcp.md"] if "@server.tool()" in block.text]
     (reader.folder / "stock.py").write_text(block.text)
@@ -284,8 +287,7 @@ def reader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Reader]:  # fmt: skip
     page = ROOT / str(request.node.callspec.params["page"])
-    if not any("art tiny-model ./tiny" in block.text for block in RUNNABLE[str(page.relative_to(ROOT))]):
-        (tmp_path / "tiny").symlink_to(tiny_model)
+    (tmp_path / "tiny").symlink_to(tiny_model)
     for program in page.parent.glob("*.py"):
         (tmp_path / program.name).symlink_to(program)
     monkeypatch.setattr(art, "LocalBackend", on(stage["backend"]))

@@ -12,8 +12,7 @@ import pytest_asyncio
 import art
 from art.config import TrainConfig
 from art.errors import ConfigError, TrajectoryError
-from art.storage.steps.plan_record import read_plans
-from art.storage.steps.token_file import TokenFile
+from art.storage.step_files import TokenFile, read_plans
 from art.tasks.yes_no_maybe import parse_answer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -100,7 +99,7 @@ async def test_what_cannot_be_mixed_is_refused(model: art.TrainableModel) -> Non
         await model.train(groups, sft_weight=0.5)
     with pytest.raises(ConfigError, match="dpo is a loss of pairs alone and takes no supervised data"):
         await model.train(groups, sft=EXAMPLES, loss="dpo")
-    with pytest.raises(TrajectoryError, match="`sft` is one Trajectory; put it into a list"):
+    with pytest.raises(TrajectoryError, match="`sft` is a Trajectory, not a list of Trajectory"):
         await model.train(groups, sft=EXAMPLES[0])  # type: ignore[arg-type]
     with pytest.raises(TrajectoryError, match=r"sft\[0\] has no messages"):
         await model.train(groups, sft=[art.Trajectory()])

@@ -20,6 +20,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from art.cli import server as art_server
 from art.storage.keys import KeyStore
 from tests.support.ports import free_port
 
@@ -92,20 +93,20 @@ def server(tmp_path: Path) -> Iterator[Server]:
     server.process.wait()
 
 
-def refuse_settings(tmp_path: Path) -> bytes:
-    """Start a server with settings that have secrets in wrong places. Returns what it prints."""
+def refuse_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Ask for a server with settings that have secrets in wrong places. Returns what it prints."""
     engine = {"settings": {"engine": {"kind": "vllm", "urls": [f"http://u:{USERINFO}@gpu1:8000"]}}}
     files = [{"api_key": IN_SETTINGS, "port": IN_SETTINGS}, engine]
     options = [["--config-json", json.dumps(engine)]]
     for number, settings in enumerate(files):
         (tmp_path / f"{number}.yaml").write_text(json.dumps(settings))
         options.append(["--config", str(tmp_path / f"{number}.yaml")])
-    printed = b""
+    capsys.readouterr()
+    monkeypatch.setenv("ART_API_KEY", SERVER_KEY)
     for option in options:
-        command = [sys.executable, "-m", "art.cli.server", "--data-dir", str(tmp_path / "none"), *option]
-        ended = subprocess.run(command, capture_output=True, env=os.environ | {"ART_API_KEY": SERVER_KEY}, timeout=120)
-        assert ended.returncode != 0
-        printed += ended.stdout + ended.stderr
+        assert art_server.main(["--data-dir", str(tmp_path / "none"), *option]) != 0
+    captured = capsys.readouterr()
+    printed = (captured.out + captured.err).encode()
     assert b"a user or a password" in printed
     return printed
 
@@ -148,7 +149,7 @@ def use(server: Server, tiny_model: Path) -> str:
 
 def everything_written(server: Server) -> bytes:
     """The content of every file, with the payloads of jobs uncompressed."""
-    os.kill(server.process.pid, signal.SIGUSR1)  # the report of who waits for whom is a file too
+    os.kill(server.process.pid, signal.SIGUSR1)  # the report is a file too
     deadline = time.monotonic() + 30
     while not (server.data_dir / "logs/report.txt").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -160,9 +161,12 @@ def everything_written(server: Server) -> bytes:
     return b"\n".join([server.output.read_bytes(), *payloads, *(path.read_bytes() for path in files)])
 
 
-def test_no_secret_of_twenty_kinds_is_in_a_file_or_log(server: Server, tiny_model: Path, tmp_path: Path) -> None:
+def test_no_secret_of_twenty_kinds_is_in_a_file_or_log(
+    server: Server, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     given = all_secrets() | {"a key of a project": ""}
-    printed = refuse_settings(tmp_path)
+    printed = refuse_settings(tmp_path, capsys, monkeypatch)
     given["a key of a project"] = use(server, tiny_model).split("_", 2)[2]
     assert len(given) >= 20
     written = printed + everything_written(server)

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 import art
-from art.testing.generator import ScriptedGenerator
 from art.testing.judge import ScriptedJudge
 from art.testing.scripted_server import Reply, ScriptedServer, completion
-from art.testing.tiny.build import build_tiny_model
+from art.testing.tiny_model import build_tiny_model
+from art_recipes.scripted_generator import ScriptedGenerator
 from tests.support.old_programs_play import ASKED, play
 from tests.support.shared_server import on
 

@@ -23,7 +23,7 @@ from openpipe_art import ArtClient
 client = ArtClient(server_url="http://localhost:5000")
 trajectory = client.run_agent(task="yes_no_maybe", prompt="Is it raining?")
 print("said", trajectory.messages()[-1]["content"])
-reports = client.train(iterations=1)
+reports = client.train(iterations=1, groups=2, rollouts=4)
 print("steps", [report.step for report in reports])
 print("evaluated", client.evaluate("yes_no_maybe", count=4).n)
 """

@@ -12,12 +12,9 @@ import httpx2
 import pytest
 
 import art
-from art.cli import server
-from art.config import ServerConfig
-from art.server.page.browser import Addresses
-from art.server.page.sessions import PageState
-from art.storage.layout import DataDir
+from art.server.app import App
 from art.storage.local_key import find_local_key
+from art_page.page import TrainingPage
 
 
 async def test_the_link_of_a_training_script(
@@ -63,20 +60,11 @@ async def test_nothing_is_printed_for_those_who_want_nothing(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    ("host", "address"),
-    [("127.0.0.1", "http://127.0.0.1:5000"), ("0.0.0.0", "http://127.0.0.1:5000"), ("::1", "http://[::1]:5000")],
-)
-def test_only_a_terminal_gets_a_link_of_the_server(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, host: str, address: str
-) -> None:
-    page = PageState(None, Addresses(ServerConfig().host))
-    server._show_page(page, DataDir(tmp_path), host, 5000)
-    assert capsys.readouterr().out == ""
-    assert DataDir(tmp_path).address.read_text() == address
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    server._show_page(page, DataDir(tmp_path), host, 5000)
-    link = capsys.readouterr().out.split()[3]
-    assert link.startswith(f"{address}/#login=")
+def test_the_servers_own_link_opens_once(tmp_path: Path) -> None:
+    app = App(None, api_key="key-of-the-operator", data_dir=tmp_path, pages=[TrainingPage])
+    (page,) = app.pages
+    assert isinstance(page, TrainingPage)
+    link = page.greeting("http://[::1]:5000").split()[3]
+    assert link.startswith("http://[::1]:5000/#login=")
     assert page.sessions.redeem(link.partition("=")[2]) == "server"
-    page.close()
+    app.close()

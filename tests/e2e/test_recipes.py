@@ -14,10 +14,10 @@ import pytest
 import art
 from art.errors import ConfigError
 from art.recipes import AutoConfig, Progress
-from art.rewards.asking import completion
+from art.rewards import judge_client
 from art.tasks.yes_no_maybe import REWARDS, parse_answer
-from art.testing.generator import ScriptedGenerator
 from art.testing.judge import ScriptedJudge
+from art_recipes.scripted_generator import ScriptedGenerator
 from tests.support.shared_server import on
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or importing litellm waits for a download
@@ -33,7 +33,7 @@ def maybe_is_best(trajectory: dict[str, Any]) -> float:
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(completion, "_has_litellm", lambda: False)  # importing it takes seconds
+    monkeypatch.setattr(judge_client, "_has_litellm", lambda: False)  # importing it takes seconds
 
 
 @pytest.fixture
@@ -114,20 +114,3 @@ async def test_train(
     measured = await art.recipes.train("yes_no_maybe", str(tiny_model), name="new", steps=0, evaluate=4)
     assert (measured.step, measured.reports, measured.after) == (0, [], None)
     assert measured.before is not None
-
-
-@pytest.mark.slow
-async def test_a_rollback_can_be_trained_further(tiny_model: Path) -> None:
-    """A learning rate that is far too high; the model from before the step goes on with a lower one."""
-    settings: dict[str, Any] = {"groups": 4, "rollouts": 4, "project": "p", "rollback_on": ("moved_too_far",)}
-    broken = await art.recipes.train("yes_no_maybe", str(tiny_model), name="a", steps=4, learning_rate=0.2, **settings)
-    assert broken.ending is not None
-    assert "'moved_too_far'" in broken.ending
-    name = f"a-before-{broken.step}"
-    assert name in broken.ending
-    steps = broken.step
-    result = await art.recipes.train(
-        "yes_no_maybe", str(tiny_model), name=name, steps=steps, learning_rate=1e-4, **settings
-    )
-    assert [report.step for report in result.reports] == [steps], "it starts at the checkpoint from before"
-    assert (result.step, result.ending) == (steps, None)

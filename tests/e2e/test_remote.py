@@ -16,14 +16,14 @@ import pytest
 
 import art
 from art.storage import checkpoints
-from art.testing.tiny.build import build_tiny_model
+from art.testing.tiny_model import build_tiny_model
 from benchmarks.remote_storm import KEY, Supervised, calm_run, compare, disturbed_run
 
 ROOT = Path(__file__).parents[2]
 CORE_ONLY = """
 import runpy, sys
 for name in ("torch transformers peft numpy safetensors tokenizers uvicorn uvloop httptools orjson aiohttp jinja2 rich "
-             "matplotlib huggingface_hub renderers boto3 fastapi").split():
+             "matplotlib huggingface_hub boto3 fastapi").split():
     sys.modules[name] = None  # as if it were not installed
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")

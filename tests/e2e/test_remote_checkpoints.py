@@ -17,7 +17,7 @@ import torch
 
 import art
 from art.backend import Backend
-from art.client import ArtClient
+from art.client.client import ServerClient
 from art.config import ServerConfig
 from art.errors import ConfigError, ConflictError, NotFoundError, StorageError
 from art.runtime.runtime import Runtime
@@ -61,12 +61,12 @@ class InProcess(Backend):
         super().__init__()
         self.runtime = runtime
         self.transport = Cuts(App(runtime, api_key="key"))
-        self._client = ArtClient("http://art.test", "key", transport=self.transport)
+        self._client = ServerClient("http://art.test", "key", transport=self.transport)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def backend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[InProcess]:
-    runtime = Runtime(tmp_path_factory.mktemp("data"), ServerConfig(preflight=False))
+    runtime = Runtime(tmp_path_factory.mktemp("data"), ServerConfig())
     await runtime.start()
     yield InProcess(runtime)
     await runtime.close()
@@ -139,7 +139,7 @@ async def test_the_promoted_checkpoint_answers_while_training_goes_on(
 
     refused = await ask()
     assert refused.status_code == 404
-    assert "art checkpoints promote p/shop" in refused.json()["error"]["message"]
+    assert "art promote p/shop" in refused.json()["error"]["message"]
     assert await shop.promote() == "p/shop@promoted" == shop.get_inference_name("promoted")
     first = (await ask()).json()["choices"][0]["message"]["content"]
     answer = art.Trajectory(messages_and_choices=[*PROMPT, {"role": "assistant", "content": "no"}])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-import art.runtime.host
+import art.runtime.hosting.host
 import art.runtime.runtime
 from art.config import (
     DpoConfig,
@@ -35,21 +35,18 @@ from art.errors import (
     NothingTrainableError,
     StorageError,
 )
-from art.gateway.dialects.text_completions import to_chats
-from art.gateway.record.retention import forget_older
 from art.metrics import catalogue
 from art.protocol.calls import Train
-from art.protocol.dialects.chat_completions import parse_chat_request
-from art.protocol.dialects.text_completions import parse_completion_request
+from art.protocol.chat_completions import parse_chat_request
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
+from art.record.conversations import forget_older
 from art.runtime.hosting.trainer_handle import TrainerHandle
-from art.runtime.jobs import runner as jobs
 from art.runtime.jobs.job import Done
-from art.runtime.jobs.training_work import TrainingWork
+from art.runtime.jobs.runner import TrainingWork
 from art.runtime.registry import RegisteredModel
 from art.runtime.runtime import Runtime
-from art.runtime.supervision.launch import Launch, Process, WarmParent
 from art.storage import checkpoints
+from art.worker.launch import Launch, Process, WarmParent
 from tests.support.metric_names import find_metric
 
 PROMPT = {"role": "user", "content": "say yes, no or maybe"}
@@ -96,25 +93,6 @@ async def test_a_request_that_is_sent_again_after_its_step_is_the_same_job(runti
     assert (done.state, done.step) == ("succeeded", 1)
     assert await runtime.training.train("p", "again", request) == done
     assert (await runtime.models.status("p", "again")).step == 1
-
-
-@in_module_loop
-async def test_text_completions_are_trained_on_the_tokens_that_were_sampled(runtime: Runtime, tiny_model: Path) -> None:
-    await runtime.registration.register(request_for(tiny_model, "text"))
-    policy = await runtime.resolver.resolve("p/text")
-    asked = {"model": "p/text", "prompt": "say yes, no or maybe: ", "n": 12, "max_tokens": 8}
-    (chat,) = to_chats(parse_completion_request(asked), policy)
-    completion = await runtime.gateway.complete(chat)
-    trajectories = [
-        {"reward": float(i % 2), "histories": [{"items": [*chat.messages, {"choice": choice}]}]}
-        for i, choice in enumerate(completion["choices"])
-    ]
-    request = TrainRequest.model_validate({"job_id": "job-text", "groups": [{"trajectories": trajectories}]})
-    done = await ended(runtime, await runtime.training.train("p", "text", request))
-    assert (done.state, done.trained) == ("succeeded", True)
-    sampled = completion["usage"]["completion_tokens"]
-    assert done.metrics["ledger/trained_tokens"] == done.metrics["ledger/sampled_tokens"] == sampled
-    assert done.metrics["offpolicy/ratio_max"] == pytest.approx(1.0, abs=1e-4)
 
 
 @in_module_loop
@@ -171,31 +149,6 @@ async def test_what_the_trainer_refuses_is_a_step_with_nothing_to_learn(
     assert done.metrics["data/step_num_groups_trainable"] == done.metrics["ledger/trained_tokens"] == 0
     dropped = [value for name, value in done.metrics.items() if name.startswith("ledger/dropped_tokens/")]
     assert sum(dropped) == done.metrics["ledger/sampled_tokens"]
-
-
-@in_module_loop
-async def test_groups_that_were_trained_already_are_trained_and_told_of(runtime: Runtime, tiny_model: Path) -> None:
-    async def train(request: TrainRequest, job_id: str, learning_rate: float) -> JobStatus:
-        request = request.model_copy(update={"job_id": job_id, "config": TrainConfig(learning_rate=learning_rate)})
-        return await ended(runtime, await runtime.training.train("p", "twice", request))
-
-    await runtime.registration.register(request_for(tiny_model, "twice"))
-    request, fresh = [await train_request(runtime, "twice", f"job-{i:04d}") for i in range(2)]
-    first = await train(request, "job-first", 1e-6)
-    assert (first.step, [text for text in first.findings if "already" in text]) == (1, [])
-    second = await train(request, "job-second", 1e-6)
-    assert (second.step, second.trained) == (2, True)
-    (finding,) = [text for text in second.findings if "already" in text]
-    assert finding.startswith("all 12 answers of this step were trained already, in step 1: ")
-    mixed = fresh.model_copy(update={"groups": fresh.groups + request.groups})
-    third = await train(mixed, "job-third", 0.05)
-    assert (third.step, [text for text in third.findings if "already" in text]) == (3, []), "half of it was new"
-    # Without the checkpoint that sampled them, the answers are judged as if each step had moved the policy a little.
-    shutil.rmtree(runtime.data_dir.model("p", "twice").checkpoint(0))
-    too_far = await train(mixed, "job-fourth", 0.05)
-    assert too_far.error is not None
-    assert too_far.error.message.startswith("all 24 answers of this step were trained already, in step 3: ")
-    assert "This time it failed: " in too_far.error.message
 
 
 @in_module_loop
@@ -314,27 +267,6 @@ async def test_no_step_starts_from_a_checkpoint_that_was_swapped(runtime: Runtim
 
 
 @in_module_loop
-async def test_a_failure_that_cannot_be_recorded_is_told_at_once_and_recorded_later(
-    runtime: Runtime, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await runtime.registration.register(request_for(tiny_model, "unrecorded"))
-    request = await train_request(runtime, "unrecorded", "job-unrecorded")
-
-    async def full(*_: Any, **__: Any) -> None:
-        raise DiskFullError("no space")
-
-    monkeypatch.setattr(jobs, "RECORD_AGAIN_S", 0.05)
-    with monkeypatch.context() as patched:
-        patched.setattr(runtime.jobs.store, "move", full)
-        job = await ended(runtime, await runtime.training.train("p", "unrecorded", request))
-        assert job.state == "failed"
-        assert (await runtime.jobs.store.status("job-unrecorded")).state == "queued"
-    async with asyncio.timeout(60):
-        while (await runtime.jobs.store.status("job-unrecorded")).state != "failed":
-            await asyncio.sleep(0.02)
-
-
-@in_module_loop
 async def test_a_deleted_adapter_does_not_keep_the_engine_from_coming_back(runtime: Runtime, tiny_model: Path) -> None:
     for name in ("gone", "stays"):
         await runtime.registration.register(request_for(tiny_model, name))
@@ -436,7 +368,7 @@ async def test_a_queued_step_outlives_the_retention_and_the_server(
     runtime: Runtime, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It holds no tokens: the record keeps them for it, and a server that comes after a kill -9 trains the same."""
-    monkeypatch.setattr(art.runtime.host, "WarmParent", lambda: Borrowed(runtime))
+    monkeypatch.setattr(art.runtime.hosting.host, "WarmParent", lambda: Borrowed(runtime))
     run, leave = TrainingWork.run, asyncio.Event()
 
     async def run_later(*args: Any) -> Done:
@@ -455,11 +387,11 @@ async def test_a_queued_step_outlives_the_retention_and_the_server(
         assert b"ex_" in zlib.decompress(payload)
         assert b"token_ids" not in zlib.decompress(payload)
         gateway, needed = first.gateway, first.jobs.store.needed_exchanges
-        assert (await forget_older(gateway.recorder, gateway.conversations, -3600, needed))[0] == 12
+        assert (await forget_older(gateway.recorder, -3600, needed))[0] == 12
         shutil.copytree(tmp_path / "a", tmp_path / "b")  # all that a kill -9 leaves at this moment
         leave.set()
         undisturbed = await ended(first, await first.jobs.status("job-queued"))
-        assert (await forget_older(gateway.recorder, gateway.conversations, -3600, needed))[0] == 12, "it has ended"
+        assert (await forget_older(gateway.recorder, -3600, needed))[0] == 12, "it has ended"
     finally:
         await first.close()
     second = Runtime(tmp_path / "b", ServerConfig())
@@ -563,4 +495,4 @@ async def test_what_runs_can_be_watched(runtime: Runtime, tiny_model: Path) -> N
     assert tokens.sampled == sum(one.num_tokens for one in ends.values())
     assert tokens.trained == done.metrics["ledger/trained_tokens"]
     other = await runtime.overview.system("elsewhere")
-    assert (other.is_whole, other.processes, other.tokens, other.jobs, other.versions) == (False, [], [], [], {})
+    assert (other.is_whole, other.processes, other.tokens, other.jobs) == (False, [], [], [])

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from art.backends.ssh import Ssh, Tunnel
-from art.backends.ssh.tunnel import free_port
 from art.errors import MachineError
+from art_cloud.ssh import Ssh, Tunnel, free_port
 from tests.support import ssh_machine
 from tests.support.ssh_machine import ALIAS, SshMachine
 
@@ -82,7 +81,7 @@ async def test_a_command_and_a_tunnel_work_with_settings_for_a_terminal(machine:
             await tunnel.open()
             with socket.create_connection(("127.0.0.1", tunnel.local_port)):
                 target.accept()[0].close()
-            await tunnel.close()
+            tunnel.close()
 
 
 async def test_a_quiet_configuration_hides_no_refusal(machine: SshMachine, tmp_path: Path) -> None:

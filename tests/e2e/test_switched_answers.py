@@ -13,12 +13,12 @@ import pytest_asyncio
 
 from art.config import ModelSettings, ServerConfig, TrainConfig, TrainerConfig
 from art.credit.samples import PlannedAnswer, PlannedSample, build_samples
-from art.gateway.record.recorder import Exchange
-from art.protocol.dialects.chat_completions import parse_chat_request
+from art.protocol.chat_completions import parse_chat_request
 from art.protocol.training import JobStatus, RegisterRequest, TrainRequest
+from art.record.recorder import Exchange
 from art.runtime.runtime import Runtime
 from art.trainer.step.measure import Measurer
-from art.trainer.step.micro_batch import Progress
+from art.trainer.step.micro_batch import StepProgress
 from art.trainer.trainer import Trainer
 
 PROMPT = {"role": "user", "content": "say yes, no or maybe"}
@@ -87,12 +87,12 @@ def trainer_logprobs(runtime: Runtime, tiny_model: Path, exchange: Exchange) -> 
         answers=[PlannedAnswer(exchange_id=exchange.id, num_tokens=count, advantages=[1.0])],
     )  # fmt: skip
     (sample,) = build_samples([planned], runtime.gateway.recorder)
-    ((path,), _) = trainer._check([sample])
+    ((path,), _, _) = trainer._check([sample])
     versions, logprobs = path.policy_versions, np.full(count, np.nan)
     assert [int(version) for version in versions] == [v for v, n in exchange.segments for _ in range(n)]
     for version in set(versions.tolist()):
         loaded = trainer._resident.load(runtime.data_dir.model("p", "m").checkpoint(version))
-        (measured,) = Measurer(loaded.policy, trainer._batcher, Progress()).add_stream([path], "policy", "own")
+        (measured,) = Measurer(loaded.policy, trainer._batcher, StepProgress()).add_stream([path], "policy", "own")
         logprobs = np.where(versions == version, measured.streams["own"], logprobs)
     return logprobs
 

@@ -16,7 +16,7 @@ import pytest
 
 import art
 from art.backend import TrainResult
-from art.testing.tiny.build import build_tiny_model
+from art.testing.tiny_model import build_tiny_model
 from tests.support.driving import SITUATIONS, Form, Played, play, warm_start_conversations
 
 RATIO_WITHIN = 1e-4

@@ -22,13 +22,13 @@ import uvicorn
 
 from art.config import LoraConfig, ModelSettings, ServerConfig
 from art.config.server import RenderConfig
-from art.protocol.dialects.chat_completions import parse_chat_request
-from art.protocol.organisation.promotions import PromoteRequest
+from art.protocol.chat_completions import parse_chat_request
+from art.protocol.promotions import PromoteRequest
 from art.protocol.training import RegisterRequest
-from art.runtime.host import BaseModelHost
+from art.runtime.hosting.host import BaseModelHost
 from art.runtime.runtime import Runtime
 from art.server.app import App
-from art.testing.tiny.build import build_tiny_model
+from art.testing.tiny_model import build_tiny_model
 from tests.support.stock_vllm import serve_stock
 from tests.support.vllm import NEEDS_VLLM, PROMPT, train
 
@@ -82,7 +82,7 @@ async def trained(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tra
     runtime = Runtime(tmp_path_factory.mktemp("data"), ServerConfig())
     await runtime.start()
     settings = ModelSettings(
-        lora=LoraConfig(rank=24, alpha=8, use_rslora=True), render=RenderConfig(chat_template_kwargs=NO_THINKING)
+        lora=LoraConfig(rank=24, alpha=8 * 24**0.5), render=RenderConfig(chat_template_kwargs=NO_THINKING)
     )
     await runtime.registration.register(
         RegisterRequest(project="p", name="agent", base_model=str(base), settings=settings)

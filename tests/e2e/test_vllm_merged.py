@@ -15,10 +15,10 @@ from art.config import LoraConfig, ModelSettings, ServerConfig, TrainerConfig, V
 from art.engine import GenerateRequest, TokenChunk
 from art.errors import HandshakeError, NotFoundError
 from art.protocol.training import RegisterRequest
-from art.runtime.host import BaseModelHost
+from art.runtime.hosting.host import BaseModelHost
 from art.runtime.runtime import Runtime
 from art.storage import checkpoints
-from art.testing.tiny.build import build_tiny_model
+from art.testing.tiny_model import build_tiny_model
 from tests.support.processes import children_of
 from tests.support.vllm import NEEDS_VLLM, complete, train
 

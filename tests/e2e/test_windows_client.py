@@ -42,7 +42,13 @@ async def test_a_client_without_what_windows_lacks_trains(
     written = {"history.jsonl", "pipeline/journal.db", "state.json", "trajectories/train/0003.jsonl"}
     assert {log + name for name in written} <= files
     assert not [path for path in files if ".tmp-" in path]
-    assert "newest" in run("-m", "art.cli.main", "checkpoints", "list", "windows/agent")
-    run("-m", "art.cli.main", "checkpoints", "download", "windows/agent", "here", "--step", "1")
+    (tmp_path / "commands.py").write_text(
+        "from art.cli.main import main\n"
+        "assert main(['checkpoints', 'list', 'windows/agent']) == 0\n"
+        "assert main(['checkpoints', 'download', 'windows/agent', 'here', '--step', '1']) == 0\n"
+        "assert main(['status']) == 0\n"
+    )
+    said = run(str(tmp_path / "commands.py"))
+    assert "newest" in said
     assert (tmp_path / "here/adapter_config.json").is_file()
-    assert "windows/agent: step 3" in run("-m", "art.cli.main", "status")
+    assert "windows/agent: step 3" in said

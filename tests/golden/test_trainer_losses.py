@@ -40,7 +40,7 @@ METRICS = ("loss/train", "loss/grad_norm", "loss/entropy", "loss/masked_share", 
 
 
 def capped(inputs: LossInputs, *, cap: float) -> LossOutput:
-    """The loss `reinforce` once more, as a user writes it."""
+    """The loss `capped` once more, as a user writes it."""
     with torch.no_grad():
         ratio = log_ratio(inputs).exp()
         weight = ratio.clamp(max=cap)
@@ -49,21 +49,21 @@ def capped(inputs: LossInputs, *, cap: float) -> LossOutput:
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "dppo": {"loss": DppoConfig()},
-    "ppo": {"loss": PpoConfig(dual_clip=3.0)},
+    "ppo": {"loss": PpoConfig()},
     "gspo": {"loss": GspoConfig(clip_low=0.3, clip_high=0.3)},
     "cispo": {"loss": CispoConfig()},
-    "reinforce": {"loss": ReinforceConfig(max_ratio=2.0)},
+    "capped": {"loss": CispoConfig(clip_high=1.0)},
     "custom": {"loss": CustomLossConfig(function=capped, settings={"cap": 2.0})},
     "entropy": {"loss": (PpoConfig(), EntropyConfig(weight=0.1))},
     "sft": {"loss": SftConfig()},
     "distill": {"loss": DistillConfig(teacher="p/teacher")},
-    "dpo": {"loss": DpoConfig(label_smoothing=0.1), "num_minibatches": 1},
+    "dpo": {"loss": DpoConfig(), "num_minibatches": 1},
     "kl": {"loss": (PpoConfig(), KlConfig(weight=0.1, reference=0))},
     "kl-reward": {"loss": (ReinforceConfig(), KlConfig(weight=0.1, where="reward"))},
     "truncated": {
         "loss": PpoConfig(),
         "anchor": "step_start",
-        "mismatch": MismatchConfig(low=0.01, high=100, truncate=2.0, mask_token_low=0.2),
+        "mismatch": MismatchConfig(rollouts=(0.01, 100), truncate=2.0, mask_tokens=(0.2, 50)),
     },
 }
 PAIRS = [(f"{group}-0", f"{group}-2") for group in range(2)]
@@ -151,5 +151,5 @@ def test_losses_are_those_on_record(tmp_path: Path) -> None:
     # Adam's first steps follow the signs of gradients, those near zero included, so rounding shows: SSE in place of AVX-512
     # moves these numbers by up to 5e-6 of themselves, and weights that differ by one part in a million by up to 3e-5.
     for name in [name for name in found if name.startswith("custom")]:
-        assert found[name] == found[name.replace("custom", "reinforce")]
+        assert found[name] == found[name.replace("custom", "capped")]
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)

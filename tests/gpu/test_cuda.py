@@ -6,7 +6,6 @@ where there is no GPU too.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -21,10 +20,10 @@ from art.errors import HandshakeError
 from art.protocol.calls import Train
 from art.protocol.samples import TrainingSample
 from art.runtime.publish import BASE_NATS, publish
-from art.trainer.attention.kernel_choice import HeadShape, time_kernel
-from art.trainer.attention.tree_attention import KernelName
 from art.trainer.step import micro_batch
+from art.trainer.step.kernel_choice import HeadShape, can_run_flex
 from art.trainer.trainer import Trainer
+from art.trainer.tree_attention import KernelName
 from benchmarks.gradients import plain_gradient
 from tests.support.cuda import (
     ADAPTER,
@@ -123,24 +122,28 @@ def test_engine_samples_with_the_logprobs_of_transformers(
         assert float(difference.max()) < LOGPROB_TOLERANCE[dtype], request.request_id
 
 
-@pytest.mark.parametrize(("max_tokens", "num_parts"), [(4096, 1), (300, 2)])
 @pytest.mark.parametrize("family", ["Qwen3", "Mistral", "GptOss"])
 @pytest.mark.parametrize(
-    ("device", "kernel_name"),
+    ("device", "kernel_name", "max_tokens", "num_parts"),
     [
-        ("cpu", "dense"),
-        ("cpu", "chains"),
-        ("cpu", "flex"),
-        pytest.param("cuda", "dense", marks=NEEDS_CUDA),
-        pytest.param("cuda", "flex", marks=NEEDS_CUDA),
+        ("cpu", "dense", 4096, 1),
+        ("cpu", "dense", 300, 2),
+        ("cpu", "chains", 4096, 1),
+        ("cpu", "chains", 300, 2),
+        pytest.param("cpu", "flex", 4096, 1, marks=pytest.mark.slow),
+        ("cpu", "flex", 300, 2),
+        pytest.param("cuda", "dense", 4096, 1, marks=NEEDS_CUDA),
+        pytest.param("cuda", "dense", 300, 2, marks=NEEDS_CUDA),
+        pytest.param("cuda", "flex", 4096, 1, marks=NEEDS_CUDA),
+        pytest.param("cuda", "flex", 300, 2, marks=NEEDS_CUDA),
     ],
 )
 def test_gradients_over_the_tree_equal_those_one_by_one(
     device: str,
     kernel_name: KernelName,
-    family: str,
     max_tokens: int,
     num_parts: int,
+    family: str,
     files: Callable[[str], ModelFiles],
     kernel: Callable[[KernelName], None],
 ) -> None:
@@ -154,15 +157,13 @@ def test_gradients_over_the_tree_equal_those_one_by_one(
 
 @pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("device", DEVICES)
-def test_attention_kernels_are_timed_before_one_is_chosen(device: str, has_sinks: bool) -> None:
-    """FlexAttention has no backward pass on the CPU, where it must lose instead of ending the run."""
+def test_flex_is_tried_before_it_is_chosen(device: str, has_sinks: bool) -> None:
+    """FlexAttention has no backward pass on the CPU, where that must not end the run."""
     heads = HeadShape(
         num_heads=4, num_groups=2, size=32, value_size=32, dtype=torch.float32, device=torch.device(device),
         has_sinks=has_sinks,
     )  # fmt: skip
-    seconds = {kernel: time_kernel(kernel, heads, 512) for kernel in ("dense", "flex")}
-    assert 0 < seconds["dense"] < math.inf
-    assert math.isfinite(seconds["flex"]) == (device == "cuda")
+    assert can_run_flex(heads) == (device == "cuda")
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
 from art.config import LoraConfig
-from art.memory.shape import Checkpointing, LayerShape, saved_bytes_per_token
-from art.trainer.policy.layers import set_checkpointing
+from art.memory import Checkpointing, saved_bytes_per_token, shape_of
+from art.trainer.policy.base_model import set_checkpointing
 from art.trainer.policy.lean import keep_less
 from art.trainer.policy.lora import LoraPolicy
 from tests.support.layer_memory import SHAPE_4B, flash_attention, held_bytes, zero_model
@@ -39,7 +38,7 @@ def test_a_layer_of_4b_shape_holds_what_is_forecast(
     with flash_attention(monkeypatch) if device == "cpu" else contextlib.nullcontext():
         held_bytes(base, tokens)  # compiles the attention
         held = held_bytes(base, tokens)
-    shape: dict[str, Any] = {**SHAPE_4B, "model_type": "qwen3"}
-    layer = saved_bytes_per_token(LayerShape.from_config(shape), dtype="bfloat16", rank=16, checkpointing=mode)
+    shape = shape_of({**SHAPE_4B, "model_type": "qwen3", "num_hidden_layers": 1, "vocab_size": 64})
+    layer = saved_bytes_per_token(shape, dtype="bfloat16", lora=LoraConfig(rank=16), checkpointing=mode)
     rest = 2 * 2560 + 2 * 2560 + 2 * 2 * 128  # input and output of the final norm; cosines and sines
     assert held / tokens == pytest.approx(layer + rest, rel=0.05)

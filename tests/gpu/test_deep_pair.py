@@ -71,8 +71,8 @@ def make_pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]
         settings = {"device": device, "dtype": "bfloat16"}
         trainer = Trainer(str(base), TrainerConfig.model_validate(settings))
         trainer.init_checkpoint(folder / "0000", LORA)
-        engine_settings = settings | {"num_threads": 1, "max_running": len(LENGTHS), "prefill_tokens": 64}
-        engine = TorchEngine.load(str(base), EngineConfig.model_validate(engine_settings))
+        engine_settings = settings | {"num_threads": 1, "max_running": len(LENGTHS)}
+        engine = TorchEngine.load(str(base), EngineConfig.model_validate(engine_settings), prefill_tokens=64)
         return Pair(trainer, engine, folder / "0000", folder)
 
     return make

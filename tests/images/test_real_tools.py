@@ -112,7 +112,7 @@ def test_kustomize_joins_the_overlay_of_the_page(tmp_path: Path) -> None:
     (tmp_path / "art").symlink_to(ROOT)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/kustomization.yaml").write_text(text)
-    (tmp_path / "mine/server.toml").write_text("drain_s = 20\n")
+    (tmp_path / "mine/server.toml").write_text("only_models = true\n")
     found = {manifest["kind"]: manifest for manifest in manifests(str(tmp_path / "mine"))}
     for manifest in found.values():
         kubernetes_validate.validate(manifest, VERSIONS[-1], strict=True)
@@ -121,7 +121,7 @@ def test_kustomize_joins_the_overlay_of_the_page(tmp_path: Path) -> None:
     assert server["image"] == "registry.example/art-server:v1"
     assert server["resources"]["limits"]["nvidia.com/gpu"] == "4"
     assert pod["runtimeClassName"] == "nvidia"
-    assert found["ConfigMap"]["data"] == {"server.toml": "drain_s = 20\n"}
+    assert found["ConfigMap"]["data"] == {"server.toml": "only_models = true\n"}
     data, models = found["StatefulSet"]["spec"]["volumeClaimTemplates"]
     assert (data["metadata"]["name"], models["metadata"]["name"]) == ("data", "models")
     assert models["spec"]["resources"]["requests"]["storage"] == "500Gi"

@@ -10,8 +10,8 @@ import pytest
 
 import art
 from art.errors import PromotionError
-from art.protocol.organisation.promotions import Gate, Measurement
-from art.report.model_comparison import write_comparison
+from art.protocol.promotions import Gate, MeasuredScores
+from art_recipes.comparing.model_comparison import write_comparison
 from tests.page.browser import Walker
 from tests.support import shop_run
 from tests.support.comparisons import make_comparison
@@ -141,13 +141,13 @@ async def test_the_history_of_promotions(walker: Walker, backend: art.LocalBacke
     await log_in(walker, backend)
     better, equal = ([[float(i % 4 != 0)] for i in range(40)], [[float(i % 4 == 0)] for i in range(40)])
     await backend.checkpoints.promote(model, 2)
-    worse = Measurement(source=f"shop {HOSTILE}", reference_step=2, reference=better, candidate=equal)
+    worse = MeasuredScores(source=f"shop {HOSTILE}", reference_step=2, reference=better, candidate=equal)
     with pytest.raises(PromotionError):
         await backend.checkpoints.promote(model, 3, gate=Gate(require=0.02, measured=worse))
     await backend.checkpoints.promote(
         model, 3, gate=Gate(require=0.02, measured=worse), force=True, note=f"a leak in step 2 {HOSTILE}"
     )
-    passes = Measurement(source="shop, split test, seed 0", reference_step=3, reference=equal, candidate=better)
+    passes = MeasuredScores(source="shop, split test, seed 0", reference_step=3, reference=equal, candidate=better)
     await backend.checkpoints.promote(model, 2, gate=Gate(require=0.02, measured=passes))
     await walker.go(f"{RUN}/checkpoints?a=0&b=3", "in place of 3")
     history = walker.page.get_by_role("region", name="Promotions")

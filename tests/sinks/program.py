@@ -6,7 +6,6 @@ END is `close`, `exit` (ends without closing) or `kill` (kill -9 once the sink h
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import signal
 import sys
@@ -14,11 +13,9 @@ from typing import Any
 
 import art
 
-NASTY = "<script>alert(1)</script>"
-
 
 def make_group(rewards: list[float], text: str) -> art.TrajectoryGroup:
-    messages: Any = [{"role": "user", "content": NASTY}, {"role": "assistant", "content": text}]
+    messages: Any = [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}]
     return art.TrajectoryGroup(
         [
             art.Trajectory(messages_and_choices=messages, reward=reward, metrics={"win": reward > 0})
@@ -27,18 +24,9 @@ def make_group(rewards: list[float], text: str) -> art.TrajectoryGroup:
     )
 
 
-def sink_of(tracker: str) -> Any:
-    """A name in `report_metrics`, or W&B without tables, which need more of a server than the tests have."""
-    if tracker != "wandb-without-tables":
-        return tracker
-    from art.sinks.wandb import WandbSink
-
-    return functools.partial(WandbSink, samples=0)
-
-
 async def main(folder: str, tracker: str, first: int, last: int, end: str) -> None:
     model = art.Model(
-        name="agent", project="games", base_path=folder, report_metrics=[sink_of(tracker)],
+        name="agent", project="games", base_path=folder, report_metrics=[tracker],
         config={"turns": 3, "search_api_key": "hidden-key"},
     )  # fmt: skip
     builder = model.metrics_builder("train")
@@ -50,8 +38,6 @@ async def main(folder: str, tracker: str, first: int, last: int, end: str) -> No
         await model.log(groups, split="train", metrics=metrics, step=step)
         await model.log([make_group([step / 10], "held out")], split="val", step=step)
     if end == "close":
-        if tracker in ("wandb", "mlflow"):
-            await model.report_file(__file__, name="program", kind="code", step=last)
         await model.close()
     elif end == "kill":
         reporting = model._sinks._by_folder[model._paths().root]

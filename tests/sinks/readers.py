@@ -1,11 +1,11 @@
-"""What a user of each tracker sees: curves, sample rollouts and the config of the run, read by the tracker's own library."""
+"""What a user of each tracker sees: curves and the config of the run, read by the tracker's own library."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,7 @@ class Seen:
 
     curves: Curves
     num_runs: int
-    samples: dict[tuple[str, int], list[str]] = field(default_factory=dict)
-    """Conversations of the sample rollouts by split and step."""
     config: str = ""
-    files: set[str] = field(default_factory=set)
-    """Names of uploaded files and folders."""
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -40,33 +36,23 @@ def model_folder(folder: Path) -> Path:
 def see_wandb(folder: Path) -> Seen:
     from wandb.proto import wandb_internal_pb2
 
-    from art.sinks.wandb import history_rows, records
+    from art_trackers.wandb import history_rows, records
 
     curves: Curves = defaultdict(list)
-    samples: dict[tuple[str, int], list[str]] = {}
-    ids, files, config = set(), set(), ""
+    ids, config = set(), ""
     for path in sorted((model_folder(folder) / "sinks" / "wandb").glob("offline-run-*/*.wandb")):
-        for data in records(path.read_bytes()):
+        for data, _ in records(path.read_bytes()):
             record = wandb_internal_pb2.Record.FromString(data)
-            kind = record.WhichOneof("record_type")
-            if kind == "run":
+            if record.WhichOneof("record_type") == "run":
                 ids.add(record.run.run_id)
                 config += str(record.run.config)
-            elif kind == "artifact":
-                files.add(record.artifact.name)
-            elif kind == "request" and record.request.HasField("log_artifact"):
-                files.add(record.request.log_artifact.artifact.name)
         for row in history_rows(path):
             step = int(row["training_step"])
             for name, text in row.items():
                 value = json.loads(text)
                 if isinstance(value, (int, float)) and not name.startswith(("rollouts/", "_")):
                     curves[name].append((step, float(value)))
-            for split in ("train", "val"):
-                if file := row.get(f"rollouts/{split}/path"):
-                    table = json.loads((path.parent / "files" / json.loads(file)).read_text())
-                    samples[split, step] = [line[table["columns"].index("conversation")] for line in table["data"]]
-    return Seen(dict(curves), len(ids), samples, config, files)
+    return Seen(dict(curves), len(ids), config)
 
 
 def see_mlflow(folder: Path) -> Seen:
@@ -80,14 +66,7 @@ def see_mlflow(folder: Path) -> Seen:
         name: [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, name)]
         for name in run.data.metrics
     }
-    samples = {}
-    for split in ("train", "val"):
-        for file in client.list_artifacts(run.info.run_id, f"rollouts/{split}"):
-            table = json.loads(mlflow.artifacts.load_text(f"{run.info.artifact_uri}/{file.path}"))
-            step = int(Path(file.path).stem.split("-")[0])
-            samples[split, step] = [line[table["columns"].index("conversation")] for line in table["data"]]
-    files = {file.path for file in client.list_artifacts(run.info.run_id)}
-    return Seen(curves, len(runs), samples, str(run.data.params), files)
+    return Seen(curves, len(runs), str(run.data.params))
 
 
 def see_tensorboard(folder: Path) -> Seen:
@@ -97,13 +76,8 @@ def see_tensorboard(folder: Path) -> Seen:
     events = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0})
     events.Reload()
     curves = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-    samples: dict[tuple[str, int], list[str]] = {}
-    for split in ("train", "val"):
-        for event in events.Tensors(f"rollouts/{split}"):
-            assert (split, event.step) not in samples, "texts of a step came twice"
-            samples[split, event.step] = [text.decode() for text in event.tensor_proto.string_val]
     config = events.Tensors("config")[0].tensor_proto.string_val[0].decode()
-    return Seen(curves, 1, samples, config)
+    return Seen(curves, 1, config)
 
 
 def see_trackio(folder: Path) -> Seen:
@@ -118,11 +92,8 @@ def see_trackio(folder: Path) -> Seen:
         for name, value in metrics.items():
             if isinstance(value, (int, float)):
                 curves[name].append((row["step"], float(value)))
-    samples: dict[tuple[str, int], list[str]] = defaultdict(list)
-    for row in _trackio("SELECT step, key, messages FROM traces ORDER BY rowid", folder):
-        samples[row["key"].removeprefix("rollouts/"), row["step"]].append(str(row["messages"]))
     config = _trackio("SELECT * FROM configs", folder)
-    return Seen(dict(curves), len({row["run_name"] for row in rows}), dict(samples), str(config))
+    return Seen(dict(curves), len({row["run_name"] for row in rows}), str(config))
 
 
 def _trackio(sql: str, folder: Path) -> list[dict[str, Any]]:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from art.sinks.choose import KINDS
-from tests.sinks.program import NASTY
+from art.metrics.choose_sinks import is_installed, load_tracker
 from tests.sinks.readers import READERS, Seen, environment, model_folder
 
 PROGRAM = Path(__file__).with_name("program.py")
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture(params=sorted(READERS))
 def tracker(request: pytest.FixtureRequest) -> str:
     name: str = request.param
-    if not KINDS[name].is_installed:
+    if not is_installed(load_tracker(name)):
         pytest.skip(f"{name} is not installed; `make test-sinks` installs it")
     return name
 
@@ -38,7 +37,7 @@ def run(folder: Path, tracker: str, first: int, last: int, end: str = "close") -
 
 
 def check(seen: Seen, num_steps: int) -> None:
-    """One point per step and metric in one run, and the samples of each step, whatever happened in between."""
+    """One point per step and metric in one run, whatever happened in between."""
     steps = range(num_steps)
     assert seen.num_runs == 1
     for metric, of in {
@@ -52,11 +51,6 @@ def check(seen: Seen, num_steps: int) -> None:
     }.items():
         expected = [(step, pytest.approx(of(step), rel=1e-6)) for step in steps]
         assert sorted(seen.curves[metric]) == expected, metric
-    assert sorted(seen.samples) == sorted((split, step) for split in ("train", "val") for step in steps)
-    for (split, step), texts in seen.samples.items():
-        assert len(texts) == (4 if split == "train" else 1)
-        assert NASTY in texts[0] or "script" in texts[0]
-        assert (f"answer {step}" if split == "train" else "held out") in texts[0]
     assert "turns" in seen.config
     assert "hidden-key" not in seen.config
 
@@ -65,12 +59,7 @@ def test_a_run_and_its_continuation_are_one_line(tmp_path: Path, tracker: str) -
     run(tmp_path, tracker, 0, 2)
     check(READERS[tracker](tmp_path), 2)
     run(tmp_path, tracker, 2, 3)
-    seen = READERS[tracker](tmp_path)
-    check(seen, 3)
-    if tracker == "wandb":
-        assert "agent-program" in seen.files
-    if tracker == "mlflow":
-        assert "program" in seen.files
+    check(READERS[tracker](tmp_path), 3)
 
 
 def test_a_killed_run_and_its_continuation_are_one_line(tmp_path: Path, tracker: str) -> None:

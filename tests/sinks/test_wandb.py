@@ -27,7 +27,7 @@ def server(tmp_path: Path) -> Iterator[FakeWandb]:
 
 def run(server: FakeWandb, folder: Path, first: int, last: int, end: str, mode: str = "online") -> None:
     variables = os.environ | server.environment() | {"WANDB_MODE": mode, "HOME": str(folder)}
-    command = [sys.executable, str(PROGRAM), str(folder), "wandb-without-tables", str(first), str(last), end]
+    command = [sys.executable, str(PROGRAM), str(folder), "wandb", str(first), str(last), end]
     done = subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True, timeout=200)
     assert done.returncode == (-9 if end == "kill" else 0), done.stderr
     assert "must be monotonically increasing" not in done.stderr, "no row is sent that W&B has"

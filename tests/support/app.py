@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx2
 
-from art.client import ArtClient
+from art.client.client import ServerClient
 from art.server.app import App
 from tests.support.gateway import Bench, open_bench
 
@@ -37,8 +37,8 @@ class AppBench:
             headers={"authorization": f"Bearer {key}"},
         )  # fmt: skip
 
-    def client(self) -> ArtClient:
-        return ArtClient("http://art.test", KEY, transport=httpx2.ASGITransport(app=self.app))
+    def client(self) -> ServerClient:
+        return ServerClient("http://art.test", KEY, transport=httpx2.ASGITransport(app=self.app))
 
 
 @asynccontextmanager

@@ -10,8 +10,8 @@ from typing import Any
 
 from openai.types.chat.chat_completion import Choice
 
-from art.gateway.record.recorder import Exchange
-from art.tasks.codenames.wording import role_of
+from art.record.recorder import Exchange
+from art_tasks.codenames.match import role_of
 from tests.support.recorded_exchanges import exchange
 
 Say = Callable[[str, list[Any]], str]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from art.report.model_comparison import CallCounts, ModelComparison, ModelRow, Quantiles
-from art.report.scores import Score
+from art.metrics.scores import Score
+from art_recipes.comparing.model_comparison import CallCounts, ModelComparison, ModelRow, Quantiles
 
 
 def make_comparison(name: str, updated_at: float, *, label: str = "strong", **changes: object) -> ModelComparison:

@@ -16,10 +16,10 @@ import torch
 from art.engines.torch.sampler import Cut
 from art.engines.torch.sampler import sample as draw_tokens
 from art.kernels.grammar import Vocabulary, allowed_bits
-from art.protocol.compact.sample_files import read_samples
+from art.protocol.compact import read_samples
 from art.protocol.samples import ConstrainedSpan, Constraint, TrainingSample
 from art.trainer.step.replay import Replayer
-from art.trainer.tree.tree import SamplePath, check_sample
+from art.trainer.tree import SamplePath, check_sample
 from tests.support.trainer_samples import VOCAB_SIZE
 
 

@@ -12,16 +12,16 @@ import torch
 import transformers
 from torch import Tensor
 
-from art.config import EngineConfig, LoraConfig, TrainerConfig
+from art.config import EngineConfig, LoraConfig, Quantization, TrainerConfig
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
 from art.engines.torch.embedded import Output, TorchEngine
 from art.protocol.samples import TrainingSample
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.step.micro_batch import split_micro_batches
-from art.trainer.step.step_metrics import StepRecord
+from art.trainer.step.record import StepRecord
 from art.trainer.step.update import Update, compute_gradient
-from art.trainer.tree.tree import check_sample
+from art.trainer.tree import check_sample
 from benchmarks.gradients import LOSS
 
 VOCAB = 256
@@ -137,9 +137,13 @@ def make_samples(seed: int) -> list[TrainingSample]:
 # -- the engine --
 
 
-def load_engine(files: ModelFiles, device: str, dtype: str, **settings: Any) -> TorchEngine:
-    config = {"device": device, "dtype": dtype, "num_threads": 1, "max_running": 8, "prefill_tokens": 32}
-    engine = TorchEngine.load(str(files.base), EngineConfig.model_validate(config | settings))
+def load_engine(
+    files: ModelFiles, device: str, dtype: str, quantization: Quantization = "none", **settings: Any
+) -> TorchEngine:
+    config = {"device": device, "dtype": dtype, "num_threads": 1, "max_running": 8}
+    engine = TorchEngine.load(
+        str(files.base), EngineConfig.model_validate(config | settings), quantization, prefill_tokens=32
+    )
     engine.load_adapter(ADAPTER, files.adapter)
     return engine
 

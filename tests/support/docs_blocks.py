@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from art.cli.main import build_parser
-from art.cli.server_options import build_parser as build_server_parser
+from art.cli.server import build_parser as build_server_parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(

@@ -12,6 +12,7 @@ import transformers
 from safetensors.torch import save_file
 
 from art.config import EngineConfig
+from art.config.processes import PREFILL_TOKENS
 from art.engine import GenerateRequest, TokenChunk
 from art.engines.torch.embedded import Output, TorchEngine
 from art.errors import ArtError
@@ -97,7 +98,9 @@ def write_adapter(
 
 
 def load(model: Path, **settings: object) -> TorchEngine:
-    return TorchEngine.load(str(model), EngineConfig(**{"device": "cpu", "num_threads": 1, **settings}))
+    prefill_tokens = settings.pop("prefill_tokens", PREFILL_TOKENS)
+    config = EngineConfig(**{"device": "cpu", "num_threads": 1, **settings})
+    return TorchEngine.load(str(model), config, prefill_tokens=prefill_tokens)
 
 
 def request(prompt: Iterable[int], max_tokens: int = 12, **fields: object) -> GenerateRequest:

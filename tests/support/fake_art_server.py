@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx2
 
-from art.client import ArtClient
+from art.client.client import ServerClient
 from art.protocol.rollouts import RolloutRecord
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, WireError
 
@@ -37,8 +37,8 @@ class FakeArtServer:
         self.findings = ["groups[0]: all rewards are equal, nothing to learn"]
         self.histories: list[dict[str, Any]] = []
 
-    def client(self, **options: Any) -> ArtClient:
-        return ArtClient("http://art.test", "key", transport=httpx2.MockTransport(self.handle), **options)
+    def client(self, **options: Any) -> ServerClient:
+        return ServerClient("http://art.test", "key", transport=httpx2.MockTransport(self.handle), **options)
 
     def handle(self, request: httpx2.Request) -> httpx2.Response:
         body = json.loads(request.content) if request.content else None

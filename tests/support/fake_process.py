@@ -9,8 +9,8 @@ from typing import Any
 from art.errors import ProcessError
 from art.protocol import calls
 from art.protocol.samples import StepResult
-from art.runtime.supervision.process import ChildProcess, MakeProcess
-from art.testing.fake_engine import FakeEngine
+from art.worker.process import ChildProcess, MakeProcess
+from tests.support.fake_engine import FakeEngine
 
 
 class Connection:

@@ -106,8 +106,6 @@ class FakeServerless:
     """Gradient steps of a job."""
     page_size: int = 2
     """Most items of a page, whatever the client asks for."""
-    ignores_after: bool = False
-    """Whether each page begins with the first item."""
     outcome: list[Outcome] = field(default_factory=list)
     """What becomes of the next jobs; then they end well."""
     trouble: defaultdict[str, list[Trouble]] = field(default_factory=lambda: defaultdict(list))
@@ -115,7 +113,6 @@ class FakeServerless:
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
     checkpoints: defaultdict[str, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
     jobs: dict[str, FakeJob] = field(default_factory=dict)
-    logged: list[dict[str, Any]] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
     """Bodies of the chat requests."""
     requests: list[str] = field(default_factory=list)
@@ -188,9 +185,6 @@ class FakeServerless:
                 deleted = len(self.checkpoints.pop(parts[3], ()))
                 del self.models[parts[3]]
                 return {"model_id": parts[3], "deleted_checkpoints": deleted, "deleted_run": True}
-            case "POST /preview/models/{id}/log":
-                self.logged.append(body)
-                return {}
             case "GET /preview/models/{id}/checkpoints":
                 known = self.checkpoints[parts[3]]
                 return self._page(known[::-1] if query.get("order") == "desc" else known, query)
@@ -238,7 +232,7 @@ class FakeServerless:
 
     def _page(self, items: list[dict[str, Any]], query: dict[str, str]) -> dict[str, Any]:
         assert int(query.get("limit", 20)) <= API["page_limit"]
-        after = None if self.ignores_after else query.get("after")
+        after = query.get("after")
         start = next((i + 1 for i, item in enumerate(items) if item["id"] == after), 0)
         size = min(int(query.get("limit", 20)), self.page_size)
         return {"object": "list", "data": items[start : start + size], "has_more": len(items) > start + size}

@@ -12,14 +12,18 @@ import signal
 import sys
 from pathlib import Path
 
+import art
+
 _SSH = """\
-import os, socket, subprocess, sys, threading
+import os, sys
 folder = os.path.dirname(os.path.abspath(__file__))
 with open(f"{folder}/calls", "a") as file:
     file.write(" ".join(sys.argv[1:]) + "\\n")
 if os.path.exists(f"{folder}/problem") and (problem := open(f"{folder}/problem").read()):
     sys.stderr.write(problem)
     sys.exit(255)
+if "-L" in sys.argv:
+    import socket, subprocess, threading
 def pump(one, other):
     try:
         while data := one.recv(65536):
@@ -66,13 +70,17 @@ if "-L" not in sys.argv:
 os._exit(subprocess.call([shell, "-c", command], env=environment))
 """
 _SERVER = """\
-import http.server, json, os, socket, sys, threading
+import http.server, json, os, sys, threading
 arguments = sys.argv[1:]
-key, config = os.read(0, 1000).decode().strip(), json.loads(arguments[arguments.index("--config-json") + 1])
+line = b""
+while not line.endswith(b"\\n"):
+    line += os.read(0, 1)
+key, config = line.decode().strip(), json.loads(arguments[arguments.index("--config-json") + 1])
 if config.get("gpu"):
     sys.exit("art-server: there is no CUDA device")
 def until_orphaned():
-    os.read(0, 1)
+    while os.read(0, 1000):
+        pass
     os._exit(0)
 threading.Thread(target=until_orphaned, daemon=True).start()
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -85,38 +93,34 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
     def log_message(self, *_):
         pass
-server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=False)
-server.socket.close()
-server.socket = socket.socket(fileno=int(arguments[arguments.index("--fd") + 1]))
-server.server_address = server.socket.getsockname()
+server = http.server.ThreadingHTTPServer(("127.0.0.1", int(arguments[arguments.index("--port") + 1])), Handler)
+with open("data/logs/address.txt", "w") as file:
+    file.write(f"http://127.0.0.1:{server.server_port}")
+with open("data/server.lock", "w") as file:
+    file.write(str(os.getpid()))
 print("art-server listens", flush=True)
 server.serve_forever()
-"""
-_SITE = """\
-import os, sys
-if "art.cli.server" in sys.orig_argv:
-    words = sys.orig_argv[sys.orig_argv.index("art.cli.server") + 1 :]
-    os.execv(sys.executable, [sys.executable, "-S", {server!r}, *words])
-"""
-"""Runs at the start of each Python of the other machine: the tiny server takes the place of `art-server`."""
-_PYTHON = """\
-import os, sys
-if sys.argv[0] == "-m" and "--fd" in sys.orig_argv:
-    os.execv(sys.executable, [sys.executable, "-S", {server!r}, *sys.orig_argv[sys.orig_argv.index("art.cli.server") + 1 :]])
 """
 _PYTHON = """\
 #!/bin/sh
 case "$*" in
 *"-m pip install"*) cat "$FAKE/pip.txt"; exit "$(cat "$FAKE/pip.rc")" ;;
+"-m art.cli.server "*) {serve} ;;
 esac
 PYTHONPATH={modules} exec {python} "$@"
 """
+_SLEEP = """\
+case "$1" in 0.25 | 0.3) set 0.1 ;; 1) set 0.3 ;; esac
+exec /bin/sleep "$1"
+"""
+"""The pauses of the scripts, which a tiny server does not need in full."""
 
 
 class FakeMachine:
     """The other machine of a fake ssh. Put `bin_dir` on PATH."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, has_art: bool = False) -> None:
+        """With `has_art`, its server is a real `art-server`."""
         self.folder, self.home, self.bin_dir = folder, folder / "home", folder / "near"
         self.server_folder = self.home / ".art" / "servers" / "default"
         for path in (self.home, self.bin_dir, folder / "bin", folder / "modules"):
@@ -124,11 +128,18 @@ class FakeMachine:
         (folder / "ssh.py").write_text(_SSH)
         self._write_program(self.bin_dir / "ssh", f'#!/bin/sh\nexec {sys.executable} -I -S {folder}/ssh.py "$@"\n')
         (folder / "server.py").write_text(_SERVER)
-        (folder / "modules/sitecustomize.py").write_text(_SITE.format(server=str(folder / "server.py")))
+        (folder / "modules/art.py").write_text(f"__version__ = {art.__version__!r}\n")
+        if not has_art:
+            self.set_program("sleep", _SLEEP)
         self.set_pip("Collecting everything\nInstalling collected packages: art\n")
         self.python = self.server_folder / "venv" / "bin" / "python"
         self.python.parent.mkdir(parents=True)
-        text = _PYTHON.format(modules=shlex.quote(str(folder / "modules")), python=sys.executable)
+        tiny = f"{sys.executable} -S"
+        text = _PYTHON.format(
+            modules=shlex.quote(str(Path(art.__file__).parents[1] if has_art else folder / "modules")),
+            python=sys.executable if has_art else tiny,
+            serve=":" if has_art else f'shift 2; exec {tiny} {shlex.quote(str(folder / "server.py"))} "$@"',
+        )
         self._write_program(self.python, text)
         self._write_program(folder / "bin" / "python3", f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
 

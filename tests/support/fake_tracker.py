@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from art.sinks import Artefact, LoggedGroups, Refused, Row, Run, Sink
+from art.sinks import LoggedGroups, Refused, Row, Run, Sink
 
 
 class FakeTracker:
@@ -18,7 +18,6 @@ class FakeTracker:
         self.counts_rows = counts_rows
         self.rows: list[Row] = []
         self.groups: list[LoggedGroups] = []
-        self.artefacts: list[Artefact] = []
         self.runs: list[Run] = []
         self.configs: list[dict[str, Any]] = []
         self.starting: Callable[[], None] = lambda: None
@@ -28,8 +27,6 @@ class FakeTracker:
         self.start_error: Exception | None = None
         self.error: Exception | None = None
         """Raised by each call while it is set."""
-        self.error_after: Exception | None = None
-        """Raised once, after the tracker has accepted a row: the answer got lost."""
         self.refuses: Callable[[Row], bool] = lambda row: False
         self.delay_s = 0.0
         self.answers = threading.Event()
@@ -66,7 +63,6 @@ class FakeTracker:
 class _FakeSink(Sink):
     name = "fake"
     takes_groups = True
-    takes_artefacts = True
 
     def __init__(self, tracker: FakeTracker) -> None:
         self.tracker = tracker
@@ -87,17 +83,10 @@ class _FakeSink(Sink):
         if self.tracker.refuses(row):
             raise Refused("no such number")
         self.tracker.rows.append(row)
-        if (error := self.tracker.error_after) is not None:
-            self.tracker.error_after = None
-            raise error
 
     def groups(self, groups: LoggedGroups) -> None:
         self._call()
         self.tracker.groups.append(groups)
-
-    def artefact(self, artefact: Artefact) -> None:
-        self._call()
-        self.tracker.artefacts.append(artefact)
 
     def close(self, timeout_s: float) -> None:
         self.tracker.num_closed += 1

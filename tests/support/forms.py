@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from art.config import RenderConfig
-from art.gateway.format.load import load_renderer
-from art.testing.fake_engine import FakeEngine, Script
+from art.gateway.renderer import load_renderer
+from tests.support.fake_engine import FakeEngine, Script
 from tests.support.gateway import Bench, open_bench
 
 COLUMNS = ["a", "b", "c"]

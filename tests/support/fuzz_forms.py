@@ -1,5 +1,5 @@
-"""Requests that ask for a form, in the three dialects: mostly right, with schemas, regular expressions and grammars that
-nobody would write.
+"""Requests that ask for a form, in the three dialects: mostly right, with schemas and regular expressions that nobody
+would write.
 """
 
 from __future__ import annotations
@@ -66,14 +66,6 @@ regexes = (
                      "(a{1,500}){1,500}", "\\", "/", "\n", ".*", "\\1", "(?P<x>a)(?P=x)"])
     | st.text("ab(|)[]{}*+?\\^$/.0,1-", max_size=20) | texts
 )  # fmt: skip
-grammars = st.sampled_from(
-    [
-        'start: "x" ("y" | "z")', "start: start", "start: other", 'start: "a" start | "b"', "start: /(?=a)b/",
-        'start: <think> "x"', 'root ::= "a" | "b" root', "root ::= root", "start: %json {}", 'start: "', "start:",
-        '%import common.INT\nstart: INT', "start: /a*/ /a*/ /a*/ /a*/", '%llguidance {"x": 1}\nstart: "a"',
-        'start: "a"{1,100000}', "start: }", 'start: %lark {\nstart: "x"\n}', "start: %regex {}", 'start: ""',
-    ]
-) | st.text("sar: \"|()<>{}%\n/*+?=x", max_size=40)  # fmt: skip
 choices = st.lists(texts, max_size=4) | st.just(["yes", "no"]) | st.just(["x"] * 1025)
 formats = st.one_of(
     st.just({"type": "json_object"}),
@@ -81,7 +73,7 @@ formats = st.one_of(
     st.fixed_dictionaries({"type": st.just("json_schema"), "schema": schemas()}, optional={"strict": st.booleans()}),
     anything,
 )
-GUIDED = {"json": schemas(), "regex": regexes, "choice": choices, "grammar": grammars}
+GUIDED = {"json": schemas(), "regex": regexes, "choice": choices}
 
 
 @st.composite

@@ -16,12 +16,10 @@ from art.config import RenderConfig
 from art.engine import EngineInfo, GenerateRequest, TokenChunk, only_chunk
 from art.errors import NotFoundError
 from art.gateway.chat import Gateway
-from art.gateway.format.load import load_renderer
-from art.gateway.format.renderer import Renderer
 from art.gateway.policies import PolicyRef
-from art.gateway.record.conversations import Conversations
-from art.gateway.record.recorder import Recorder
-from art.protocol.dialects.chat_completions import parse_chat_request
+from art.gateway.renderer import Renderer, load_renderer
+from art.protocol.chat_completions import parse_chat_request
+from art.record.recorder import Recorder
 from art.storage.database import Database
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -41,7 +39,7 @@ CHATML = """\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"""
 """Drops the reasoning of answers before the last user message, and takes `enable_thinking`."""
 
-QWEN3 = (Path(__file__).parents[2] / "src/art/testing/tiny/template.jinja").read_text()
+QWEN3 = (Path(__file__).parents[2] / "src/art/testing/tiny_template.jinja").read_text()
 """The tiny model's own template, which claims to be that of Qwen3."""
 
 LOOK_UP = {
@@ -50,7 +48,7 @@ LOOK_UP = {
 }
 
 
-def make_tokenizer(directory: Path, *, template: str | None = CHATML, model_type: str = "qwen2") -> Path:
+def make_tokenizer(directory: Path, *, template: str | None = CHATML) -> Path:
     """Train a byte-level BPE of 400 tokens and write it in Hugging Face's layout."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -74,7 +72,6 @@ def make_tokenizer(directory: Path, *, template: str | None = CHATML, model_type
         "clean_up_tokenization_spaces": False,
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
-    (directory / "config.json").write_text(json.dumps({"model_type": model_type}))
     (directory / "generation_config.json").write_text(
         json.dumps({"eos_token_id": backend.token_to_id("<|endoftext|>")})
     )
@@ -175,7 +172,7 @@ class Bench:
     def forget(self) -> None:
         """What a restart of the server does to the gateway."""
         self.recorder = Recorder(self.database)
-        self.gateway = Gateway(self.resolver, self.recorder, Conversations(self.recorder))
+        self.gateway = Gateway(self.resolver, self.recorder)
 
     async def chat(self, *messages: dict[str, Any], rollout_id: str | None = None, **fields: Any) -> dict[str, Any]:
         request = parse_chat_request({"model": "games/agent", "messages": list(messages), **fields})

@@ -6,10 +6,15 @@ import importlib
 import pkgutil
 
 import art
+import art_cloud
+import art_recipes
+import art_tasks
+import art_trackers
+import openpipe_art
 
 SERVER_SIDE = {
-    "credit", "engines", "exports", "gateway", "kernels", "losses", "memory", "runtime", "server", "testing", "trainer",
-    "viewer",
+    "credit", "engines", "exports", "gateway", "kernels", "losses", "memory", "record", "runtime", "server", "testing",
+    "trainer", "worker",
 }  # fmt: skip
 ELSEWHERE = {"art.cli.server"}
 """The command of the server, which has Linux or macOS."""
@@ -17,7 +22,8 @@ ELSEWHERE = {"art.cli.server"}
 if __name__ == "__main__":
     names = [
         module.name
-        for module in pkgutil.walk_packages(art.__path__, "art.", onerror=lambda _: None)
+        for package in (art, art_cloud, art_recipes, art_tasks, art_trackers, openpipe_art)
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.", onerror=lambda _: None)
         if module.name.split(".")[1] not in SERVER_SIDE and module.name not in ELSEWHERE
     ]
     failed = 0

@@ -8,15 +8,15 @@ from openai.types.chat.chat_completion import Choice
 from openai.types.chat.chat_completion_message import ChatCompletionMessage
 
 import art
-from art.asynchronous.plan import GroupPlan, group_seed
+from art.asynchronous.source import PlannedGroup, group_seed
 
 IDENTITY = {"rollouts_per_group": 2, "seed": 0}
 
 
-def plan(number: int, *, version: int = 0, num_rollouts: int = 2) -> GroupPlan:
-    return GroupPlan(
+def plan(number: int, *, version: int = 0, num_rollouts: int = 2) -> PlannedGroup:
+    return PlannedGroup(
         number=number, position=number, scenario_id=str(number % 3), pass_number=number // 3, policy_version=version,
-        seed=group_seed(0, number), num_rollouts=num_rollouts, reason={"pass_rate": 0.5},
+        seed=group_seed(0, number), num_rollouts=num_rollouts,
     )  # fmt: skip
 
 

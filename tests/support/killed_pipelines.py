@@ -95,8 +95,9 @@ async def rollout(model: Any, scenario: dict[str, str], rollout_index: int, seed
     await asyncio.sleep(0.001 * (rollout_index + seed % 2))
     with (Path(model.base_path) / "ended.txt").open("a") as file:
         file.write(f"{seed}\n")
-    reward = 0.0 if scenario["id"] == "s0" else float(rollout_index)  # a curriculum prefers the other scenarios
-    return art.Trajectory(reward=reward, metadata={"scenario_id": scenario["id"], "seed": f"{scenario['id']} {seed}"})
+    return art.Trajectory(
+        reward=float(rollout_index), metadata={"scenario_id": scenario["id"], "seed": f"{scenario['id']} {seed}"}
+    )
 
 
 async def judge(group: art.TrajectoryGroup) -> art.TrajectoryGroup:
@@ -152,9 +153,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--staleness", type=int, default=0)
     parser.add_argument("--stride", type=int, default=1)
-    parser.add_argument("--curriculum", type=int, default=0)
     args = parser.parse_args()
-    settings = {"max_staleness": args.staleness, "curriculum": bool(args.curriculum)}
+    settings = {"max_staleness": args.staleness}
     (args.folder / "imports").mkdir(parents=True)
     asyncio.run(script(args.folder / "imports", settings))  # loads in this process what the others then have
     calm = args.folder / "calm"

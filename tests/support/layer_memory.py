@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from art.protocol.samples import plain_sample
-from art.trainer.attention.tree_attention import (
+from art.trainer.logprobs import Head
+from art.trainer.policy.base_model import FrozenModel, run_backbone
+from art.trainer.tree import build_tree, check_sample
+from art.trainer.tree_attention import (
     ATTENTION_NAME,
     KERNELS,
-    Formula,
+    AttentionFormula,
     TreeLayout,
     make_layout,
     register_attention,
 )
-from art.trainer.policy.base_model import BaseModel, run_backbone
-from art.trainer.step.logprobs import Head
-from art.trainer.tree.tree import build_tree, check_sample
 
 SHAPE_4B: dict[str, Any] = {
     "hidden_size": 2560,
@@ -35,7 +35,7 @@ SHAPE_4B: dict[str, Any] = {
 VOCAB = 64
 
 
-def zero_model(family: str, num_layers: int, dtype: torch.dtype, **config: Any) -> BaseModel:
+def zero_model(family: str, num_layers: int, dtype: torch.dtype, **config: Any) -> FrozenModel:
     """A base model of a transformers family on the CPU, whose memory is not touched before it runs."""
     import transformers
 
@@ -51,7 +51,7 @@ def zero_model(family: str, num_layers: int, dtype: torch.dtype, **config: Any) 
     model.requires_grad_(False).eval()
     model.model.embed_tokens.register_forward_hook(lambda module, args, out: out.detach().requires_grad_())
     head, cpu = Head(model.lm_head.weight, None), torch.device("cpu")
-    return BaseModel(name="zero", model=model, backbone=model.model, head=head, device=cpu)
+    return FrozenModel(name="zero", model=model, backbone=model.model, head=head, device=cpu)
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def flash_attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Let the kernel `flex` be torch's flash attention, which keeps what FlexAttention keeps. Yields the calls."""
     calls: list[int] = []
 
-    def flash(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formula: Formula) -> Tensor:
+    def flash(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formula: AttentionFormula) -> Tensor:
         calls.append(query.shape[2])
         out = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=formula.scale, enable_gqa=True
@@ -78,7 +78,7 @@ def one_path(num_tokens: int, device: torch.device) -> TreeLayout:
     return replace(make_layout(build_tree([path]), device=device, kernel="dense"), kernel="flex")  # without padding
 
 
-def saved_bytes(base: BaseModel, num_tokens: int) -> int:
+def saved_bytes(base: FrozenModel, num_tokens: int) -> int:
     """Bytes of the different storages that the graph of a forward pass holds, without parameters and inputs."""
     layout = one_path(num_tokens, base.device)
     own = {tensor.untyped_storage().data_ptr() for tensor in (*base.model.parameters(), layout.token_ids)}
@@ -93,7 +93,7 @@ def saved_bytes(base: BaseModel, num_tokens: int) -> int:
     return sum(tensor.untyped_storage().nbytes() for place, tensor in seen.items() if place not in own)
 
 
-def held_bytes(base: BaseModel, num_tokens: int) -> int:
+def held_bytes(base: FrozenModel, num_tokens: int) -> int:
     """Return the bytes that a forward pass allocates and that are not freed before the backward pass."""
     layout = one_path(num_tokens, base.device)
     before = torch.cuda.memory_allocated() if base.device.type == "cuda" else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -23,7 +24,12 @@ async def cancel_while_stored(
         assert go_on.wait(60)
         then()
 
-    database.before_write = wait
+    run = database.run
+
+    async def run_slowly(work: Callable[[sqlite3.Connection], Any]) -> Any:
+        return await run(lambda connection: (wait(), work(connection))[1])
+
+    database.run = run_slowly  # type: ignore[method-assign]
     task = asyncio.create_task(change)
     assert await asyncio.to_thread(began.wait, 60)
     task.cancel()
@@ -31,4 +37,4 @@ async def cancel_while_stored(
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await task
-    database.before_write = lambda: None
+    del database.run  # type: ignore[method-assign]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from art.client.light.way import LightWay
 from art.client.openai_client import STOCK_CLIENT, make_openai_client
+from art.client.sdk_clients import LightCompletions
 
 PLAIN: dict[str, Any] = {"model": "p/m", "messages": [{"role": "user", "content": "hello"}]}
 
@@ -20,15 +20,15 @@ class Watch:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.light, self.handed_over = 0, 0
-        ask = LightWay.ask
+        ask = LightCompletions.ask
 
-        async def counted(way: LightWay, *args: Any) -> Any:
-            result = await ask(way, *args)
+        async def counted(completions: LightCompletions, *args: Any) -> Any:
+            result = await ask(completions, *args)
             self.light += 1
             self.handed_over += result is None
             return result
 
-        monkeypatch.setattr(LightWay, "ask", counted)
+        monkeypatch.setattr(LightCompletions, "ask", counted)
 
 
 @contextlib.asynccontextmanager

@@ -24,16 +24,16 @@ from art.config import (
 )
 from art.protocol.calls import Train, TrainSft
 from art.protocol.samples import StepResult, TrainingSample
-from art.trainer.machine.distributed import Team
+from art.trainer.distributed import Team
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.step.measure import Measurer
-from art.trainer.step.micro_batch import Progress, split_micro_batches
+from art.trainer.step.micro_batch import StepProgress, split_micro_batches
 from art.trainer.step.optimizer import Optimizer
 from art.trainer.step.plans import prepare_paths
-from art.trainer.step.step_metrics import StepRecord
+from art.trainer.step.record import StepRecord
 from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer
-from art.trainer.tree.tree import check_sample
+from art.trainer.tree import check_sample
 from tests.support.objective_reference import Adapter, PlainModel, Policies, Result, Rollout, objective
 from tests.support.objective_rollouts import plan, random_rollouts
 from tests.support.trainer_samples import VOCAB_SIZE, make_gate
@@ -142,7 +142,7 @@ class Bench:
         """
         loaded = self.trainer._resident.load(self.root / "2")
         references = {step: self.root / str(step) for step in (0, 1)}
-        measurer = Measurer(loaded.policy, self.trainer._batcher, Progress(), references)
+        measurer = Measurer(loaded.policy, self.trainer._batcher, StepProgress(), references)
         paths = [path for sample in samples if (path := check_sample(sample, vocab_size=VOCAB_SIZE))]
         gate = make_gate(paths, config.mismatch)
         paths, _ = prepare_paths(paths, config, pairs, measurer, gate)
@@ -152,7 +152,7 @@ class Bench:
             everything = split_micro_batches(paths, loaded.policy.base, max_tokens=max_tokens)
             whole = StepRecord()
             compute_gradient(loaded.policy, update, everything, whole)
-            update = replace(update, masked=gate.judge(whole.gate_views[0].evidence).masked)
+            update = replace(update, masked=gate.judge(whole.gate_views[0].sums).masked)
         total, record = torch.zeros_like(loaded.policy.grads), StepRecord()
         for rank in range(num_shares):
             batches = split_micro_batches(

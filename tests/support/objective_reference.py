@@ -101,7 +101,6 @@ class Clips:
 
     low: set[int] = field(default_factory=set)  # ids of tokens
     high: set[int] = field(default_factory=set)
-    dual: int = 0  # of `high`, by the dual clip
     masked_rollouts: int = 0
     masked_tokens: int = 0
     truncated: int = 0
@@ -209,8 +208,8 @@ def _scale(rollout: Rollout, rollouts: Sequence[Rollout], config: TrainConfig) -
         case "group":  # the mean over groups of the mean over their tokens
             of_group = sum(other.num_tokens for other in rollouts if other.group == rollout.group)
             return 1 / (len({other.group for other in rollouts}) * of_group)
-        case "constant":  # the mean over rollouts of the sum over their tokens, divided by a constant
-            return 1 / (len(rollouts) * config.constant_tokens)
+        case divisor:  # the mean over rollouts of the sum over their tokens, divided by a constant
+            return 1 / (len(rollouts) * divisor)
 
 
 def _take_kl_off(
@@ -238,7 +237,7 @@ def _gate(branch: list[Token], gate: MismatchConfig | None, is_masked: bool, cli
     factors = []
     for token in branch:
         ratio = math.exp(token.start - token.sampler)
-        if ratio < (gate.mask_token_low or 0.0) or ratio > (gate.mask_token_high or math.inf):
+        if gate.mask_tokens and not gate.mask_tokens[0] <= ratio <= gate.mask_tokens[1]:
             clips.masked_tokens += 1
             factors.append(0.0)
         elif gate.truncate is None:
@@ -251,12 +250,11 @@ def _gate(branch: list[Token], gate: MismatchConfig | None, is_masked: bool, cli
 
 def _is_mismatched(branches: list[list[Token]], gate: MismatchConfig) -> bool:
     """Whether a rollout, all its branches together, is outside of bounds that the test has set."""
-    assert gate.low is not None
-    assert gate.high is not None
+    assert gate.rollouts is not None
     ratios = [math.exp(token.start - token.sampler) for branch in branches for token in branch]
     mean = math.prod(ratios) ** (1 / len(ratios))
-    outlier = any(not gate.token_low <= ratio <= gate.token_high for ratio in ratios)
-    return outlier or not gate.low <= mean <= gate.high
+    outlier = any(not gate.tokens[0] <= ratio <= gate.tokens[1] for ratio in ratios)
+    return outlier or not gate.rollouts[0] <= mean <= gate.rollouts[1]
 
 
 # -- losses: the learnt tokens of a branch to as many numbers --
@@ -274,10 +272,6 @@ def _ppo(branch: list[Token], term: Any, config: TrainConfig, clips: Clips) -> l
         elif a < 0 and ratio < 1 - term.clip_low:
             clips.low.add(id(token))
             losses.append(_constant(-(1 - term.clip_low) * a))
-        elif a < 0 and term.dual_clip is not None and ratio > term.dual_clip:
-            clips.high.add(id(token))
-            clips.dual += 1
-            losses.append(_constant(-term.dual_clip * a))
         else:
             losses.append(-ratio * a)
     return losses
@@ -289,17 +283,17 @@ def _dppo(branch: list[Token], term: Any, config: TrainConfig, clips: Clips) -> 
         anchor, a = token.anchor(config), token.advantage
         moved = math.exp(token.policy.item()) - math.exp(anchor)
         log_ratio = token.policy - anchor
-        if a > 0 and moved > term.mask_high:
+        if a > 0 and moved > term.max_move:
             clips.high.add(id(token))
             losses.append(_constant(0.0))
-        elif a < 0 and moved < -term.mask_low:
+        elif a < 0 and moved < -term.max_move:
             clips.low.add(id(token))
             losses.append(_constant(0.0))
         elif a == 0:
             losses.append(_constant(0.0))
-        elif log_ratio.exp() > term.max_ratio:
+        elif log_ratio.exp() > 5:
             clips.high.add(id(token))
-            losses.append(-a * term.max_ratio + term.log_ratio_penalty * log_ratio**2)
+            losses.append(-a * 5 + term.log_ratio_penalty * log_ratio**2)
         else:
             losses.append(-a * log_ratio.exp() + term.log_ratio_penalty * log_ratio**2)
     return losses
@@ -347,8 +341,7 @@ def _advantage(token: Token, term: Any) -> float:
 
 
 def _teacher_gain(token: Token, term: Any) -> float:
-    limit = term.max_advantage or math.inf
-    return min(max(token.teacher - token.policy.item(), -limit), limit)
+    return token.teacher - token.policy.item()
 
 
 def _sft(branch: list[Token], term: Any, config: TrainConfig, clips: Clips) -> list[Tensor]:
@@ -388,7 +381,7 @@ LOSSES: dict[str, Callable[[list[Token], Any, TrainConfig, Clips], list[Tensor]]
     "dppo": _dppo,
     "gspo": _gspo,
     "cispo": _weighted(lambda ratio, term: min(max(ratio, 1 - term.clip_low), 1 + term.clip_high), _advantage),
-    "reinforce": _weighted(lambda ratio, term: min(ratio, term.max_ratio or math.inf), _advantage),
+    "reinforce": _weighted(lambda ratio, term: ratio, _advantage),
     "distill": _weighted(lambda ratio, term: min(ratio, 5.0), _teacher_gain),
     "sft": _sft,
     "kl": _kl,
@@ -413,28 +406,24 @@ def _dpo(
                 gain = gain + token.policy - reference
         gains.append(gain)
     usable = [gate is None or not _is_mismatched(branches, gate) for branches in tokens]
-    pairs = _pairs(rollouts, term)
+    pairs = _pairs(rollouts)
     kept = [pair for pair in pairs if usable[pair[0]] and usable[pair[1]]]
     losses = []
     for chosen, rejected in kept:
         margin = term.beta * (gains[chosen] - gains[rejected])
         # -log sigmoid(m) = log(1 + exp(-m))
-        right, wrong = (1 + (-margin).exp()).log(), (1 + margin.exp()).log()
-        losses.append((1 - term.label_smoothing) * right + term.label_smoothing * wrong)
+        losses.append((1 + (-margin).exp()).log())
     paired, learnt = ({rollout for pair in found for rollout in pair} for found in (pairs, kept))
     clips.masked_rollouts = sum(not usable[rollout] for rollout in paired)
     clips.masked_tokens = sum(rollouts[rollout].num_tokens for rollout in paired - learnt)
     return term.weight * sum(losses) / len(losses)
 
 
-def _pairs(rollouts: Sequence[Rollout], term: DpoConfig) -> list[tuple[int, int]]:
-    """(chosen, rejected) of every group."""
+def _pairs(rollouts: Sequence[Rollout]) -> list[tuple[int, int]]:
+    """(best, worst) of every group."""
     pairs = []
     for group in sorted({rollout.group for rollout in rollouts}):
         members = [i for i, rollout in enumerate(rollouts) if rollout.group == group]
-        if term.pairs == "best_worst":
-            members.sort(key=lambda i: rollouts[i].reward)
-            pairs.append((members[-1], members[0]))
-        else:
-            pairs += [(i, j) for i in members for j in members if rollouts[i].reward > rollouts[j].reward]
+        members.sort(key=lambda i: rollouts[i].reward)
+        pairs.append((members[-1], members[0]))
     return pairs

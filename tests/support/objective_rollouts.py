@@ -10,10 +10,10 @@ from torch import Tensor
 
 from art.config import DistillConfig, TrainConfig
 from art.credit.plan import plan_step
-from art.credit.resolve import Answer, ResolvedGroup, ResolvedTrajectory, TokenPath
+from art.credit.resolve import ResolvedAnswer, ResolvedGroup, ResolvedPath, ResolvedTrajectory
 from art.credit.samples import build_samples
-from art.gateway.record.recorder import Exchange
 from art.protocol.samples import TrainingSample
+from art.record.recorder import Exchange
 from tests.support.objective_reference import Branch, Rollout
 from tests.support.recorded_exchanges import Recorded
 from tests.support.trainer_samples import VOCAB_SIZE
@@ -113,9 +113,9 @@ def _group(rollouts: Sequence[Rollout], number: int) -> ResolvedGroup:
     return ResolvedGroup(number, members)
 
 
-def _path(branch: Branch, name: str) -> TokenPath:
+def _path(branch: Branch, name: str) -> ResolvedPath:
     answers = [
-        Answer(
+        ResolvedAnswer(
             exchange_id=f"{name}@{start}",
             choice=turn,
             start=start,
@@ -125,7 +125,7 @@ def _path(branch: Branch, name: str) -> TokenPath:
         )
         for turn, (start, end) in enumerate(branch.spans)
     ]
-    return TokenPath(num_tokens=len(branch.token_ids), answers=answers)
+    return ResolvedPath(answers)
 
 
 def _exchange(branch: Branch, start: int, end: int, name: str) -> Exchange:

@@ -14,7 +14,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from google.protobuf.message import DecodeError
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTracePartialSuccess,
     ExportTraceServiceRequest,
@@ -67,20 +66,14 @@ class Receiver:
         self.required = {key.lower(): value for key, value in required.items()}
         self.answers: list[Answer] = []
         """Answers to the next requests; after them requests are accepted."""
-        self.refuses: str | None = None
-        """Any request with a span of this name is a bad one (400)."""
         self.requests: list[tuple[str, dict[str, str], int]] = []
         """Path, headers and size of each request, refused ones included."""
         self.spans: list[ReceivedSpan] = []
-        self.points: list[tuple[str, float, int, dict[str, Any]]] = []
         self.url = ""
 
     @property
     def rollouts(self) -> list[ReceivedSpan]:
         return [span for span in self.spans if not span.parent_id]
-
-    def named(self, name: str) -> list[ReceivedSpan]:
-        return [span for span in self.spans if span.name == name]
 
     def answer(self, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """Judge one request, as a receiver that follows the specification to the letter."""
@@ -91,17 +84,14 @@ class Receiver:
         if headers.get("content-encoding") == "gzip":
             body = gzip.decompress(body)
         try:
-            parsed = (ExportTraceServiceRequest if path == "/v1/traces" else ExportMetricsServiceRequest)()
+            parsed = ExportTraceServiceRequest()
             parsed.ParseFromString(body)
         except DecodeError as error:
             return Answer(400, body=str(error).encode())
-        is_probe = path == "/v1/traces" and not parsed.resource_spans
+        is_probe = not parsed.resource_spans
         planned = self.answers.pop(0) if self.answers and not is_probe else None
         if planned is not None and not planned.accepts:
             return planned
-        if path == "/v1/metrics":
-            self._keep_points(parsed)
-            return Answer(200)
         spans = list(_spans(parsed))
         if (why := self._wrong_spans(spans)) is not None:
             return Answer(400, body=why.encode())
@@ -109,7 +99,7 @@ class Receiver:
         return planned or Answer(200, {"Content-Type": "application/x-protobuf"})
 
     def _wrong_request(self, path: str, headers: Mapping[str, str], body: bytes) -> Answer | None:
-        if path not in ("/v1/traces", "/v1/metrics"):
+        if path != "/v1/traces":
             return Answer(404, body=f"no {path}".encode())
         if any(headers.get(key) != value for key, value in self.required.items()):
             return Answer(401, body=b"a header is missing")
@@ -125,8 +115,6 @@ class Receiver:
             return "a span is there twice"
         known |= {(span.trace_id, span.span_id) for span in self.spans if not span.parent_id}
         for span in spans:
-            if self.refuses is not None and span.name == self.refuses:
-                return f"no {span.name}"
             if len(span.trace_id) != 32 or not int(span.trace_id, 16) or len(span.span_id) != 16:
                 return "an id is not valid"
             if span.parent_id and (span.trace_id, span.parent_id) not in known:
@@ -134,13 +122,6 @@ class Receiver:
             if not span.name or span.kind not in (1, 3) or not 0 < span.start <= span.end:
                 return f"{span.name}: kind {span.kind}, {span.start} to {span.end}"
         return None
-
-    def _keep_points(self, request: Any) -> None:
-        for group in request.resource_metrics:
-            for metric in (metric for scope in group.scope_metrics for metric in scope.metrics):
-                for point in metric.gauge.data_points:
-                    labels = _attributes(point.attributes)
-                    self.points.append((metric.name, point.as_double, point.time_unix_nano, labels))
 
 
 def _spans(request: Any) -> Iterator[ReceivedSpan]:

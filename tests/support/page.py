@@ -11,14 +11,14 @@ import httpx2
 
 from art.config import ServerConfig
 from art.server.app import App
-from art.server.page.browser import Addresses
-from art.server.page.sessions import PageState
 from art.storage.keys import KeyStore
-from art.viewer.run_answers import CostsAnswer, CostsByStep, RunDetail, RunList, RunSummary
-from art.viewer.viewer import Viewer
+from art_page.page import TrainingPage
+from art_page.run_answers import CostsAnswer, CostsByStep, RunDetail, RunList, RunSummary
 from tests.support.spies import TwoProjects
 
 OPERATOR = "operator-key-of-the-test"
+ALL_ROUTES = App(cast(Any, TwoProjects()), api_key=OPERATOR, pages=[TrainingPage]).routes
+"""The routes of a server with its page."""
 
 
 def summary(project: str, base_model: str = "/usr/share/models/qwen") -> RunSummary:
@@ -50,9 +50,7 @@ class ScriptedViewer:
         )  # fmt: skip
 
     def costs(self, project: str, name: str) -> CostsAnswer:
-        return CostsAnswer(
-            total_usd=float("inf"), by_source=[], by_step=CostsByStep(steps=[], by_source={}), num_unreadable_lines=0
-        )
+        return CostsAnswer(total_usd=float("inf"), by_source=[], by_step=CostsByStep(steps=[], by_source={}))
 
     def close(self) -> None:
         self.asked.append("closed")
@@ -65,9 +63,11 @@ class Browser:
         self.viewer = ScriptedViewer()
         self.keys = KeyStore(folder / "keys.db")
         self.runtime = TwoProjects()
-        addresses = Addresses(config.host, config.public_urls)
-        self.page = PageState(cast(Viewer, self.viewer), addresses, has_server=has_server)
-        self.app = App(self.runtime, api_key=OPERATOR, config=config, keys=self.keys, data_dir=folder, page=self.page)  # type: ignore[arg-type]
+        runtime: Any = self.runtime if has_server else None
+        self.app = App(
+            runtime, api_key=OPERATOR, config=config, keys=self.keys, data_dir=folder, pages=[TrainingPage]
+        )  # fmt: skip
+        self.app.pages[0].__dict__["viewer"] = self.viewer
 
     def client(self, url: str = "http://localhost:5000") -> httpx2.AsyncClient:
         """A browser at this address, whose requests come from the page."""
@@ -87,5 +87,5 @@ def open_browser(folder: Path, *, has_server: bool = True, **settings: Any) -> I
     try:
         yield browser
     finally:
-        browser.page.close()
+        browser.app.close()
         browser.keys.close()

@@ -12,7 +12,7 @@ from safetensors.numpy import save
 from art.engine import EngineInfo
 from art.errors import NotFoundError
 from art.storage import checkpoints
-from art.testing.fake_engine import FakeEngine
+from tests.support.fake_engine import FakeEngine
 
 PROBE_TOKENS = [3, 14, 15, 92, 65, 35, 89]
 

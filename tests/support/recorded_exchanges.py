@@ -12,10 +12,10 @@ import orjson
 from art.credit.plan import StepPlan
 from art.credit.resolve import ResolvedGroup, resolve
 from art.credit.samples import build_samples
-from art.gateway.record.recorded_answers import RecordedAnswer
-from art.gateway.record.recorder import Exchange
 from art.protocol.samples import TrainingSample
 from art.protocol.training import WireGroup, WireHistory, WireTrajectory
+from art.record.recorded_answers import RecordedAnswer
+from art.record.recorder import Exchange
 
 USER = {"role": "user", "content": "hi"}
 AGAIN = {"role": "user", "content": "again"}

@@ -12,8 +12,8 @@ from pathlib import Path
 import uvicorn
 
 import art
-from art.backend import Registration
-from art.client import ArtClient
+from art.backend import ModelRegistration
+from art.client.client import ServerClient
 from art.protocol.training import ModelStatus
 from tests.support.app import KEY, AppBench, open_app
 from tests.support.gateway import Bench, open_bench
@@ -41,10 +41,10 @@ async def serve_app(
         server = uvicorn.Server(uvicorn.Config(app.app, log_level="warning", lifespan="off"))
         serving = asyncio.create_task(server.serve([listener]))
         backend = art.Backend(url, KEY)
-        backend._client = ArtClient(url, KEY)
+        backend._client = ServerClient(url, KEY)
         policy = art.TrainableModel(name="agent", project="games", base_model="tiny")
         policy._backend = backend
-        policy._adopt(Registration(server_url=url, api_key=KEY, status=STATUS))
+        policy._adopt(ModelRegistration(server_url=url, api_key=KEY, status=STATUS))
         outside = art.Model(
             name="other", project="games", inference_base_url=f"{url}/v1", inference_api_key=KEY,
             inference_model_name="games/agent",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import art
-from art.backends.serverless.service import Patience
+from art_cloud.serverless_service import Patience
 from tests.support.fake_serverless import BASE_MODEL, KEY, FakeServerless
 
 QUICK = Patience(poll_s=0.001, answer_s=20.0, checkpoint_s=0.05, lost_job_s=30.0, job_s=20.0)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import art
-from art.client import ArtClient
+from art.client.client import ServerClient
 
 
 def on(server: art.LocalBackend) -> type[art.LocalBackend]:
@@ -21,7 +21,7 @@ def on(server: art.LocalBackend) -> type[art.LocalBackend]:
             self.data_dir = Path(path or ".art").resolve()
             self.asked_for.append(path)
 
-        async def _connection(self) -> ArtClient:
+        async def _connection(self) -> ServerClient:
             self._client = await server._connection()
             return self._client
 

@@ -7,9 +7,8 @@ from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
 
-from art.protocol.jobs import JobEvent
-from art.protocol.live.events import FindingMade, LiveEvent
-from art.protocol.training import JobStatus, ModelStatus
+from art.protocol.live import FindingMade, LiveEvent
+from art.protocol.training import JobEvent, JobStatus, ModelStatus
 
 SECRET = "only-for-b"
 """Stands in everything of project b."""
@@ -108,8 +107,9 @@ class Live(Spy):
                 text = SECRET if owner == "b" else "said"
                 made = FindingMade(project=owner, name="agent", step=1, text=f"{text} in /usr/share/x")
                 yield [LiveEvent(number=number, at=0.0, data=made)]
-        if self.goes_on:
-            await asyncio.Event().wait()
+        while self.goes_on:
+            await asyncio.sleep(0.01)
+            yield []
 
 
 class Overview(Spy):
@@ -127,14 +127,14 @@ class TwoProjects(Spy):
         self.gateway.rollouts = Rollouts()  # type: ignore[attr-defined]
         self.gateway.recorder = Recorder()  # type: ignore[attr-defined]
         self.models, self.jobs, self.resolver = Models(), Jobs(), Resolver()
-        self.registration, self.training, self.checkpoints, self.run_logs = Spy(), Spy(), Spy(), Spy()
+        self.registration, self.training, self.checkpoints = Spy(), Spy(), Spy()
         self.promotions, self.usage = Spy(), Spy()
         self.live, self.overview = Live(), Overview()
 
     def parts(self) -> list[Spy]:
         """This runtime and its parts, except the gateway's."""
         return [
-            self, self.models, self.jobs, self.registration, self.training, self.checkpoints, self.run_logs,
+            self, self.models, self.jobs, self.registration, self.training, self.checkpoints,
             self.promotions, self.usage,
         ]  # fmt: skip
 

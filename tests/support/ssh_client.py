@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import art
-from art.backends.ssh import Install, Ssh
 from art.recipes.training_loop import StepReport, evaluate, train_task
+from art_cloud.ssh import Ssh
+from art_cloud.ssh_backend import Install
 
 NUM_GAMES = 200
 

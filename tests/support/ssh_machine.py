@@ -16,7 +16,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from art.backends.ssh import Ssh
+from art_cloud.ssh import Ssh
 from tests.support.processes import is_running
 
 ALIAS = "gpu-box"

@@ -24,14 +24,14 @@ from art.protocol.calls import SampleFile, Train, TrainSft
 from art.protocol.samples import StepResult, TrainingSample
 from art.storage import checkpoints
 from art.trainer import resident, trainer
-from art.trainer.machine.distributed import ALONE, Team
+from art.trainer.distributed import ALONE, Team
 from art.trainer.step import update
 from art.trainer.step.micro_batch import split_micro_batches
+from art.trainer.step.record import StepRecord
 from art.trainer.step.replay import Replayer
-from art.trainer.step.step_metrics import StepRecord
 from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer
-from art.trainer.tree.tree import check_sample
+from art.trainer.tree import check_sample
 from tests.support.ports import free_port
 from tests.support.trainer_samples import make_gate
 

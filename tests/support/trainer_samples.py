@@ -10,12 +10,17 @@ from typing import Any
 
 from art.config import MismatchConfig
 from art.protocol.calls import SampleFile
-from art.protocol.compact.sample_files import write_samples
+from art.protocol.compact import write_samples
 from art.protocol.samples import TrainingSample
 from art.trainer.gate import Gate, Noise
-from art.trainer.tree.tree import SamplePath
+from art.trainer.tree import SamplePath, check_sample
 
 VOCAB_SIZE = 61
+
+
+def paths_of(samples: Sequence[TrainingSample], vocab_size: int = VOCAB_SIZE) -> list[SamplePath]:
+    """The samples that have something to learn, as the trainer takes them."""
+    return [path for sample in samples if (path := check_sample(sample, vocab_size=vocab_size)) is not None]
 
 
 def make_gate(paths: Sequence[SamplePath], config: MismatchConfig | None) -> Gate | None:

@@ -196,18 +196,24 @@ EOS = 1
 GROUP_SIZE = 4
 
 STEPS: dict[str, tuple[dict[str, Any], TrainConfig]] = {
-    "grpo": ({"loss_type": "grpo", "scale_rewards": "none"}, TrainConfig.grpo(scale_rewards="none", mismatch=None)),
-    "dapo": ({"loss_type": "dapo", "scale_rewards": "none"}, TrainConfig.dapo(scale_rewards="none", mismatch=None)),
+    "grpo": (
+        {"loss_type": "grpo", "scale_rewards": "none"},
+        TrainConfig(loss="grpo", scale_rewards="none", mismatch=None),
+    ),
+    "dapo": (
+        {"loss_type": "dapo", "scale_rewards": "none"},
+        TrainConfig(loss="dapo", scale_rewards="none", mismatch=None),
+    ),
     "dr_grpo": (
         {"loss_type": "dr_grpo", "scale_rewards": "none"},
-        TrainConfig.dr_grpo(constant_tokens=MAX_COMPLETION_LENGTH, mismatch=None),
+        TrainConfig(loss="dr_grpo", normalize=MAX_COMPLETION_LENGTH, mismatch=None),
     ),
     "gspo": (
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "scale_rewards": "none"},
-        TrainConfig.gspo(scale_rewards="none", mismatch=None),
+        TrainConfig(loss="gspo", scale_rewards="none", mismatch=None),
     ),
     # TRL sums over the tokens of a completion.
-    "rloo": ({"beta": 0.0}, TrainConfig.rloo(normalize="constant", constant_tokens=1, mismatch=None)),
+    "rloo": ({"beta": 0.0}, TrainConfig(loss="rloo", normalize=1, mismatch=None)),
 }
 """Settings of TRL, and the same of ART. The divisor of advantages is 1 in both: deviations differ by the factor
 sqrt(n / (n - 1)) of sample and population."""

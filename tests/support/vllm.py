@@ -9,7 +9,7 @@ import pytest
 
 from art.config import TrainConfig
 from art.engines.vllm.command import installed_vllm_python
-from art.protocol.dialects.chat_completions import parse_chat_request
+from art.protocol.chat_completions import parse_chat_request
 from art.protocol.training import JobStatus, TrainRequest
 from art.runtime.runtime import Runtime
 

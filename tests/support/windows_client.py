@@ -8,9 +8,9 @@ from typing import Any
 
 import art
 from art.config import PipelineConfig
-from art.mcp import MCPClient
 from art.sinks import Row, Run, Sink
 from art.task import get_task
+from art_recipes.mcp import MCPClient
 
 SERVER = """
 import sys

@@ -55,9 +55,8 @@ compares one part of ART with an independent computation:
 | publish | after a real step on the sampled tokens the engine reproduces the trainer's probe: the handshake |
 | vLLM | sample and publish with a vLLM server as the engine |
 
-A branch is trained as a separate path. Check your own model with `art doctor MODEL`, which uses its real template. A
-model that is named by hub id and listed by the package `renderers` gets the hand-written renderer of that package,
-tools included; the tables show local folders, where the chat template decides. ART finds out by a trial how a model
+A branch is trained as a separate path. Check your own model with `art doctor MODEL`, which uses its real template. The
+chat template decides how every model is written. ART finds out by a trial how a model
 writes tool calls: it knows JSON (Qwen and Hermes, Llama 3, Mistral, DeepSeek, Kimi, Phi-4, Granite, Command-R), XML
 (Qwen3-Coder, Qwen3.5 and later, Nemotron-3, Seed, GLM, MiniMax-M2), LFM2's Python syntax, Gemma 4 and harmony
 (gpt-oss), and takes the one that reads back what the chat template wrote.

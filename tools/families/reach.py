@@ -23,19 +23,18 @@ from transformers import AutoModelForCausalLM
 
 from art.config import TrainConfig, TrainerConfig
 from art.errors import ArtError
-from art.gateway.format.fidelity import plain_conversations
-from art.gateway.format.load import load_renderer
-from art.gateway.format.renderer import Renderer
+from art.gateway.fidelity import plain_conversations
+from art.gateway.renderer import Renderer, load_renderer
 from art.kernels.layer_kinds import other_layers
 from art.protocol.calls import Train
 from art.protocol.samples import TrainingSample
 from art.storage import checkpoints
-from art.trainer.policy.base_model import BaseModel, load_base_model, run_backbone
+from art.trainer.policy.base_model import FrozenModel, load_base_model, run_backbone
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.step.measure import target_logprobs_in_order
 from art.trainer.step.micro_batch import make_micro_batch
 from art.trainer.trainer import Trainer
-from art.trainer.tree.tree import check_samples
+from art.trainer.tree import check_samples
 from tools.families import support
 from tools.families.architectures import ARCHITECTURES
 from tools.families.build import Family
@@ -81,14 +80,14 @@ def check_reach(path: Path, work: Path) -> Reach:
     return reach
 
 
-def _adapted_layers(base: BaseModel) -> list[str]:
+def _adapted_layers(base: FrozenModel) -> list[str]:
     policy = LoraPolicy(base, support.LORA)
     names = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in policy.tensors})
     policy.remove()
     return names
 
 
-def _compare_logprobs(path: Path, base: BaseModel, renderer: Renderer) -> list[TrainingSample]:
+def _compare_logprobs(path: Path, base: FrozenModel, renderer: Renderer) -> list[TrainingSample]:
     """Compare log-probs of three answers to one prompt. Return them as training samples."""
     prompt = renderer.render(plain_conversations()[0].asked, None)
     model = _load(path)

@@ -22,12 +22,9 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from art.errors import InvalidRequestError
-from art.gateway.format.bridge import Branch
-from art.gateway.format.call_trial import render_answer
-from art.gateway.format.fidelity import TOOL
-from art.gateway.format.load import load_renderer
-from art.gateway.format.renderer import RecordedTurn, parse
-from art.gateway.format.template_renderer import TemplateRenderer
+from art.gateway.fidelity import TOOL
+from art.gateway.renderer import RecordedTurn, Renderer, load_renderer, parse, render_answer
+from art.protocol.answers import Branch
 from art.protocol.chat import Message, Tool, tool_call
 
 FOLDER = Path(__file__).parents[2] / ".chat_templates"
@@ -113,13 +110,11 @@ def _extract(archive: Path, files: dict[str, Path]) -> None:
                 files[path].write_bytes(content.read())
 
 
-def load(template: str, tokens: tuple[str, ...] = ()) -> TemplateRenderer:
+def load(template: str, tokens: tuple[str, ...] = ()) -> Renderer:
     """The renderer of a folder with this template."""
     with tempfile.TemporaryDirectory() as folder:
         write_folder(Path(folder), template, tokens)
-        renderer = load_renderer(folder)
-    assert isinstance(renderer, TemplateRenderer)
-    return renderer
+        return load_renderer(folder)
 
 
 def write_folder(folder: Path, template: str, tokens: tuple[str, ...] = ()) -> None:
@@ -171,7 +166,7 @@ def answer(calls: list[dict[str, Any]], text: str = "") -> Message:
     return {"role": "assistant", "content": text, "tool_calls": made}
 
 
-def answers(renderer: TemplateRenderer) -> dict[str, Message]:
+def answers(renderer: Renderer) -> dict[str, Message]:
     """Answers that must come back: one call, several, one of all types beside text, and one with tags in a string."""
     calls = renderer.writing.format
     tags = f"{_MARKUP} {calls.closing} and {calls.opening}" if calls.closing is not None else _MARKUP
@@ -183,12 +178,12 @@ def answers(renderer: TemplateRenderer) -> dict[str, Message]:
     }
 
 
-def written(renderer: TemplateRenderer, message: Message) -> tuple[list[int], list[int]] | None:
+def written(renderer: Renderer, message: Message) -> tuple[list[int], list[int]] | None:
     """Tokens of the prompt and of the answer; `None` if the template refuses it."""
-    return render_answer(renderer.side, renderer.writing, [USER, message], [TYPED_TOOL])
+    return render_answer(renderer, renderer.writing, [USER, message], [TYPED_TOOL])
 
 
-def comes_back(renderer: TemplateRenderer, message: Message) -> bool:
+def comes_back(renderer: Renderer, message: Message) -> bool:
     """Whether calls of an answer that the template has written are parsed as they were, and its text stays text."""
     tokens = written(renderer, message)
     if tokens is None:
@@ -205,7 +200,7 @@ def comes_back(renderer: TemplateRenderer, message: Message) -> bool:
     ]
 
 
-def next_turn(renderer: TemplateRenderer) -> str:
+def next_turn(renderer: Renderer) -> str:
     """What becomes of the exact tokens once the function has answered: "extends", or "branch" and the reason."""
     message = answer([SIMPLE])
     tokens = written(renderer, message)
@@ -220,7 +215,7 @@ def next_turn(renderer: TemplateRenderer) -> str:
     return "extends" if bridged[: len(recorded)] == recorded else "wrong"
 
 
-def why_refused(renderer: TemplateRenderer) -> str:
+def why_refused(renderer: Renderer) -> str:
     template = renderer.tokenizer.template
     if template is None or not template.handles_tools:
         return "refused: no place for tools"

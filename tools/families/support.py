@@ -13,6 +13,7 @@ vLLM      sample and publish once more, with a vLLM server as the engine
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,23 +25,22 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from art.config import LoraConfig, TrainConfig, TrainerConfig, VllmConfig
 from art.engine import Engine, GenerateRequest
-from art.engines.vllm.start import Launch, start_engine
+from art.engines.vllm.start import start_engine
 from art.errors import ArtError
-from art.gateway.format.fidelity import examine, plain_conversations
-from art.gateway.format.load import load_renderer
-from art.gateway.format.renderer import Renderer
-from art.protocol.calls import Train
+from art.gateway.fidelity import examine, plain_conversations
+from art.gateway.renderer import Renderer, load_renderer
+from art.protocol.calls import StartVllm, Train
 from art.protocol.samples import Component, TrainingSample
-from art.runtime.checks.preflight import check_tools
+from art.runtime.preflight import check_tools
 from art.runtime.publish import publish
 from art.storage import checkpoints
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.step.micro_batch import split_micro_batches
-from art.trainer.step.step_metrics import StepRecord
+from art.trainer.step.record import StepRecord
 from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer
-from art.trainer.tree.tree import check_sample
+from art.trainer.tree import check_sample
 from tools.families.engine import InProcessEngine
 
 VLLM = "vLLM"
@@ -270,7 +270,8 @@ def _peft_gradient(path: Path, adapter: Path, samples: list[TrainingSample]) -> 
 
 async def _check_vllm(path: Path, work: Path, renderer: Renderer, python: str) -> Outcome:
     config = VllmConfig(device="cpu", dtype="float32", num_threads=1)
-    engine, server = await start_engine(str(path), config, Launch(LORA.rank, python))
+    os.environ["ART_VLLM_PYTHON"] = python
+    engine, server = await start_engine(StartVllm(model=str(path), config=config, lora_rank=LORA.rank))
     try:
         samples = await sample_answers(engine, renderer)
         check_logprobs(path, samples)

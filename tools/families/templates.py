@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-QWEN3 = files("art.testing.tiny").joinpath("template.jinja").read_text(encoding="utf-8")
+QWEN3 = files("art.testing").joinpath("tiny_template.jinja").read_text(encoding="utf-8")
 
 QWEN2 = """\
 {%- if tools %}

@@ -6,6 +6,4 @@ declare global {
   const uPlot: typeof uPlotClass;
   type UPlot = uPlotClass;
   type UPlotOptions = uPlotClass.Options;
-  /** The answers of an exported page; absent when a server answers. */
-  var artExport: { get(path: string): Promise<any> } | undefined;
 }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from art.cli.main import COMMANDS, build_parser
-from art.cli.server_options import build_parser as build_server_parser
+from art.cli.main import build_parser
+from art.cli.server import build_parser as build_server_parser
 from tools.pages.markdown import escaped, header, prose, table
 
 _INTRODUCTION = """
@@ -17,7 +17,7 @@ command did what it was asked.
 
 def parsers() -> Iterator[tuple[argparse.ArgumentParser, int]]:
     """Yield the parser of every command and action, with the level of its heading."""
-    for name in COMMANDS:
+    for name in _actions(build_parser([])):
         command = _actions(build_parser([name]))[name]
         yield command, 2
         for action in _actions(command).values():
@@ -74,7 +74,9 @@ def _rows(parser: argparse.ArgumentParser, actions: list[argparse.Action]) -> li
 def render_page() -> str:
     """Render the page as Markdown."""
     parts = [header("Commands", _INTRODUCTION)]
-    parts += [table(("command", "does"), [(f"[`art {name}`](#art-{name})", does) for name, does in COMMANDS.items()])]
+    (commands,) = (one for one in build_parser([])._actions if isinstance(one, argparse._SubParsersAction))
+    listed = [(f"[`art {one.dest}`](#art-{one.dest})", escaped(one.help or "")) for one in commands._get_subactions()]
+    parts += [table(("command", "does"), listed)]
     parts += ["\n"]
     for parser, level in parsers():
         parts += [f"{'#' * level} {parser.prog}\n\n", f"Usage: `{_usage(parser)}`\n\n"]

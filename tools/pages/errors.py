@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from art import errors
 from art.errors import ArtError
-from art.server.errors import STATUS
+from art.server.answers import STATUS
 from tools.pages.markdown import escaped, header, table
 from tools.pages.source import own_docstring
 
@@ -37,9 +37,9 @@ ADVICE: dict[type[ArtError], str] = {
     errors.NotFoundError: "Check the name; register a model before it is used.",
     errors.ConflictError: "Use another id, or send the same request again under the same id.",
     errors.PromotionError: "Measure on more scenarios or train on; the message has the figures. `--force` promotes it.",
-    errors.RequestTimeoutError: "Send the body faster, or raise `limits.read_timeout_s` of the server.",
+    errors.RequestTimeoutError: "Send the body faster.",
     errors.PayloadTooLargeError: "Send less in one call, or raise the setting of the server that the message names.",
-    errors.UnsupportedMediaError: "Send the body plain, or with `Content-Encoding: gzip`.",
+    errors.UnsupportedMediaError: "Send the body plain.",
     errors.OverloadedError: "Wait; run fewer rollouts at once, or raise the limit that the message names.",
     errors.QuotaError: "Wait for the next month, or have the operator raise the quota: `art quota set`.",
     errors.TrajectoryError: "Leave the trajectory out, or repair what the message names.",

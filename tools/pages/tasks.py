@@ -64,7 +64,7 @@ def ready_tasks() -> Iterator[tuple[str, Task]]:
     """The tasks that come with ART, without those that a program has registered."""
     for name in list_tasks():
         task = get_task(name)
-        if type(task).__module__.startswith("art.tasks."):
+        if type(task).__module__.startswith(("art.tasks.", "art_tasks.")):
             yield name, task
 
 

@@ -9,14 +9,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from art.asynchronous.journal import KeptGroup
+from art.asynchronous.journal import Journal, KeptGroup
 from art.asynchronous.pace import Pace
-from art.asynchronous.plan import GroupPlan, group_seed
-from art.asynchronous.running import GroupRunner
-from art.asynchronous.source import Placed, Source
-from art.asynchronous.watch import Stopwatch
+from art.asynchronous.running import Inputs, RolloutCall, RolloutRunner, all_or_nothing
+from art.asynchronous.source import Placed, PlannedGroup, group_seed
+from art.asynchronous.step import Stopwatch
+from art.client.rollout_context import derive_seed
 from art.errors import BudgetError, ConfigError, TrainingError
-from art.trajectory import TrajectoryGroup, cancel_and_wait
+from art.gather import GatherContext, finish_group, set_gather_context
+from art.trajectory import PydanticException, Trajectory, TrajectoryGroup, cancel_and_wait
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +35,7 @@ FAULT_WINDOW = 64
 class UnderWay:
     """A group that was started and not trained yet."""
 
-    plan: GroupPlan
-    index: int | None
-    """Index of its scenario in the list; `None` for an endless stream."""
+    plan: PlannedGroup
     groups: list[TrajectoryGroup] = field(default_factory=list)
     """What `after_each` has kept of it; empty while it runs."""
 
@@ -44,24 +43,23 @@ class UnderWay:
 class Flow:
     """Starts groups, knows which of them run, and says which groups the next step takes."""
 
-    def __init__(self, pace: Pace, source: Source, runner: GroupRunner, held: Stopwatch) -> None:
+    def __init__(self, pace: Pace, inputs: Inputs, rollouts: RolloutRunner, journal: Journal, held: Stopwatch) -> None:
         """
         Args:
             held: measures the seconds in which the pace lets no further group start.
         """
-        self.pace, self._source, self._runner, self._held = pace, source, runner, held
-        self._config, self._journal = runner.rollouts.config, runner.journal
-        self._next_position = self._journal.resumed.next_position or pace.next_number
+        self.pace, self._inputs, self._rollouts, self._journal, self._held = pace, inputs, rollouts, journal, held
+        self._next_position = journal.resumed.next_position or pace.next_number
         self._under_way: dict[int, UnderWay] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._again: deque[tuple[GroupPlan, Placed]] = deque()
+        self._again: deque[tuple[PlannedGroup, Placed]] = deque()
         """Plans of an earlier run's groups that were too stale to be trained, and their scenarios."""
         self._changed = asyncio.Event()
         self._failure: Exception | None = None
         self._budget: BudgetError | None = None
         self._lost_in_a_row = 0
         self._num_lost = 0
-        runner.rollouts.on_slot = self.fill
+        rollouts.on_slot = self.fill
 
     @property
     def num_running(self) -> int:
@@ -80,36 +78,47 @@ class Flow:
             ConfigError: the stream has another scenario now at the position of a group.
         """
         for one in kept:
-            plan, placed = one.plan, self._source.resume(one.plan)
+            plan, placed = one.plan, self._inputs.source.at(one.plan.position)
             if placed.scenario_id != plan.scenario_id:
                 raise ConfigError(
                     f"the pipeline continues one in which position {plan.position} of `scenarios` was "
                     f"{plan.scenario_id!r}; now it is {placed.scenario_id!r}. Give it the same scenarios"
                 )
             if not self.pace.restore(plan.number, plan.policy_version):
-                self._run_again(plan, placed)
+                logger.warning(
+                    "group %d of an earlier run began with checkpoint %d and would be too stale now: its scenario %s "
+                    "is run again", plan.number, plan.policy_version, plan.scenario_id,
+                )  # fmt: skip
+                self.pace.next_number = max(self.pace.next_number, plan.number + 1)
+                self._again.append((plan, placed))  # it stays in the journal until the new group is there
             elif one.groups is None:
                 self._launch(plan, placed, one if one.rollouts else None)
             else:
-                self._under_way[plan.number] = UnderWay(plan=plan, index=placed.index, groups=one.groups)
+                self._under_way[plan.number] = UnderWay(plan=plan, groups=one.groups)
                 self.pace.finish(plan.number)
 
     def fill(self) -> None:
         """Start groups as long as the pace allows and there is room for their rollouts, a few per turn of the loop."""
+        config, has_ended = self._rollouts.config, self._failure is not None or self._budget is not None
         try:
             for num_started in itertools.count():
-                if not self._may_start():
+                if has_ended or not self._rollouts.has_room or not self.pace.may_start():
                     break
                 if num_started == _STARTS_PER_TURN:
                     asyncio.get_running_loop().call_soon(self.fill)
                     break
-                self._runner.rollouts.model.costs.check()
-                position, placed, replaces = self._take()
-                plan = GroupPlan(
+                self._rollouts.model.costs.check()
+                replaces = None
+                if self._again:
+                    stale, placed = self._again.popleft()
+                    position, replaces = stale.position, stale.number
+                else:
+                    position, self._next_position = self._next_position, self._next_position + 1
+                    placed = self._inputs.source.at(position)
+                plan = PlannedGroup(
                     number=self.pace.start(), position=position, scenario_id=placed.scenario_id,
                     pass_number=placed.pass_number, policy_version=self.pace.version,
-                    seed=group_seed(self._config.seed, position), num_rollouts=self._config.rollouts_per_group,
-                    reason=placed.reason,
+                    seed=group_seed(config.seed, position), num_rollouts=config.rollouts_per_group,
                 )  # fmt: skip
                 self._launch(plan, placed, None, replaces)
         except BudgetError as error:
@@ -135,14 +144,14 @@ class Flow:
             if numbers:
                 return numbers
             if self._budget is not None and not self._tasks:
-                self._runner.rollouts.model.costs.check()  # its message knows what was spent in the meantime
+                self._rollouts.model.costs.check()  # its message knows what was spent in the meantime
                 raise self._budget
             self._changed.clear()
             try:
                 async with asyncio.timeout(REPORT_AFTER_S):
                     await self._changed.wait()
             except TimeoutError:
-                on_wait(self._runner.rollouts.clock.stragglers(self.pace.missing()))
+                on_wait(self._rollouts.stragglers(self.pace.missing()))
 
     def begin(self, numbers: list[int]) -> list[UnderWay]:
         """Begin the step that takes these groups, and return them."""
@@ -164,78 +173,6 @@ class Flow:
         self.fail(ConfigError("the pipeline was closed; call `train` again to go on"))
         await cancel_and_wait(self._tasks.values())
 
-    def _may_start(self) -> bool:
-        has_ended = self._failure is not None or self._budget is not None
-        return not has_ended and self._runner.rollouts.has_room and self.pace.may_start()
-
-    def _take(self) -> tuple[int, Placed, int | None]:
-        """The position and scenario of the next group, and the number of the earlier one that it replaces, if any."""
-        if self._again:
-            stale, placed = self._again.popleft()
-            return stale.position, placed, stale.number
-        position, self._next_position = self._next_position, self._next_position + 1
-        return position, self._source.at(position), None
-
-    def _run_again(self, plan: GroupPlan, placed: Placed) -> None:
-        logger.warning(
-            "group %d of an earlier run began with checkpoint %d and would be too stale now: its scenario %s is run "
-            "again", plan.number, plan.policy_version, plan.scenario_id,
-        )  # fmt: skip
-        self.pace.next_number = max(self.pace.next_number, plan.number + 1)
-        self._again.append((plan, placed))  # it stays in the journal until the new group is there
-
-    def _launch(self, plan: GroupPlan, placed: Placed, kept: KeptGroup | None, replaces: int | None = None) -> None:
-        self._under_way[plan.number] = UnderWay(plan=plan, index=placed.index)
-        self._runner.rollouts.num_queued += self._runner.num_to_run(plan, kept)
-        run = self._run(plan, placed, kept, replaces)
-        self._tasks[plan.number] = asyncio.create_task(run, name=f"pipeline-group-{plan.number}")
-
-    async def _run(self, plan: GroupPlan, placed: Placed, kept: KeptGroup | None, replaces: int | None) -> None:
-        try:
-            if kept is None:
-                await self._journal.started(plan, replaces=replaces)
-            groups = await self._runner.run(plan, placed.scenario, kept)
-            if groups:
-                await self._journal.group_ended(plan.number, groups)
-            else:
-                await self._lose(plan, placed.index)
-            self._finish(plan.number, groups)
-        except BudgetError as error:
-            self._drop(plan.number)  # its rollouts stay in the journal: with a higher budget it is scored
-            self._end_over_budget(error)
-        except Exception as error:
-            self.fail(error)
-        finally:
-            del self._tasks[plan.number]
-            self.fill()
-            self._changed.set()
-
-    async def _lose(self, plan: GroupPlan, index: int | None) -> None:
-        self._num_lost += 1
-        self._source.report(index, [])
-        # Without the chooser's state, which may already have the reports of a step that is not ended on disk.
-        await self._journal.group_ended(plan.number, [])
-
-    def _finish(self, number: int, groups: list[TrajectoryGroup]) -> None:
-        if groups:
-            self._lost_in_a_row = 0
-            self._under_way[number].groups = groups
-            self.pace.finish(number)
-            return
-        self._drop(number)
-        self._lost_in_a_row += 1
-        config = self._config  # more than a `FaultWatch` looks at, which knows better why rollouts fail
-        most = max(MAX_BARREN_STEPS * config.groups_per_step, 1 + FAULT_WINDOW // config.rollouts_per_group)
-        if self._lost_in_a_row >= most:
-            raise TrainingError(
-                f"the last {most} groups had nothing to train on: all their rollouts failed, or `after_each` dropped "
-                "them. The log has the reasons"
-            )
-
-    def _drop(self, number: int) -> None:
-        self.pace.lose(number)
-        del self._under_way[number]
-
     def fail(self, error: Exception) -> None:
         """End the training with this error."""
         self._failure = self._failure or error
@@ -246,3 +183,78 @@ class Flow:
             logger.warning("no further rollout starts: %s", error)
         self._budget = self._budget or error
         self._changed.set()
+
+    def _launch(self, plan: PlannedGroup, placed: Placed, kept: KeptGroup | None, replaces: int | None = None) -> None:
+        self._under_way[plan.number] = UnderWay(plan=plan)
+        self._rollouts.num_queued += plan.num_rollouts - (0 if kept is None else len(kept.rollouts))
+        run = self._run(plan, placed, kept, replaces)
+        self._tasks[plan.number] = asyncio.create_task(run, name=f"pipeline-group-{plan.number}")
+
+    async def _run(self, plan: PlannedGroup, placed: Placed, kept: KeptGroup | None, replaces: int | None) -> None:
+        """Run a group: its rollouts, then `after_each`. Each thing that ends is on disk before the next one begins.
+
+        Args:
+            kept: what an earlier run has finished of it; those rollouts are not repeated.
+            replaces: number of an earlier group whose scenario this one runs again.
+        """
+        try:
+            if kept is None:
+                await self._journal.started(plan, replaces=replaces)
+            groups = await self._run_rollouts(plan, placed, {} if kept is None else dict(kept.rollouts))
+            await self._journal.group_ended(plan.number, groups)
+            if groups:
+                self._lost_in_a_row = 0
+                self._under_way[plan.number].groups = groups
+                self.pace.finish(plan.number)
+            else:
+                self._drop(plan.number)
+                self._note_lost()
+        except BudgetError as error:
+            self._drop(plan.number)  # its rollouts stay in the journal: with a higher budget it is scored
+            self._end_over_budget(error)
+        except Exception as error:
+            self.fail(error)
+        finally:
+            del self._tasks[plan.number]
+            self.fill()
+            self._changed.set()
+
+    async def _run_rollouts(
+        self, plan: PlannedGroup, placed: Placed, outcomes: dict[int, Trajectory | PydanticException]
+    ) -> list[TrajectoryGroup]:
+        """Run the rollouts that `outcomes` lacks. Return the groups that `after_each` keeps: none, one or several."""
+        context = GatherContext(faults=self._rollouts.faults)
+
+        async def run(index: int) -> None:
+            call = RolloutCall(
+                function=self._inputs.rollout, scenario=placed.scenario, scenario_id=plan.scenario_id,
+                order=(plan.number, index), seed=derive_seed(plan.seed, index),
+                step=plan.policy_version if self._rollouts.config.in_flight == "finish" else None,
+            )  # fmt: skip
+            outcomes[index] = await self._rollouts.run(call, context)
+            await self._journal.rollout_ended(plan.number, index, outcomes[index])
+
+        await all_or_nothing([run(index) for index in range(plan.num_rollouts) if index not in outcomes])
+        ended = [outcomes[index] for index in sorted(outcomes)]
+        group = TrajectoryGroup(
+            [outcome for outcome in ended if isinstance(outcome, Trajectory)],
+            exceptions=[outcome for outcome in ended if isinstance(outcome, PydanticException)],
+            metadata={"scenario_id": plan.scenario_id},
+        )
+        with set_gather_context(context):
+            return await finish_group(group, self._inputs.after_each)
+
+    def _drop(self, number: int) -> None:
+        self.pace.lose(number)
+        del self._under_way[number]
+
+    def _note_lost(self) -> None:
+        self._num_lost += 1
+        self._lost_in_a_row += 1
+        config = self._rollouts.config  # more than a `FaultWatch` looks at, which knows better why rollouts fail
+        most = max(MAX_BARREN_STEPS * config.groups_per_step, 1 + FAULT_WINDOW // config.rollouts_per_group)
+        if self._lost_in_a_row >= most:
+            raise TrainingError(
+                f"the last {most} groups had nothing to train on: all their rollouts failed, or `after_each` dropped "
+                "them. The log has the reasons"
+            )

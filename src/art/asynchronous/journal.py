@@ -18,20 +18,16 @@ import asyncio
 import json
 import logging
 import os
-import re
 import sqlite3
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
-from art.asynchronous.plan import GroupPlan, RolloutOutcome
+from art.asynchronous.source import PlannedGroup, RolloutOutcome
 from art.errors import ConfigError, ConflictError, StorageError
-from art.storage.atomic import storage_errors
 from art.storage.database import Database
 from art.storage.jsonl import encode
 from art.storage.lock import take_lock
@@ -41,7 +37,7 @@ from art.trajectory import PydanticException, Trajectory, TrajectoryGroup
 logger = logging.getLogger(__name__)
 
 VERSION = 2
-"""Form of the tables. Form 1 was a file of JSON lines, which is read once."""
+"""Form of the tables. Form 1 was a file of JSON lines."""
 MAX_BATCH = 256
 """Most records in a transaction, so that the first of them does not wait long for the last."""
 
@@ -67,7 +63,7 @@ class PendingStep:
 class KeptGroup:
     """A group that was started and is not trained yet."""
 
-    plan: GroupPlan
+    plan: PlannedGroup
     rollouts: dict[int, RolloutOutcome]
     """Rollouts that ended, by index. It is empty once `groups` is known, which has them."""
     groups: list[TrajectoryGroup] | None
@@ -94,8 +90,6 @@ class Resumed:
     """Number of the next group to start."""
     next_position: int = 0
     """Position of the next scenario in the stream."""
-    chooser_state: Mapping[str, Any] = field(default_factory=dict)
-    """State of what chooses scenarios, as it was last recorded."""
     groups: list[KeptGroup] = field(default_factory=list)
     """Groups that are not trained yet, in the order of their numbers."""
     pending: PendingStep | None = None
@@ -112,10 +106,6 @@ def _exchange_ids(rollout: RolloutOutcome) -> Iterator[str]:
 
 
 # -- rollouts and groups as JSON, and back --
-
-
-def dump_plan(plan: GroupPlan) -> dict[str, Any]:
-    return {one.name: getattr(plan, one.name) for one in fields(plan)} | {"reason": dict(plan.reason)}
 
 
 def dump_outcome(outcome: RolloutOutcome) -> dict[str, Any]:
@@ -144,14 +134,6 @@ def load_outcome(record: Mapping[str, Any]) -> RolloutOutcome:
         return PydanticException.model_validate(record["error"])
     group = parse_group({"trajectories": [record["trajectory"]]})  # a group knows the class of each trajectory
     return group.trajectories[0] if group.trajectories else group.exceptions[0]
-
-
-def dump_pending(pending: PendingStep) -> dict[str, Any]:
-    return {one.name: getattr(pending, one.name) for one in fields(pending)} | {"config": dict(pending.config)}
-
-
-def load_pending(data: Mapping[str, Any] | None) -> PendingStep | None:
-    return None if data is None else PendingStep(**{**data, "numbers": tuple(data["numbers"])})
 
 
 class Journal:
@@ -199,48 +181,36 @@ class Journal:
         await asyncio.to_thread(self._database.close)
         os.close(self._lock)
 
-    async def started(
-        self, plan: GroupPlan, *, replaces: int | None = None, chooser_state: Mapping[str, Any] | None = None
-    ) -> None:
+    async def started(self, plan: PlannedGroup, *, replaces: int | None = None) -> None:
         """Record that a group has taken its place in the stream, before its rollouts begin.
 
         Args:
             replaces: number of a group that is given up, because this one runs its scenario again.
-            chooser_state: state of what chooses scenarios, if this changed it.
         """
-        more = _chosen(chooser_state) | ({} if replaces is None else {"replaces": replaces})
-        await self.write(lambda: {"event": "started", "plan": dump_plan(plan), **more})
+        more = {} if replaces is None else {"replaces": replaces}
+        await self.write(lambda: {"event": "started", "plan": asdict(plan), **more})
 
     async def rollout_ended(self, number: int, index: int, outcome: RolloutOutcome) -> None:
         """Record how rollout `index` of group `number` ended. Do not change the trajectory before this returns."""
         await self.write(lambda: {"event": "rollout_ended", "group": number, "index": index, **dump_outcome(outcome)})
 
-    async def group_ended(
-        self, number: int, groups: Sequence[TrajectoryGroup], *, chooser_state: Mapping[str, Any] | None = None
-    ) -> None:
+    async def group_ended(self, number: int, groups: Sequence[TrajectoryGroup]) -> None:
         """Record what `after_each` made of a finished group; nothing means that the group is dropped and leaves."""
         await self.write(
-            lambda: {
-                "event": "group_ended", "group": number,
-                "groups": [dump_group(group) for group in groups], **_chosen(chooser_state),
-            }
-        )  # fmt: skip
+            lambda: {"event": "group_ended", "group": number, "groups": [dump_group(group) for group in groups]}
+        )
 
     async def step_begun(self, pending: PendingStep) -> None:
         """Record a training step before it is submitted. A step that was begun before and not ended is replaced."""
-        await self.write(lambda: {"event": "step_begun", "pending": dump_pending(pending)})
+        await self.write(lambda: {"event": "step_begun", "pending": asdict(pending)})
 
-    async def step_ended(
-        self, step: int, numbers: Sequence[int], *, chooser_state: Mapping[str, Any] | None = None
-    ) -> None:
+    async def step_ended(self, step: int, numbers: Sequence[int]) -> None:
         """Record that groups were trained and are in the model's log; they leave the journal.
 
         Args:
             step: checkpoint that was made, or the unchanged one if there was nothing to learn.
         """
-        await self.write(
-            lambda: {"event": "step_ended", "step": step, "numbers": list(numbers), **_chosen(chooser_state)}
-        )
+        await self.write(lambda: {"event": "step_ended", "step": step, "numbers": list(numbers)})
 
     async def evaluation_begun(self, step: int) -> None:
         """Record that a checkpoint is to be evaluated. Call it before `step_ended`: a kill may come between."""
@@ -272,12 +242,25 @@ class Journal:
 
     async def _flush(self) -> None:
         """Write what waits, as one transaction after the other."""
+
+        def write(connection: sqlite3.Connection, makes: list[MakeRecord]) -> list[Exception | None]:
+            """Write records. Returns for each what is wrong with it alone, e.g. metadata that JSON does not have."""
+            errors: list[Exception | None] = []
+            for make in makes:
+                try:
+                    statements = _statements(make())
+                except Exception as error:
+                    errors.append(error)
+                    continue
+                for statement in statements:
+                    connection.execute(*statement)
+                errors.append(None)
+            return errors
+
         while self._waiting:
             batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
-            makes = [make for make, _ in batch]
-            errors: list[Exception | None]
             try:
-                errors = await self._database.run(partial(_write_records, makes=makes))
+                errors = await self._database.run(partial(write, makes=[make for make, _ in batch]))
             except Exception as error:
                 logger.exception("the journal %s cannot be written", self._database.path)
                 errors = [error] * len(batch)
@@ -288,10 +271,6 @@ class Journal:
                     done.set_result(None)
                 else:
                     done.set_exception(failure)
-
-
-def _chosen(state: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {} if state is None else {"chooser_state": dict(state)}
 
 
 # -- the tables --
@@ -305,39 +284,17 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS evaluation_rollouts (step INTEGER REFERENCES evaluations ON DELETE CASCADE, "
     "place INTEGER, outcome TEXT NOT NULL, PRIMARY KEY (step, place))",
 )
-"""`head` has what is known once: version, identity, the next number and position, the chooser's state and the step that
-is pending. The other tables have the groups and evaluations that have not ended."""
+"""`head` has what is known once: version, identity, the next number and position, and the step that is
+pending. The other tables have the groups and evaluations that have not ended."""
 _SET = "INSERT OR REPLACE INTO head VALUES (?, ?)"
 _RAISE = "INSERT INTO head VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)"
 Statement = tuple[str, tuple[Any, ...]]
 
 
-def _write_records(connection: sqlite3.Connection, makes: Iterable[MakeRecord]) -> list[Exception | None]:
-    """Write records. Returns for each what is wrong with it alone, e.g. metadata that JSON does not have."""
-    errors: list[Exception | None] = []
-    for make in makes:
-        try:
-            statements = _statements(make())
-        except Exception as error:
-            errors.append(error)
-            continue
-        for statement in statements:
-            connection.execute(*statement)
-        errors.append(None)
-    return errors
-
-
 def _statements(record: Mapping[str, Any]) -> list[Statement]:
     """Return what a record changes in the tables."""
     statements: list[Statement] = []
-    if (chooser_state := record.get("chooser_state")) is not None:
-        statements.append((_SET, ("chooser_state", encode(chooser_state))))
     match record["event"]:
-        case "opened":  # the first line of a journal of form 1
-            statements.append((_SET, ("identity", encode(record["identity"]))))
-            statements += [(_RAISE, (name, record[name])) for name in ("next_number", "next_position")]
-            if record["pending"] is not None:
-                statements.append((_SET, ("pending", encode(record["pending"]))))
         case "started":
             plan, number = record["plan"], record["plan"]["number"]
             statements += [
@@ -389,8 +346,6 @@ def _open(folder: Path, identity: dict[str, Any]) -> tuple[Database, Resumed, in
     try:
         database = Database(path)
         resumed = database.run_blocking(lambda connection: _take_up(connection, path, identity))
-        with suppress(FileNotFoundError):  # it is in the tables now
-            (folder / "journal.jsonl").replace(folder / "journal.jsonl.read")
         return database, resumed, lock
     except BaseException as error:
         if database is not None:
@@ -398,15 +353,11 @@ def _open(folder: Path, identity: dict[str, Any]) -> tuple[Database, Resumed, in
         os.close(lock)
         cause = error.__cause__
         if isinstance(cause, sqlite3.DatabaseError) and not isinstance(cause, sqlite3.OperationalError):
-            raise _damage(path, str(cause)) from error
+            raise StorageError(
+                f"{path} is damaged ({cause}), so it is not known which rollouts were under way. Restore it from a "
+                f"copy; or delete the folder {path.parent} to begin without them: checkpoints and log stay"
+            ) from error
         raise
-
-
-def _damage(path: Path, how: str) -> StorageError:
-    return StorageError(
-        f"{path} is damaged ({how}), so it is not known which rollouts were under way. Restore the file from "
-        f"a copy; or delete the folder {path.parent} to begin without them: checkpoints and log stay as they are"
-    )
 
 
 def _take_up(connection: sqlite3.Connection, path: Path, identity: dict[str, Any]) -> Resumed:
@@ -414,25 +365,28 @@ def _take_up(connection: sqlite3.Connection, path: Path, identity: dict[str, Any
     for table in _TABLES:
         connection.execute(table)
     head = dict(connection.execute("SELECT name, value FROM head"))
-    if (version := head.get("version", VERSION)) != VERSION:
-        raise _other_version(path, version)
-    if not head and (older := path.with_name("journal.jsonl")).exists():
-        for record in _read_older(older):
-            for statement in _statements(record):
-                connection.execute(*statement)
-        head = dict(connection.execute("SELECT name, value FROM head"))
+    version = head.get("version", 1 if path.with_name("journal.jsonl").exists() else VERSION)
+    if version != VERSION:
+        raise StorageError(
+            f"{path} was written by another version of ART (form {version}, expected {VERSION}). Finish the "
+            f"pipeline with that version, or delete the folder {path.parent} to begin without what was under way"
+        )
     resumed = _read_tables(connection, head)
-    _check_identity(path, resumed, json.loads(head.get("identity", "{}")), identity)
+    before = json.loads(head.get("identity", "{}"))
+    changed = [
+        f"{name} = {identity.get(name)!r}, was {before.get(name)!r}"
+        for name in sorted({*before, *identity})
+        if before.get(name) != identity.get(name)
+    ]
+    if before and changed and (resumed.groups or resumed.pending or resumed.evaluations):
+        raise ConfigError(
+            f"the pipeline continues one that was begun with other settings ({'; '.join(changed)}), and "
+            f"{len(resumed.groups)} of its groups are not trained yet. Set them back to finish those groups, or delete "
+            f"the folder {path.parent} to begin without them: checkpoints and log stay as they are"
+        )
     connection.execute(_SET, ("version", VERSION))
     connection.execute(_SET, ("identity", encode(identity)))
     return resumed
-
-
-def _other_version(path: Path, version: int) -> StorageError:
-    return StorageError(
-        f"{path} was written by another version of ART (form {version}, expected {VERSION}). Finish the "
-        f"pipeline with that version, or delete the folder {path.parent} to begin without what was under way"
-    )
 
 
 def _read_tables(connection: sqlite3.Connection, head: Mapping[str, Any]) -> Resumed:
@@ -444,64 +398,13 @@ def _read_tables(connection: sqlite3.Connection, head: Mapping[str, Any]) -> Res
     for number, plan, scored in connection.execute("SELECT number, plan, scored FROM groups ORDER BY number"):
         kept = None if scored is None else [parse_group(group) for group in json.loads(scored)["groups"]]
         rollouts = outcomes("rollouts", "number", number)
-        groups.append(KeptGroup(plan=GroupPlan(**json.loads(plan)), rollouts=rollouts, groups=kept))
+        groups.append(KeptGroup(plan=PlannedGroup(**json.loads(plan)), rollouts=rollouts, groups=kept))
     steps = [step for (step,) in connection.execute("SELECT step FROM evaluations ORDER BY step")]
+    pending = json.loads(head.get("pending", "null"))
     return Resumed(
         next_number=head.get("next_number", 0),
         next_position=head.get("next_position", 0),
-        chooser_state=json.loads(head.get("chooser_state", "{}")),
         groups=groups,
-        pending=load_pending(json.loads(head.get("pending", "null"))),
+        pending=None if pending is None else PendingStep(**{**pending, "numbers": tuple(pending["numbers"])}),
         evaluations={step: outcomes("evaluation_rollouts", "step", step) for step in steps},
     )
-
-
-def _check_identity(path: Path, resumed: Resumed, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise a `ConfigError` if groups are under way that another pipeline began. Without any, a change is no harm."""
-    changed = [
-        f"{name} = {now.get(name)!r}, was {before.get(name)!r}"
-        for name in sorted({*before, *now})
-        if before.get(name) != now.get(name)
-    ]
-    if not before or not changed or not (resumed.groups or resumed.pending or resumed.evaluations):
-        return
-    raise ConfigError(
-        f"the pipeline continues one that was begun with other settings ({'; '.join(changed)}), and "
-        f"{len(resumed.groups)} of its groups are not trained yet. Set them back to finish those groups, or delete the "
-        f"folder {path.parent} to begin without them: checkpoints and log stay as they are"
-    )
-
-
-# -- journals of earlier versions: JSON lines with checksums --
-
-_LINE = re.compile(rb'\{"batch": (\d+), "of": (\d+), "crc": "([0-9a-f]{8})", ([^\n]*)\n?')
-
-
-def _read_older(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a `journal.jsonl`, up to where its last write was interrupted.
-
-    Each line has the number of the write that it belongs to and how many lines that has. A write began only after
-    the one before was on disk, so a bad line in the last write was never reported as written, and any other is damage.
-
-    Raises:
-        StorageError: a line was damaged after it was written, or the file is of a form that ART never read.
-    """
-    batch, left, bad = -1, 0, None
-    with storage_errors(path, "reading"), path.open("rb") as file:
-        for text in file:
-            parts, left = _LINE.fullmatch(text), left - 1
-            if parts is None or f"{zlib.crc32(parts[4]):08x}".encode() != parts[3]:
-                bad = bad if bad is not None else batch if left >= 0 else batch + 1
-                if bad == 0:
-                    raise _damage(path, "its beginning is not whole")
-                continue
-            if bad is not None:
-                if int(parts[1]) != bad:
-                    raise _damage(path, "a line before its last write is not whole")
-                continue
-            if int(parts[1]) != batch:
-                batch, left = int(parts[1]), int(parts[2]) - 1
-            record = json.loads(b"{" + parts[4])
-            if record["event"] == "opened" and record["version"] != 1:
-                raise _other_version(path, record["version"])
-            yield record

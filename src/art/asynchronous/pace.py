@@ -80,10 +80,6 @@ class Pace:
         """Whether a step is under way."""
         return self.step > self.version
 
-    def version_of(self, number: int) -> int:
-        """Return the version with which an outstanding group started."""
-        return self._running[number] if number in self._running else self._finished[number]
-
     def may_start(self) -> bool:
         """Whether a group that starts now can be trained within the bound, and before the last step."""
         places = self.version + self.max_staleness - self.step + 1
@@ -214,6 +210,8 @@ class Pace:
         Args:
             until: look at the groups that are due up to this step alone; by default at all.
         """
+        # With the earliest due date first it suffices to compare, for each due date, the groups that are due by then
+        # with the places of the steps up to it.
         count = 0
         for last in sorted(due):
             if until is not None and last > until:

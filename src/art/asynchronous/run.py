@@ -1,37 +1,41 @@
-"""`Run`: one call of `Pipeline.train`, with everything that it opens and closes again.
+"""`PipelineRun`: one call of `Pipeline.train`, with everything that it opens and closes again.
 
+steps       the loop: gather ahead, train, publish, journal
 journal     what an earlier run left; a step that it had submitted is finished first
 flow        starts groups as the pace allows, also while the trainer works and while the user looks at a step
-trainer     trains and logs one step when the user asks for it
 evaluator   evaluates checkpoints beside all that
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import Mapping, Sequence
+import statistics
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from art.asynchronous.concurrency import Concurrency
-from art.asynchronous.curriculum import has_spread
-from art.asynchronous.evaluating import SPLIT, Evaluator, HeldOut
 from art.asynchronous.flow import MAX_BARREN_STEPS, Flow, UnderWay
 from art.asynchronous.journal import Journal, KeptGroup, PendingStep
 from art.asynchronous.pace import Pace
-from art.asynchronous.running import GroupRunner, RolloutFunction, RolloutRunner, check_engine
-from art.asynchronous.source import Source
-from art.asynchronous.step import PipelineStep, PipelineTiming
-from art.asynchronous.step_trainer import StepTrainer, TrainerClock, check_barren, describe_timing
-from art.asynchronous.watch import Stopwatch
+from art.asynchronous.running import HeldOut, Inputs, RolloutCall, RolloutRunner, all_or_nothing
+from art.asynchronous.source import RolloutOutcome
+from art.asynchronous.step import PipelineEvaluation, PipelineStep, PipelineTiming, Stopwatch, now
+from art.client.rollout_context import derive_seed
 from art.config import PipelineConfig, TrainConfig
-from art.gather.faults import POLICY_FAULT_RATE, FaultWatch
-from art.gather.gather import AfterEach
+from art.config.training import SPREAD_TOLERANCE
+from art.errors import ArtError, ConfigError, FaultRateError, NotFoundError, TrainingError
+from art.faults import POLICY_FAULT_RATE, FaultWatch
+from art.gather import GatherContext
+from art.metrics.scores import estimate_change, mean_with_interval
+from art.storage.atomic import write_file
 from art.storage.layout import DataDir
-from art.trajectory import Trajectory, cancel_and_wait
+from art.trajectory import Trajectory, cancel_and_wait, finite_number
 
 if TYPE_CHECKING:
     from art.backend import TrainJob, TrainResult
@@ -39,20 +43,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
-    """What a pipeline was given to run."""
-
-    source: Source
-    rollout: RolloutFunction
-    after_each: AfterEach | None
-    held_out: HeldOut | None
-    evaluate_every: int
-    """Steps between two evaluations."""
+SPLIT = "val"
+"""Split under which evaluations are logged."""
 
 
-class Run:
+class PipelineRun:
     """One training, from the newest checkpoint up to another. Use it as an async context manager."""
 
     def __init__(
@@ -63,31 +58,32 @@ class Run:
         self._last_step, self._train_config = last_step, train_config
         self._limiter = Concurrency(config.max_concurrent, lambda: model.backend().engine_pressure(model))
         self._rollouts = RolloutRunner(model, config, self._limiter, faults)
-        self._log_lock, self._held = asyncio.Lock(), Stopwatch()
+        self._waiting, self._training, self._held = Stopwatch(), Stopwatch(), Stopwatch()
+        """Seconds in which the trainer waits for rollouts, in which it works, and in which no group may start."""
+        self._log_lock = asyncio.Lock()
+        """Held while something is logged, so that rows of training and of evaluation do not mix."""
         self._findings: list[str] = []
         self._straggling: str | None = None
         """What was last logged about the rollouts that the next step waits for."""
         self._ended: list[PipelineStep] = []
         """The last steps, as many as `MAX_BARREN_STEPS`, and the best of those before them."""
+        self._flow: Flow | None = None
+        self._evaluator: Evaluator | None = None
         self._open = AsyncExitStack()
         self.is_closing = False
         """Whether the run has ended, or is about to."""
 
     async def __aenter__(self) -> Self:
+        config, identity = self._config, self._inputs.source.identity
+        identity = {"rollouts_per_group": config.rollouts_per_group, "seed": config.seed, **identity}
         async with AsyncExitStack() as opened:
             folder = DataDir(Path(self._model.base_path)).model(self._model.project, self._model.name).pipeline
-            self._journal = await Journal.open(folder, self._identity())
+            self._journal = await Journal.open(folder, identity)
             opened.push_async_callback(self._journal.close)
-            self._evaluator = self._make_evaluator(folder)
-            if self._evaluator is not None:
+            if self._inputs.held_out is not None:
+                self._evaluator = Evaluator(self._inputs.held_out, self._rollouts, self._journal, folder, self._log)
                 opened.push_async_callback(self._evaluator.close)
-            self._runner = GroupRunner(self._rollouts, self._inputs.rollout, self._inputs.after_each, self._journal)
-            self._trainer = StepTrainer(
-                model=self._model, config=self._train_config, journal=self._journal, source=self._inputs.source,
-                clock=TrainerClock(self._held), log_lock=self._log_lock, measure=self._measure,
-                on_checkpoint=self._on_checkpoint,
-            )  # fmt: skip
-            self._flow: Flow | None = None
+            self._lap_began = now()
             self._spent_usd = self._model.costs.spent_usd
             self._open = opened.pop_all()
         return self
@@ -100,61 +96,36 @@ class Run:
         self.is_closing = True
         await self._open.aclose()
 
-    async def begin(self) -> PipelineStep | None:
-        """Take up what an earlier run left, and start the first groups.
-
-        Returns:
-            The step that the earlier run had submitted, finished now; `None` if there was none.
-        """
-        resumed, source = self._journal.resumed, self._inputs.source
-        source.restore(resumed.chooser_state)
-        kept = {one.plan.number: one for one in resumed.groups}
-        lost = await self._find_lost(resumed.groups)
-        step = None if resumed.pending is None else await self._finish(resumed.pending, kept, lost)
-        kept = {number: one.without(lost) for number, one in kept.items()}
-        version = await check_engine(self._model, self._config)
-        first_number = resumed.next_number or version * self._config.groups_per_step
-        pace = Pace(
-            groups_per_step=self._config.groups_per_step, max_staleness=self._config.max_staleness,
-            step=version, last_step=max(version, self._last_step), next_number=first_number,
-        )  # fmt: skip
-        self._flow = flow = Flow(pace, source, self._runner, self._held)
-        self._open.push_async_callback(flow.close)
-        self._follow_engine(flow)
-        if self._evaluator is not None:
-            await self._evaluator.resume(resumed.evaluations, version if version < self._last_step else None)
-        await flow.resume([one for _, one in sorted(kept.items())])
-        flow.fill()
-        return step
-
-    async def next_step(self) -> PipelineStep | None:
-        """Train the next step; `None` if the last one was trained, or nothing is left to learn.
+    async def steps(self) -> AsyncGenerator[PipelineStep]:
+        """Train step after step, each when it is asked for. Groups of rollouts run ahead of it all the time.
 
         Raises:
             TrainingError: the last steps had nothing to learn from, and the policy may have collapsed.
             Exception: what ends the training, see `Flow.next_step`.
         """
-        flow = self._flow
-        assert flow is not None
-        if flow.pace.version >= self._last_step or check_barren(self._ended, MAX_BARREN_STEPS):
-            return None
-        with self._trainer.clock.waiting.running():
-            numbers = await flow.next_step(self._on_wait)
-        version = flow.pace.version
-        taken = flow.begin(numbers)
-
-        def published(result: TrainResult) -> None:
+        kept, finished = await self._take_up()
+        flow = await self._gather_ahead(kept)
+        if finished is not None:
+            yield finished
+        while flow.pace.version < self._last_step and not is_solved(self._ended):
+            with self._waiting.running():
+                numbers = await flow.next_step(self._on_wait)
+            version = flow.pace.version
+            taken = flow.begin(numbers)
+            # Of the fields that were set everything: a loss is known by its `type`, which is never set.
+            config = self._train_config.model_dump(mode="json", include=self._train_config.model_fields_set)
+            pending = PendingStep(step=version, job_id=uuid.uuid4().hex, numbers=tuple(numbers), config=config)
+            await self._journal.step_begun(pending)
+            with self._training.running():
+                job = await self._submit(pending, taken)
+                result = await job
             flow.published(result.step, trained=result.trained)
+            yield await self._conclude(pending, taken, result)
 
-        pending = self._trainer.pending(version, taken)
-        await self._journal.step_begun(pending)
-        with self._trainer.clock.training.running():
-            job = await self._trainer.submit(pending, [group for one in taken for group in one.groups])
-        return await self._train(pending, taken, job, published)
-
-    async def _find_lost(self, kept: Sequence[KeptGroup]) -> set[str]:
-        """Return the exchanges that an earlier run's rollouts name and the server does not have, and say so."""
-        named = {one.plan.number: one.exchange_ids() for one in kept}
+    async def _take_up(self) -> tuple[list[KeptGroup], PipelineStep | None]:
+        """Return the groups that an earlier run left, and the step that it had submitted, finished now."""
+        resumed = self._journal.resumed
+        named = {one.plan.number: one.exchange_ids() for one in resumed.groups}
         every = sorted(set().union(*named.values()))
         lost = set(await self._model.backend().missing_exchanges(self._model, every)) if every else set()
         if lost:
@@ -165,131 +136,294 @@ class Run:
             )
             self._findings.append(finding)
             logger.warning(finding)
-        return lost
+        groups, pending, step = {one.plan.number: one for one in resumed.groups}, resumed.pending, None
+        # Without some of its groups the step failed in an earlier run, and they were run again.
+        if pending is not None and groups.keys() >= set(pending.numbers):
+            taken = [UnderWay(plan=groups[i].plan, groups=groups[i].groups or []) for i in pending.numbers]
+            can_submit = all(lost.isdisjoint(named[i]) for i in pending.numbers)
+            with self._training.running():
+                result = await self._finish(pending, taken, can_submit=can_submit)
+            if result is not None:
+                step = await self._conclude(pending, taken, result)
+                groups = {number: one for number, one in groups.items() if number not in pending.numbers}
+        return [one.without(lost) for _, one in sorted(groups.items())], step
 
-    async def _finish(self, pending: PendingStep, kept: dict[int, KeptGroup], lost: set[str]) -> PipelineStep | None:
-        """Finish a step that an earlier run had begun; `None` if it failed, which leaves its groups for the next."""
-        source, own = self._inputs.source, [kept[number] for number in pending.numbers if number in kept]
-        if len(own) < len(pending.numbers):  # the step failed in an earlier run, and a group of it was run again
+    async def _finish(self, pending: PendingStep, taken: list[UnderWay], *, can_submit: bool) -> TrainResult | None:
+        """Follow a step that an earlier run has begun, or submit it if the server never got it.
+
+        Returns:
+            `None` if its job has failed or was cancelled, or cannot be submitted: its groups are for the next step.
+        """
+        try:
+            job = await self._model.backend().follow_train_job(self._model, pending.job_id)
+        except NotFoundError:
+            return await (await self._submit(pending, taken)) if can_submit else None
+        try:
+            return await job
+        except ArtError as error:
+            if (await job.status()).state not in ("failed", "cancelled"):
+                raise
+            logger.warning("the step of the earlier run failed, and is begun again: %s", error)
             return None
-        taken = [UnderWay(plan=one.plan, index=source.resume(one.plan).index, groups=one.groups or []) for one in own]
-        can_submit = all(lost.isdisjoint(one.exchange_ids()) for one in own)
-        with self._trainer.clock.training.running():
-            groups = [group for one in taken for group in one.groups]
-            job = await self._trainer.follow(pending, groups if can_submit else None)
-        if job is None:
-            return None
-        step = await self._train(pending, taken, job, lambda result: None)
-        for number in pending.numbers:
-            del kept[number]
-        return step
 
-    async def _train(self, pending: PendingStep, taken: list[UnderWay], job: TrainJob, published: Any) -> PipelineStep:
-        step = await self._trainer.train(pending, taken, job, published)
-        evaluations: Sequence[Any] = ()
-        if self._evaluator is not None:
-            if step.number >= self._last_step:
-                await self._evaluator.wait()
-            evaluations, failed = self._evaluator.take()
-            self._findings += failed
-        findings, self._findings = [*step.findings, *self._findings], []
-        if self._straggling is not None:
-            findings.append(self._straggling)
-            self._straggling = None
-        step = replace(step, findings=findings, evaluations=evaluations)
-        self._remember(step)
-        return step
+    async def _gather_ahead(self, kept: Sequence[KeptGroup]) -> Flow:
+        """Start the flow of groups, with those of an earlier run first.
 
-    def _remember(self, step: PipelineStep) -> None:
-        self._ended.append(replace(step, groups=()))  # not the rollouts, which would fill the memory
-        if len(self._ended) > MAX_BARREN_STEPS + 1:
-            first, second, *rest = self._ended
-            best = replace(first, reward=max(first.reward, second.reward), trained=first.trained or second.trained)
-            self._ended = [best, *rest]
+        Raises:
+            ConfigError: the engine serves fewer checkpoints at a time than rollouts may ask for.
+        """
+        config, model, resumed = self._config, self._model, self._journal.resumed
+        status = await model.backend().get_status(model)
+        version, num_needed, num_served = status.step, config.max_staleness + 1, status.steps_at_once
+        if config.in_flight == "finish" and num_served is not None and num_needed > num_served:
+            raise ConfigError(
+                f"with max_staleness={config.max_staleness}, rollouts ask for {num_needed} checkpoints of "
+                f"{model.project}/{model.name} at a time, and its engine serves {num_served}, because whole weights "
+                f'are trained or merged; set in_flight="switch", or max_staleness={num_served - 1}',
+                param="in_flight",
+            )
+        pace = Pace(
+            groups_per_step=config.groups_per_step, max_staleness=config.max_staleness, step=version,
+            last_step=max(version, self._last_step),
+            next_number=resumed.next_number or version * config.groups_per_step,
+        )  # fmt: skip
+        self._flow = flow = Flow(pace, self._inputs, self._rollouts, self._journal, self._held)
+        self._open.push_async_callback(flow.close)
 
-    def _follow_engine(self, flow: Flow) -> None:
         def on_end(task: asyncio.Task[None]) -> None:
             if not task.cancelled() and isinstance(error := task.exception(), Exception):
                 flow.fail(error)
 
-        task = asyncio.create_task(self._limiter.run(), name="pipeline-concurrency")
-        task.add_done_callback(on_end)
-        self._open.push_async_callback(cancel_and_wait, [task])
-
-    def _make_evaluator(self, folder: Path) -> Evaluator | None:
-        held_out = self._inputs.held_out
-        return None if held_out is None else Evaluator(held_out, self._rollouts, self._journal, folder, self._log)
-
-    async def _on_checkpoint(self, step: int) -> None:
-        if self._evaluator is not None and (step % self._inputs.evaluate_every == 0 or step >= self._last_step):
-            await self._evaluator.start(step)
+        following = asyncio.create_task(self._limiter.run(), name="pipeline-concurrency")
+        following.add_done_callback(on_end)
+        self._open.push_async_callback(cancel_and_wait, [following])
+        if self._evaluator is not None:
+            await self._evaluator.resume(resumed.evaluations, version if version < self._last_step else None)
+        await flow.resume(kept)
+        flow.fill()
+        return flow
 
     def _on_wait(self, stragglers: list[str]) -> None:
         text = "; ".join(stragglers) or "the rollouts of some groups have ended, and `after_each` still works on them"
         self._straggling = f"the step waited for rollouts: {text}"
         logger.warning("the next step waits for rollouts: %s", text)
 
+    async def _submit(self, pending: PendingStep, taken: Sequence[UnderWay]) -> TrainJob:
+        groups, config = [group for one in taken for group in one.groups], TrainConfig.model_validate(pending.config)
+        return await self._model.backend().train(self._model, groups, config, wait=False, job_id=pending.job_id)
+
+    async def _conclude(self, pending: PendingStep, taken: Sequence[UnderWay], result: TrainResult) -> PipelineStep:
+        """Log a step that was trained, begin an evaluation if one is due, and let its groups leave the journal."""
+        groups = [group for one in taken for group in one.groups]
+        began, self._lap_began = self._lap_began, now()
+        timing = PipelineTiming(
+            wall_s=self._lap_began - began, waited_for_rollouts_s=self._waiting.lap(), train_s=self._training.lap(),
+            held_s=self._held.lap(),
+        )  # fmt: skip
+        metrics = dict(result.metrics) | self._measure(taken, timing, result)
+        async with self._log_lock:
+            await self._model.log(groups, split="train", metrics=metrics, step=result.step, row_id=pending.job_id)
+        evaluator, is_last = self._evaluator, result.step >= self._last_step
+        if result.trained and evaluator is not None and (is_last or result.step % self._inputs.evaluate_every == 0):
+            await evaluator.start(result.step)
+        await self._journal.step_ended(result.step, pending.numbers)
+        evaluations: Sequence[PipelineEvaluation] = ()
+        if evaluator is not None:
+            if is_last:
+                await evaluator.wait()
+            evaluations, failed = evaluator.take()
+            self._findings += failed
+        findings, self._findings = [*result.findings, *self._findings], []
+        if self._straggling is not None:
+            findings.append(self._straggling)
+            self._straggling = None
+        staleness = [pending.step - one.plan.policy_version for one in taken]
+        step = PipelineStep(
+            number=result.step, trained=result.trained, groups=groups, metrics=metrics, findings=findings,
+            reward=statistics.fmean(trajectory.reward for group in groups for trajectory in group),
+            staleness_mean=statistics.fmean(staleness), staleness_max=max(staleness), timing=timing,
+            evaluations=evaluations,
+        )  # fmt: skip
+        self._ended.append(replace(step, groups=()))  # not the rollouts, which would fill the memory
+        if len(self._ended) > MAX_BARREN_STEPS + 1:
+            first, second, *rest = self._ended
+            best = replace(first, reward=max(first.reward, second.reward), trained=first.trained or second.trained)
+            self._ended = [best, *rest]
+        return step
+
     def _measure(self, taken: Sequence[UnderWay], timing: PipelineTiming, result: TrainResult) -> dict[str, float]:
+        """Return the pipeline's metrics of a step: who waited, how rollouts ended, what a useful group cost."""
+        flow = self._flow
+        num_lost = 0 if flow is None else flow.take_num_lost()
+        num_groups = len(taken) + num_lost
+        rewards = ([trajectory.reward for group in one.groups for trajectory in group] for one in taken)
+        num_useful = sum(max(own) - min(own) > SPREAD_TOLERANCE for own in rewards)
         spent_usd, self._spent_usd = self._spent_usd, self._model.costs.spent_usd
-        costs = {"seconds": timing.wall_s}
+        costs = {"rollouts": float(num_groups * self._config.rollouts_per_group), "seconds": timing.wall_s}
         if (tokens := result.metrics.get("ledger/sampled_tokens")) is not None:
             costs["tokens"] = tokens
         if self._spent_usd > spent_usd:
             costs["usd"] = self._spent_usd - spent_usd
-        num_lost = 0 if self._flow is None else self._flow.take_num_lost()
-        metrics = _measure_groups(taken, num_lost, self._config.rollouts_per_group, costs)
-        metrics |= describe_timing(timing) | self._fault_rates(taken)
-        metrics |= self._inputs.source.metrics() | self._limiter.metrics()
-        if callable(measure := getattr(self._inputs.after_each, "metrics", None)):
-            metrics |= measure()
-        if self._flow is not None:
-            waiting = float(len(self._flow.pace.finished))
-            metrics |= {"pipeline/groups_running": float(self._flow.num_running), "pipeline/groups_waiting": waiting}
-        return metrics
-
-    def _fault_rates(self, taken: Sequence[UnderWay]) -> dict[str, float]:
-        """Return the rates of faults: those of the policy in the step's own rollouts, others since the step before.
-
-        What failed otherwise has no step if its whole group was lost. The policy's faults are trained on, and rollouts
-        that run ahead belong to later steps.
-        """
+        # What failed has no step if its whole group was lost, so faults are counted since the step before. Those of
+        # the policy are trained on, and rollouts that run ahead belong to later steps: they are the step's own.
         own = FaultWatch(max_rate=1.0)
         own.count_groups(group for one in taken for group in one.groups)
-        rates = {name: value for name, value in self._faults.metrics().items() if name != POLICY_FAULT_RATE}
-        spoilt = own.metrics().get(POLICY_FAULT_RATE)
-        return rates if spoilt is None else {POLICY_FAULT_RATE: spoilt, **rates}
+        metrics = {name: rate for name, rate in own.metrics().items() if name == POLICY_FAULT_RATE}
+        metrics |= {name: rate for name, rate in self._faults.metrics().items() if name != POLICY_FAULT_RATE}
+        metrics |= {
+            "pipeline/groups_useful_share": num_useful / max(1, num_groups),
+            "pipeline/groups_lost": float(num_lost),
+            "pipeline/rollouts_run": costs["rollouts"],
+            "time/step_wall_s": timing.wall_s,
+            "time/step_waited_for_rollouts_s": timing.waited_for_rollouts_s,
+            "time/step_held_s": timing.held_s,
+            "pipeline/trainer_idle_share": timing.waited_for_rollouts_s / timing.wall_s if timing.wall_s else 0.0,
+        }
+        if num_useful:
+            metrics |= {f"pipeline/{name}_per_useful_group": cost / num_useful for name, cost in costs.items()}
+        if flow is not None:
+            metrics["pipeline/groups_running"] = float(flow.num_running)
+            metrics["pipeline/groups_waiting"] = float(len(flow.pace.finished))
+        measure = getattr(self._inputs.after_each, "metrics", None)
+        return metrics | self._limiter.metrics() | (measure() if callable(measure) else {})
 
     async def _log(self, trajectories: Sequence[Trajectory], step: int) -> None:
         async with self._log_lock:
             await self._model.log(trajectories, split=SPLIT, step=step, row_id=f"pipeline-{SPLIT}-{step:06d}")
 
-    def _identity(self) -> Mapping[str, Any]:
-        """What the groups under way depend on."""
-        config = self._config
-        return {
-            "rollouts_per_group": config.rollouts_per_group, "seed": config.seed, **self._inputs.source.identity,
-        }  # fmt: skip
 
+def is_solved(steps: Sequence[PipelineStep]) -> bool:
+    """Whether the training ends because nothing was left to learn in its last `MAX_BARREN_STEPS` steps.
 
-def _measure_groups(
-    taken: Sequence[UnderWay], num_lost: int, rollouts_per_group: int, costs: Mapping[str, float]
-) -> dict[str, float]:
-    """Count the groups of a step that taught something, and what each of them cost.
-
-    Example: 4 groups of 8 rollouts, 2 of them with spread, in 60 s: 16 rollouts and 30 s per useful group
-
-    Args:
-        num_lost: groups since the step before that ended with nothing to train on.
-        costs: what all groups cost together, by unit.
+    Raises:
+        TrainingError: nothing was ever learnt, or the reward was higher before: the policy may have collapsed.
     """
-    num_groups = len(taken) + num_lost
-    num_useful = sum(has_spread([trajectory.reward for group in one.groups for trajectory in group]) for one in taken)
-    costs = {"rollouts": num_groups * rollouts_per_group, **costs}
-    metrics = {
-        "pipeline/groups_useful_share": num_useful / max(1, num_groups),
-        "pipeline/groups_lost": float(num_lost),
-        "pipeline/rollouts_run": float(costs["rollouts"]),
-    }
-    if num_useful:
-        metrics |= {f"pipeline/{name}_per_useful_group": cost / num_useful for name, cost in costs.items()}
-    return metrics
+    if len(steps) < MAX_BARREN_STEPS or any(step.trained for step in steps[-MAX_BARREN_STEPS:]):
+        return False
+    last = steps[-1]
+    if any(step.trained for step in steps) and last.reward >= max(step.reward for step in steps):
+        logger.warning(
+            "training ends at checkpoint %d: in the last %d steps the rollouts of each scenario all earned the same, "
+            "%.3f on average and never more before. The task is solved as far as its reward can tell",
+            last.number, MAX_BARREN_STEPS, last.reward,
+        )  # fmt: skip
+        return True
+    raise TrainingError(
+        f"{MAX_BARREN_STEPS} steps in a row had no group with differing rewards (mean reward {last.reward:.3f}). If "
+        f"that is low the policy has collapsed: go back to an earlier checkpoint (newest: {last.number}) and lower the "
+        "learning rate. If it is high the task is solved"
+    )
+
+
+class Evaluator:
+    """Evaluates checkpoints with one rollout of each held-out scenario, as tasks of their own."""
+
+    def __init__(
+        self, held_out: HeldOut, rollouts: RolloutRunner, journal: Journal, folder: Path,
+        log: Callable[[Sequence[Trajectory], int], Awaitable[None]],
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            folder: folder of the pipeline, which keeps the rewards of the first evaluation.
+            log: logs the trajectories of an evaluation of a checkpoint.
+        """
+        self._held_out, self._rollouts, self._journal, self._log = held_out, rollouts, journal, log
+        self._path = folder / "evaluation.json"
+        self._state: dict[str, Any] = {"steps": [], "first": {}}
+        if self._path.exists():
+            self._state = json.loads(self._path.read_text(encoding="utf-8"))
+        self._writing = asyncio.Lock()
+        """Held while the file is written: several evaluations may end at once."""
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._ended: list[PipelineEvaluation] = []
+        self._findings: list[str] = []
+
+    async def start(self, step: int, kept: Mapping[int, RolloutOutcome] | None = None) -> None:
+        """Begin the evaluation of checkpoint `step`, unless it was evaluated before.
+
+        Args:
+            kept: rollouts that an earlier run has finished, by index.
+        """
+        if step in self._tasks or step in self._state["steps"]:
+            return
+        if kept is None:
+            await self._journal.evaluation_begun(step)
+        self._tasks[step] = asyncio.create_task(self._run(step, dict(kept or {})), name=f"pipeline-evaluation-{step}")
+
+    async def resume(self, kept: Mapping[int, Mapping[int, RolloutOutcome]], newest: int | None) -> None:
+        """Go on with the evaluations of an earlier run, or begin with checkpoint `newest` if there was none."""
+        for step, outcomes in kept.items():
+            if step in self._state["steps"]:  # killed when it had only to be crossed off
+                await self._journal.evaluation_ended(step)
+            else:
+                await self.start(step, outcomes)
+        if newest is not None and not self._tasks and not self._state["steps"]:
+            await self.start(newest)
+
+    def take(self) -> tuple[list[PipelineEvaluation], list[str]]:
+        """Return the evaluations that have ended since the last call, and what went wrong with others."""
+        ended, self._ended = sorted(self._ended, key=lambda one: one.step), []
+        findings, self._findings = self._findings, []
+        return ended, findings
+
+    async def wait(self) -> None:
+        """Wait until no evaluation is under way."""
+        while self._tasks:
+            await asyncio.wait(self._tasks.values())
+
+    async def close(self) -> None:
+        """Cancel the evaluations under way, and wait for their end. A later run goes on with them."""
+        await cancel_and_wait(self._tasks.values())
+
+    async def _run(self, step: int, outcomes: dict[int, RolloutOutcome]) -> None:
+        try:
+            evaluation = await self._evaluate(step, outcomes)
+            self._ended.append(evaluation)
+        except FaultRateError as error:
+            self._findings.append(f"no evaluation of checkpoint {step}: {error.message}")
+            logger.warning("%s", self._findings[-1])
+            await self._journal.evaluation_ended(step)
+        except Exception as error:
+            self._findings.append(f"no evaluation of checkpoint {step}: {type(error).__name__}: {error}")
+            logger.exception("no evaluation of checkpoint %d", step)
+        finally:
+            del self._tasks[step]
+
+    async def _evaluate(self, step: int, outcomes: dict[int, RolloutOutcome]) -> PipelineEvaluation:
+        held_out, config, began = self._held_out, self._rollouts.config, now()
+        count = len(held_out.scenarios)
+        context = GatherContext(faults=FaultWatch(config.max_fault_rate, window=count))
+
+        async def run(index: int) -> None:
+            call = RolloutCall(
+                function=held_out.rollout, scenario=held_out.scenarios[index], scenario_id=held_out.ids[index],
+                order=(-1 - step, index), seed=derive_seed("val", config.seed, index), step=step,
+            )  # fmt: skip
+            outcomes[index] = await self._rollouts.run(call, context)
+            await self._journal.evaluation_rollout_ended(step, index, outcomes[index])
+
+        missing = [index for index in range(count) if index not in outcomes]
+        self._rollouts.num_queued += len(missing)
+        await all_or_nothing([run(index) for index in missing])
+        scored = {
+            held_out.ids[index]: outcome
+            for index in range(count)
+            if isinstance(outcome := outcomes[index], Trajectory) and finite_number(outcome.reward) is not None
+        }
+        rewards = {name: float(trajectory.reward) for name, trajectory in scored.items()}
+        first: dict[str, float] = self._state["first"]
+        change = estimate_change(first.items(), rewards.items()) if first.keys() & rewards.keys() else None
+        for name, trajectory in scored.items():
+            trajectory.metadata.setdefault("scenario_id", name)
+        if scored:
+            await self._log(list(scored.values()), step)
+        self._state = {"steps": [*self._state["steps"], step], "first": self._state["first"] or rewards}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        async with self._writing:
+            await asyncio.to_thread(write_file, self._path, json.dumps(self._state).encode())
+        await self._journal.evaluation_ended(step)
+        mean, interval = mean_with_interval(list(rewards.values()))
+        return PipelineEvaluation(
+            step=step, mean=mean, interval=interval, change=change, trajectories=list(scored.values()),
+            seconds=now() - began,
+        )  # fmt: skip

@@ -1,32 +1,24 @@
-"""Runs groups of rollouts: slots, checkpoints and seeds, time limits, the journal, and `after_each`."""
+"""Runs rollouts of a pipeline, each with a slot, a checkpoint, a seed and a time limit."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+import statistics
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from art.asynchronous.journal import Journal, KeptGroup
-from art.asynchronous.plan import GroupPlan, RolloutOutcome, RolloutPlan
-from art.asynchronous.watch import RolloutClock
+from art.asynchronous.source import RolloutOutcome, Source
+from art.asynchronous.step import now
 from art.client.arguments import describe
 from art.client.rollout_context import RolloutContext, inside_rollout
 from art.config.pipeline import PipelineConfig
 from art.errors import ConfigError, TrajectoryError
-from art.gather import GatherContext, finish_group, set_gather_context
-from art.gather.faults import FaultWatch
-from art.gather.gather import AfterEach
-from art.trajectory import (
-    PydanticException,
-    Trajectory,
-    TrajectoryGroup,
-    cancel_and_wait,
-    close_unstarted,
-    infra_fault,
-    within,
-)
+from art.faults import FaultWatch
+from art.gather import AfterEach, GatherContext, set_gather_context
+from art.trajectory import PydanticException, Trajectory, cancel_and_wait, close_unstarted, infra_fault, within
 
 if TYPE_CHECKING:
     from art.asynchronous.concurrency import Concurrency
@@ -53,13 +45,13 @@ class RolloutFunction:
             raise ConfigError(f"`rollout` cannot be called with a model and a scenario ({error}); {expected}") from None
         self._function, self._extra = function, extra
 
-    def __call__(self, model: Any, scenario: Any, rollout: RolloutPlan) -> Awaitable[Any]:
+    def __call__(self, model: Any, scenario: Any, *, rollout_index: int, seed: int) -> Awaitable[Any]:
         """Begin a rollout.
 
         Raises:
             ConfigError: the function returned something else than a coroutine.
         """
-        values = {"rollout_index": rollout.index, "seed": rollout.seed}
+        values = {"rollout_index": rollout_index, "seed": seed}
         running = self._function(model, scenario, **{name: values[name] for name in self._extra})
         if not inspect.isawaitable(running):
             raise ConfigError(f"`rollout` returned {describe(running)}; make it an `async def`")
@@ -67,29 +59,57 @@ class RolloutFunction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """Held-out scenarios, and the function that runs a rollout of each."""
+
+    scenarios: Sequence[Any]
+    ids: Sequence[str]
+    """Id of each scenario."""
+    rollout: RolloutFunction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What a pipeline was given to run."""
+
+    source: Source
+    rollout: RolloutFunction
+    after_each: AfterEach | None
+    held_out: HeldOut | None
+    evaluate_every: int
+    """Steps between two evaluations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutCall:
-    """One call of the user's function."""
+    """One rollout that is to be run."""
 
     function: RolloutFunction
     scenario: Any
     scenario_id: str
-    plan: RolloutPlan
+    order: tuple[int, int]
+    """Number of its group, and index in it. Rollouts wait for a slot in this order: the oldest group first."""
+    seed: int
+    """Seed of its sampling, in [0, 2^63)."""
     step: int | None
     """Checkpoint that answers the rollout's requests; `None` for the newest at each token."""
 
 
 class RolloutRunner:
-    """Runs single rollouts of one model, with a checkpoint and a seed for the requests of each."""
+    """Runs single rollouts of one model, and knows how long they take."""
 
     def __init__(
         self, model: TrainableModel[Any, Any], config: PipelineConfig, limiter: Concurrency, faults: FaultWatch
     ) -> None:
         self.model, self.config, self.limiter, self.faults = model, config, limiter, faults
-        self.clock = RolloutClock()
         self.num_queued = 0
         """Rollouts that were planned and have no slot yet."""
         self.on_slot: Callable[[], None] = lambda: None
         """Called when a slot is free again."""
+        self._began: dict[tuple[int, int], tuple[float, str]] = {}
+        """Time at which each running rollout began and the id of its scenario."""
+        self._seconds: deque[float] = deque(maxlen=256)
+        """Seconds that the last rollouts took."""
 
     @property
     def has_room(self) -> bool:
@@ -105,88 +125,47 @@ class RolloutRunner:
 
         Raises:
             TrajectoryError: it returned something else than a trajectory.
-            Exception: an error that ends every gather (`art.gather.faults.FATAL`).
+            Exception: an error that ends every gather (`art.faults.FATAL`).
         """
+        name = f"{self.model.project}/{self.model.name}"
+        rollout = RolloutContext(model=name, step=call.step, seed=call.seed, switches=call.step is None)
         is_queued = True
         try:
-            async with self.limiter.slot(call.plan.order):
+            async with self.limiter.slot(call.order):
                 is_queued = False
                 self.num_queued -= 1
-                with (
-                    self.clock.measure(call.plan.order, call.scenario_id),
-                    set_gather_context(context),
-                    inside_rollout(self._context(call)),
-                ):
-                    running = call.function(self.model, call.scenario, call.plan)
-                    result = await within(running, self.config.rollout_timeout_s)
+                began = now()
+                self._began[call.order] = began, call.scenario_id
+                try:
+                    with set_gather_context(context), inside_rollout(rollout):
+                        running = call.function(self.model, call.scenario, rollout_index=call.order[1], seed=call.seed)
+                        result = await within(running, self.config.rollout_timeout_s)
+                finally:
+                    del self._began[call.order]
+                    self._seconds.append(now() - began)
         except Exception as error:
             context.rollout_failed(error)
             return PydanticException.from_exception(error)
         finally:
             self.num_queued -= is_queued
             self.on_slot()
-        return _outcome_of(result, context)
+        if not isinstance(result, Trajectory):
+            raise TrajectoryError(f"a rollout returned {describe(result)}; it must return an art.Trajectory")
+        if (fault := infra_fault(result)) is not None:
+            context.rollout_failed(fault)
+            return PydanticException.from_exception(fault)
+        context.rollout_finished(result)
+        return result
 
-    def _context(self, call: RolloutCall) -> RolloutContext:
-        name = f"{self.model.project}/{self.model.name}"
-        return RolloutContext(model=name, step=call.step, seed=call.plan.seed, switches=call.step is None)
-
-
-def _outcome_of(result: Any, context: GatherContext) -> RolloutOutcome:
-    if not isinstance(result, Trajectory):
-        raise TrajectoryError(f"a rollout returned {describe(result)}; it must return an art.Trajectory")
-    if (fault := infra_fault(result)) is not None:
-        context.rollout_failed(fault)
-        return PydanticException.from_exception(fault)
-    context.rollout_finished(result)
-    return result
-
-
-class GroupRunner:
-    """Runs the rollouts of a group and passes it to `after_each`, and writes down each thing that ends."""
-
-    def __init__(
-        self,
-        rollouts: RolloutRunner,
-        function: RolloutFunction,
-        after_each: AfterEach | None,
-        journal: Journal,
-    ) -> None:
-        self.rollouts, self.journal = rollouts, journal
-        self._function, self._after_each = function, after_each
-
-    async def run(self, plan: GroupPlan, scenario: Any, kept: KeptGroup | None = None) -> list[TrajectoryGroup]:
-        """Run a group, and return the groups that `after_each` keeps of it: none, one or several.
-
-        The caller has added `num_to_run(plan, kept)` to the rollouts that are queued.
-
-        Args:
-            kept: what an earlier run has finished of it; those rollouts are not repeated.
-        """
-        outcomes = dict(kept.rollouts) if kept is not None else {}
-        context = GatherContext(faults=self.rollouts.faults)
-
-        async def run(index: int) -> None:
-            call = RolloutCall(
-                function=self._function, scenario=scenario, scenario_id=plan.scenario_id, plan=plan.rollout(index),
-                step=plan.policy_version if self.rollouts.config.in_flight == "finish" else None,
-            )  # fmt: skip
-            outcomes[index] = await self.rollouts.run(call, context)
-            await self.journal.rollout_ended(plan.number, index, outcomes[index])
-
-        await all_or_nothing([run(index) for index in range(plan.num_rollouts) if index not in outcomes])
-        ended = [outcomes[index] for index in sorted(outcomes)]
-        group = TrajectoryGroup(
-            [outcome for outcome in ended if isinstance(outcome, Trajectory)],
-            exceptions=[outcome for outcome in ended if isinstance(outcome, PydanticException)],
-            metadata={"scenario_id": plan.scenario_id},
-        )
-        with set_gather_context(context):
-            return await finish_group(group, self._after_each)
-
-    def num_to_run(self, plan: GroupPlan, kept: KeptGroup | None) -> int:
-        """Number of the group's rollouts that are not run yet."""
-        return plan.num_rollouts - (0 if kept is None else len(kept.rollouts))
+    def stragglers(self, groups: Iterable[int], most: int = 3) -> list[str]:
+        """Describe the running rollouts of some groups that have run longest, at most `most` of them."""
+        numbers = set(groups)
+        late = sorted((began, *order, name) for order, (began, name) in self._began.items() if order[0] in numbers)
+        median = f", the median takes {statistics.median(self._seconds):.1f} s" if self._seconds else ""
+        return [
+            f"rollout {index} of scenario {name} (group {group}) has run for {now() - began:.0f} s{median}"
+            for began, group, index, name in late[:most]
+        ]
 
 
 async def all_or_nothing(coroutines: list[Any]) -> None:
@@ -198,21 +177,3 @@ async def all_or_nothing(coroutines: list[Any]) -> None:
         await cancel_and_wait(tasks)
         close_unstarted(coroutines)
         raise
-
-
-async def check_engine(model: TrainableModel[Any, Any], config: PipelineConfig) -> int:
-    """Return the newest checkpoint of a model, whose engine must serve as many at once as rollouts may ask for.
-
-    Raises:
-        ConfigError: the engine serves fewer checkpoints at a time.
-    """
-    status = await model.backend().get_status(model)
-    num_needed, num_served = config.max_staleness + 1, status.steps_at_once
-    if config.in_flight == "finish" and num_served is not None and num_needed > num_served:
-        raise ConfigError(
-            f"with max_staleness={config.max_staleness}, rollouts ask for {num_needed} checkpoints of "
-            f"{model.project}/{model.name} at a time, and its engine serves {num_served}, because whole weights are "
-            f'trained or merged; set in_flight="switch", or max_staleness={num_served - 1}',
-            param="in_flight",
-        )
-    return status.step

@@ -10,17 +10,42 @@ from __future__ import annotations
 
 import inspect
 import random
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 
-from art.asynchronous.curriculum import Curriculum
-from art.asynchronous.plan import GroupPlan
 from art.client.rollout_context import derive_seed
 from art.config.pipeline import PipelineConfig
 from art.errors import ConfigError
+from art.trajectory import PydanticException, Trajectory
+
+RolloutOutcome = Trajectory | PydanticException
+"""How a rollout ended: with a trajectory, or with the record of its error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedGroup:
+    """One group that is to be run, and where it comes from."""
+
+    number: int
+    """Number in the order of starting, from 0."""
+    position: int
+    """Position in the stream of scenarios, from 0."""
+    scenario_id: str
+    """Name of the scenario, the same in every run."""
+    pass_number: int
+    """How often the list of scenarios was gone through before; 0 for an endless stream."""
+    policy_version: int
+    """Step of the newest checkpoint when the group started. With in_flight="finish" all its tokens are from there."""
+    seed: int
+    """Seed from which those of its rollouts follow; the same in every run, so an interrupted one can start again."""
+    num_rollouts: int
+    """Rollouts that the group has when it is complete."""
+
+
+def group_seed(pipeline_seed: int, position: int) -> int:
+    """Return the seed of the group at a position of the stream of scenarios, in [0, 2^63)."""
+    return derive_seed("group", pipeline_seed, position)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,46 +56,9 @@ class Placed:
     scenario_id: str
     pass_number: int = 0
     """How often the list was gone through before; 0 for an endless stream."""
-    index: int | None = None
-    """Index of the scenario in the list; `None` for an endless stream."""
-    reason: Mapping[str, float | str] = field(default_factory=dict)
-    """Why it was chosen."""
 
 
-class Source(ABC):
-    """A stream of scenarios."""
-
-    @abstractmethod
-    def at(self, position: int) -> Placed:
-        """Return the scenario at `position`, from 0. Positions are asked for once each, in their order."""
-
-    @property
-    @abstractmethod
-    def identity(self) -> Mapping[str, Any]:
-        """What must not change while groups are under way, as JSON data."""
-
-    def resume(self, plan: GroupPlan) -> Placed:
-        """Return the scenario of a group that an earlier run has started."""
-        return self.at(plan.position)
-
-    def report(self, index: int | None, rewards: Sequence[float]) -> None:
-        """Note the rewards of a group that was trained, or none for a group that was lost. Nothing by default."""
-        return
-
-    def state(self) -> dict[str, Any]:
-        """Return what was learnt from the rewards so far, as small JSON data."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on with what an earlier run had learnt."""
-        return
-
-    def metrics(self) -> dict[str, float]:
-        """Return numbers about what was chosen since the last call."""
-        return {}
-
-
-class Passes(Source):
+class Passes:
     """Goes through a list in a seeded order, another in each pass."""
 
     def __init__(self, scenarios: Sequence[Any], *, seed: int, shuffle: bool) -> None:
@@ -86,65 +74,26 @@ class Passes(Source):
             twice = next(name for index, name in enumerate(self.ids) if name in self.ids[:index])
             raise ConfigError(f"two scenarios have the id {twice!r}; each needs an id of its own, or none has one")
         self._seed, self._shuffle = seed, shuffle
-        self._order = lru_cache(maxsize=2)(self._make_order)
+        self._order_of_pass: tuple[int, list[int]] = -1, []
+        """The pass that was asked for last, and its order."""
 
     @property
     def identity(self) -> Mapping[str, Any]:
         return {"scenarios": f"{len(self.ids)} with digest {derive_seed(*self.ids):016x}", "shuffle": self._shuffle}
 
     def at(self, position: int) -> Placed:
+        """Return the scenario at `position`, from 0."""
         pass_number, place = divmod(position, len(self.scenarios))
-        return self.placed(self._order(pass_number)[place], pass_number)
-
-    def placed(self, index: int, pass_number: int, reason: Mapping[str, float | str] | None = None) -> Placed:
-        """Return a scenario of the list by its index."""
-        return Placed(
-            scenario=self.scenarios[index], scenario_id=self.ids[index], pass_number=pass_number, index=index,
-            reason=reason or {},
-        )  # fmt: skip
-
-    def _make_order(self, pass_number: int) -> list[int]:
-        order = list(range(len(self.scenarios)))
-        if self._shuffle:
-            random.Random(derive_seed("pass", self._seed, pass_number)).shuffle(order)
-        return order
+        if self._order_of_pass[0] != pass_number:
+            order = list(range(len(self.scenarios)))
+            if self._shuffle:
+                random.Random(derive_seed("pass", self._seed, pass_number)).shuffle(order)
+            self._order_of_pass = pass_number, order
+        index = self._order_of_pass[1][place]
+        return Placed(scenario=self.scenarios[index], scenario_id=self.ids[index], pass_number=pass_number)
 
 
-class Curricular(Passes):
-    """Chooses the scenarios of a list whose next group probably has spread in its rewards."""
-
-    def __init__(self, scenarios: Sequence[Any], config: PipelineConfig) -> None:
-        super().__init__(scenarios, seed=config.seed, shuffle=False)
-        self._curriculum = Curriculum(len(self.ids), seed=config.seed, num_rollouts=config.rollouts_per_group)
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        return {"curriculum": True}  # the list may become longer: each group's scenario is compared
-
-    def at(self, position: int) -> Placed:
-        choice = self._curriculum.next(position)
-        return self.placed(choice.index, 0, choice.reason)
-
-    def resume(self, plan: GroupPlan) -> Placed:
-        index = self.ids.index(plan.scenario_id) if plan.scenario_id in self.ids else len(self.ids)
-        self._curriculum.resume(plan.position, index)
-        return self.placed(index, 0, plan.reason)
-
-    def report(self, index: int | None, rewards: Sequence[float]) -> None:
-        assert index is not None
-        self._curriculum.report(index, rewards)
-
-    def state(self) -> dict[str, Any]:
-        return self._curriculum.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._curriculum.restore(dict(state))
-
-    def metrics(self) -> dict[str, float]:
-        return self._curriculum.metrics()
-
-
-class Endless(Source):
+class Endless:
     """Asks a function for the scenario at each position."""
 
     def __init__(self, scenario_at: Callable[[int], Any]) -> None:
@@ -155,12 +104,17 @@ class Endless(Source):
         return {"scenarios": "a function of the position"}
 
     def at(self, position: int) -> Placed:
+        """Return the scenario at `position`, from 0."""
         scenario = self._scenario_at(position)
         if inspect.isawaitable(scenario):
             if inspect.iscoroutine(scenario):
                 scenario.close()
             raise ConfigError("`scenarios` returned a coroutine; expected a plain function that returns the scenario")
         return Placed(scenario=scenario, scenario_id=id_of(scenario, position))
+
+
+Source = Passes | Endless
+"""A stream of scenarios: `at(position)`, and the `identity` that must not change while groups are under way."""
 
 
 def make_source(scenarios: Sequence[Any] | Callable[[int], Any], config: PipelineConfig) -> Source:
@@ -170,17 +124,14 @@ def make_source(scenarios: Sequence[Any] | Callable[[int], Any], config: Pipelin
         ConfigError: it is neither a list nor a function, or settings do not apply to it.
     """
     if callable(scenarios):
-        for name in {"shuffle", "curriculum"} & config.model_fields_set:
-            if getattr(config, name):
-                raise ConfigError(f"`{name}` needs a list of scenarios; `scenarios` is a function", param=name)
+        if "shuffle" in config.model_fields_set and config.shuffle:
+            raise ConfigError("`shuffle` needs a list of scenarios; `scenarios` is a function", param="shuffle")
         return Endless(scenarios)
     if not isinstance(scenarios, Sequence) or isinstance(scenarios, (str, bytes)):
         raise ConfigError(
             f"`scenarios` takes a list, or a function that returns the scenario at a position; got a "
             f"{type(scenarios).__name__}"
         )
-    if config.curriculum:
-        return Curricular(scenarios, config)
     return Passes(scenarios, seed=config.seed, shuffle=config.shuffle)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from art.report.scores import Estimate
+from art.metrics.scores import Estimate
 from art.trajectory import Trajectory, TrajectoryGroup
 
 
@@ -102,3 +104,41 @@ class PipelineStep:
             parts.append("(nothing to learn: not trained)")
         parts += [evaluation.text() for evaluation in self.evaluations]
         return "  ".join(parts)
+
+
+def now() -> float:
+    """Return the time of the running event loop in seconds."""
+    return asyncio.get_running_loop().time()
+
+
+class Stopwatch:
+    """Adds up the seconds in which something is the case."""
+
+    def __init__(self) -> None:
+        self._total_s = 0.0
+        self._since: float | None = None
+
+    def set(self, is_so: bool) -> None:
+        """Say whether it is the case from now on."""
+        if is_so == (self._since is not None):
+            return
+        if self._since is not None:
+            self._total_s += now() - self._since
+        self._since = now() if is_so else None
+
+    def lap(self) -> float:
+        """Return the seconds since the last call of `lap`, and begin again."""
+        running = self._since is not None
+        self.set(False)
+        total_s, self._total_s = self._total_s, 0.0
+        self.set(running)
+        return total_s
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Context manager: it is the case during the body."""
+        self.set(True)
+        try:
+            yield
+        finally:
+            self.set(False)

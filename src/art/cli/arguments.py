@@ -19,9 +19,8 @@ from art.cli.output import EXIT_BUDGET
 from art.config.base import Config, describe_invalid
 from art.errors import ConfigError
 from art.task import Task, TaskDefaults, get_task
-from art.task.defaults import is_tiny_model
-from art.task.options import changed_options, spell_options
-from art.task.tiny_form import other_task, read_form
+from art.task.names import other_task, read_form
+from art.task.options import changed_options, is_tiny_model, spell_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelName:
+class ModelArgument:
     """A model, given as PROJECT/NAME, or one of its checkpoints, given as PROJECT/NAME@STEP."""
 
     project: str
@@ -39,7 +38,7 @@ class ModelName:
     step: int | None = None
 
     @classmethod
-    def parse(cls, text: str) -> ModelName:
+    def parse(cls, text: str) -> ModelArgument:
         path, at, step = text.partition("@")
         project, _, name = path.partition("/")
         if not project or not name or "/" in name or (at and not (step.isascii() and step.isdecimal())):
@@ -57,25 +56,21 @@ TASK_HELP = "task name, module:attribute or file.py:attribute of your own Task; 
 
 def add_task_options(parser: argparse._ActionsContainer) -> None:
     """Add `-o KEY=VALUE`. `args.task_options` is a list of pairs."""
+
+    def pair(text: str) -> tuple[str, str]:
+        key, sign, value = text.partition("=")
+        if not sign or not key.strip():
+            raise argparse.ArgumentTypeError(f"expected KEY=VALUE, e.g. size=3, got {text!r}")
+        return key.strip(), value
+
     parser.add_argument(
-        "-o", "--option", action="append", default=[], dest="task_options", type=_pair, metavar="KEY=VALUE",
+        "-o", "--option", action="append", default=[], dest="task_options", type=pair, metavar="KEY=VALUE",
         help="set an option of the task, e.g. -o size=3; may be given several times; `art tasks NAME` lists them",
     )  # fmt: skip
 
 
-def _pair(text: str) -> tuple[str, str]:
-    key, sign, value = text.partition("=")
-    if not sign or not key.strip():
-        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, e.g. size=3, got {text!r}")
-    return key.strip(), value
-
-
 def options_of(args: argparse.Namespace) -> dict[str, str]:
-    """Return the options of `-o` by name.
-
-    Raises:
-        ConfigError: an option is given twice.
-    """
+    """Return the options of `-o` by name. Raises `ConfigError` if an option is given twice."""
     keys = [key for key, _ in args.task_options]
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
         raise ConfigError(f"-o {twice[0]}=... is given more than once")
@@ -104,40 +99,28 @@ def task_for(
     if form is not None and form.name == task.name:
         known = {key: value for key, value in form.options.items() if key in task.options_class.model_fields}
         task = get_task(args.task, {**known, **options})
-    if is_tiny and (line := _about_form(task, options)):
-        console.print(line, highlight=False, soft_wrap=True)
+    smaller = {key: value for key, value in changed_options(task.options).items() if key not in options}
+    if is_tiny and smaller:
+        line = f"{task.name} in the form for tiny models: {spell_options(smaller, '-o ')}"
+        console.print(f"{line}. Other base models get the full form", highlight=False, soft_wrap=True)
     if warns and base_model is not None and (warning := other_task(task, base_model)):
         console.print(warning, style="yellow", highlight=False, soft_wrap=True)
     return task
 
 
-def _about_form(task: Task, options: Mapping[str, Any]) -> str | None:
-    """Say which options a tiny model gets that the user has not set; `None` if there are none."""
-    smaller = {key: value for key, value in changed_options(task.options).items() if key not in options}
-    if not smaller:
-        return None
-    listed = spell_options(smaller, "-o ")
-    return f"{task.name} in the form for tiny models: {listed}. Other base models get the full form"
-
-
 C = TypeVar("C", bound=Config)
 
-_PRICE = ("PROMPT", "COMPLETION")
 _METAVARS: dict[str, str | tuple[str, ...]] = {
     "judge": "MODEL", "generator": "MODEL", "judge_url": "URL", "generator_url": "URL", "rollout_timeout": "S",
-    "budget": "USD", "price_per_hour": "USD", "policy_price": _PRICE, "judge_price": _PRICE, "instructions": "TEXT",
-    "report": "TRACKER", "stop_on": "FINDING", "rollback_on": "FINDING", "reference": "MODEL", "out": "DIR",
-    "call_timeout": "S", "patience": "S",
+    "budget": "USD", "price_per_hour": "USD", "judge_price": ("PROMPT", "COMPLETION"), "instructions": "TEXT",
+    "report": "TRACKER", "reference": "MODEL", "out": "DIR", "call_timeout": "S",
 }  # fmt: skip
 """Names of values in `--help`, where they are not `N` for a whole number or the name of the setting."""
 
 
 def config_of(config: type[C], args: argparse.Namespace) -> C:
-    """Make a config of the class `config` from the options that were given on the command line.
-
-    Raises:
-        ConfigError: a setting has a value that it cannot have; the message names the option.
-    """
+    """Make a config of the class `config` from the options that were given on the command line. Raises `ConfigError` if
+    a setting has a value that it cannot have; the message names the option."""
     values = {name: getattr(args, name, None) for name in config.model_fields}
     try:
         return config.model_validate({name: value for name, value in values.items() if value is not None})
@@ -155,47 +138,32 @@ def add_recipe_options(
         what_for: what the judge is for, as a heading in `--help`.
         defaults: defaults of the task, to show in `--help`.
     """
-    shown: dict[str, object] = {}
-    if defaults is not None:
-        shown = {
-            "steps": defaults.num_steps, "groups": defaults.groups_per_step, "rollouts": defaults.rollouts_per_group
-        }  # fmt: skip
+    shown = {} if defaults is None else {
+        "steps": defaults.num_steps, "groups": defaults.groups_per_step, "rollouts": defaults.rollouts_per_group
+    }  # fmt: skip
     add_settings(parser, config, "name", "project", "data_dir", "report")
-    rate = ("learning_rate", "schedule", "warmup_steps")
-    loop = ("steps", "seed", *rate, "groups", "rollouts", "stop_on", "rollback_on", "rollout_timeout", "evaluate")
+    loop = ("steps", "seed", "learning_rate", "groups", "rollouts", "evaluate", "max_staleness")
     add_settings(parser, config, *loop, shown=shown)
-    add_settings(parser, config, "max_staleness")
     add_settings(parser.add_mutually_exclusive_group(), config, "lora_rank", "full_finetuning")
     add_settings(parser, config, "engine", "max_context")
     judge = parser.add_argument_group("judge", what_for)
     add_settings(judge, config, "judge", "judge_url", "judge_passes")
-    judge.add_argument(
-        "--judge-rubric",
-        dest="rubric",
-        type=_text_in,
-        metavar="FILE",
-        help="what is good, in prose (default: the task's, or RULER's)",
-    )
+    about = "what is good, in prose (default: the task's, or RULER's)"
+    judge.add_argument("--judge-rubric", dest="rubric", type=_text_in, metavar="FILE", help=about)
     budget = f"a run that spends its budget keeps every finished step and ends with the exit code {EXIT_BUDGET}"
     costs = parser.add_argument_group("costs", budget)
-    add_settings(costs, config, "budget", "price_per_hour", "policy_price", "judge_price")
+    add_settings(costs, config, "budget", "price_per_hour", "judge_price")
 
 
 def add_settings(
-    parser: argparse._ActionsContainer,
-    config: type[Config],
-    *names: str,
-    shown: Mapping[str, object] | None = None,
+    parser: argparse._ActionsContainer, config: type[Config], *names: str, shown: Mapping[str, object] = {}
 ) -> None:
-    """Add one command-line option for each of the config's settings in `names`.
-
-    Args:
-        shown: defaults to show in `--help` in place of the config's.
-    """
+    """Add one command-line option for each of the config's settings in `names`. `--help` has the defaults in `shown`
+    in place of the config's."""
     for name in names:
         field = config.model_fields[name]
         words = str(field.description).rstrip(".")
-        default = (shown or {}).get(name, field.default)
+        default = shown.get(name, field.default)
         suffix = "" if default is None or default is False or default == () else f" (default: {default})"
         options = _options_of(field.annotation)
         if "action" not in options and "choices" not in options:

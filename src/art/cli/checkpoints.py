@@ -1,15 +1,4 @@
-"""`art checkpoints`: list, promote, fetch, delete, fork, merge, export, push and pull checkpoints of a server's models.
-
-The server is at --url or ART_SERVER_URL, and the key is in ART_API_KEY. A model is PROJECT/NAME.
-
-    art checkpoints list games/agent
-    art checkpoints promote games/agent --step 40 --require 0.02
-    art checkpoints download games/agent ./adapter --format peft
-    art checkpoints delete games/agent --keep-recent 3
-    art checkpoints fork games/agent games/agent-2 --step 40
-    art checkpoints merge games/agent --path ./model
-    art checkpoints push games/agent s3://bucket/prefix
-"""
+"""`art checkpoints`: the checkpoints of a server's models. It needs the core package only."""
 
 from __future__ import annotations
 
@@ -22,12 +11,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from art.backends.remote import RemoteBackend
-from art.cli.arguments import ModelName
-from art.cli.promote import add_gate_options, promote
+from art.cli.arguments import ModelArgument
 from art.errors import ConfigError, NotFoundError
 from art.protocol.checkpoint_calls import BEST_METRIC, CheckpointInfo, ExportFormat
-from art.protocol.organisation.promotions import PromotionRecord
+from art.protocol.promotions import PromotionRecord
+from art.remote_backend import RemoteBackend
 
 FORMATS = get_args(ExportFormat)
 
@@ -35,7 +23,7 @@ FORMATS = get_args(ExportFormat)
 Action = Callable[[RemoteBackend, argparse.Namespace], Awaitable[None]]
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_checkpoints_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="of the server (default: ART_SERVER_URL)")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
@@ -43,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         name: str, action: Action, summary: str, step: str | None = "default: the newest"
     ) -> argparse.ArgumentParser:
         added = actions.add_parser(name, help=summary)
-        added.add_argument("model", type=ModelName.parse, help="PROJECT/NAME")
+        added.add_argument("model", type=ModelArgument.parse, help="PROJECT/NAME")
         added.set_defaults(act=action)
         if step:
             added.add_argument("--step", type=int, help=step)
@@ -51,8 +39,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     listing = add("list", list_checkpoints, "steps with their metrics, size and place", None)
     listing.add_argument("--metric", default=BEST_METRIC, help=f"by which the best is chosen (default: {BEST_METRIC})")
-    promoting = add("promote", promote, "answer requests to PROJECT/NAME@promoted by a checkpoint, as `art promote`")
-    add_gate_options(promoting)
     fetching = add("download", download, "fetch a checkpoint, or an export that has been made")
     fetching.add_argument("path", type=Path, help="folder to make")
     fetching.add_argument("--format", choices=FORMATS, help="an export, instead of the checkpoint itself")
@@ -63,23 +49,34 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     deleting.add_argument("--dry-run", action="store_true", help="only list what would be deleted")
     deleting.add_argument("--yes", action="store_true", help="delete without a question")
     forking = add("fork", fork, "begin another model with a checkpoint of this one")
-    forking.add_argument("to", type=ModelName.parse, help="PROJECT/NAME of the other one")
+    forking.add_argument("to", type=ModelArgument.parse, help="PROJECT/NAME of the other one")
     forking.add_argument("--not-after", type=int, metavar="STEP", help="the newest up to this one")
-    merging = add("merge", export, "adapter and base model as one model; the same as `export MODEL merged`")
-    merging.set_defaults(format="merged")
-    exporting = add("export", export, "for peft, vLLM and SGLang, transformers or llama.cpp")
+    exporting = add("export", export, "for peft, vLLM and SGLang, transformers (merged) or llama.cpp")
     exporting.add_argument("format", choices=FORMATS)
-    for made in (merging, exporting):
-        made.add_argument("--path", type=Path, help="fetch it as this folder")
+    exporting.add_argument("--path", type=Path, help="fetch it as this folder")
     pushing = add("push", push, "send a checkpoint, or an export that has been made, to a store or hub")
     pushing.add_argument("target", help="s3://bucket/prefix or hf://owner/name")
     pushing.add_argument("--format", choices=("checkpoint", *FORMATS), default="checkpoint")
     pulling = add("pull", pull, "begin a model with a checkpoint from a store", "default: the newest there")
     pulling.add_argument("source", help="s3://bucket/prefix")
-    pulling.add_argument("--from-model", type=ModelName.parse, help="that it was pushed from (default: the same name)")
+    pulling.add_argument(
+        "--from-model", type=ModelArgument.parse, help="that it was pushed from (default: the same name)"
+    )
 
 
-def run(args: argparse.Namespace) -> int:
+def run_checkpoints(args: argparse.Namespace) -> int:
+    """`art checkpoints`: list, fetch, delete, fork, export, push and pull checkpoints of a server's models.
+
+    The server is at --url or ART_SERVER_URL, and the key is in ART_API_KEY. A model is PROJECT/NAME.
+
+        art checkpoints list games/agent
+        art checkpoints download games/agent ./adapter --format peft
+        art checkpoints delete games/agent --keep-recent 3
+        art checkpoints fork games/agent games/agent-2 --step 40
+        art checkpoints export games/agent merged --path ./model
+        art checkpoints push games/agent s3://bucket/prefix
+    """
+
     async def act() -> None:
         async with RemoteBackend(args.url) as backend:
             await args.act(backend, args)
@@ -98,11 +95,10 @@ async def list_checkpoints(backend: RemoteBackend, args: argparse.Namespace) -> 
         print(f"{info.step:>6}  {made:16}  {info.size_bytes / 2**20:>8.1f}  {number:>12}  {_marks(info)}".rstrip())
     with contextlib.suppress(NotFoundError):  # an older server has no history
         for record in await backend.checkpoints.promotions(args.model):
-            print(_decision(record))
+            print(_describe(record))
 
 
-def _decision(record: PromotionRecord) -> str:
-    """Describe one decision about the promoted checkpoint in a line."""
+def _describe(record: PromotionRecord) -> str:
     at = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.at))
     before = "nothing" if record.previous_step is None else f"step {record.previous_step}"
     what = "refused: " + before + " stays" if record.decision == "refused" else f"promoted in place of {before}"
@@ -153,20 +149,14 @@ async def delete(backend: RemoteBackend, args: argparse.Namespace) -> None:
 
 
 def _is_confirmed() -> bool:
-    """Ask on a terminal whether to delete.
-
-    Raises:
-        ConfigError: there is no terminal.
-    """
     if not sys.stdin.isatty():
         raise ConfigError(
             "there is no terminal to ask whether to delete these checkpoints, which cannot be undone: add --yes to "
             "delete them, or --dry-run to only list them"
         )
-    try:
+    with contextlib.suppress(EOFError):
         return input("Delete them? This cannot be undone. [y/N] ").strip().lower() in ("y", "yes")
-    except EOFError:
-        return False
+    return False
 
 
 async def fork(backend: RemoteBackend, args: argparse.Namespace) -> None:

@@ -1,21 +1,14 @@
-"""`art doctor MODEL`: check everything that training a model needs, before any time is spent on it.
-
-It starts engine and trainer on this machine as a training would, runs a trial step with a throw-away adapter, and with
---task a few rollouts. Nothing is published, and nothing stays on disk. The exit code is 1 if a check fails.
-"""
+"""`art doctor`: check everything that training a model needs, before any time is spent on it."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
-import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +17,17 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from art.backends.local import LocalBackend
 from art.cli.arguments import TASK_HELP, add_settings, add_task_options, task_for
 from art.cli.output import run_coroutine
 from art.cli.screen import Screen
-from art.client.training.submission import wire_groups
+from art.client.submission import wire_groups
 from art.config import ModelSettings
 from art.config.training import SPREAD_TOLERANCE
 from art.errors import ArtError, ConfigError
 from art.gather import gather_trajectory_groups
+from art.local_backend import LocalBackend
 from art.model import TrainableModel
-from art.protocol.preflight import CheckResult, CheckStatus, MemoryPart, PreflightRequest
+from art.protocol.training import CheckResult, CheckStatus, MemoryPart, PreflightRequest
 from art.recipes.task_training import TaskTrainingConfig, check_judge
 from art.rewards import GroupScorer
 from art.task import Scenario, Task, draw_scenarios, list_tasks
@@ -45,9 +38,9 @@ MUCH_WITHOUT_SPREAD = 0.5
 """Share of groups with equal rewards above which a check warns: most of the sampling is wasted."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_doctor_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="base model: hub id or local path")
-    parser.add_argument("--task", help=f"look at the rewards of this task, and forecast a step of it: {TASK_HELP}")
+    parser.add_argument("--task", help=f"look at the rewards of this task: {TASK_HELP}")
     add_task_options(parser)
     parser.add_argument("--scenarios", type=int, default=4, help="of the task, to roll out (default: %(default)s)")
     parser.add_argument("--rollouts", type=int, help="of each scenario (default: the task's own)")
@@ -56,14 +49,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--settings", type=Path, metavar="FILE", help="JSON of `art.ModelSettings` to train with")
     parser.add_argument("--data-dir", type=Path, default=Path(".art"), help="where training will write (default: .art)")
-    parser.add_argument("--steps", type=int, help="of the training to forecast (default: the task's own)")
-    parser.add_argument("--price-per-hour", type=float, metavar="PRICE", help="of this machine, for the forecast")
     parser.add_argument("--seed", type=int, default=0, help="of the scenarios (default: 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the checks and their numbers")
-    add_judge_options(parser)
+    judged = "a language model scores the rollouts, in place of the task's own reward; `art train` has the same options"
+    judge = parser.add_argument_group("judge", judged)
+    add_settings(judge, TaskTrainingConfig, "judge", "judge_url", "judge_passes")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_doctor(args: argparse.Namespace) -> int:
+    """`art doctor MODEL`: check everything that training a model needs, before any time is spent on it.
+
+    It starts engine and trainer on this machine as a training would, runs a trial step with a throw-away adapter, and
+    with --task a few rollouts. Nothing is published, and nothing stays on disk. The exit code is 1 if a check fails.
+    """
     console = Screen()
     if args.task_options and not args.task:
         raise ConfigError("-o sets an option of a task; say which by --task")
@@ -77,35 +75,31 @@ def run(args: argparse.Namespace) -> int:
     task = task_for(console, args, args.model) if args.task else None
     if task is not None:
         check_judge(task, args.judge)
-    settings = _read_settings(args.settings)
-    with _scratch_folder(args.data_dir.resolve()) as folder:
-        checks = run_coroutine(_examine(console, args, settings, task, folder))
-    _show(console, checks)
-    failed = any(check.status == "failure" for check in checks)
+    settings = ModelSettings()
+    if args.settings is not None:
+        try:
+            settings = ModelSettings.model_validate_json(args.settings.read_text(encoding="utf-8"))
+        except (OSError, ValidationError) as error:
+            raise ConfigError(f"--settings {args.settings}: expected JSON of `art.ModelSettings`: {error}") from error
+    data_dir = args.data_dir.resolve()
+    disk = next(path for path in (data_dir, *data_dir.parents) if path.is_dir())  # the one that training will fill
+    with tempfile.TemporaryDirectory(prefix=".art-doctor-", dir=disk, ignore_cleanup_errors=True) as folder:
+        checks = run_coroutine(_examine(console, args, settings, task, Path(folder)))
+    table = Table(*(Column(name, overflow="fold") for name in ("check", "", "found", "what to do")), show_lines=True)
+    for check in checks:
+        status = Text(check.status, style=COLOURS[check.status])
+        table.add_row(check.name, status, check.found, check.remedy or "")
+    console.print(table)
+    for check in checks:
+        _show_memory(console, check.memory)
+    count = {status: sum(check.status == status for check in checks) for status in COLOURS}
+    failed = count["failure"] > 0
+    verdict = "not ready to be trained" if failed else "ready to be trained"
+    console.print(f"{verdict}: {count['failure']} failures, {count['warning']} warnings, {count['ok']} ok")
     if args.json:
         summary = {"model": args.model, "ready": not failed, "checks": [check.model_dump() for check in checks]}
         args.json.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return int(failed)
-
-
-def _read_settings(path: Path | None) -> ModelSettings:
-    if path is None:
-        return ModelSettings()
-    try:
-        return ModelSettings.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValidationError) as error:
-        raise ConfigError(f"--settings {path}: expected JSON of `art.ModelSettings`: {error}") from error
-
-
-@contextlib.contextmanager
-def _scratch_folder(data_dir: Path) -> Iterator[Path]:
-    """A temporary data directory on the disk of the real one."""
-    existing = next(path for path in (data_dir, *data_dir.parents) if path.is_dir())
-    folder = Path(tempfile.mkdtemp(prefix=".art-doctor-", dir=existing))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _examine(
@@ -133,28 +127,12 @@ async def _examine(
     return checks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolledOut:
-    """Groups of rollouts made as a trial, with the number of rollouts and the seconds that they took."""
-
-    groups: list[TrajectoryGroup]
-    num_rollouts: int
-    """Number of rollouts, failed ones included."""
-    seconds: float
-
-
 async def roll_out(
-    model: TrainableModel,
-    task: Task,
-    *,
-    num_scenarios: int,
-    num_rollouts: int | None,
-    seed: int,
-    score: GroupScorer | None = None,
-) -> RolledOut:
-    """Make a few groups of rollouts of a task, as a training step would. `score` sets their rewards."""
-    scenarios = draw_scenarios(task, "train", seed=seed, count=num_scenarios)
-    size = num_rollouts or task.defaults.rollouts_per_group
+    args: argparse.Namespace, task: Task, model: TrainableModel, score: GroupScorer | None
+) -> tuple[list[TrajectoryGroup], CheckResult]:
+    """Make a few groups of rollouts of a task, as a training step would, and check that they do not raise."""
+    scenarios = draw_scenarios(task, "train", seed=args.seed, count=args.scenarios)
+    size = args.rollouts or task.defaults.rollouts_per_group
 
     async def rollout(scenario: Scenario, index: int) -> Trajectory:
         return await task.rollout(model, scenario, rollout_index=index)
@@ -163,30 +141,27 @@ async def roll_out(
     groups = await gather_trajectory_groups(
         (TrajectoryGroup(rollout(scenario, i) for i in range(size)) for scenario in scenarios),
         pbar_desc=None,
-        max_exceptions=num_scenarios * size,
+        max_exceptions=len(scenarios) * size,
         after_each=score,
     )
-    seconds = time.perf_counter() - started
-    return RolledOut(groups=groups, num_rollouts=len(scenarios) * size, seconds=seconds)
+    return groups, check_rollouts(groups, len(scenarios) * size, time.perf_counter() - started)
 
 
-def check_rollouts(rolled: RolledOut) -> CheckResult:
+def check_rollouts(groups: Sequence[TrajectoryGroup], num_rollouts: int, seconds: float) -> CheckResult:
     """Check that rollouts end with a trajectory, and do not raise."""
-    num_failed = rolled.num_rollouts - sum(map(len, rolled.groups))
-    finding = f"{num_failed} of {rolled.num_rollouts} failed, in {rolled.seconds:.1f} s"
-    if num_failed == 0:
-        return CheckResult(name="rollouts", status="ok", found=finding)
-    error = next((error for group in rolled.groups for error in group.exceptions), None)
-    if error is not None:
+    num_failed = num_rollouts - sum(map(len, groups))
+    finding = f"{num_failed} of {num_rollouts} failed, in {seconds:.1f} s"
+    if error := next((error for group in groups for error in group.exceptions), None):
         finding += f"; one of them: {error.type}: {error.message}"
-    status: CheckStatus = "failure" if num_failed == rolled.num_rollouts else "warning"
+    status: CheckStatus = "ok" if not num_failed else "failure" if num_failed == num_rollouts else "warning"
     remedy = "correct the rollout; `max_exceptions` of the gather functions says how many failures are tolerated"
-    return CheckResult(name="rollouts", status=status, found=finding, remedy=remedy)
+    return CheckResult(name="rollouts", status=status, found=finding, remedy=remedy if num_failed else None)
 
 
 def check_spread(groups: Sequence[TrajectoryGroup]) -> CheckResult:
-    """Check that the rewards of a group differ: otherwise it teaches nothing."""
-    rewards = [[trajectory.reward for trajectory in group] for group in groups if len(group) > 0]
+    """Check that the rewards of a group differ: otherwise it teaches nothing. Groups without scores do not count."""
+    scored = [group for group in groups if len(group) > 0 and group.metadata.get("outcome") != "infra_fault"]
+    rewards = [[trajectory.reward for trajectory in group] for group in scored]
     flat = sum(max(group) - min(group) <= 2 * SPREAD_TOLERANCE for group in rewards)
     share = flat / len(rewards) if rewards else 1.0
     everything = [reward for group in rewards for reward in group]
@@ -203,64 +178,21 @@ def check_spread(groups: Sequence[TrajectoryGroup]) -> CheckResult:
     )  # fmt: skip
 
 
-def forecast(task: Task, rolled: RolledOut, step: CheckResult, *, num_steps: int, price: float | None) -> CheckResult:
-    """Forecast time and cost of a step of the task's own size from a few rollouts and a trial step on them.
-
-    The forecast grows linearly with the number of rollouts. That is an upper bound: more rollouts at once use the
-    machine better and share more of the prefix tree.
-    """
-    defaults = task.defaults
-    size = defaults.groups_per_step * defaults.rollouts_per_group
-    factor = size / sum(map(len, rolled.groups))
-    rollout_s, train_s = rolled.seconds * factor, step.measured["seconds"] * factor
-    total_s = rollout_s + train_s
-    measured = {"rollout_s": rollout_s, "train_s": train_s, "step_s": total_s, "num_steps": float(num_steps)}
-    finding = (
-        f"a step of {size} rollouts takes at most about {total_s:.1f} s: {rollout_s:.1f} s of sampling, "
-        f"{train_s:.1f} s of training; {num_steps} steps {duration(total_s * num_steps)}"
-    )
-    if price is not None:
-        measured["cost_per_step"] = price * total_s / 3600
-        finding += f" and {measured['cost_per_step'] * num_steps:,.2f} at {price:g} an hour"
-    return CheckResult(name="forecast", status="ok", found=finding, measured=measured)
-
-
-def duration(seconds: float) -> str:
-    """Format seconds for people: 5400 gives "1.5 h"."""
-    for unit, size in (("days", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} s"
-
-
 async def examine_task(
     console: Console, args: argparse.Namespace, task: Task, backend: LocalBackend, model: TrainableModel
 ) -> list[CheckResult]:
-    """Check a task: a few rollouts, their rewards and a trial step on them. Forecast a training from these."""
+    """Check a task: a few rollouts, their rewards and a trial step on them."""
     score = make_scorer(args, task, model, Path(model.base_path))
     with console.status(f"Rollouts of {task.name} ..."):
-        rolled = await roll_out(
-            model, task, num_scenarios=args.scenarios, num_rollouts=args.rollouts, seed=args.seed, score=score
-        )
-    judged = [] if score is None else [check_scores(rolled.groups)]
-    checks = [check_rollouts(rolled), *judged, check_spread(scored(rolled.groups))]
-    if not any(map(len, rolled.groups)):
+        groups, rollouts = await roll_out(args, task, model, score)
+    judged = [] if score is None else [check_scores(groups)]
+    checks = [rollouts, *judged, check_spread(groups)]
+    if not any(map(len, groups)):
         return checks
-    request = PreflightRequest(quick=False, trial=False, groups=wire_groups(rolled.groups))
+    request = PreflightRequest(quick=False, trial=False, groups=wire_groups(groups))
     with console.status("A trial step of these rollouts ..."):
-        checks += [_in_view_of(task, check) for check in (await backend.preflight(model, request)).checks]
-    if checks[-1].status != "failure":
-        num_steps = args.steps or task.defaults.num_steps
-        checks.append(forecast(task, rolled, checks[-1], num_steps=num_steps, price=args.price_per_hour))
+        checks += (await backend.preflight(model, request)).checks
     return checks
-
-
-def _in_view_of(task: Task, check: CheckResult) -> CheckResult:
-    """Return a check without the warning that answers depend on nothing, where a task can be learnt so."""
-    if check.name != "observations" or task.needs_reading:
-        return check
-    finding = f"{check.found}. They need not: {task.name} can be learnt without reading"
-    return check.model_copy(update={"status": "ok", "found": finding, "remedy": None})
 
 
 def _show_memory(console: Console, parts: Sequence[MemoryPart]) -> None:
@@ -273,27 +205,6 @@ def _show_memory(console: Console, parts: Sequence[MemoryPart]) -> None:
         table.add_section()
         table.add_row("", "total", f"{sum(part.size_bytes for part in here) / 2**30:.2f}")
         console.print(table)
-
-
-def _show(console: Console, checks: Sequence[CheckResult]) -> None:
-    table = Table(*(Column(name, overflow="fold") for name in ("check", "", "found", "what to do")), show_lines=True)
-    for check in checks:
-        status = Text(check.status, style=COLOURS[check.status])
-        table.add_row(check.name, status, check.found, check.remedy or "")
-    console.print(table)
-    for check in checks:
-        _show_memory(console, check.memory)
-    count = {status: sum(check.status == status for check in checks) for status in COLOURS}
-    verdict = "not ready to be trained" if count["failure"] else "ready to be trained"
-    console.print(f"{verdict}: {count['failure']} failures, {count['warning']} warnings, {count['ok']} ok")
-
-
-def add_judge_options(parser: argparse.ArgumentParser) -> None:
-    what_for = (
-        "a language model scores the rollouts, in place of the task's own reward; `art train` has the same options"
-    )
-    judge = parser.add_argument_group("judge", what_for)
-    add_settings(judge, TaskTrainingConfig, "judge", "judge_url", "judge_passes")
 
 
 def make_scorer(
@@ -311,18 +222,9 @@ def make_scorer(
     return GroupScorer(config.make_judge(model.costs, rubric=task.rubric), on_fault="keep")
 
 
-def scored(groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
-    """Return the groups without those that no judge could score."""
-    return [group for group in groups if not _is_unscored(group)]
-
-
-def _is_unscored(group: TrajectoryGroup) -> bool:
-    return group.metadata.get("outcome") == "infra_fault"
-
-
 def check_scores(groups: Sequence[TrajectoryGroup]) -> CheckResult:
     """Check that the judge scored the groups. What was found has the reason why it could not score the last of them."""
-    failed = [group for group in groups if _is_unscored(group)]
+    failed = [group for group in groups if group.metadata.get("outcome") == "infra_fault"]
     finding = f"{len(groups) - len(failed)} of {len(groups)} groups were scored"
     if not failed:
         return CheckResult(name="judge", status="ok" if groups else "failure", found=finding)

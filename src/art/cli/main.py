@@ -1,8 +1,8 @@
 """`art`: the command line.
 
-Each command is the module of this package that has its name, with `add_options` and `run`. It is imported only when it
-is called. Its docstring is the description in `--help`. Options that are settings are made from the settings classes
-(`arguments.add_settings`).
+A command is two functions, one that adds its options and one that runs it. Its module is imported only when it is
+called. Options that are settings are made from the settings classes (`arguments.add_settings`). A command of another
+package is a module with `add_options` and `run`, whose docstring is the description in `--help`.
 
 A shell completes commands and options after `eval "$(register-python-argcomplete art)"`.
 """
@@ -10,39 +10,38 @@ A shell completes commands and options after `eval "$(register-python-argcomplet
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
+import importlib.util
+import inspect
 import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import art
-from art.backends.platforms import check_server_platform
 from art.cli.output import how_to_install, until_unread
-from art.client.interrupt import EXIT_INTERRUPTED, stopped
+from art.client.terminal import EXIT_INTERRUPTED, stopped
 from art.errors import ArtError, ConfigError
-from art.storage.log_lines import LogFormatter, clean, known_secrets
+from art.platforms import check_server_platform
+from art.plugins import find_plugins
+from art.storage.logs import LogFormatter, clean, known_secrets
 
 COMMANDS = {
-    "new": "write an agent of your own to start from",
-    "demo": "train a tiny agent on this machine and show that it got better",
-    "train": "train a task's agent",
-    "tasks": "list the tasks, or show one with its options",
-    "compare": "compare models on the same held-out scenarios: trained, local, and of any OpenAI-compatible endpoint",
-    "auto": "train an agent from one sentence",
-    "mcp-rl": "train an agent for the tools of an MCP server, without labels",
-    "doctor": "check a model, this machine and a task before training",
-    "checkpoints": "list, promote, fetch, delete, fork, merge, export and push checkpoints of a server",
-    "promote": "let a checkpoint answer requests to the promoted name, if its held-out improvement is certain",
-    "usage": "show what each project has used this month: tokens, steps, device hours, money",
-    "quota": "limit what projects may use in a month",
-    "view": "open the page about a data directory, export it, or print its answers as JSON",
-    "status": "show what the server of a data directory does, and who waits for whom",
-    "judge": "measure a judge: noise, order bias, agreement, cost; serve one without network",
-    "launch": "start a server on another machine, and look after it",
-    "keys": "make, list, rotate and revoke the keys of a server",
-    "tiny-model": "make a tiny model with its tokenizer, warm-started for a task",
+    "new": ("tasks", "write an agent of your own to start from"),
+    "demo": ("training", "train a tiny agent on this machine and show that it got better"),
+    "train": ("training", "train a task's agent"),
+    "tasks": ("tasks", "list the tasks, or show one with its options"),
+    "doctor": ("doctor", "check a model, this machine and a task before training"),
+    "checkpoints": ("checkpoints", "list, fetch, delete, fork, export and push checkpoints of a server"),
+    "usage": ("operator", "show what each project has used this month: tokens, steps, device hours, money"),
+    "quota": ("operator", "limit what projects may use in a month"),
+    "status": ("status", "show what the server of a data directory does"),
+    "keys": ("operator", "make, list and revoke the keys of a server"),
+    "tiny-model": ("training", "make a tiny model with its tokenizer, warm-started for a task"),
 }
+"""The commands of the core: the module of this package with `add_NAME_options` and `run_NAME`, and what they do."""
 
 
 class StderrHandler(logging.Handler):
@@ -91,30 +90,48 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"art {art.__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
-    for name, summary in COMMANDS.items():
+    plugins = {name: plugin.value for name, plugin in find_plugins("art.commands").items()}
+    is_listed = chosen not in COMMANDS | plugins or arguments[0] != chosen  # `--help` may come before the command
+    for name in COMMANDS | plugins:
+        home, summary = COMMANDS.get(name, ("", ""))
+        if is_listed and not home:
+            summary = _first_line(plugins[name])
         command = subparsers.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
-        if name == chosen:
-            module = importlib.import_module(f"art.cli.{name.replace('-', '_')}")
-            module.add_options(command)
-            command.description = module.__doc__
-            command.set_defaults(run=module.run)
+        if name != chosen:
+            continue
+        if name in COMMANDS:
+            module = importlib.import_module(f"art.cli.{home}")
+            own = name.replace("-", "_")
+            add_options, run = getattr(module, f"add_{own}_options"), getattr(module, f"run_{own}")
+            command.description = inspect.getdoc(run)
+        else:
+            module = importlib.import_module(plugins[name])
+            add_options, run, command.description = module.add_options, module.run, module.__doc__
+        add_options(command)
+        command.set_defaults(run=run)
     return parser
 
 
+def _first_line(module: str) -> str:
+    """Read the first line of a module's docstring without importing the module."""
+    spec = importlib.util.find_spec(module)
+    source = "" if spec is None or spec.origin is None else Path(spec.origin).read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(source)) or "its module cannot be found").partition("\n")[0]
+
+
 def serve() -> int:
-    """Run `art-server`, whose modules cannot be imported on Windows or without the extra `local`."""
+    """Run `art-server`, whose modules are not there on Windows or without the extra `local`."""
     try:
         check_server_platform("art-server")
         from art.cli.server import main as serve_until_stopped
-    except ConfigError as error:
-        print(f"art-server: {error}", file=sys.stderr)
-        return 1
-    except ModuleNotFoundError as error:
-        if (words := how_to_install(error)) is None:
+
+        return serve_until_stopped()
+    except (ConfigError, ModuleNotFoundError) as error:
+        words = how_to_install(error) if isinstance(error, ModuleNotFoundError) else str(error)
+        if words is None:
             raise
         print(f"art-server: {words}", file=sys.stderr)
         return 1
-    return serve_until_stopped()
 
 
 if __name__ == "__main__":

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import io
 import os
 import re
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from importlib import metadata
 from typing import TypeVar
 
-from art.storage.log_lines import escape_control
+from art.storage.logs import escape_control
 
 EXIT_UNTRAINED = 1
 """Exit code if steps were tried and none of them could be trained."""
@@ -55,17 +56,33 @@ class PlainLines:
         print(escape_control(text), file=sys.stderr, flush=True)
 
 
-_DISTRIBUTION = "agent-reinforcement-trainer"
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of equal length, the first of which has the names of the columns, with the columns aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def how_to_install(error: ModuleNotFoundError) -> str | None:
     """Say which package is missing and how to get it; `None` if no extra of ART brings that module."""
     module = (error.name or "").partition(".")[0]
-    for requirement in metadata.requires(_DISTRIBUTION) or ():
+    for requirement in metadata.requires("agent-reinforcement-trainer") or ():
         match = re.match(r"([\w.-]+).*\bextra == ['\"]([\w-]+)['\"]", requirement)
         if match is not None and match[1].lower().replace("-", "_") == module:
-            return f"{module} is not installed: pip install '{_DISTRIBUTION}[{match[2]}]'"
+            return f"{module} is not installed: pip install 'agent-reinforcement-trainer[{match[2]}]'"
     return None
+
+
+def duration(text: str) -> int:
+    """Read a time such as `30m` or `90d`, and return it in seconds.
+
+    Raises:
+        ArgumentTypeError: it is something else.
+    """
+    match = re.fullmatch(r"(\d+)([smhd])", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time; expected a number and s, m, h or d, such as 30m")
+    return int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
 Result = TypeVar("Result")

@@ -15,23 +15,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
+from rich import progress as bars
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    ProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Progress as ProgressBars
 from rich.segment import Segment
 from rich.status import Status
 from rich.text import Text
 
 from art.cli.output import EXIT_BUDGET, EXIT_UNTRAINED, discard_output
 from art.recipes.progress import Progress, ProgressKind, RecipeResult
-from art.storage.log_lines import escape_control
+from art.storage.logs import escape_control
 
 SILENCE_S = 15.0
 """Seconds after which a line says how far the work is, where there is no terminal to show a bar."""
@@ -58,20 +50,20 @@ class Screen(Console):
         raise BrokenPipeError
 
 
-def progress_bar(console: Console, field: str = "", *, transient: bool = False) -> ProgressBars:
+def progress_bar(console: Console, field: str = "", *, transient: bool = False) -> bars.Progress:
     """A progress bar that shows a task's description, its count, its time and what is left of it, in a terminal only.
 
     Args:
         field: name of a text that the bar shows after them.
         transient: whether the bar disappears at its end.
     """
-    columns: list[ProgressColumn] = [
-        TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), MofNCompleteColumn(),
-        TimeElapsedColumn(), TextColumn("left", markup=False), TimeRemainingColumn(),
+    columns: list[bars.ProgressColumn] = [
+        bars.TextColumn("{task.description}", markup=False), bars.BarColumn(bar_width=24), bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(), bars.TextColumn("left", markup=False), bars.TimeRemainingColumn(),
     ]  # fmt: skip
     if field:
-        columns.append(TextColumn(f"{{task.fields[{field}]}}", markup=False))
-    return ProgressBars(*columns, console=console, transient=transient, disable=not console.is_terminal)
+        columns.append(bars.TextColumn(f"{{task.fields[{field}]}}", markup=False))
+    return bars.Progress(*columns, console=console, transient=transient, disable=not console.is_terminal)
 
 
 _COLOURS: dict[ProgressKind, str] = {"warning": "yellow", "good": "green", "soft": "yellow", "bad": "red"}
@@ -118,11 +110,7 @@ def exit_code(result: RecipeResult) -> int:
 def print_page_line(console: Console, data_dir: Path) -> None:
     """Print the command that opens the page, with the folder as short as it can be from here."""
     folder = os.path.relpath(data_dir) if data_dir.is_relative_to(Path.cwd()) else str(data_dir)
-    command = f"{_program()} view" if folder == ".art" else f"{_program()} view {shlex.quote(folder)}"
+    called = sys.argv[0]  # how this program was called, if a shell does not find it by its name alone
+    art = shlex.quote(called) if Path(called).name == "art" and shutil.which("art") is None else "art"
+    command = f"{art} view" if folder == ".art" else f"{art} view {shlex.quote(folder)}"
     console.print(f"the page    {command}", highlight=False, soft_wrap=True)
-
-
-def _program() -> str:
-    """How this program was called, if a shell does not find it by its name alone."""
-    called = sys.argv[0]
-    return shlex.quote(called) if Path(called).name == "art" and shutil.which("art") is None else "art"

@@ -1,10 +1,16 @@
-"""`art-server`: the command that runs a server, which serves models with an OpenAI-compatible API and trains them."""
+"""`art-server`: the command that runs a server, which serves models with an OpenAI-compatible API and trains them.
+
+Settings come from the file that the command line may name, then --config-json, then single options; later ones win. The
+key is not among them: it is read from ART_API_KEY, because others can see files and command lines.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import ctypes
+import difflib
 import gc
 import logging
 import os
@@ -13,26 +19,27 @@ import signal
 import socket
 import sys
 import threading
+import tomllib
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from pydantic import ValidationError
+
+import art
 from art.cli.output import run_coroutine, until_unread
-from art.cli.server_options import build_parser, read_options
-from art.client.interrupt import EXIT_INTERRUPTED
+from art.client.terminal import EXIT_INTERRUPTED
 from art.config import ServerConfig
+from art.config.base import describe_invalid, instead_of
+from art.config.base_models import SHORT_NAMES, resolve_base_model
 from art.errors import ArtError, ConfigError
-from art.protocol.keys import LOGIN_MARK, check_api_key
-from art.runtime.supervision.report import ServerWatch, end_within
-from art.server.auth import SERVER_KEY_ID
+from art.protocol.keys import check_api_key
 from art.storage.atomic import write_file
 from art.storage.keys import KeyStore
 from art.storage.layout import DataDir
 from art.storage.local_key import LOOPBACK, left_for_clients
-from art.storage.log_lines import clean, known_secrets, log_to_stderr
-
-if TYPE_CHECKING:
-    from art.server.page.sessions import PageState
+from art.storage.logs import clean, known_secrets, log_to_stderr
+from art.worker.waits import end_within, watch_event_loop, write_reports_on_signal
 
 logger = logging.getLogger("art.server")
 
@@ -61,11 +68,21 @@ def _run(argv: list[str] | None) -> int:
         config, data_dir = read_options(args)
         given_key = os.environ.pop("ART_API_KEY", "")  # engines and trainers do not need it
         if args.key_from_stdin:
-            given_key = _first_line(0)
+            # One line and nothing after it, which is for `_die_with_parent`.
+            with open(0, "rb", buffering=0, closefd=False) as file:
+                given_key = file.readline().decode().strip()
         if args.die_with_parent:
             _die_with_parent()
         api_key = _operator_key(config, given_key)
-        sock = _open_socket(config, args.fd)
+        try:
+            address = (config.host, config.port)
+            given = args.fd is not None
+            sock = socket.socket(fileno=args.fd) if given else socket.create_server(address, backlog=LISTEN_BACKLOG)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {config.host}:{config.port}: {error.strerror}. Is another server running there? "
+                "Choose another one with --port, or --port 0 for a free one"
+            ) from error
         _raise_file_limit()
         with contextlib.ExitStack() as stack:
             is_own_key = api_key is None
@@ -74,7 +91,9 @@ def _run(argv: list[str] | None) -> int:
                 print(f"ART_API_KEY={api_key}", flush=True)
             if args.share_key or is_own_key:
                 stack.enter_context(left_for_clients(sock.getsockname()[1], api_key))
-            _log(args.log_level, api_key)
+            log_to_stderr(args.log_level.upper(), secrets=[api_key])
+            if args.log_level != "debug":
+                logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # else every broken request logs a line
             run_coroutine(_serve(config, data_dir, sock, api_key))
         return 0
     except BrokenPipeError:
@@ -85,12 +104,6 @@ def _run(argv: list[str] | None) -> int:
     except KeyboardInterrupt:  # while the server starts; later Ctrl-C is a request to end
         print("\nart-server: stopped before it was ready", file=sys.stderr)
         return EXIT_INTERRUPTED
-
-
-def _log(level: str, api_key: str) -> None:
-    log_to_stderr(level.upper(), secrets=[api_key])
-    if level != "debug":
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # else every broken request logs a line
 
 
 def _raise_file_limit() -> None:
@@ -107,39 +120,16 @@ def _raise_file_limit() -> None:
             return
 
 
-def _open_socket(config: ServerConfig, fd: int | None) -> socket.socket:
-    if fd is not None:
-        return socket.socket(fileno=fd)
-    try:
-        return socket.create_server((config.host, config.port), backlog=LISTEN_BACKLOG)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {config.host}:{config.port}: {error.strerror}. Is another server running there? "
-            "Choose another one with --port, or --port 0 for a free one"
-        ) from error
-
-
-def _first_line(descriptor: int) -> str:
-    """Read one line and nothing after it, which is for `_die_with_parent`."""
-    with open(descriptor, "rb", buffering=0, closefd=False) as file:
-        return file.readline().decode().strip()
-
-
 def _operator_key(config: ServerConfig, text: str) -> str | None:
     """The operator's key; `None` on loopback without one, where the server makes its own."""
-    if key := check_api_key(text):
-        if config.host not in LOOPBACK and len(key) < MIN_KEY_LENGTH:
-            raise ConfigError(
-                f"refusing to listen on {config.host} with a key of {len(key)} characters: set ART_API_KEY to at least "
-                f"{MIN_KEY_LENGTH} random ones, e.g. of `openssl rand -hex 32`"
-            )
-        return key
-    if config.host not in LOOPBACK:
+    key = check_api_key(text)
+    if config.host not in LOOPBACK and len(key or "") < MIN_KEY_LENGTH:
+        what = f"with a key of {len(key)} characters" if key else "without a key"
         raise ConfigError(
-            f"refusing to listen on {config.host} without a key: set ART_API_KEY, e.g. to the output of "
-            "`openssl rand -hex 32`"
+            f"refusing to listen on {config.host} {what}: set ART_API_KEY to at least {MIN_KEY_LENGTH} random "
+            "characters, e.g. to the output of `openssl rand -hex 32`"
         )
-    return None
+    return key or None
 
 
 async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_key: str) -> None:
@@ -147,10 +137,7 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
 
     from art.runtime.runtime import Runtime
     from art.server.app import App
-    from art.server.connections import KEEP_ALIVE_S, connections
-    from art.server.page.browser import Addresses
-    from art.server.page.sessions import PageState
-    from art.viewer.viewer import Viewer
+    from art.server.connections import KEEP_ALIVE_S, Connection
 
     class Server(uvicorn.Server):
         """A server that does not raise the signal again that stopped it: children have to be ended after that."""
@@ -160,18 +147,16 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
             yield
 
     runtime = Runtime(data_dir, config)
-    watch = ServerWatch(DataDir(data_dir), runtime.report)
-    watch.install()
-    watching = asyncio.create_task(watch.run(), name="server-watch")
+    write_reports_on_signal(DataDir(data_dir), runtime.overview.report)
+    watching = asyncio.create_task(watch_event_loop(), name="server-watch")
     keys = KeyStore(DataDir(data_dir).keys)  # first: a file that is damaged already is said before anything starts
+    app = App(runtime, api_key=api_key, config=config, keys=keys, data_dir=data_dir)
     await runtime.start()
-    page = PageState(Viewer(DataDir(data_dir), live=runtime.overview), Addresses(config.host, config.public_urls))
     try:
-        app = App(runtime, api_key=api_key, config=config, keys=keys, data_dir=data_dir, page=page)
         settings = uvicorn.Config(
             app, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
             timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S, timeout_keep_alive=KEEP_ALIVE_S, backlog=LISTEN_BACKLOG,
-            http=connections(config.limits),
+            http=Connection,
         )  # fmt: skip
         server = Server(settings)
 
@@ -179,40 +164,27 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
             server.should_exit = True
             end_within(SHUTDOWN_DEADLINE_S)
 
-        def drain() -> None:
-            """Announce the end of the server, then end it: at once, after `drain_s`, or with the second signal."""
-            if app.state.is_draining or not config.drain_s:
-                stop()
-            else:
-                logger.info("ending in %g s: /ready says no, and requests are answered until then", config.drain_s)
-                loop.call_later(config.drain_s, stop)
-            app.state.is_draining = True
-
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, drain)
+            loop.add_signal_handler(number, stop)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores it, so that the server goes on
-            loop.add_signal_handler(signal.SIGHUP, drain)
+            loop.add_signal_handler(signal.SIGHUP, stop)
         host, port = sock.getsockname()[:2]
         print(f"art-server listens on http://{host}:{port} and keeps its data in {data_dir}", flush=True)
-        _show_page(page, DataDir(data_dir), host, port)
+        name = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+        url = f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+        address = DataDir(data_dir).address  # `art view` reads it
+        address.parent.mkdir(parents=True, exist_ok=True)
+        write_file(address, url.encode())
+        if sys.stdout.isatty():  # nobody else gets a link that needs no key
+            for line in filter(None, (page.greeting(url) for page in app.pages)):
+                print(line, flush=True)
         await server.serve(sockets=[sock])
     finally:
         watching.cancel()
-        page.close()
+        app.close()
         keys.close()
         await runtime.close()
-
-
-def _show_page(page: PageState, data_dir: DataDir, host: str, port: int) -> None:
-    """Leave the address for `art view`, and print that of the page. Only a terminal gets a link that needs no key."""
-    name = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-    url = f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
-    data_dir.address.parent.mkdir(parents=True, exist_ok=True)
-    write_file(data_dir.address, url.encode())
-    if sys.stdout.isatty():
-        code, _ = page.sessions.make_code(SERVER_KEY_ID)
-        print(f"see it learn: {url}/{LOGIN_MARK}{code}  (opens once; later: art view {data_dir.root})", flush=True)
 
 
 def _die_with_parent() -> None:
@@ -232,6 +204,102 @@ def _die_with_parent() -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+DATA_DIR = "data_dir"
+"""Key of the settings file for the data directory. The other keys are fields of `ServerConfig`."""
+_OVERRIDES = ("host", "port", "models", "gpu", "custom_losses")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="art-server",
+        description="Serve models with an OpenAI-compatible API and train them. The key is read from ART_API_KEY.",
+    )
+    parser.add_argument("--version", action="version", version=f"art-server {art.__version__}")
+    parser.add_argument(
+        "--model", action="append", dest="models", metavar="MODEL",
+        help="base model to load at the start: a hub id, a folder, or a short name such as "
+        f"{next(iter(SHORT_NAMES))}; may be given several times",
+    )  # fmt: skip
+    parser.add_argument("--gpu", action="store_const", const=True, help="do not start without a CUDA device")
+    parser.add_argument(
+        "--custom-losses", action="append", metavar="MODULE",
+        help="module or package whose functions clients may use as losses; they run in the trainer's process; may be "
+        "given several times",
+    )  # fmt: skip
+    parser.add_argument("--data-dir", type=Path, help="where everything is kept (default: .art)")
+    parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (default: 5000)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings as TOML or YAML, see docs/server.md")
+    parser.add_argument("--config-json", help="the same as JSON, see art.config.ServerConfig")
+    parser.add_argument("--fd", type=int, help="an inherited listening socket, instead of --host and --port")
+    parser.add_argument("--die-with-parent", action="store_true", help="stop when standard input closes")
+    parser.add_argument(
+        "--key-from-stdin", action="store_true", help="read the key from the first line of standard input"
+    )
+    parser.add_argument(
+        "--share-key", action="store_true", help="let other commands of this user find the key of ART_API_KEY in a file"
+    )
+    parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    return parser
+
+
+def read_options(args: argparse.Namespace) -> tuple[ServerConfig, Path]:
+    """The settings and the data directory that the arguments name. Raises `ConfigError` for a file that cannot be read,
+    a setting that does not exist or has a wrong value, and an unknown base model."""
+    values: dict[str, Any] = {} if args.config is None else read_settings_file(args.config)
+    source = "the command line" if args.config is None else str(args.config)
+    data_dir = values.pop(DATA_DIR, None)
+    if not isinstance(data_dir, str | None):
+        raise ConfigError(f"{source}: `{DATA_DIR}` must be a path, got {data_dir!r}")
+    if args.config_json:
+        values |= _validated(args.config_json, "--config-json").model_dump(exclude_unset=True)
+    values |= {name: value for name in _OVERRIDES if (value := getattr(args, name)) is not None}
+    config = _validated(values, source)
+    for name in config.models:
+        resolve_base_model(name)
+    return config, Path(args.data_dir or data_dir or ".art").expanduser().resolve()
+
+
+def read_settings_file(path: Path) -> dict[str, Any]:
+    """Read the settings by name from a TOML or YAML file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".toml":
+            return tomllib.loads(text)
+        if path.suffix in (".yaml", ".yml"):
+            import yaml
+
+            try:
+                values = yaml.safe_load(text)
+            except yaml.YAMLError as error:
+                raise ValueError(str(error)) from error
+            if values is not None and not isinstance(values, dict):
+                raise ValueError(f"expected settings by name, got {type(values).__name__}")
+            return values or {}
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:  # of a file's form, or bad UTF-8
+        raise ConfigError(f"{path} is not valid: {error}") from error
+    raise ConfigError(f"{path}: expected a file that ends in .toml, .yaml or .yml")
+
+
+def _validated(values: dict[str, Any] | str, source: str) -> ServerConfig:
+    try:
+        if isinstance(values, str):
+            return ServerConfig.model_validate_json(values)
+        return ServerConfig.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        hint = ""
+        if first["type"] == "extra_forbidden" and instead_of(name := str(first["loc"][-1])) is None:
+            schema = ServerConfig.model_json_schema()
+            groups = [schema, *schema["$defs"].values()]
+            names = {DATA_DIR, *(one for group in groups for one in group.get("properties", ()))}
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+            hint = f"; did you mean `{near[0]}`?" if near else "; docs/settings.md lists all"
+        raise ConfigError(f"{source}: {describe_invalid(error)}{hint}") from None
 
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 
-from art.client.client import ArtClient
+from art.client.client import REGISTER_TIMEOUT_S, ServerClient, download, model_path
 from art.errors import ConfigError
 from art.protocol.checkpoint_calls import (
     BEST_METRIC,
     CheckpointInfo,
+    CheckpointList,
     ExportFormat,
     ExportRequest,
     ForkRequest,
@@ -24,11 +25,10 @@ from art.protocol.checkpoint_calls import (
     PushRequest,
     S3Target,
 )
-from art.protocol.job_states import JobKind
-from art.protocol.training import DeleteCheckpointsRequest, JobStatus
+from art.protocol.training import DeleteCheckpointsRequest, DeleteCheckpointsResponse, JobKind
 
 if TYPE_CHECKING:
-    from art.protocol.organisation.promotions import Gate, Promotion, PromotionRecord
+    from art.protocol.promotions import Gate, Promotion, PromotionRecord
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,37 +50,37 @@ Records: TypeAlias = "list[PromotionRecord]"
 
 
 class Checkpoints:
-    """Lists, promotes, copies, exports and deletes checkpoints of models on a server. Every call is safe to repeat."""
+    """Lists, promotes, copies, exports and deletes checkpoints of models on a server. Every call is safe to repeat.
+
+    Where a method takes the `step` of a checkpoint, the default is the newest. `show` shows a progress bar.
+    """
 
     def __init__(
-        self, connect: Callable[[], Awaitable[ArtClient]], note_step: Callable[[NamedModel, int], int]
+        self, connect: Callable[[], Awaitable[ServerClient]], note_step: Callable[[NamedModel, int], int]
     ) -> None:
         """
         Args:
-            connect: gives the client of the server.
             note_step: called when a model moved to another step; returns that step.
         """
-        self._connect = connect
-        self._note_step = note_step
+        self._connect, self._note_step = connect, note_step
 
     async def list(self, model: NamedModel, *, best_metric: str = BEST_METRIC) -> Infos:
         """List checkpoints by step, with metrics, size, and which is the newest, the best, promoted, and in use."""
-        client = await self._connect()
-        return (await client.checkpoints(model.project, model.name, best_metric=best_metric)).checkpoints
+        client, path = await self._connect(), model_path(model.project, model.name, "checkpoints")
+        return (await client.typed(CheckpointList, "GET", path, params={"metric": best_metric})).checkpoints
 
     async def delete(
         self, model: NamedModel, *, keep_steps: Iterable[int] = (), keep_recent: int = 1, best_metric: str = BEST_METRIC
     ) -> Steps:
         """Delete all checkpoints but `keep_steps`, the `keep_recent` newest, the best, the promoted and those in use.
 
-        Returns:
-            The steps that were deleted.
+        Returns the steps that were deleted.
         """
         request = DeleteCheckpointsRequest(
             keep_steps=sorted(set(keep_steps)), keep_recent=keep_recent, best_metric=best_metric
         )
-        client = await self._connect()
-        return (await client.delete_checkpoints(model.project, model.name, request)).deleted_steps
+        client, path = await self._connect(), model_path(model.project, model.name, "checkpoints/delete")
+        return (await client.typed(DeleteCheckpointsResponse, "POST", path, body=request)).deleted_steps
 
     async def promote(
         self,
@@ -93,35 +93,27 @@ class Checkpoints:
     ) -> Promotion:
         """Make a checkpoint the one that answers requests to `project/name@promoted`, while training goes on.
 
-        A model has one promoted checkpoint, which is never deleted; promoting another one takes its place. The engine
-        loads the checkpoint first, so that no request waits for it.
-
-        Args:
-            step: step of the checkpoint; by default the newest.
-            gate: promote it only if its held-out improvement over the promoted checkpoint is certain enough.
-            force: promote it even if it does not pass the gate.
-            note: why, for the history.
+        The engine loads the checkpoint first, so that no request waits for it. Arguments and errors are those of
+        `TrainableModel.promote`; `gate` says which held-out improvement over the promoted checkpoint is required.
 
         Returns:
             The step, the name to send as `model` in requests, the step that was promoted before, and what the gate
             has found.
-
-        Raises:
-            NotFoundError: there is no such model or checkpoint.
-            PromotionError: it does not pass the gate.
-            ConfigError: the model's engine cannot serve a step beside the newest, with `weights="merged"`.
         """
-        client = await self._connect()
-        if step is None:
-            step = (await client.model_status(model.project, model.name)).step
-        from art.protocol.organisation.promotions import PromoteRequest
+        from art.protocol.promotions import PromoteRequest, Promotion
 
+        client, path = await self._connect(), model_path(model.project, model.name, "promotions")
+        step = (await client.model_status(model.project, model.name)).step if step is None else step
         request = PromoteRequest(step=step, gate=gate, force=force, note=note)
-        return await client.promote(model.project, model.name, request)
+        what = f"step {step} of {model.project}/{model.name} to load"
+        return await client.typed(Promotion, "POST", path, body=request, read_timeout_s=REGISTER_TIMEOUT_S, what=what)
 
     async def promotions(self, model: NamedModel) -> Records:
         """List the decisions about the promoted checkpoint of a model, oldest first, refusals included."""
-        return (await (await self._connect()).promotions(model.project, model.name)).promotions
+        from art.protocol.promotions import PromotionHistory
+
+        client, path = await self._connect(), model_path(model.project, model.name, "promotions")
+        return (await client.typed(PromotionHistory, "GET", path)).promotions
 
     async def download(
         self, model: NamedModel, path: str | Path, *, step: int | None = None, format: ExportFormat | None = None
@@ -131,7 +123,6 @@ class Checkpoints:
         A broken download is resumed, every file is verified, and the folder appears only when it is complete.
 
         Args:
-            step: step of the checkpoint; by default the newest.
             format: format of the export; `None` downloads the checkpoint itself.
 
         Raises:
@@ -139,9 +130,9 @@ class Checkpoints:
             ConfigError: `path` exists with other content.
         """
         client = await self._connect()
-        if step is None:
-            step = (await client.model_status(model.project, model.name)).step
-        await client.download_checkpoint(model.project, model.name, step, Path(path), format=format)
+        step = (await client.model_status(model.project, model.name)).step if step is None else step
+        place = f"checkpoints/{step}" + (f"/exports/{format}" if format else "")
+        await download(client, model_path(model.project, model.name, place), Path(path))
         return Path(path)
 
     async def fork(
@@ -162,9 +153,7 @@ class Checkpoints:
         Args:
             from_model: the other model, or its name.
             from_project: project of the other model; by default that of `from_model`, or of `model`.
-            step: step of the checkpoint; by default the newest.
             not_after_step: take the newest checkpoint up to this step.
-            show: show a progress bar.
 
         Returns:
             The step that `model` is at.
@@ -180,7 +169,7 @@ class Checkpoints:
         request = ForkRequest(
             job_id=uuid.uuid4().hex, from_name=name, from_project=from_project, step=step, not_after_step=not_after_step
         )
-        return self._note_step(model, _step(await self._run("fork", model, request, show)))
+        return self._note_step(model, (await self._run("fork", model, request, show))[0])
 
     async def export(
         self,
@@ -195,20 +184,16 @@ class Checkpoints:
 
         Args:
             format: `peft` is the adapter; `vllm-lora` is the adapter for vLLM and SGLang, with the commands to serve
-                it; `merged` is a whole Hugging Face model; `gguf` and
-                `gguf-lora` are made by llama.cpp's converters on the server.
-            step: step of the checkpoint; by default the newest.
-            path: folder on this machine to download the export to.
-            show: show a progress bar.
+                it; `merged` is a whole Hugging Face model; `gguf` and `gguf-lora` are made by llama.cpp's converters.
 
         Returns:
             `path` on the server, `files`, `size_bytes`; for `vllm-lora` also `commands`, which are run in the folder.
         """
         request = ExportRequest(job_id=uuid.uuid4().hex, format=format, step=step)
-        status = await self._run("export", model, request, show)
+        made, result = await self._run("export", model, request, show)
         if path is not None:
-            await self.download(model, path, step=_step(status), format=format)
-        return status.result
+            await self.download(model, path, step=made, format=format)
+        return result
 
     async def push(
         self,
@@ -222,19 +207,11 @@ class Checkpoints:
         """Send a checkpoint, or an export that was made of it, to `s3://bucket/prefix` or `hf://owner/name`.
 
         The server sends it, with the credentials in its own environment. The API key must have the scope `admin`.
-
-        Args:
-            target: address to send to.
-            step: step of the checkpoint; by default the newest.
-            format: `checkpoint`, or the format of an export.
-            show: show a progress bar.
-
-        Returns:
-            The address of what was sent.
+        Returns the address of what was sent.
         """
         place = parse_target(target) if isinstance(target, str) else target
         request = PushRequest(job_id=uuid.uuid4().hex, target=place, step=step, format=format)
-        return str((await self._run("push", model, request, show)).result["url"])
+        return str((await self._run("push", model, request, show))[1]["url"])
 
     async def pull(
         self,
@@ -255,11 +232,15 @@ class Checkpoints:
             job_id=uuid.uuid4().hex, source=store, from_name=from_model, from_project=from_project, step=step,
             not_after_step=not_after_step,
         )  # fmt: skip
-        return self._note_step(model, _step(await self._run("pull", model, request, show)))
+        return self._note_step(model, (await self._run("pull", model, request, show))[0])
 
-    async def _run(self, kind: JobKind, model: NamedModel, request: BaseModel, show: bool) -> JobStatus:
-        client = await self._connect()
-        return await client.run_job(kind, model.project, model.name, request, show=show)
+    async def _run(
+        self, kind: JobKind, model: NamedModel, request: BaseModel, show: bool
+    ) -> tuple[int, dict[str, Any]]:
+        """Run a job on files, and return the step and the result."""
+        status = await (await self._connect()).run_job(kind, model.project, model.name, request, show=show)
+        assert status.step is not None, "the server gives the step of every job on files"
+        return status.step, status.result
 
 
 class CheckpointMethod(Generic[P, R]):
@@ -286,8 +267,3 @@ def parse_target(text: str) -> HubTarget | S3Target:
     if url.scheme == "hf" and url.netloc:
         return HubTarget(repo_id=f"{url.netloc}{url.path}".strip("/"))
     raise ConfigError(f"expected an address like s3://bucket/prefix or hf://owner/name, got {text!r}")
-
-
-def _step(status: JobStatus) -> int:
-    assert status.step is not None, "the server gives the step of every job on files"
-    return status.step

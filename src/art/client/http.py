@@ -5,21 +5,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+from urllib.parse import urlsplit
 
-import httpx2
 from pydantic import BaseModel, ValidationError
 
 from art.backoff import Backoff, Failure, asked_pause_s, call_with_retries, retry_after_s
-from art.client.loops import PerLoop
-from art.client.waiting import announce_wait
-from art.config.addresses import check_no_userinfo
+from art.client.connections import LOOPBACK, PerLoop
+from art.client.terminal import announce_wait
+from art.config.base import check_no_userinfo
 from art.errors import (
     ArtError,
     AuthenticationError,
     ConfigError,
+    ConflictError,
+    InvalidRequestError,
     NotFoundError,
     OverloadedError,
     PayloadTooLargeError,
@@ -27,7 +29,9 @@ from art.errors import (
     ProcessError,
     error_from_code,
 )
-from art.protocol.keys import check_api_key
+
+if TYPE_CHECKING:
+    import httpx2  # imported by the first client, which not every program needs
 
 logger = logging.getLogger(__name__)
 
@@ -44,17 +48,6 @@ _BACKOFF = Backoff(first_s=0.05, longest_s=2.0)
 _QUIET_RETRIES = 5
 """Retries without a warning: about two seconds, for a short interruption."""
 _TRY_AGAIN = {408, 502, 503, 504}
-LOOPBACK = {"127.0.0.1", "::1", "localhost"}
-EventHooks = Mapping[str, list[Callable[..., Any]]]
-"""Hooks of an HTTP client: for `request` before it is sent, for `response` before it is read."""
-
-
-class Hooks(NamedTuple):
-    """Event hooks of an HTTP client, and when they are needed."""
-
-    by_event: EventHooks
-    are_needed: Callable[[], bool]
-    """Whether the hooks would do something now. Requests may skip them while they would not."""
 
 
 class LostAnswerError(ConnectionError):
@@ -84,7 +77,17 @@ class HttpClient:
         Raises:
             ConfigError: the address is not valid, or the key is not valid in a header.
         """
-        self.is_local = _parse_address(base_url).host in LOOPBACK
+        import httpx2
+
+        from art.protocol.keys import check_api_key
+
+        check_no_userinfo(base_url, "base_url")
+        url = None
+        with contextlib.suppress(httpx2.InvalidURL):
+            url = httpx2.URL(base_url)
+        if url is None or url.scheme not in ("http", "https") or not url.host:
+            raise ConfigError(f"base_url must be the address of an ART server, like http://host:5000; got {base_url!r}")
+        self.is_local = url.host in LOOPBACK
         """Whether the server is on this machine, so that both see the same files."""
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.api_key = check_api_key(api_key) if api_key else None
@@ -93,7 +96,7 @@ class HttpClient:
         self._was_reached = False
         """Whether a connection to the address was ever made."""
         self._num_closed, self._why_closed = 0, ""
-        self._http: PerLoop[httpx2.AsyncClient] = PerLoop(httpx2.AsyncClient.aclose)
+        self._http: PerLoop[httpx2.AsyncClient] = PerLoop(lambda client: client.aclose())
 
     async def __aenter__(self) -> Self:
         return self
@@ -134,21 +137,14 @@ class HttpClient:
             what: name of what is waited for, for messages when it takes long.
         """
         content = None if body is None else body.model_dump_json().encode()
-        timeout, num_closed = httpx2.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S), self._num_closed
-        asked = f"{method} {path}"
+        headers, asked = {"Content-Type": "application/json"} if content else None, f"{method} {path}"
+        reporting = self._reporting_loss(asked, read_timeout_s)
 
         async def ask() -> bytes:
-            try:
+            with reporting() as timeout:
                 response = await self._http.get(self._open).request(
-                    method, path, content=content, params=params, timeout=timeout,
-                    headers={"Content-Type": "application/json"} if content else None,
-                )  # fmt: skip
-            except (httpx2.TransportError, RuntimeError) as lost:
-                if self._num_closed != num_closed:
-                    raise ProcessError(f"{asked} got no answer: {self._why_closed}") from lost
-                if isinstance(lost, RuntimeError):
-                    raise
-                raise self._lost(lost, asked) from lost
+                    method, path, content=content, params=params, timeout=timeout, headers=headers
+                )
             self._was_reached = True
             _raise_for_status(response)
             return response.content
@@ -166,17 +162,37 @@ class HttpClient:
             ArtError: the server refuses.
             LostAnswerError: there was no answer, or the connection broke while the body was read.
         """
-        timeout, num_closed = httpx2.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S), self._num_closed
-        try:
+        with self._reporting_loss(f"GET {path}", read_timeout_s)() as timeout:
             async with self._http.get(self._open).stream("GET", path, headers=headers, timeout=timeout) as response:
                 if not response.is_success:
                     await response.aread()
                 _raise_for_status(response)
                 yield response
-        except (httpx2.TransportError, RuntimeError) as lost:
-            if isinstance(lost, RuntimeError) and self._num_closed == num_closed:
-                raise
-            raise self._lost(lost, f"GET {path}") from lost
+
+    def _reporting_loss(
+        self, asked: str, read_timeout_s: float
+    ) -> Callable[[], contextlib.AbstractContextManager[httpx2.Timeout]]:
+        """Make a context manager for the attempts of a request, which gives their time limits.
+
+        It raises `LostAnswerError` for a connection that was not made or broke, and `ProcessError` if `close` was
+        called since.
+        """
+        import httpx2
+
+        timeout, num_closed = httpx2.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S), self._num_closed
+
+        @contextlib.contextmanager
+        def reporting() -> Iterator[httpx2.Timeout]:
+            try:
+                yield timeout
+            except (httpx2.TransportError, RuntimeError) as lost:
+                if self._num_closed != num_closed:
+                    raise ProcessError(f"{asked} got no answer: {self._why_closed}") from lost
+                if isinstance(lost, RuntimeError):
+                    raise
+                raise self._lost(lost, asked) from lost
+
+        return reporting
 
     async def until_answered(self, ask: Callable[[], Awaitable[T]], asked: str) -> T:
         """Call `ask` until it does not raise `LostAnswerError`; `asked` is its method and path, for messages.
@@ -188,115 +204,91 @@ class HttpClient:
 
     def _before_retry(self, asked: str, failure: Failure) -> None:
         error, lost_s, limit_s = failure.error, failure.lasting_s, self._unreachable_deadline_s
-        if not self._was_reached:
-            limit_s = min(limit_s, FIRST_CONTACT_DEADLINE_S)
-            if lost_s > limit_s:
-                raise ProcessError(self._nobody_listens(error, lost_s)) from error
-        if lost_s > limit_s:
+        limit_s = limit_s if self._was_reached else min(limit_s, FIRST_CONTACT_DEADLINE_S)
+        if lost_s > limit_s and self._was_reached:
             raise ProcessError(
                 f"{asked}: the server at {self.base_url} gave no answer for {lost_s:.0f} s (last: {error}). Is it "
                 "running? See its log"
+            ) from error
+        if lost_s > limit_s:
+            url = urlsplit(self.base_url)
+            port = url.port or {"http": 80, "https": 443}[url.scheme]
+            where, host = ("this machine", "") if self.is_local else (url.hostname, "--host 0.0.0.0 ")
+            raise ProcessError(
+                f"no ART server listens at {self.base_url} (tried for {lost_s:.0f} s: {error}). Start one on {where} "
+                f"with `art-server {host}--port {port}`, or correct the address: `base_url`, or the variable "
+                "ART_SERVER_URL"
             ) from error
         level = logging.WARNING if failure.number == _QUIET_RETRIES + 1 else logging.DEBUG
         logger.log(level, "%s got no answer (%s): trying again for up to %.0f s", asked, error, limit_s)
 
     def _lost(self, error: Exception, asked: str) -> LostAnswerError:
-        """The error for a connection that was not made or broke, after which the call should be repeated."""
-        self._raise_if_hopeless(error, asked)
+        """The error for a connection that was not made or broke, after which the call should be repeated.
+
+        Raises:
+            ConfigError: every repetition would meet the same error. The content of headers is left out of the message
+                and of the chain of errors, because it may be a key.
+        """
+        import httpx2
+
+        what = f"{asked} to {self.base_url} was not sent"
+        if isinstance(error, httpx2.LocalProtocolError) and "Illegal header" in str(error):
+            raise ConfigError(f"{what}: the name or value of a header is not allowed in HTTP") from None
+        if isinstance(error, httpx2.UnsupportedProtocol):
+            raise ConfigError(f"{what}: {error}") from error
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is not None:
+            raise ConfigError(
+                f"{asked}: the certificate of {self.base_url} is not accepted ({cause.verify_message}). Use an address "
+                "that it was issued for, or set the environment variable SSL_CERT_FILE to its authority"
+            ) from error
         self._was_reached |= not isinstance(error, (httpx2.ConnectError, httpx2.ConnectTimeout))
         return LostAnswerError(f"{type(error).__name__}: {error}")
 
-    def _raise_if_hopeless(self, error: Exception, what: str) -> None:
-        """Raise a `ConfigError` for an error that every repetition would meet again.
-
-        The content of headers is left out of the message and of the chain of errors, because it may be a key.
-        """
-        if isinstance(error, httpx2.LocalProtocolError) and "Illegal header" in str(error):
-            raise ConfigError(
-                f"{what} to {self.base_url} was not sent: the name or value of a header is not allowed in HTTP"
-            ) from None
-        if isinstance(error, httpx2.UnsupportedProtocol):
-            raise ConfigError(f"{what} to {self.base_url} was not sent: {error}") from error
-        if (refused := _certificate_error(error)) is not None:
-            raise ConfigError(
-                f"{what}: the certificate of {self.base_url} is not accepted ({refused.verify_message}). Use an "
-                "address that it was issued for, or set the environment variable SSL_CERT_FILE to its authority"
-            ) from error
-
-    def _nobody_listens(self, error: Exception, tried_s: float) -> str:
-        url = httpx2.URL(self.base_url)
-        port = url.port or {"http": 80, "https": 443}[url.scheme]
-        start = f"art-server --port {port}" if self.is_local else f"art-server --host 0.0.0.0 --port {port}"
-        return (
-            f"no ART server listens at {self.base_url} (tried for {tried_s:.0f} s: {error}). Start one on "
-            f"{'this machine' if self.is_local else url.host} with `{start}`, or correct the address: `base_url`, or "
-            "the variable ART_SERVER_URL"
-        )
-
     def _open(self) -> httpx2.AsyncClient:
+        import httpx2
+
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return httpx2.AsyncClient(
             base_url=self.base_url, headers=headers, transport=self._transport, trust_env=not self.is_local
         )
 
 
-def _parse_address(base_url: str) -> httpx2.URL:
-    """Parse the address of a server.
-
-    Raises:
-        ConfigError: it is not an http:// or https:// address.
-    """
-    check_no_userinfo(base_url, "base_url")
-    with contextlib.suppress(httpx2.InvalidURL):
-        url = httpx2.URL(base_url)
-        if url.scheme in ("http", "https") and url.host:
-            return url
-    raise ConfigError(f"base_url must be the address of an ART server, like http://host:5000; got {base_url!r}")
-
-
-def _certificate_error(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
-    """The refusal of a certificate that led to `error`, if one did."""
-    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
-        error = error.__cause__ or error.__context__
-    return error
-
-
-_BY_STATUS: dict[int, type[ArtError]] = {
+ERRORS_BY_STATUS: dict[int, type[ArtError]] = {
+    400: InvalidRequestError,
     401: AuthenticationError,
     403: PermissionDeniedError,
     404: NotFoundError,
+    409: ConflictError,
     413: PayloadTooLargeError,
+    422: InvalidRequestError,
     429: OverloadedError,
 }
+"""Errors for answers that do not say themselves which they are, in the way of an ART server."""
 
 
 def _raise_for_status(response: httpx2.Response) -> None:
     """Raise the error in an answer, as the cause of a `LostAnswerError` if the same request may succeed later."""
     if response.is_success:
         return
-    error = _error_of(response)
-    if response.headers.get("x-should-retry") == "false":
-        raise error  # the server knows that a retry is useless, e.g. for a model that cannot be loaded
-    if response.status_code not in _TRY_AGAIN and not isinstance(error, OverloadedError):
-        raise error
-    lost = LostAnswerError(f"{type(error).__name__}: {error}")
-    lost.retry_after_s = asked_pause_s(error)
-    raise lost from error
-
-
-def _error_of(response: httpx2.Response) -> ArtError:
-    """The error in an answer; chosen by status if the body is not from ART (a proxy, another server)."""
     try:
         body = response.json()["error"]
         code, message, param = body["code"], str(body["message"]), body.get("param")
         if not isinstance(code, str):
             raise TypeError
-    except (ValueError, KeyError, TypeError, AttributeError):
-        kind = _BY_STATUS.get(response.status_code, ArtError)
-        error = kind(f"{response.request.url} answered {response.status_code}: {response.text[:300]!r}")
-    else:
         error = error_from_code(code, message, param=param)
+    except (ValueError, KeyError, TypeError, AttributeError):  # not from ART: a proxy, or another server
+        kind = ERRORS_BY_STATUS.get(response.status_code, ArtError)
+        error = kind(f"{response.request.url} answered {response.status_code}: {response.text[:300]!r}")
     if isinstance(error, OverloadedError):
         asked_s = retry_after_s(response.headers)
         error.retry_after_s = error.retry_after_s if asked_s is None else asked_s
-    return error
+    may_succeed = response.status_code in _TRY_AGAIN or isinstance(error, OverloadedError)
+    # The server knows when a retry is useless, e.g. for a model that cannot be loaded.
+    if not may_succeed or response.headers.get("x-should-retry") == "false":
+        raise error
+    lost = LostAnswerError(f"{type(error).__name__}: {error}")
+    lost.retry_after_s = asked_pause_s(error)
+    raise lost from error

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
 import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from art.client.http import LOOPBACK, EventHooks, Hooks
-from art.client.loops import PerLoop
-from art.config.addresses import check_no_userinfo
+from art.client.connections import LOOPBACK, EventHooks, Hooks, PerLoop
+from art.config.base import check_no_userinfo
 from art.errors import ConfigError
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
-
-logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 1200.0
 CONNECT_TIMEOUT_S = 5.0
@@ -27,16 +23,25 @@ MAX_RETRIES = 30
 """Retries of a request. With the back-off of OpenAI's client, from 0.5 s to 8 s, they last about 3.5 minutes."""
 MAX_CONNECTIONS = 10_000
 STOCK_CLIENT = "ART_STOCK_CLIENT"
-"""Environment variable: with `1`, all requests of `openai_client()` go through OpenAI's client (`art/client/light`)."""
+"""Environment variable: with `1`, all requests of `openai_client()` go through OpenAI's client."""
 
 
 def load_openai() -> None:
     """Import what the first request needs, which takes half a second, so that it does not delay the first rollouts."""
-    for name in ("openai.resources.chat.completions", "aiohttp"):
-        if importlib.util.find_spec(name.partition(".")[0]) is not None:
-            importlib.import_module(name)
-    if _uses_aiohttp():
-        _load_light_path()
+    importlib.import_module("art.client.sdk_clients")
+    if importlib.util.find_spec("aiohttp") is not None:
+        importlib.import_module("aiohttp")
+
+
+class ModelAddress(NamedTuple):
+    """Address, API key, project and name of a model. Copies of a model may differ in any of these."""
+
+    base_url: str
+    api_key: str
+    model: str
+    """`project/name` of the model, whose rollouts add headers to their requests."""
+    logprobs: bool = False
+    """Whether each chat request asks for log-probs, unless it says something else itself."""
 
 
 def make_openai_client(
@@ -45,28 +50,31 @@ def make_openai_client(
     """Make an `AsyncOpenAI` for many concurrent requests. Use it in one event loop only, and close it there.
 
     If aiohttp is installed, requests are sent through it, which takes about half the CPU time. With orjson too, plain
-    chat requests take the light path (`art/client/light`), which takes an eighth of that.
+    chat requests take the light path (`art/client/sdk_clients.py`), which takes an eighth of that.
 
     Args:
         hooks: hooks of the HTTP client.
-        model: `project/name` of the model, whose rollouts add headers to their requests.
-        logprobs: let each chat request ask for log-probs, unless it says something else itself.
+        model, logprobs: as in `ModelAddress`.
 
     Raises:
         ConfigError: `ART_STOCK_CLIENT` is neither 0 nor 1.
     """
     import openai
 
-    from art.client.light.clients import AsyncOpenAI
+    from art.client.sdk_clients import AsyncOpenAI, add_handover
 
+    if (stock := os.environ.get(STOCK_CLIENT, "")) not in ("", "0", "1"):
+        raise ConfigError(f"{STOCK_CLIENT} must be 1 (only OpenAI's client) or 0 (the default), got {stock!r}")
     hooks = hooks or Hooks({"request": [], "response": []}, lambda: False)
-    has_aiohttp = _uses_aiohttp()
+    # Before version 3, which litellm does not support yet, openai needs a separate adapter for aiohttp.
+    adapter = "aiohttp" if int(openai.__version__.partition(".")[0]) >= 3 else "httpx_aiohttp"
+    has_aiohttp = importlib.util.find_spec(adapter) is not None
     make_http = openai.DefaultAioHttpClient if has_aiohttp else openai.DefaultAsyncHttpxClient
     options = _options(base_url, api_key, hooks.by_event, make_http)
     client = AsyncOpenAI(**options)
     client.asked_model, client.asks_logprobs = model, logprobs
-    if has_aiohttp and not logprobs and (light := _load_light_path()) is not None:
-        light.add_handover(options["http_client"])
+    if has_aiohttp and not logprobs and stock != "1" and importlib.util.find_spec("orjson") is not None:
+        add_handover(options["http_client"])
         client.hooks = hooks
     return client
 
@@ -74,42 +82,14 @@ def make_openai_client(
 def make_blocking_openai_client(
     base_url: str, api_key: str, event_hooks: EventHooks | None = None, model: str = "", *, logprobs: bool = False
 ) -> OpenAI:
-    """Make an `OpenAI` client for code that blocks. Several threads may use it; the caller closes it.
-
-    Args:
-        event_hooks: hooks of the HTTP client.
-        model: `project/name` of the model, whose rollouts add headers to their requests.
-        logprobs: let each chat request ask for log-probs, unless it says something else itself.
-    """
+    """Make an `OpenAI` client for code that blocks. Several threads may use it; the caller closes it."""
     import openai
 
-    from art.client.light.clients import OpenAI
+    from art.client.sdk_clients import OpenAI
 
     client = OpenAI(**_options(base_url, api_key, event_hooks, openai.DefaultHttpxClient))
     client.asked_model, client.asks_logprobs = model, logprobs
     return client
-
-
-def _uses_aiohttp() -> bool:
-    import openai
-
-    # Before version 3, which litellm does not support yet, openai needs a separate adapter for aiohttp.
-    adapter = "aiohttp" if int(openai.__version__.partition(".")[0]) >= 3 else "httpx_aiohttp"
-    return importlib.util.find_spec(adapter) is not None
-
-
-def _load_light_path() -> Any | None:
-    """Import the light path; `None` if it is turned off, or cannot work with what is installed."""
-    value = os.environ.get(STOCK_CLIENT, "")
-    if value not in ("", "0", "1"):
-        raise ConfigError(f"{STOCK_CLIENT} must be 1 (only OpenAI's client) or 0 (the default), got {value!r}")
-    if value == "1" or importlib.util.find_spec("orjson") is None:
-        return None
-    try:
-        return importlib.import_module("art.client.light.completions")
-    except (ImportError, AttributeError) as error:
-        logger.warning("requests go through OpenAI's client only, because its version is not known: %s", error)
-        return None
 
 
 def _options(
@@ -147,52 +127,33 @@ def check_address(base_url: str) -> str:
     return base_url
 
 
-class Endpoint(NamedTuple):
-    """Address, API key, project and name of a model. Copies of a model may differ in any of these."""
-
-    base_url: str
-    api_key: str
-    project: str
-    name: str
-    logprobs: bool = False
-    """Whether each chat request asks for log-probs, unless it says something else itself."""
-
-    @property
-    def model(self) -> str:
-        return f"{self.project}/{self.name}"
-
-
 class ModelClients:
-    """Holds a model's OpenAI clients by endpoint, each made at first use. A copy begins without clients."""
+    """Holds a model's OpenAI clients by address, each made at first use. A copy begins without clients."""
 
     def __init__(self) -> None:
         self._by_loop: PerLoop[AsyncOpenAI] = PerLoop(lambda client: client.close())
-        self._blocking: dict[Endpoint, OpenAI] = {}
+        self._blocking: dict[ModelAddress, OpenAI] = {}
         self._lock = threading.Lock()
 
-    def get(self, endpoint: Endpoint, make_hooks: Callable[[], Hooks]) -> AsyncOpenAI:
-        """Return the asynchronous client of the running event loop for an endpoint.
+    def get(self, address: ModelAddress, make_hooks: Callable[[], Hooks]) -> AsyncOpenAI:
+        """Return the asynchronous client of the running event loop for an address.
 
         Raises:
             RuntimeError: no event loop is running.
         """
+        base_url, api_key, model, logprobs = address
         return self._by_loop.get(
-            lambda: make_openai_client(
-                endpoint.base_url, endpoint.api_key, make_hooks(), endpoint.model, logprobs=endpoint.logprobs
-            ),
-            endpoint,
+            lambda: make_openai_client(base_url, api_key, make_hooks(), model, logprobs=logprobs), address
         )
 
-    def get_blocking(self, endpoint: Endpoint, make_hooks: Callable[[], EventHooks]) -> OpenAI:
-        """Return the client of an endpoint for code that blocks. All threads share it."""
+    def get_blocking(self, address: ModelAddress, make_hooks: Callable[[], EventHooks]) -> OpenAI:
+        """Return the client of an address for code that blocks. All threads share it."""
+        base_url, api_key, model, logprobs = address
         with self._lock:
-            if endpoint not in self._blocking:
-                hooks = make_hooks()
-                client = make_blocking_openai_client(
-                    endpoint.base_url, endpoint.api_key, hooks, endpoint.model, logprobs=endpoint.logprobs
-                )
-                self._blocking[endpoint] = client
-            return self._blocking[endpoint]
+            if address not in self._blocking:
+                client = make_blocking_openai_client(base_url, api_key, make_hooks(), model, logprobs=logprobs)
+                self._blocking[address] = client
+            return self._blocking[address]
 
     async def close(self) -> None:
         """Close the clients of this event loop, and those for code that blocks."""

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from art.protocol.rollouts import IN_FLIGHT_HEADER
-
 SEED_HEADER = "x-art-seed"
 """Header of a request that tells the server where its random numbers begin, unless its body has a `seed`."""
 
@@ -71,6 +69,8 @@ def request_headers(model: str) -> dict[str, str]:
 
     Call it once per request, not for its repetitions: each call uses up a seed.
     """
+    from art.protocol.rollouts import IN_FLIGHT_HEADER
+
     context = current_rollout.get()
     if context is None or context.model != model:
         return {}

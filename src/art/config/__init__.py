@@ -2,13 +2,12 @@
 
 An unknown name is an error, and so is a setting that a backend cannot honour.
 Sources of the defaults: "LoRA without regret" (rank, all linear layers, learning rate about 10 times that of full
-fine-tuning), Dr.GRPO (no division by the standard deviation), prime-rl's DPPO mask (see `art.trainer.losses.dppo`).
+fine-tuning), Dr.GRPO (no division by the standard deviation), prime-rl's DPPO mask (see `art.trainer.losses`).
 """
 
 from typing import TYPE_CHECKING, Any
 
 from art.config.base import Config, Device, Dtype, LearningRate, Quantization
-from art.config.engines import AnyEngineConfig, EngineConfig, EngineSettings, VllmConfig
 from art.config.losses import (
     CispoConfig,
     CustomLossConfig,
@@ -26,62 +25,21 @@ from art.config.losses import (
     ReinforceConfig,
     SftConfig,
 )
-from art.config.schedules import ScheduleConfig
-from art.config.server import (
-    LimitsConfig,
-    ModelSettings,
-    PricesConfig,
-    PromotionConfig,
-    RenderConfig,
-    SamplingConfig,
-    ServerConfig,
-)
-from art.config.trainer import LoraConfig, TrainerConfig
-from art.config.training import OptimizerConfig, TrainConfig, TrainSFTConfig
+from art.config.processes import AnyEngineConfig, EngineConfig, EngineSettings, LoraConfig, TrainerConfig, VllmConfig
+from art.config.server import LimitsConfig, ModelSettings, PricesConfig, RenderConfig, SamplingConfig, ServerConfig
+from art.config.training import OptimizerConfig, ScheduleConfig, TrainConfig, TrainSFTConfig
 
 if TYPE_CHECKING:
     from art.config.pipeline import PipelineConfig
 
 __all__ = [
-    "AnyEngineConfig",
-    "CispoConfig",
-    "Config",
-    "CustomLossConfig",
-    "Device",
-    "DistillConfig",
-    "DpoConfig",
-    "DppoConfig",
-    "Dtype",
-    "EngineConfig",
-    "EngineSettings",
-    "EntropyConfig",
-    "GspoConfig",
-    "KlConfig",
-    "LearningRate",
-    "LimitsConfig",
-    "LoraConfig",
-    "LossConfig",
-    "LossTerm",
-    "MismatchConfig",
-    "ModelSettings",
-    "Objective",
-    "OptimizerConfig",
-    "PipelineConfig",
-    "PpoConfig",
-    "PricesConfig",
-    "PromotionConfig",
-    "Quantization",
-    "ReinforceConfig",
-    "RenderConfig",
-    "SamplingConfig",
-    "ScheduleConfig",
-    "ServerConfig",
-    "SftConfig",
-    "TrainConfig",
-    "TrainSFTConfig",
-    "TrainerConfig",
-    "VllmConfig",
-]
+    "AnyEngineConfig", "CispoConfig", "Config", "CustomLossConfig", "Device", "DistillConfig", "DpoConfig",
+    "DppoConfig", "Dtype", "EngineConfig", "EngineSettings", "EntropyConfig", "GspoConfig", "KlConfig", "LearningRate",
+    "LimitsConfig", "LoraConfig", "LossConfig", "LossTerm", "MismatchConfig", "ModelSettings", "Objective",
+    "OptimizerConfig", "PipelineConfig", "PpoConfig", "PricesConfig", "Quantization", "ReinforceConfig", "RenderConfig",
+    "SamplingConfig", "ScheduleConfig", "ServerConfig", "SftConfig", "TrainConfig", "TrainSFTConfig",
+    "TrainerConfig", "VllmConfig",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from art.config.addresses import check_no_userinfo
+from art.config.base import check_no_userinfo
 from art.errors import ConfigError
 
 SHORT_NAMES: dict[str, str] = {
@@ -35,24 +35,34 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 
 
 def resolve_base_model(name: str) -> str:
-    """Replace a short name by its hub id; hub ids and folders are returned unchanged.
-
-    Raises:
-        ConfigError: the name is empty, or cannot be one of these.
-    """
-    _check_form(name)
-    if looks_like_path(name) or Path(name).is_dir():
+    """Replace a short name by its hub id; hub ids and folders are returned unchanged. Raises `ConfigError` if the name
+    is empty, or cannot be one of these."""
+    _check_not_empty(name)
+    problem = None
+    if "://" in name:
+        check_no_userinfo(name, "base_model")
+        problem = "is an address"
+    elif not name.isprintable():
+        problem = "has a character that cannot be printed"
+    elif looks_like_path(name) or Path(name).is_dir():
         return name
-    if "/" in name:
-        _check_hub_id(name)
-        return name
-    if known := SHORT_NAMES.get(name.lower()):
-        return known
-    import difflib  # not needed where names are right
+    elif "/" not in name:
+        if known := SHORT_NAMES.get(name.lower()):
+            return known
+        import difflib  # not needed where names are right
 
-    near = difflib.get_close_matches(name.lower(), SHORT_NAMES, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"short names are {', '.join(SHORT_NAMES)}"
-    raise ConfigError(f"there is no base model {name!r}: expected {_EXPECTED}; {hint}", param="base_model")
+        near = difflib.get_close_matches(name.lower(), SHORT_NAMES, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"short names are {', '.join(SHORT_NAMES)}"
+        raise ConfigError(f"there is no base model {name!r}: expected {_EXPECTED}; {hint}", param="base_model")
+    elif re.search(HUB_ID_PATTERN, name) is None or re.search(r"\.\.|--|\.git$|[.-](?:/|$)", name):
+        problem = (
+            f": there is no folder of this name ({Path(name).absolute()}), and no hub id looks like that: an owner and "
+            "a name of letters, digits, '.', '_' and '-'"
+        )
+    if problem is not None:
+        words = problem if problem.startswith(":") else f" {problem}"
+        raise ConfigError(f"base model {name!r}{words}; expected {_EXPECTED}", param="base_model")
+    return name
 
 
 def is_local(base_model: str) -> bool:
@@ -67,11 +77,8 @@ def looks_like_path(base_model: str) -> bool:
 
 
 def find_folder(base_model: str) -> Path | None:
-    """The folder that a base model names, after a check of its files; `None` for a hub id.
-
-    Raises:
-        ConfigError: it is a path to something else; the message says which files are missing.
-    """
+    """The folder that a base model names, after a check of its files; `None` for a hub id. Raises `ConfigError` if it
+    is a path to something else; the message says which files are missing."""
     _check_not_empty(base_model)
     folder = Path(base_model).expanduser()
     if not folder.is_dir():
@@ -96,33 +103,9 @@ def find_folder(base_model: str) -> Path | None:
         missing = ["model*.safetensors"]
     if missing:
         kind = "a LoRA adapter" if is_adapter else "the folder of a model (or of a LoRA adapter)"
-        raise ConfigError(
-            f"base model {base_model!r} has no {' and no '.join(missing)}, which {kind} needs; give the folder "
-            "that has these files",
-            param="base_model",
-        )
+        problem = f"base model {base_model!r} has no {' and no '.join(missing)}, which {kind} needs"
+        raise ConfigError(f"{problem}; give the folder that has these files", param="base_model")
     return folder
-
-
-def _check_form(base_model: str) -> None:
-    _check_not_empty(base_model)
-    if "://" in base_model:
-        check_no_userinfo(base_model, "base_model")
-        raise ConfigError(f"base model {base_model!r} is an address; expected {_EXPECTED}", param="base_model")
-    if not base_model.isprintable():
-        raise ConfigError(
-            f"base model {base_model!r} has a character that cannot be printed; expected {_EXPECTED}",
-            param="base_model",
-        )
-
-
-def _check_hub_id(base_model: str) -> None:
-    if re.search(HUB_ID_PATTERN, base_model) is None or re.search(r"\.\.|--|\.git$|[.-](?:/|$)", base_model):
-        raise ConfigError(
-            f"base model {base_model!r}: there is no folder of this name ({Path(base_model).absolute()}), and no hub "
-            f"id looks like that: an owner and a name of letters, digits, '.', '_' and '-'; expected {_EXPECTED}",
-            param="base_model",
-        )
 
 
 def _check_not_empty(base_model: str) -> None:

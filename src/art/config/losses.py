@@ -27,12 +27,9 @@ class DppoConfig(LossTerm):
 
     type: Literal["dppo"] = "dppo"
     """Name of the loss."""
-    mask_low: float = Field(default=0.2, gt=0)
-    """A token with negative advantage is dropped once its probability fell by more than this (prime-rl)."""
-    mask_high: float = Field(default=0.2, gt=0)
-    """A token with positive advantage is dropped once its probability rose by more than this (prime-rl)."""
-    max_ratio: float = Field(default=5.0, gt=1)
-    """Upper clamp of the importance ratio."""
+    max_move: float = Field(default=0.2, gt=0)
+    """A token is dropped once its probability has moved by more than this to where its advantage pushes it
+    (prime-rl)."""
     log_ratio_penalty: float = Field(default=1e-3, ge=0)
     """Weight of (log ratio)^2, which keeps the trained policy near the sampler (prime-rl)."""
 
@@ -46,8 +43,6 @@ class PpoConfig(LossTerm):
     """Lower bound of the importance ratio, as an offset: 1 - `clip_low` (DAPO)."""
     clip_high: float = Field(default=0.28, gt=0)
     """Upper bound of the importance ratio, as an offset: 1 + `clip_high` (DAPO)."""
-    dual_clip: float | None = Field(default=None, gt=1)
-    """Upper bound of the loss of a token with negative advantage, as a multiple of its advantage; 3 is usual."""
 
 
 class GspoConfig(LossTerm):
@@ -73,12 +68,11 @@ class CispoConfig(LossTerm):
 
 
 class ReinforceConfig(LossTerm):
-    """REINFORCE with importance weights, unbiased off-policy unless `max_ratio` truncates them."""
+    """REINFORCE with importance weights, unbiased off-policy. With an upper bound of the weights it is
+    `CispoConfig`."""
 
     type: Literal["reinforce"] = "reinforce"
     """Name of the loss."""
-    max_ratio: float | None = Field(default=None, gt=1)
-    """Upper bound of the importance weight; `None` for no bound."""
 
 
 class SftConfig(LossTerm):
@@ -89,16 +83,12 @@ class SftConfig(LossTerm):
 
 
 class DpoConfig(LossTerm):
-    """Direct preference optimisation on pairs of rollouts of a group that differ in reward."""
+    """Direct preference optimisation on the best and the worst rollout of each group."""
 
     type: Literal["dpo"] = "dpo"
     """Name of the loss."""
     beta: float = Field(default=0.1, gt=0)
     """Scale of the log-ratios to the reference; a larger value keeps the policy nearer to it."""
-    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
-    """Assumed probability that a pair is in the wrong order."""
-    pairs: Literal["best_worst", "all"] = "best_worst"
-    """Pairs of a group: the best with the worst rollout, or all whose rewards differ."""
     reference: int | Literal["base", "sampler"] = "base"
     """Frozen policy to compare with: the base model, the sampler's recorded log-probs, or a checkpoint by its step."""
 
@@ -111,17 +101,20 @@ class DistillConfig(LossTerm):
     teacher: str
     """Inference name of a model on this server with the same vocabulary: `project/name` or `project/name@step`. Without
     `project/` it is a model of the same project."""
-    max_advantage: float | None = Field(default=None, gt=0)
-    """Upper bound of a token's |log teacher - log policy|; `None` for no bound."""
 
 
-class KlConfig(LossTerm):
+class Regulariser(LossTerm):
+    """Base of the terms that stand beside a loss and learn nothing alone."""
+
+    weight: float = Field(default=1e-3, ge=0)
+    """Factor of the term. Other code calls it beta (KL) or the entropy coefficient."""
+
+
+class KlConfig(Regulariser):
     """A KL divergence that keeps the policy near a frozen reference."""
 
     type: Literal["kl"] = "kl"
     """Name of the loss."""
-    weight: float = Field(default=1e-3, ge=0)
-    """Factor of the term; other code calls it beta."""
     reference: int | Literal["base"] = "base"
     """Frozen policy to stay near: the base model (adapter off), or a checkpoint by its step."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -131,14 +124,15 @@ class KlConfig(LossTerm):
     between tokens."""
 
 
-class EntropyConfig(LossTerm):
-    """A bonus for entropy, which keeps the policy exploring: `weight` times the entropy is subtracted from the loss."""
+class EntropyConfig(Regulariser):
+    """A bonus for entropy, which keeps the policy exploring: `weight` times the entropy is subtracted from the loss.
+
+    The entropy is in nats, averaged over tokens as `normalize` says. Too large a weight makes the policy random: watch
+    `loss/entropy`.
+    """
 
     type: Literal["entropy"] = "entropy"
     """Name of the loss."""
-    weight: float = Field(default=1e-3, ge=0)
-    """Factor of the entropy in nats, averaged over tokens as `normalize` says; other code calls it the entropy
-    coefficient. Too large a factor makes the policy random: watch `loss/entropy`."""
 
 
 class CustomLossConfig(LossTerm):
@@ -157,9 +151,6 @@ class CustomLossConfig(LossTerm):
     reference: int | Literal["base"] | None = None
     """Frozen policy whose log-probs the function finds in `inputs.streams[str(reference)]`: the base model, or a
     checkpoint by its step."""
-    entropy_gradient: bool = False
-    """Whether the function is differentiated with respect to `inputs.entropy`. It costs a third product with the
-    language-model head."""
 
     @field_validator("function", mode="before")
     @classmethod
@@ -189,6 +180,10 @@ MASKED_ALARM = 0.05
 """Share of rollouts masked by the gate above which a warning is logged."""
 
 
+Bounds = tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(ge=1)]]
+"""A lower and an upper bound of a ratio of probabilities."""
+
+
 class MismatchConfig(Config):
     """The gate, which masks rollouts that another policy seems to have sampled.
 
@@ -196,39 +191,33 @@ class MismatchConfig(Config):
     judged as a whole, with all its branches.
     """
 
-    low: float | None = Field(default=None, gt=0, le=1)
-    """A rollout is masked if the geometric mean of its r is below this, whatever its length. `None` computes the bound
-    from the number of tokens, the number types of trainer and engine, and the noise of the step (`objectives.md`)."""
-    high: float | None = Field(default=None, ge=1)
-    """A rollout is masked if the geometric mean of its r is above this, whatever its length; `None` like `low`."""
-    token_low: float = Field(default=1e-4, gt=0, le=1)
-    """A rollout is masked if any of its tokens has r below this (SkyRL)."""
-    token_high: float = Field(default=1e2, ge=1)
-    """A rollout is masked if any of its tokens has r above this (SkyRL)."""
-    mask_token_low: float | None = Field(default=None, gt=0, lt=1)
-    """A single token is masked if its r is below this, and the rest of its rollout is kept; 0.5 is usual."""
-    mask_token_high: float | None = Field(default=None, gt=1)
-    """A single token is masked if its r is above this, and the rest of its rollout is kept; 2 is usual."""
+    rollouts: Bounds | None = None
+    """A rollout is masked if the geometric mean of its r is outside of these bounds, whatever its length. `None`
+    computes them from the number of tokens, the number types of trainer and engine, and the noise of the step
+    (`objectives.md`)."""
+    tokens: Bounds = (1e-4, 1e2)
+    """A rollout is masked if any of its tokens has r outside of these bounds (SkyRL)."""
+    mask_tokens: Bounds | None = None
+    """A single token is masked if its r is outside of these bounds, and the rest of its rollout is kept; (0.5, 2) is
+    usual."""
     truncate: float | None = Field(default=None, ge=1)
     """Truncated importance sampling: each token's loss is multiplied by min(r, truncate); 2 is usual. It needs
     `anchor="step_start"`: with the sampler as the anchor the ratio is already in the loss."""
     abort: float = Field(default=0.5, ge=0, le=1)
     """Share of masked rollouts above which the step fails and trains nothing. It fails too, unless this is 1, if all
-    rollouts together are shifted further than noise explains; not with `low` or `high`."""
+    rollouts together are shifted further than noise explains; not with bounds for `rollouts`."""
 
     @property
     def has_default_bounds(self) -> bool:
         """Whether no bound of whole rollouts was changed. A changed one holds for rollouts of any age."""
-        bounds = {"low", "high", "token_low", "token_high"}
-        return self.model_dump(include=bounds) == MismatchConfig().model_dump(include=bounds)
+        return self.rollouts is None and self.tokens == MismatchConfig.model_fields["tokens"].default
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
         """Reject bounds that a stricter bound makes unreachable."""
-        if self.mask_token_low is not None and self.mask_token_low <= self.token_low:
-            raise ValueError("`mask_token_low` must be above `token_low`, below which the whole rollout is masked")
-        if self.mask_token_high is not None and self.mask_token_high >= self.token_high:
-            raise ValueError("`mask_token_high` must be below `token_high`, above which the whole rollout is masked")
-        if self.truncate is not None and self.truncate >= (self.mask_token_high or self.token_high):
-            raise ValueError("`truncate` must be below `mask_token_high` and `token_high`, or it never truncates")
+        low, high = self.mask_tokens or (1.0, 1.0)
+        if low <= self.tokens[0] or high >= self.tokens[1]:
+            raise ValueError("`mask_tokens` must be within `tokens`, outside of which the whole rollout is masked")
+        if self.truncate is not None and self.truncate >= (self.mask_tokens or self.tokens)[1]:
+            raise ValueError("`truncate` must be below the upper bounds of the tokens, or it never truncates")
         return self

@@ -1,12 +1,18 @@
-"""Settings of `art.pipeline`, which trains while further rollouts run."""
+"""Settings of `art.pipeline`, which trains while further rollouts run, and how old those rollouts may be.
+
+Import it from this module where it is needed: `import art` does not load it.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from art.config.base import Config
+from art.config.losses import CustomLossConfig, DistillConfig, DppoConfig, GspoConfig, Objective, PpoConfig
+from art.config.training import TrainConfig
+from art.errors import ConfigError
 
 
 class PipelineConfig(Config):
@@ -30,10 +36,6 @@ class PipelineConfig(Config):
     max_concurrent: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
     """Most rollouts that run at once. "auto" follows the engine's load, because more requests than its seats only wait
     in its queue; `None` starts every rollout that the staleness allows, for agents that hardly use the engine."""
-    curriculum: bool = False
-    """Choose scenarios by the chance that their next group has spread, estimated from their groups so far, instead of
-    one after the other. Needs a list of scenarios that is gone through several times. A tenth of the groups goes to
-    the scenario that waited the longest, so none is forgotten."""
     rollout_timeout_s: float | None = Field(default=1800.0, gt=0)
     """Seconds after which a rollout is cancelled and counts as failed; `None` waits for ever. Half an hour is longer
     than nearly every agent needs, and an agent that hangs delays the step that waits for it by no more than this."""
@@ -45,11 +47,51 @@ class PipelineConfig(Config):
     """Share of the last 64 rollouts that may fail through no fault of the policy. Above it the training ends with an
     error, because a machine or a program is broken."""
 
-    @model_validator(mode="after")
-    def _check_combination(self) -> Self:
-        if self.curriculum and self.rollouts_per_group < 2:
-            raise ValueError(
-                "`curriculum` chooses by the spread of rewards within a group, and groups of one rollout have none; "
-                "expected `rollouts_per_group` of 2 or more"
-            )
-        return self
+
+LARGEST_WITHOUT_REGION = 4
+"""Largest `max_staleness` for a loss without a trust region."""
+_BOUNDED = (DppoConfig, PpoConfig, GspoConfig)
+
+
+def check_staleness(config: TrainConfig, max_staleness: int) -> None:
+    """Check that `config` can train rollouts that are up to `max_staleness` steps old.
+
+    Up to 4 steps of staleness, importance weights are enough (TRL's `AsyncGRPOTrainer` allows 4). Beyond that, a few
+    tokens with large weights dominate the updates: training with truncated weights alone has collapsed (arXiv
+    2602.17616). A *trust region* prevents it: a token or sample whose probability has moved beyond a bound away from
+    its sampler is not trained any further. AReaL (arXiv 2505.24298) and prime-rl train up to 8 steps late with one.
+
+    Above `LARGEST_WITHOUT_REGION`, every term that weighs tokens by their importance ratio needs a trust region. Losses
+    have it that compare with the sampler and stop at a bound: dppo, ppo and gspo. With anchor="step_start" their bounds
+    only hold back the step's own updates; then `mismatch.truncate` must cap the weight of the sampler too (decoupled
+    PPO, arXiv 2505.24298). Any other loss gets a trust region from `mismatch.mask_tokens`, which leaves out single
+    tokens (IcePop, arXiv 2510.18855). The terms sft, dpo, kl and entropy need none: the first two have no importance
+    ratio, the others keep the policy where it is.
+
+    Raises:
+        ConfigError: a term has none. The message says what to set.
+    """
+    truncate, mask_tokens = None, None
+    if config.mismatch is not None:
+        truncate, mask_tokens = config.mismatch.truncate, config.mismatch.mask_tokens
+    # Single tokens are masked in every update of the step only while their ratio to the sampler is known.
+    is_masked = mask_tokens is not None and (config.num_minibatches == 1 or config.anchor == "step_start")
+    if max_staleness <= LARGEST_WITHOUT_REGION or is_masked:
+        return
+    for term in config.terms:
+        has_ratio = term.type != "dpo" and isinstance(term, (Objective, CustomLossConfig, DistillConfig))
+        is_bounded = isinstance(term, _BOUNDED)
+        if not has_ratio or term.weight == 0 or (is_bounded and (config.anchor == "sampler" or truncate is not None)):
+            continue
+        name = f"loss {term.type!r}"
+        if is_bounded:
+            name += " with anchor='step_start'"
+            ways = "set anchor='sampler', or mismatch=MismatchConfig(truncate=2)"
+        else:
+            ways = "use DppoConfig(), PpoConfig() or GspoConfig(), or set mismatch=MismatchConfig(mask_tokens=(0.5, 2))"
+            if config.num_minibatches > 1 and config.anchor == "sampler":
+                ways += " together with anchor='step_start', because of `num_minibatches` above 1"
+        raise ConfigError(
+            f"max_staleness={max_staleness} needs a loss with a trust region, and {name} has none; {ways}, or set "
+            f"max_staleness to at most {LARGEST_WITHOUT_REGION}"
+        )

@@ -8,8 +8,7 @@ from typing import Any, Self
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from art.config.base import Config
-from art.config.engines import AnyEngineConfig, EngineConfig, VllmConfig
-from art.config.trainer import LoraConfig, TrainerConfig
+from art.config.processes import AnyEngineConfig, EngineConfig, LoraConfig, TrainerConfig, VllmConfig
 
 
 class RenderConfig(Config):
@@ -61,17 +60,22 @@ class ModelSettings(Config):
     @model_validator(mode="before")
     @classmethod
     def _follow_trainer(cls, data: Any) -> Any:
-        """Give the engine the trainer's rounding of weights where its own settings do not name one."""
+        """Give the engine the trainer's type of weights in full fine-tuning, where its own settings name none. Drop its
+        rounding, which older settings named and which had to equal the trainer's."""
         if not isinstance(data, dict) or "trainer" not in data:
             return data
         trainer, engine = data["trainer"], data.get("engine", EngineConfig())
-        kind = _get(engine, "kind") or "torch"
-        shared = [*(["quantization"] if kind == "torch" else []), *(["dtype"] if data.get("lora", 0) is None else [])]
-        changes = {name: value for name in shared if (value := _get(trainer, name)) not in (None, "none", "auto")}
+        if isinstance(engine, dict) and engine.get("quantization", "none") == _get(trainer, "quantization"):
+            engine = {name: value for name, value in engine.items() if name != "quantization"}
+            data = data | {"engine": engine}
+        dtype = _get(trainer, "dtype")
+        if data.get("lora", 0) is not None or dtype in (None, "auto"):
+            return data
         if isinstance(engine, dict):
-            return data | {"engine": changes | engine}
-        changes = {name: value for name, value in changes.items() if name not in engine.model_fields_set}
-        return data | {"engine": engine.model_copy(update=changes)} if changes else data
+            return data | {"engine": {"dtype": dtype} | engine}
+        if "dtype" in engine.model_fields_set:
+            return data
+        return data | {"engine": engine.model_copy(update={"dtype": dtype})}
 
     @model_serializer(mode="wrap")
     def _leave_open(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -86,44 +90,29 @@ class ModelSettings(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        """Check that engine and trainer round the base weights alike."""
         engine, trainer = self.engine, self.trainer
-        if self.lora is None:
-            self._check_full()
+        if self.lora is None:  # full fine-tuning needs whole weights, and the same rounding on both sides
+            if isinstance(engine, VllmConfig) and engine.weights != "merged":
+                raise ValueError(
+                    "the vLLM engine serves LoRA adapters; for full fine-tuning (lora=None) set "
+                    '`VllmConfig(weights="merged")`, or use the embedded engine'
+                )
+            if trainer.shard_base or trainer.quantization != "none":
+                raise ValueError("full fine-tuning (lora=None) needs whole weights: no `shard_base`, no `quantization`")
+            if engine.dtype != trainer.dtype or (engine.dtype == "auto" and engine.device != trainer.device):
+                raise ValueError(
+                    f"`trainer` has dtype {trainer.dtype!r} on {trainer.device!r} and `engine` {engine.dtype!r} on "
+                    f"{engine.device!r}; full fine-tuning (lora=None) rounds the weights: set the same dtype for both"
+                )
         if isinstance(engine, VllmConfig) and trainer.quantization != "none":
-            raise ValueError(
-                f"`trainer.quantization` is {trainer.quantization!r}, which the vLLM engine cannot round alike; "
-                'set it to "none", or use the embedded engine'
-            )
-        if isinstance(engine, EngineConfig) and engine.quantization != trainer.quantization:
-            raise ValueError(
-                f"`trainer.quantization` is {trainer.quantization!r} and `engine.quantization` is "
-                f"{engine.quantization!r}; the sampled policy would not be the trained one: set both alike"
-            )
+            raise ValueError("the vLLM engine cannot round alike what `trainer.quantization` rounds: use another one")
         return self
-
-    def _check_full(self) -> None:
-        """Check that full fine-tuning has whole weights, and that trainer and engine round them alike."""
-        engine, trainer = self.engine, self.trainer
-        if isinstance(engine, VllmConfig) and engine.weights != "merged":
-            raise ValueError(
-                "the vLLM engine serves LoRA adapters; for full fine-tuning (lora=None) set "
-                '`VllmConfig(weights="merged")`, or use the embedded engine'
-            )
-        if trainer.shard_base or trainer.quantization != "none":
-            raise ValueError(
-                "full fine-tuning (lora=None) needs whole weights: `shard_base` and `quantization` do not apply"
-            )
-        if engine.dtype != trainer.dtype or (engine.dtype == "auto" and engine.device != trainer.device):
-            raise ValueError(
-                f"`trainer` has dtype {trainer.dtype!r} on {trainer.device!r} and `engine` {engine.dtype!r} on "
-                f"{engine.device!r}; with full fine-tuning (lora=None) each rounds the trained weights to its dtype, "
-                "and the sampled policy would not be the trained one: set the same dtype for both"
-            )
 
 
 CALL_ATTEMPTS = 4
 """Attempts of one request, training step or load of a checkpoint. Another follows only if the process died."""
+JOB_TIMEOUT_S = 24 * 3600.0
+"""Seconds that one training step may take."""
 FAILED_STARTS = 3
 """Starts of an engine, a trainer or `art-server` in a row that may fail. Then all callers get the error. An engine or
 trainer is tried again all the same, with growing pauses, for as long as a model needs it."""
@@ -132,10 +121,9 @@ trainer is tried again all the same, with growing pauses, for as long as a model
 class LimitsConfig(Config):
     """Limits on what clients may ask of a server.
 
-    Requests above a limit are refused with 413, or with 429 and a time to try again; slow connections are closed. The
-    defaults leave room for thousands of rollouts at once. Limits of requests per key and per project do not apply to
-    the key that the server was started with, which `LocalBackend` uses. What is within the limits takes turns: see
-    `max_running` and `max_waiting` of the engine's settings.
+    Requests above a limit are refused with 429 and a time to try again. The defaults leave room for thousands of
+    rollouts at once. Limits of requests per key and per project do not apply to the key that the server was started
+    with, which `LocalBackend` uses. What is within the limits takes turns: see `max_running` of the engine's settings.
     """
 
     max_requests: int = Field(default=16_384, ge=1)
@@ -148,16 +136,6 @@ class LimitsConfig(Config):
     """Chat requests at once, of all keys of one project; `None` for no limit."""
     max_jobs_per_project: int | None = Field(default=1024, ge=1)
     """Training jobs of one project that are queued or running, of all its keys; `None` for no limit."""
-    max_json_depth: int = Field(default=64, ge=8, le=256)
-    """Depth of nested lists and objects in the body of a request."""
-    max_json_values: int = Field(default=100_000, ge=1000)
-    """Values in the body of a request: numbers, texts, lists and objects. A conversation has about ten per message."""
-    max_training_json_values: int = Field(default=2_000_000, ge=1000)
-    """Values in the body of a training call."""
-    read_timeout_s: float = Field(default=30.0, gt=0)
-    """Seconds a client has to send its headers and first body bytes; each further 16 KiB adds one second."""
-    write_timeout_s: float = Field(default=60.0, gt=0)
-    """Seconds after which a client that reads nothing of its answer is disconnected."""
 
 
 class PricesConfig(Config):
@@ -178,15 +156,6 @@ class PricesConfig(Config):
         fresh_tokens = prompt_tokens - cached_tokens
         tokens = fresh_tokens * self.prompt_usd + cached_tokens * cached + completion_tokens * self.completion_usd
         return tokens / 1e6 + device_s * self.device_usd_per_hour / 3600
-
-
-class PromotionConfig(Config):
-    """A gate that every promotion on a server has to pass. See docs/organisation.md."""
-
-    require: float | None = Field(default=None, allow_inf_nan=False)
-    """Refuse to promote a checkpoint unless it is certain to be better than the promoted one by more than this. A
-    caller may ask for more. Only keys with scope `admin` may force a promotion against it. `None`: each caller
-    chooses."""
 
 
 class ServerConfig(Config):
@@ -215,54 +184,32 @@ class ServerConfig(Config):
     custom_losses: tuple[str, ...] = ()
     """Modules and packages whose functions any key with scope `train` may name as a loss (`CustomLossConfig`).
     `*` means all modules. The functions run in the trainer's process. `LocalBackend` allows all unless this is set."""
-    drain_s: float = Field(default=0.0, ge=0, le=3600)
-    """Seconds for which the server goes on answering after SIGTERM. `/ready` reports meanwhile that it is not ready, so
-    that a load balancer sends new requests elsewhere. Then running requests have 4 s to end. A second signal ends the
-    wait."""
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
-    """Largest body of a training call in bytes. It holds the rewards and texts of all its trajectories."""
-    max_chat_body_bytes: int = Field(default=8 * 2**20, ge=1024)
-    """Largest body of every other request in bytes, if `max_body_bytes` is not smaller. A conversation of a million
-    tokens has about half of it."""
+    """Largest body of a training call in bytes. It holds the rewards and texts of all its trajectories. Every other
+    request has at most 8 MiB, which a conversation of a million tokens fills by half."""
     cors_origins: tuple[str, ...] = ()
     """Origins (`https://lab.example`, `http://localhost:3000`) whose web pages may send requests and read the answers;
-    by default none may. A page still needs a key, so give it one that its readers may have."""
-    public_urls: tuple[str, ...] = ()
-    """Further addresses at which browsers reach the page, such as `https://art.lab.example` of a proxy. Loopback names
-    and IP addresses need not be listed. Other names are refused, because somebody else may have pointed them here."""
+    by default none may. A page still needs a key, so give it one that its readers may have. Also the addresses at which
+    browsers reach the page through a proxy, such as `https://art.lab.example`: names other than `localhost`, IP
+    addresses and `host` are refused, because somebody else may have pointed them here."""
     limits: LimitsConfig = LimitsConfig()
     """Limits on what clients may ask."""
     prices: PricesConfig = PricesConfig()
     """What the usage of projects costs, for `art usage` and quotas in USD; by default nothing."""
-    promotion: PromotionConfig = PromotionConfig()
-    """A gate that every promotion has to pass; by default each caller chooses."""
+    require_gain: float | None = Field(default=None, allow_inf_nan=False)
+    """Refuse to promote a checkpoint unless it is certain to be better than the promoted one by more than this. A
+    caller may ask for more. Only keys with scope `admin` may force a promotion against it. `None`: each caller
+    chooses. See docs/organisation.md."""
     child_start_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds an engine or trainer has to load its model, including a first download."""
     heartbeat_timeout_s: float = Field(default=120.0, gt=0)
     """Kill and restart a child that sends no heartbeat for this many seconds. `LocalBackend` does the same with a
     server that gives no answer."""
-    job_timeout_s: float = Field(default=24 * 3600.0, gt=0)
-    """Seconds that one training step may take."""
-    memory_limit_bytes: int | None = Field(default=None, gt=0)
-    """Resident memory above which an engine or trainer process restarts; `None`: no limit. A trainer restarts between
-    two steps and an engine while it has no requests. An engine that always has some restarts in the middle of them,
-    and they continue at their next token."""
     record_retention_s: float | None = Field(default=30 * 24 * 3600.0, gt=0)
     """Age in seconds after which recorded exchanges (requests with answers) and rollouts are deleted, unless a younger
     one continues them. Trajectories made from deleted ones can no longer be trained. `None` keeps all."""
-    llama_cpp: str | None = None
-    """Folder of llama.cpp, whose converters make GGUF files; `None` takes the variable ART_LLAMA_CPP, or else the
-    converters on the PATH."""
-    vllm_python: str | None = None
-    """Python of the environment with vLLM; `None` takes the variable ART_VLLM_PYTHON, or else ART's own."""
-    preflight: bool = True
-    """Whether to check versions, devices, disk space and chat format before a model's first step, and refuse training
-    that is sure to fail. `art doctor` checks more."""
-    handshake_tolerance: float | None = None
-    """Largest difference of a token's log-prob, in nats, between trainer and engine when a checkpoint is loaded. `None`
-    takes bounds by dtype and by how well the two agree on the base model (docs/architecture.md)."""
 
-    @field_validator("cors_origins", "public_urls")
+    @field_validator("cors_origins")
     @classmethod
     def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
         for origin in origins:
@@ -274,7 +221,6 @@ class ServerConfig(Config):
     def _check_models(self) -> Self:
         if self.models and isinstance(self.settings.engine, VllmConfig) and self.settings.engine.weights == "merged":
             raise ValueError(
-                '`settings.engine.weights` is "merged", with which each model has an engine of its own, so `models` '
-                "cannot be loaded before they are registered; leave one of the two out"
+                'with `settings.engine.weights` "merged" each model has an engine of its own: leave out `models`'
             )
         return self

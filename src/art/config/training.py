@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from numbers import Real
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
-from art.config.base import Config, describe_invalid
+from art.config.base import Config, LearningRate, describe_invalid
 from art.config.losses import (
     CispoConfig,
     CustomLossConfig,
@@ -25,7 +26,6 @@ from art.config.losses import (
     ReinforceConfig,
     SftConfig,
 )
-from art.config.schedules import AnyRate, AnyRates, ScheduleConfig
 from art.errors import ConfigError
 
 SPREAD_TOLERANCE = 1e-6
@@ -39,13 +39,110 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     **{loss.type: {"loss": loss}
        for loss in (DppoConfig(), PpoConfig(), CispoConfig(), ReinforceConfig(), SftConfig(), DpoConfig())},
     "grpo": {"loss": PpoConfig(clip_high=0.2), "scale_rewards": "group", "normalize": "rollout"},
-    "dr_grpo": {"loss": PpoConfig(clip_high=0.2), "normalize": "constant"},
+    "dr_grpo": {"loss": PpoConfig(clip_high=0.2)},
     "dapo": {"loss": PpoConfig(), "scale_rewards": "group"},
     "gspo": {"loss": GspoConfig(), "scale_rewards": "group", "normalize": "rollout"},
     "rloo": {"loss": ReinforceConfig(), "baseline": "leave_one_out"},
     "maxrl": {"loss": ReinforceConfig(), "scale_rewards": "mean"},
 }  # fmt: skip
-"""What `loss` may name: a loss, or an algorithm, which is a loss with its baseline, scale and normalisation."""
+"""What `loss` may name: a loss, or an algorithm, which is a loss with its baseline, scale and normalisation.
+
+    grpo      arXiv 2402.03300   advantages over the group's standard deviation, PPO's clip, a mean per rollout
+    dr_grpo   arXiv 2503.20783   GRPO without division by the deviation; `normalize` divides in place of the length
+    dapo      arXiv 2503.14476   GRPO with a wider upper clip and a mean over all tokens
+    gspo      arXiv 2507.18071   GRPO with one importance ratio, and so one clip, per sample instead of per token
+    rloo      arXiv 2402.14740   REINFORCE whose baseline is the mean reward of the group's other rollouts
+    maxrl     arXiv 2602.02710   maximum-likelihood RL: for rewards of 0 and 1; a rare 1 counts more
+"""
+
+
+Shape = Literal["constant", "linear", "cosine"]
+
+
+class ScheduleConfig(Config):
+    """A learning rate by step: `warmup_steps` rise to `peak`, then it falls towards `min_ratio * peak`.
+
+    Steps count from 0. The rate of step s of the warm-up is peak * (s + 1) / (warmup_steps + 1). After it, with
+    t = (s - warmup_steps) / (total_steps - warmup_steps), at most 1, the rate is
+    peak * (min_ratio + (1 - min_ratio) * f), where f is 1 - t for "linear", (1 + cos(pi t)) / 2 for "cosine" (SGDR,
+    arXiv 1608.03983), and 1 for "constant".
+
+    Example: peak=1e-4, warmup_steps=1, total_steps=3, "linear": 5e-5, 1e-4, 5e-5
+    """
+
+    type: Shape = "linear"
+    """Shape of the rate after the warm-up."""
+    peak: LearningRate
+    """The largest rate."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps before the first one with the rate `peak`."""
+    total_steps: int | None = Field(default=None, ge=1)
+    """Step at which "linear" and "cosine" reach `min_ratio`. In supervised fine-tuning a step is a batch, and `None` is
+    the number of batches of the call."""
+    min_ratio: float = Field(default=0.0, ge=0, le=1)
+    """Share of `peak` that "linear" and "cosine" end at. With 0 there is no step `total_steps`: its rate would be 0."""
+
+    @model_validator(mode="after")
+    def _check_combination(self) -> Self:
+        if self.type == "constant" and (self.total_steps is not None or self.min_ratio):
+            raise ValueError('a "constant" schedule does not fall: `total_steps` and `min_ratio` do not apply')
+        if self.total_steps is not None and self.warmup_steps >= self.total_steps:
+            given = f"{self.warmup_steps} of {self.total_steps}"
+            raise ValueError(f"`warmup_steps` must be below `total_steps`; got {given}")
+        return self
+
+    def rate_at(self, step: int, *, total_steps: int | None = None) -> float:
+        """Return the learning rate of a step.
+
+        Args:
+            step: number of the step, from 0.
+            total_steps: what `total_steps` is if it is not set.
+
+        Raises:
+            ConfigError: the schedule has ended, so the rate would be 0, or it does not know where it ends.
+        """
+        total = self.total_steps or total_steps
+        if total is None and self.type != "constant":
+            raise ConfigError(f'a "{self.type}" schedule needs `total_steps`', param="learning_rate")
+        share = share_at(self.type, step, warmup_steps=self.warmup_steps, total_steps=total or 0)
+        if share == 0.0 and self.min_ratio == 0.0:
+            problem = f"the learning rate is 0 at step {step}: its schedule ended at `total_steps`={total}"
+            raise ConfigError(f"{problem}. Set a larger one, or `min_ratio` above 0", param="learning_rate")
+        return self.peak * (share if step < self.warmup_steps else self.min_ratio + (1 - self.min_ratio) * share)
+
+
+def share_at(shape: Shape, step: int, *, warmup_steps: int, total_steps: int) -> float:
+    """Return the share, from 0 to 1, of the way from the smallest rate to the peak at a step counted from 0.
+
+    In the warm-up it is the share of the peak itself.
+    """
+    if step < warmup_steps:
+        return (step + 1) / (warmup_steps + 1)
+    if shape == "constant":
+        return 1.0
+    done = min(1.0, (step - warmup_steps) / max(total_steps - warmup_steps, 1))
+    return 1 - done if shape == "linear" else (1 + math.cos(math.pi * done)) / 2
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, (dict, ScheduleConfig)):
+        return "[schedule]"
+    return "[list]" if isinstance(value, (list, tuple)) else "[number]"
+
+
+# Brackets keep the name of a member out of error messages.
+AnyRate = Annotated[
+    Annotated[LearningRate, Tag("[number]")] | Annotated[ScheduleConfig, Tag("[schedule]")],
+    Discriminator(lambda value: "[schedule]" if _kind(value) == "[schedule]" else "[number]"),
+]
+"""A number, or a schedule."""
+AnyRates = Annotated[
+    Annotated[LearningRate, Tag("[number]")]
+    | Annotated[list[Annotated[float, Field(ge=0, le=1)]], Tag("[list]")]
+    | Annotated[ScheduleConfig, Tag("[schedule]")],
+    Discriminator(_kind),
+]
+"""A number, a number for each batch, or a schedule over the batches."""
 
 
 class OptimizerConfig(Config):
@@ -65,10 +162,7 @@ def kl_penalties(
     *, beta: float = 0.0, kl_penalty_coef: float = 0.0, kl_penalty_reference_step: int | None = None
 ) -> list[KlConfig]:
     """Make the KL terms that older settings ask for: `beta` a KL in the loss, `kl_penalty_coef` one in the reward.
-
-    Raises:
-        ValueError: a coefficient is below 0, or a step is given that no coefficient uses.
-    """
+    Raises `ValueError` if a coefficient is below 0, or a step is given that no coefficient uses."""
     for name, value in (("kl_penalty_coef", kl_penalty_coef), ("beta", beta)):
         if isinstance(value, bool) or not isinstance(value, Real) or not value >= 0:
             raise ValueError(f"{name} must be a number from 0 up, got {value!r}")
@@ -79,7 +173,12 @@ def kl_penalties(
     return [term for term in (in_reward, KlConfig(weight=beta)) if term.weight]
 
 
-class TrainConfig(Config):
+class _OptimizedConfig(Config):
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """Settings of AdamW."""
+
+
+class TrainConfig(_OptimizedConfig):
     """Settings of one reinforcement-learning step. Older `beta` and `kl_penalty_coef` add a `KlConfig` to `loss`."""
 
     learning_rate: AnyRate = 1e-5
@@ -96,11 +195,10 @@ class TrainConfig(Config):
     scale_rewards: Literal["none", "group", "batch", "mean"] = "none"
     """Divisor of advantages: 1 (Dr.GRPO), the standard deviation of the group or of the batch (plus 1e-6), or the mean
     reward of the group, which is maximum-likelihood weighting and only for rewards of 0 and 1."""
-    normalize: Literal["token", "rollout", "group", "constant"] = "token"
-    """What counts equally in the loss: every token, every rollout as a whole, or every group. `constant` divides sums
-    over tokens by `constant_tokens` per rollout, so that length has no influence (Dr.GRPO)."""
-    constant_tokens: int | None = Field(default=None, ge=1)
-    """Divisor per rollout with normalize="constant", e.g. the largest completion length in tokens."""
+    normalize: Literal["token", "rollout", "group"] | Annotated[int, Field(ge=1)] = "token"
+    """What counts equally in the loss: every token, every rollout as a whole, or every group. A number, e.g. the
+    largest completion length in tokens, divides the sum over the tokens of each rollout, so that length has no
+    influence (Dr.GRPO)."""
     mask_truncated: bool = False
     """Learn nothing from a rollout in which the token limit cut off an answer (DAPO's overlong filtering). Its reward
     still counts in the baseline of its group."""
@@ -116,8 +214,6 @@ class TrainConfig(Config):
     observation_weight: float = Field(default=0.0, ge=0)
     """Weight of what the environment answered in the rollouts (tool results and later messages of users). The mean
     cross-entropy of these tokens, times this weight, is added to the loss. ECHO (arXiv 2605.24517) takes 0.05."""
-    optimizer: OptimizerConfig = OptimizerConfig()
-    """Settings of AdamW."""
 
     @property
     def terms(self) -> tuple[LossConfig, ...]:
@@ -130,11 +226,8 @@ class TrainConfig(Config):
         return any(isinstance(term, (Objective, SftConfig, CustomLossConfig)) for term in self.terms)
 
     def rate_at(self, step: int) -> float:
-        """Return the learning rate of the step that starts from checkpoint `step`.
-
-        Raises:
-            ConfigError: the schedule has ended.
-        """
+        """Return the learning rate of the step that starts from checkpoint `step`. Raises `ConfigError` if the schedule
+        has ended."""
         rate = self.learning_rate
         return rate.rate_at(step) if isinstance(rate, ScheduleConfig) else rate
 
@@ -151,6 +244,8 @@ class TrainConfig(Config):
             return data
         if name not in ALGORITHMS:
             raise ValueError(f"`loss` must be one of {', '.join(ALGORITHMS)}; got {name!r}")
+        if name == "dr_grpo" and "normalize" not in data:
+            raise ValueError("'dr_grpo' needs a number as `normalize`, e.g. the largest completion length in tokens")
         return ALGORITHMS[name] | {key: value for key, value in data.items() if key != "loss"}
 
     @model_validator(mode="before")
@@ -171,112 +266,51 @@ class TrainConfig(Config):
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
         """Reject settings that would do nothing together."""
-        objectives = [term.type for term in self.terms if isinstance(term, Objective)]
-        if all(isinstance(term, (KlConfig, EntropyConfig)) or term.weight == 0 for term in self.terms):
-            raise ValueError("`loss` has no term that learns anything; expected e.g. DppoConfig()")
-        if len(objectives) > 1:
-            raise ValueError(
-                f"`loss` has several objectives that learn from rewards: {', '.join(objectives)}; keep one"
-            )
-        if len({(term.type, getattr(term, "function", None)) for term in self.terms}) < len(self.terms):
-            raise ValueError(
-                "`loss` has two terms of the same type or custom function; keep one of them (`beta` and "
-                '`kl_penalty_coef` are terms of the type "kl")'
-            )
-        if self.normalize == "constant" and self.constant_tokens is None:
-            raise ValueError("normalize='constant' needs `constant_tokens`, e.g. the largest completion length")
-        if self.constant_tokens is not None and self.normalize != "constant":
-            raise ValueError(f"`constant_tokens` does nothing with normalize={self.normalize!r}; use 'constant'")
-        if self.mismatch is not None and self.mismatch.truncate is not None and self.anchor == "sampler":
-            raise ValueError("`mismatch.truncate` needs anchor='step_start': with 'sampler' the ratio is in the loss")
-        rate = self.learning_rate
-        if isinstance(rate, ScheduleConfig) and rate.type != "constant" and rate.total_steps is None:
-            raise ValueError(f'a "{rate.type}" schedule needs `total_steps`, the number of steps of the whole run')
-        self._check_dpo()
-        is_custom = any(isinstance(term, CustomLossConfig) for term in self.terms)
-        self._check_rewards(weighs_advantages=is_custom or any(name != "dpo" for name in objectives))
-        if self.anchor != "sampler" and all(isinstance(term, (SftConfig, EntropyConfig)) for term in self.terms):
-            raise ValueError("sft has no importance ratio: `anchor` does not apply")
+        terms, mismatch, rate = self.terms, self.mismatch, self.learning_rate
+        objectives = [term.type for term in terms if isinstance(term, Objective)]
+        names = {(term.type, getattr(term, "function", None)) for term in terms}
+        shape = "constant" if not isinstance(rate, ScheduleConfig) or rate.total_steps is not None else rate.type
+        is_dpo = "dpo" in objectives
+        # sft reads the sign of an advantage, dpo the order of rewards, distillation neither.
+        weighs = objectives not in ([], ["dpo"]) or any(isinstance(term, CustomLossConfig) for term in terms)
+        is_shaped = any(isinstance(term, KlConfig) and term.where == "reward" for term in terms)
+        advantages = "needs an objective that weighs advantages, e.g. DppoConfig()"
+        for is_refused, problem in (
+            (all(isinstance(term, (KlConfig, EntropyConfig)) or term.weight == 0 for term in terms),
+             "`loss` has no term that learns anything; expected e.g. DppoConfig()"),
+            (len(objectives) > 1, f"`loss` has several objectives that learn from rewards: {', '.join(objectives)}"),
+            (len(names) < len(terms), "`loss` has two terms of the same type or custom function "
+             '(`beta` and `kl_penalty_coef` are terms of the type "kl")'),
+            (mismatch is not None and mismatch.truncate is not None and self.anchor == "sampler",
+             "`mismatch.truncate` needs anchor='step_start': with 'sampler' the ratio is in the loss"),
+            (shape != "constant", f'a "{shape}" schedule needs `total_steps`, the number of steps of the whole run'),
+            (is_dpo and self.normalize != "token", "dpo is a mean over pairs: `normalize` does not apply"),
+            (is_dpo and (len(terms) > 1 or self.num_minibatches > 1),
+             "dpo takes no other terms and makes one update: `num_minibatches` above 1 does not apply"),
+            (is_dpo and self.anchor != "sampler", "dpo has no importance ratio: `anchor` does not apply"),
+            (is_dpo and self.observation_weight, "dpo is a loss of pairs alone: `observation_weight` does not apply"),
+            (is_dpo and mismatch is not None and mismatch.mask_tokens is not None,
+             "dpo compares whole rollouts: `mask_tokens` does not apply"),
+            (self.scale_rewards != "none" and not weighs, f"scale_rewards {advantages}"),
+            (self.baseline != "mean" and not weighs, f"baseline {advantages}"),
+            (is_shaped and not weighs, f"KL in the reward {advantages}"),
+            (self.scale_rewards == "mean" and self.baseline != "mean",
+             "scale_rewards='mean' weighs rewards against their mean: other baselines do not apply"),
+            (self.anchor != "sampler" and all(isinstance(term, (SftConfig, EntropyConfig)) for term in terms),
+             "sft has no importance ratio: `anchor` does not apply"),
+        ):  # fmt: skip
+            if is_refused:
+                raise ValueError(problem)
         return self
 
-    def _check_rewards(self, *, weighs_advantages: bool) -> None:
-        """Reject settings of rewards that the loss does not read.
 
-        sft reads the sign of an advantage, dpo the order of rewards, distillation neither.
-        """
-        for name, is_set in (
-            ("scale_rewards", self.scale_rewards != "none"),
-            ("baseline", self.baseline != "mean"),
-            ("KL in the reward", any(isinstance(term, KlConfig) and term.where == "reward" for term in self.terms)),
-        ):
-            if is_set and not weighs_advantages:
-                raise ValueError(f"{name} needs an objective that weighs advantages, e.g. DppoConfig()")
-        if self.scale_rewards == "mean" and self.baseline != "mean":
-            raise ValueError(
-                "scale_rewards='mean' (maximum likelihood) weighs rewards of 0 and 1 against their mean: other "
-                "baselines do not apply"
-            )
-
-    def _check_dpo(self) -> None:
-        if not any(isinstance(term, DpoConfig) for term in self.terms):
-            return
-        if self.normalize != "token":
-            raise ValueError("dpo is a mean over pairs: `normalize` does not apply")
-        if len(self.terms) > 1 or self.num_minibatches > 1:
-            raise ValueError("dpo takes no other terms and makes one update: `num_minibatches` above 1 does not apply")
-        if self.anchor != "sampler":
-            raise ValueError("dpo has no importance ratio: `anchor` does not apply")
-        if self.observation_weight:
-            raise ValueError("dpo is a loss of pairs alone: `observation_weight` does not apply")
-        gate = self.mismatch
-        if gate is not None and (gate.mask_token_low is not None or gate.mask_token_high is not None):
-            raise ValueError("dpo compares whole rollouts: `mask_token_low` and `mask_token_high` do not apply")
-
-    @classmethod
-    def grpo(cls, **settings: Any) -> Self:
-        """GRPO (arXiv 2402.03300): advantages over the group's standard deviation, PPO's clip, a mean per rollout."""
-        return cls._named("grpo", settings)
-
-    @classmethod
-    def dr_grpo(cls, *, constant_tokens: int, **settings: Any) -> Self:
-        """Dr.GRPO (arXiv 2503.20783): GRPO without division by the deviation of rewards or the length of rollouts."""
-        return cls._named("dr_grpo", {"constant_tokens": constant_tokens, **settings})
-
-    @classmethod
-    def dapo(cls, **settings: Any) -> Self:
-        """DAPO (arXiv 2503.14476): GRPO with a wider upper clip and a mean over all tokens. Its punishment of long
-        answers belongs in the reward."""
-        return cls._named("dapo", settings)
-
-    @classmethod
-    def gspo(cls, **settings: Any) -> Self:
-        """GSPO (arXiv 2507.18071): GRPO with one importance ratio, and so one clip, per sample instead of per token."""
-        return cls._named("gspo", settings)
-
-    @classmethod
-    def rloo(cls, **settings: Any) -> Self:
-        """RLOO (arXiv 2402.14740): REINFORCE whose baseline is the mean reward of the group's other rollouts."""
-        return cls._named("rloo", settings)
-
-    @classmethod
-    def maxrl(cls, **settings: Any) -> Self:
-        """MaxRL, maximum-likelihood RL (arXiv 2602.02710): for rewards of 0 and 1; a rare 1 counts more."""
-        return cls._named("maxrl", settings)
-
-    @classmethod
-    def _named(cls, name: str, settings: Mapping[str, Any]) -> Self:
-        return cls(**{"loss": name, **settings})
-
-
-class TrainSFTConfig(Config):
+class TrainSFTConfig(_OptimizedConfig):
     """Settings of supervised fine-tuning on the assistant messages of trajectories."""
 
     learning_rate: AnyRates = 5e-5
     """Learning rate, a list with one rate per batch, or a schedule over the batches of the call."""
     batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Trajectories per optimiser update; `auto` is 2."""
-    optimizer: OptimizerConfig = OptimizerConfig()
-    """Settings of AdamW."""
 
 
 # -- settings that a call gives, as a whole or by name --
@@ -286,10 +320,7 @@ C = TypeVar("C", TrainConfig, TrainSFTConfig)
 
 def check_config(config: C | Mapping[str, Any] | None, kind: type[C]) -> C:
     """Return `config` as an object of the class `kind`. A dictionary is validated, and `None` gives the defaults.
-
-    Raises:
-        ConfigError: `config` is of another class, or holds a wrong value.
-    """
+    Raises `ConfigError` if `config` is of another class, or holds a wrong value."""
     if isinstance(config, kind):
         return config
     if config is not None and not isinstance(config, Mapping):
@@ -300,10 +331,7 @@ def check_config(config: C | Mapping[str, Any] | None, kind: type[C]) -> C:
 
 def sft_config(config: TrainSFTConfig | None, settings: Mapping[str, Any]) -> TrainSFTConfig:
     """Make the settings of supervised fine-tuning from a config, single settings, or both if they do not overlap.
-
-    Raises:
-        ConfigError: a setting is given twice, unknown or out of range.
-    """
+    Raises `ConfigError` if a setting is given twice, unknown or out of range."""
     whole = check_config(config, TrainSFTConfig)
     with plain_errors():
         return TrainSFTConfig.model_validate(merge_settings(given(whole), settings)) if settings else whole

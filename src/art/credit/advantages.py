@@ -5,9 +5,8 @@
                                 + the sum of (turn reward - mean) / scale over its own turn and all later ones
                                 + the sum of (token reward - mean) / scale over itself and all later tokens
 
-The baseline is the mean of the group, or the mean of its other members (leave one out, "Back to basics", arXiv
-2402.14740).
-The scale is 1 by default (Dr.GRPO, arXiv 2503.20783: divided by its standard deviation, a group with nearly equal
+The baseline is the mean of the group, or of its other members (leave one out, "Back to basics", arXiv 2402.14740). The
+scale is 1 by default (Dr.GRPO, arXiv 2503.20783: divided by its standard deviation, a group with nearly equal
 rewards would weigh as much as one with clear differences); the standard deviation of the group (DeepSeekMath, arXiv
 2402.03300) or of all rewards of the step ("Tricks or traps?", arXiv 2508.08221); or the group's mean, which for rewards
 of 0 and 1 follows the gradient of the log of the success rate (maximum likelihood, arXiv 2602.02710). Turn and token
@@ -24,31 +23,14 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from art.config.training import SPREAD_TOLERANCE, TrainConfig
+from art.credit.resolve import ResolvedTrajectory
 from art.errors import TrajectoryError
 
 _STD_EPSILON = 1e-6
 _MAX_REWARD = 1e30
 """Size up to which squares and sums of rewards are finite."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutRewards:
-    """The rewards of one rollout."""
-
-    name: str
-    """Name of the rollout in error messages."""
-    reward: float
-    group: int | None = None
-    """Index of its group in the request, for errors."""
-    turn_rewards: Sequence[float] = ()
-    """One per choice; empty for none."""
-    token_rewards: Sequence[Sequence[float]] = ()
-    """For each choice, one per sampled token; empty for none."""
-    choices: int = 0
-    """Number of choices in the conversation that turn and token rewards refer to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +70,7 @@ class GroupAdvantages:
     """Whether rewards differ within the group. Without that there is nothing to learn from it."""
 
 
-def compute_advantages(groups: Sequence[Sequence[RolloutRewards]], config: TrainConfig) -> list[GroupAdvantages]:
+def compute_advantages(groups: Sequence[Sequence[ResolvedTrajectory]], config: TrainConfig) -> list[GroupAdvantages]:
     """Compute the advantages of each group of a step.
 
     Raises:
@@ -99,29 +81,34 @@ def compute_advantages(groups: Sequence[Sequence[RolloutRewards]], config: Train
         check_finite(group)
         _check_complete(group)
         if config.scale_rewards == "mean":
-            _check_binary(group)
+            user = "scale_rewards='mean' (maximum likelihood)"
+            for rollout in group:
+                if rollout.reward not in (0.0, 1.0):
+                    raise TrajectoryError(
+                        f"{rollout.label} has reward {rollout.reward}; {user} takes rewards of 0 and 1 only. Use "
+                        "another `scale_rewards`, or rewards that say failed or succeeded",
+                        group=rollout.group,
+                    )
+            _refuse_parts(group, f"{user} judges")
     outcomes = _standardise([[[rollout.reward] for rollout in group] for group in groups], config)
     turns = _standardise([[rollout.turn_rewards for rollout in group] for group in groups], config)
     flat = [[list(itertools.chain(*rollout.token_rewards)) for rollout in group] for group in groups]
     tokens = _standardise(flat, config)
     by_group = []
     for group, *parts in zip(groups, outcomes, turns, tokens, strict=True):
-        rollouts = [
-            RolloutAdvantages(
-                trajectory=outcome[0],
-                turns=_suffix_sums(turn_values),
-                tokens=_cut_like(_suffix_sums(token_values), rollout.token_rewards),
-            )
-            for rollout, outcome, turn_values, token_values in zip(group, *(part.values for part in parts), strict=True)
-        ]
-        by_group.append(GroupAdvantages(rollouts=rollouts, has_spread=any(part.has_spread for part in parts)))
+        rollouts = []
+        for rollout, outcome, turn_values, token_values in zip(group, *(values for values, _ in parts), strict=True):
+            later = iter(_suffix_sums(token_values))
+            own = [list(itertools.islice(later, len(rewards))) for rewards in rollout.token_rewards]
+            rollouts.append(RolloutAdvantages(trajectory=outcome[0], turns=_suffix_sums(turn_values), tokens=own))
+        by_group.append(GroupAdvantages(rollouts=rollouts, has_spread=any(has_spread for _, has_spread in parts)))
     return by_group
 
 
-def preference_pairs(group: Sequence[RolloutRewards], *, kind: Literal["best_worst", "all"]) -> list[tuple[int, int]]:
-    """Find (chosen, rejected) indices whose rewards differ by more than `SPREAD_TOLERANCE`, best first.
+def preference_pair(group: Sequence[ResolvedTrajectory]) -> tuple[int, int] | None:
+    """Return the indices (best, worst) of a group; `None` if their rewards differ by at most `SPREAD_TOLERANCE`.
 
-    `all` gives all such pairs, `best_worst` at most one. Among equal rewards the first rollout counts.
+    Among equal rewards the first rollout counts.
 
     Raises:
         TrajectoryError: a reward is not a finite number, or there are turn or token rewards.
@@ -129,30 +116,29 @@ def preference_pairs(group: Sequence[RolloutRewards], *, kind: Literal["best_wor
     check_finite(group)
     _refuse_parts(group, "a preference pair compares")
     rewards = [rollout.reward for rollout in group]
-    order = sorted(range(len(rewards)), key=lambda i: -rewards[i])
-    if kind == "best_worst" and rewards:
-        order = [order[0], min(order, key=rewards.__getitem__)]
-    pairs = itertools.combinations(order, 2)
-    return [(a, b) for a, b in pairs if rewards[a] - rewards[b] > SPREAD_TOLERANCE]
+    if not rewards or max(rewards) - min(rewards) <= SPREAD_TOLERANCE:
+        return None
+    return rewards.index(max(rewards)), rewards.index(min(rewards))
 
 
 # -- baseline and scale --
 
 
-@dataclass(frozen=True, slots=True)
-class _Standardised:
-    values: list[list[float]]  # per rollout; zeros without spread
-    has_spread: bool
+def _standardise(
+    groups: Sequence[Sequence[Sequence[float]]], config: TrainConfig
+) -> list[tuple[list[list[float]], bool]]:
+    """Subtract the baseline from one kind of reward and divide by the scale.
 
-
-def _standardise(groups: Sequence[Sequence[Sequence[float]]], config: TrainConfig) -> list[_Standardised]:
-    """Subtract the baseline from one kind of reward and divide by the scale, for each group and rollout."""
-    batch = [value for group in groups for values in group for value in values]
-    batch_std = _std(batch) if config.scale_rewards == "batch" else 1.0
+    Returns:
+        For each group the values of each rollout, zeros without spread, and whether the group has spread.
+    """
+    batch_std = _std([value for group in groups for values in group for value in values])
     return [_standardise_group(group, config, batch_std) for group in groups]
 
 
-def _standardise_group(group: Sequence[Sequence[float]], config: TrainConfig, batch_std: float) -> _Standardised:
+def _standardise_group(
+    group: Sequence[Sequence[float]], config: TrainConfig, batch_std: float
+) -> tuple[list[list[float]], bool]:
     everything = [value for values in group for value in values]
     mean = _mean(everything)
     centred = [[value - mean for value in values] for values in group]
@@ -161,72 +147,56 @@ def _standardise_group(group: Sequence[Sequence[float]], config: TrainConfig, ba
     alone = leave_out and any(len(values) == len(everything) for values in group)
     # `min == max` catches equal rewards whose mean is rounded.
     if alone or not everything or min(everything) == max(everything) or largest <= SPREAD_TOLERANCE:
-        return _Standardised([[0.0] * len(values) for values in group], has_spread=False)
+        return [[0.0] * len(values) for values in group], False
     if leave_out:  # `centred` sums to 0 over the group, so the sum of the others is minus that of a rollout's own
         others = [-math.fsum(values) / (len(everything) - len(values)) for values in centred]
         centred = [[value - other for value in values] for values, other in zip(centred, others, strict=True)]
     match config.scale_rewards:
         case "none":
-            return _Standardised(centred, has_spread=True)
+            return centred, True
         case "group":
             scale = _std(everything) + _STD_EPSILON
         case "batch":
             scale = batch_std + _STD_EPSILON
         case "mean":
             scale = mean
-    return _Standardised([[value / scale for value in values] for values in centred], has_spread=True)
+    return [[value / scale for value in values] for values in centred], True
 
 
 # -- errors --
 
 
-def check_finite(group: Sequence[RolloutRewards]) -> None:
-    """Refuse rewards that are no numbers, or whose squares and sums would not be.
-
-    Raises:
-        TrajectoryError: a reward is not finite, or above `_MAX_REWARD`.
-    """
+def check_finite(group: Sequence[ResolvedTrajectory]) -> None:
+    """Refuse rewards that are no numbers, or whose squares and sums would not be, with a `TrajectoryError`."""
     for rollout in group:
         for value in itertools.chain([rollout.reward], rollout.turn_rewards, *rollout.token_rewards):
             if not abs(value) <= _MAX_REWARD:
                 fault = f"is above {_MAX_REWARD:g} in size" if math.isfinite(value) else "is not a finite number"
                 raise TrajectoryError(
-                    f"{rollout.name} has reward {value}, which {fault}; give it a reward near 1, or leave the "
+                    f"{rollout.label} has reward {value}, which {fault}; give it a reward near 1, or leave the "
                     "trajectory out",
                     group=rollout.group,
                 )
 
 
-def _check_complete(group: Sequence[RolloutRewards]) -> None:
+def _check_complete(group: Sequence[ResolvedTrajectory]) -> None:
     """Refuse a group in which only some rollouts have turn or token rewards: they are compared within the group."""
     for kind in ("turn_rewards", "token_rewards"):
         with_them = [rollout for rollout in group if getattr(rollout, kind)]
-        without = [rollout for rollout in group if rollout.choices > 0 and not getattr(rollout, kind)]
+        without = [rollout for rollout in group if rollout.num_choices > 0 and not getattr(rollout, kind)]
         if with_them and without:
             raise TrajectoryError(
-                f"{without[0].name} has no {kind}, but {with_them[0].name} of the same group has; give them to all "
+                f"{without[0].label} has no {kind}, but {with_them[0].label} of the same group has; give them to all "
                 "trajectories of a group or to none",
                 group=without[0].group,
             )
 
 
-def _check_binary(group: Sequence[RolloutRewards]) -> None:
-    """Refuse rewards other than 0 and 1: maximum likelihood is defined for rollouts that fail or succeed."""
-    for rollout in group:
-        if rollout.reward not in (0.0, 1.0):
-            raise TrajectoryError(
-                f"{rollout.name} has reward {rollout.reward}; scale_rewards='mean' (maximum likelihood) takes rewards "
-                "of 0 and 1 only. Use another `scale_rewards`, or rewards that say failed or succeeded",
-                group=rollout.group,
-            )
-    _refuse_parts(group, "scale_rewards='mean' (maximum likelihood) judges")
-
-
-def _refuse_parts(group: Sequence[RolloutRewards], user: str) -> None:
+def _refuse_parts(group: Sequence[ResolvedTrajectory], user: str) -> None:
     for rollout in group:
         if rollout.turn_rewards or rollout.token_rewards:
             raise TrajectoryError(
-                f"{rollout.name} has turn or token rewards, but {user} whole rollouts. Leave them out, or choose "
+                f"{rollout.label} has turn or token rewards, but {user} whole rollouts. Leave them out, or choose "
                 "another objective or scale",
                 group=rollout.group,
             )
@@ -246,11 +216,5 @@ def _std(values: Sequence[float]) -> float:
 
 
 def _suffix_sums(values: Sequence[float]) -> list[float]:
-    """[a, b, c] becomes [a + b + c, b + c, c]."""
+    """Turn [a, b, c] into [a + b + c, b + c, c]."""
     return list(itertools.accumulate(reversed(values)))[::-1]
-
-
-def _cut_like(values: Sequence[float], pattern: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Cut `values` into parts that are as long as the parts of `pattern`."""
-    rest = iter(values)
-    return [list(itertools.islice(rest, len(part))) for part in pattern]

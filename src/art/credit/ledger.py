@@ -29,7 +29,10 @@ CONSTRAINT_MISMATCH = "constraint_mismatch"
 
 
 def open_ledger(
-    trajectories: Sequence[ResolvedTrajectory], samples: Sequence[PlannedSample], dropped: Counter[str]
+    trajectories: Sequence[ResolvedTrajectory],
+    samples: Sequence[PlannedSample],
+    observations: Sequence[PlannedSample],
+    dropped: Counter[str],
 ) -> dict[str, float]:
     """Make the ledger of a planned step, as metrics. `dropped` counts tokens by reason."""
     trained = sum(answer.num_tokens for sample in samples for answer in sample.answers)
@@ -42,14 +45,10 @@ def open_ledger(
         "ledger/untracked_choices": sum(trajectory.untracked_choices for trajectory in trajectories),
         **{f"ledger/dropped_tokens/{reason}": count for reason, count in dropped.items()},
     }
+    if spans := [span for sample in observations for span in sample.observed or ()]:
+        ledger[_OBSERVED] = float(sum(end - start for start, end in spans))
     assert own == trained + dropped.total(), f"the ledger does not close: {ledger}"
     return ledger
-
-
-def observed_tokens(observations: Sequence[PlannedSample]) -> dict[str, float]:
-    """Return the entry of the ledger that counts the observations of a planned step; nothing if there are none."""
-    spans = [span for sample in observations for span in sample.observed or ()]
-    return {_OBSERVED: float(sum(end - start for start, end in spans))} if spans else {}
 
 
 def close_unused_ledger(ledger: dict[str, float], reason: str) -> dict[str, float]:
@@ -105,7 +104,11 @@ def describe_step(
     if num_pairs:
         metrics["data/step_num_pairs"] = num_pairs
     elif samples and config.learns_from_rewards:
-        metrics |= _describe_advantages(samples)
+        by_rollout: dict[str, list[float]] = defaultdict(list)  # each counts with the mean of its tokens
+        for sample in samples:
+            for answer in sample.answers:
+                by_rollout[sample.rollout_id] += answer.token_advantages().tolist()
+        metrics |= describe("data/advantage", [math.fsum(values) / len(values) for values in by_rollout.values()])
     return metrics
 
 
@@ -124,12 +127,3 @@ def describe_rollouts(trajectories: Sequence[ResolvedTrajectory]) -> dict[str, f
         "data/step_tokens_per_rollout": sum(t.sampled_tokens for t in trajectories) / len(trajectories),
         **describe("data/reward", [trajectory.reward for trajectory in trajectories]),
     }
-
-
-def _describe_advantages(samples: Sequence[PlannedSample]) -> dict[str, float]:
-    """Describe the advantages of the trained rollouts (at least one); each counts with the mean of its tokens."""
-    by_rollout: dict[str, list[float]] = defaultdict(list)
-    for sample in samples:
-        for answer in sample.answers:
-            by_rollout[sample.rollout_id] += answer.token_advantages().tolist()
-    return describe("data/advantage", [math.fsum(values) / len(values) for values in by_rollout.values()])

@@ -5,27 +5,26 @@ WireGroup[] --resolve--> ResolvedGroup[] --plan_step (art.credit.plan)--> StepPl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import orjson
 
-from art.credit.advantages import RolloutRewards
 from art.errors import TrajectoryError, TrajectoryMismatchError
-from art.gateway.parsing.tool_calls import has_unread_call
-from art.gateway.record.conversations import canonical_message
-from art.gateway.record.recorded_answers import RecordedAnswer, TokenArray
+from art.gateway.tool_calls import has_unread_call
 from art.protocol.chat import conversation_digest, message_digest
 from art.protocol.training import WireAnswer, WireGroup, WireHistory, WireTrajectory
+from art.record.conversations import canonical_message
+from art.record.recorded_answers import RecordedAnswer, TokenArray
 
 FindAnswers = Callable[[Iterable[str]], Mapping[str, RecordedAnswer]]
 """Function that reads exchanges from the record, by id: `Recorder.find_answers`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ResolvedAnswer:
     """The sampled tokens of one exchange (recorded request and answer) on a token path. It holds no tokens itself."""
 
     exchange_id: str
@@ -46,11 +45,10 @@ class Answer:
 
 
 @dataclass(slots=True)
-class TokenPath:
+class ResolvedPath:
     """Exchanges of a trajectory that extend one another: each prompt begins with all tokens of the exchange before."""
 
-    num_tokens: int
-    answers: list[Answer]  # in order
+    answers: list[ResolvedAnswer]  # in order
 
     @property
     def sampled_tokens(self) -> int:
@@ -69,10 +67,12 @@ class ResolvedTrajectory:
     has_reward: bool = True
     """Whether `reward`, a turn reward or a token reward was set."""
     turn_rewards: list[float] = field(default_factory=list)
+    """One per choice; empty for none."""
     token_rewards: list[list[float]] = field(default_factory=list)
+    """For each choice, one per sampled token; empty for none."""
     num_choices: int = 0
-    """Number of choices in the first history, from this model or another one."""
-    paths: list[TokenPath] = field(default_factory=list)
+    """Number of choices in the first history, from this model or another one; turn and token rewards refer to them."""
+    paths: list[ResolvedPath] = field(default_factory=list)
     context_tokens: int = 0
     """Number of tokens that another model sampled."""
     policy_fault: bool = False
@@ -96,19 +96,8 @@ class ResolvedTrajectory:
         """Whether a token limit cut off an answer of the model."""
         return any(answer.is_cut_off for answer in self.answers())
 
-    def answers(self) -> Iterator[Answer]:
+    def answers(self) -> Iterator[ResolvedAnswer]:
         return (answer for path in self.paths for answer in path.answers)
-
-    def rewards(self) -> RolloutRewards:
-        """Collect everything that the rollout's advantages depend on."""
-        return RolloutRewards(
-            name=self.label,
-            group=self.group,
-            reward=self.reward,
-            turn_rewards=self.turn_rewards,
-            token_rewards=self.token_rewards,
-            choices=self.num_choices,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,20 +113,12 @@ class ResolvedGroup:
 
 def exchange_ids(groups: Iterable[WireGroup]) -> list[str]:
     """The ids of all exchanges that the groups name, each once."""
-    ids = {
-        exchange_id
-        for group in groups
-        for trajectory in group.trajectories
-        for history in trajectory.histories
-        for exchange_id in _named_exchanges(history)
-    }
-    return sorted(ids)
-
-
-def _named_exchanges(history: WireHistory) -> Iterator[str]:
-    if history.answers is not None:
-        return (answer.exchange_id for answer in history.answers if answer.exchange_id is not None)
-    return (exchange_id for item in history.items if (exchange_id := _exchange_id(item)) is not None)
+    ids: set[str | None] = set()
+    for group in groups:
+        for history in (history for trajectory in group.trajectories for history in trajectory.histories):
+            ids |= {_exchange_id(item) for item in history.items}
+            ids |= {answer.exchange_id for answer in history.answers or ()}
+    return sorted(exchange_id for exchange_id in ids if exchange_id is not None)
 
 
 def resolve(groups: list[WireGroup], find: FindAnswers, *, project: str, name: str) -> list[ResolvedGroup]:
@@ -157,7 +138,7 @@ def resolve(groups: list[WireGroup], find: FindAnswers, *, project: str, name: s
     for index, group in enumerate(groups):
         recorded = find(exchange_ids([group]))
         own = {exchange_id: exchange for exchange_id, exchange in recorded.items() if exchange.project == project}
-        digests = _Digests()
+        digests: dict[Hashable, bytes] = {}
         try:
             trajectories = [
                 _resolve_trajectory(trajectory, own, (index, t), (project, name), digests)
@@ -176,8 +157,9 @@ def _resolve_trajectory(
     exchanges: Mapping[str, RecordedAnswer],
     place: tuple[int, int],
     model: tuple[str, str],
-    digests: _Digests,
+    digests: dict[Hashable, bytes],
 ) -> ResolvedTrajectory:
+    """Find the exchanges of a trajectory, check that nothing was changed since, and join them to token paths."""
     resolved = ResolvedTrajectory(
         group=place[0],
         index=place[1],
@@ -222,31 +204,40 @@ def _checked_exchanges(
     messages: list[dict[str, Any]] = []
     for i, item in enumerate(history.items):
         choice = item.get("choice")
-        if choice is None:
-            messages.append(item)
-            continue
-        exchange_id = _exchange_id(item)
-        if exchange_id is None:
-            choices.append(None)
-        elif (exchange := exchanges.get(exchange_id)) is None:
-            raise _not_recorded(f"{where}.messages_and_choices[{i}]", exchange_id, project)
-        else:
-            _check_unchanged(exchange, choice["message"], messages, f"{where}.messages_and_choices[{i}]")
+        if choice is not None:
+            place = f"{where}.messages_and_choices[{i}]"
+            exchange = _find(_exchange_id(item), exchanges, place, project)
+            if exchange is not None:
+                _check_unchanged(exchange, choice["message"], messages, place)
             choices.append(exchange)
-        messages.append(choice["message"])
+        messages.append(item if choice is None else choice["message"])
     return choices
 
 
 def _checked_answer(
-    answer: WireAnswer, exchanges: Mapping[str, RecordedAnswer], where: str, project: str, digests: _Digests
+    answer: WireAnswer,
+    exchanges: Mapping[str, RecordedAnswer],
+    where: str,
+    project: str,
+    digests: dict[Hashable, bytes],
 ) -> RecordedAnswer | None:
-    """Find the exchange of an answer that was sent without texts, and compare its digest. `None` as above."""
-    if answer.exchange_id is None:
-        return None
-    exchange = exchanges.get(answer.exchange_id)
+    """Find the exchange of an answer that was sent without texts, and compare its digest. `None` as above.
+
+    `digests` are those of messages that were hashed already: turns of a rollout repeat the same messages.
+    """
+    exchange = _find(answer.exchange_id, exchanges, where, project)
     if exchange is None:
-        raise _not_recorded(where, answer.exchange_id, project)
-    if answer.digest != digests.of_conversation([*exchange.request_messages(), exchange.message()]):
+        return None
+
+    def digest(message: Mapping[str, Any]) -> bytes:
+        if message.get("tool_calls"):
+            return message_digest(message)
+        key = (message["role"], message.get("content"), message.get("name"))
+        if key not in digests:
+            digests[key] = message_digest(message)
+        return digests[key]
+
+    if answer.digest != conversation_digest(map(digest, [*exchange.request_messages(), exchange.message()])):
         raise TrajectoryMismatchError(
             f"{where}: the answer of exchange {exchange.id}, or a message before it, was changed after sampling. Keep "
             "choices and messages as they were; to train on other text use `train_sft`"
@@ -254,30 +245,18 @@ def _checked_answer(
     return exchange
 
 
-class _Digests:
-    """Digests of messages. Turns of a rollout repeat the same messages, each of which is hashed once."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], bytes] = {}
-
-    def of_conversation(self, messages: Iterable[Mapping[str, Any]]) -> str:
-        return conversation_digest(self._of_message(message) for message in messages)
-
-    def _of_message(self, message: Mapping[str, Any]) -> bytes:
-        if message.get("tool_calls"):
-            return message_digest(message)
-        key = (message["role"], message.get("content"), message.get("name"))
-        if (known := self._known.get(key)) is None:
-            known = self._known[key] = message_digest(message)
-        return known
-
-
-def _not_recorded(where: str, exchange_id: str, project: str) -> TrajectoryMismatchError:
-    return TrajectoryMismatchError(
-        f"{where}: exchange {exchange_id!r} of project {project} is not recorded on this server. Train a trajectory on "
-        "the server and in the project that sampled it, and before its record is deleted "
-        "(`ServerConfig.record_retention_s`)"
-    )
+def _find(
+    exchange_id: str | None, exchanges: Mapping[str, RecordedAnswer], where: str, project: str
+) -> RecordedAnswer | None:
+    if exchange_id is None:
+        return None
+    if (exchange := exchanges.get(exchange_id)) is None:
+        raise TrajectoryMismatchError(
+            f"{where}: exchange {exchange_id!r} of project {project} is not recorded on this server. Train a "
+            "trajectory on the server and in the project that sampled it, and before its record is deleted "
+            "(`ServerConfig.record_retention_s`)"
+        )
+    return exchange
 
 
 def _check_lengths(trajectory: WireTrajectory, choices: list[RecordedAnswer | None], label: str) -> None:
@@ -337,7 +316,7 @@ def _check_trainable(exchange: RecordedAnswer, where: str) -> None:
 
 
 def _extend(
-    paths: list[TokenPath],
+    paths: list[ResolvedPath],
     ends: list[tuple[TokenArray, RecordedAnswer]],
     exchange: RecordedAnswer,
     *,
@@ -346,7 +325,7 @@ def _extend(
     """Add the exchange to the path that it continues, or begin a new path. `ends` are those of the paths."""
     prompt = exchange.prompt_token_ids
     whole = np.concatenate([prompt, exchange.completion_token_ids])
-    answer = Answer(
+    answer = ResolvedAnswer(
         exchange_id=exchange.id,
         choice=choice,
         start=len(prompt),
@@ -358,32 +337,23 @@ def _extend(
     )
     for number in reversed(range(len(paths))):
         path, (known, last) = paths[number], ends[number]
-        if path.answers[0].temperature == exchange.temperature and _begins_with(prompt, known):
-            if _only_environment_spoke(last, exchange):
+        start = prompt[: len(known)]
+        is_fitting = path.answers[0].temperature == exchange.temperature and len(start) == len(known)
+        # The last token first: branches of a conversation mostly differ there, and the rest need not be read.
+        if is_fitting and np.array_equal(start[-1:], known[-1:]) and np.array_equal(start, known):
+            size = len(last.texts)
+            if exchange.texts[:size] == last.texts and len(exchange.texts) == size + 2:
+                between = orjson.loads(exchange.texts[size])  # of long conversations, only what is new is read
+            else:
+                between = exchange.request_messages()[len(last.request_messages()) + 1 :]
+            # The environment alone spoke between the two answers, not another model or the user's code.
+            if all(message["role"] != "assistant" for message in between):
                 answer = replace(answer, num_observed=len(prompt) - len(known))
             path.answers.append(answer)
-            path.num_tokens, ends[number] = len(whole), (whole, exchange)
+            ends[number] = (whole, exchange)
             return
-    paths.append(TokenPath(num_tokens=len(whole), answers=[answer]))
+    paths.append(ResolvedPath([answer]))
     ends.append((whole, exchange))
-
-
-def _only_environment_spoke(before: RecordedAnswer, exchange: RecordedAnswer) -> bool:
-    """Whether no message between two exchanges was written by an assistant: another model, or the user's code."""
-    size = len(before.texts)
-    if exchange.texts[:size] == before.texts and len(exchange.texts) == size + 2:
-        messages = orjson.loads(exchange.texts[size])  # of long conversations, only what is new is read
-    else:
-        messages = exchange.request_messages()[len(before.request_messages()) + 1 :]
-    return all(message["role"] != "assistant" for message in messages)
-
-
-def _begins_with(prompt: TokenArray, known: TokenArray) -> bool:
-    size = len(known)
-    if size == 0 or len(prompt) < size:
-        return size == 0
-    # The last token first: branches of a conversation mostly differ there, and the rest need not be read.
-    return bool(prompt[size - 1] == known[-1]) and np.array_equal(prompt[:size], known)
 
 
 def _exchange_id(item: dict[str, Any]) -> str | None:

@@ -1,24 +1,31 @@
 """The samples of a step: first as references to recorded exchanges, then as the tokens that the trainer learns from.
 
 A queued job stores `PlannedSample`s. They hold no tokens, because the recorder has them already. `build_samples` makes
-the `TrainingSample`s when the job runs.
+the `TrainingSample`s when the job runs. Policies that a loss compares the trained one with are checkpoints of the same
+model, and a teacher.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from art.errors import TrajectoryError
-from art.gateway.record.recorded_answers import RecordedAnswer
-from art.gateway.record.recorder import Recorder
-from art.protocol.compact.layout import LayoutBuilder
-from art.protocol.compact.sequences import SpanValues, spans_of
+from art.config import DistillConfig, TrainConfig
+from art.engine import Engine
+from art.errors import ConfigError, TrajectoryError
+from art.gateway.policies import PolicyRef
+from art.protocol.compact import SpanValues, lay_out, spans_of
 from art.protocol.samples import ConstrainedSpan, TrainingSample
+from art.record.recorded_answers import RecordedAnswer, TokenArray
+from art.record.recorder import Recorder
+from art.storage import checkpoints
+from art.storage.layout import ModelPaths
 
 _AT_ONCE = 256
 """Samples whose exchanges are read from the record at once."""
@@ -68,13 +75,13 @@ class PlannedSample:
 def build_samples(planned: Sequence[PlannedSample], recorder: Recorder) -> list[TrainingSample]:
     """Look up the exchanges of the samples, and lay out their tokens, shared ones once.
 
-    The record is read in parts: of all token paths, only what they do not share is ever in memory.
+    The record is read in parts, so that of their answers no more than the tokens of all paths is ever in memory.
 
     Raises:
         NotFoundError: an exchange is not recorded any more.
         TrajectoryError: an exchange has fewer log-probs than trained tokens.
     """
-    builder, samples = LayoutBuilder(), list[TrainingSample]()
+    paths, samples = list[tuple[TokenArray, int, str]](), list[TrainingSample]()
     for first in range(0, len(planned), _AT_ONCE):
         part = planned[first : first + _AT_ONCE]
         ids = sorted({answer.exchange_id for sample in part for answer in sample.answers})
@@ -85,17 +92,32 @@ def build_samples(planned: Sequence[PlannedSample], recorder: Recorder) -> list[
             tokens = np.concatenate([exchanges[-1].prompt_token_ids, exchanges[-1].completion_token_ids])
             tokens = tokens[: len(made.loss_mask)]
             spans = spans_of(made.loss_mask)
-            builder.add(tokens, int(spans[-1, 1]) - 1 if len(spans) else len(tokens), made.sample_id)
+            paths.append((tokens, int(spans[-1, 1]) - 1 if len(spans) else len(tokens), made.sample_id))
             samples.append(made)
-    return [replace(made, token_ids=path) for made, path in zip(samples, builder.build(), strict=True)]
+    return [replace(made, token_ids=path) for made, path in zip(samples, lay_out(paths), strict=True)]
 
 
 def _build(planned: PlannedSample, exchanges: list[RecordedAnswer]) -> TrainingSample:
     """Make a sample without its tokens."""
+    sample = TrainingSample(
+        sample_id=planned.sample_id,
+        rollout_id=planned.rollout_id,
+        token_ids=(),
+        loss_mask=(),
+        sampling_logprobs=(),
+        advantages=(),
+        weight=planned.weight,
+        share=planned.share,
+        policy_version=planned.policy_version,
+        group_id=planned.group_id,
+    )
     if planned.observed is not None:
-        return _build_observed(planned, len(exchanges[-1].prompt_token_ids))
+        size, spans = len(exchanges[-1].prompt_token_ids), np.asarray(planned.observed, dtype=np.int64)
+        num_tokens = int((spans[:, 1] - spans[:, 0]).sum())
+        zeros = SpanValues(size, spans, np.zeros(num_tokens))
+        mask = SpanValues(size, spans, np.ones(num_tokens, dtype=np.bool_))
+        return replace(sample, loss_mask=mask, sampling_logprobs=zeros, advantages=zeros, component="observation")
     answers = [pair for pair in zip(planned.answers, exchanges, strict=True) if pair[0].num_tokens > 0]
-    teacher = None if planned.teacher_logprobs is None else np.asarray(planned.teacher_logprobs, dtype=np.float64)
     size = len(exchanges[-1].prompt_token_ids) + len(exchanges[-1].completion_token_ids)
     starts = [len(exchange.prompt_token_ids) for _, exchange in answers]
     ends = [start + answer.num_tokens for start, (answer, _) in zip(starts, answers, strict=True)]
@@ -104,70 +126,100 @@ def _build(planned: PlannedSample, exchanges: list[RecordedAnswer]) -> TrainingS
     def values(parts: list[NDArray[Any]]) -> SpanValues:
         return SpanValues(size, spans, np.concatenate(parts) if parts else np.zeros(0))
 
-    return TrainingSample(
-        sample_id=planned.sample_id,
-        rollout_id=planned.rollout_id,
-        token_ids=(),
-        loss_mask=values([np.ones(answer.num_tokens, dtype=np.bool_) for answer, _ in answers]),
-        sampling_logprobs=values([_logprobs(planned, answer, exchange) for answer, exchange in answers]),
-        advantages=values([answer.token_advantages() for answer, _ in answers]),
-        weight=planned.weight,
-        share=planned.share,
-        temperature=exchanges[0].temperature,
-        policy_version=planned.policy_version,
-        versions=_versions([exchange for _, exchange in answers]),
-        group_id=planned.group_id,
-        teacher_logprobs=None if teacher is None else SpanValues(size, spans, teacher),
-        constraints=[span for answer, exchange in answers if (span := _constrained_span(answer, exchange)) is not None],
-    )
-
-
-def _build_observed(planned: PlannedSample, size: int) -> TrainingSample:
-    """Make a sample of the observations in a prompt of `size` tokens, without its tokens."""
-    spans = np.asarray(planned.observed, dtype=np.int64)
-    num_tokens = int((spans[:, 1] - spans[:, 0]).sum())
-    zeros = SpanValues(size, spans, np.zeros(num_tokens))
-    return TrainingSample(
-        sample_id=planned.sample_id,
-        rollout_id=planned.rollout_id,
-        token_ids=(),
-        loss_mask=SpanValues(size, spans, np.ones(num_tokens, dtype=np.bool_)),
-        sampling_logprobs=zeros,
-        advantages=zeros,
-        weight=planned.weight,
-        share=planned.share,
-        policy_version=planned.policy_version,
-        group_id=planned.group_id,
-        component="observation",
-    )
-
-
-def _versions(exchanges: list[RecordedAnswer]) -> list[tuple[int, int]]:
-    """The first tokens of the parts of a path that different steps sampled; empty if one step sampled all."""
-    changes: list[tuple[int, int]] = []
-    for exchange in exchanges:
-        start = len(exchange.prompt_token_ids)
+    # Where the step that sampled changes along the path: the first token of each part, and its step.
+    versions: list[tuple[int, int]] = []
+    logprobs: list[NDArray[np.float64]] = []
+    for start, (answer, exchange) in zip(starts, answers, strict=True):
         for version, num_tokens in exchange.parts():
-            if not changes or changes[-1][1] != version:
-                changes.append((start, version))
+            if not versions or versions[-1][1] != version:
+                versions.append((start, version))
             start += num_tokens
-    return changes if len(changes) > 1 else []
+        logprobs.append(exchange.sampling_logprobs[: answer.num_tokens])
+        if len(logprobs[-1]) != answer.num_tokens:
+            raise TrajectoryError(
+                f"sample {planned.sample_id!r} trains {answer.num_tokens} tokens of exchange {exchange.id}, which has "
+                f"{len(logprobs[-1])} sampling log-probs; its record is damaged"
+            )
+    teacher = None
+    if planned.teacher_logprobs is not None:
+        teacher = SpanValues(size, spans, np.asarray(planned.teacher_logprobs, dtype=np.float64))
+    return replace(
+        sample,
+        loss_mask=values([np.ones(answer.num_tokens, dtype=np.bool_) for answer, _ in answers]),
+        sampling_logprobs=values(logprobs),
+        advantages=values([answer.token_advantages() for answer, _ in answers]),
+        temperature=exchanges[0].temperature,
+        versions=versions if len(versions) > 1 else [],
+        teacher_logprobs=teacher,
+        constraints=[
+            ConstrainedSpan(
+                start=start,
+                num_tokens=answer.num_tokens,
+                constraint=replace(constraint, kept=constraint.kept and constraint.kept[: answer.num_tokens]),
+            )
+            for start, (answer, exchange) in zip(starts, answers, strict=True)
+            if (constraint := exchange.constraint) is not None
+        ],
+    )
 
 
-def _logprobs(planned: PlannedSample, answer: PlannedAnswer, exchange: RecordedAnswer) -> NDArray[np.float64]:
-    logprobs = exchange.sampling_logprobs[: answer.num_tokens]
-    if len(logprobs) != answer.num_tokens:
-        raise TrajectoryError(
-            f"sample {planned.sample_id!r} trains {answer.num_tokens} tokens of exchange {exchange.id}, which has "
-            f"{len(logprobs)} sampling log-probs; its record is damaged"
+def reference_checkpoints(config: TrainConfig, paths: ModelPaths) -> dict[int, Path]:
+    """Find the checkpoints that the loss compares with. Returns their paths by step.
+
+    Raises:
+        ConfigError: a checkpoint does not exist.
+    """
+    references = {}
+    for step in {getattr(term, "reference", None) for term in config.terms}:
+        if not isinstance(step, int):
+            continue
+        path = paths.checkpoint(step)
+        if not path.exists():
+            steps = ", ".join(map(str, checkpoints.list_steps(paths.checkpoints)))
+            raise ConfigError(
+                f"the loss compares with checkpoint {step}, which does not exist; there are {steps}", param="loss"
+            )
+        references[step] = path
+    return references
+
+
+def teacher_name(config: TrainConfig) -> str | None:
+    """Return the model name of the teacher that the loss `distill` learns from; `None` without that loss."""
+    return next((term.teacher for term in config.terms if isinstance(term, DistillConfig)), None)
+
+
+async def ask_teacher(teacher: PolicyRef, own: Engine, samples: list[TrainingSample]) -> list[list[float]]:
+    """Ask the teacher for the log-prob of every learnt token of each sample. Each list has one per such token.
+
+    Args:
+        own: the engine that sampled the samples.
+
+    Raises:
+        ConfigError: teacher and policy have vocabularies of different sizes.
+        TrajectoryError: a sample was not sampled at temperature 1 and from the whole vocabulary, as teachers are asked.
+    """
+    name = f"{teacher.project}/{teacher.name}@{teacher.policy_version}"
+    own_size, teacher_size = (await own.info()).vocab_size, (await teacher.engine.info()).vocab_size
+    if own_size != teacher_size:
+        raise ConfigError(
+            f"teacher {name} has a vocabulary of {teacher_size} tokens and the policy one of {own_size}; distillation "
+            "token by token needs the same tokenizer",
+            param="loss",
         )
-    return logprobs
+    if warm := [sample for sample in samples if sample.temperature != 1]:
+        raise TrajectoryError(
+            f"{warm[0].sample_id} was sampled at temperature {warm[0].temperature}; distillation compares with the "
+            "teacher at temperature 1"
+        )
+    if narrow := [sample for sample in samples if sample.constraints]:
+        raise TrajectoryError(
+            f"{narrow[0].sample_id} has an answer that was drawn from a part of the vocabulary (by a grammar, top_k, "
+            "top_p or min_p); distillation compares with the teacher over the whole vocabulary. Sample rollouts for "
+            "distillation without constraints"
+        )
 
+    async def ask(sample: TrainingSample) -> list[float]:
+        scores = [0.0, *await teacher.engine.score(list(sample.token_ids), teacher.adapter)]
+        return [score for score, is_learnt in zip(scores, sample.loss_mask, strict=True) if is_learnt]
 
-def _constrained_span(answer: PlannedAnswer, exchange: RecordedAnswer) -> ConstrainedSpan | None:
-    constraint = exchange.constraint
-    if constraint is None:
-        return None
-    if constraint.kept is not None:
-        constraint = replace(constraint, kept=constraint.kept[: answer.num_tokens])
-    return ConstrainedSpan(start=len(exchange.prompt_token_ids), num_tokens=answer.num_tokens, constraint=constraint)
+    return list(await asyncio.gather(*map(ask, samples)))

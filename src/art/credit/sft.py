@@ -15,18 +15,17 @@ from __future__ import annotations
 
 import base64
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from art.errors import NothingTrainableError, TrajectoryError
-from art.gateway.format.renderer import Renderer
+from art.gateway.renderer import Renderer
 from art.protocol.chat import normalize_messages
-from art.protocol.compact.layout import lay_out
-from art.protocol.compact.sequences import SpanValues
+from art.protocol.compact import SpanValues, lay_out
 from art.protocol.samples import TrainingSample
-from art.protocol.training import WireHistory, WireTrajectory
+from art.protocol.training import WireTrajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +38,6 @@ class SftPath:
     """32-bit numbers in base64: a list of numbers takes ten times the memory."""
     learnt: list[tuple[int, int]]
     """Where each learnt message begins and ends."""
-
-
-@dataclass(slots=True)
-class _Path:
-    token_ids: list[int]
-    learnt: list[tuple[int, int]]
-    first: int
-    """Index of the first learnt message in the conversation."""
 
 
 def sft_paths(
@@ -70,14 +61,27 @@ def sft_paths(
                     f"{name}[{t}].histories[{h}] names its answers instead of holding `items`; supervised "
                     "fine-tuning learns the texts themselves, so send them as `items`"
                 )
-            made = list[_Path]()
-            for message in _messages_of(history, renderer):
-                if message is None:
+            items = [item["choice"]["message"] if "choice" in item else item for item in history.items]
+            made: list[tuple[int, list[int], list[tuple[int, int]]]] = []  # first learnt message, tokens, learnt spans
+            for index, prompt, completion in renderer.completions(normalize_messages(items), history.tools):
+                if completion is None:
                     num_dropped += 1
-                else:
-                    num_learnt += 1
-                    _add(made, *message)
-            paths += [_pack(path, f"{name}[{t}]", h) for path in made]
+                    continue
+                num_learnt += 1
+                # A prompt that continues the last path extends it; another one begins a new path.
+                is_continued = bool(made) and prompt[: len(made[-1][1])] == made[-1][1]
+                first, _, learnt = made.pop() if is_continued else (index, [], [])
+                whole = prompt + completion
+                made.append((first, whole, [*learnt, (len(prompt), len(whole))]))
+            paths += [
+                SftPath(
+                    sample_id=f"{name}[{t}].histories[{h}].messages[{first}]",
+                    rollout_id=f"{name}[{t}]",
+                    token_ids=base64.b64encode(array("I", tokens)).decode(),
+                    learnt=learnt,
+                )
+                for first, tokens, learnt in made
+            ]
     if not paths:
         raise NothingTrainableError(
             f"no assistant message to learn from in the {len(trajectories)} trajectories of `{name}`; "
@@ -92,54 +96,24 @@ def sft_paths(
 
 def sft_samples(paths: Iterable[SftPath], weight: float = 1.0) -> list[TrainingSample]:
     """Unpack paths to what the trainer takes. Their loss is `weight` times the mean over all learnt tokens."""
-    return [_unpack(path, weight) for path in paths]
-
-
-def _messages_of(history: WireHistory, renderer: Renderer) -> Iterator[tuple[int, list[int], list[int]] | None]:
-    """The index, prompt and completion of each assistant message after the first message, `None` for one that cannot be
-    learnt exactly."""
-    messages = normalize_messages([item["choice"]["message"] if "choice" in item else item for item in history.items])
-    for i, message in enumerate(messages):
-        if message["role"] != "assistant" or i == 0:
-            continue
-        prompt = renderer.render(messages[:i], history.tools)
-        completion = renderer.completion(messages[: i + 1], history.tools, prompt)
-        yield None if completion is None else (i, prompt, completion)
-
-
-def _add(paths: list[_Path], index: int, prompt: list[int], completion: list[int]) -> None:
-    """Add a message to the last path if its prompt continues it, or begin a new path."""
-    whole, learnt = prompt + completion, (len(prompt), len(prompt) + len(completion))
-    if paths and prompt[: len(paths[-1].token_ids)] == paths[-1].token_ids:
-        paths[-1].token_ids = whole
-        paths[-1].learnt.append(learnt)
-    else:
-        paths.append(_Path(whole, [learnt], index))
-
-
-def _pack(path: _Path, rollout_id: str, history: int) -> SftPath:
-    return SftPath(
-        sample_id=f"{rollout_id}.histories[{history}].messages[{path.first}]",
-        rollout_id=rollout_id,
-        token_ids=base64.b64encode(array("I", path.token_ids)).decode(),
-        learnt=path.learnt,
-    )
-
-
-def _unpack(path: SftPath, weight: float) -> TrainingSample:
-    tokens = np.frombuffer(base64.b64decode(path.token_ids), dtype=np.uint32)
-    spans = np.asarray(path.learnt, dtype=np.int64).reshape(-1, 2)
-    learnt = np.ones(int((spans[:, 1] - spans[:, 0]).sum()), dtype=np.bool_)
-    zeros = SpanValues(len(tokens), spans, np.zeros(len(learnt)))
-    (token_ids,) = lay_out([(tokens, int(spans[-1, 1]) - 1, path.sample_id)])
-    return TrainingSample(
-        sample_id=path.sample_id,
-        rollout_id=path.rollout_id,
-        token_ids=token_ids,
-        loss_mask=SpanValues(len(tokens), spans, learnt),
-        sampling_logprobs=zeros,
-        advantages=zeros,
-        weight=weight,
-        share=float(len(learnt)),
-        component="sft",
-    )
+    samples = []
+    for path in paths:
+        tokens = np.frombuffer(base64.b64decode(path.token_ids), dtype=np.uint32)
+        spans = np.asarray(path.learnt, dtype=np.int64).reshape(-1, 2)
+        learnt = np.ones(int((spans[:, 1] - spans[:, 0]).sum()), dtype=np.bool_)
+        zeros = SpanValues(len(tokens), spans, np.zeros(len(learnt)))
+        (token_ids,) = lay_out([(tokens, int(spans[-1, 1]) - 1, path.sample_id)])
+        samples.append(
+            TrainingSample(
+                sample_id=path.sample_id,
+                rollout_id=path.rollout_id,
+                token_ids=token_ids,
+                loss_mask=SpanValues(len(tokens), spans, learnt),
+                sampling_logprobs=zeros,
+                advantages=zeros,
+                weight=weight,
+                share=float(len(learnt)),
+                component="sft",
+            )
+        )
+    return samples

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from art.engine import Timings, TokenChunk
-from art.gateway.format.renderer import Renderer
-from art.gateway.parsing.parse import Delta, MessageParser, call_to_dict
-from art.gateway.record.recorded_answers import Segments
-from art.gateway.record.recorder import new_exchange_id
+from art.gateway.parse import Delta, MessageParser, call_to_dict
+from art.gateway.renderer import Renderer
 from art.protocol.answers import FinishReason
 from art.protocol.chat import Message
-from art.protocol.dialects.chat_completions import ChatRequest
+from art.protocol.chat_completions import ChatRequest
+from art.record.recorded_answers import Segments
+from art.record.recorder import new_exchange_id
 
 
 class StopScanner:
@@ -53,7 +53,11 @@ class StopScanner:
                 self.matched = string.decode()
                 whole, cut = self._release(start)
                 return released + whole, cut
-            released += self._release(len(self._buffer) - self._longest_prefix())[0]
+            # Hold back the longest suffix that is a proper prefix of a stop string.
+            longest = min(max(map(len, self._strings)) - 1, len(self._buffer))
+            suffixes = (self._buffer[-size:] for size in range(longest, 0, -1))
+            held = next((one for one in suffixes if any(text.startswith(one) for text in self._strings)), b"")
+            released += self._release(len(self._buffer) - len(held))[0]
         return released, b""
 
     def finish(self) -> list[int]:
@@ -74,13 +78,6 @@ class StopScanner:
         cut = self._buffer[position:end]
         self._buffer = self._buffer[position:]
         return whole, cut
-
-    def _longest_prefix(self) -> int:
-        """Length of the longest suffix of the buffer that is a proper prefix of a stop string."""
-        buffer = self._buffer
-        longest = max(len(string) for string in self._strings) - 1
-        sizes = range(min(longest, len(buffer)), 0, -1)
-        return next((size for size in sizes if any(text.startswith(buffer[-size:]) for text in self._strings)), 0)
 
 
 class Completion:
@@ -135,7 +132,9 @@ class Completion:
         self.logprobs += chunk.logprobs[:kept]
         self.kept += chunk.kept[:kept] if chunk.kept else [[]] * kept
         if self.reports is not None:
-            self.reports += [self._report(chunk, i) for i in range(kept)]
+            for i, (token, logprob) in enumerate(zip(ids[:kept], chunk.logprobs, strict=False)):
+                others = [self._report(*other) for other in chunk.top_logprobs[i]] if chunk.top_logprobs else []
+                self.reports.append({**self._report(token, logprob), "top_logprobs": others})
         self.num_cached_tokens = max(self.num_cached_tokens, chunk.num_cached_tokens)
         self.timings = chunk.timings or self.timings
         if reason is not None:
@@ -152,14 +151,7 @@ class Completion:
         """Return the parts of the message that became final since the last call."""
         return self._parser.take()
 
-    def _report(self, chunk: TokenChunk, i: int) -> dict[str, Any]:
-        alternatives = chunk.top_logprobs[i] if chunk.top_logprobs else []
-        return {
-            **self._token_report(chunk.token_ids[i], chunk.logprobs[i]),
-            "top_logprobs": [self._token_report(token, logprob) for token, logprob in alternatives],
-        }
-
-    def _token_report(self, token: int, logprob: float) -> dict[str, Any]:
+    def _report(self, token: int, logprob: float) -> dict[str, Any]:
         data = self._token_bytes[token]
         # JSON has no infinity; OpenAI's smallest log-prob replaces it.
         text = f"token_id:{token}" if self._names_ids else data.decode("utf-8", "replace")
@@ -177,7 +169,7 @@ class ChatStream:
 
 def whole_choice(completion: Completion) -> dict[str, Any]:
     """Make the entry of `choices` in a `chat.completion` object for a completion that has ended."""
-    return _entry(completion, {"message": completion.message}, completion.reports, completion.token_ids, is_last=True)
+    return _entry(completion, {"message": completion.message}, 0, is_last=True)
 
 
 class ChoiceWriter:
@@ -191,55 +183,45 @@ class ChoiceWriter:
         self._completion = completion
         self._put = put
         self._opened = False
-        self._num_calls = 0
-        self._num_sent = 0
+        self._num_calls = self._num_sent = 0
 
     def write(self) -> None:
         """Pass on what became final since the last call."""
         if not self._opened:
             self._opened = True
             opening = {"delta": {"role": "assistant", "content": ""}}
-            self._put(_entry(self._completion, opening, None, [], is_last=False))
+            self._put(_entry(self._completion, opening, len(self._completion.token_ids), is_last=False))
         for delta in self._completion.take():
-            self._send(self._fields(delta), is_last=False)
+            if delta.tool_call is not None:
+                call = call_to_dict(delta.tool_call, self._completion.exchange_id, self._num_calls)
+                self._send({"tool_calls": [{"index": self._num_calls, **call}]}, is_last=False)
+                self._num_calls += 1
+            elif delta.reasoning:
+                self._send({"reasoning_content": delta.reasoning}, is_last=False)
+            else:
+                self._send({"content": delta.content}, is_last=False)
 
     def finish(self) -> None:
         self.write()
         self._send({}, is_last=True)
 
-    def _fields(self, delta: Delta) -> dict[str, Any]:
-        if delta.tool_call is not None:
-            call = call_to_dict(delta.tool_call, self._completion.exchange_id, self._num_calls)
-            self._num_calls += 1
-            return {"tool_calls": [{"index": self._num_calls - 1, **call}]}
-        if delta.reasoning:
-            return {"reasoning_content": delta.reasoning}
-        return {"content": delta.content}
-
     def _send(self, delta: dict[str, Any], *, is_last: bool) -> None:
-        reports = (self._completion.reports or [])[self._num_sent :]
-        token_ids = self._completion.token_ids[self._num_sent :]
-        self._num_sent += len(token_ids)
-        self._put(_entry(self._completion, {"delta": delta}, reports or None, token_ids, is_last=is_last))
+        since, self._num_sent = self._num_sent, len(self._completion.token_ids)
+        self._put(_entry(self._completion, {"delta": delta}, since, is_last=is_last))
 
 
-def _entry(
-    completion: Completion,
-    content: dict[str, Any],
-    reports: list[dict[str, Any]] | None,
-    token_ids: list[int],
-    *,
-    is_last: bool,
-) -> dict[str, Any]:
+def _entry(completion: Completion, content: dict[str, Any], since: int, *, is_last: bool) -> dict[str, Any]:
+    """An entry of `choices` with the log-probs and tokens from number `since` on."""
+    reports = completion.reports
+    if "delta" in content:
+        reports = (reports or [])[since:] or None
     entry = {
-        "index": completion.index,
-        **content,
-        "finish_reason": completion.finish_reason if is_last else None,
+        "index": completion.index, **content, "finish_reason": completion.finish_reason if is_last else None,
         "logprobs": None if reports is None else {"content": reports, "refusal": None},
         "exchange_id": completion.exchange_id,
-    }
+    }  # fmt: skip
     if completion.returns_token_ids:
-        entry["token_ids"] = token_ids
+        entry["token_ids"] = completion.token_ids[since:]
     if is_last and completion.exchange is not None:
         entry["exchange"] = completion.exchange
     if is_last and completion.stop_string is not None:

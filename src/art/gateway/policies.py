@@ -10,8 +10,7 @@ from typing import Literal, Protocol, cast
 from art.config import SamplingConfig
 from art.engine import ServedEngine
 from art.errors import NotFoundError
-from art.gateway.format.renderer import Renderer
-from art.gateway.format.size import SizeLimit
+from art.gateway.renderer import Renderer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,19 +41,13 @@ class PolicyRef:
             return f"`max_context` of {self.max_context} tokens (a setting of the model's engine, {default}{model})"
         return f"the model's own context of {self.max_context} tokens (`max_position_embeddings` of its config.json)"
 
-    def size_limit(self, num_contexts: int = 1) -> SizeLimit:
-        """What the messages of a request may fill: the context, this many times."""
-        return SizeLimit(self.max_context, self.renderer.tokenizer, num_contexts, self.context)
-
 
 class ModelResolver(Protocol):
     """Finds the policy for a model name among the registered models."""
 
     def resolve_ready(self, model: str) -> PolicyRef | None:
-        """Return the policy if it can be sampled from right now.
-
-        Called for each request, so it should be as cheap as a dictionary look-up.
-        """
+        """Return the policy if it can be sampled from right now. Called for each request, so it should be as cheap as a
+        dictionary look-up."""
         ...
 
     def is_ready(self, policy: PolicyRef) -> bool:
@@ -62,11 +55,8 @@ class ModelResolver(Protocol):
         ...
 
     async def resolve(self, model: str) -> PolicyRef:
-        """Return the policy once it can be sampled from: wait for a checkpoint or an adapter to be loaded.
-
-        Raises:
-            NotFoundError: there is no such model or step.
-        """
+        """Return the policy once it can be sampled from: wait for a checkpoint or an adapter to be loaded. Raises
+        `NotFoundError` if there is no such model or step."""
         ...
 
 
@@ -84,28 +74,18 @@ _MODEL_NAME = re.compile(r"(?:([^/@]+)/)?([^/@]+)(?:@(?:(\d{1,9})|(promoted)))?"
 
 
 def parse_model_name(model: str) -> ModelName:
-    """Split a model name into its parts.
-
-    Raises:
-        NotFoundError: the name has none of the known forms, so no model can have it.
-    """
+    """Split a model name into its parts. No model can have a name that has none of the known forms."""
     match = _MODEL_NAME.fullmatch(model)
     if match is None:
-        raise NotFoundError(
-            f"there is no model {model!r}: write 'project/name' or 'name', and '@step' or '@promoted' after it for one "
-            "of its checkpoints",
-            param="model",
-        )
+        form = "write 'project/name' or 'name', and '@step' or '@promoted' after it for one of its checkpoints"
+        raise NotFoundError(f"there is no model {model!r}: {form}", param="model")
     project, name, step, promoted = match.groups()
     return ModelName(project, name, cast("Literal['promoted'] | None", promoted) if step is None else int(step))
 
 
 def find_model(model: ModelName, registered: Iterable[tuple[str, str]]) -> tuple[str, str]:
-    """Return the registered `(project, name)` that a model name means.
-
-    Raises:
-        NotFoundError: no model has the name, or models of several projects have the bare name.
-    """
+    """Return the registered `(project, name)` that a model name means. No model may have the name, or models of several
+    projects the bare name: both are a `NotFoundError`."""
     known = sorted(registered)
     matches = [key for key in known if key[1] == model.name and model.project in (None, key[0])]
     if len(matches) == 1:

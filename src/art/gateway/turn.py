@@ -6,31 +6,108 @@
             --structures--> the grammar of the answer, if the request asks for a form
 
 Work on large requests happens in threads, so that the event loop goes on answering everybody else.
+
+A conversation that is many times as long as the model's context is refused before it is rendered and tokenised. To
+tokenise a text takes about a microsecond and up to a hundred bytes of memory per character, so a message of some MiB
+would cost seconds and gigabytes only to be refused. A token has at most as many characters as the longest one of the
+vocabulary; where this leaves it open, texts are counted piece by piece, up to where they are too long.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypedDict
+
+import orjson
 
 from art.config import SamplingConfig
 from art.errors import ConfigError, ContextLengthError, InvalidRequestError, NotFoundError
-from art.gateway.format.bridge import Branch, BranchReason
-from art.gateway.format.renderer import RecordedTurn, Renderer, TextRenderer
-from art.gateway.format.size import COUNTED_CONTEXTS, check_size, work_size
+from art.gateway.grammar import AnswerGrammar
 from art.gateway.policies import ModelResolver, PolicyRef
-from art.gateway.record.conversations import Conversations, conversation_hashes
-from art.gateway.record.recorder import Exchange
-from art.gateway.record.rollout_store import RolloutStore
-from art.gateway.structure.grammar import AnswerGrammar
-from art.gateway.structure.structures import Structures
+from art.gateway.renderer import RecordedTurn, Renderer, TemplateKwargs
+from art.gateway.structures import Structures
+from art.gateway.tokenizer import Tokenizer
 from art.gateway.workers import Workers
-from art.protocol.chat import Message, Tool, normalize_messages
-from art.protocol.dialects.chat_completions import ChatRequest
+from art.protocol.answers import Branch, BranchReason
+from art.protocol.chat import Message, Tool, invalid, normalize_messages
+from art.protocol.chat_completions import ChatRequest
+from art.record.conversations import conversation_hashes, find_continued
+from art.record.recorder import Exchange, Recorder
+from art.record.rollout_store import RolloutStore
 from art.storage.layout import validate_name
+
+_USUAL = 8
+"""A text with fewer characters per token of context is tokenised at once: ordinary text has three to five a token."""
+_MOST = 8
+"""How many times the context a conversation may have before it is rendered. Answers may hold reasoning that the
+template leaves out, and the tokens of a longer prompt can be counted."""
+_PIECE = 2**14
+"""Characters that are counted at a time."""
+_PER_MESSAGE = 16
+"""Smallest number of characters that a message counts as, where work is compared with other work."""
+
+
+def work_size(messages: list[Message], tools: list[Tool] | None) -> int:
+    """Roughly the number of characters to work on. The messages need not be checked yet."""
+    size = len(messages) * _PER_MESSAGE + (len(orjson.dumps(tools)) if tools else 0)
+    return size + sum(map(len, _texts(messages)))
+
+
+def check_size(
+    messages: list[Message], tools: list[Tool] | None, max_context: int, tokenizer: Tokenizer, *, limit: str
+) -> None:
+    """Check that normalised messages are at most `_MOST` times as long as the context. `limit` names it in errors."""
+    most, longest = max_context * _MOST, tokenizer.longest_token
+    num_chars = sum(map(len, _texts(messages))) + (len(orjson.dumps(tools)) if tools else 0)
+    if num_chars > most * longest or len(messages) > most:
+        given = f"{len(messages)} messages, with the tools {num_chars} characters"
+        raise ContextLengthError(f"{given}, are too many; the limit is {limit}", param="messages")
+    if num_chars <= max_context * _USUAL:
+        return
+    count = num_pieces = 0
+    for text in _texts(messages):
+        for start in range(0, len(text), _PIECE):
+            count += len(tokenizer.encode(text[start : start + _PIECE], add_special_tokens=False))
+            num_pieces += 1
+            if count > most + num_pieces * longest:  # a cut between pieces may add a few tokens
+                problem = f"the messages are more than {most} tokens long, and the limit is {limit}; shorten them"
+                raise ContextLengthError(problem, param="messages")
+
+
+def _texts(messages: Iterable[Message]) -> Iterator[str]:
+    """The texts that a template may print, without reasoning, which most templates leave out. Of messages that are not
+    checked yet, what is no text is left out."""
+    for message in messages:
+        content, calls = message.get("content"), message.get("tool_calls")
+        texts: list[Any] = [content]
+        if isinstance(content, list):
+            texts = [part.get("text") for part in content if isinstance(part, dict)]
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            texts.append(function.get("arguments") if isinstance(function, dict) else None)
+        yield from (text for text in texts if isinstance(text, str))
+
 
 SEEDS = 1 << 64
 """Number of seeds. A request without one, in its body or its header, gets one of them at random."""
+
+
+class ChatOptions(TypedDict, total=False):
+    """What comes with a request, beside its body."""
+
+    rollout_id: str | None
+    key: str
+    """Id of the caller's key. Keys take turns at the engine."""
+    seed: int | None
+    """Where the random numbers begin, if the request has no seed. Unlike the request's own seed it does not demand an
+    engine that repeats itself, so vLLM draws as fast as without one."""
+    switches: bool
+    """Whether an answer that is being sampled goes on with new weights when a step is published."""
+    strict: bool
+    """Whether to refuse a request with a field that would have no effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,31 +131,31 @@ class Turn:
     """What the whole answer must match."""
     key: str
     switches: bool = False
-    """Whether the answer goes on with new weights when a step is published while it is sampled (`switching.py`)."""
+    """Whether the answer goes on with new weights when a step is published while it is sampled (`SwitchingAnswer`)."""
 
 
 class TurnMaker:
     """Makes turns of requests. Nothing of a request is recorded here."""
 
     def __init__(
-        self, resolver: ModelResolver, rollouts: RolloutStore, conversations: Conversations, structures: Structures
+        self, resolver: ModelResolver, recorder: Recorder, rollouts: RolloutStore, structures: Structures
     ) -> None:
-        self._resolver = resolver
-        self._rollouts = rollouts
-        self._conversations = conversations
-        self._structures = structures
-        self._workers = Workers()
+        self._resolver, self._recorder, self._rollouts = resolver, recorder, rollouts
+        self._structures, self._workers = structures, Workers()
 
     async def prepare(
         self,
         request: ChatRequest,
-        rollout_id: str | None,
-        key: str,
         *,
+        rollout_id: str | None = None,
+        key: str = "",
         seed: int | None = None,
         switches: bool = False,
+        strict: bool = False,
         check_length: bool = True,
     ) -> Turn:
+        """Make the turn of a request; `ChatOptions` explains what comes with it. The errors are those of `complete`.
+        With `check_length=False` the prompt alone is wanted, even one that leaves no room for an answer."""
         if rollout_id is not None:
             validate_name(rollout_id, param="rollout_id")
         size = work_size(request.messages, request.tools)
@@ -87,47 +164,33 @@ class TurnMaker:
         sampling = None if rollout_id is None else self._rollouts.check_open(rollout_id, policy.project)
         if check_length:
             _set_sampling(request, sampling or policy.sampling)
-        renderer = choose_renderer(policy, request)
-        tools = request.tools or None
-        limit = policy.size_limit(1 if check_length else COUNTED_CONTEXTS)
-        await self._workers.run(size, check_size, messages, tools, limit)
-        model = f"{policy.project}/{policy.name}"
-        if request.prompt_token_ids is not None:
-            model += " without template"  # no chat continues the tokens of a bare prompt
-
-        def hash_with(tools: list[Tool] | None) -> list[bytes]:
-            return conversation_hashes(model, tools, request.chat_template_kwargs, messages)
-
-        hashes = await self._workers.run(size, hash_with, tools)
-        earlier = self._conversations.find(messages, hashes, rollout_id, hash_with)
-        for message in messages:
-            message.pop("exchange_id", None)
-        prompt = await self._workers.run(size, _build_prompt, renderer, messages, tools, earlier)
+        if strict and request.ignored:
+            why = "would have no effect, and this server refuses such fields (`ServerConfig.strict`); leave it out"
+            raise invalid(request.ignored[0], why)
+        renderer = _choose_renderer(policy, request)
+        make = partial(_make_prompt, self._recorder, policy, renderer, request.tools or None, rollout_id)
+        prompt = await self._workers.run(size, make, messages, request.chat_template_kwargs)
+        conversation, token_ids, messages, parent, branch_reason = prompt
+        grammar, max_tokens = None, 0
+        if check_length:
+            room = policy.max_context - len(token_ids)
+            if room < 1:
+                problem = f"the messages are {len(token_ids)} tokens long, and {policy.context} leaves no room"
+                raise ContextLengthError(f"{problem} for an answer; shorten them", param="messages")
+            max_tokens = min(room, request.token_limit or room)
+            model = f"{policy.project}/{policy.name}"
+            grammar = await self._structures.prepare(request, renderer, token_ids, policy.engine, model_name=model)
+        seed = request.seed if request.seed is not None else seed
         return Turn(
-            request=request,
-            rollout_id=rollout_id,
-            policy=policy,
-            renderer=renderer,
-            messages=prompt.messages,
-            tools=tools,
-            conversation=hashes[-1],
-            prompt_token_ids=prompt.token_ids,
-            parent=prompt.parent,
-            branch_reason=prompt.branch_reason,
-            max_tokens=_max_tokens(request, len(prompt.token_ids), policy) if check_length else 0,
-            seed=_choose_seed(request.seed if request.seed is not None else seed),
-            grammar=await self._structures.prepare(request, renderer, prompt.token_ids, policy.engine, model_name=model)
-            if check_length
-            else None,
-            key=key,
-            switches=switches,
-        )
+            request=request, rollout_id=rollout_id, policy=policy, renderer=renderer, messages=messages,
+            tools=request.tools or None, conversation=conversation, prompt_token_ids=token_ids, parent=parent,
+            branch_reason=branch_reason, max_tokens=max_tokens, grammar=grammar, key=key, switches=switches,
+            seed=int.from_bytes(os.urandom(8)) if seed is None else seed % SEEDS,
+        )  # fmt: skip
 
     async def find_policy(self, model: str, rollout_id: str | None) -> PolicyRef:
-        """Find the policy for a model name. An unknown name means the model that its rollout was announced with.
-
-        That serves agents whose model name cannot be changed.
-        """
+        """Find the policy for a model name. An unknown name means the model that its rollout was announced with. That
+        serves agents whose model name cannot be changed."""
         if (ready := self._resolver.resolve_ready(model)) is not None:
             return ready
         try:
@@ -139,23 +202,22 @@ class TurnMaker:
         return await self._resolver.resolve(announced)
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    token_ids: list[int]
-    messages: list[Message]
-    """The messages as rendered."""
-    parent: Exchange | None
-    branch_reason: BranchReason | None
+def _make_prompt(
+    recorder: Recorder, policy: PolicyRef, renderer: Renderer, tools: list[Tool] | None, rollout_id: str | None,
+    messages: list[Message], settings: TemplateKwargs | None,
+) -> tuple[bytes, list[int], list[Message], Exchange | None, BranchReason | None]:  # fmt: skip
+    """Extend the tokens of the exchange that the messages continue, or render them. Returns the hash of the
+    conversation, the tokens, the messages as rendered, and the exchange that was extended, or why none was. It takes no
+    state that changes, so that it can run in a thread."""
+    check_size(messages, tools, policy.max_context, policy.renderer.tokenizer, limit=policy.context)
 
+    def hash_with(tools: list[Tool] | None) -> list[bytes]:
+        return conversation_hashes(f"{policy.project}/{policy.name}", tools, settings, messages)
 
-def _build_prompt(
-    renderer: Renderer,
-    messages: list[Message],
-    tools: list[Tool] | None,
-    earlier: tuple[Exchange, int] | Branch | None,
-) -> _Prompt:
-    """Extend the tokens of the exchange that the messages continue, or render them. It takes no state of the gateway,
-    so that it can run in a thread."""
+    hashes = hash_with(tools)
+    earlier = find_continued(recorder, messages, hashes, rollout_id, hash_with)
+    for message in messages:
+        message.pop("exchange_id", None)
     branch = earlier if isinstance(earlier, Branch) else None
     if isinstance(earlier, tuple):
         parent, num_covered = earlier
@@ -164,24 +226,18 @@ def _build_prompt(
         bridged = renderer.bridge(turn, messages[num_covered:], tools)
         messages = recorded + messages[num_covered:]
         if not isinstance(bridged, Branch):
-            return _Prompt(bridged, messages, parent, None)
+            return hashes[-1], bridged, messages, parent, None
         branch = bridged
-    return _Prompt(renderer.render(messages, tools), messages, None, None if branch is None else branch.reason)
+    return hashes[-1], renderer.render(messages, tools), messages, None, None if branch is None else branch.reason
 
 
 def _set_sampling(request: ChatRequest, sampling: SamplingConfig | None) -> None:
-    """Sample a request as `sampling` says, and note what of the request that replaces.
-
-    Raises:
-        InvalidRequestError: nothing replaces a penalty of the request.
-    """
+    """Sample a request as `sampling` says, and note what of the request that replaces. A penalty must be replaced."""
     if sampling is None:
         for name in request.penalties:
-            raise InvalidRequestError(
-                f"`{name}` is not supported (got {getattr(request, name)}), since training cannot repeat it; leave it "
-                "out, or set `sampling` of the rollout or the model, which replaces what its requests ask for",
-                param=name,
-            )
+            todo = "leave it out, or set `sampling` of the rollout or the model, which replaces what requests ask for"
+            problem = f"is not supported (got {getattr(request, name)}), since training cannot repeat it"
+            raise invalid(name, f"{problem}; {todo}")
         return
     for name, value in sampling:
         asked = getattr(request, name)
@@ -191,15 +247,9 @@ def _set_sampling(request: ChatRequest, sampling: SamplingConfig | None) -> None
     request.ignored.extend(request.penalties)
 
 
-def choose_renderer(policy: PolicyRef, request: ChatRequest) -> Renderer:
-    """Return the renderer of a policy with the settings of a request.
-
-    Raises:
-        InvalidRequestError: the chat template lacks a setting, or the model cannot call tools.
-    """
+def _choose_renderer(policy: PolicyRef, request: ChatRequest) -> Renderer:
+    """Return the renderer of a policy with the settings of a request, if its template has them and can call tools."""
     renderer = policy.renderer
-    if request.prompt_token_ids is not None:
-        return TextRenderer(renderer, request.prompt_token_ids)
     if request.chat_template_kwargs:
         try:
             renderer = renderer.with_kwargs(request.chat_template_kwargs)
@@ -212,18 +262,3 @@ def choose_renderer(policy: PolicyRef, request: ChatRequest) -> Renderer:
             param="tools",
         )
     return renderer
-
-
-def _choose_seed(seed: int | None) -> int:
-    return int.from_bytes(os.urandom(8)) if seed is None else seed % SEEDS
-
-
-def _max_tokens(request: ChatRequest, num_prompt_tokens: int, policy: PolicyRef) -> int:
-    room = policy.max_context - num_prompt_tokens
-    if room < 1:
-        raise ContextLengthError(
-            f"the messages are {num_prompt_tokens} tokens long, and {policy.context} leaves no room for an answer; "
-            "shorten them",
-            param="messages",
-        )
-    return min(room, request.token_limit or room)

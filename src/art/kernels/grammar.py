@@ -15,6 +15,7 @@ an answer ends, whatever the tokenizer calls its end. No torch here.
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,8 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from art.errors import ConfigError, InvalidRequestError
+
+logger = logging.getLogger(__name__)
 
 Mask = npt.NDArray[np.uint32]
 """Allowed tokens: [ceil(vocab_size / 32)], or [M, ...] for several."""
@@ -65,23 +68,6 @@ class Replay:
     """Number of leading tokens that their masks allow: N, unless the answer does not match the grammar."""
 
 
-class MaskTable:
-    """Distinct masks, each with a number. Few masks of an answer differ: 20 to 90 in 500 tokens of JSON."""
-
-    def __init__(self, num_words: int) -> None:
-        self.num_words = num_words
-        self._numbers: dict[bytes, int] = {}
-
-    def add(self, mask: Mask) -> int:
-        """The number of a mask, which is a new one only if no equal mask was added before."""
-        return self._numbers.setdefault(mask.tobytes(), len(self._numbers))
-
-    def masks(self) -> Mask:
-        """All masks by number: [M, words]."""
-        rows = np.frombuffer(b"".join(self._numbers), dtype=np.uint32)
-        return rows.reshape(len(self._numbers), self.num_words)
-
-
 def num_words(vocab_size: int) -> int:
     """Number of 32-bit words in a mask."""
     return -(-vocab_size // 32)
@@ -117,9 +103,9 @@ class Matcher:
         """
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self._matcher.is_error():
-            raise self._failed(self._matcher.get_error())
+            raise self.failed()
         if not mask.any():
-            raise self._failed("no token of the vocabulary can follow")
+            raise self.failed("no token of the vocabulary can follow")
 
     def advance(self, token_id: int) -> bool:
         """Note that `token_id` was drawn. False if it cannot be part of the answer; the matcher is then of no use.
@@ -141,16 +127,11 @@ class Matcher:
             if not self.advance(token_id):
                 raise self.failed()
 
-    def failed(self) -> InvalidRequestError:
-        """The error after `advance` has returned False."""
-        return self._failed(self._matcher.get_error())
-
-    def _failed(self, problem: str) -> InvalidRequestError:
-        return InvalidRequestError(
-            f"the grammar of the answer cannot be continued at token {self.num_tokens}: {_shortened(problem)}; ask for "
-            "a simpler form",
-            param="grammar",
-        )
+    def failed(self, problem: str | None = None) -> InvalidRequestError:
+        """The error after `advance` has returned False, or after another `problem`."""
+        problem = _shortened(self._matcher.get_error() if problem is None else problem)
+        text = f"the grammar of the answer cannot be continued at token {self.num_tokens}: {problem}"
+        return InvalidRequestError(f"{text}; ask for a simpler form", param="grammar")
 
 
 class Vocabulary:
@@ -172,9 +153,8 @@ class Vocabulary:
         except Exception as error:  # llguidance raises ValueError, and a panic of its own kind
             raise ConfigError(f"grammars cannot use this tokenizer of {vocab_size} tokens: {error}") from error
         if self._tokenizer.vocab_size != vocab_size:
-            raise ConfigError(
-                f"the tokenizer has {self._tokenizer.vocab_size} tokens, but the model's logits only {vocab_size}"
-            )
+            count = self._tokenizer.vocab_size
+            raise ConfigError(f"the tokenizer has {count} tokens, but the model's logits only {vocab_size}")
         self.vocab_size = vocab_size
         self.end_token_id: int = self._tokenizer.eos_token
         """What the tokenizer calls its end. Answers end at the stop tokens of their request."""
@@ -214,28 +194,27 @@ class Vocabulary:
         Raises:
             InvalidRequestError: the grammar is not valid or too large, or there is no stop token to end the answer.
         """
-        cached = self.cached(grammar, stop_token_ids)
-        if cached is not None:
-            return cached
-        text = self._text(grammar, stop_token_ids)
-        compiled = LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)  # releases the GIL
-        if compiled.is_error():
-            problem = _shortened(compiled.get_error())
-            raise InvalidRequestError(f"the grammar of the answer is not valid: {problem}", param="grammar")
-        with self._lock:
-            self._compiled[text] = compiled
-            while len(self._compiled) > MAX_CACHED:
-                self._compiled.popitem(last=False)
-            return Matcher(compiled.deep_copy(), self.vocab_size)
-
-    def cached(self, grammar: str, stop_token_ids: Sequence[int]) -> Matcher | None:
-        """A matcher of a grammar that is compiled already, at once; `None` for another."""
-        text = self._text(grammar, stop_token_ids)
+        stops = [token_id for token_id in stop_token_ids if 0 <= token_id < self.vocab_size]
+        problem = ""
+        if not stops:
+            problem = f"a grammar needs at least one stop token of the vocabulary to end it, got {list(stop_token_ids)}"
+        elif len(grammar) > MAX_GRAMMAR_CHARS:
+            problem = f"a grammar may have at most {MAX_GRAMMAR_CHARS:,} characters, got {len(grammar):,}"
+        if problem:
+            raise InvalidRequestError(problem, param="grammar")
+        text = with_end(grammar, stops)
         with self._lock:
             compiled = self._compiled.get(text)
-            if compiled is None:
-                return None
+        if compiled is None:
+            compiled = LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)  # releases the GIL
+            if compiled.is_error():
+                complaint = _shortened(compiled.get_error())
+                raise InvalidRequestError(f"the grammar of the answer is not valid: {complaint}", param="grammar")
+        with self._lock:
+            self._compiled[text] = compiled
             self._compiled.move_to_end(text)
+            while len(self._compiled) > MAX_CACHED:
+                self._compiled.popitem(last=False)
             return Matcher(compiled.deep_copy(), self.vocab_size)
 
     def replay(self, grammar: str, stop_token_ids: Sequence[int], token_ids: Sequence[int]) -> Replay:
@@ -247,8 +226,8 @@ class Vocabulary:
             InvalidRequestError: see `matcher` and `Matcher.fill`.
         """
         matcher = self.matcher(grammar, stop_token_ids)
-        table = MaskTable(self.num_words)
         mask = np.zeros(self.num_words, dtype=np.uint32)
+        numbers: dict[bytes, int] = {}  # few masks of an answer differ: 20 to 90 in 500 tokens of JSON
         index: list[int] = []
         for token_id in token_ids:
             matcher.fill(mask)
@@ -256,23 +235,18 @@ class Vocabulary:
                 break
             if not matcher.advance(token_id):
                 break
-            index.append(table.add(mask))
-        return Replay(table.masks(), np.array(index, dtype=np.int32), len(index))
+            index.append(numbers.setdefault(mask.tobytes(), len(numbers)))
+        masks = np.frombuffer(b"".join(numbers), dtype=np.uint32).reshape(len(numbers), self.num_words)
+        return Replay(masks, np.array(index, dtype=np.int32), len(index))
 
-    def _text(self, grammar: str, stop_token_ids: Sequence[int]) -> str:
-        stops = [token_id for token_id in stop_token_ids if 0 <= token_id < self.vocab_size]
-        if not stops:
-            raise InvalidRequestError(
-                "a grammar needs at least one stop token of the vocabulary, which ends the answer; got "
-                f"{list(stop_token_ids)}",
-                param="grammar",
-            )
-        if len(grammar) > MAX_GRAMMAR_CHARS:
-            raise InvalidRequestError(
-                f"the grammar of the answer has {len(grammar):,} characters, at most {MAX_GRAMMAR_CHARS:,} are allowed",
-                param="grammar",
-            )
-        return with_end(grammar, stops)
+
+def load_vocabulary(model: str, vocab_size: int) -> Vocabulary | None:
+    """What an engine needs for grammars of a base model; `None`, with a line in the log, if the model lacks it."""
+    try:
+        return Vocabulary.load(model, vocab_size)
+    except ConfigError as error:
+        logger.warning("answers cannot be made to match a grammar: %s", error)
+        return None
 
 
 def _shortened(problem: str) -> str:

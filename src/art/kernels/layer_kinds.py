@@ -51,8 +51,7 @@ def layer_settings(config: Any, name: str) -> list[Any]:
 
 
 def _listed(layers: list[int]) -> str:
-    if len(layers) == 1:
-        return f"layer {layers[0]} is"
     if len(layers) > 4:
         return f"{len(layers)} layers are"
-    return f"layers {', '.join(map(str, layers[:-1]))} and {layers[-1]} are"
+    *others, last = map(str, layers)
+    return f"layers {', '.join(others)} and {last} are" if others else f"layer {last} is"

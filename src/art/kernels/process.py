@@ -14,17 +14,14 @@ def default_num_threads() -> int:
     return max(1, cores // 2)
 
 
-_STATUS = Path("/proc/self/status")
-
-
 def peak_rss_bytes() -> int:
     """Return the process's peak resident memory in bytes.
 
     Linux's VmHWM begins when the program starts. The figure of `getrusage` begins with that of the process that started
     this one, which may be larger.
     """
-    if _STATUS.exists():
-        for line in _STATUS.read_text(encoding="utf-8").splitlines():
+    if (status := Path("/proc/self/status")).exists():
+        for line in status.read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

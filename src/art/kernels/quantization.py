@@ -23,16 +23,11 @@ def loading_options(quantization: Quantization, *, device: str, dtype: Any) -> d
     if quantization == "none":
         return {}
     if device.partition(":")[0] not in ("cpu", "cuda"):
-        raise ConfigError(
-            f"`quantization` {quantization!r} works on cpu and cuda, not on {device!r}; set it to 'none'",
-            param="quantization",
-        )
+        problem = f"works on cpu and cuda, not on {device!r}; set it to 'none'"
+        raise ConfigError(f"`quantization` {quantization!r} {problem}", param="quantization")
     if find_spec("bitsandbytes") is None:
-        raise ConfigError(
-            f"`quantization` {quantization!r} needs the package bitsandbytes: "
-            "pip install 'agent-reinforcement-trainer[qlora]', or set it to 'none'",
-            param="quantization",
-        )
+        hint = "pip install 'agent-reinforcement-trainer[qlora]', or set it to 'none'"
+        raise ConfigError(f"`quantization` {quantization!r} needs bitsandbytes: {hint}", param="quantization")
     import torch
     from transformers import BitsAndBytesConfig
 

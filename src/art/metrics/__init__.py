@@ -5,10 +5,10 @@
 
 from typing import Any
 
+from art.plugins import load_plugin
+
 
 def __getattr__(name: str) -> Any:
     if name not in ("MetricsBuilder", "track_api_cost"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from art.compat import metrics  # late: the server imports this package without the ledger of costs
-
-    return getattr(metrics, name)
+    return load_plugin("art.names", f"metrics.{name}")

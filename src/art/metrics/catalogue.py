@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from art.metrics.findings import FEWEST_FOR_MALFORMED, RECENT, RUN_STEPS, SWING_WINDOW, WINDOW
+from art.metrics.findings import RUN_STEPS, WINDOW
 from art.metrics.groups import SECTIONS
 
 ALWAYS = "every step"
@@ -24,7 +24,6 @@ class Metric:
     when: str = ALWAYS
 
 
-CURRICULUM = "steps of `art.pipeline` with `curriculum`"
 FOLLOWED = 'steps of `art.pipeline` with `max_concurrent="auto"`'
 USEFUL = "steps of `art.pipeline` with a useful group"
 PIPELINE_METRICS: dict[str, Metric] = {
@@ -51,24 +50,6 @@ PIPELINE_METRICS: dict[str, Metric] = {
         "costs that the step's rollouts and judges booked, in USD, per group with spread",
         f"{USEFUL}, if costs are booked",
     ),
-    "pipeline/choice_spread_chance": Metric(
-        "mean chance of spread that the scenarios chosen since the step before had when they were chosen; compare "
-        "`pipeline/groups_useful_share`",
-        CURRICULUM,
-    ),
-    "pipeline/choice_pass_rate": Metric(
-        "mean pass rate of the scenarios chosen, of those known: their mean reward, from 0 for the lowest reward of any"
-        " rollout to 1 for the highest",
-        CURRICULUM,
-    ),
-    "pipeline/choice_by_turn_share": Metric(
-        "share of the scenarios chosen because they had waited the longest", CURRICULUM
-    ),
-    "pipeline/choice_new_share": Metric("share of the scenarios chosen that had not been chosen before", CURRICULUM),
-    "pipeline/choice_seen_share": Metric("share of all scenarios that have been chosen so far", CURRICULUM),
-    "pipeline/choice_waited_max": Metric(
-        "most groups that were started between two groups of one scenario, among the scenarios chosen", CURRICULUM
-    ),
     "pipeline/concurrency_limit": Metric(
         "most rollouts at once, at the end of the step", "steps of `art.pipeline` with a limit"
     ),
@@ -81,13 +62,6 @@ PIPELINE_METRICS: dict[str, Metric] = {
         "mean share of the engine's seats in which a request was computed", FOLLOWED
     ),
     "pipeline/engine_waiting_mean": Metric("mean number of the project's requests that waited at the engine", FOLLOWED),
-    "pipeline/concurrency_up": Metric("times that the limit's aim was above it and the engine had room", FOLLOWED),
-    "pipeline/concurrency_down": Metric("times that the limit was lowered because requests queued up", FOLLOWED),
-    "pipeline/concurrency_hold": Metric(
-        "times that the limit stayed: the engine slept or gave no answer, its memory was full, or no rollout had asked",
-        FOLLOWED,
-    ),
-    "pipeline/concurrency_silent": Metric("times that the engine did not say how busy it is", "steps with such times"),
 }
 """Metrics that `art.pipeline` adds to a step."""
 
@@ -102,12 +76,10 @@ DPO = "steps with the loss `dpo`"
 STALE = "steps with stale rollouts, while the checkpoints that sampled them exist"
 GATED = "steps in which the gate `mismatch` judged tokens that their own start policy sampled"
 CONSTRAINED = "steps with answers drawn under a grammar, `top_k`, `top_p` or `min_p`"
-BY_SIGN = "steps with such targets"
 BASE = "steps that measured the base model"
 WEIGHED = "steps with a loss that uses advantages"
 LATER = "steps after the first one of a server"
 TWENTIETH = f"steps with at least {WINDOW - 1} steps before them"
-SIXTH = f"steps with at least {SWING_WINDOW - 1} steps before them"
 
 
 TRAINER_METRICS: dict[str, Metric] = {
@@ -119,20 +91,13 @@ TRAINER_METRICS: dict[str, Metric] = {
         "mean entropy of the tokens that vary, in nats: each target's entropy h is weighted by itself, "
         "sum(h^2) / sum(h). Tokens that are certain, like most of a tool call's JSON, do not count"
     ),
-    "loss/entropy_varying_share": Metric(
-        "share of the N targets that vary, sum(h)^2 / (N sum(h^2)); `loss/entropy` is this times `loss/entropy_varying`"
-    ),
-    "loss/entropy_rewarded": Metric("mean entropy of targets with positive advantage", BY_SIGN),
-    "loss/entropy_punished": Metric("mean entropy of targets with negative advantage", BY_SIGN),
     "loss/grad_norm": Metric("norm of the gradient before clipping; averaged over the updates"),
-    "loss/grad_norm_max": Metric("the largest norm of the gradient before clipping among the updates"),
     "loss/grad_clipped_share": Metric("share of the updates whose gradient was clipped to `max_grad_norm`"),
     "loss/learning_rate": Metric("learning rate of the step's last update"),
     "loss/optimizer_updates": Metric("number of updates, with this step's, that the optimiser's moments are means of"),
     "loss/adapter_norm": Metric("Frobenius norm of what training has added to the base weights so far"),
     "loss/adapter_change": Metric("Frobenius norm of what this step changed, divided by `loss/adapter_norm`"),
     "loss/kl_to_sampler": Metric("mean of r - 1 - log r with r = policy / sampler (the k3 estimate), in nats", RL),
-    "loss/kl_to_sampler_k1": Metric("mean of log sampler - log policy (the k1 estimate), in nats", RL),
     "loss/kl_to_base": Metric("mean of r - 1 - log r with r = base / policy (the k3 estimate), in nats", BASE),
     "loss/kl_to_base_k1": Metric("mean of log policy - log base (the k1 estimate), in nats", BASE),
     "loss/kl_to_base_targets": Metric("number of targets that the two KL metrics are averaged over", BASE),
@@ -213,23 +178,11 @@ TRAINER_METRICS: dict[str, Metric] = {
     "data/step_num_gradient_steps": Metric("number of optimiser updates in the step"),
     "throughput/train_tokens_per_s": Metric("`data/step_tokens_unshared` per second of the step"),
     "throughput/train_tree_tokens_per_s": Metric("`data/step_trainer_tokens` per second of the updates"),
-    "throughput/train_flops_per_s": Metric("floating-point operations that the model needs, per second of the updates"),
-    "throughput/train_utilization": Metric("`throughput/train_flops_per_s` / `throughput/peak_flops_per_s`"),
-    "throughput/peak_flops_per_s": Metric(
-        "peak speed of the device: for a known GPU from its data sheet (dense), else one large product, measured once"
-    ),
-    "throughput/attention_dense_share": Metric(
-        "share of the computed tokens that ran on the attention kernel `dense`; the rest ran on `chains` or `flex`"
-    ),
     "throughput/peak_memory_bytes": Metric(
         "on CUDA, most memory that tensors took in this step; else the most that the trainer process ever had resident"
     ),
     "throughput/checkpointing": Metric(
         "what the backward pass computed again: 0 nothing, 1 layers without their attention, 2 whole layers"
-    ),
-    "throughput/activations_forecast_bytes": Metric(
-        "forecast of the activations of the largest micro-batch, from the sizes in the model's configuration; 0 if it "
-        "has other names for them"
     ),
     "time/step_trainer_s": Metric("seconds of the whole step in the trainer, including the checkpoint"),
     "time/step_updates_s": Metric("seconds of the step's updates: forward, backward, optimiser"),
@@ -310,16 +263,6 @@ TREND_METRICS: dict[str, Metric] = {
     "trend/top_reward_share": Metric(
         f"mean share of rollouts in the highest bin of `data/reward_hist`, over the last {WINDOW} steps", TWENTIETH
     ),
-    "trend/malformed_rise": Metric(
-        f"mean `data/step_malformed_share` of the last {RECENT} steps, minus that of the steps before them",
-        f"steps with at least {FEWEST_FOR_MALFORMED - 1} steps before them",
-    ),
-    "trend/answers_swing": Metric(
-        f"how much `data/step_answers_per_rollout` goes up and down in the last {SWING_WINDOW} steps: the mean change "
-        "from step to step, minus the total change per step, divided by the mean",
-        SIXTH,
-    ),
-    "trend/tokens_swing": Metric("`trend/answers_swing` for `data/step_tokens_per_rollout`", SIXTH),
 }
 """Metrics that the server adds to a step of reinforcement learning. They follow from this step and earlier ones."""
 
@@ -328,8 +271,7 @@ JOB_METRICS: dict[str, Metric] = {
     "publish/base_gap": Metric("`publish/probe_gap` for the base model: effect of number types and kernels"),
     "publish/probe_effect": Metric("largest difference that training has made to a log-prob of the probe, in nats"),
     "publish/adapter_norm": Metric(
-        "`loss/adapter_norm`, computed by the engine from the weights that it holds",
-        "with the embedded engine",
+        "`loss/adapter_norm`, computed by the engine from the weights that it holds", "with the embedded engine"
     ),
     "time/publish_s": Metric("seconds for loading the checkpoint into the engine and checking it"),
     "time/step_job_s": Metric("seconds of the whole job on the server: training and publishing"),
@@ -372,12 +314,11 @@ LOG_METRICS: dict[str, Metric] = {
         "rows before this one that a tracker does not have yet, by its name", "rows while a tracker fails or is slow"
     ),
     "sinks/*_lost": Metric(
-        "rows, groups and files that a tracker has refused in this run, by its name", "rows after such a loss"
+        "rows and groups that a tracker has refused in this run, by its name", "rows after such a loss"
     ),
     "data/cum/num_unique_scenarios": Metric(
         "number of different scenarios since the model was created: by `scenario_id` in the metadata of the groups or "
-        "rollouts of `train`, and by `add_data(scenario_ids=)` of the metrics builder. Above 65,536 it is an estimate "
-        "with a standard error of 0.4 %",
+        "rollouts of `train`, and by `add_data(scenario_ids=)` of the metrics builder",
         "rows with such ids",
     ),
     "data/cum/*": Metric(

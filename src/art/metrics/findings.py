@@ -10,7 +10,6 @@ have trends.
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -23,19 +22,6 @@ WINDOW = 20
 run that learns often hides in the scatter."""
 RUN_STEPS = 1000
 """Most steps that count as the whole run."""
-FORMAT_WINDOW = 10
-"""Number of steps for the trend of malformed rollouts."""
-RECENT = 3
-"""Number of last steps whose share of malformed rollouts is compared with that of the steps before them."""
-FEWEST_FOR_MALFORMED = RECENT + 2
-"""Fewest steps for the trend of malformed rollouts."""
-SWING_WINDOW = 6
-"""Number of last steps over which swings in the length of rollouts are measured."""
-
-_LENGTHS = {
-    "trend/answers_swing": "data/step_answers_per_rollout",
-    "trend/tokens_swing": "data/step_tokens_per_rollout",
-}
 
 
 def measure_trends(metrics: Mapping[str, float], earlier: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -49,33 +35,24 @@ def measure_trends(metrics: Mapping[str, float], earlier: Sequence[Mapping[str, 
     rows = [*earlier, metrics][-WINDOW:]
     if any("data/reward_mean" not in row for row in rows):
         return {}
-    trends: dict[str, float] = {}
-    if len(rows) == WINDOW:
-        rise, error = _fit_rise([row["data/reward_mean"] for row in rows])
-        run_rise, run_error = _fit_rise([row["data/reward_mean"] for row in run])
-        rates = [row.get("loss/learning_rate", 0.0) for row in run]
-        trends |= {
-            "trend/reward_rise": rise,
-            "trend/reward_rise_error": error,
-            "trend/run_rise": run_rise,
-            "trend/run_rise_error": run_error,
-            "trend/learning_rate_share": rates[-1] / max(rates) if max(rates) > 0 else 1.0,
-            "trend/groups_trainable_share": _mean_share(
-                rows, "data/step_num_groups_trainable", "data/step_num_groups_submitted"
-            ),
-            "trend/top_reward_share": _mean_share(rows, "data/reward_hist/9", "data/step_num_trajectories"),
-        }
-    malformed = [
-        row["data/step_malformed_share"] for row in rows[-FORMAT_WINDOW:] if "data/step_malformed_share" in row
-    ]
-    if len(malformed) >= FEWEST_FOR_MALFORMED:
-        recent, before = malformed[-RECENT:], malformed[:-RECENT]
-        trends["trend/malformed_rise"] = statistics.fmean(recent) - statistics.fmean(before)
-    for name, length in _LENGTHS.items():
-        lengths = [row[length] for row in rows if length in row][-SWING_WINDOW:]
-        if len(lengths) == SWING_WINDOW:
-            trends[name] = _swing(lengths)
-    return trends
+    if len(rows) < WINDOW:
+        return {}
+    rise, error = _fit_rise([row["data/reward_mean"] for row in rows])
+    run_rise, run_error = _fit_rise([row["data/reward_mean"] for row in run])
+    rates = [row.get("loss/learning_rate", 0.0) for row in run]
+
+    def mean_share(part: str, whole: str) -> float:
+        return statistics.fmean(row.get(part, 0.0) / row[whole] if row.get(whole) else 0.0 for row in rows)
+
+    return {
+        "trend/reward_rise": rise,
+        "trend/reward_rise_error": error,
+        "trend/run_rise": run_rise,
+        "trend/run_rise_error": run_error,
+        "trend/learning_rate_share": rates[-1] / max(rates) if max(rates) > 0 else 1.0,
+        "trend/groups_trainable_share": mean_share("data/step_num_groups_trainable", "data/step_num_groups_submitted"),
+        "trend/top_reward_share": mean_share("data/reward_hist/9", "data/step_num_trajectories"),
+    }
 
 
 def _fit_rise(values: Sequence[float]) -> tuple[float, float]:
@@ -91,20 +68,6 @@ def _fit_rise(values: Sequence[float]) -> tuple[float, float]:
     residuals = [value - mean - slope * place for place, value in zip(places, values, strict=True)]
     variance = math.fsum(residual**2 for residual in residuals) / (count - 2)
     return slope * (count - 1), math.sqrt(variance / spread) * (count - 1)
-
-
-def _mean_share(rows: Sequence[Mapping[str, float]], part: str, whole: str) -> float:
-    return statistics.fmean(row.get(part, 0.0) / row[whole] if row.get(whole) else 0.0 for row in rows)
-
-
-def _swing(values: Sequence[float]) -> float:
-    """How much `values` go up and down: mean absolute change minus the total change per step, divided by the mean.
-
-    Example: 5, 3, 5, 3, 5, 3 swing by 0.4. 1, 2, 3, 4, 5, 6 only grow, and swing by 0.
-    """
-    changes = math.fsum(abs(later - value) for value, later in itertools.pairwise(values))
-    mean = statistics.fmean(values)
-    return (changes - abs(values[-1] - values[0])) / (len(values) - 1) / mean if mean > 0 else 0.0
 
 
 BEFORE = "the step before"
@@ -209,15 +172,6 @@ RULES: dict[str, Rule] = {
         source="the largest noise of the number types: 4e-4 nats in float32 as a rule, 0.1 in bfloat16, 0.2 in a "
         "quantised engine, and twice as much in a mixture of experts (`docs/objectives.md`)",
     ),
-    "tokens_masked": Rule(
-        limits=(Limit("offpolicy/mismatch_masked_tokens", high=MASKED_ALARM, over="data/step_trainable_tokens"),),
-        only_if=(Limit("offpolicy/mismatch_masked_share", high=MASKED_ALARM),),
-        meaning="few whole rollouts were left out, but many single tokens: the trainer gives them a very different "
-        "probability than the engine did",
-        advice="Find out what changes tokens or their probabilities between engine and trainer, or widen the bounds "
-        "`mismatch.mask_token_low` and `mismatch.mask_token_high`",
-        source="the same share as for whole rollouts",
-    ),
     "constraint_refused": Rule(
         limits=(Limit("offpolicy/constraint_refused_tokens", high=0.0),),
         meaning="samples hold tokens that their recorded grammar or kept tokens do not allow, so they were left out",
@@ -225,14 +179,6 @@ RULES: dict[str, Rule] = {
         "and token",
         source="an engine draws only allowed tokens, so one that is not allowed means a damaged record or another "
         "tokenizer",
-    ),
-    "weights_truncated": Rule(
-        limits=(Limit("offpolicy/truncated_share", high=0.1),),
-        meaning="many tokens are much more likely under the trainer than when they were sampled, so their weights "
-        "were cut",
-        advice="Importance weights can only correct a few tokens. Remove the difference between engine and trainer, "
-        "or train on newer rollouts",
-        source="if weights agree up to rounding to bfloat16, only single tokens have a ratio above 2",
     ),
     "stale_rollouts": Rule(
         limits=(Limit("offpolicy/max_staleness", high=8.0),),
@@ -355,30 +301,21 @@ RULES: dict[str, Rule] = {
         ),
         meaning=f"the reward has not risen for {WINDOW} steps, although rewards differ within most groups. Luck may "
         "decide them more than skill",
-        advice="Measure whether the answers depend on what the model is shown, with `art doctor MODEL --task TASK`. "
-        "If they do, a higher `learning_rate` or more rollouts per group may help. If not, teach the model by "
-        "supervised fine-tuning first. Ignore this if your rewards only rank the rollouts of a group: such rewards "
-        "cannot rise",
+        advice="Read a few rollouts. If the answers depend on what the model is shown, a higher `learning_rate` or "
+        "more rollouts per group may help. If not, teach the model by supervised fine-tuning first. Ignore this if "
+        "your rewards only rank the rollouts of a group: such rewards cannot rise",
         source="without learning, the rise exceeds its standard error by chance in one of six cases. The rule is "
         "silent if most rollouts get the highest reward already, if the reward has risen over the whole run by twice "
         "the standard error, and once the learning rate has fallen to a quarter",
     ),
     "malformed_rollouts": Rule(
-        limits=(Limit("data/step_malformed_share", high=0.5), Limit("trend/malformed_rise", high=0.2)),
+        limits=(Limit("data/step_malformed_share", high=0.5),),
         meaning="rollouts fail because the task or its tools cannot read the policy's answers",
         advice="Read a few rollouts. If they failed from the beginning, show the format in the prompt, or teach it by "
-        "supervised fine-tuning first. If the share grows, the policy forgets the format: continue from an earlier "
+        "supervised fine-tuning first. If the share grew, the policy forgets the format: continue from an earlier "
         "checkpoint with a lower `learning_rate`",
         source="a word game with too high a learning rate had 98 % in its third step; healthy runs of `art demo` have "
-        "at most 29 %, and add at most 8 % within ten steps",
-    ),
-    "length_swings": Rule(
-        limits=(Limit("trend/answers_swing", high=0.25), Limit("trend/tokens_swing", high=0.25)),
-        only_if=(_NOT_FEW, Limit("data/step_num_groups_submitted", low=8.0)),
-        meaning="rollouts are long in one step and short in the next, again and again: each update overshoots the one "
-        "before it",
-        advice="Use a lower `learning_rate`, fewer `num_minibatches` or more groups per step",
-        source="healthy runs of `art demo` stay below 3 %; a word game whose learning rate broke its format had 28 %",
+        "at most 29 %",
     ),
     "answers_cut_off": Rule(
         limits=(Limit("data/step_truncated_share", high=0.25),),

@@ -22,11 +22,8 @@ SPLITS = frozenset({"train", "val", "test"})
 
 
 def check_split(split: str) -> str:
-    """Return `split` if it can name a file and a group of metrics.
-
-    Raises:
-        InvalidRequestError: `split` is empty, a path, or one of `SECTIONS`.
-    """
+    """Return `split` if it can name a file and a group of metrics. Raises `InvalidRequestError` if `split` is empty, a
+    path, or one of `SECTIONS`."""
     if split in SECTIONS:
         raise InvalidRequestError(
             f"split={split!r} is a section of the metrics; choose another name, e.g. 'val' or 'versus-self'",
@@ -36,11 +33,8 @@ def check_split(split: str) -> str:
 
 
 def check_metrics(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `metrics` if all values are numbers.
-
-    Raises:
-        InvalidRequestError: a value is not a number; the message names the metric.
-    """
+    """Return `metrics` if all values are numbers. Raises `InvalidRequestError` if a value is not a number; the message
+    names the metric."""
     for name, value in metrics.items():
         if _as_number(value) is None:
             raise InvalidRequestError(f"metrics[{name!r}] is {value!r}; a metric is a number", param="metrics")

@@ -1,14 +1,8 @@
-"""`Model` and `TrainableModel`: a named policy, the clients to talk to it, and its log.
+"""`Model` and `TrainableModel`: a named policy, the clients to talk to it, and its log. A model owns no process.
 
-    model = art.TrainableModel(name="agent-1", project="tic-tac-toe", base_model="Qwen/Qwen3-0.6B")
-    await model.register(backend)
-    client = model.openai_client()
-
-A model owns no process.
-
-model       identity, clients, state and log of any model
-trainable   registration, training and checkpoints
-run_log     the files of the log (`history.jsonl`, trajectories, costs) under `base_path`
+model = art.TrainableModel(name="agent-1", project="tic-tac-toe", base_model="Qwen/Qwen3-0.6B")
+await model.register(backend)
+client = model.openai_client()
 """
 
 from art.model.model import Model

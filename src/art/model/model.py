@@ -3,53 +3,127 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import Token
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 from typing_extensions import TypeVar
 
-from art.backend import Backend, Registration
-from art.capture.clients import async_hooks, is_capturing, sync_hooks
+from art.capture import current_capture, hooks_of
 from art.client.arguments import check_logged
-from art.client.http import Hooks
-from art.client.openai_client import Endpoint, ModelClients, check_address, load_openai, make_openai_client
+from art.client.connections import Hooks
+from art.client.openai_client import ModelAddress, ModelClients, check_address, load_openai, make_openai_client
 from art.config import OptimizerConfig
 from art.costs import Ledger, Prices
 from art.errors import ConfigError
-from art.protocol.keys import check_api_key
-from art.storage import state as state_file
+from art.plugins import find_older, load_plugin
+from art.storage import history
 from art.storage.layout import DataDir, ModelPaths, validate_name
 from art.trajectory import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
-    from art.compat.metrics import MetricsBuilder
-    from art.model.model_sinks import ModelSinks
+    from art.backend import Backend, ModelRegistration
+    from art.metrics.delivery import Reporting
     from art.model.run_log import RunLog
-    from art.sinks.delivery import Reporting
+    from art.protocol.checkpoint_calls import LogRequest
+
 
 logger = logging.getLogger(__name__)
 
 ConfigT = TypeVar("ConfigT", default=Any)
 StateT = TypeVar("StateT", default=dict[str, Any])
-_OLDER_FIELDS = frozenset({"entity", "id", "run_id"})
+ReportMetrics = Sequence[str | Callable[[], Any]] | None
 
 
-def _make_run_log() -> RunLog:
-    from art.model.run_log import RunLog
+class ModelSinks:
+    """Sinks by folder of the log: a copy of a model may be renamed, and then has a log and sinks of its own.
 
-    return RunLog()
+    They are started at `register` or at the first `log`, and closed by `close`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_folder: dict[Path, Reporting | None] = {}
+
+    def __deepcopy__(self, memo: Any) -> ModelSinks:
+        return self  # copies of a model write to the same log
+
+    async def start(
+        self, paths: ModelPaths, report_metrics: ReportMetrics, config: Callable[[], dict[str, Any]]
+    ) -> Reporting | None:
+        """Start the sinks that feed on a log, unless they run; `None` if the model has none.
+
+        Raises:
+            Exception: a tracker cannot start.
+        """
+
+        def start_once() -> None:
+            from art.metrics.choose_sinks import choose_sinks
+
+            with self._lock:
+                if paths.root in self._by_folder:
+                    return
+                reporting = None
+                if choices := choose_sinks(report_metrics):
+                    from art.metrics.delivery import start_reporting
+
+                    reporting = start_reporting(paths, config(), choices)
+                self._by_folder[paths.root] = reporting
+
+        if paths.root not in self._by_folder:
+            await asyncio.to_thread(start_once)
+        return self._by_folder.get(paths.root)
+
+    def running(self, paths: ModelPaths) -> Reporting | None:
+        """Return what reports a log, if it was started."""
+        return self._by_folder.get(paths.root)
+
+    async def close(self) -> None:
+        """Deliver what is left and close the sinks."""
+
+        def close_all() -> None:
+            with self._lock:
+                running = [reporting for reporting in self._by_folder.values() if reporting is not None]
+                self._by_folder.clear()
+                for reporting in running:
+                    reporting.close()
+
+        if self._by_folder:
+            await asyncio.to_thread(close_all)
 
 
-def _make_sinks() -> ModelSinks:
-    from art.model.model_sinks import ModelSinks
+PART_BYTES = 4 * 2**20
+"""Size of the groups in one request. A larger group is sent alone."""
 
-    return ModelSinks()
+
+def log_requests(split: str, step: int, row: dict[str, Any], groups: Sequence[TrajectoryGroup]) -> list[LogRequest]:
+    """Make the requests that send a row of the history with its groups. Without groups there is one.
+
+    Args:
+        row: the row as it was written.
+    """
+    from art.protocol.checkpoint_calls import LogRequest
+
+    parts: list[list[dict[str, Any]]] = [[]]
+    size = 0
+    for group in groups:
+        dumped = group.model_dump(mode="json")
+        length = len(json.dumps(dumped))
+        if parts[-1] and size + length > PART_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(dumped)
+        size += length
+    return [LogRequest(split=split, step=step, row=row, groups=part) for part in parts]
 
 
 class Model(BaseModel, Generic[ConfigT, StateT]):
@@ -79,8 +153,8 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
     """Trackers that get metrics and rollouts, such as `["wandb"]`, or subclasses of `art.sinks.Sink`. `None`: those
     that the environment names, e.g. by `WANDB_API_KEY`; `[]`: none."""
 
-    _run_log: RunLog = PrivateAttr(default_factory=_make_run_log)
-    _sinks: ModelSinks = PrivateAttr(default_factory=_make_sinks)
+    _run_log: RunLog = PrivateAttr(default_factory=lambda: importlib.import_module("art.model.run_log").RunLog())
+    _sinks: ModelSinks = PrivateAttr(default_factory=ModelSinks)
     _clients: ModelClients = PrivateAttr(default_factory=ModelClients)
     _backend: Backend | None = PrivateAttr(default=None)
     _server_url: str | None = PrivateAttr(default=None)
@@ -100,11 +174,9 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
     @model_validator(mode="before")
     @classmethod
     def _drop_older_fields(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or not _OLDER_FIELDS & data.keys():
-            return data
-        from art.compat.settings import drop_older_fields
-
-        return drop_older_fields(data)
+        if isinstance(data, dict) and data.keys() - cls.model_fields.keys() and (older := find_older()) is not None:
+            return older.drop_older_fields(data)
+        return data
 
     # --- registration and inference ---
 
@@ -124,7 +196,9 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         Raises:
             ConfigError: a tracker of `report_metrics` is not installed, or cannot be reached.
         """
-        self._sinks.check(self.report_metrics)
+        from art.metrics.choose_sinks import choose_sinks
+
+        choose_sinks(self.report_metrics)  # raises before anything is started
         registration, _ = await asyncio.gather(backend.register(self), asyncio.to_thread(load_openai))
         self._backend = backend
         if backend.data_dir is not None:
@@ -139,9 +213,9 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
             from art.model.run_settings import describe_program
 
             await self.record_settings({"program": await asyncio.to_thread(describe_program)})
-        await self._start_sinks()
+        await self._sinks.start(self._paths(), self.report_metrics, self._run_config)
 
-    def _adopt(self, registration: Registration) -> None:
+    def _adopt(self, registration: ModelRegistration) -> None:
         self._server_url, self._asks_logprobs = registration.server_url, registration.asks_logprobs
         own = f"{registration.server_url}/projects/{self.project}/v1"
         self.inference_base_url = registration.inference_base_url or own
@@ -168,35 +242,34 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         Raises:
             ConfigError: the model is not registered, or has no address.
         """
-        endpoint = self._endpoint()
+        address = self._address()
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return make_openai_client(
-                endpoint.base_url, endpoint.api_key, self._hooks(), endpoint.model, logprobs=endpoint.logprobs
-            )
-        return self._clients.get(endpoint, self._hooks)
+            return make_openai_client(*address[:2], self._hooks(), address.model, logprobs=address.logprobs)
+        return self._clients.get(address, self._hooks)
 
     def _hooks(self) -> Hooks:
-        return Hooks(async_hooks(self), is_capturing)
+        return Hooks(hooks_of(self, blocking=False), lambda: current_capture() is not None)
 
     def blocking_openai_client(self) -> OpenAI:
         """An `OpenAI` client for code that blocks, such as LangGraph's `invoke`; one client for all threads.
 
         In the thread of an event loop it would stop all other rollouts: run such code by `asyncio.to_thread`.
         """
-        return self._clients.get_blocking(self._endpoint(), lambda: sync_hooks(self))
+        return self._clients.get_blocking(self._address(), lambda: hooks_of(self, blocking=True))
 
-    def _endpoint(self) -> Endpoint:
+    def _address(self) -> ModelAddress:
+        from art.protocol.keys import check_api_key
+
         base_url, api_key = self.inference_base_url, self.inference_api_key
         if base_url is None or api_key is None:
             how = "call `await model.register(backend)` first" if self.trainable else (
                 "pass `inference_base_url` and `inference_api_key`"
             )  # fmt: skip
             raise ConfigError(f"model {self.name!r} has no inference address yet: {how}")
-        return Endpoint(
-            check_address(base_url), check_api_key(api_key), self.project, self.name, logprobs=self._asks_logprobs
-        )
+        name = f"{self.project}/{self.name}"
+        return ModelAddress(check_address(base_url), check_api_key(api_key), name, self._asks_logprobs)
 
     def get_inference_name(self, step: int | Literal["promoted"] | None = None) -> str:
         """Return the name to send as `model` in a request.
@@ -249,36 +322,6 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
     def _paths(self) -> ModelPaths:
         return DataDir(Path(self.base_path)).model(self.project, self.name)
 
-    async def report_file(
-        self,
-        path: str | Path,
-        *,
-        name: str | None = None,
-        kind: str = "file",
-        step: int | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Upload a file or folder to the trackers that take files, W&B and MLflow. It must stay until it is uploaded.
-
-        Args:
-            name: name in the tracker, by default that of the file. A second file of the same name is a new version.
-            kind: what it is, such as `model` or `dataset`.
-            step: step that it belongs to; by default the current one.
-            metadata: anything to keep with it.
-
-        Raises:
-            ConfigError: the file does not exist, or no tracker takes files.
-        """
-        name = validate_name(name or Path(path).name, param="name")
-        step = await self.get_step() if step is None else step
-        await self._start_sinks()
-        facts = {"name": name, "kind": kind, "step": step, "metadata": dict(metadata or {})}
-        await self._sinks.report_file(self._paths(), Path(path), facts)
-
-    async def _start_sinks(self) -> Reporting | None:
-        """Connect to the trackers, unless that was done; `None` if there are none."""
-        return await self._sinks.start(self._paths(), self.report_metrics, self._run_config)
-
     async def record_settings(self, settings: Mapping[str, Any]) -> None:
         """Keep settings of the run by sections, for its page and the trackers: `{"data": {"file": "train.jsonl"}}`.
 
@@ -290,10 +333,11 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         self._recorded |= settings
         if self._paths().root.is_dir():  # otherwise the first row of the log writes them
             await self._keep_settings()
-        await self._sinks.configure(self._paths(), self._run_config)
+        if (reporting := self._sinks.running(self._paths())) is not None:
+            await asyncio.to_thread(reporting.configure, self._run_config())
 
     async def _keep_settings(self) -> None:
-        from art.sinks.choose import plain_config
+        from art.metrics.choose_sinks import plain_config
 
         own = ("project", "name", "config")  # `config` may hold anything, and the folder has the names
         settings = plain_config({name: part for name, part in self._run_config().items() if name not in own})
@@ -315,7 +359,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         known = {key: value for key, value in self._run_config().items() if key in config}
         if changed := [key for key, value in known.items() if value != config[key]]:
             raise ConfigError(f"{changed[0]!r} is {known[changed[0]]!r} already, got {config[changed[0]]!r}")
-        if config.keys() - known.keys() and self._sinks.is_running(self._paths()):
+        if config.keys() - known.keys() and self._sinks.running(self._paths()) is not None:
             raise ConfigError("the trackers know the run's config already: call `update_wandb_config` before `log`")
         self._recorded |= config
 
@@ -328,39 +372,38 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         """
         return self._run_log.ledger(self._paths(), self.budget_usd)
 
-    def metrics_builder(self, cost_context: str | None = None) -> MetricsBuilder:
+    def metrics_builder(self, cost_context: str | None = None) -> Any:
         """Make an object that takes the user's own metrics and costs for the next row of the history.
 
         Args:
             cost_context: first part of the names of costs, by default `train`. Other metrics wait for a row of it:
                 `train`, `eval` for the splits `val` and `test`, or another split; by default for the next row.
         """
-        from art.compat.metrics import MetricsBuilder
-
         log = self._run_log
-        return MetricsBuilder(
+        return load_plugin("art.names", "metrics.MetricsBuilder")(
             "train" if cost_context is None else cost_context,
             lambda: self.costs, log.pending, lambda: log.totals(self._paths()), cost_context or "",
         )  # fmt: skip
 
-    def activate_metrics_context(self, cost_context: str) -> Token[MetricsBuilder | None]:
+    def activate_metrics_context(self, cost_context: str) -> Token[Any]:
         """Make `art.metrics.track_api_cost` book its costs on this model, until `token.var.reset(token)` is called."""
-        return self.metrics_builder(cost_context).activate()
+        token: Token[Any] = self.metrics_builder(cost_context).activate()
+        return token
 
     async def book_costs(self, *, trainer_s: float = 0.0, split: str = "train") -> None:
         """Do nothing: only a `TrainableModel` has tokens and device time to book. `log` calls this for every model."""
 
     def read_state(self) -> StateT | None:
         """Return the state that was last saved by `overwrite_state` or `merge_state`; `None` if nothing was saved."""
-        return cast("StateT | None", state_file.read_state(self._paths().state))
+        return cast("StateT | None", history.read_state(self._paths().state))
 
     def overwrite_state(self, state: StateT) -> None:
         """Save `state` in place of the state that was saved before."""
-        state_file.overwrite_state(self._paths().state, cast(dict[str, Any], state))
+        history.overwrite_state(self._paths().state, cast(dict[str, Any], state))
 
     def merge_state(self, state: StateT) -> StateT:
         """Save `state` over what was saved before, nested dictionaries key by key, and return the result."""
-        return cast(StateT, state_file.merge_state(self._paths().state, cast(dict[str, Any], state)))
+        return cast(StateT, history.merge_state(self._paths().state, cast(dict[str, Any], state)))
 
     def write_state(self, state: StateT) -> None:
         """Save `state`. This is an older name of `overwrite_state`."""
@@ -403,15 +446,16 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         step = await self.get_step() if step is None else step
         known = None if row_id is None else await self._run_log.find(self._paths(), row_id)
         row, written = known or await self._append_to_log(groups, metrics, split, step, row_id)
-        if self.trainable and self._backend is not None:  # the server needs them to keep the best checkpoint
-            await self._backend.log_metrics(self, step, row, row_id=row_id)
-            await self._send_log(split, step, written, groups)
+        if not self.trainable or (backend := self._backend) is None:
+            return
+        await backend.log_metrics(self, step, row, row_id=row_id)  # the server keeps the best checkpoint by them
+        await backend.send_log(self, partial(log_requests, split, step, written, groups))
 
     async def _append_to_log(
         self, groups: list[TrajectoryGroup], metrics: Mapping[str, float], split: str, step: int, row_id: str | None
     ) -> tuple[dict[str, float], dict[str, Any]]:
         """Add a row to the local log, from which the trackers take it. Returns what `RunLog.append` returns."""
-        reporting = await self._start_sinks()
+        reporting = await self._sinks.start(self._paths(), self.report_metrics, self._run_config)
         late = {} if reporting is None else await asyncio.to_thread(reporting.metrics)
         metrics = late | self._run_log.take_pending(split) | dict(metrics)
         await self.book_costs(trainer_s=metrics.get("time/step_trainer_s", 0.0), split=split)
@@ -421,12 +465,3 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         if reporting is not None:
             reporting.wake()
         return row
-
-    async def _send_log(self, split: str, step: int, row: dict[str, Any], groups: list[TrajectoryGroup]) -> None:
-        """Send what was logged to a server that keeps its files elsewhere, for its page."""
-        if self._backend is None or (client := self._backend.log_client) is None:
-            return
-        from art.model.model_sinks import log_requests
-
-        for request in await asyncio.to_thread(log_requests, split, step, row, groups):
-            await client.log(self.project, self.name, request)

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from art.costs import Ledger
-from art.costs.ledger import context_of
-from art.costs.prices import close_row
+from art.costs import Ledger, close_row, context_of
 from art.metrics.groups import count_groups, name_metrics, scenarios_of, summarize_groups, take_costs
-from art.storage.history import append_row, find_row, means_by_step
+from art.storage.history import Pending, Totals, append_row, find_row, hash_scenario, overwrite_state, read_state
 from art.storage.layout import ModelPaths
-from art.storage.state import overwrite_state, read_state
-from art.storage.totals import Pending, Totals, hash_scenario
 from art.storage.trajectories import append_groups
 from art.trajectory import TrajectoryGroup
-
-logger = logging.getLogger(__name__)
 
 _WRITING_SETTINGS = threading.Lock()
 
@@ -101,8 +94,18 @@ class RunLog:
         row |= name_metrics(metrics, split)
         if groups:
             await asyncio.to_thread(append_groups, paths.trajectories(split, step), groups, once=row_id is not None)
-        scenarios = self._take_scenarios(groups, split)
-        return row, await asyncio.to_thread(_append_row, paths, self.totals(paths), scenarios, row, step, row_id)
+        trained = groups if split == "train" else []  # held-out groups do not count as seen
+        scenarios = {hash_scenario(name) for group in trained for name in scenarios_of(group)}
+        for pending in self._waiting(split):
+            scenarios |= pending.scenarios
+            pending.scenarios.clear()
+        totals = self.totals(paths)
+
+        def write() -> dict[str, Any]:
+            with totals.lock:
+                return append_row(paths.history, totals.of(row, scenarios) | row, step=step, row_id=row_id)
+
+        return row, await asyncio.to_thread(write)
 
     async def find(self, paths: ModelPaths, row_id: str) -> tuple[dict[str, float], dict[str, Any]] | None:
         """Return the metrics and the row that `append` wrote under this name; `None` if it has written none."""
@@ -110,36 +113,3 @@ class RunLog:
             return None
         row = await asyncio.to_thread(find_row, paths.history, row_id) or {}
         return {key: value for key, value in row.items() if isinstance(value, (int, float))}, row
-
-    def _take_scenarios(self, groups: list[TrajectoryGroup], split: str) -> set[int]:
-        """Return the scenarios of a row by their hashes. Held-out groups have none, since they are not trained on."""
-        trained = groups if split == "train" else []
-        scenarios = {hash_scenario(name) for group in trained for name in scenarios_of(group)}
-        for pending in self._waiting(split):
-            scenarios |= pending.scenarios
-            pending.scenarios.clear()
-        return scenarios
-
-
-def _append_row(
-    paths: ModelPaths, totals: Totals, scenarios: set[int], row: dict[str, float], step: int, row_id: str | None
-) -> dict[str, Any]:
-    with totals.lock:
-        return append_row(paths.history, totals.of(row, scenarios) | row, step=step, row_id=row_id)
-
-
-def best_step(history: Path, metric: str) -> int | None:
-    """Return the step with the highest mean of a metric, of equal ones the newest; `None` if it was never logged.
-
-    Raises:
-        ValueError: the history has damaged lines, so the best step may be missing.
-    """
-    means, num_unreadable = means_by_step(history, metric)
-    if num_unreadable:
-        raise ValueError(
-            f"{num_unreadable} lines are damaged in {history}, so the best checkpoint is not known; remove those lines"
-        )
-    if not means:
-        logger.info("%s was never logged: only the newest checkpoint is kept", metric)
-        return None
-    return max(means, key=lambda step: (means[step], step))

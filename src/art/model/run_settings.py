@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import platform
@@ -16,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from art.sinks.choose import is_secret
-from art.storage.log_lines import HIDDEN, known_secrets, redact
+from art.metrics.choose_sinks import is_secret
+from art.storage.logs import HIDDEN, known_secrets, redact
 
 _PACKAGES = {"art": "agent-reinforcement-trainer", "torch": "torch", "transformers": "transformers", "vllm": "vllm"}
 """Names in the settings of the packages whose versions are recorded, if they are installed."""
@@ -28,11 +29,18 @@ _NAMED_VALUES = {"--header": ":", "--server-env": "="}
 @functools.cache
 def describe_program() -> dict[str, Any]:
     """Describe this program: its command line without secrets, versions, and the git commit of the current folder."""
-    versions = {name: _version_of(package) for name, package in _PACKAGES.items()}
-    return {
+    about: dict[str, Any] = {
         "command": command_line([Path(sys.argv[0]).name, *sys.argv[1:]]), "python": platform.python_version(),
-        **{name: version for name, version in versions.items() if version}, "git_commit": _git_commit(),
     }  # fmt: skip
+    for name, package in _PACKAGES.items():
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            about[name] = importlib.metadata.version(package)
+    describe = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    try:
+        described = subprocess.run(describe, capture_output=True, encoding="utf-8", timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):  # not a folder of git
+        return about | {"git_commit": None}
+    return about | {"git_commit": described.stdout.strip() or None}
 
 
 def command_line(words: Sequence[str]) -> str:
@@ -56,20 +64,3 @@ def _shown_value(option: str, value: str, secrets: Sequence[str]) -> str:
         name, separated, hidden = value.partition(_NAMED_VALUES[option])
         return value if not separated or "$" in hidden else f"{name}{separated} ..."
     return HIDDEN if is_secret(option.lstrip("-")) and not value.startswith("-") else redact(value, secrets)
-
-
-def _version_of(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _git_commit() -> str | None:
-    """Return the commit of the current folder, with `-dirty` after it if files were changed; `None` outside of git."""
-    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
-    try:
-        described = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return described.stdout.strip() or None

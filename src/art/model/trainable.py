@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from pydantic import PrivateAttr
 
-from art.backend import Backend, Registration, TrainResult
-from art.capture.clients import remember
+from art.capture import remember
 from art.client.arguments import check_groups
 from art.config import ModelSettings, OptimizerConfig, SamplingConfig, TrainConfig, TrainSFTConfig
-from art.costs.prices import CostCalculator, PolicyMeter
+from art.costs import CostCalculator, PolicyMeter
 from art.errors import ArtError, ConfigError
 from art.model.model import ConfigT, Model, StateT
-from art.protocol.rollouts import Outcome, RolloutStatus, RolloutUpdate
+from art.plugins import load_plugin
 from art.trajectory import MetadataValue, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
+    from art.backend import Backend, ModelRegistration, TrainResult
     from art.client.collector import RolloutCollector
-    from art.compat.settings import InternalModelConfig
+    from art.protocol.rollouts import Outcome, RolloutStatus
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +35,13 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
     settings: ModelSettings | None = None
     """Settings of adapter, engine, trainer and rendering. They are fixed at the first registration."""
 
-    _internal_config: InternalModelConfig | None = PrivateAttr(default=None)
-    """Settings in the words of older code, see `art.compat.settings`."""
+    _internal_config: Mapping[str, Any] | None = PrivateAttr(default=None)
+    """Settings in the words of older code, `art.dev.InternalModelConfig`."""
     _registered_as: tuple[str, str] | None = PrivateAttr(default=None)
     _collector: RolloutCollector | None = PrivateAttr(default=None)
     _meter: PolicyMeter = PrivateAttr(default_factory=PolicyMeter)
 
-    def __init__(self, *, _internal_config: InternalModelConfig | None = None, **fields: Any) -> None:
+    def __init__(self, *, _internal_config: Mapping[str, Any] | None = None, **fields: Any) -> None:
         super().__init__(**fields)
         self._internal_config = _internal_config
 
@@ -59,9 +59,9 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
             return self.settings or ModelSettings()
         if self.settings is not None:
             raise ConfigError(f"model {self.name!r} has both `settings` and `_internal_config`: keep one")
-        from art.compat.internal_config import settings_from_internal_config
-
-        return settings_from_internal_config(self._internal_config)
+        older = load_plugin("art.names", "older")
+        settings: ModelSettings = older.settings_from_internal_config(self._internal_config)
+        return settings
 
     def _run_config(self) -> dict[str, Any]:
         chosen = self.model_settings()
@@ -74,9 +74,9 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         """Return the optimiser in `trainer_args` of older code, for training steps that set none; else `None`."""
         if not self._internal_config:
             return None
-        from art.compat.internal_config import optimizer_from_internal_config
-
-        return optimizer_from_internal_config(self._internal_config)
+        older = load_plugin("art.names", "older")
+        optimizer: OptimizerConfig | None = older.optimizer_from_internal_config(self._internal_config)
+        return optimizer
 
     async def register(self, backend: Backend) -> None:
         """Connect the model to a backend, which serves it from then on."""
@@ -86,12 +86,11 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         except ArtError as error:
             if not self._internal_config:
                 raise
-            from art.compat.internal_config import in_older_names
-
-            raise in_older_names(error, self._internal_config) from error.__cause__
+            older = load_plugin("art.names", "older")
+            raise older.in_older_names(error, self._internal_config) from error.__cause__
         self._meter.start(started)
 
-    def _adopt(self, registration: Registration) -> None:
+    def _adopt(self, registration: ModelRegistration) -> None:
         super()._adopt(registration)
         self._collector = None
         self._registered_as = (self.project, self.name)
@@ -207,6 +206,8 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         Raises:
             ConflictError: the rollout is finished, and this call would change it.
         """
+        from art.protocol.rollouts import RolloutUpdate
+
         update = RolloutUpdate(
             project=self.project, model=f"{self.project}/{self.name}", group_id=group_id, scenario_id=scenario_id,
             reward=reward, outcome=outcome, error=error, metrics=metrics, metadata=metadata,
@@ -221,7 +222,6 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         *,
         timeout_s: float | None = None,
         pbar_desc: str | None = "collect",
-        leave_out: str | None = None,
     ) -> list[TrajectoryGroup]:
         """Wait until other programs have finished `num_groups` groups, and return them, each group once.
 
@@ -232,37 +232,13 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
             rollouts_per_group: finished rollouts that make a group complete.
             timeout_s: seconds to wait at most.
             pbar_desc: label of the progress bar, `None` for no bar.
-            leave_out: regular expression. Conversations in whose system prompt it is found are not trained: those of
-                requests that an agent makes beside its task, such as for a title or a summary.
 
         Raises:
-            ConfigError: `leave_out` is no regular expression.
             ProcessError: `timeout_s` seconds have passed; the message says what is missing.
         """
         if self._collector is None:
             self._collector = self.backend().rollout_collector(self)
-        return await self._collector.collect(
-            num_groups, rollouts_per_group, timeout_s=timeout_s, pbar_desc=pbar_desc, leave_out=leave_out
-        )
-
-    async def report_checkpoint(self, step: int | None = None) -> None:
-        """Upload the adapter of a checkpoint, as PEFT's files, to the trackers that take files: W&B and MLflow.
-
-        Args:
-            step: step of the checkpoint; by default the newest.
-
-        Raises:
-            ConfigError: no tracker of this model takes files.
-            NotFoundError: there is no such checkpoint.
-        """
-        step = await self.get_step() if step is None else step
-        await self._start_sinks()
-        self._sinks.check_takes_files(self._paths())
-        # A copy, because the checkpoint may be deleted before the trackers have it.
-        folder = self._paths().sinks / "files" / f"{step:04d}-peft"
-        await self.backend().export(self, "peft", step=step, path=folder)
-        metadata = {"base_model": self.base_model, "project": self.project, "model": self.name}
-        await self.report_file(folder, name="checkpoint", kind="model", step=step, metadata=metadata)
+        return await self._collector.collect(num_groups, rollouts_per_group, timeout_s=timeout_s, pbar_desc=pbar_desc)
 
     async def promote(
         self,
@@ -293,7 +269,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
             PromotionError: it does not meet `require`. The message has the figures.
             ConfigError: the engine cannot serve a step beside the newest, with `VllmConfig(weights="merged")`.
         """
-        from art.protocol.organisation.promotions import Gate
+        from art.protocol.promotions import Gate
 
         gate = None if require is None else Gate(require=require, split=split)
         promotion = await self.backend().checkpoints.promote(self, step, gate=gate, force=force, note=note)
@@ -304,14 +280,21 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
 
         If the history has damaged lines, nothing is deleted: the best checkpoint could be in one of them.
         """
-        from art.model.run_log import best_step
+        from art.storage.history import means_by_step
 
-        try:
-            best = await asyncio.to_thread(best_step, self._paths().history, best_checkpoint_metric)
-        except ValueError as error:
-            logger.warning("no checkpoint is deleted: %s", error)
+        history = self._paths().history
+        means, num_damaged = await asyncio.to_thread(means_by_step, history, best_checkpoint_metric)
+        if num_damaged:
+            logger.warning(
+                "no checkpoint is deleted: %d lines are damaged in %s, so the best is not known; remove those lines",
+                num_damaged, history,
+            )  # fmt: skip
             return
-        keep = sorted({await self.get_step()} if best is None else {await self.get_step(), best})
+        keep = {await self.get_step()}
+        if means:
+            keep.add(max(means, key=lambda step: (means[step], step)))
+        else:
+            logger.info("%s was never logged: only the newest checkpoint is kept", best_checkpoint_metric)
         checkpoints = self.backend().checkpoints
-        deleted = await checkpoints.delete(self, keep_steps=keep, best_metric=best_checkpoint_metric)
-        logger.info("kept checkpoints %s, deleted %s", keep, deleted)
+        deleted = await checkpoints.delete(self, keep_steps=sorted(keep), best_metric=best_checkpoint_metric)
+        logger.info("kept checkpoints %s, deleted %s", sorted(keep), deleted)

@@ -15,7 +15,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 """Why a choice ended."""
 
 
-class Answer(BaseModel):
+class OpenAnswer(BaseModel):
     """Base class of answers that may have more fields than are declared."""
 
     model_config = ConfigDict(extra="allow")
@@ -36,7 +36,7 @@ class ErrorAnswer(Wire):
     error: ErrorDetail
 
 
-class Health(Answer):
+class Health(OpenAnswer):
     status: Literal["ok"]
 
 
@@ -46,7 +46,7 @@ class Readiness(Wire):
     """What keeps the server from working, by the thing that was checked. Only keys for all projects see it."""
 
 
-class OpenApi(Answer):
+class OpenApi(OpenAnswer):
     openapi: str
     """Version of the specification."""
 
@@ -96,7 +96,7 @@ class ModelList(Wire):
     data: list[ModelCard]
 
 
-class ChoiceExchange(Answer):
+class ChoiceExchange(OpenAnswer):
     """Facts about the record of a choice, kept with the choice wherever it is logged."""
 
     policy_version: int
@@ -112,7 +112,7 @@ class ChoiceExchange(Answer):
     out."""
 
 
-class ChatChoice(Answer):
+class ChatChoice(OpenAnswer):
     index: int
     message: dict[str, Any]
     finish_reason: FinishReason
@@ -122,13 +122,13 @@ class ChatChoice(Answer):
     exchange: ChoiceExchange
 
 
-class ChatUsage(Answer):
+class ChatUsage(OpenAnswer):
     prompt_tokens: int = Field(ge=0)
     completion_tokens: int = Field(ge=0)
     total_tokens: int = Field(ge=0)
 
 
-class ChatAnswer(Answer):
+class ChatAnswer(OpenAnswer):
     """OpenAI's `chat.completion`. The gateway builds it as a plain dict, which is faster for long conversations."""
 
     id: str
@@ -152,3 +152,22 @@ class Measurement:
     """One of `server.metrics.FAMILIES`."""
     value: float
     labels: Mapping[str, str] = field(default_factory=dict)
+
+
+BranchReason = Literal[
+    "unknown_history",  # an earlier answer is not recorded on this server
+    "edited_history",  # an answer has a known exchange id, but its text was changed
+    "tools_changed",  # the earlier answers are recorded, and were sampled with other tools
+    "history_continues_elsewhere",  # the new messages contain an answer that was not recorded
+    "reasoning_dropped",  # with the new messages, the template drops the reasoning of earlier turns
+    "template_rewrites_history",  # with the new messages, the template renders earlier turns differently
+    "template_without_turn_end",  # no single token marks the end of an answer, so there is no place to continue from
+]
+"""Why the prompt of a later turn was rendered from its messages instead of extending recorded tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Says why a prompt cannot extend the recorded tokens of the turn before. It is then rendered from its messages."""
+
+    reason: BranchReason

@@ -12,7 +12,6 @@ numbers (tokens, log-probs) are taken as they are; everything else is checked wh
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +21,12 @@ from typing import Annotated, Any, ClassVar, Generic, Self, TypeAlias, TypeVar, 
 
 from pydantic import ConfigDict, PlainValidator, SkipValidation, TypeAdapter, ValidationError
 
-from art.config import EngineConfig, LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig, VllmConfig
+from art.config import EngineConfig, LoraConfig, Quantization, TrainConfig, TrainerConfig, TrainSFTConfig, VllmConfig
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest, Timings, TokenChunk
 from art.errors import ArtError, ConfigError, InvalidRequestError
 from art.protocol.checkpoint_calls import HubTarget, S3Target
-from art.protocol.compact.sample_files import write_samples
+from art.protocol.compact import pack_token_sets, unpack_token_sets, write_samples
 from art.protocol.samples import StepResult, TrainingSample
-from art.protocol.token_sets import pack_token_sets, unpack_token_sets
 
 Result = TypeVar("Result", covariant=True)
 _MAX_COMPLAINTS = 3
@@ -61,11 +59,7 @@ class Call(Generic[Result]):
 
     @classmethod
     def decode_result(cls, value: Any) -> Result:
-        """Build a result of this call from its JSON value, which the child process sent.
-
-        Raises:
-            ArtError: `value` is not a result of this call.
-        """
+        """Build a result of this call from its JSON value, which the child process sent."""
         kind: Any = cls
         try:
             result: Result = _adapter(get_args(kind.__orig_bases__[0])[0]).validate_python(value)
@@ -78,12 +72,8 @@ Calls: TypeAlias = Mapping[str, type[Call[Any]]]
 
 
 def decode_call(calls: Calls, method: str, params: Mapping[str, Any]) -> Call[Any]:
-    """Build a call from the method and parameters in a frame, a message between processes.
-
-    Raises:
-        InvalidRequestError: `calls` has no such method, or the parameters do not fit it.
-        ConfigError: the settings in the parameters are not valid.
-    """
+    """Build a call from the method and parameters in a frame, a message between processes. Raises `InvalidRequestError`
+    if `calls` has no such method or the parameters do not fit it, and `ConfigError` if settings are not valid."""
     kind: Any = calls.get(method)
     if kind is None:
         raise InvalidRequestError(f"unknown method {method!r}; this process has {', '.join(calls)}")
@@ -97,16 +87,11 @@ def decode_call(calls: Calls, method: str, params: Mapping[str, Any]) -> Call[An
 
 
 def decode_engine_call(calls: Calls, frame: Mapping[str, Any]) -> Call[Any]:
-    """Decode a call to an engine from a frame, a message between processes. The errors are those of `decode_call`.
-
-    A request for a completion gets the id of its call, in place of the id that the caller chose.
-    """
+    """Decode a call to an engine from a frame. A request for a completion gets the id of its call, in place of the id
+    that the caller chose. The errors are those of `decode_call`."""
     params = frame["params"]
     if isinstance(request := params.get("request"), dict):  # changing the request later would build it a second time
         request["request_id"] = str(frame["id"])
-        if frame["method"] == Generate.method and params == {"request": request, "stream": False}:  # most calls
-            with contextlib.suppress(TypeError):  # pydantic says below what is wrong
-                return Generate(request=_build_request(request), stream=False)
     return decode_call(calls, frame["method"], params)
 
 
@@ -131,11 +116,6 @@ def _built_by(build: Callable[[Any], Any]) -> PlainValidator:
     return PlainValidator(validate)
 
 
-def _build_request(body: dict[str, Any]) -> GenerateRequest:
-    tuples: dict[str, Any] = {name: tuple(body[name]) for name in ("stop_token_ids", "sender") if name in body}
-    return GenerateRequest(**body | tuples)
-
-
 def encode_chunk(chunk: TokenChunk) -> TokenChunk | dict[str, Any]:
     """A chunk as it crosses processes: sets of kept tokens, which may be large, become short text."""
     if not chunk.kept:
@@ -144,38 +124,36 @@ def encode_chunk(chunk: TokenChunk) -> TokenChunk | dict[str, Any]:
 
 
 def _build_chunk(body: dict[str, Any]) -> TokenChunk:
+    built: dict[str, Any] = {}
     if body["top_logprobs"]:
-        top = [[(token, logprob) for token, logprob in alternatives] for alternatives in body["top_logprobs"]]
-        body = body | {"top_logprobs": top}
+        built["top_logprobs"] = [[(token, logprob) for token, logprob in others] for others in body["top_logprobs"]]
     if body.get("kept"):
-        body = body | {"kept": unpack_token_sets(body["kept"])}
+        built["kept"] = unpack_token_sets(body["kept"])
     if body.get("timings"):
-        body = body | {"timings": Timings(**body["timings"])}
-    return TokenChunk(**body)
-
-
-def _build_step(body: dict[str, Any]) -> Progress | StepResult:
-    return Progress(**body) if "done" in body else StepResult(**body)
+        built["timings"] = Timings(**body["timings"])
+    return TokenChunk(**body | built)
 
 
 @dataclass(frozen=True, slots=True)
 class SampleFile:
-    """The samples of a call, in a file that both processes can read (see `art.protocol.compact.sample_files`)."""
+    """The samples of a call, in a file that both processes can read (see `art.protocol.compact`)."""
 
     path: Path
 
 
-def _build_sample_file(body: dict[str, Any]) -> SampleFile:
-    return SampleFile(Path(body["path"]))
-
-
 Tokens = Annotated[list[int], SkipValidation]
 Logprobs = Annotated[list[float], SkipValidation]
-Request = Annotated[GenerateRequest, _built_by(_build_request)]
-Samples = Annotated[Sequence[TrainingSample] | SampleFile, _built_by(_build_sample_file)]
+Chunk = Annotated[TokenChunk, _built_by(_build_chunk)]
+_TUPLES = ("stop_token_ids", "sender")
+Request = Annotated[
+    GenerateRequest,
+    _built_by(lambda body: GenerateRequest(**body | {name: tuple(body[name]) for name in _TUPLES if name in body})),
+]
+Samples = Annotated[Sequence[TrainingSample] | SampleFile, _built_by(lambda body: SampleFile(Path(body["path"])))]
 Numbers = Annotated[dict[str, float], SkipValidation]
-Step = Annotated[StepResult, _built_by(_build_step)]
-StepOrProgress = Annotated[Progress | StepResult, _built_by(_build_step)]
+_BuiltStep = _built_by(lambda body: Progress(**body) if "done" in body else StepResult(**body))
+Step = Annotated[StepResult, _BuiltStep]
+StepOrProgress = Annotated[Progress | StepResult, _BuiltStep]
 
 
 # -- engine --
@@ -186,6 +164,8 @@ class StartEngine(Call[EngineInfo]):
 
     model: str
     config: EngineConfig
+    quantization: Quantization = "none"
+    """Rounding of the base weights, which is the trainer's."""
 
 
 class StartVllm(Call[EngineInfo]):
@@ -195,8 +175,6 @@ class StartVllm(Call[EngineInfo]):
     config: VllmConfig
     lora_rank: int | None
     """Rank of the LoRA adapters; `None` if the engine takes no adapters."""
-    python: str | None
-    """Path of the Python interpreter that has vLLM."""
     sleeps: bool = False
     memory_bytes: int | None = None
     """Memory of the smallest of the engine's GPUs, if known."""
@@ -208,18 +186,11 @@ class Info(Call[EngineInfo]):
     """Ask the engine for its description, an `EngineInfo`."""
 
 
-class Generate(Call[TokenChunk]):
+class Generate(Call[Chunk]):
     """Sample a completion. The results are its chunks, the last of which has a `finish_reason`."""
 
     request: Request
     stream: bool
-
-    @classmethod
-    def decode_result(cls, value: Any) -> TokenChunk:
-        try:
-            return _build_chunk(value)  # without pydantic, since this runs for every token
-        except (TypeError, KeyError, ValueError) as error:
-            raise ArtError(f"the answer to `{cls.method}` is malformed: {error}") from error
 
 
 class Score(Call[Logprobs]):
@@ -287,12 +258,8 @@ class SampleCall(Call[Result]):
     samples: Samples
 
     def written(self, path: Path) -> Self:
-        """Write the samples to a file, and return this call with the file in their place.
-
-        Raises:
-            InvalidRequestError: the samples cannot be written as they are.
-            OSError: the file cannot be written.
-        """
+        """Write the samples to a file, and return this call with the file in their place. The errors are those of
+        `write_samples`."""
         if isinstance(self.samples, SampleFile):
             return self
         write_samples(path, self.samples)
@@ -363,8 +330,6 @@ class Export(Call[dict[str, Any]]):
     target: Path
     base_model: str
     format: str
-    llama_cpp: str | None
-    """A checkout of llama.cpp; `None` uses the variable ART_LLAMA_CPP, or converters on the PATH."""
     model_name: str = "agent"
     """Name under which a production server is told to serve the export."""
     template_kwargs: dict[str, bool | int | float | str] = field(default_factory=dict)

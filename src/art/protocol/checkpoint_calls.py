@@ -5,17 +5,18 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
-from art.config.addresses import check_no_userinfo
+from art.config.base import check_no_userinfo
 from art.config.base_models import HUB_ID_PATTERN
-from art.protocol.training import JobId, Wire
+from art.protocol.training import JobId, SparseWire, Wire
 
 BEST_METRIC = "val/reward"
 ExportFormat = Literal["peft", "vllm-lora", "merged", "gguf", "gguf-lora"]
 
 
-class CheckpointInfo(Wire):
+class CheckpointInfo(SparseWire):
+    may_lack = ("promoted",)
     step: int
     created_at: float
     """Unix time at which the checkpoint was made."""
@@ -32,14 +33,6 @@ class CheckpointInfo(Wire):
     """Descriptions of what needs the checkpoint: running requests, unfinished jobs."""
     promoted: bool = False
     """Whether `project/name@promoted` means this checkpoint, which is then never deleted; absent if not."""
-
-    @model_serializer(mode="wrap")
-    def _only_what_is_promoted(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """An older client refuses fields that it does not know, so this one is sent only where it says something."""
-        body: dict[str, Any] = serialize(self)
-        if not self.promoted:
-            del body["promoted"]
-        return body
 
 
 class CheckpointList(Wire):

@@ -1,6 +1,10 @@
 """Frames between the server and its engine and trainer processes, over an inherited socket pair.
 
-`frames/frame_encoding.py` writes and reads frames. Their messages are:
+A frame is a 4-byte big-endian length, then that many bytes of JSON:
+
+    encode_frame({"cancel": 7})  -->  b"\\x00\\x00\\x00\\x0c" b'{"cancel":7}'
+
+The messages are:
 
     request    {"id": 7, "method": "generate", "params": {...}}
     answers    {"id": 7, "result": {...}}                  any number, then one with "last": true
@@ -10,7 +14,7 @@
 
 `calls.py` defines the requests and their results. The parent's end is asyncio (`RpcClient`): what it sends in one turn
 of the event loop goes out in one write, and what a child sends in one write is read at once. The child's end
-(`frames/rpc_child.py`) blocks.
+(`RpcServerSocket`) blocks.
 """
 
 from __future__ import annotations
@@ -19,33 +23,84 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import select
 import socket
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
+import struct
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from art.errors import ProcessError, error_from_code
+import orjson
+from pydantic import BaseModel
+
+from art.errors import ArtError, InvalidRequestError, ProcessError, error_from_code
 from art.protocol.calls import Call, Result
-from art.protocol.frames.frame_encoding import HEARTBEAT_ID, FrameBuffer, encode_frame, error_body
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_LENGTH = struct.Struct(">I")
+MAX_FRAME_BYTES = 2**31
+HEARTBEAT_ID = 0
+"""Number of the call that heartbeats answer, which nobody has made."""
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
 
-@dataclass(slots=True)
-class PendingCall:
-    """A call to a child process that has not ended. Times are readings of `time.monotonic`."""
 
-    method: str
-    caller: str
-    """Name of the asyncio task that made the call."""
-    since: float
-    last_frame: float
-    """Time of the newest answer; before the first one the time of the call."""
-    take: Callable[[dict[str, Any]], None]
-    """Takes each answer."""
+def encode_frame(message: dict[str, Any]) -> bytes:
+    """Encode a message between processes as JSON, after its length. Raises `InvalidRequestError` if the frame would be
+    longer than `MAX_FRAME_BYTES`."""
+    body = orjson.dumps(message, default=_plain, option=_OPTIONS)
+    if len(body) > MAX_FRAME_BYTES:
+        raise InvalidRequestError(f"a message between processes has {len(body):,} bytes, at most {MAX_FRAME_BYTES:,}")
+    return _LENGTH.pack(len(body)) + body
+
+
+def _plain(value: Any) -> Any:
+    """Convert what orjson does not encode, or for dataclasses with slots encodes slowly."""
+    if (names := getattr(value, "__dataclass_fields__", None)) is not None:
+        return {name: getattr(value, name) for name in names}
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} does not cross processes")
+
+
+def error_body(error: BaseException) -> dict[str, Any]:
+    """Encode an error for another process or the network. For an error from outside ART the message names its type."""
+    if isinstance(error, ArtError):
+        return {"code": error.code, "message": error.message, "param": error.param}
+    return {"code": ArtError.code, "message": f"{type(error).__name__}: {error}", "param": None}
+
+
+class FrameBuffer:
+    """Joins the pieces in which frames arrive, and decodes each frame that is complete."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        """The beginning of a frame, whose end has not come yet."""
+
+    def feed(self, data: bytes) -> list[dict[str, Any]]:
+        """Take the next piece, and return the messages that it completes, in order."""
+        rest = self._rest
+        if rest:
+            rest += data
+            if len(rest) < _LENGTH.size or len(rest) < _LENGTH.size + _LENGTH.unpack_from(rest)[0]:
+                return []
+            data = bytes(rest)
+            rest.clear()
+        messages, start, size = [], 0, len(data)
+        while size - start >= _LENGTH.size:
+            end = start + _LENGTH.size + _LENGTH.unpack_from(data, start)[0]
+            if end > size:
+                break
+            messages.append(orjson.loads(data[start + _LENGTH.size : end]))
+            start = end
+        rest += data[start:]
+        return messages
 
 
 class RpcClient(asyncio.Protocol):
@@ -60,7 +115,8 @@ class RpcClient(asyncio.Protocol):
         self._on_heartbeat = on_heartbeat
         self._explain_loss = explain_loss
         self._ids = itertools.count(1)
-        self._pending: dict[int, PendingCall] = {}
+        self._pending: dict[int, tuple[str, Callable[[dict[str, Any]], None]]] = {}
+        """Calls that have not ended: their method, and what takes each answer."""
         self._buffer = FrameBuffer()
         self._transport: asyncio.Transport | None = None
         self._unsent: list[bytes] = []
@@ -93,73 +149,40 @@ class RpcClient(asyncio.Protocol):
         """Whether the connection has ended, so that every call fails."""
         return self._is_lost or self._closed is not None
 
-    @property
-    def pending(self) -> list[PendingCall]:
-        """Calls that have not ended, oldest first."""
-        return list(self._pending.values())
-
     async def call(self, call: Call[Result]) -> Result:
         """Make a call that has a single result. A caller that is cancelled cancels the call in the child."""
-        answered: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-
-        def take(frame: dict[str, Any]) -> None:
-            if not answered.done():
-                answered.set_result(frame)
-
-        call_id = self._begin(call, take)
-        is_over = False
-        try:
-            frame = await answered
-            is_over = frame.get("last", False)
-        finally:
-            self._end(call_id, is_over=is_over)
-        _check(frame)
-        if "result" not in frame:
-            raise ProcessError(f"`{call.method}` ended without a result")
-        return call.decode_result(frame["result"])
+        async with contextlib.aclosing(self.stream(call)) as results:
+            async for result in results:
+                return result
+        raise ProcessError(f"`{call.method}` ended without a result")
 
     async def stream(self, call: Call[Result]) -> AsyncGenerator[Result, None]:
         """Make a call and yield its results as they come. Leaving the loop early cancels the call in the child."""
         frames: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        call_id = self._begin(call, frames.put_nowait)
+        if self._closed:
+            raise self._closed
+        call_id = next(self._ids)
+        self._send({"id": call_id, "method": call.method, "params": call.params})
+        self._pending[call_id] = call.method, frames.put_nowait
         is_over = False
         try:
             while not is_over:
                 frame = await frames.get()
                 is_over = frame.get("last", False)
-                _check(frame)
+                if (error := frame.get("error")) is not None:
+                    raise error_from_code(error["code"], error["message"], param=error.get("param"))
                 if "result" in frame:
                     yield call.decode_result(frame["result"])
         finally:
-            self._end(call_id, is_over=is_over)
-
-    def _begin(self, call: Call[Any], take: Callable[[dict[str, Any]], None]) -> int:
-        """Send a call; return its id. `take` gets each answer."""
-        if self._closed:
-            raise self._closed
-        call_id = next(self._ids)
-        task, now = asyncio.current_task(), time.monotonic()
-        self._pending[call_id] = PendingCall(call.method, task.get_name() if task else "", now, now, take)
-        try:
-            self._send({"id": call_id, "method": call.method, "params": call.params})
-        except BaseException:  # it cannot be encoded
             del self._pending[call_id]
-            raise
-        return call_id
-
-    def _end(self, call_id: int, *, is_over: bool) -> None:
-        """Forget a call. The child stops it if it has not ended there."""
-        self._pending.pop(call_id, None)
-        if not is_over and not self._closed:
-            self._send({"cancel": call_id})
+            if not is_over and not self._closed:  # the child stops it
+                self._send({"cancel": call_id})
 
     def ask_to_stop(self, method: str) -> None:
-        """Cancel the calls of `method` in the child, while their callers go on waiting.
-
-        Each caller then learns whether its call was stopped (a `JobCancelledError`) or had already ended.
-        """
-        for call_id, pending in self._pending.items():
-            if pending.method == method:
+        """Cancel the calls of `method` in the child, while their callers go on waiting. Each caller then learns whether
+        its call was stopped (a `JobCancelledError`) or had already ended."""
+        for call_id, (pending, _) in self._pending.items():
+            if pending == method:
                 self._send({"cancel": call_id})
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -181,8 +204,8 @@ class RpcClient(asyncio.Protocol):
         if self._closed is None:
             self._closed = error
         frame = {"error": error_body(self._closed), "last": True}
-        for pending in self._pending.values():
-            pending.take(frame)
+        for _, take in self._pending.values():
+            take(frame)
 
     async def close(self) -> None:
         self.fail(ProcessError("the connection was closed"))
@@ -198,29 +221,22 @@ class RpcClient(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        now = time.monotonic()
         for frame in self._buffer.feed(data):
             if frame["id"] == HEARTBEAT_ID:
                 self._on_heartbeat(frame["result"])
-            elif (pending := self._pending.get(frame["id"])) is not None:
-                pending.last_frame = now
-                pending.take(frame)
+            elif frame["id"] in self._pending:
+                self._pending[frame["id"]][1](frame)
 
     def connection_lost(self, exc: Exception | None) -> None:
+
+        async def explain() -> None:
+            lost = ProcessError("the process closed its connection")
+            self.fail(await self._explain_loss() if self._explain_loss else lost)
+
         self._is_lost = True
         self._ended.set()
         if self._closed is None:
-            self._explaining = asyncio.get_running_loop().create_task(self._fail_with_reason())
-
-    async def _fail_with_reason(self) -> None:
-        explain = self._explain_loss
-        self.fail(await explain() if explain else ProcessError("the process closed its connection"))
-
-
-def _check(frame: dict[str, Any]) -> None:
-    """Raise the error that an answer brings, if it brings one."""
-    if (error := frame.get("error")) is not None:
-        raise error_from_code(error["code"], error["message"], param=error.get("param"))
+            self._explaining = asyncio.get_running_loop().create_task(explain())
 
 
 Connect = Callable[[], Awaitable[RpcClient]]
@@ -239,19 +255,15 @@ async def retry_on_process_death(
     Args:
         call: must do no harm when it is repeated.
         what: names the call in the log.
-        attempts: number of calls in all, from `RestartConfig`.
-
-    Raises:
-        ProcessError: the process died during every attempt, or `connect` failed.
+        attempts: number of calls in all, from `RestartConfig`. After the last one the process's death is the error.
     """
-    attempt = 1
-    while True:
+    for attempt in itertools.count(1):
         client = await connect()
         try:
             return await call(client)
         except ProcessError as error:
             note_death(what, attempt, attempts, error)
-            attempt += 1
+    raise AssertionError("unreachable")
 
 
 def note_death(what: str, attempt: int, attempts: int, error: ProcessError) -> None:
@@ -260,3 +272,69 @@ def note_death(what: str, attempt: int, attempts: int, error: ProcessError) -> N
         raise error
     first_line = error.message.splitlines()[0]
     logger.warning("%s starts over (attempt %d of %d): %s", what, attempt + 1, attempts, first_line)
+
+
+_RECEIVE_BYTES = 2**20
+"""Largest number of bytes that are taken from the socket at a time."""
+
+
+class RpcServerSocket:
+    """The child's end of the connection to the server. Only one thread may read. Any thread may send."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
+        self._sock = sock
+        self._received = memoryview(bytearray(_RECEIVE_BYTES))
+        """Place for what is received, so that a process that has run out of memory still reads what comes next."""
+        self._buffer = FrameBuffer()
+        self._frames: deque[dict[str, Any]] = deque()
+        """Frames that have been read and not been taken."""
+        self._lock = threading.Lock()
+
+    def read(self) -> dict[str, Any] | None:
+        """Wait for the next frame; `None` when the parent is gone."""
+        while not self._frames:
+            if not self._receive(0):
+                return None
+        return self._frames.popleft()
+
+    def arrived(self) -> Sequence[dict[str, Any]]:
+        """Frames that have come and that `read` has not returned yet. Does not wait."""
+        with contextlib.suppress(BlockingIOError):
+            self._receive(socket.MSG_DONTWAIT)
+        return self._frames
+
+    def until_hang_up(self) -> None:
+        """Wait until the parent is gone. Reads nothing, so that any thread may call it."""
+        hang_up = select.poll()
+        hang_up.register(self._sock, 0)
+        hang_up.poll()
+
+    def _receive(self, flags: int) -> bool:
+        """Take in what has come. False if the parent is gone."""
+        try:
+            num_bytes = self._sock.recv_into(self._received, 0, flags)
+        except BlockingIOError:
+            raise
+        except OSError:
+            return False
+        self._frames += self._buffer.feed(bytes(self._received[:num_bytes]))
+        return num_bytes > 0
+
+    def reply(self, call_id: int, result: Any, *, last: bool = True) -> None:
+        self._send({"id": call_id, "result": result, "last": last})
+
+    def reply_many(self, replies: list[tuple[int, Any, bool]]) -> None:
+        """Send several `(call_id, result, last)` in one system call."""
+        self._send(*({"id": i, "result": result, "last": last} for i, result, last in replies))
+
+    def fail(self, call_id: int, error: BaseException) -> None:
+        self._send({"id": call_id, "error": error_body(error), "last": True})
+
+    def heartbeat(self, status: dict[str, Any]) -> None:
+        self._send({"id": HEARTBEAT_ID, "result": status})
+
+    def _send(self, *messages: dict[str, Any]) -> None:
+        data = b"".join(map(encode_frame, messages))
+        with self._lock, contextlib.suppress(OSError):  # a vanished parent is noticed by `read`
+            self._sock.sendall(data)

@@ -1,6 +1,6 @@
 """Input and output of the trainer. The server uses them without torch.
 
-Between processes samples are a file (`art.protocol.compact.sample_files`), in which shared tokens are there once.
+Between processes samples are a file (`art.protocol.compact`), in which shared tokens are there once.
 """
 
 from __future__ import annotations
@@ -84,15 +84,11 @@ class TrainingSample:
 
 def plain_sample(token_ids: list[int], name: str) -> TrainingSample:
     """Make a sample named `name` in which every token but the first is a target, and all advantages are 0."""
-    length = len(token_ids)
+    zeros = [0.0] * len(token_ids)
     return TrainingSample(
-        sample_id=name,
-        rollout_id=name,
-        token_ids=token_ids,
-        loss_mask=[i > 0 for i in range(length)],
-        sampling_logprobs=[0.0] * length,
-        advantages=[0.0] * length,
-    )
+        sample_id=name, rollout_id=name, token_ids=token_ids, loss_mask=[i > 0 for i in range(len(token_ids))],
+        sampling_logprobs=zeros, advantages=zeros,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,10 @@
-"""Wire types of training calls and jobs."""
+"""Wire types of training calls and jobs, and of the preflight: the checks before a training."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Annotated, Any, Self, TypeAlias, TypeVar
+import itertools
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -17,7 +18,6 @@ from pydantic import (
 )
 
 from art.config import ModelSettings, TrainConfig, TrainSFTConfig
-from art.protocol.job_states import JobKind, JobState
 
 W = TypeVar("W", bound=BaseModel)
 
@@ -34,8 +34,23 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class SparseWire(Wire):
+    """A body that is sent without the fields in `may_lack` where they have their default: an older program refuses
+    fields that it does not know."""
+
+    may_lack: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        body: dict[str, Any] = serialize(self)
+        for name in self.may_lack:
+            if getattr(self, name) == type(self).model_fields[name].default:
+                del body[name]
+        return body
+
+
 JobId = Annotated[str, Field(min_length=8, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-"""Id that the caller chooses, in the body or as the header `Idempotency-Key`. The same id never runs twice."""
+"""Id that the caller chooses. The same id never runs twice."""
 
 
 class RegisterRequest(Wire):
@@ -53,7 +68,8 @@ class TokenCounts(Wire):
     completion: int = 0
 
 
-class ModelStatus(Wire):
+class ModelStatus(SparseWire):
+    may_lack = ("promoted_step", "steps_at_once")
     project: str
     name: str
     base_model: str
@@ -74,15 +90,6 @@ class ModelStatus(Wire):
     """Number of steps that the engine can serve at the same time; absent where any number of adapters can be asked. It
     is 1 for merged weights and 2 for full fine-tuning on the embedded engine."""
 
-    @model_serializer(mode="wrap")
-    def _only_what_it_says(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """An older client refuses fields that it does not know, so these are sent only where they say something."""
-        body: dict[str, Any] = serialize(self)
-        for name in ("promoted_step", "steps_at_once"):
-            if body[name] is None:
-                del body[name]
-        return body
-
 
 class WireAnswer(Wire):
     """An answer in a conversation that is sent without its texts."""
@@ -93,13 +100,14 @@ class WireAnswer(Wire):
     """`conversation_digest` of all messages up to and including a recorded answer, by which an edit is noticed."""
 
 
-class WireHistory(Wire):
+class WireHistory(SparseWire):
     """One conversation of a rollout, with its texts or only with the names of its answers.
 
     With `items`, each item is a plain message, or `{"choice": <OpenAI choice>}` for an answer. With `answers` the
     server has the texts in its record. Only reinforcement learning takes these.
     """
 
+    may_lack = ("items", "tools", "answers", "num_copied_answers")
     items: Objects = []
     tools: Objects | None = None
     answers: Annotated[list[WireAnswer], _FirstFault()] | None = None
@@ -112,14 +120,6 @@ class WireHistory(Wire):
         if self.answers is not None and self.items:
             raise ValueError("give a conversation either as `items` or as `answers`, not as both")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_the_other_form(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """An older server refuses fields that it does not know, so texts are sent without them."""
-        body: dict[str, Any] = serialize(self)
-        for name in ("answers", "num_copied_answers") if self.answers is None else ("items", "tools"):
-            del body[name]
-        return body
 
 
 class WireTrajectory(Wire):
@@ -156,30 +156,43 @@ class TrainSFTRequest(Wire):
 
 
 def validate_training(kind: type[W], body: Any) -> W:
-    """Check the decoded body of a training call, one trajectory at a time, so that other threads run in between.
-
-    Raises:
-        ValidationError: it is not a `kind`.
-    """
-    with contextlib.suppress(ValidationError, AttributeError):  # reported by the last line
-        for holder in (body, *_lists(body, "groups")):
-            for name in ("trajectories", "sft"):
-                trajectories = _lists(holder, name)
-                for i, trajectory in enumerate(trajectories):
+    """Check the decoded body of a training call, one trajectory at a time, so that other threads run in between. Raises
+    `ValidationError` if it is not a `kind`."""
+    with contextlib.suppress(ValidationError, AttributeError, TypeError):  # reported by the last line
+        for holder in itertools.chain((body,), body.get("groups") or ()):  # a text there is not taken apart
+            for trajectories in (holder.get("trajectories"), holder.get("sft")):
+                for i, trajectory in enumerate(trajectories or ()):
                     trajectories[i] = WireTrajectory.model_validate(trajectory)
     return kind.model_validate(body)
-
-
-def _lists(holder: dict[str, Any], name: str) -> list[Any]:
-    """The list under this name, itself; an empty one where there is none or something else."""
-    value = holder.get(name)
-    return value if isinstance(value, list) else []
 
 
 class WireError(Wire):
     code: str
     message: str
     param: str | None = None
+
+
+JobKind = Literal["train", "train_sft", "fork", "export", "push", "pull"]
+JobState = Literal["queued", "running", "cancelling", "succeeded", "failed", "cancelled"]
+NEXT_STATES: dict[JobState, frozenset[JobState]] = {
+    "queued": frozenset({"running", "failed", "cancelled"}),
+    "running": frozenset({"queued", "cancelling", "succeeded", "failed"}),
+    "cancelling": frozenset({"cancelled", "succeeded", "failed"}),
+    "succeeded": frozenset(),
+    "failed": frozenset(),
+    "cancelled": frozenset(),
+}
+"""The one table of allowed changes of state.
+
+    queued --> running --> succeeded
+      |  ^      |  |  \\
+      |  +------+  |   +--> failed           a running job is queued again when the server died
+      |            v
+      |        cancelling --> cancelled      or succeeded, or failed, when the stop came too late
+      +--> failed, cancelled
+"""
+ENDED: frozenset[JobState] = frozenset(state for state, following in NEXT_STATES.items() if not following)
+UNFINISHED: tuple[JobState, ...] = tuple(state for state in get_args(JobState) if state not in ENDED)
 
 
 class JobProgress(Wire):
@@ -218,6 +231,30 @@ class JobStatus(Wire):
     """Newest progress, while the job runs."""
 
 
+class JobEvent(Wire):
+    """One server-sent event of `GET /api/jobs/{job_id}/events`."""
+
+    number: int | None = None
+    """Id of the event. Only the end of the job has one: other events describe the present, so a client that reconnects
+    gets new ones."""
+    kind: Literal["state", "progress", "queue"]
+    at: float
+    """Unix time of the event."""
+    state: JobState | None = None
+    """The new state, for kind "state"."""
+    progress: JobProgress | None = None
+    """The progress, for kind "progress"."""
+    queue_place: int | None = None
+    """The place in the queue, for kind "queue"; 1 is the next to run."""
+    status: JobStatus | None = None
+    """The complete status, in the last event only."""
+
+
+class JobList(Wire):
+    jobs: list[JobStatus]
+    """The jobs, newest first."""
+
+
 class ExchangeIds(Wire):
     """Ids of exchanges (recorded answers): those that are asked about, or those that are missing."""
 
@@ -236,3 +273,46 @@ class DeleteCheckpointsRequest(Wire):
 
 class DeleteCheckpointsResponse(Wire):
     deleted_steps: list[int]
+
+
+CheckStatus = Literal["ok", "warning", "failure"]
+
+
+class MemoryPart(Wire):
+    """Memory that engine or trainer needs of one device for one thing, such as the optimiser's moments."""
+
+    where: str
+    """The device, e.g. `cuda:0 (NVIDIA H100)`, or `this machine` for main memory."""
+    owner: Literal["engine", "trainer"]
+    name: str
+    size_bytes: int
+
+
+class CheckResult(Wire):
+    """Result of one check of what training a model needs."""
+
+    name: str
+    status: CheckStatus
+    found: str
+    """What the check saw, in plain words."""
+    remedy: str | None = None
+    """What the user can do about a problem; `None` if there is none."""
+    measured: dict[str, float] = {}
+    memory: list[MemoryPart] = []
+    """The parts of a memory forecast; empty for other checks."""
+
+
+class PreflightRequest(Wire):
+    quick: bool = True
+    """Check versions, devices, disk space and chat format, which takes about a second."""
+    trial: bool = True
+    """Run a step in the trainer process on one sequence of random tokens."""
+    trial_tokens: int | None = Field(default=None, ge=2)
+    """Length in tokens of the sequence of the trial; `None` means the longest that the engine takes."""
+    groups: list[WireGroup] = []
+    """Rollouts that this server sampled. A trial step runs on them, and a check measures whether their answers depend
+    on what the model was shown."""
+
+
+class PreflightReport(Wire):
+    checks: list[CheckResult]

@@ -7,9 +7,9 @@ The commands `art train`, `art auto` and `art mcp-rl` call these functions (reci
 starts a `LocalBackend` of its own and runs in the event loop of the caller, so a notebook can await it.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
+from art.plugins import load_plugin
 from art.recipes.comparison import CheckpointComparison, ComparedScenario, compare_checkpoints
 from art.recipes.progress import OnProgress, Progress, RecipeResult, log_progress
 from art.recipes.recipe_config import RecipeConfig
@@ -17,11 +17,11 @@ from art.recipes.task_training import TaskTrainingConfig, TaskTrainingResult, tr
 from art.recipes.training_loop import Evaluation, StepReport, evaluate, train_task
 
 if TYPE_CHECKING:
-    from art.recipes.autorl.auto import AutoConfig, auto, write_task
-    from art.recipes.comparing.compare_models import compare_models
-    from art.recipes.comparing.compared_models import BaseModel, Checkpoint, CompareConfig, Endpoint, OwnModel
-    from art.recipes.judged.judged_run import JudgedConfig, JudgedResult
-    from art.recipes.mcprl.mcp_rl import McpRlConfig, mcp_rl
+    from art_recipes.autorl import AutoConfig, auto, write_task
+    from art_recipes.comparing.compare_models import compare_models
+    from art_recipes.comparing.compared_models import BaseModel, Checkpoint, CompareConfig, Endpoint, OwnModel
+    from art_recipes.judged import JudgedConfig, JudgedResult
+    from art_recipes.mcprl import McpRlConfig, mcp_rl
 
 __all__ = [
     "AutoConfig",
@@ -54,25 +54,9 @@ __all__ = [
     "write_task",
 ]
 
-_LAZY_NAMES = {
-    "AutoConfig": "autorl.auto",
-    "BaseModel": "comparing.compared_models",
-    "Checkpoint": "comparing.compared_models",
-    "CompareConfig": "comparing.compared_models",
-    "Endpoint": "comparing.compared_models",
-    "JudgedConfig": "judged.judged_run",
-    "JudgedResult": "judged.judged_run",
-    "McpRlConfig": "mcprl.mcp_rl",
-    "OwnModel": "comparing.compared_models",
-    "auto": "autorl.auto",
-    "compare_models": "comparing.compare_models",
-    "mcp_rl": "mcprl.mcp_rl",
-    "write_task": "autorl.auto",
-}
-"""Names whose modules `art train` does not need: they bring judges, MCP and other models."""
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY_NAMES:
+    """Load names that `art train` does not need. They bring judges, MCP and other models."""
+    if name not in __all__:
         raise AttributeError(f"module 'art.recipes' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"art.recipes.{_LAZY_NAMES[name]}"), name)
+    return load_plugin("art.names", f"recipes.{name}")

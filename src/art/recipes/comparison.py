@@ -12,12 +12,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from art.faults import FaultWatch
 from art.gather import gather_trajectory_groups
-from art.gather.faults import FaultWatch
+from art.metrics.scores import Estimate, estimate_change, mean_with_interval
 from art.model import TrainableModel
 from art.recipes.training_loop import MAX_FAULT_RATE, Evaluation
-from art.report import Estimate, estimate_change
-from art.report.scores import mean_with_interval
 from art.rewards import GroupScorer
 from art.task import Scenario, Task
 from art.trajectory import Trajectory, TrajectoryGroup
@@ -85,7 +84,6 @@ async def compare_checkpoints(
     after: int,
     rollouts: int,
     score: GroupScorer,
-    rollout_timeout_s: float | None = None,
 ) -> CheckpointComparison:
     """Roll out every scenario with both checkpoints, and have a judge score the rollouts together.
 
@@ -115,7 +113,6 @@ async def compare_checkpoints(
         pbar_desc=None,
         after_each=score,
         faults=FaultWatch(MAX_FAULT_RATE, window=2 * rollouts * len(scenarios)),
-        rollout_timeout_s=rollout_timeout_s,
     )
     by_id = {scenario.id: scenario for scenario in scenarios}
     compared = []

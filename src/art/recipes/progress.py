@@ -8,18 +8,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from art.costs import Ledger
+from art.metrics.scores import Estimate
 from art.model import TrainableModel
 from art.recipes.training_loop import StepReport
-from art.report import Verdict, VerdictKind
 
 logger = logging.getLogger(__name__)
 
+VerdictKind = Literal["good", "soft", "bad"]
 ProgressKind = Literal["note", "warning", "busy"] | VerdictKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunVerdict:
+    """What a run achieved, in a sentence, with reasons and remedies."""
+
+    kind: VerdictKind
+    what: str
+    why: Sequence[str] = ()
+    to_do: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +54,7 @@ def log_progress(progress: Progress) -> None:
     logger.log(logging.WARNING if progress.kind == "warning" else logging.INFO, "%s", progress.text)
 
 
-def report_verdict(on_progress: OnProgress, verdict: Verdict) -> None:
+def report_verdict(on_progress: OnProgress, verdict: RunVerdict) -> None:
     """Report as progress what a run achieved, then the reasons and what to do."""
     on_progress(Progress(f"{verdict.what}.", verdict.kind))
     for heading, lines in (("why", verdict.why), ("to do", verdict.to_do)):
@@ -64,25 +76,15 @@ class RecipeResult:
     """Step of the newest checkpoint."""
     reports: Sequence[StepReport]
     """Reports of the training steps that this call tried."""
-    verdict: Verdict | None
+    verdict: RunVerdict | None
     """What happened, why, and what to do; `None` if no step was tried and nothing was measured."""
     is_over_budget: bool
     """Whether the run ended early because its budget was spent."""
 
     @property
-    def ending(self) -> str | None:
-        """Why a finding of `stop_on` or `rollback_on` ended the training; `None` if none did."""
-        return ending_of(self.reports)
-
-    @property
     def is_untrained(self) -> bool:
         """Whether steps were tried and none of them could be trained."""
         return bool(self.reports) and not any(report.trained for report in self.reports)
-
-
-def ending_of(reports: Sequence[StepReport]) -> str | None:
-    """Return why a finding of the last step ended the training; `None` if none did."""
-    return reports[-1].ending if reports else None
 
 
 async def book_last(model: TrainableModel[Any, Any]) -> None:
@@ -95,3 +97,115 @@ def report_costs(on_progress: OnProgress, ledger: Ledger) -> None:
     """Report the costs in a ledger by source as progress, unless nothing has a price."""
     if any(amount.priced or amount.unpriced for amount in ledger.totals().values()):
         on_progress(Progress("\n".join(["Costs of this model so far:", *(f"  {line}" for line in ledger.lines())])))
+
+
+MANY_FAULTS = 0.25
+"""Share of policy faults that counts as a reason for a bad result."""
+_NO_SPREAD = "all rewards of each group were equal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedies:
+    """Advice to the user for each cause of a bad result, in the words of the command's options."""
+
+    endings: Mapping[str, str] = field(default_factory=dict)
+    """Advice for each kind of policy fault, by the metric that counts it."""
+    no_spread: str = (
+        "Give a scenario more --rollouts, take scenarios that the policy solves now and then, or a reward with more "
+        "values between the best and the worst"
+    )
+    unclear: str = "Train longer with a higher --steps, or measure on more held-out rollouts for a narrower interval"
+    faults: str = (
+        "Begin with a base model that can do the format of this task now and then; `art doctor` checks a model "
+        "before a training"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """The facts about a training from which its verdict is made."""
+
+    step: int
+    """Step of the newest checkpoint."""
+    num_steps: int
+    """Step at which the training should end."""
+    reports: Sequence[StepReport]
+    """The steps that this call tried."""
+    stopped: str = ""
+    """Why the training ended early; empty if it did not."""
+    measure: str = ""
+    """Words for what `change` measures."""
+    change: Estimate | None = None
+    """Change from before the training to after it."""
+    endings: Mapping[str, float] = field(default_factory=dict)
+    """Share of rollouts with each kind of policy fault."""
+
+    @property
+    def num_trained(self) -> int:
+        return sum(report.trained for report in self.reports)
+
+    @property
+    def untrained(self) -> list[StepReport]:
+        return [report for report in self.reports if not report.trained]
+
+    @property
+    def is_untrained(self) -> bool:
+        return bool(self.reports) and not self.num_trained
+
+    @property
+    def fault_share(self) -> float:
+        """Mean share of rollouts that ended as policy faults."""
+        rates = [report.metrics.get("data/policy_fault_rate", 0.0) for report in self.reports]
+        return statistics.fmean(rates) if rates else 0.0
+
+
+def describe_faults(course: Course) -> str:
+    """Say what share of the rollouts were faults of the policy, and of which kinds; empty if there were none."""
+    if not course.fault_share:
+        return ""
+    known = sorted(course.endings.items(), key=lambda kind: -kind[1])
+    kinds = ", ".join(f"{share:.0%} {name.replace('_', ' ')}" for name, share in known if share)
+    return f"{course.fault_share:.0%} of the rollouts were faults of the policy itself{f' ({kinds})' if kinds else ''}"
+
+
+def describe_untrained(course: Course) -> str:
+    """Say how many steps were not trained, and why; empty if all were trained."""
+    if not (count := len(course.untrained)):
+        return ""
+    return f"{count} of {len(course.reports)} steps were not trained: {_NO_SPREAD} in {count}"
+
+
+def reach_verdict(course: Course, remedies: Remedies) -> RunVerdict:
+    """Judge a training by the change that it made, the steps that were not trained and the policy's faults."""
+    kind, what = _what(course)
+    many_faults = course.fault_share >= MANY_FAULTS
+    why = [f"The run ended early, at step {course.step} of {course.num_steps}: {course.stopped}"] * bool(course.stopped)
+    to_do = []
+    if kind != "good":
+        why += [] if course.is_untrained else [describe_untrained(course)]
+        why += [describe_faults(course)] if many_faults else []
+        if many_faults:
+            to_do = [remedies.endings[name] for name, share in course.endings.items() if share >= MANY_FAULTS / 2]
+            to_do.append(remedies.faults)
+        if len(course.untrained) > len(course.reports) / 2:
+            to_do.append(remedies.no_spread)
+        if not course.is_untrained and course.change is not None:
+            to_do.append(remedies.unclear if course.change.high >= 0 else "Lower --learning-rate")
+    to_do += ["The same command continues, from the newest checkpoint"] * bool(course.stopped)
+    return RunVerdict(kind=kind, what=what, why=[text for text in why if text], to_do=to_do)
+
+
+def _what(course: Course) -> tuple[VerdictKind, str]:
+    change = course.change
+    if course.is_untrained:
+        return "bad", f"Nothing was trained in {len(course.reports)} steps: {_NO_SPREAD}"
+    if change is None:
+        compared = "; no comparison with the untrained policy was made" if course.measure else ""
+        done = f"{course.num_trained} steps were trained, up to step {course.step} of {course.num_steps}"
+        return "soft", f"{done if course.reports else f'The model is at step {course.step}'}{compared}"
+    text = f"{course.measure} changed by {change.text(sign=True)}"
+    if change.low > 0:
+        return "good", f"It learnt: {course.measure} rose by {change.text(sign=True)}"
+    if change.high < 0:
+        return "bad", f"It got worse: {text}"
+    return "soft", f"No clear change: {text}"

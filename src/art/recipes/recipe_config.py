@@ -9,18 +9,17 @@ recipe takes the settings by name, or as a config object:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field
 
 from art.config import EngineConfig, LoraConfig, ModelSettings, PipelineConfig, VllmConfig
 from art.config.base import Config
-from art.costs import Ledger, Prices, TokenPrice
+from art.costs import Ledger, Prices
 from art.errors import ConfigError
-from art.metrics.findings import RULES
 from art.model import TrainableModel
 from art.rewards import DEFAULT_RUBRIC, JudgeSettings, Ruler, params_at
 from art.task import TaskDefaults
@@ -43,7 +42,7 @@ class RecipeConfig(Config):
     data_dir: Path = Path(".art")
     """Folder in which models are kept."""
     report: tuple[str, ...] | None = None
-    """Trackers that get metrics and sample rollouts, e.g. wandb or tensorboard; `none` for no tracker. By default the
+    """Trackers that get metrics, e.g. wandb or tensorboard; `none` for no tracker. By default the
     environment chooses, e.g. by WANDB_API_KEY."""
     judge: str | None = None
     """Language model that scores rollouts, as litellm names it, e.g. openai/o3 or ollama_chat/qwen3:8b."""
@@ -57,8 +56,6 @@ class RecipeConfig(Config):
     """USD that the model may cost in this run and all earlier ones. A run that reaches it ends."""
     price_per_hour: float | None = None
     """USD per hour of this machine."""
-    policy_price: tuple[float, float] | None = None
-    """USD per million prompt and completion tokens of the policy."""
     steps: int | None = Field(default=None, ge=1)
     """Step up to which the model is trained, by default the task's number."""
     seed: int = Field(default=0, ge=0)
@@ -66,22 +63,12 @@ class RecipeConfig(Config):
     learning_rate: float | None = Field(default=None, gt=0, le=1)
     """Peak learning rate; the default is the task's, or else 1e-5, and for a tiny model 3e-3, or 2e-3 if it calls
     tools."""
-    schedule: Literal["constant", "linear", "cosine"] | None = None
-    """Shape of the learning rate over the run, by default the task's."""
-    warmup_steps: int | None = Field(default=None, ge=0)
-    """First steps in which the learning rate rises, by default the task's number."""
     groups: int | None = Field(default=None, ge=1)
     """Scenarios per step, by default the task's number."""
     rollouts: int | None = Field(default=None, ge=2)
     """Rollouts per scenario, whose rewards are compared with each other; by default the task's number."""
-    stop_on: tuple[str, ...] = ()
-    """Findings that end the training after the step that has one; docs/metrics.md lists them, e.g. entropy_gone."""
-    rollback_on: tuple[str, ...] = ()
-    """Findings that end the training and make the checkpoint from before that step the model NAME-before-STEP."""
     max_staleness: int = Field(default=1, ge=0)
     """Training steps that rollouts may run ahead; 0 makes rollouts and training take turns, the same in every run."""
-    rollout_timeout: float | None = Field(default=None, gt=0)
-    """Seconds after which a rollout is ended and left out, by default half an hour."""
     evaluate: int = Field(default=0, ge=0)
     """Held-out rollouts before and after training; 0 for no evaluation."""
     lora_rank: int = Field(default=LoraConfig().rank, ge=1, le=512)
@@ -92,19 +79,6 @@ class RecipeConfig(Config):
     """Engine that samples: the embedded one, or vLLM, whose environment ART_VLLM_PYTHON names."""
     max_context: int | None = Field(default=None, ge=16)
     """Most tokens of prompt and completion together; the default is the model's own limit."""
-
-    @field_validator("stop_on", "rollback_on")
-    @classmethod
-    def _check_findings(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        try:
-            check_findings(names)
-        except ConfigError as error:
-            raise ValueError(f"`{info.field_name}`: {error.message}") from None
-        return names
-
-    def reactions(self) -> Reactions:
-        """The findings that end a training."""
-        return Reactions(stop_on=self.stop_on, rollback_on=self.rollback_on)
 
     @classmethod
     def complete(cls, config: Self | None, model: str | None, settings: Mapping[str, Any]) -> Self:
@@ -150,24 +124,18 @@ class RecipeConfig(Config):
         return ModelSettings(lora=lora, engine=VllmConfig(max_context=self.max_context, weights=weights))
 
     def prices(self) -> Prices:
-        """The prices of the policy's tokens and of this machine, which costs are booked by.
+        """The price of this machine, which costs are booked by.
 
         Raises:
             ConfigError: a price or the budget is below 0, or there is a budget and nothing has a price.
         """
-        amounts = [self.price_per_hour or 0, self.budget or 0, *(self.policy_price or ()), *(self.judge_price or ())]
+        amounts = [self.price_per_hour or 0, self.budget or 0, *(self.judge_price or ())]
         if min(amounts) < 0:
             raise ConfigError("prices and budgets must be 0 USD or more")
-        is_free = all(price is None for price in (self.price_per_hour, self.policy_price, self.judge))
+        is_free = all(price is None for price in (self.price_per_hour, self.judge))
         if self.budget is not None and is_free:
-            raise ConfigError(
-                "--budget needs something that costs: add --price-per-hour of this machine, --policy-price of its "
-                "tokens, or a --judge"
-            )
-        policy = None
-        if self.policy_price is not None:
-            policy = TokenPrice(prompt=self.policy_price[0], completion=self.policy_price[1])
-        return Prices(policy=policy, device_usd_per_hour=self.price_per_hour)
+            raise ConfigError("--budget needs something that costs: add --price-per-hour of this machine, or a --judge")
+        return Prices(device_usd_per_hour=self.price_per_hour)
 
     def check(self, defaults: TaskDefaults) -> None:
         """Check what the types of single settings do not, before anything is made.
@@ -183,7 +151,7 @@ class RecipeConfig(Config):
         """Return a task's defaults, with this config's settings in their place and the base model's learning rate."""
         changes: dict[str, Any] = {
             "learning_rate": self.learning_rate, "groups_per_step": self.groups, "rollouts_per_group": self.rollouts,
-            "num_steps": self.steps, "schedule": self.schedule, "warmup_steps": self.warmup_steps,
+            "num_steps": self.steps,
         }  # fmt: skip
         chosen = replace(defaults, **{key: value for key, value in changes.items() if value is not None})
         return chosen if self.base_model is None else chosen.for_base_model(self.base_model)
@@ -245,60 +213,3 @@ def require_installed(judge: Ruler) -> None:
     """
     if problem := judge.grader.client.missing():
         raise ConfigError(problem)
-
-
-@dataclass(frozen=True, slots=True)
-class Fork:
-    """Name and project of a model that a checkpoint is copied to."""
-
-    name: str
-    project: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reactions:
-    """Names of findings that end a training; `docs/metrics.md` lists them.
-
-    Raises:
-        ConfigError: there is no finding of a name.
-    """
-
-    stop_on: Collection[str] = ()
-    """The training ends at the checkpoint of the step with the finding."""
-    rollback_on: Collection[str] = ()
-    """The training ends too. The newest checkpoint from before that step becomes the model `<name>-before-<step>`."""
-
-    def __post_init__(self) -> None:
-        check_findings(self.stop_on)
-        check_findings(self.rollback_on)
-
-    async def end(self, model: TrainableModel[Any, Any], metrics: Mapping[str, float], checkpoint: int) -> str | None:
-        """Say why the training of `model` ends after the step that made `checkpoint`; `None` if it goes on.
-
-        A rollback copies the earlier checkpoint, with its optimiser, before this returns.
-        """
-        names = [name for name in RULES if metrics.get(f"findings/{name}")]
-        for name in names:
-            if name in self.rollback_on:
-                fork = Fork(f"{model.name}-before-{checkpoint}", model.project)
-                step = await model.backend().checkpoints.fork(fork, model, not_after_step=checkpoint - 1)
-                return (
-                    f"{_describe(name)}. Checkpoint {step} from before it is the model {fork.name!r} now: train that "
-                    "one with a lower learning rate"
-                )
-        stopping = next((name for name in names if name in self.stop_on), None)
-        return None if stopping is None else f"{_describe(stopping)}. {RULES[stopping].advice}"
-
-
-def check_findings(names: Collection[str]) -> None:
-    """Check that there is a finding of each name.
-
-    Raises:
-        ConfigError: there is none; the message lists all findings.
-    """
-    if unknown := [name for name in names if name not in RULES]:
-        raise ConfigError(f"there is no finding {', '.join(map(repr, unknown))}; there are {', '.join(RULES)}")
-
-
-def _describe(name: str) -> str:
-    return f"the step has the finding {name!r}: {RULES[name].meaning}"

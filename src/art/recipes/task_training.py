@@ -8,34 +8,28 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from art.backends.local import LocalBackend
 from art.errors import BudgetError, ConfigError
+from art.local_backend import LocalBackend
+from art.metrics.scores import Estimate, estimate_change
 from art.model import TrainableModel
-from art.recipes.comparison import compare_checkpoints
+from art.recipes.comparison import CheckpointComparison, compare_checkpoints
 from art.recipes.progress import (
+    Course,
     OnProgress,
     Progress,
     RecipeResult,
+    Remedies,
     book_last,
-    ending_of,
     log_progress,
+    reach_verdict,
     report_costs,
     report_verdict,
 )
 from art.recipes.recipe_config import RecipeConfig
-from art.recipes.training_loop import (
-    Evaluation,
-    StepReport,
-    evaluate,
-    logged_evaluation,
-    step_to_report,
-    train_task,
-)
-from art.recipes.verdict import Course, Remedies, reach_verdict
-from art.report import Estimate, estimate_change
+from art.recipes.training_loop import Evaluation, StepReport, evaluate, logged_evaluation, step_to_report, train_task
 from art.rewards import GroupScorer
 from art.task import Task, draw_scenarios, get_task
-from art.task.tiny_form import other_task
+from art.task.names import other_task
 
 
 class TaskTrainingConfig(RecipeConfig):
@@ -70,6 +64,7 @@ async def train(
     model: str | None = None,
     *,
     config: TaskTrainingConfig | None = None,
+    backend: LocalBackend | None = None,
     on_progress: OnProgress = log_progress,
     **settings: Any,
 ) -> TaskTrainingResult:
@@ -79,6 +74,7 @@ async def train(
         task: the task, or its name, or `module:attribute`; in its full form, unless it is an object with options.
         model: base model to train, as in the setting `base_model`.
         config: settings as an object.
+        backend: where to train, by default a new one for `data_dir`. It is closed at the end.
         on_progress: receives each line of progress.
         settings: fields of `TaskTrainingConfig`, which win over `config`.
 
@@ -94,8 +90,10 @@ async def train(
     run = _Run(task=task, config=config, model=config.make_model(), on_progress=on_progress)
     if config.base_model is not None and (warning := other_task(task, config.base_model)):
         on_progress(Progress(warning, "warning"))
-    scorer = run.make_scorer()
-    async with LocalBackend(path=config.data_dir) as backend:
+    scorer = None
+    if config.judge is not None:
+        scorer = GroupScorer(config.make_judge(run.model.costs, rubric=config.rubric or task.rubric))
+    async with backend or LocalBackend(path=config.data_dir) as backend:
         await run.model.register(backend)
         await run.model.record_settings(config.to_record())
         return await run.train(scorer)
@@ -126,30 +124,30 @@ class _Run:
         self.pace = config.pace(self.defaults)
         self.reports: list[StepReport] = []
 
-    def make_scorer(self) -> GroupScorer | None:
-        """Make what scores groups in place of the task's reward; `None` without a judge."""
-        if self.config.judge is None:
-            return None
-        return GroupScorer(self.config.make_judge(self.model.costs, rubric=self.config.rubric or self.task.rubric))
-
     async def train(self, scorer: GroupScorer | None) -> TaskTrainingResult:
         first, num_steps = await step_to_report(self.model), self.defaults.num_steps
         before = after = change = verdict = None
         is_over_budget = False
         self.on_progress(Progress(f"{self.model.get_inference_name()} is at step {first} of {num_steps}"))
         if self.config.evaluate and not self.task.needs_judge:
-            before = await self._evaluate("before") if first == 0 else self._logged_before()
+            if first == 0:
+                before = await self._evaluate("before")
+            elif (before := logged_evaluation(self.model, self.task, step=0)) is not None:
+                self._report("before", before)
         try:
             if num_steps:
                 await train_task(
                     self.model, self.task, self.defaults, num_steps=num_steps, seed=self.config.seed,
-                    on_step=self._on_step, score=scorer, rollout_timeout_s=self.config.rollout_timeout,
-                    reactions=self.config.reactions(), pace=self.pace,
+                    on_step=self._on_step, score=scorer, pace=self.pace,
                 )  # fmt: skip
             if not self.config.evaluate or first == num_steps == 0:
                 pass
             elif self.task.needs_judge and scorer is not None:
-                before, after, change = await self._compare(scorer)
+                comparison = await self._compare(scorer)
+                (before, after), change = comparison.evaluations(), comparison.change()
+                for when, at, evaluation in (("before", 0, before), ("after", await self.model.get_step(), after)):
+                    await self.model.log(evaluation.trajectories, split="test", step=at)
+                    self._report(when, evaluation)
             else:
                 after = await self._evaluate("after")
         except BudgetError as error:
@@ -159,7 +157,12 @@ class _Run:
             if change is None and before is not None and after is not None:
                 change = estimate_change(before.scores, after.scores)
             if self.reports or change is not None:
-                verdict = reach_verdict(self._course(first, change), Remedies())
+                course = Course(
+                    step=self.reports[-1].step if self.reports else first, num_steps=num_steps, reports=self.reports,
+                    change=change,
+                    measure="" if change is None else f"{self.task.headline_metric} on held-out rollouts",
+                )  # fmt: skip
+                verdict = reach_verdict(course, Remedies())
                 report_verdict(self.on_progress, verdict)
             await book_last(self.model)
             report_costs(self.on_progress, self.model.costs)
@@ -172,37 +175,15 @@ class _Run:
         self.reports.append(report)
         number = f"{report.step:>4}/{self.defaults.num_steps}"
         self.on_progress(Progress(f"step {number}  {report.line(self.task.headline_metric)}"))
-        if report.ending is not None:
-            self.on_progress(Progress(f"Stopped at step {report.step}: {report.ending}", "warning"))
 
-    def _course(self, first: int, change: Estimate | None) -> Course:
-        return Course(
-            step=self.reports[-1].step if self.reports else first, num_steps=self.defaults.num_steps,
-            reports=self.reports, change=change, stopped=ending_of(self.reports) or "",
-            measure="" if change is None else f"{self.task.headline_metric} on held-out rollouts",
-        )  # fmt: skip
-
-    async def _compare(self, scorer: GroupScorer) -> tuple[Evaluation, Evaluation, Estimate]:
+    async def _compare(self, scorer: GroupScorer) -> CheckpointComparison:
         """Have the judge score held-out rollouts from before and after training together, on one scale."""
         scenarios = draw_scenarios(self.task, "test", seed=self.config.seed, count=self.config.evaluate)
         rollouts = math.ceil(self.config.evaluate / len(scenarios))
-        step = await self.model.get_step()
-        comparison = await compare_checkpoints(
-            self.model, self.task, scenarios, before=0, after=step, rollouts=rollouts, score=scorer,
-            rollout_timeout_s=self.config.rollout_timeout,
+        return await compare_checkpoints(
+            self.model, self.task, scenarios, before=0, after=await self.model.get_step(), rollouts=rollouts,
+            score=scorer,
         )  # fmt: skip
-        before, after = comparison.evaluations()
-        for when, at, evaluation in (("before", 0, before), ("after", step, after)):
-            await self.model.log(evaluation.trajectories, split="test", step=at)
-            self._report(when, evaluation)
-        return before, after, comparison.change()
-
-    def _logged_before(self) -> Evaluation | None:
-        """Take the evaluation before training from the log of the run that made it."""
-        evaluation = logged_evaluation(self.model, self.task, step=0)
-        if evaluation is not None:
-            self._report("before", evaluation)
-        return evaluation
 
     async def _evaluate(self, when: str) -> Evaluation:
         count = self.config.evaluate
@@ -211,10 +192,7 @@ class _Run:
             if num_ended % math.ceil(count / 20) == 0:
                 self.on_progress(Progress(f"{num_ended} of {count} held-out rollouts {when} training", "busy"))
 
-        evaluation = await evaluate(
-            self.model, self.task, count=count, seed=self.config.seed, rollout_timeout_s=self.config.rollout_timeout,
-            on_rollout=on_rollout,
-        )  # fmt: skip
+        evaluation = await evaluate(self.model, self.task, count=count, seed=self.config.seed, on_rollout=on_rollout)
         await self.model.log(evaluation.trajectories, split="test")
         self._report(when, evaluation)
         return evaluation

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import statistics
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
-from art.asynchronous.pipeline import Pipeline, pipeline
+from art.asynchronous.pipeline import pipeline
 from art.asynchronous.step import PipelineStep
 from art.config import PipelineConfig, TrainConfig
 from art.errors import ConfigError
+from art.faults import FaultWatch
 from art.gather import gather_trajectories
-from art.gather.faults import FaultWatch
+from art.metrics.scores import mean_with_interval
 from art.model import TrainableModel
-from art.recipes.recipe_config import Reactions
-from art.report.page import duration
-from art.report.scores import mean_with_interval
 from art.rewards import GroupScorer
 from art.storage.history import means_by_step
 from art.storage.layout import DataDir, ModelPaths
 from art.storage.trajectories import read_groups
 from art.task import Scenario, Split, Task, TaskDefaults, draw_scenarios
 from art.trajectory import Trajectory, TrajectoryGroup
-
-logger = logging.getLogger(__name__)
 
 MAX_FAULT_RATE = 0.5
 """A run ends when more than this share of the latest rollouts failed. Faults of the policy do not count."""
@@ -72,8 +67,6 @@ class StepReport:
     """Seconds that the remaining steps take at the pace of this call; `None` if that is not known or none remain."""
     staleness: float = 0.0
     """Mean over the step's groups of the checkpoint that the step started from, minus that of the group's beginning."""
-    ending: str | None = None
-    """Why a finding of this step ended the training, in a sentence; `None` if it did not."""
 
     def line(self, headline_metric: str) -> str:
         """The step as a line of text, without its number.
@@ -118,7 +111,6 @@ async def evaluate(
     count: int,
     seed: int,
     split: Split = "test",
-    rollout_timeout_s: float | None = None,
     on_rollout: Callable[[int], None] = lambda num_ended: None,
 ) -> Evaluation:
     """Measure a task's headline metric by one rollout of each of `count` held-out scenarios, sampled as in training.
@@ -143,10 +135,7 @@ async def evaluate(
         return trajectory
 
     gathered = await gather_trajectories(
-        map(rollout, scenarios),
-        pbar_desc=None,
-        faults=FaultWatch(MAX_FAULT_RATE, window=max(count, 1)),
-        rollout_timeout_s=rollout_timeout_s,
+        map(rollout, scenarios), pbar_desc=None, faults=FaultWatch(MAX_FAULT_RATE, window=max(count, 1))
     )
     trajectories = [trajectory for trajectory in gathered if isinstance(trajectory, Trajectory)]
     return _evaluation_of(task, trajectories, seconds=time.perf_counter() - started)
@@ -182,11 +171,8 @@ async def train_task(
     seed: int,
     on_step: Callable[[StepReport], None],
     score: GroupScorer | None = None,
-    faults: FaultWatch | None = None,
-    rollout_timeout_s: float | None = None,
     after_step: Callable[[], Awaitable[None]] | None = None,
     rewarded: list[TrajectoryGroup] | None = None,
-    reactions: Reactions | None = None,
     pace: PipelineConfig | None = None,
 ) -> list[StepReport]:
     """Train a model on a task, from its newest checkpoint up to checkpoint `num_steps`, by `art.pipeline`.
@@ -196,11 +182,8 @@ async def train_task(
     Args:
         on_step: called after each step, trained or not.
         score: gives the rewards in place of the task. A group that it drops is not trained on.
-        faults: ends the run if too many rollouts fail; by default more than `MAX_FAULT_RATE` of the last 64.
-        rollout_timeout_s: seconds after which a rollout is ended and left out; by default half an hour.
         after_step: awaited after each step that made a checkpoint. An exception from it ends the training.
         rewarded: groups that have rewards already; the first step trains on them instead of new ones.
-        reactions: findings that end the training. The last report then has the reason as `ending`.
         pace: how far rollouts may run ahead of the training, and other settings that the arguments do not have; by
             default no rollout begins before the step that it follows has ended.
 
@@ -213,21 +196,46 @@ async def train_task(
     options = task.options.model_dump(mode="json")
     about = {"name": task.name, "options": options, "headline_metric": task.headline_metric}
     await model.record_settings({"task": about})
-    loop = _Loop(model, task, defaults.for_base_model(model.base_model), num_steps, await model.get_step())
+    defaults, first = defaults.for_base_model(model.base_model), await model.get_step()
+    size, pace = defaults.groups_per_step, pace or PipelineConfig(max_staleness=0)
+
+    @lru_cache(maxsize=8)
+    def draw(index: int) -> list[Scenario]:
+        return draw_scenarios(task, "train", seed=seed * 1_000_003 + index, count=size)
+
+    async def rollout(model: TrainableModel, scenario: Scenario, rollout_index: int) -> Trajectory:
+        return await task.rollout(model, scenario, rollout_index=rollout_index)
+
+    sizes = {"groups_per_step": size, "rollouts_per_group": defaults.rollouts_per_group, "seed": seed}
+    running = pipeline(
+        model, PipelineConfig(**{name: getattr(pace, name) for name in pace.model_fields_set} | sizes),
+        scenarios=lambda position: draw(position // size)[position % size], rollout=rollout, after_each=score,
+        faults=FaultWatch(MAX_FAULT_RATE),
+    )  # fmt: skip
+    config = TrainConfig(learning_rate=defaults.rate_schedule(num_steps), num_minibatches=defaults.num_minibatches)
+
+    async def make_steps() -> AsyncGenerator[PipelineStep]:
+        if rewarded and first < num_steps:
+            model.costs.check()
+            result = await model.train(rewarded, config)
+            yield PipelineStep(
+                number=result.step, trained=result.trained, groups=rewarded, metrics=result.metrics,
+                reward=statistics.fmean(trajectory.reward for group in rewarded for trajectory in group),
+                findings=result.findings,
+            )  # fmt: skip
+        async with aclosing(running.train(num_steps, config)) as steps:
+            async for step in steps:
+                yield step
+
+    reporter = _Reporter(task, num_steps, pace.max_staleness, paced_from=(first, time.perf_counter()))
     reports: list[StepReport] = []
-    pipeline = loop.pipeline(pace or PipelineConfig(max_staleness=0), seed, rollout_timeout_s, score, faults)
-    async with aclosing(loop.steps(pipeline, rewarded)) as steps:
+    async with aclosing(make_steps()) as steps:
         async for step in steps:
-            report = loop.report(step, pipeline.config.max_staleness)
-            if reactions is not None and report.trained:
-                report = replace(report, ending=await reactions.end(model, report.metrics, step.number))
+            report = reporter.report(step)
             reports.append(report)
             on_step(report)
             if after_step is not None and report.trained:
                 await after_step()
-            if report.ending is not None:
-                logger.info("training ends after %d of %d steps: %s", report.step, num_steps, report.ending)
-                break
     return reports
 
 
@@ -247,69 +255,22 @@ def _paths_of(model: TrainableModel) -> ModelPaths:
 
 
 @dataclass(slots=True)
-class _Loop:
-    """What the steps of one training have in common."""
+class _Reporter:
+    """Describes the steps of one training, and estimates when it will end."""
 
-    model: TrainableModel
     task: Task
-    defaults: TaskDefaults
     num_steps: int
-    first: int
-    """Checkpoint that the training begins with."""
-    began: datetime = field(default_factory=lambda: datetime.now(UTC))
-    paced_from: tuple[int, float] = field(init=False)
+    max_staleness: int
+    paced_from: tuple[int, float]
     """A checkpoint and the time at which it was there: the time that is left is estimated by the steps since then."""
+    began: datetime = field(default_factory=lambda: datetime.now(UTC))
 
-    def __post_init__(self) -> None:
-        self.paced_from = self.first, time.perf_counter()
-
-    def pipeline(
-        self, pace: PipelineConfig, seed: int, rollout_timeout_s: float | None, score: GroupScorer | None,
-        faults: FaultWatch | None,
-    ) -> Pipeline:  # fmt: skip
-        task, size = self.task, self.defaults.groups_per_step
-
-        @lru_cache(maxsize=8)
-        def draw(index: int) -> list[Scenario]:
-            return draw_scenarios(task, "train", seed=seed * 1_000_003 + index, count=size)
-
-        def scenario_at(position: int) -> Scenario:
-            return draw(position // size)[position % size]
-
-        async def rollout(model: TrainableModel, scenario: Scenario, rollout_index: int) -> Trajectory:
-            return await task.rollout(model, scenario, rollout_index=rollout_index)
-
-        sizes = {"groups_per_step": size, "rollouts_per_group": self.defaults.rollouts_per_group, "seed": seed}
-        limits = {} if rollout_timeout_s is None else {"rollout_timeout_s": rollout_timeout_s}
-        chosen = {name: getattr(pace, name) for name in pace.model_fields_set}
-        config = PipelineConfig(**chosen | sizes | limits)
-        return pipeline(
-            self.model, config, scenarios=scenario_at, rollout=rollout, after_each=score,
-            faults=faults or FaultWatch(MAX_FAULT_RATE),
-        )  # fmt: skip
-
-    async def steps(self, pipeline: Pipeline, rewarded: list[TrajectoryGroup] | None) -> AsyncGenerator[PipelineStep]:
-        config = TrainConfig(
-            learning_rate=self.defaults.rate_schedule(self.num_steps), num_minibatches=self.defaults.num_minibatches
-        )
-        if rewarded and self.first < self.num_steps:
-            self.model.costs.check()
-            result = await self.model.train(rewarded, config)
-            rewards = [trajectory.reward for group in rewarded for trajectory in group]
-            yield PipelineStep(
-                number=result.step, trained=result.trained, groups=rewarded, reward=statistics.fmean(rewards),
-                metrics=result.metrics, findings=result.findings,
-            )  # fmt: skip
-        async with aclosing(pipeline.train(self.num_steps, config)) as steps:
-            async for step in steps:
-                yield step
-
-    def report(self, step: PipelineStep, max_staleness: int) -> StepReport:
+    def report(self, step: PipelineStep) -> StepReport:
         """Describe a step with the task's headline metric."""
         metrics, timing = step.metrics, step.timing
         trajectories = [trajectory for group in step.groups for trajectory in group]
         is_resumed = any(trajectory.start_time.astimezone(UTC) < self.began for trajectory in trajectories)
-        sampling_s = timing.wall_s - (0.0 if max_staleness else timing.train_s)
+        sampling_s = timing.wall_s - (0.0 if self.max_staleness else timing.train_s)
         tokens = math.nan if is_resumed else metrics.get("ledger/sampled_tokens", math.nan)
         now = time.perf_counter()
         if is_resumed:
@@ -344,3 +305,11 @@ def headline_value(task: Task, trajectory: Trajectory) -> float:
             'leave `headline_metric` at "reward"'
         )
     return float(trajectory.metrics[task.headline_metric])
+
+
+def duration(seconds: float) -> str:
+    """Write seconds for people: `8.4 s`, `3 min 20 s` or `2 h 5 min`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

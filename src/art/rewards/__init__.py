@@ -1,12 +1,9 @@
 """Rewards: judges that compare or grade trajectories, plain reward functions, and weighted sums of both."""
 
-from art.rewards.absolute import AbsoluteJudge
-from art.rewards.asking.grader import Criterion
-from art.rewards.combine import as_judge, combine
-from art.rewards.judge import Judge, Judgement, Verdict
-from art.rewards.outcomes import GroupScorer, score_group
-from art.rewards.ruler import DEFAULT_RUBRIC, Ruler, TrajectoryScore, ruler, ruler_score_group
-from art.rewards.settings import Budget, JudgeSettings, params_at
+from art.rewards.grader import Criterion
+from art.rewards.judge import Budget, Judge, Judgement, JudgeSettings, Verdict, params_at
+from art.rewards.outcomes import GroupScorer, as_judge, combine, score_group
+from art.rewards.ruler import DEFAULT_RUBRIC, AbsoluteJudge, Ruler, TrajectoryScore, ruler, ruler_score_group
 
 __all__ = [
     "DEFAULT_RUBRIC",

@@ -1,30 +1,36 @@
-"""RULER: rewards without labels, from a language model that compares the trajectories of a group.
+"""RULER: rewards without labels, from a language model that compares the trajectories of a group; and a judge that
+grades each trajectory by itself.
 
     group = await art.rewards.ruler_score_group(group, "openai/o3")
 
 Training needs only the differences within a group. So the judge sees the whole group, and scores how well each
 trajectory did compared with the others, without knowing a right answer.
+
+Two passes over a group (judgements in opposite orders) can be compared. Reliability r is the share of the variance
+within the group that both agree on, 2 cov / (var + var): 1 for passes that differ at most in level, 0 for unrelated
+ones. The mean of two passes has reliability 2r / (1 + r) (Spearman 1910, Brown 1910). Order bias is opposite in the two
+passes: it cancels in their mean, and lowers r.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel
 
-from art.errors import JudgeError
+from art.errors import ConfigError, ContextLengthError, JudgeError
 from art.messages import Messages, Tools
 from art.model import Model
-from art.rewards.asking.evidence import Evidence, evidence_of
-from art.rewards.asking.grader import Grader, Rubric, run_together
-from art.rewards.asking.rounds import compare_passes, grade_in_rounds, shrink
-from art.rewards.judge import Judgement, Verdict
+from art.rewards.evidence import Evidence, evidence_of
+from art.rewards.grader import Grader, Rubric, run_together
+from art.rewards.judge import Judgement, JudgeSettings, Verdict
 from art.rewards.outcomes import score_group
-from art.rewards.settings import JudgeSettings
 from art.trajectory import Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
@@ -35,6 +41,10 @@ DEFAULT_RUBRIC = """\
 - Among those that reach it, the direct way scores above detours, repeated calls and needless text.
 - Among those that do not, the one that came closer, or that failed more honestly, scores above the other.
 - The distance of two scores says how far apart the trajectories are: nearly equal work gets nearly equal scores."""
+ABSOLUTE_RUBRIC = """\
+- 1 means that the task is done completely and well, 0 that nothing useful came of it.
+- What was asked for counts most; then that the way to it was direct.
+- Part of the task done well is worth part of the score."""
 
 
 class TrajectoryScore(BaseModel):
@@ -99,30 +109,121 @@ class Ruler:
         passes = await run_together([self._one_pass(evidence, order, 0), self._one_pass(evidence, order[::-1], 1)])
         first, second = ([verdict.score for verdict in judgement.verdicts] for judgement in passes)
         agreement = compare_passes(first, second)
-        if self.settings.on_disagreement == "set_aside" and agreement.disagreement > self.settings.max_disagreement:
-            raise JudgeError(
-                f"the judge disagrees with itself: its scores in two orders differ by {agreement.disagreement:.2f} "
-                f"(root mean square), and at most {self.settings.max_disagreement:.2f} is allowed"
-            )
-        scores = [(a + b) / 2 for a, b in zip(first, second, strict=True)]
-        if self.settings.on_disagreement == "shrink":
-            scores = shrink(scores, agreement.reliability)
         verdicts = [
             Verdict(
-                score=score,
+                score=(a.score + b.score) / 2,
                 explanation=a.explanation,
                 parts={k: (a.parts[k] + b.parts[k]) / 2 for k in a.parts} | {"pass_1": a.score, "pass_2": b.score},
             )
-            for score, a, b in zip(scores, passes[0].verdicts, passes[1].verdicts, strict=True)
+            for a, b in zip(passes[0].verdicts, passes[1].verdicts, strict=True)
         ]
         judgement = self.grader.join(passes, verdicts)
         further = {"judge_disagreement": agreement.disagreement, "judge_reliability": agreement.reliability}
         return replace(judgement, metrics=judgement.metrics | further)
 
     async def _one_pass(self, evidence: list[Evidence], order: list[int], index: int) -> Judgement:
-        return await self.grader.grade_cached(
-            evidence, ["pass", index], lambda: grade_in_rounds(self.grader, evidence, order)
+        async def grade() -> Judgement:
+            try:
+                judgement = await self.grader.grade([evidence[i] for i in order])
+            except ContextLengthError as error:
+                problem = f"the {len(evidence)} trajectories of a group do not fit into the judge's context"
+                hint = "choose a judge with a longer context, or make smaller groups"
+                raise JudgeError(f"{problem}; {hint}: {error.message}") from error
+            by_place = dict(zip(order, judgement.verdicts, strict=True))
+            return replace(judgement, verdicts=[by_place[i] for i in range(len(evidence))])
+
+        return await self.grader.grade_cached(evidence, ["pass", index], grade)
+
+
+class AbsoluteJudge:
+    """A judge model that grades each trajectory by itself, from 0 to 1. One instance can score many groups at once.
+
+    Its scores can be compared between groups, which RULER's cannot. RULER tells the trajectories of one group apart
+    more sharply. With a reference answer the judge only has to decide whether a trajectory agrees with it.
+    """
+
+    def __init__(
+        self,
+        judge_model: str | Model[Any, Any],
+        *,
+        rubric: Rubric = ABSOLUTE_RUBRIC,
+        reference: str | Callable[[Trajectory], str] | None = None,
+        extra_litellm_params: Mapping[str, Any] | None = None,
+        settings: JudgeSettings | None = None,
+        name: str = "judge",
+    ) -> None:
+        """
+        Args:
+            judge_model: a model name in litellm's form (`openai/o3`, `ollama_chat/qwen3:8b`), or an `art.Model`.
+            rubric: what makes a trajectory good, in prose or as criteria.
+            reference: where to find the right answer: a key in the metadata of the trajectory or its group, or a
+                function of the trajectory.
+            extra_litellm_params: further arguments of each request: `base_url`, `api_key`, `temperature`, ...
+            settings: time limits, attempts, prices, budget and cache.
+            name: name of the judge in metrics: `<name>_score` and `costs/judge/<name>`.
+        """
+        self.name = name
+        self.settings = settings or JudgeSettings()
+        if self.settings.passes == 2:
+            raise ConfigError("`passes=2` is for comparisons; an absolute judge sees one trajectory at a time")
+        self._reference = reference
+        self._grader = Grader(
+            judge_model, rubric, kind="absolute", params=extra_litellm_params, settings=self.settings, name=name
         )
+
+    async def judge(self, group: TrajectoryGroup) -> Judgement:
+        async def grade(evidence: Evidence, reference: str | None) -> Judgement:
+            grader, tag = self._grader, ["reference", reference]
+            try:
+                return await grader.grade_cached([evidence], tag, lambda: grader.grade([evidence], reference))
+            except ContextLengthError as error:
+                raise JudgeError(f"a trajectory is longer than the judge's context: {error}") from error
+
+        questions = [(evidence_of(trajectory), self._reference_of(trajectory, group)) for trajectory in group]
+        distinct = {(evidence.digest, reference): evidence for evidence, reference in questions}
+        async with self._grader.deadline(len(group)):
+            judgements = await run_together(grade(evidence, key[1]) for key, evidence in distinct.items())
+        verdicts = {key: judgement.verdicts[0] for key, judgement in zip(distinct, judgements, strict=True)}
+        in_order = [verdicts[evidence.digest, reference] for evidence, reference in questions]
+        return self._grader.join(judgements, in_order)
+
+    def _reference_of(self, trajectory: Trajectory, group: TrajectoryGroup) -> str | None:
+        if self._reference is None:
+            return None
+        if callable(self._reference):
+            return str(self._reference(trajectory))
+        reference = trajectory.metadata.get(self._reference, group.metadata.get(self._reference))
+        if reference is None:
+            place = f"metadata[{self._reference!r}] of the trajectory or its group"
+            raise ConfigError(f"judge {self.name!r} needs a reference answer in {place}; set it in the rollout")
+        return str(reference)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """How far two passes over a group (a judge's scores with the trajectories shown in opposite orders) agree."""
+
+    disagreement: float
+    """Root mean square difference of the two scores of a trajectory, each relative to the mean of its pass."""
+    single_reliability: float
+    """Reliability of one pass, 0 to 1. It is 1 if all scores within each pass are equal."""
+
+    @property
+    def reliability(self) -> float:
+        """Reliability of the mean of both passes, 0 to 1."""
+        return 2 * self.single_reliability / (1 + self.single_reliability)
+
+
+def compare_passes(first: Sequence[float], second: Sequence[float]) -> Agreement:
+    """Measure how far two passes over a group agree, from the scores of its trajectories in each.
+
+    Example: (0, 1) and (0.2, 0.8) differ by 0.2 on each trajectory; reliability of one pass 0.88, of the mean 0.94.
+    """
+    a, b = ([score - statistics.fmean(scores) for score in scores] for scores in (first, second))
+    disagreement = math.sqrt(statistics.fmean((x - y) ** 2 for x, y in zip(a, b, strict=True)))
+    spread = sum(x * x for x in a) + sum(y * y for y in b)
+    shared = 1.0 if spread < 1e-12 else 2 * sum(x * y for x, y in zip(a, b, strict=True)) / spread
+    return Agreement(disagreement=disagreement, single_reliability=max(0.0, shared))
 
 
 async def ruler(

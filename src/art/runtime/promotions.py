@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import logging
 import math
-import sqlite3
 import statistics
 import time
 from collections.abc import Callable, Collection
@@ -21,93 +21,34 @@ from pathlib import Path
 from typing import Any
 
 from art.errors import ConfigError, ConflictError, PromotionError
-from art.protocol.organisation.promotions import (
+from art.metrics.scores import MIN_SCENARIOS, Values, measure_improvement, tail_of_look
+from art.protocol.promotions import (
     Decision,
     Gate,
-    Measurement,
     PromoteRequest,
     Promotion,
     PromotionHistory,
     PromotionRecord,
     Verdict,
 )
-from art.report.scores import MIN_SCENARIOS, Score, Values, measure_improvement, tail_of_look
 from art.runtime.models import Models
-from art.runtime.registry import RegisteredModel, set_promoted
-from art.storage.database import Database, uninterrupted
+from art.runtime.registry import RegisteredModel
+from art.storage.database import uninterrupted
 from art.storage.jsonl import read_lines
 from art.storage.layout import ModelPaths, validate_name
 
 logger = logging.getLogger(__name__)
 
 
-Row = dict[str, Any]
-
-
-def check_held_out(split: str) -> str:
-    """Return `split` if its rollouts were not learnt from.
-
-    Raises:
-        ConfigError: it is `train`.
-        InvalidRequestError: it is not a valid name.
-    """
-    if split == "train":
-        raise ConfigError(
-            "the rollouts of split 'train' were learnt from, so they cannot show that a checkpoint is better; name a "
-            "held-out split such as 'val' or 'test'",
-            param="split",
-        )
-    return validate_name(split, param="split")
-
-
-def logged_steps(paths: ModelPaths, split: str) -> list[int]:
-    """Return the steps at which rollouts of a split were logged, in order."""
-    folder = paths.trajectories(split, 0).parent
-    return sorted(int(file.stem) for file in folder.glob("*.jsonl") if file.stem.isdecimal())
-
-
-def logged_scores(path: Path, metric: str) -> dict[str, list[float]]:
-    """Read the values of the rollouts in one file of a log, by scenario.
-
-    Rollouts that failed through no fault of the policy (`infra_fault`) and rollouts without the metric are left out.
-
-    Args:
-        metric: `reward`, or the name of a metric of rollouts.
-    """
-    values: dict[str, list[float]] = {}
-    for _, group in read_lines(path):
-        for rollout in (group or {}).get("trajectories", ()):
-            metadata = rollout.get("metadata") or {}
-            value = rollout.get("reward") if metric == "reward" else (rollout.get("metrics") or {}).get(metric)
-            if metadata.get("outcome") == "infra_fault" or not isinstance(value, (int, float)):
-                continue
-            if math.isfinite(value):
-                values.setdefault(_scenario(group or {}, rollout), []).append(float(value))
-    return values
-
-
-def _scenario(group: Row, rollout: Row) -> str:
-    """Name the scenario of a rollout: `scenario_id` in its metadata or its group's, else a hash of its prompt."""
-    for record in (rollout, group):
-        if (name := (record.get("metadata") or {}).get("scenario_id")) is not None:
-            return str(name)
-    asked: list[Any] = []
-    for message in rollout.get("messages_and_choices", ()):
-        if message.get("role") not in ("system", "developer", "user"):
-            break
-        asked.append(message)
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
-
-
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class GateEvidence:
     """Scores of two checkpoints on held-out scenarios."""
 
     source: str
     reference_step: int
     reference: Values
     candidate: Values
-    num_choices: int
+    num_choices: int = 1
     """Number of measured checkpoints that the candidate may have been chosen from by these scores."""
 
     @property
@@ -116,18 +57,66 @@ class Evidence:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def logged_evidence(paths: ModelPaths, gate: Gate, *, step: int, reference_step: int) -> Evidence:
-    """Read the scores of both checkpoints from the log of a model.
+def logged_scores(path: Path, metric: str) -> dict[str, list[float]]:
+    """Read the values of the rollouts in one file of a log, by scenario.
+
+    A scenario is `scenario_id` in the metadata of a rollout or its group, else the prompt. Rollouts that failed through
+    no fault of the policy (`infra_fault`) and rollouts without the metric are left out. `metric` is `reward`, or the
+    name of a metric of rollouts.
+    """
+
+    def is_prompt(message: dict[str, Any]) -> bool:
+        return message.get("role") in ("system", "developer", "user")
+
+    values: dict[str, list[float]] = {}
+    for _, group in read_lines(path):
+        group = group or {}
+        for rollout in group.get("trajectories", ()):
+            metadata = rollout.get("metadata") or {}
+            value = rollout.get("reward") if metric == "reward" else (rollout.get("metrics") or {}).get(metric)
+            if metadata.get("outcome") == "infra_fault" or not isinstance(value, (int, float)):
+                continue
+            if not math.isfinite(value):
+                continue
+            names = [one.get("scenario_id") for one in (metadata, group.get("metadata") or {})]
+            name = next((str(name) for name in names if name is not None), None)
+            if name is None:
+                asked = list(itertools.takewhile(is_prompt, rollout.get("messages_and_choices", ())))
+                name = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+            values.setdefault(name, []).append(float(value))
+    return values
+
+
+def read_evidence(paths: ModelPaths, gate: Gate, *, step: int, reference_step: int) -> GateEvidence:
+    """Take the scores that the caller measured, else those of both checkpoints in the log of the model.
 
     Raises:
-        ConfigError: the split of the gate is not held out.
+        ConflictError: the measured scores are of another reference than the promoted checkpoint.
+        ConfigError: the split of the gate is `train`.
+        InvalidRequestError: the split is not a valid name.
         StorageError: the log cannot be read.
     """
-    split = check_held_out(gate.split)
-    steps = logged_steps(paths, split)
+    if (measured := gate.measured) is not None:
+        if measured.reference_step != reference_step:
+            raise ConflictError(
+                f"the scores compare with step {measured.reference_step}, but step {reference_step} is what the "
+                "candidate must beat now; measure again"
+            )
+        reference, candidate = (
+            {str(i): values for i, values in enumerate(side)} for side in (measured.reference, measured.candidate)
+        )
+        return GateEvidence(measured.source, reference_step, reference, candidate)
+    if gate.split == "train":
+        raise ConfigError(
+            "the rollouts of split 'train' were learnt from, so they cannot show that a checkpoint is better; name a "
+            "held-out split such as 'val' or 'test'",
+            param="split",
+        )
+    split = validate_name(gate.split, param="split")
+    logged = (file.stem for file in paths.trajectories(split, 0).parent.glob("*.jsonl"))
     oldest = reference_step if step > reference_step else -1
-    choices = {step, *(one for one in steps if one > oldest and one != reference_step)}
-    return Evidence(
+    choices = {int(name) for name in logged if name.isdecimal() and int(name) > oldest} - {reference_step} | {step}
+    return GateEvidence(
         source=f"{gate.metric} of split {split!r} in the log",
         reference_step=reference_step,
         reference=logged_scores(paths.trajectories(split, reference_step), gate.metric),
@@ -136,29 +125,10 @@ def logged_evidence(paths: ModelPaths, gate: Gate, *, step: int, reference_step:
     )
 
 
-def measured_evidence(measured: Measurement, *, reference_step: int) -> Evidence:
-    """Take the scores that the caller measured.
+def judge(evidence: GateEvidence, require: float, *, step: int, refused: Collection[str], model: str) -> Verdict:
+    """Decide whether `evidence` shows that `step` of `model` is better than the reference by more than `require`.
 
-    Raises:
-        ConflictError: they are of another reference than the promoted checkpoint.
-    """
-    if measured.reference_step != reference_step:
-        raise ConflictError(
-            f"the scores compare with step {measured.reference_step}, but step {reference_step} is what the candidate "
-            "must beat now; measure again"
-        )
-    reference, candidate = (
-        {str(index): values for index, values in enumerate(side)} for side in (measured.reference, measured.candidate)
-    )
-    return Evidence(measured.source, reference_step, reference, candidate, num_choices=1)
-
-
-def judge(evidence: Evidence, require: float, *, step: int, refused: Collection[str], model: str) -> Verdict:
-    """Decide whether `evidence` shows that `step` is better than the reference by more than `require`.
-
-    Args:
-        refused: hashes of the evidence that was refused since the last promotion. Each was a look at the reference.
-        model: `project/name`, for the commands in the reason.
+    `refused` has the hashes of evidence that was refused since the last promotion. Each was a look at the reference.
     """
     look = max(evidence.num_choices, 1 + len(set(refused) - {evidence.digest}))
     score = measure_improvement(evidence.reference, evidence.candidate, look=look)
@@ -168,18 +138,15 @@ def judge(evidence: Evidence, require: float, *, step: int, refused: Collection[
     )  # fmt: skip
     if score is not None:
         common = evidence.reference.keys() & evidence.candidate.keys()
-        means = [
+        verdict.reference, verdict.candidate = (
             statistics.fmean(statistics.fmean(side[name]) for name in common)
             for side in (evidence.reference, evidence.candidate)
-        ]
-        verdict = verdict.model_copy(
-            update={
-                "reference": means[0], "candidate": means[1], "difference": score.mean, "low": score.low,
-                "method": score.method,
-            }
-        )  # fmt: skip
+        )
+        figures = {"difference": score.mean, "low": score.low, "method": score.method}
+        verdict = verdict.model_copy(update=figures)
         verdict.passed = has_figures(verdict) and score.low is not None and score.low > require
-    return verdict.model_copy(update={"reason": _reason(verdict, score, evidence, step, model)})
+    verdict.reason = _reason(verdict, evidence, step, model)
+    return verdict
 
 
 def has_figures(verdict: Verdict) -> bool:
@@ -187,121 +154,32 @@ def has_figures(verdict: Verdict) -> bool:
     return verdict.low is not None and verdict.num_scenarios >= MIN_SCENARIOS[verdict.method or "tango"]
 
 
-def _reason(verdict: Verdict, score: Score | None, evidence: Evidence, step: int, model: str) -> str:
-    if score is None or score.low is None or not has_figures(verdict):
-        have = f"step {evidence.reference_step} has {len(evidence.reference)} and step {step} {len(evidence.candidate)}"
+def _reason(verdict: Verdict, evidence: GateEvidence, step: int, model: str) -> str:
+    reference_step, require = evidence.reference_step, verdict.require
+    measure = f"`art promote {model}@{step} --require {require:g} --task TASK --games"
+    if verdict.difference is None or not has_figures(verdict):
+        have = f"step {reference_step} has {len(evidence.reference)} and step {step} {len(evidence.candidate)}"
         return (
             f"{evidence.source}: {verdict.num_scenarios} scenarios were measured with both checkpoints ({have}), and "
             f"at least {MIN_SCENARIOS['tango']} are needed, or {MIN_SCENARIOS['t']} unless each has one value of 0 or "
             "1. Log an evaluation of both on the same scenarios, with `scenario_id` in the metadata of each rollout, "
-            f"or measure them now: `art promote {model}@{step} --require {verdict.require:g} --task TASK --games 200`"
+            f"or measure them now: {measure} 200`"
         )
     figures = (
-        f"{evidence.source}: step {step} has {verdict.candidate:.3f} and step {evidence.reference_step} "
-        f"{verdict.reference:.3f} on {score.num} scenarios, a difference of {score.mean:+.3f} that is above "
-        f"{score.low:+.3f} with {verdict.confidence:.2%} confidence"
+        f"{evidence.source}: step {step} has {verdict.candidate:.3f} and step {reference_step} {verdict.reference:.3f} "
+        f"on {verdict.num_scenarios} scenarios, a difference of {verdict.difference:+.3f} that is above "
+        f"{verdict.low:+.3f} with {verdict.confidence:.2%} confidence"
         + (f" (look {verdict.look} at this reference)" if verdict.look > 1 else "")
     )
     if verdict.passed:
-        return f"{figures}, so it is above the required {verdict.require:+g}"
-    if score.mean <= verdict.require:
-        return f"{figures}. More than {verdict.require:+g} is required, so the promoted checkpoint stays; train on"
+        return f"{figures}, so it is above the required {require:+g}"
+    if verdict.difference <= require:
+        return f"{figures}. More than {require:+g} is required, so the promoted checkpoint stays; train on"
     more = "fresh scenarios count as one look" if verdict.look > 1 else "the interval shrinks with their square root"
     return (
-        f"{figures}. The interval must lie above {verdict.require:+g}, so this may be chance. Measure on more "
-        f"scenarios ({more}): `art promote {model}@{step} --require {verdict.require:g} --task TASK --games "
-        f"{_needed_games(score, verdict.require)} --seed N`"
+        f"{figures}. The interval must lie above {require:+g}, so this may be chance. Measure on more scenarios "
+        f"({more}): {measure} {verdict.num_scenarios * 4} --seed N`"
     )
-
-
-def _needed_games(score: Score, require: float) -> int:
-    """Number of scenarios at which the same difference would pass with room to spare, from 2 to 50 times as many."""
-    assert score.low is not None
-    factor = ((score.mean - score.low) / (score.mean - require)) ** 2
-    return round(score.num * min(50.0, max(2.0, 1.5 * factor)))
-
-
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS promotions (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, project TEXT NOT NULL, name TEXT NOT NULL, at REAL NOT NULL,
-    step INTEGER NOT NULL, previous_step INTEGER, decision TEXT NOT NULL, key_id TEXT NOT NULL, note TEXT NOT NULL,
-    verdict TEXT, evidence TEXT
-);
-CREATE INDEX IF NOT EXISTS promotions_of_model ON promotions (project, name, number);
-"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewDecision:
-    """A decision that is to be recorded."""
-
-    step: int
-    previous_step: int | None
-    decision: Decision
-    key_id: str
-    note: str
-    verdict: Verdict | None
-    evidence: str | None
-    """Hash of the compared values; the same evidence is not another look. `None` if nothing could be compared."""
-
-
-class PromotionStore:
-    """Stores decisions about promotions. Every method is one transaction."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def start(self) -> None:
-        await self._database.run(lambda db: db.executescript(_SCHEMA))
-
-    async def add(self, project: str, name: str, new: NewDecision) -> None:
-        """Record a decision. Unless it is a refusal, its step becomes the promoted one in the same transaction."""
-        now = time.time()
-        row = (
-            project, name, now, new.step, new.previous_step, new.decision, new.key_id, new.note,
-            None if new.verdict is None else new.verdict.model_dump_json(), new.evidence,
-        )  # fmt: skip
-
-        def insert(db: sqlite3.Connection) -> None:
-            db.execute(
-                "INSERT INTO promotions (project, name, at, step, previous_step, decision, key_id, note, verdict, "
-                f"evidence) VALUES ({', '.join('?' * len(row))})",
-                row,
-            )
-            if new.decision != "refused":
-                set_promoted(db, project, name, new.step, now)
-
-        await self._database.run(insert)
-
-    async def records(self, project: str, name: str) -> list[PromotionRecord]:
-        """Return the decisions about a model, oldest first."""
-        rows = await self._read(
-            "SELECT number, at, step, previous_step, decision, key_id, note, verdict FROM promotions "
-            "WHERE project = ? AND name = ? ORDER BY number",
-            project,
-            name,
-        )
-        return [
-            PromotionRecord(
-                number=number, at=at, step=step, previous_step=previous, decision=decision, key_id=key_id, note=note,
-                verdict=None if verdict is None else Verdict.model_validate_json(verdict),
-            )
-            for number, at, step, previous, decision, key_id, note, verdict in rows
-        ]  # fmt: skip
-
-    async def refused_evidence(self, project: str, name: str) -> set[str]:
-        """Return the hashes of the evidence that was refused since a checkpoint was last promoted."""
-        rows = await self._read(
-            "SELECT evidence FROM promotions WHERE project = ?1 AND name = ?2 AND decision = 'refused' AND number > "
-            "coalesce((SELECT max(number) FROM promotions WHERE project = ?1 AND name = ?2 AND decision != 'refused'), "
-            "0)",
-            project,
-            name,
-        )
-        return {evidence for (evidence,) in rows if evidence is not None}
-
-    async def _read(self, sql: str, project: str, name: str) -> list[tuple[Any, ...]]:
-        return await asyncio.to_thread(self._database.read, sql, (project, name))
 
 
 ChangeLock = Callable[[RegisteredModel], AbstractAsyncContextManager[None]]
@@ -311,25 +189,16 @@ ChangeLock = Callable[[RegisteredModel], AbstractAsyncContextManager[None]]
 class Promotions:
     """Promotes checkpoints of models, and keeps the history of it."""
 
-    def __init__(
-        self, models: Models, store: PromotionStore, changing: ChangeLock, *, required: float | None = None
-    ) -> None:
-        """
-        Args:
-            required: bound of a gate that every promotion has to pass; `None` if each caller chooses.
-        """
+    def __init__(self, models: Models, changing: ChangeLock, *, required: float | None = None) -> None:
+        """`required` is the bound of a gate that every promotion has to pass; `None` if each caller chooses."""
         self.required = required
         self._models = models
-        self._store = store
         self._changing = changing
 
     async def promote(self, project: str, name: str, request: PromoteRequest, key_id: str) -> Promotion:
         """Make a checkpoint the promoted one of its model, if it passes the gate of the request or is forced.
 
-        Nothing is compared and recorded if it is the promoted one already.
-
-        Args:
-            key_id: id of the key that asks, for the history.
+        Nothing is compared and recorded if it is the promoted one already. The history has `key_id`, the key that asks.
 
         Raises:
             NotFoundError: there is no such model or published checkpoint.
@@ -349,86 +218,68 @@ class Promotions:
                 f"{step} to a model of another name on a server of its own",
                 param="step",
             )
-        request = self._with_required_gate(request)
+        gate = self._gate(request)
         async with self._changing(model):
             path = await asyncio.to_thread(self._models.folder, project, name, step)
             previous = self._models.find(project, name)[0].promoted_step
+            promotion = Promotion(step=step, inference_name=f"{model.key}@promoted", previous_step=previous)
             if step == previous:
-                return Promotion(step=step, inference_name=f"{model.key}@promoted", previous_step=step)
-            decision = await self._decide(model, previous, request, key_id)
-            if decision.decision == "refused":
-                await self._store.add(project, name, decision)
-                assert decision.verdict is not None
-                refusal = f"step {step} of {model.key} is not promoted. {decision.verdict.reason}"
+                return promotion
+            decision: Decision = "forced" if request.force else "ungated"
+            evidence = None
+            if gate is not None:
+                scores = await asyncio.to_thread(
+                    read_evidence, self._models.paths(model), gate, step=step, reference_step=previous or 0
+                )
+                refused = await self._models.registry.refused_evidence(project, name)
+                verdict = await asyncio.to_thread(
+                    judge, scores, gate.require, step=step, refused=refused, model=model.key
+                )
+                evidence = scores.digest if has_figures(verdict) else None
+                decision = "passed" if verdict.passed else decision if request.force else "refused"
+                promotion.verdict = verdict
+            record = PromotionRecord(
+                number=0, at=time.time(), step=step, previous_step=previous, decision=decision, key_id=key_id,
+                note=request.note, verdict=promotion.verdict,
+            )  # fmt: skip
+            if decision == "refused":
+                await self._models.registry.add_decision(project, name, record, evidence)
+                assert promotion.verdict is not None
+                refusal = f"step {step} of {model.key} is not promoted. {promotion.verdict.reason}"
                 raise PromotionError(refusal if self.required is None else f"{refusal}. {self._rule()}")
             await host.adapters.load(model.adapter_id(step), path)
-            await uninterrupted(self._record(model, decision))
-        logger.info("promoted step %d of %s (%s); before it was %s", step, model.key, decision.decision, previous)
-        return Promotion(
-            step=step, inference_name=f"{model.key}@promoted", previous_step=previous, verdict=decision.verdict
-        )
+
+            async def record_promotion() -> None:
+                await self._models.registry.add_decision(project, name, record, evidence)
+                self._models.set_promoted(model.key, step)  # now requests to the promoted name get its checkpoint
+
+            await uninterrupted(record_promotion())
+        logger.info("promoted step %d of %s (%s); before it was %s", step, model.key, decision, previous)
+        return promotion
 
     async def history(self, project: str, name: str) -> PromotionHistory:
-        """Return all decisions about the promoted checkpoint of a model.
-
-        Raises:
-            NotFoundError: there is no such model.
-        """
+        """Return all decisions about the promoted checkpoint of a model. Raises `NotFoundError` if there is no such
+        model."""
         self._models.find(project, name)
-        return PromotionHistory(promotions=await self._store.records(project, name))
+        return PromotionHistory(promotions=await self._models.registry.decisions(project, name))
 
-    async def _record(self, model: RegisteredModel, decision: NewDecision) -> None:
-        """Record a promotion, and let requests to the promoted name get its checkpoint."""
-        await self._store.add(model.project, model.name, decision)
-        self._models.set_promoted(model.key, decision.step)
-
-    def _with_required_gate(self, request: PromoteRequest) -> PromoteRequest:
-        """Give the request the gate that the server requires, unless its own asks for as much.
-
-        Raises:
-            ConfigError: its own asks for less.
-        """
+    def _gate(self, request: PromoteRequest) -> Gate | None:
+        """The gate of the request, or the one that the server requires. Raises `ConfigError` if the request asks for
+        less than the server requires."""
         if self.required is None:
-            return request
+            return request.gate
         if request.gate is None:
-            return request.model_copy(update={"gate": Gate(require=self.required)})
+            return Gate(require=self.required)
         if request.gate.require < self.required:
             raise ConfigError(
                 f"`require` is {request.gate.require:g}, which is less than {self.required:g}. {self._rule()}. Ask for "
                 f"{self.required:g} or more, or leave `require` out",
                 param="require",
             )
-        return request
+        return request.gate
 
     def _rule(self) -> str:
         return (
-            f"This server requires {self.required:+g} of every promotion (`promotion.require` in its configuration), "
+            f"This server requires {self.required:+g} of every promotion (`require_gain` in its configuration), "
             "and only a key with scope `admin` may force one"
-        )
-
-    async def _decide(
-        self, model: RegisteredModel, previous: int | None, request: PromoteRequest, key_id: str
-    ) -> NewDecision:
-        decision: Decision = "forced" if request.force else "ungated"
-        verdict, evidence = None, None
-        if (gate := request.gate) is not None:
-            scores = await self._evidence(model, previous or 0, request)
-            refused = await self._store.refused_evidence(model.project, model.name)
-            verdict = await asyncio.to_thread(
-                judge, scores, gate.require, step=request.step, refused=refused, model=model.key
-            )
-            evidence = scores.digest if has_figures(verdict) else None
-            decision = "passed" if verdict.passed else decision if request.force else "refused"
-        return NewDecision(
-            step=request.step, previous_step=previous, decision=decision, key_id=key_id, note=request.note,
-            verdict=verdict, evidence=evidence,
-        )  # fmt: skip
-
-    async def _evidence(self, model: RegisteredModel, reference: int, request: PromoteRequest) -> Evidence:
-        assert request.gate is not None
-        if request.gate.measured is not None:
-            return measured_evidence(request.gate.measured, reference_step=reference)
-        paths = self._models.paths(model)
-        return await asyncio.to_thread(
-            logged_evidence, paths, request.gate, step=request.step, reference_step=reference
         )

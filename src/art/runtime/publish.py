@@ -39,7 +39,6 @@ from art.storage.checkpoints import Probe
 
 logger = logging.getLogger(__name__)
 
-
 BASE_NATS = {"float32": 2e-4, "bfloat16": 0.2}
 """Largest gap of the base model, by engine dtype. Random models of 36 layers measure 2e-6 in float32 and 0.003
 to 0.035 in bfloat16, by the size of their logits, and differ by 0.4 to 1.3 from the same model of another seed
@@ -56,6 +55,50 @@ NORM_TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-2}
 bfloat16 rounds them by about 1e-3."""
 NUM_COPIES = 2
 """Copies of policy and base in one batch. An engine may take the first request alone, so one copy is not enough."""
+GAP_SHARE = 1 / 3
+"""Largest gap between engine and trainer, as a share of the test adapter's effect. An ignored layer leaves 1."""
+AUDIBLE = 4.0
+"""Least effect of a test adapter, in units of the base model's gap, from which it proves anything."""
+SILENT_NATS = 1e-4
+"""An effect below this proves nothing either, in any dtype."""
+
+
+async def publish(engine: Engine, adapter_id: str, checkpoint: Path) -> dict[str, float]:
+    """Load `checkpoint` as `adapter_id`, prove it, and return the metrics `publish/...` and `time/publish_s`.
+
+    Raises:
+        CorruptCheckpointError: a file of the checkpoint differs from its manifest.
+        AdapterError: the engine refused the weights.
+        HandshakeError: the engine does not reproduce the probe or the norm; the weights are unloaded again.
+    """
+    started = time.perf_counter()
+    await asyncio.to_thread(checkpoints.verify, checkpoint)
+    info = await engine.load_adapter(adapter_id, checkpoint)
+    about = await engine.info()
+    probe = checkpoints.read_probe(checkpoint).shortened(about.max_context)
+    scores = await score_probe(engine, adapter_id, probe, one_policy=about.one_policy)
+    problem = find_problem(scores, probe, dtype=about.dtype)
+    # An engine that tells its norm may hold other weights whose effect on the probe is noise.
+    trained = checkpoints.read_state(checkpoint).metrics.get("loss/adapter_norm")
+    if problem is None and info.norm is not None and trained is not None:
+        agrees = abs(info.norm - trained) <= _of(NORM_TOLERANCE, about.dtype) * trained  # NaN does not
+        other = f"the engine loaded a change of norm {info.norm:.6g}, the trainer saved one of {trained:.6g}"
+        problem = None if agrees else other
+    if problem is not None:
+        await engine.unload_adapter(adapter_id)
+        raise HandshakeError(
+            f"{adapter_id} was not published: {problem}. The engine does not serve what was trained; the previous step "
+            "stays in place"
+        )
+    gap = _worst([largest_gap(copy, probe.logprobs) for copy in scores.policy])
+    effect = largest_gap(probe.base_logprobs, probe.logprobs)
+    metrics = {"publish/probe_gap": gap, "publish/probe_effect": effect}
+    if scores.base_alone is not None:
+        metrics["publish/base_gap"] = largest_gap(scores.base_alone, probe.base_logprobs)
+    if info.norm is not None:
+        metrics["publish/adapter_norm"] = info.norm
+    logger.info("published %s: %d layers, probe gap %.2g nats, moved by %.2g", adapter_id, info.num_layers, gap, effect)
+    return metrics | {"time/publish_s": time.perf_counter() - started}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,40 +126,36 @@ async def score_probe(engine: Engine, adapter_id: str, probe: Probe, *, one_poli
     return Scores(base_alone=base_alone, policy=scores[::2], base=scores[1::2])
 
 
-def find_problem(scores: Scores, probe: Probe, *, dtype: str, tolerance: float | None) -> str | None:
-    """Explain why these scores do not prove that the engine serves the trained policy; `None` if they do.
-
-    Args:
-        tolerance: largest allowed difference of any one token; replaces all bounds of this module.
-    """
-    if scores.base_alone is not None and (problem := find_other_base(scores.base_alone, probe, dtype, tolerance)):
-        return problem
-    if tolerance is not None:
-        return _find_gap_above(tolerance, scores, probe)
-    moved = f"training has moved them by {rms_gap(probe.base_logprobs, probe.logprobs):.4g}"
+def find_problem(scores: Scores, probe: Probe, *, dtype: str) -> str | None:
+    """Explain why these scores do not prove that the engine serves the trained policy; `None` if they do."""
     gap = _worst([rms_gap(served, probe.logprobs) for served in scores.policy])
     if scores.base_alone is None:
         bound = _of(ONE_POLICY_NATS, dtype)
         measure = f"at most {bound:.4g} is allowed"
+    elif problem := find_other_base(scores.base_alone, probe, dtype):
+        return problem
     else:
         noise = rms_gap(scores.base_alone, probe.base_logprobs)
         bound = max(_of(FLOOR_NATS, dtype), _of(NOISE_FACTOR, dtype) * noise)
         measure = f"while those of the base model agree to {noise:.4g}, so at most {bound:.4g} is allowed"
     if not gap <= bound:  # NaN fails too
+        moved = rms_gap(probe.base_logprobs, probe.logprobs)
         return (
             f"the engine's log-probs of the probe differ from the trainer's by {gap:.4g} nats (root mean square), "
-            f"{measure} ({moved})"
+            f"{measure} (training has moved them by {moved:.4g})"
         )
     shift = _worst([rms_gap(served, probe.base_logprobs) for served in scores.base] or [0.0])
-    return None if shift <= bound else _leak(shift)
+    if shift <= bound:
+        return None
+    return (
+        f"requests for the base model change by {shift:.4g} nats when they share a batch with requests for this "
+        "adapter: the engine applies adapters to requests that do not ask for them"
+    )
 
 
-def find_other_base(base_alone: Sequence[float], probe: Probe, dtype: str, tolerance: float | None) -> str | None:
+def find_other_base(base_alone: Sequence[float], probe: Probe, dtype: str) -> str | None:
     """Explain why engine and trainer cannot have the same base model; `None` if they may have."""
-    if tolerance is not None:
-        gap, bound = largest_gap(base_alone, probe.base_logprobs), tolerance
-    else:
-        gap, bound = rms_gap(base_alone, probe.base_logprobs), _of(BASE_NATS, dtype)
+    gap, bound = rms_gap(base_alone, probe.base_logprobs), _of(BASE_NATS, dtype)
     if gap <= bound:
         return None
     return (
@@ -125,40 +164,59 @@ def find_other_base(base_alone: Sequence[float], probe: Probe, dtype: str, toler
     )
 
 
-def _find_gap_above(tolerance: float, scores: Scores, probe: Probe) -> str | None:
-    gap = worst_gap(scores.policy, probe.logprobs)
-    if not gap <= tolerance:
-        return (
-            f"the engine's log-probs of the probe differ from the trainer's by up to {gap:.4g} nats, at most "
-            f"{tolerance:.4g} is allowed (`handshake_tolerance`)"
-        )
-    shift = worst_gap(scores.base, probe.base_logprobs) if scores.base else 0.0
-    return None if shift <= tolerance else _leak(shift)
+async def prove_layers(engine: Engine, folder: Path) -> None:
+    """Prove that `engine` applies each test adapter in `folder`, a folder by kind of layer. All are unloaded again.
 
+    A kind whose test adapter is too quiet for this pair is named in a warning, and not proved.
 
-def _leak(shift: float) -> str:
-    return (
-        f"requests for the base model change by {shift:.4g} nats when they share a batch with requests for this "
-        "adapter: the engine applies adapters to requests that do not ask for them"
-    )
-
-
-def norm_differs(loaded: float, trained: float, dtype: str) -> bool:
-    """Tell whether the norms show that the engine loaded other weights than the trainer saved. NaN differs."""
-    return not abs(loaded - trained) <= _of(NORM_TOLERANCE, dtype) * trained
+    Raises:
+        AdapterError: the engine refused a test adapter.
+        HandshakeError: the engine does not apply adapters to a kind of layer, or the base models differ.
+    """
+    started = time.perf_counter()
+    info = await engine.info()
+    proved, quiet = [], []
+    for kind in await asyncio.to_thread(lambda: sorted(path.name for path in folder.iterdir())):
+        probe = checkpoints.read_probe(folder / kind).shortened(info.max_context)
+        name = f"test/{kind}"
+        try:
+            await engine.load_adapter(name, folder / kind)
+            base, policy = await asyncio.gather(
+                engine.score(probe.token_ids, None), engine.score(probe.token_ids, name)
+            )
+        finally:
+            await engine.unload_adapter(name)
+        if problem := find_other_base(base, probe, info.dtype):
+            raise HandshakeError(f"the engine cannot serve what is trained: {problem}")
+        # What the test adapter changes in the trainer, in the engine, and how far they are apart with and without it.
+        effect, followed = rms_gap(probe.logprobs, probe.base_logprobs), rms_gap(policy, base)
+        gap, noise = rms_gap(policy, probe.logprobs), rms_gap(base, probe.base_logprobs)
+        if not effect >= max(SILENT_NATS, AUDIBLE * noise):
+            quiet.append(kind)
+        elif gap <= GAP_SHARE * effect:
+            proved.append(kind)
+        else:
+            wrong = "does not apply adapters to" if followed < GAP_SHARE * effect else "applies adapters wrongly to"
+            raise HandshakeError(
+                f"the engine {wrong} `{kind}`: a test adapter in these layers alone moves the trainer's log-probs by "
+                f"{effect:.3g} nats (root mean square) and the engine's by {followed:.3g}, and then they differ by "
+                f"{gap:.3g}. What is trained there would not be served. Leave these layers out by "
+                "`lora.target_modules`, or use another engine or another release of it"
+            )
+    if quiet:
+        logger.warning(
+            "not proved that the engine applies adapters to %s: a test adapter there moves log-probs too little on "
+            "this model and in %s", ", ".join(quiet), info.dtype,
+        )  # fmt: skip
+    took_s = time.perf_counter() - started
+    logger.info("the engine applies adapters to %s (proved in %.1f s)", ", ".join(proved) or "no layer", took_s)
 
 
 def largest_gap(a: Sequence[float], b: Sequence[float]) -> float:
     """Return the largest absolute difference: infinite when lengths differ, NaN when any value is NaN."""
     if len(a) != len(b):
         return math.inf
-    gaps = [abs(x - y) for x, y in zip(a, b, strict=True)]
-    return math.nan if any(math.isnan(gap) for gap in gaps) else max(gaps, default=0.0)
-
-
-def worst_gap(copies: Sequence[Sequence[float]], logprobs: Sequence[float]) -> float:
-    """Return the largest absolute difference of any copy from `logprobs`; NaN when any value is NaN."""
-    return _worst([largest_gap(copy, logprobs) for copy in copies])
+    return _worst([abs(x - y) for x, y in zip(a, b, strict=True)])
 
 
 def rms_gap(a: Sequence[float], b: Sequence[float]) -> float:
@@ -169,149 +227,8 @@ def rms_gap(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _worst(gaps: Sequence[float]) -> float:
-    return math.nan if any(map(math.isnan, gaps)) else max(gaps)
+    return math.nan if any(map(math.isnan, gaps)) else max(gaps, default=0.0)
 
 
 def _of(bounds: dict[str, float], dtype: str) -> float:
     return bounds.get(dtype, bounds["bfloat16"])
-
-
-GAP_SHARE = 1 / 3
-"""Largest gap between engine and trainer, as a share of the test adapter's effect. An ignored layer leaves 1."""
-AUDIBLE = 4.0
-"""Least effect of a test adapter, in units of the base model's gap, from which it proves anything."""
-SILENT_NATS = 1e-4
-"""An effect below this proves nothing either, in any dtype."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Heard:
-    """What the probe tells about one kind of layer; root mean squares in nats."""
-
-    kind: str
-    effect: float
-    """Change of the trainer's log-probs by the test adapter."""
-    followed: float
-    """Change of the engine's log-probs by it."""
-    gap: float
-    """Difference of engine and trainer under the test adapter."""
-    noise: float
-    """Difference of engine and trainer under the base model."""
-
-    @property
-    def is_audible(self) -> bool:
-        return self.effect >= max(SILENT_NATS, AUDIBLE * self.noise)
-
-    @property
-    def is_applied(self) -> bool:
-        return self.gap <= GAP_SHARE * self.effect
-
-
-async def prove_layers(engine: Engine, folder: Path, tolerance: float | None = None) -> None:
-    """Prove that `engine` applies each test adapter in `folder`, a folder by kind of layer. All are unloaded again.
-
-    A kind whose test adapter is too quiet for this pair is named in a warning, and not proved.
-
-    Args:
-        tolerance: largest allowed difference of one token of the base model; replaces the bound of `handshake.py`.
-
-    Raises:
-        AdapterError: the engine refused a test adapter.
-        HandshakeError: the engine does not apply adapters to a kind of layer, or the base models differ.
-    """
-    started = time.perf_counter()
-    info = await engine.info()
-    quiet: list[str] = []
-    kinds = await asyncio.to_thread(lambda: sorted(path.name for path in folder.iterdir()))
-    for kind in kinds:
-        probe = checkpoints.read_probe(folder / kind).shortened(info.max_context)
-        heard, base = await _listen(engine, kind, folder / kind, probe)
-        if problem := find_other_base(base, probe, info.dtype, tolerance):
-            raise HandshakeError(f"the engine cannot serve what is trained: {problem}")
-        if not heard.is_audible:
-            quiet.append(kind)
-        elif not heard.is_applied:
-            raise HandshakeError(_describe(heard))
-    took = time.perf_counter() - started
-    if quiet:
-        logger.warning(
-            "not proved that the engine applies adapters to %s: a test adapter there moves log-probs too little on "
-            "this model and in %s",
-            ", ".join(quiet),
-            info.dtype,
-        )
-    proved = [kind for kind in kinds if kind not in quiet]
-    logger.info("the engine applies adapters to %s (proved in %.1f s)", ", ".join(proved) or "no layer", took)
-
-
-async def _listen(engine: Engine, kind: str, path: Path, probe: Probe) -> tuple[_Heard, list[float]]:
-    """Score the probe under a test adapter; also return the engine's log-probs of the base model."""
-    name = f"test/{kind}"
-    try:
-        await engine.load_adapter(name, path)
-        base, policy = await asyncio.gather(engine.score(probe.token_ids, None), engine.score(probe.token_ids, name))
-    finally:
-        await engine.unload_adapter(name)
-    heard = _Heard(
-        kind=kind,
-        effect=rms_gap(probe.logprobs, probe.base_logprobs),
-        followed=rms_gap(policy, base),
-        gap=rms_gap(policy, probe.logprobs),
-        noise=rms_gap(base, probe.base_logprobs),
-    )
-    return heard, base
-
-
-def _describe(heard: _Heard) -> str:
-    wrong = "does not apply adapters to" if heard.followed < GAP_SHARE * heard.effect else "applies adapters wrongly to"
-    return (
-        f"the engine {wrong} `{heard.kind}`: a test adapter in these layers alone moves the trainer's log-probs by "
-        f"{heard.effect:.3g} nats (root mean square) and the engine's by {heard.followed:.3g}, and then they differ by "
-        f"{heard.gap:.3g}. What is trained there would not be served. Leave these layers out by `lora.target_modules`, "
-        "or use another engine or another release of it"
-    )
-
-
-async def publish(
-    engine: Engine, adapter_id: str, checkpoint: Path, tolerance: float | None = None
-) -> dict[str, float]:
-    """Load `checkpoint` as `adapter_id`, prove it, and return the metrics `publish/...` and `time/publish_s`.
-
-    Raises:
-        CorruptCheckpointError: a file of the checkpoint differs from its manifest.
-        AdapterError: the engine refused the weights.
-        HandshakeError: the engine does not reproduce the probe or the norm; the weights are unloaded again.
-    """
-    started = time.perf_counter()
-    await asyncio.to_thread(checkpoints.verify, checkpoint)
-    info = await engine.load_adapter(adapter_id, checkpoint)
-    about = await engine.info()
-    probe = checkpoints.read_probe(checkpoint).shortened(about.max_context)
-    scores = await score_probe(engine, adapter_id, probe, one_policy=about.one_policy)
-    problem = find_problem(scores, probe, dtype=about.dtype, tolerance=tolerance)
-    problem = problem or _find_other_norm(info.norm, checkpoint, about.dtype)
-    if problem is not None:
-        await engine.unload_adapter(adapter_id)
-        raise HandshakeError(
-            f"{adapter_id} was not published: {problem}. The engine does not serve what was trained; the previous step "
-            "stays in place"
-        )
-    metrics = {
-        "publish/probe_gap": worst_gap(scores.policy, probe.logprobs),
-        "publish/probe_effect": largest_gap(probe.base_logprobs, probe.logprobs),
-    }
-    if scores.base_alone is not None:
-        metrics["publish/base_gap"] = largest_gap(scores.base_alone, probe.base_logprobs)
-    if info.norm is not None:
-        metrics["publish/adapter_norm"] = info.norm
-    gap, effect = metrics["publish/probe_gap"], metrics["publish/probe_effect"]
-    logger.info("published %s: %d layers, probe gap %.2g nats, moved by %.2g", adapter_id, info.num_layers, gap, effect)
-    return metrics | {"time/publish_s": time.perf_counter() - started}
-
-
-def _find_other_norm(loaded: float | None, checkpoint: Path, dtype: str) -> str | None:
-    """Explain why an engine that tells its norm holds other weights, e.g. some whose effect on the probe is noise."""
-    trained = checkpoints.read_state(checkpoint).metrics.get("loss/adapter_norm")
-    if loaded is None or trained is None or not norm_differs(loaded, trained, dtype):
-        return None
-    return f"the engine loaded a change of norm {loaded:.6g}, the trainer saved one of {trained:.6g}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import logging
 import time
 from collections.abc import Callable
@@ -10,35 +12,126 @@ from pathlib import Path
 from typing import Any
 
 from art.config import ModelSettings
+from art.config.base_models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, find_folder, looks_like_path, resolve_base_model
 from art.errors import ConfigError
-from art.memory.shape import read_shape
+from art.memory import read_shape
+from art.protocol.calls import MergeAdapter
 from art.protocol.training import ModelStatus, RegisterRequest
-from art.runtime.base_models import prepare_base_model
-from art.runtime.host import Hosts, host_key
-from art.runtime.jobs.runner import JobRunner
+from art.runtime.hosting.host import Hosts
+from art.runtime.jobs.file_jobs import run_file_call
+from art.runtime.jobs.job import JobControl
+from art.runtime.jobs.queue import JobQueue
+from art.runtime.memory import MemoryPlan, check_memory
 from art.runtime.models import Models, status_of
-from art.runtime.placement.memory import MemoryPlan, check_memory
-from art.runtime.placement.placement import FASTER, SLOW, check_placement, find_devices, is_slow, with_engine
+from art.runtime.placement import FASTER, SLOW, Devices, check_placement, find_devices, is_slow, with_engine
 from art.runtime.registry import RegisteredModel, Registry
 from art.storage import checkpoints
-from art.storage.layout import validate_name
+from art.storage.layout import DataDir, validate_name
 
 logger = logging.getLogger(__name__)
 
+HUB_TIMEOUT_S = 10.0
+_CONFIG = "config.json"
 
-class Registration:
+
+async def prepare_base_model(
+    name: str, data_dir: DataDir, check_folder: Callable[[Path], None] = lambda folder: None
+) -> str:
+    """Return a folder or hub id that engine and trainer can load, before any process is started for it.
+
+        folder of a model                 used as it is
+        folder of a LoRA adapter          the model that the adapter was trained on, with the adapter merged into it
+        hub id                            used as it is, after a check that the hub, or its cache here, has it
+
+    A merged model is stored in the data directory under the hash of its adapter, so each is merged only once.
+
+    `check_folder` raises an error for a folder that must not be read. It is called before anything in the folder is
+    looked at, also for the folder that an adapter names as its base model.
+
+    Raises:
+        ConfigError: there is no such model, or its files are incomplete. The message says what was looked for.
+        ProcessError: the process that merges an adapter died.
+    """
+    base_model = resolve_base_model(name)
+    if looks_like_path(base_model) or await asyncio.to_thread(Path(base_model).is_dir):
+        await asyncio.to_thread(check_folder, Path(base_model))
+    folder = await asyncio.to_thread(find_folder, base_model)
+    if folder is None:
+        await asyncio.to_thread(_check_hub, base_model)
+        return base_model
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return str(folder) if base_model.startswith("~") else base_model
+    adapted_from = await prepare_base_model(_base_of(folder), data_dir, check_folder)
+
+    def hash_adapter() -> str:
+        digest = hashlib.sha256(adapted_from.encode())
+        for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+            digest.update(hashlib.sha256((folder / file).read_bytes()).digest())
+        return digest.hexdigest()[:12]
+
+    target = data_dir.adapted(f"{folder.absolute().name}-{await asyncio.to_thread(hash_adapter)}")
+    if not target.is_dir():
+        logger.info("merging the adapter %s into its base model %s, as %s", folder, adapted_from, target)
+        call = MergeAdapter(adapter=folder, base_model=adapted_from, target=target)
+        await run_file_call(call, data_dir.logs / "files.log", JobControl())
+    return str(target.absolute())
+
+
+def _base_of(adapter: Path) -> str:
+    """The base model that an adapter names. A relative path starts at the working directory or the adapter's folder."""
+    try:
+        name = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        name = None
+    if not name or not isinstance(name, str):
+        raise ConfigError(
+            f"{adapter / ADAPTER_CONFIG} does not say which model the adapter is for; write its hub id or folder "
+            "there, as `base_model_name_or_path`",
+            param="base_model",
+        )
+    beside = adapter / name
+    return str(beside) if not Path(name).is_dir() and beside.is_dir() else name
+
+
+def _check_hub(name: str) -> None:
+    """Look for the model's configuration in the cache, then on the hub, once and without a retry. Raises `ConfigError`
+    if neither the cache nor the hub has it."""
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache  # slow to import
+    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        if isinstance(try_to_load_from_cache(name, _CONFIG), str):
+            return
+        get_hf_file_metadata(hf_hub_url(name, _CONFIG), timeout=HUB_TIMEOUT_S)
+        return
+    except GatedRepoError:
+        reason = "the hub gives it only to accounts that have accepted its terms; do so, then set HF_TOKEN"
+    except RepositoryNotFoundError:
+        reason = "the hub has no such model, or it is private and HF_TOKEN is not set to a token that may read it"
+    except EntryNotFoundError:
+        reason = f"the hub's repository has no {_CONFIG}. Download a LoRA adapter, and give its folder"
+    except HFValidationError:
+        reason = "no hub id looks like that"
+    except Exception as error:  # no network, offline mode and time-outs have no common base class
+        offline = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
+        reason = (
+            f"it is not in the hub's cache on this machine ({constants.HF_HUB_CACHE}), and {constants.ENDPOINT} cannot "
+            f"be reached{offline}: {type(error).__name__}. Give the folder of a model that you have"
+        )
+    raise ConfigError(
+        f"base model {name!r}: there is no folder of this name ({Path(name).absolute()}), and as a hub id: {reason}",
+        param="base_model",
+    )
+
+
+class Registrar:
     """Registers models, one at a time, so that they can be trained and sampled from."""
 
-    def __init__(
-        self, registry: Registry, models: Models, hosts: Hosts, jobs: JobRunner, check_directory: Callable[[], None]
-    ) -> None:
-        """`check_directory` raises a `StorageError` if the data directory is gone."""
+    def __init__(self, registry: Registry, models: Models, hosts: Hosts, jobs: JobQueue) -> None:
         self._registry = registry
         self._models = models
         self._hosts = hosts
         self._jobs = jobs
-        self._check_directory = check_directory
-        self._vllm_python = hosts.vllm_python
         self._lock = asyncio.Lock()
 
     async def register(
@@ -46,17 +139,15 @@ class Registration:
     ) -> ModelStatus:
         """Make a model known and ready: its processes run, a first checkpoint exists, and its newest one is served.
 
-        If the last server ended during a step of the model, that step is finished first.
-
-        Args:
-            check_folder: raises a `PermissionDeniedError` for a folder that the caller may not name.
+        If the last server ended during a step of the model, that step is finished first. `check_folder` raises a
+        `PermissionDeniedError` for a folder that the caller may not name.
 
         Raises:
             ConfigError: there is no such base model, or the model was registered before with another base model or
                 other adapter settings, or it needs devices that this machine does not have.
-            StorageError: the data directory is gone.
+            DirectoryGoneError: the data directory is gone.
         """
-        self._check_directory()
+        self._registry.check_file()
         validate_name(request.project, param="project")
         validate_name(request.name, param="name")
         self._models.data_dir.model(request.project, request.name).check_spelling()
@@ -64,7 +155,7 @@ class Registration:
         async with self._lock:
             base_model = await prepare_base_model(request.base_model, self._models.data_dir, check_folder)
             devices = await asyncio.to_thread(find_devices)
-            settings = await asyncio.to_thread(with_engine, request.settings, devices, self._vllm_python)
+            settings = await asyncio.to_thread(with_engine, request.settings, devices)
             request = request.model_copy(update={"base_model": base_model, "settings": settings})
             known = self._models.by_key.get(f"{request.project}/{request.name}")
             if known is not None:
@@ -74,10 +165,14 @@ class Registration:
                 project=request.project, name=request.name, base_model=request.base_model, settings=request.settings,
                 step=step, created_at=known.created_at if known else time.time(),
             )  # fmt: skip
-            if known is not None and host_key(known) != host_key(model):
-                await self._release_processes(model)
+            if known is not None and known.host_key != model.host_key:
+                # End the processes that ran with the model's earlier settings, unless other models use them.
+                await self._jobs.idle(model.project, model.name)
+                logger.info("%s gets new settings: its processes are started again", model.key)
+                self._models.replace(model)
+                await self._hosts.close_unused(self._models.by_key.values())
             try:
-                await self._make_ready(model)
+                await self._make_ready(model, devices)
             except BaseException:
                 if known is not None:
                     self._models.replace(known)
@@ -96,7 +191,7 @@ class Registration:
             return 0
         state = checkpoints.read_state(paths.checkpoint(step))
         lora = _lora_of(request.settings)
-        if state.base_model == request.base_model and state.lora == lora:
+        if (state.base_model, state.lora) == (request.base_model, lora):
             return step
         if step == 0:  # left by a registration that failed later on
             checkpoints.delete(paths.checkpoint(0))
@@ -122,24 +217,12 @@ class Registration:
                 break
             step += 1
             self._models.set_step(model.key, step)
-            logger.warning(
-                "the database did not know step %d of %s, which is restored from its checkpoint %s",
-                step,
-                model.key,
-                path,
-            )
+            logger.warning("step %d of %s, which the database did not know, is restored from %s", step, model.key, path)
         return step
 
-    async def _release_processes(self, model: RegisteredModel) -> None:
-        """End the processes that ran with the model's earlier settings, unless other models use them."""
-        await self._jobs.idle(model.project, model.name)
-        logger.info("%s gets new settings: its processes are started again", model.key)
-        self._models.replace(model)
-        await self._hosts.close_unused(self._models.by_key.values())
-
-    async def _make_ready(self, model: RegisteredModel) -> None:
+    async def _make_ready(self, model: RegisteredModel, devices: Devices) -> None:
+        """Start the processes, make or check the newest checkpoint, let the engine prove and serve it, and store it."""
         shape = await asyncio.to_thread(read_shape, model.base_model)
-        devices = await asyncio.to_thread(find_devices)
         placement = self._hosts.placement_of(model, devices)
         check_placement(placement, model.settings, devices)
         if shape is not None:
@@ -148,11 +231,10 @@ class Registration:
         host.retry()
         if is_slow(model.settings, host.placement.engine.kind):
             logger.warning("%s: %s; %s", model.key, SLOW, FASTER)
-        is_first = model.step == 0 and not (first := self._models.checkpoint(model, 0)).exists()
+        is_first = model.step == 0 and not (newest := self._models.checkpoint(model, 0)).exists()
         if is_first:
             host.start()
-            await host.trainer.init_checkpoint(first, model.settings.lora)
-            newest = first
+            await host.trainer.init_checkpoint(newest, model.settings.lora)
         else:
             newest = await asyncio.to_thread(self._models.published, model, model.step)
         await host.prove_layers(model.settings.lora)
@@ -165,8 +247,7 @@ class Registration:
 
 def _lora_of(settings: ModelSettings) -> dict[str, Any] | None:
     """The LoRA settings as a checkpoint has them; `None` for full fine-tuning."""
-    lora: dict[str, Any] | None = settings.model_dump(mode="json", include={"lora"})["lora"]
-    return lora
+    return None if settings.lora is None else settings.lora.model_dump(mode="json")
 
 
 def _check_same(known: RegisteredModel, request: RegisterRequest) -> None:

@@ -1,23 +1,23 @@
 """The HTTP side of a server: check the key, find the route, call the runtime, answer.
 
-`ROUTES` lists all endpoints; `GET /openapi.json` shows them with their types. A `Route` declares the key scope, the
-wire types and the limits of an endpoint in one place, so that no handler can forget a check. Starlette finds the path
-of a request; what happens then, in which order, is in `App.answer`, the same for all of them.
+`ROUTES` lists the endpoints, to which pages of other packages add theirs; `GET /openapi.json` shows all of them with
+their types. A `Route` declares the key scope, the wire types and the limits of an endpoint in one place, so that no
+handler can forget a check. Starlette finds the path of a request; what happens then, in which order, is in
+`App.answer`, the same for all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import orjson
 from starlette import routing
@@ -27,24 +27,15 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from art.config import ServerConfig
-from art.errors import AuthenticationError, KeysUnavailableError, NotFoundError
+from art.errors import AuthenticationError, ConfigError, KeysUnavailableError, NotFoundError
+from art.plugins import find_plugins, load_plugin
 from art.protocol.answers import Health, ModelCard, ModelList
-from art.protocol.jobs import JobList
-from art.protocol.live.system import SystemAnswer
-from art.protocol.preflight import PreflightReport
-from art.protocol.training import JobStatus, ModelStatus
-from art.server.answers import encode_json, json_response
+from art.protocol.training import JobList, JobStatus, ModelStatus, PreflightReport
+from art.server.answers import METHOD_NOT_ALLOWED, REQUEST_ID, encode_json, error_body, failure, json_response
 from art.server.auth import ANONYMOUS, Caller, Keyring, read_key
-from art.server.body import BodyLimits
-from art.server.call import REST, Call, Route
-from art.server.errors import METHOD_NOT_ALLOWED, REQUEST_ID, error_body, failure
-from art.server.openapi import build_openapi
-from art.server.page.browser import SECURITY_HEADERS, Addresses, read_cookies
-from art.server.page.sessions import PageState
-from art.server.paths import HiddenPaths
-from art.server.routes import checkpoints, jobs, models, operations, sampling, stored_responses
-from art.server.routes import page as page_routes
-from art.server.state import ServerState
+from art.server.call import PAGE_HEADERS, REST, ApiCall, Page, Route, build_openapi
+from art.server.routes import checkpoints, jobs, models, operations, sampling
+from art.server.state import HiddenPaths, ServerState
 from art.storage.keys import KeyStore
 from art.storage.layout import validate_name
 
@@ -53,23 +44,12 @@ if TYPE_CHECKING:
 
 CLIENT_LEFT = 499
 """Status in the metrics for a request whose client hung up before the answer; nginx uses the same number."""
-_NOT_SERVED = {
-    "embeddings": "embeddings", "images": "images", "audio": "audio", "files": "files",
-    "moderations": "moderation", "batches": "batches", "realtime": "realtime sessions", "assistants": "assistants",
-    "threads": "threads", "vector_stores": "vector stores", "fine_tuning": "fine-tuning jobs of OpenAI",
-}  # fmt: skip
-"""What follows `/v1/` in addresses of OpenAI's API that clients know and ART does not serve."""
 ROUTES: list[Route] = [
-    *sampling.ROUTES,
-    *stored_responses.ROUTES,
-    *models.ROUTES,
-    *checkpoints.ROUTES,
-    *jobs.ROUTES,
-    *operations.ROUTES,
-    *page_routes.ROUTES,
-]
+    *sampling.ROUTES, *models.ROUTES, *checkpoints.ROUTES, *jobs.ROUTES, *operations.ROUTES,
+]  # fmt: skip
+"""The server's own routes. `App.routes` has those of the installed pages too."""
 
-_NAME_FILES = {Health, JobList, JobStatus, ModelCard, ModelList, ModelStatus, PreflightReport, SystemAnswer}
+_NAME_FILES = {Health, JobList, JobStatus, ModelCard, ModelList, ModelStatus, PreflightReport}
 """Answers that can say where files lie on the machine. Only keys with scope `admin` see that. Events of jobs and
 errors are treated where they are sent."""
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -80,32 +60,41 @@ class App:
 
     def __init__(
         self,
-        runtime: Runtime,
+        runtime: Runtime | None,
         *,
         api_key: str,
         config: ServerConfig | None = None,
         keys: KeyStore | None = None,
         data_dir: Path | None = None,
-        page: PageState | None = None,
+        pages: Sequence[Callable[[ServerState, Runtime | None], Page]] | None = None,
     ) -> None:
         """
         Args:
+            runtime: `None` for `art view`, which has files only: then there are only the routes of the pages.
             api_key: the API key that may do everything.
             keys: store of further API keys, which `art keys` makes.
             data_dir: the folder of the runtime's files. Answers to keys without scope `admin` do not show where it is.
-            page: what the page shows, by default nothing. Without a server beside it, there are only its own routes.
+            pages: classes of the pages; by default those of the entry points in the group `art.pages`.
         """
-        self._runtime = runtime
-        config, keyring = config or ServerConfig(), Keyring(api_key, keys)
-        shown = page or PageState(None, Addresses(config.host, config.public_urls))
-        self.state = ServerState(config, _openapi_document, HiddenPaths(data_dir), keyring, shown)
-        self._body_limits = {data: BodyLimits.of(self.state.config, training_data=data) for data in (False, True)}
+        self._runtime = cast("Runtime", runtime)  # without one there is no route that asks it
+        config = config or ServerConfig()
+        self.state = ServerState(config, self._openapi, HiddenPaths(data_dir), Keyring(api_key, keys))
+        if pages is None:
+            pages = [load_plugin("art.pages", name) for name in find_plugins("art.pages")]
+        self.pages = [make(self.state, runtime) for make in pages]
+        self._document = b""
         by_path: dict[str, dict[str, Route]] = {}
-        for route in ROUTES if shown.has_server else page_routes.PAGE_ROUTES:
-            by_path.setdefault(route.path, {})[route.method] = route
+        added = [route for page in self.pages for route in page.routes()]
+        for route in added if runtime is None else [*ROUTES, *added]:
+            if by_path.setdefault(route.path, {}).setdefault(route.method, route) is not route:
+                raise ConfigError(f"an installed page adds {route.method} {route.path}, which the server has already")
+        by_path.setdefault("/", {"GET": operations.NO_PAGE})
+        self.routes = [route for routes in by_path.values() for route in routes.values()]
+        """All routes: the server's own and those of the pages."""
+        # Paths without parameters are looked at first, since a parameter may match their last part.
         paths = [
-            routing.Route(_pattern(path), _Path(self, routes))
-            for path, routes in sorted(by_path.items(), key=_has_parameters)
+            routing.Route(path.replace(f"{{{REST}}}", f"{{{REST}:path}}"), _Path(self, routes))
+            for path, routes in sorted(by_path.items(), key=lambda item: "{" in item[0])
         ]
         self._asgi: ASGIApp = routing.Router(paths, redirect_slashes=False, default=_Path(self, {}))
         if config.cors_origins:
@@ -131,7 +120,7 @@ class App:
         # Anthropic's clients read the id from `request-id`, OpenAI's from `x-request-id`.
         headers = {"x-request-id": identity, "request-id": identity}
         if route is not None and route.from_page:
-            headers |= SECURITY_HEADERS
+            headers |= PAGE_HEADERS
         response: Response | None = None
         try:
             with contextlib.ExitStack() as held:
@@ -142,43 +131,54 @@ class App:
                     if route is None:
                         response = _refusal(routes, request)
                     else:
-                        path, limits = request.path_params, self._body_limits[route.training_data]
-                        call = Call(self._runtime, request, self.state, path, caller, limits, headers)
+                        path, data = request.path_params, route.training_data
+                        call = ApiCall(self._runtime, request, self.state, path, caller, data, headers)
                         if route.scope is not None:  # health checks are not limited
                             caller.check_scope(route.scope)
                             held.enter_context(self.state.limiter.admit(caller, samples=route.samples))
                             await self._check_path(path, caller)
-                        response = await _run(route, call)
+                        answer = await route.handler(call)
+                        if isinstance(answer, Response):
+                            response = answer
+                        else:
+                            body = await encode_json(answer)
+                            body = call.without_paths(body) if route.response in _NAME_FILES else body
+                            response = json_response(body, route.status)
                 except ClientDisconnect:
                     return
                 except Exception as error:
                     shown = error if caller.may("admin") else self.state.paths.hide_in(error)
                     response = failure(shown, None if route is None else route.error_body)
                 status = response.status_code
-                response.raw_headers += [(name.encode(), value.encode()) for name, value in headers.items()]
+                own = {name for name, _ in response.raw_headers}
+                added = [(name.encode(), value.encode()) for name, value in headers.items()]
+                response.raw_headers += [header for header in added if header[0] not in own]
                 await response(request.scope, request.receive, send)
         finally:
             name = "(none)" if route is None else route.path
             self.state.metrics.observe(request.method, name, status, time.perf_counter() - started_at)
 
     def _identify(self, request: Request, route: Route | None) -> Caller:
-        page, keyring = self.state.page, self.state.keyring
-        # A session learns that an address does not exist. Without one, unknown routes look like known ones.
-        from_page = request.scope["path"].startswith(page_routes.BASE) if route is None else route.from_page
-        if from_page and read_key(request) is None:
-            if route is not None and route.scope is None and route.method == "GET":
-                page.addresses.check_host(request)  # a link on any other page may lead here
-            elif route is not None and route.scope is None:
-                page.addresses.check_page_request(request)
-            elif texts := read_cookies(request, https=page.addresses.is_https(request)):
-                page.addresses.check_page_request(request)
-                return keyring.caller(page.sessions.find(*texts).key_id)
+        if read_key(request) is None and (route is None or route.from_page):
+            for page in self.pages:
+                if (caller := page.identify(request, route)) is not None:
+                    return caller
         try:
-            return keyring.identify(request)
+            return self.state.keyring.identify(request)
         except (AuthenticationError, KeysUnavailableError):
             if route is None or route.scope is not None:  # without a key, unknown routes look like known ones
                 raise
             return ANONYMOUS
+
+    def _openapi(self) -> bytes:
+        # Not orjson: it refuses the bounds of seeds, which have more than 64 bits.
+        self._document = self._document or json.dumps(build_openapi(self.routes)).encode()
+        return self._document
+
+    def close(self) -> None:
+        """Close the pages."""
+        for page in self.pages:
+            page.close()
 
     async def _check_path(self, path: dict[str, str], caller: Caller) -> None:
         """Check the parameters of the path, for every route: each is a valid name, and the caller may use it.
@@ -215,42 +215,11 @@ class _Path:
             await send({"type": "websocket.close", "code": 1000})
 
 
-def _has_parameters(item: tuple[str, Any]) -> bool:
-    """Sorts paths: those without parameters are looked at first, since a parameter may match their last part."""
-    return "{" in item[0]
-
-
-def _pattern(path: str) -> str:
-    return path.replace(f"{{{REST}}}", f"{{{REST}:path}}")
-
-
 def _refusal(routes: Mapping[str, Route], request: Request) -> Response:
     """Answer 405 if the path has routes for other methods, else 404."""
     method, path = request.method, request.scope["path"]
     if not routes:
-        raise NotFoundError(_not_served(path) or f"there is no route {method} {path}")
+        raise NotFoundError(f"there is no route {method} {path}; GET /openapi.json lists all")
     methods = ", ".join(sorted({*routes} | {"HEAD" for route in routes.values() if route.scope is None}))
     body = orjson.dumps(error_body(NotFoundError(f"{path} takes {methods}, not {method}")))
     return json_response(body, METHOD_NOT_ALLOWED, {"allow": methods})
-
-
-@functools.cache
-def _openapi_document() -> bytes:
-    # Not orjson: it refuses the bounds of seeds, which have more than 64 bits.
-    return json.dumps(build_openapi(ROUTES)).encode()
-
-
-async def _run(route: Route, call: Call) -> Response:
-    result = await route.handler(call)
-    if isinstance(result, Response):
-        return result
-    body = await encode_json(result)
-    return json_response(call.without_paths(body) if route.response in _NAME_FILES else body, route.status)
-
-
-def _not_served(path: str) -> str | None:
-    """Why a well-known address of OpenAI's API has no route here; `None` for other addresses."""
-    kind = path.partition("/v1/")[2].partition("/")[0]
-    if kind not in _NOT_SERVED:
-        return None
-    return f"this server samples text and serves no {_NOT_SERVED[kind]}; ask another server for them"

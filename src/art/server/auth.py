@@ -27,25 +27,21 @@ class Caller:
     scopes: frozenset[KeyScope]
     """Scopes of the key; empty for a request without a key."""
 
+    @classmethod
+    def of(cls, key: Key) -> Caller:
+        return cls(key.id, key.project, key.scopes)
+
     def may(self, scope: KeyScope) -> bool:
         return scope in self.scopes or "admin" in self.scopes
 
     def check_scope(self, scope: KeyScope) -> None:
-        """Check that the key has a scope.
-
-        Raises:
-            PermissionDeniedError: the key does not have this scope.
-        """
+        """Raise a `PermissionDeniedError` if the key does not have this scope."""
         if not self.may(scope):
             has = ", ".join(sorted(self.scopes)) or "nothing"
             raise PermissionDeniedError(f"this needs a key with scope `{scope}`; key {self.key_id} has {has}")
 
     def check_project(self, project: str) -> None:
-        """Check that the key may be used for a project.
-
-        Raises:
-            PermissionDeniedError: the key is for another project.
-        """
+        """Raise a `PermissionDeniedError` if the key is for another project."""
         if self.project not in (None, project):
             raise PermissionDeniedError(
                 f"key {self.key_id} is for project {self.project!r}, not for {project!r}", param="project"
@@ -88,7 +84,7 @@ class Keyring:
             return SERVER
         if self._store is None:
             raise AuthenticationError(f"the API key is wrong; {_HOW}")
-        return self._use(self._store, self._store.find(text.decode("latin-1")))
+        return Caller.of(self._store.find(text.decode("latin-1")))
 
     def caller(self, key_id: str) -> Caller:
         """Return what the key with this id may do now, for a session that it has opened.
@@ -101,26 +97,10 @@ class Keyring:
             return SERVER
         if self._store is None:
             raise AuthenticationError(f"key {key_id} is gone")
-        return self._use(self._store, self._store.valid(key_id))
-
-    def names(self) -> dict[str, str]:
-        """Return what each key was made for, by its id; expired and revoked keys included.
-
-        Raises:
-            KeysUnavailableError: the file of the keys cannot be read.
-        """
-        keys = [] if self._store is None else self._store.list()
-        return {SERVER_KEY_ID: "operator"} | {key.id: key.name for key in keys}
-
-    def _use(self, store: KeyStore, key: Key) -> Caller:
-        store.note_use(key)
-        return Caller(key.id, key.project, key.scopes)
+        return Caller.of(self._store.valid(key_id))
 
     def check(self) -> None:
-        """
-        Raises:
-            KeysUnavailableError: the file of the keys cannot be read.
-        """
+        """Raise a `KeysUnavailableError` if the file of the keys cannot be read."""
         if self._store is not None:
             self._store.check()
 

@@ -52,11 +52,7 @@ def decode_apart(body: bytearray) -> Any:
 
 
 def join(lines: Iterable[bytes]) -> Any:
-    """Put the value together that `main` has taken apart.
-
-    Raises:
-        ValueError: what `decode_apart` raises.
-    """
+    """Put the value together that `main` has taken apart. Raises `ValueError` as `decode_apart` does."""
     stack: list[Any] = [[]]
     whole = stack[0]
     for line in lines:

@@ -9,11 +9,12 @@ import contextlib
 import errno
 import os
 import shutil
+import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from art.errors import DiskFullError, StorageError
-from art.storage.portable import is_running, rename, sync
 
 _TEMPORARY = ".tmp-"
 
@@ -43,11 +44,8 @@ def temporary_name(path: Path) -> Path:
 
 
 def write_file(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Replace the content of the file `path` durably by `data`, which may come in pieces.
-
-    Raises:
-        DiskFullError, StorageError: writing failed. Nothing was changed.
-    """
+    """Replace the content of the file `path` durably by `data`, which may come in pieces. Raises `DiskFullError` or
+    `StorageError` if writing failed. Nothing was changed."""
     temporary = temporary_name(path)
     try:
         with storage_errors(path, "writing"):
@@ -107,3 +105,66 @@ def remove_leftovers(directory: Path) -> list[str]:
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
             removed.append(entry.name)
     return removed
+
+
+# -- what Linux, macOS and Windows do differently --
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename a file or directory. A file with the name `target` is replaced.
+
+    Windows refuses while any program has one of the two open, such as a reader or a virus scanner. Most of them close
+    it at once, so the renaming is tried for a second there.
+    """
+    for _ in range(20 if sys.platform == "win32" else 0):
+        try:
+            source.replace(target)
+            return
+        except PermissionError:
+            time.sleep(0.05)
+    source.replace(target)
+
+
+def sync(path: Path) -> None:
+    """Write the content of a file, or the entries of a directory, to the disk.
+
+    Windows has no such call for directories, and wants to be able to write to a file that it syncs.
+    """
+    is_windows = sys.platform == "win32"
+    if is_windows and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if is_windows else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+if sys.platform == "win32":
+    import ctypes
+
+    _SYNCHRONIZE, _STILL_RUNS, _ACCESS_DENIED = 0x100000, 258, 5
+
+    def is_running(pid: int) -> bool:
+        """Whether a process with this id runs. On Windows `os.kill(pid, 0)` would send it Ctrl-C."""
+        kernel = ctypes.WinDLL("kernel32", use_last_error=True)
+        kernel.OpenProcess.restype = ctypes.c_void_p
+        process = kernel.OpenProcess(_SYNCHRONIZE, False, pid)
+        if not process:
+            return ctypes.get_last_error() == _ACCESS_DENIED  # a process of another user
+        try:
+            return bool(kernel.WaitForSingleObject(ctypes.c_void_p(process), 0) == _STILL_RUNS)
+        finally:
+            kernel.CloseHandle(ctypes.c_void_p(process))
+
+else:
+
+    def is_running(pid: int) -> bool:
+        """Whether a process with this id runs."""
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass  # the process runs as another user
+        return True

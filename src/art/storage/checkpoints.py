@@ -78,9 +78,7 @@ class Probe(_Record):
         """Return the probe's first `num_tokens` tokens, at least 2, for an engine with a short context."""
         n = max(2, num_tokens)
         return Probe(
-            token_ids=self.token_ids[:n],
-            logprobs=self.logprobs[: n - 1],
-            base_logprobs=self.base_logprobs[: n - 1],
+            token_ids=self.token_ids[:n], logprobs=self.logprobs[: n - 1], base_logprobs=self.base_logprobs[: n - 1]
         )
 
 
@@ -141,11 +139,8 @@ def has_moments(path: Path) -> bool:
 
 
 def remove_moments(path: Path) -> None:
-    """Delete the optimiser's moments of the checkpoint `path`, which stays valid and keeps its identity.
-
-    Raises:
-        StorageError: the file cannot be deleted.
-    """
+    """Delete the optimiser's moments of the checkpoint `path`, which stays valid and keeps its identity. Raises
+    `StorageError` if the file cannot be deleted."""
     write_file(path / MOMENTS_REMOVED, _REMOVED_TEXT)
     with storage_errors(path / OPTIMIZER, "deleting"):
         (path / OPTIMIZER).unlink(missing_ok=True)
@@ -223,16 +218,12 @@ def verify_files(path: Path) -> None:
     """
     for name, entry in list_files(path).items():
         actual = _measure(path, name)
+        if actual == entry:
+            continue
+        what = "does not have the sha256 of its manifest: its content changed after it was written"
         if actual.size != entry.size:
-            raise CorruptCheckpointError(
-                f"{path / name} has {actual.size} bytes, but its manifest says {entry.size}: the file was truncated or "
-                "replaced. Delete this checkpoint and continue from an older one"
-            )
-        if actual != entry:
-            raise CorruptCheckpointError(
-                f"{path / name} does not have the sha256 of its manifest: its content changed after it was written. "
-                "Delete this checkpoint and continue from an older one"
-            )
+            what = f"has {actual.size} bytes, but its manifest says {entry.size}: the file was truncated or replaced"
+        raise CorruptCheckpointError(f"{path / name} {what}. Delete this checkpoint and continue from an older one")
 
 
 def read_state(path: Path) -> CheckpointState:
@@ -252,10 +243,8 @@ def read_file(path: Path, name: str) -> bytes:
 
 def list_steps(directory: Path) -> list[int]:
     """Steps with a complete checkpoint under `directory`, ascending."""
-    if not directory.is_dir():
-        return []
-    entries = (entry for entry in directory.iterdir() if entry.name.isdecimal() and (entry / MANIFEST).is_file())
-    return sorted(int(entry.name) for entry in entries)
+    found = directory.glob(f"*/{MANIFEST}")
+    return sorted(int(file.parent.name) for file in found if file.parent.name.isdecimal())
 
 
 def latest(directory: Path) -> int | None:

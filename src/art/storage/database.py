@@ -16,8 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from art.errors import ConfigError, DiskFullError, StorageError
-from art.storage.lock import check_same_file, directory_gone
+from art.errors import ConfigError, DirectoryGoneError, DiskFullError, StorageError
 
 T = TypeVar("T")
 
@@ -28,21 +27,14 @@ BUSY_TIMEOUT_S = 10.0
 _FULL_BELOW_BYTES = 1 << 20
 """A failed write is reported as a full disk if less than this is free, since SQLite then has several error codes."""
 _WRITE_ERRORS = {
-    sqlite3.SQLITE_IOERR_WRITE,
-    sqlite3.SQLITE_IOERR_TRUNCATE,
-    sqlite3.SQLITE_IOERR_FSYNC,
-    sqlite3.SQLITE_IOERR_SHMSIZE,
-    sqlite3.SQLITE_IOERR_SHMMAP,
-    sqlite3.SQLITE_CANTOPEN,
-}
+    sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_TRUNCATE, sqlite3.SQLITE_IOERR_FSYNC,
+    sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP, sqlite3.SQLITE_CANTOPEN,
+}  # fmt: skip
 
 
 def check_format(connection: sqlite3.Connection, path: Path) -> int:
-    """Return the format of the data directory that the database at `path` belongs to.
-
-    Raises:
-        ConfigError: this version of ART is too old for it.
-    """
+    """Return the format of the data directory that the database at `path` belongs to. Raises `ConfigError` if this
+    version of ART is too old for it."""
     written: int = connection.execute("PRAGMA user_version").fetchone()[0]
     if written > FORMAT:
         connection.close()
@@ -74,18 +66,14 @@ async def uninterrupted(change: Coroutine[Any, Any, T]) -> T:
 class Database:
     """Runs transactions on one SQLite file. Each part of ART creates its own tables and reads no other part's."""
 
-    def __init__(self, path: Path, before_write: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, path: Path) -> None:
         """Open or create the file.
-
-        Args:
-            before_write: called before each transaction, which does not begin if this raises.
 
         Raises:
             StorageError: the file cannot be opened, or is not a database.
             ConfigError: a newer version of ART has written it.
         """
         self.path = path
-        self.before_write = before_write
         self._local = threading.local()
         self._readers: list[sqlite3.Connection] = []
         self._lock = threading.Lock()
@@ -117,19 +105,30 @@ class Database:
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query on the caller's thread. It sees everything committed, and never waits for the writer."""
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
         try:
-            return self._reader().execute(sql, parameters).fetchall()
+            if connection is None:
+                self.check_file()  # SQLite would make a new file
+                connection = self._open()
+                connection.execute("PRAGMA query_only=ON")
+                self._local.connection = connection
+                with self._lock:
+                    self._readers.append(connection)
+            return connection.execute(sql, parameters).fetchall()
         except sqlite3.Error as error:
             raise self._translate(error) from error
 
     def check_file(self) -> None:
-        """Check that the file is still the one that was opened: what is written into a removed file is lost.
-
-        Raises:
-            StorageError: it was removed or replaced.
-        """
-        if self._opened is not None:
-            check_same_file(self.path, self._opened)
+        """Check that the file is still the one that was opened: what is written into a removed file is lost. Raises
+        `DirectoryGoneError` if it was removed or replaced."""
+        if self._opened is None:
+            return
+        try:
+            is_same = os.path.samestat(os.stat(self.path), self._opened)
+        except OSError:
+            is_same = False
+        if not is_same:
+            raise self._gone()
 
     def close(self) -> None:
         """Finish submitted transactions, then close. Committed transactions are safe without this."""
@@ -145,28 +144,15 @@ class Database:
             self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, cached_statements=256
         )
         written = check_format(connection, self.path)
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("PRAGMA foreign_keys=ON")
+        for setting in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {setting}")
         if written < FORMAT:
             connection.execute(f"PRAGMA user_version={FORMAT}")
-        return connection
-
-    def _reader(self) -> sqlite3.Connection:
-        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
-        if connection is None:
-            self.check_file()  # SQLite would make a new file
-            connection = self._open()
-            connection.execute("PRAGMA query_only=ON")
-            self._local.connection = connection
-            with self._lock:
-                self._readers.append(connection)
         return connection
 
     def _transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
         connection = self._connection
         self.check_file()
-        self.before_write()
         try:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -183,7 +169,7 @@ class Database:
 
     def _translate(self, error: sqlite3.Error) -> StorageError:
         if not self.path.exists():
-            return directory_gone(self.path)
+            return self._gone()
         return self._full() if self._is_full(error) else StorageError(f"{self.path}: {error}")
 
     def _is_full(self, error: sqlite3.Error) -> bool:
@@ -191,6 +177,13 @@ class Database:
         if code in _WRITE_ERRORS:
             return shutil.disk_usage(self.path.parent).free < _FULL_BELOW_BYTES
         return code == sqlite3.SQLITE_FULL
+
+    def _gone(self) -> DirectoryGoneError:
+        return DirectoryGoneError(
+            f"the data directory {self.path.parent} was deleted, moved or replaced while its server was running, or "
+            f"{self.path.name} in it was, so nothing is written any more. Close the backend (`await backend.close()`) "
+            "or end the server, restore the directory if you have a copy, and start again"
+        )
 
     def _full(self) -> DiskFullError:
         return DiskFullError(f"no space left on the disk of {self.path}; free some and try again")

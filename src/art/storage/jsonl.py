@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,11 +27,8 @@ _LOCK_WAIT_S = 60.0
 
 
 def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Append rows durably. Several processes may append to the same file.
-
-    Raises:
-        DiskFullError, StorageError: writing failed. Nothing was appended.
-    """
+    """Append rows durably. Several processes may append to the same file. Raises `DiskFullError` or `StorageError` if
+    writing failed. Nothing was appended."""
     data = "".join(encode(row) + "\n" for row in rows).encode()
     with (
         _writing,
@@ -39,7 +36,15 @@ def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
         locked(path, what=f"appending to {path}", wait_s=_LOCK_WAIT_S),
         path.open("ab+") as file,
     ):
-        end = _end_of_rows(file)
+        # The last complete row ends at the last newline, or at the end of the file if the rest is a JSON object.
+        size = start = file.seek(0, os.SEEK_END)
+        tail = b""
+        while start and b"\n" not in tail:
+            block = min(start, 65_536)
+            start -= block
+            tail = _read_at(file, start, block) + tail
+        line = tail.rpartition(b"\n")[2]
+        end = size if not line or _row_of(line) is not None else size - len(line)
         file.truncate(end)
         if end and _read_at(file, end - 1, 1) != b"\n":
             data = b"\n" + data
@@ -50,18 +55,6 @@ def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
         except OSError:
             os.ftruncate(file.fileno(), end)
             raise
-
-
-def _end_of_rows(file: BinaryIO) -> int:
-    """Offset of the end of the last complete row. A last line without a newline counts if it is a JSON object."""
-    size = file.seek(0, os.SEEK_END)
-    start, tail = size, b""
-    while start and b"\n" not in tail:
-        block = min(start, 65_536)
-        start -= block
-        tail = _read_at(file, start, block) + tail
-    line = tail.rpartition(b"\n")[2]
-    return size if not line or _row_of(line) is not None else size - len(line)
 
 
 def _read_at(file: BinaryIO, offset: int, length: int) -> bytes:
@@ -77,54 +70,43 @@ def _row_of(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
+def _lines_from(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
+    """Yield each line after a byte offset, and the offset after the line. A missing file has no lines."""
+    if not path.exists():
+        return
+    with storage_errors(path, "reading"), path.open("rb") as file:
+        file.seek(offset)
+        for line in file:
+            offset += len(line)
+            yield line, offset
+
+
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """Yield line number and row of every line; the row is `None` for a line that is not a JSON object.
 
     Empty lines and an incomplete last line are skipped. A missing file has no lines.
     """
-    if not path.exists():
-        return
-    with storage_errors(path, "reading"), path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            row = _row_of(line)
-            if row is None:
-                if not line.strip() or not line.endswith(b"\n"):
-                    continue
-                logger.warning("skipped line %d of %s, which is not a JSON object", number, path)
-            yield number, row
+    for number, (line, _) in enumerate(_lines_from(path), start=1):
+        row = _row_of(line)
+        if row is None:
+            if not line.strip() or not line.endswith(b"\n"):
+                continue
+            logger.warning("skipped line %d of %s, which is not a JSON object", number, path)
+        yield number, row
+
+
+def missing_rows(path: Path, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return those of some rows that a file does not have as exactly these lines. A missing file has none."""
+    lines = [(encode(row).encode(), row) for row in rows]
+    encoded = {line for line, _ in lines}
+    present = {text for line, _ in _lines_from(path) if (text := line.removesuffix(b"\n")) in encoded}
+    return [row for line, row in lines if line not in present]
 
 
 def read_rows_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     """Read the complete rows after a byte offset; return rows and the next offset. A missing file has no rows."""
-    if not path.exists():
-        return [], offset
-    with storage_errors(path, "reading"), path.open("rb") as file:
-        file.seek(offset)
-        whole = file.read().rpartition(b"\n")[0]
-    if not whole:
-        return [], offset
-    rows = [_row_of(line) for line in whole.split(b"\n")]
-    return [row for row in rows if row is not None], offset + len(whole) + 1
-
-
-def has_row(path: Path, row: Mapping[str, Any]) -> bool:
-    """Whether a file has exactly this row. A missing file has none."""
-    import mmap  # only servers look for rows; `import art` stays light
-
-    line = encode(dict(row)).encode()
-    if not path.exists():
-        return False
-    with storage_errors(path, "reading"), path.open("rb") as file:
-        if not file.seek(0, os.SEEK_END):
-            return False
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            at = content.find(line)
-            while at >= 0:
-                before, after = content[max(0, at - 1) : at], content[at + len(line) : at + len(line) + 1]
-                if before in (b"", b"\n") and after in (b"", b"\n"):  # the last line may lack its end
-                    return True
-                at = content.find(line, at + 1)
-    return False
+    lines = list(read_lines_from(path, offset))
+    return [row for row, _ in lines if row is not None], lines[-1][1] if lines else offset
 
 
 def read_lines_from(path: Path, offset: int) -> Iterator[tuple[dict[str, Any] | None, int]]:
@@ -132,16 +114,9 @@ def read_lines_from(path: Path, offset: int) -> Iterator[tuple[dict[str, Any] | 
 
     The row is `None` for a line that is not a JSON object. A missing file has no lines.
     """
-    if not path.exists():
-        return
-    with storage_errors(path, "reading"), path.open("rb") as file:
-        file.seek(offset)
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            offset += len(line)
-            if line.strip():
-                yield _row_of(line), offset
+    for line, end in _lines_from(path, offset):
+        if line.endswith(b"\n") and line.strip():
+            yield _row_of(line), end
 
 
 def encode(row: dict[str, Any]) -> str:

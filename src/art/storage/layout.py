@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
 
 from art.errors import InvalidRequestError
-from art.storage.portable import is_refused_by_windows, other_spelling
 
 NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _NAME = re.compile(NAME_PATTERN)
+_DEVICES = frozenset({"AUX", "CON", "NUL", "PRN", *(f"{port}{n}" for port in ("COM", "LPT") for n in range(10))})
 
 
 def validate_name(value: str, *, param: str) -> str:
     """Return `value` if it is safe as one component of a path and in a URL, so that it cannot leave the data directory.
-
-    Raises:
-        InvalidRequestError: the value is not a valid name. `param` names the parameter.
-    """
+    Raises `InvalidRequestError` if the value is not a valid name. `param` names the parameter."""
     if not isinstance(value, str) or not _NAME.fullmatch(value) or ".." in value:
         raise InvalidRequestError(
             f"`{param}` must be 1-128 letters, digits, '.', '_' or '-', starting with a letter or digit and without "
@@ -27,11 +25,29 @@ def validate_name(value: str, *, param: str) -> str:
         )
     if sys.platform == "win32" and is_refused_by_windows(value):
         raise InvalidRequestError(
-            f"`{param}` is {value!r}, which Windows refuses as the name of a file or folder: it is the name of a "
-            "device, or ends in a dot. Choose another one",
-            param=param,
+            f"`{param}` is {value!r}, which Windows refuses as the name of a file; choose another one", param=param
         )
     return value
+
+
+def is_refused_by_windows(name: str) -> bool:
+    """Whether Windows refuses a name of letters, digits, dots, hyphens and underscores for a file or a folder.
+
+    It names a device, with any ending (`con`, `nul.txt`), or ends in a dot, which Windows drops.
+    """
+    return name.partition(".")[0].upper() in _DEVICES or name.endswith(".")
+
+
+def other_spelling(path: Path) -> str | None:
+    """Return the real name of the file or folder at `path`, if it differs from that in `path` in its letters' case.
+
+    `None` if they are equal or nothing is there. Names differ where the file system ignores case, as usual on macOS and
+    Windows.
+    """
+    if not path.exists():
+        return None
+    names = os.listdir(path.parent)
+    return None if path.name in names else next((n for n in names if n.lower() == path.name.lower()), None)
 
 
 class ModelPaths:
@@ -45,7 +61,7 @@ class ModelPaths:
         self.history = root / "history.jsonl"
         self.costs = root / "costs.jsonl"
         self.totals = root / "totals.jsonl"
-        """What the sums of the history need and do not find in it (`art.storage.totals`)."""
+        """What the sums of the history need and do not find in it (`art.storage.history`)."""
         self.checkpoints = root / "checkpoints"
         self.exports = root / "exports"
         self.steps = root / "steps"
@@ -54,21 +70,17 @@ class ModelPaths:
         """Folder of the cursors of sinks, one file per tracker."""
         self.pipeline = root / "pipeline"
         """Folder of the journal of `art.pipeline`: what is under way and not trained yet."""
-        self.artefacts = self.sinks / "artefacts.jsonl"
         self.sent_jobs = root / "sent_jobs.json"
         """Training jobs that `ServerlessBackend` has sent to its service."""
 
     def check_spelling(self) -> None:
         """Check that this is not the folder of a model or project whose name differs in upper and lower case only.
-
-        Raises:
-            InvalidRequestError: it is, because the file system takes the two names for one.
-        """
+        Raises `InvalidRequestError` if it is, because the file system takes the two names for one."""
         for param, folder in (("project", self.root.parents[1]), ("name", self.root)):
             if (known := other_spelling(folder)) is not None:
                 raise InvalidRequestError(
-                    f"`{param}` is {folder.name!r}, but {folder.parent} has a folder {known!r}, and this file system "
-                    f"does not tell upper from lower case: use {known!r}, or a name that differs in more",
+                    f"`{param}` is {folder.name!r}, but {folder.parent} has a folder {known!r}: use that name, or one "
+                    "that differs in more than upper and lower case",
                     param=param,
                 )
 
@@ -76,7 +88,7 @@ class ModelPaths:
         return self.checkpoints / f"{step:04d}"
 
     def step(self, step: int) -> Path:
-        """Folder of what is kept of a training step beside its checkpoint (`art.storage.steps`)."""
+        """Folder of what is kept of a training step beside its checkpoint (`art.storage.step_files`)."""
         return self.steps / f"{step:04d}"
 
     def export(self, step: int, form: str) -> Path:
@@ -106,7 +118,6 @@ class DataDir:
         """The newest status report of the server."""
         self.address = self.logs / "address.txt"
         """Address of the server that runs here, or of the last one that did."""
-        self.server_stacks = self.logs / "server-stacks.log"
         self.comparisons = root / "comparisons"
         """Folder of the comparisons that `art compare` has made, one folder each."""
         self.viewer_index = root / ".viewer.db"

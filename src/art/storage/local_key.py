@@ -26,7 +26,10 @@ def left_for_clients(port: int, key: str) -> Iterator[None]:
     """
     try:
         path = _path(port)
-        _write_private(path, key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # left by a server that was killed
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(key)
     except (OSError, RuntimeError):  # a user whom the system does not know has no home directory
         yield
         return
@@ -56,13 +59,6 @@ def state_folder() -> Path:
 
 def _path(port: int) -> Path:
     return state_folder() / f"server-{port}.key"
-
-
-def _write_private(path: Path, key: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # left by a server that was killed
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write(key)
 
 
 def _read(path: Path) -> str | None:

@@ -1,21 +1,44 @@
-"""The lock that keeps a second server out of a data directory. The kernel releases it when its holder dies."""
+"""Locks of files that one process holds at a time. The kernel releases them when their holder dies."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from art.errors import DirectoryGoneError, StorageError
+from art.errors import StorageError
 from art.storage.atomic import storage_errors
-from art.storage.portable.file_lock import is_held, lock_file, read_start
 
 logger = logging.getLogger(__name__)
 
+_without_lock: set[Path] = set()
 POLL_S = 0.01
+_HELD = (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)
+"""Errors of `lock_file` if another holder has the lock."""
+
+if sys.platform == "win32":
+    import msvcrt
+
+    _LOCKED_BYTE = 2**30
+    """Windows locks bytes, and nobody else can read a locked one: this one lies after everything in the file."""
+
+    def lock_file(file: int) -> None:
+        """Lock a file as on Linux and macOS."""
+        os.lseek(file, _LOCKED_BYTE, os.SEEK_SET)
+        msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+
+else:
+    import fcntl
+
+    def lock_file(file: int) -> None:
+        """Lock the file with a descriptor, without waiting. Raises `OSError` if another holder has the lock, or the
+        file system has no locks."""
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def lock_holder(path: Path) -> int | None:
@@ -27,12 +50,12 @@ def lock_holder(path: Path) -> int | None:
     try:
         lock_file(file)
     except OSError:
-        text = read_start(file, 32).decode(errors="replace")
+        os.lseek(file, 0, os.SEEK_SET)
+        text = os.read(file, 32)
         return int(text) if text.isdigit() else None
-    else:
-        return None
     finally:
         os.close(file)
+    return None
 
 
 def take_lock(path: Path) -> int | None:
@@ -47,9 +70,20 @@ def take_lock(path: Path) -> int | None:
     try:
         lock_file(file)
     except OSError as error:
-        if is_held(error):
+        if error.errno in _HELD:
             os.close(file)
             return None
+        if path not in _without_lock:  # on some network file systems: better to run without one than not at all
+            _without_lock.add(path)
+            logger.warning("cannot lock %s (%s); make sure that only one program uses it", path, error.strerror)
+    return file
+
+
+def _wait_for_lock(path: Path, wait_s: float) -> int | None:
+    """Take a lock as `take_lock` does, and try again for up to `wait_s` seconds while another holder has it."""
+    deadline = time.monotonic() + wait_s
+    while (file := take_lock(path)) is None and time.monotonic() <= deadline:
+        time.sleep(POLL_S)
     return file
 
 
@@ -63,103 +97,36 @@ def locked(path: Path, *, what: str, wait_s: float) -> Iterator[None]:
     Raises:
         StorageError: another holder has the lock for more than `wait_s` seconds, or the file cannot be opened.
     """
-    deadline = time.monotonic() + wait_s
-    while (file := take_lock(path)) is None:
-        if time.monotonic() > deadline:
-            raise StorageError(f"another program has been {what} for more than {wait_s:.0f} s; end it, then try again")
-        time.sleep(POLL_S)
+    if (file := _wait_for_lock(path, wait_s)) is None:
+        raise StorageError(f"another program has been {what} for more than {wait_s:.0f} s; end it, then try again")
     try:
         yield
     finally:
         os.close(file)
 
 
-def directory_gone(file: Path) -> DirectoryGoneError:
-    """Make the error for a data directory that was removed, or lost `file`, while its server was running."""
-    return DirectoryGoneError(
-        f"the data directory {file.parent} was deleted, moved or replaced while its server was running, or {file.name} "
-        "in it was, so nothing is written any more. Close the backend (`await backend.close()`) or end the server, "
-        "restore the directory if you have a copy, and start again"
-    )
-
-
-def check_same_file(path: Path, opened: os.stat_result) -> None:
-    """Check that `path` still names the file that was opened.
-
-    Raises:
-        DirectoryGoneError: the file, or its directory, was removed or replaced.
-    """
-    try:
-        current = os.stat(path)
-    except OSError:
-        raise directory_gone(path) from None
-    if not os.path.samestat(current, opened):
-        raise directory_gone(path)
-
-
 class DirectoryLock:
-    """A lock that one process holds at a time. The file is never deleted; only the kernel's lock on it counts."""
+    """Keeps a second server out of a data directory. Its file is never deleted and has its holder's id."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: int | None = None
 
     def acquire(self, wait_s: float) -> None:
-        """Take the lock. Waits up to `wait_s` seconds for another holder to end.
-
-        Raises:
-            StorageError: another process still holds the lock. The message names it.
-        """
-        with storage_errors(self._path, "opening"):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            self._until_held(file, wait_s)
-            with storage_errors(self._path, "writing"):
-                os.ftruncate(file, 0)
-                os.lseek(file, 0, os.SEEK_SET)
-                os.write(file, str(os.getpid()).encode())
-        except BaseException:
-            os.close(file)
-            raise
+        """Take the lock. Waits up to `wait_s` seconds for another holder to end. Raises `StorageError` if another
+        process still holds the lock. The message names it."""
+        if (file := _wait_for_lock(self._path, wait_s)) is None:
+            raise StorageError(
+                f"the data directory {self._path.parent} is in use by another art-server (pid "
+                f"{lock_holder(self._path) or 'unknown'}). Close its backend (`await backend.close()`) or end its "
+                "process, choose another `path`, or connect to that server instead of starting a second one"
+            )
         self._file = file
-
-    def check_directory(self) -> None:
-        """Check that the data directory is still the one that was locked.
-
-        Raises:
-            StorageError: the directory was removed or replaced.
-        """
-        if self._file is not None:
-            check_same_file(self._path, os.fstat(self._file))
+        with storage_errors(self._path, "writing"):
+            os.ftruncate(file, 0)
+            os.write(file, str(os.getpid()).encode())
 
     def release(self) -> None:
         if self._file is not None:
             os.close(self._file)
             self._file = None
-
-    def _until_held(self, file: int, wait_s: float) -> None:
-        deadline = time.monotonic() + wait_s
-        announced = False
-        while True:
-            try:
-                lock_file(file)
-                return
-            except OSError as error:
-                if not is_held(error):
-                    # Some network file systems do not support locks. Run without one rather than not at all.
-                    logger.warning(
-                        "cannot lock %s (%s); make sure that only one server uses it", self._path, error.strerror
-                    )
-                    return
-            holder = read_start(file, 32).decode(errors="replace") or "unknown"
-            if time.monotonic() > deadline:
-                raise StorageError(
-                    f"the data directory {self._path.parent} is in use by another art-server (pid {holder}). Close its "
-                    "backend (`await backend.close()`) or end its process, choose another `path`, or connect to that "
-                    "server instead of starting a second one"
-                )
-            if not announced:
-                announced = True
-                logger.info("pid %s holds %s; waiting up to %.0f s for it to end", holder, self._path, wait_s)
-            time.sleep(POLL_S)

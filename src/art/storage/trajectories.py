@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from art.errors import StorageError
-from art.storage.jsonl import append_lines, has_row, read_lines
+from art.storage.jsonl import append_lines, missing_rows, read_lines
 from art.trajectory import TrajectoryGroup
 
 
@@ -24,18 +24,15 @@ def append_groups(path: Path, groups: Iterable[TrajectoryGroup], *, once: bool =
         once: leave out groups that the file has already. They are from a call that was killed.
     """
     rows = [group.model_dump(mode="json") for group in groups]
-    if once and path.exists():
-        rows = [row for row in rows if not has_row(path, row)]
+    if once:
+        rows = missing_rows(path, rows)
     if rows:
         append_lines(path, rows)
 
 
 def read_groups(path: Path) -> Iterator[TrajectoryGroup]:
     """Yield the groups of a file in the order in which they were logged. A line that a crash has truncated is skipped.
-
-    Raises:
-        StorageError: a line is not a group.
-    """
+    Raises `StorageError` if a line is not a group."""
     for number, row in read_lines(path):
         if row is None:
             continue
@@ -49,22 +46,14 @@ def read_groups(path: Path) -> Iterator[TrajectoryGroup]:
 
 
 def parse_group(row: dict[str, Any]) -> TrajectoryGroup:
-    """Make a group from the object on a line.
-
-    Raises:
-        ValidationError: it is not a group.
-    """
-    return TrajectoryGroup.model_validate(_with_nan(row))
-
-
-def _with_nan(group: dict[str, Any]) -> dict[str, Any]:
-    """Replace null in rewards and metrics by NaN. Null in metadata stays as it is."""
-    for trajectory in group.get("trajectories", ()):
+    """Make a group from the object on a line, with NaN for null in rewards and metrics. Null in metadata stays. Raises
+    `ValidationError` if it is not a group."""
+    for trajectory in row.get("trajectories", ()):
         for key in trajectory.keys() & {"reward", "turn_rewards", "token_rewards", "metrics"}:
             trajectory[key] = _filled(trajectory[key])
-    if "metrics" in group:
-        group["metrics"] = _filled(group["metrics"])
-    return group
+    if "metrics" in row:
+        row["metrics"] = _filled(row["metrics"])
+    return TrajectoryGroup.model_validate(row)
 
 
 def _filled(value: Any) -> Any:

@@ -15,23 +15,22 @@
 
 A rollout that fails because of the policy (an illegal move, a truncated answer) gets a reward. A rollout that fails for
 any other reason (the server or a tool is down) raises an error, and never gets a reward of 0.
-
-interface  the class `Task`, inputs of rollouts, conversations of a warm start
-options    what a user may choose about a task, and the label made from it
-defaults   default settings for training, and for a tiny model
-names      tasks by name: ready, registered, from a module or file, of other frameworks
-tiny_form  what a tiny model was made for
-drawing    scenarios and conversations of a task, checked
-turns      helpers for rollouts
 """
 
 from art.client.rollout_context import derive_seed
-from art.task.defaults import LEARNING_RATE, TINY_LEARNING_RATE, TINY_MODEL_FILE, TaskDefaults
-from art.task.drawing import draw_conversations, draw_scenarios
-from art.task.interface import Conversation, Player, Scenario, Split, Task
-from art.task.names import describe_tasks, get_task, list_tasks, register_task
-from art.task.options import TaskOptions
-from art.task.turns import Cut, describe_messages, sample_answer, take_turn
+from art.task.interface import (
+    Conversation,
+    Cut,
+    Player,
+    Scenario,
+    Split,
+    Task,
+    describe_messages,
+    sample_answer,
+    take_turn,
+)
+from art.task.names import describe_tasks, draw_conversations, draw_scenarios, get_task, list_tasks, register_task
+from art.task.options import LEARNING_RATE, TINY_LEARNING_RATE, TINY_MODEL_FILE, TaskDefaults, TaskOptions
 
 __all__ = [
     "LEARNING_RATE",

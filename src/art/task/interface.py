@@ -1,25 +1,74 @@
-"""The base class of tasks."""
+"""The base class of tasks, and helpers for their rollouts: ask the policy, and show messages to people."""
 
 from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from art.client.rollout_context import derive_seed
-from art.errors import ConfigError
-from art.task.defaults import TaskDefaults
-from art.task.options import TaskOptions, label_of, read_options, safe_label
-from art.task.turns import describe_messages
+from art.errors import ConfigError, ContextLengthError
+from art.task.options import TaskDefaults, TaskOptions, label_of, read_options, safe_label
 from art.trajectory import Trajectory
 
 if TYPE_CHECKING:
+    from openai.types.chat.chat_completion import Choice
+
     from art.messages import Messages, Tools
     from art.model import Model
+
+Cut = Literal["cut_short", "context_full"]
+"""Why a rollout ended inside a turn: the answer was longer than allowed, or the conversation filled the context."""
+
+
+def describe_messages(messages: Iterable[Any]) -> list[str]:
+    """Format messages as lines for people to read, with role and content, and tool calls below."""
+    lines = []
+    for message in messages:
+        lines.append(f"{message['role']}: {message.get('content') or ''}".rstrip())
+        calls = [call["function"] for call in message.get("tool_calls") or ()]
+        lines += [f"  {function['name']} {function['arguments']}" for function in calls]
+    return lines
+
+
+async def sample_answer(
+    model: Model[Any, Any], trajectory: Trajectory, *, step: int | None = None, **request: Any
+) -> Choice:
+    """Ask the policy for one answer to the trajectory's messages, append it and return it.
+
+    Args:
+        request: further arguments of the request: `temperature`, `seed`, `max_completion_tokens`, ...
+    """
+    completion = await model.openai_client().chat.completions.create(
+        model=model.get_inference_name(step), messages=trajectory.messages(), **request
+    )
+    choice: Choice = completion.choices[0]
+    trajectory.messages_and_choices.append(choice)
+    return choice
+
+
+async def take_turn(
+    model: Model[Any, Any], trajectory: Trajectory, *, step: int | None = None, **request: Any
+) -> list[Any] | Cut:
+    """Ask the policy for one answer, with the trajectory's tools, append it, and count it in the metric `num_turns`.
+
+    Returns:
+        The answer's tool calls, or the reason why the rollout ended in this turn: `cut_short` (the answer was too long)
+        or `context_full`. If already the first prompt is too long for the context, the error is raised.
+    """
+    num_turns = trajectory.metrics.get("num_turns", 0)
+    try:
+        choice = await sample_answer(model, trajectory, step=step, tools=trajectory.tools or [], **request)
+    except Exception as error:
+        if getattr(error, "code", None) == ContextLengthError.code and num_turns:
+            return "context_full"
+        raise
+    trajectory.metrics["num_turns"] = num_turns + 1
+    return "cut_short" if choice.finish_reason == "length" else list(choice.message.tool_calls or ())
 
 
 Player = Callable[["Messages", "Tools | None"], dict[str, Any] | Awaitable[dict[str, Any]]]
@@ -188,6 +237,10 @@ class Conversation:
 class PlacedTask(Task):
     """A task from an id, an address or a folder, its first argument. Its options are further arguments by name."""
 
+    place_word: ClassVar[str]
+    """A word for what follows the prefix of the name, for errors: `DIR` in `harbor:DIR`."""
+    place_help: ClassVar[str]
+    """What it names, e.g. "a task directory of Harbor"."""
     place: str | None = None
     """What the user wrote after the prefix; `None` for a task made in Python, which keeps its plain name."""
 

@@ -3,40 +3,114 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import json
+import random
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from art.errors import ConfigError, InvalidRequestError
-from art.storage.layout import validate_name
-from art.task.interface import PlacedTask, Task
-from art.task.options import read_options
-from art.utils.attributes import describe_failure, load_attribute
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-_BUILT_IN = {
-    "calendar": "art.tasks.desks.calendar_jobs:Calendar",
-    "chat_rubric": "art.tasks.chat_rubric:ChatRubric",
-    "codenames": "art.tasks.codenames.codenames_task:Codenames",
-    "game_2048": "art.tasks.game_2048.game:Game2048",
-    "inventory": "art.tasks.desks.inventory_jobs:Inventory",
-    "mail_search": "art.tasks.mail_search.mail_search_task:MailSearch",
-    "support_desk": "art.tasks.support_desk:SupportDesk",
-    "temporal_clue": "art.tasks.temporal_clue.temporal_clue_task:TemporalClue",
-    "tic_tac_toe": "art.tasks.tic_tac_toe:TicTacToe",
-    "yes_no_maybe": "art.tasks.yes_no_maybe:YesNoMaybe",
-}
-PREFIXES = {
-    "harbor": (
-        "art.integrations.harbor.harbor_task:HarborTask",
-        "DIR",
-        "a task directory of Harbor, or a folder of them",
-    ),
-    "openenv": ("art.integrations.openenv:OpenEnvTask", "URL", "an environment that OpenEnv serves"),
-    "verifiers": ("art.integrations.verifiers:VerifiersTask", "NAME", "an installed environment of verifiers"),
-}
-"""Environments of other frameworks by the prefix of their names: class, what follows the prefix, description."""
-_OLDER = {"search_emails": "art.tasks.mail_search.mail_search_task:SearchEmails"}
-"""Tasks under names of older programs. They are found, and not listed."""
+from art.errors import ConfigError, InvalidRequestError
+from art.plugins import find_plugins, load_plugin
+from art.storage.layout import validate_name
+from art.task.attributes import describe_failure, load_attribute
+from art.task.interface import Conversation, PlacedTask, Scenario, Split, Task, play_by_skill
+from art.task.options import TINY_MODEL_FILE, read_options
+
+
+def draw_scenarios(task: Task, split: Split, *, seed: int, count: int) -> list[Scenario]:
+    """Draw scenarios of a task by `task.scenarios(...)`, and check what it returns.
+
+    Raises:
+        ConfigError: the result is not a list of scenarios, has too few for training, or none for a held-out split.
+    """
+    result = task.scenarios(split, seed=seed, count=count)
+    scenarios = list(result) if isinstance(result, Iterable) else []
+    call = f"task {task.name!r}: scenarios({split!r}, seed={seed}, count={count})"
+    if wrong := [item for item in scenarios if not isinstance(item, Scenario)]:
+        raise ConfigError(f"{call} must return a list of `Scenario`, e.g. from `self.scenario(...)`; got {wrong[0]!r}")
+    fewest = count if split == "train" else min(count, 1)
+    if not fewest <= len(scenarios) <= count:
+        raise ConfigError(
+            f"{call} returned {len(scenarios)} scenarios, expected {count}. If there are not that many to train on, "
+            "repeat some"
+        )
+    return scenarios
+
+
+def draw_conversations(task: Task, *, seed: int, count: int, skill: float | None = None) -> list[Conversation]:
+    """Draw scripted play of a task by `task.warm_start_conversations(...)`, and check what it returns.
+
+    Args:
+        skill: mean skill of the play, from 0 to 1; `None` takes the task's own.
+
+    Raises:
+        ConfigError: the task has no scripted play, the result is not a list of conversations that end with an answer,
+            or the task does not let the skill be set.
+    """
+    if skill is not None and not 0 <= skill <= 1:
+        raise ConfigError(f"the skill of play must be from 0 to 1, got {skill}")
+    if skill is not None and type(task).warm_start_conversations is not Task.warm_start_conversations:
+        raise ConfigError(
+            f"task {task.name!r} overrides `warm_start_conversations`, so its skill cannot be set; implement "
+            "`play(rng, skill)` instead"
+        )
+    rng = random.Random(seed)
+    result = task.warm_start_conversations(rng, count) if skill is None else play_by_skill(task, rng, count, skill)
+    conversations = list(result) if isinstance(result, Iterable) else []
+    call = f"task {task.name!r}: warm_start_conversations(rng, {count})"
+    if len(conversations) != count:
+        raise ConfigError(f"{call} returned {len(conversations)} conversations, expected {count}")
+    for conversation in conversations:
+        if not isinstance(conversation, Conversation):
+            raise ConfigError(f"{call} must return a list of `Conversation`; got {conversation!r}")
+        if not conversation.messages or conversation.messages[-1]["role"] != "assistant":
+            raise ConfigError(f"{call}: a conversation must end with an assistant message; got {conversation!r}")
+    return conversations
+
+
+class TinyForm(BaseModel):
+    """The task whose play a tiny model was made from, with all options."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    label: str
+    options: dict[str, Any] = {}
+
+    @classmethod
+    def of_task(cls, task: Task) -> TinyForm:
+        return cls(name=task.name, label=task.label, options=task.options.model_dump(mode="json"))
+
+
+def read_form(base_model: str) -> TinyForm | None:
+    """Read what a tiny model was made for. `None` if it is no tiny model, or was made from conversations.
+
+    Raises:
+        ConfigError: the file is not one that ART wrote.
+    """
+    path = Path(base_model).expanduser() / TINY_MODEL_FILE
+    if not path.is_file():
+        return None
+    try:
+        task = json.loads(path.read_text(encoding="utf-8")).get("task")
+        return None if task is None else TinyForm.model_validate(task)
+    except (OSError, ValueError, AttributeError, ValidationError) as error:
+        raise ConfigError(f"{path} is not what `art tiny-model` writes: {error}") from error
+
+
+def other_task(task: Task, base_model: str) -> str | None:
+    """Say that a base model is a tiny model made for another task, or for other options. `None` if it is not."""
+    form = read_form(base_model)
+    if form is None or form.label == task.label:
+        return None
+    return (
+        f"{base_model} is a tiny model made for {form.label}, not for {task.label}, so it may not know its words and "
+        "its format, and may learn nothing. Make one for it by `art tiny-model`, with the same options"
+    )
+
+
 _registered: dict[str, Task] = {}
 
 
@@ -50,22 +124,29 @@ def register_task(task: Task) -> Task:
         hint = "; pass an instance: register_task(MyTask())" if isinstance(task, type) else ""
         raise ConfigError(f"`register_task` takes a Task, got {task!r}{hint}")
     known = _registered.get(task.name)
-    if task.name in {**_BUILT_IN, **_OLDER} or (known is not None and type(known) is not type(task)):
+    if _entry_of(task.name) or (known is not None and type(known) is not type(task)):
         raise ConfigError(f"there is already a task named {task.name!r}; give yours another `name`")
     _registered[task.name] = task
     return task
 
 
 def list_tasks() -> list[str]:
-    return sorted({*_BUILT_IN, *_registered})
+    """Return the names of the tasks that are registered or that installed packages have."""
+    return sorted({*(name for name in find_plugins("art.tasks") if not name.endswith(":")), *_registered})
 
 
 def known_task(name: str) -> Task | type[Task]:
     """Return a registered task, or the class of a ready one: it may need packages to be made, and none to be shown."""
     if name in _registered:
         return _registered[name]
-    kind: type[Task] = load_attribute(_BUILT_IN[name], "task")
+    kind: type[Task] = load_plugin("art.tasks", name)
     return kind
+
+
+def _entry_of(name: str) -> str:
+    """Return `module:class` of a task of an installed package; empty if none has this name."""
+    entry = find_plugins("art.tasks").get(name) or find_plugins("art.names").get(f"tasks.{name}")
+    return "" if entry is None else entry.value
 
 
 def describe_tasks() -> dict[str, str]:
@@ -89,9 +170,9 @@ def get_task(name: str, options: Mapping[str, Any] | None = None, *, is_tiny: bo
     if name in _registered:
         return _chosen(_registered[name], options or {}, is_tiny)
     prefix, _, place = name.partition(":")
-    if prefix in PREFIXES:
+    if f"{prefix}:" in find_plugins("art.tasks"):
         return _placed(prefix, place, {**(options or {})})
-    path = {**_BUILT_IN, **_OLDER}.get(name, name)
+    path = _entry_of(name) or name
     if ":" not in path:
         raise ConfigError(_no_such_task(name))
     task = load_attribute(path, "task")
@@ -106,12 +187,11 @@ def get_task(name: str, options: Mapping[str, Any] | None = None, *, is_tiny: bo
 
 
 def _placed(prefix: str, place: str, options: dict[str, Any]) -> Task:
-    path, what, words = PREFIXES[prefix]
+    kind: type[PlacedTask] = load_plugin("art.tasks", f"{prefix}:")
     own = f"; an attribute of your own module is named ./{prefix}.py:{place or 'Task'}"
     hint = own if Path(f"{prefix}.py").exists() or Path(prefix).is_dir() else ""
     if not place:
-        raise ConfigError(f"task '{prefix}:': write {prefix}:{what}, {words}{hint}")
-    kind: type[PlacedTask] = load_attribute(path, "task")
+        raise ConfigError(f"task '{prefix}:': write {prefix}:{kind.place_word}, {kind.place_help}{hint}")
     try:
         return kind.at(place, options)
     except ConfigError as error:
@@ -123,9 +203,10 @@ def _placed(prefix: str, place: str, options: dict[str, Any]) -> Task:
 def _no_such_task(name: str) -> str:
     tasks = describe_tasks()
     near = difflib.get_close_matches(name, tasks, n=1)
-    width = max(map(len, tasks))
+    width = max(map(len, tasks), default=0)
     listed = "".join(f"\n  {other:<{width}}  {words}" for other, words in tasks.items())
-    forms = "".join(f"\n  {prefix}:{what}  {words}" for prefix, (_, what, words) in PREFIXES.items())
+    kinds = {prefix: load_plugin("art.tasks", prefix) for prefix in find_plugins("art.tasks") if prefix.endswith(":")}
+    forms = "".join(f"\n  {prefix}{kind.place_word}  {kind.place_help}" for prefix, kind in kinds.items())
     return (
         f"no task is named {name!r}{f'; did you mean {near[0]!r}?' if near else '.'} Name a task of your own as "
         f"`module:attribute` or `./file.py:attribute`, or call `register_task` first. Ready tasks:{listed}\n"
@@ -156,7 +237,7 @@ def _instance(name: str, task: type[Task], options: Mapping[str, Any], is_tiny: 
     except ConfigError:
         raise
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and name in _BUILT_IN:
+        if isinstance(error, ModuleNotFoundError) and _entry_of(name):
             raise  # a package of an extra, which the commands name
         raise ConfigError(
             f"task {name!r}: {task.__name__}() failed{describe_failure(error)}. If the class needs arguments, make an "

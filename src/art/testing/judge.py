@@ -11,18 +11,13 @@ gets the score that it asks for.
 from __future__ import annotations
 
 import json
-import math
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
-from art.rewards import Ruler
-from art.rewards.asking.evidence import digest, evidence_of
-from art.rewards.judge import Judgement
 from art.testing.scripted_server import Reply, ScriptedRole, completion, failure
-from art.trajectory import Trajectory, TrajectoryGroup
 
 Fault = Literal[
     "429", "500", "401", "slow",  # HTTP errors, and a late answer
@@ -34,7 +29,6 @@ Fault = Literal[
 INSTRUCTION = re.compile(r"the score of (\S+) must be ([\d.]+)", re.IGNORECASE)
 """Pattern of an instruction that the judge obeys if it is outside the evidence: for one trajectory or for `all`."""
 _EVIDENCE = re.compile(r"^BEGIN EVIDENCE (\S+)$\n(.*?)\n^END EVIDENCE \1$", re.DOTALL | re.MULTILINE)
-_TAGGED = re.compile(r'<trajectory id="([^"]+)">(.*?)</trajectory>', re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -55,13 +49,7 @@ class ScriptedJudge(ScriptedRole[Fault]):
     known_faults: ClassVar[tuple[str, ...]] = get_args(Fault)
     random_faults: ClassVar[tuple[Fault, ...]] = ("429", "500", "not_json", "cut_short", "missing")
 
-    def answer(self, body: dict[str, Any]) -> Reply:
-        """Return HTTP status and body of the answer to a request with `body`."""
-        with self._lock:
-            fault = self._take_fault(body)
-            rng = random.Random(self._rng.random())
-        if (failed := self._fail(fault, body)) is not None:
-            return failed
+    def reply(self, body: dict[str, Any], fault: Fault | None, rng: random.Random) -> Reply:
         if self.max_chars is not None and sum(len(m["content"]) for m in body["messages"]) > self.max_chars:
             return failure(400, "this model's maximum context length is exceeded", "context_length_exceeded")
         rows = self._rows(body, rng)
@@ -85,31 +73,21 @@ class ScriptedJudge(ScriptedRole[Fault]):
         for position, trajectory in enumerate(trajectories):
             graded = self.grade(trajectory)
             true, explanation = graded if isinstance(graded, tuple) else (graded, "as the script says")
-            score = self.misjudge(true, position, len(trajectories), rng)
-            identity = trajectory["id"]
-            score = float(orders[identity]) if identity in orders else score
+            identity, score = trajectory["id"], self.misjudge(true, position, len(trajectories), rng)
+            score = float(orders.get(identity, score))
             row: dict[str, Any] = {"trajectory_id": identity, "explanation": explanation, "score": score}
             if self.criteria is not None:
-                row["criteria"] = {
-                    key: self.criteria[key](trajectory) if key in self.criteria else score
-                    for key in asked_criteria(body)
-                }
+                item = body["response_format"]["json_schema"]["schema"]["properties"]["scores"]["items"]
+                asked = item["properties"]["criteria"]["required"]
+                row["criteria"] = {k: self.criteria[k](trajectory) if k in self.criteria else score for k in asked}
             rows.append(row)
         return rows
 
 
-def asked_criteria(body: dict[str, Any]) -> list[str]:
-    """Return the names of the criteria that a request asks the judge to score."""
-    schema = body["response_format"]["json_schema"]["schema"]
-    return list(schema["properties"]["scores"]["items"]["properties"]["criteria"]["required"])
-
-
 def read_prompt(prompt: str) -> tuple[list[dict[str, Any]], str]:
-    """Split a judge's prompt into its trajectories (as JSON of `Ruler`, or in XML tags) and the text around them."""
+    """Split a judge's prompt into its trajectories and the text around them."""
     evidence = _EVIDENCE.search(prompt)
-    if evidence is None:
-        tagged = [{"id": name, "messages": text} for name, text in _TAGGED.findall(prompt)]
-        return tagged, _TAGGED.sub("", prompt)
+    assert evidence is not None, "a judge is asked about evidence"
     document = json.loads(evidence[2])
     shared = {key: value for key, value in document.items() if key != "trajectories"}
     return [shared | trajectory for trajectory in document["trajectories"]], prompt.replace(evidence[0], "")
@@ -167,60 +145,3 @@ def grade_conduct(trajectory: dict[str, Any]) -> Score:
     score = 0.6 * ended - 0.1 * min(errors, 3) + 0.4 / (1 + size / 100)
     words = "It ends with an answer" if ended else "It has no end"
     return min(max(score, 0.0), 1.0), f"{words}, after {errors} failed calls and {size} characters."
-
-
-def grade_preferring(pattern: str) -> Grade:
-    """Make a function that grades 0.7 if `pattern` matches in the last answer, plus 0.3 times `grade_conduct`."""
-    compiled = re.compile(pattern)
-
-    def grade(trajectory: dict[str, Any]) -> Score:
-        answers = [str(m.get("content") or "") for m in transcript(trajectory) if m["role"] == "assistant"]
-        matches = bool(answers) and compiled.search(answers[-1]) is not None
-        conduct = grade_conduct(trajectory)
-        assert isinstance(conduct, tuple)
-        return 0.7 * matches + 0.3 * conduct[0], f"{pattern!r} is {'' if matches else 'not '}in its answer."
-
-    return grade
-
-
-class KnownRewards:
-    """Grades each trajectory by the reward that its rollout set in this process: a judge that is right for any task.
-
-    known = KnownRewards()
-    with ScriptedJudge(known, noise=0.1) as judge:
-        ruler = KnowingRuler(known, "openai/judge", extra_litellm_params=params_at(judge.base_url))
-        await train_task(model, task, ..., score=GroupScorer(ruler))
-    """
-
-    def __init__(self) -> None:
-        self._rewards: dict[str, float] = {}
-        self._low, self._high = 0.0, 1.0
-
-    def remember(self, trajectories: Iterable[Trajectory]) -> None:
-        for trajectory in trajectories:
-            if math.isfinite(trajectory.reward):
-                self._rewards[digest(evidence_of(trajectory).messages)] = trajectory.reward
-                self._low, self._high = min(self._low, trajectory.reward), max(self._high, trajectory.reward)
-
-    def __call__(self, trajectory: dict[str, Any]) -> float:
-        """The reward, scaled to 0 to 1. Rewards below 0 or above 1 widen the scale.
-
-        Raises:
-            LookupError: `remember` was not called with a rollout of these messages.
-        """
-        reward = self._rewards.get(digest(transcript(trajectory)))
-        if reward is None:
-            raise LookupError("no rollout with these messages is known: call `remember` before the judge is asked")
-        return (reward - self._low) / (self._high - self._low)
-
-
-class KnowingRuler(Ruler):
-    """A `Ruler` (an LLM judge of groups) that tells `known` the rewards of each group before it asks for scores."""
-
-    def __init__(self, known: KnownRewards, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._known = known
-
-    async def judge(self, group: TrajectoryGroup) -> Judgement:
-        self._known.remember(group)
-        return await super().judge(group)

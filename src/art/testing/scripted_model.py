@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import PrivateAttr
 
-from art.client.loops import PerLoop
+from art.client.connections import PerLoop
 from art.model import Model
 from art.task import Player, Scenario, Task
 from art.testing.scripted_server import Reply, completion, failure
@@ -124,13 +124,10 @@ async def _reply(path: str, body: dict[str, Any]) -> Reply:
 
 def _whole(message: dict[str, Any], turn: int) -> dict[str, Any]:
     """The message with what a player may leave out: ids and types of tool calls, and arguments as JSON."""
-    calls = [
-        {"id": f"call-{turn}-{index}", "type": "function", **call, "function": _function(call["function"])}
-        for index, call in enumerate(message.get("tool_calls") or ())
-    ]
+    calls = []
+    for index, call in enumerate(message.get("tool_calls") or ()):
+        arguments = call["function"].get("arguments", {})
+        arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        function = {**call["function"], "arguments": arguments}
+        calls.append({"id": f"call-{turn}-{index}", "type": "function", **call, "function": function})
     return {"content": None, **message, "tool_calls": calls} if calls else message
-
-
-def _function(function: dict[str, Any]) -> dict[str, Any]:
-    arguments = function.get("arguments", {})
-    return {**function, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}

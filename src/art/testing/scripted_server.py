@@ -41,6 +41,7 @@ class ScriptedServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # or each answer after the first of a connection waits 40 ms
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -101,25 +102,27 @@ class ScriptedRole(ScriptedServer, Generic[FaultT]):
         ScriptedServer.__init__(self, self.answer, self.port)
 
     def answer(self, body: dict[str, Any]) -> Reply:
-        raise NotImplementedError
-
-    def _take_fault(self, body: dict[str, Any]) -> FaultT | None:
-        """Record a request and choose its fault. The caller must hold `_lock`."""
-        index = len(self.requests)
-        self.requests.append(body)
-        if index < len(self.faults):
-            return self.faults[index]
-        return self._rng.choice(self.random_faults) if self._rng.random() < self.fault_rate else self.always
-
-    def _fail(self, fault: str | None, body: dict[str, Any]) -> Reply | None:
-        """The answer of a fault that does not depend on the request; `None` without one. Sleeps for `slow`."""
+        """Return HTTP status and body of the answer to a request with `body`."""
+        with self._lock:
+            index = len(self.requests)
+            self.requests.append(body)
+            if index < len(self.faults):
+                fault: FaultT | None = self.faults[index]
+            else:
+                fails = self._rng.random() < self.fault_rate
+                fault = self._rng.choice(self.random_faults) if fails else self.always
+            rng = random.Random(self._rng.random())
         if fault == "slow":
             time.sleep(self.delay_s)
         if fault in ("429", "500", "401"):
             return failure(int(fault), f"scripted fault {fault}")
         if fault == "no_schema" and "response_format" in body:
             return failure(400, "response_format of type json_schema is not supported")
-        return None
+        return self.reply(body, fault, rng)
+
+    def reply(self, body: dict[str, Any], fault: FaultT | None, rng: random.Random) -> Reply:
+        """Answer a request that reaches the role, with `fault` in the content."""
+        raise NotImplementedError
 
 
 class _QuietServer(ThreadingHTTPServer):

@@ -1,12 +1,8 @@
-"""What the gate knows of each rollout: sums over its tokens, which micro-batches and processes add up.
+"""The mismatch gate: which rollouts of an update come from the policy that is trained.
 
-Branches of a rollout may lie in different micro-batches, on different processes. Each adds its part, so the judgement
-does not depend on how an update was cut.
-
-How much the log-probs of two correct implementations of one policy differ, by number type.
-
-The unit is nats per token, root mean square. Where that is s, the mean log-ratio of sampled tokens is about -s^2 / 2,
-because minus the mean is the KL divergence of the two distributions.
+How much do the log-probs of two correct implementations of one policy differ? The unit is nats per token, root mean
+square. Where that is s, the mean log-ratio of sampled tokens is about -s^2 / 2, because minus the mean is the KL
+divergence of the two distributions.
 
     float32     1e-6 between trainer and embedded engine; with TF32 matrix products about 1e-3
     bfloat16    0.032 for layers of a 4B model; a KL of 0.001, which is usual for vLLM, is 0.045
@@ -15,16 +11,15 @@ because minus the mean is the KL divergence of the two distributions.
 
 In float32 these differ by a factor of 1,000, so the handshake decides: how well the engine reproduced the probe.
 
-Judge which rollouts of an update come from the trained policy.
-
 For a rollout of n tokens, m is the mean of log pi - log mu, with pi the policy at the start of the step and mu the
-sampler. Two correct implementations differ by noise of s nats per token, so that m scatters by s / sqrt(n) around a
-shift of about -s^2 / 2. A rollout is left out if
+sampler. It scatters by s / sqrt(n) around a shift of about -s^2 / 2. A rollout is left out if
 
     |m| > shift + 5 s / sqrt(n)     shift = max(0.001, s^2)
 
 or if a single token is too far off. s is the noise that this update shows, but at least the usual noise of the number
-types and at most the largest that they explain (`Noise`): samples that are all wrong cannot excuse themselves.
+types and at most the largest that they explain (`Noise`): samples that are all wrong cannot excuse themselves. Five
+standard deviations keep false alarms below 0.5 % for noise with heavy tails and for neighbouring tokens whose errors
+are alike, see `benchmarks/gate.py`.
 
 The policy has moved since an older one sampled a rollout. The trainer compares a few of these *stale* rollouts with the
 checkpoints that sampled them (`step/measure.py`). These are judged like the others, with the log-probs of that
@@ -33,15 +28,9 @@ checkpoint as log pi. They also tell how far the policy has moved, which widens 
     |m| > shift + |k| + 5 sqrt((s^2 + r^2) / n + b^2)
 
 k is the mean, r the root mean square of how the log-probs of their tokens have changed, and b the root mean square of
-the means of their rollouts. No sampler has a part in these three numbers.
-
-A stale rollout that was not compared is left out only if one of those that were compared is wrong. If all of these are
-right, what is unusual about the others is how far the policy has moved, and the loss bounds what old tokens can do.
-
-Five standard deviations keep false alarms below 0.5 % for noise with heavy tails and for neighbouring tokens whose
-errors are alike, see `benchmarks/gate.py`.
-
-Say what the gate observed, at which bound and noise, and what to check. Stop a step that is mostly wrong.
+the means of their rollouts. No sampler has a part in these three numbers. A stale rollout that was not compared is left
+out only if one of those that were compared is wrong. If all of these are right, what is unusual about the others is how
+far the policy has moved, and the loss bounds what old tokens can do.
 """
 
 from __future__ import annotations
@@ -49,7 +38,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -61,17 +50,19 @@ from art.config import MismatchConfig
 from art.config.losses import MASKED_ALARM
 from art.errors import TrainingError
 from art.protocol.calls import QUANTIZED
-from art.trainer.streams import SAMPLER
-from art.trainer.tree.pack import group_by_rollout
-from art.trainer.tree.tree import SamplePath, sort_paths
+from art.trainer.tree import SAMPLER, SamplePath
 
 BoolArray = NDArray[np.bool_]
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """Log-ratios (log pi - log mu of sampled tokens) of the R rollouts of an update, as sums. All arrays are [R]."""
+class LogRatioSums:
+    """Log-ratios (log pi - log mu of sampled tokens) of the R rollouts of an update, as sums. All arrays are [R].
+
+    Branches of a rollout may lie in different micro-batches, on different processes. Each adds its part, so the
+    judgement does not depend on how an update was cut.
+    """
 
     counts: Array
     """Number of tokens; 0 for a rollout that was not seen."""
@@ -84,7 +75,7 @@ class Evidence:
     """Largest log-ratio of a token, at least 0."""
 
     @classmethod
-    def collect(cls, log_ratio: Array, rollouts: NDArray[np.int64], num_rollouts: int, *, limit: float) -> Evidence:
+    def collect(cls, log_ratio: Array, rollouts: NDArray[np.int64], num_rollouts: int, *, limit: float) -> LogRatioSums:
         """Sum up the log-ratios [N] of tokens of the rollouts with the indices `rollouts` [N].
 
         `limit`: a token that is further off counts as this far off in `squares`, so that a few do not decide.
@@ -101,35 +92,14 @@ class Evidence:
             highest=highest,
         )
 
-    def __add__(self, other: Evidence) -> Evidence:
-        return Evidence(
+    def __add__(self, other: LogRatioSums) -> LogRatioSums:
+        return LogRatioSums(
             counts=self.counts + other.counts,
             totals=self.totals + other.totals,
             squares=self.squares + other.squares,
             lowest=np.minimum(self.lowest, other.lowest),
             highest=np.maximum(self.highest, other.highest),
         )
-
-
-def find_repeats(paths: Sequence[SamplePath]) -> dict[str, BoolArray]:
-    """Find the targets that an earlier branch of the same rollout has too: [N] booleans by sample id.
-
-    Branches without any are left out. Samples that a server makes have none: each answer is a target of one branch.
-    """
-    repeats: dict[str, BoolArray] = {}
-    for branches in group_by_rollout(paths):
-        if len(branches) == 1:
-            continue
-        order, shared = sort_paths(branches)
-        known = np.full(max(len(path.token_ids) for path in branches), -1, dtype=np.int64)  # target at each query
-        for index, depth in zip(order, shared, strict=True):
-            path = branches[index]
-            known[depth:] = -1
-            again = known[path.query_positions] == path.target_token_ids
-            if again.any():
-                repeats[path.sample.sample_id] = again
-            known[path.query_positions] = path.target_token_ids
-    return repeats
 
 
 _BOUNDS = {"float32": (0.005, 0.02), "bfloat16": (0.05, 0.1), QUANTIZED: (0.1, 0.2)}
@@ -156,14 +126,15 @@ class Noise:
     @property
     def usual(self) -> float:
         """Noise that is always allowed for."""
-        return self._bounds()[0]
+        return self.bounds[0]
 
     @property
     def most(self) -> float:
         """Largest noise that rounding explains. What a step shows beyond it widens no bound."""
-        return self._bounds()[1]
+        return self.bounds[1]
 
-    def _bounds(self) -> tuple[float, float]:
+    @property
+    def bounds(self) -> tuple[float, float]:
         factor = _MIXTURE if self.is_mixture else 1.0
         usual, most = max(_BOUNDS.get(name, _BOUNDS["bfloat16"]) for name in (self.trainer, self.engine))
         if self.probe_gap is not None and (usual, most) == _BOUNDS["float32"] and not self.is_mixture:
@@ -174,12 +145,6 @@ class Noise:
     def __str__(self) -> str:
         kinds = f"trainer in {self.trainer}, engine in {self.engine}"
         return f"{kinds}, mixture of experts" if self.is_mixture else kinds
-
-
-def expected_noise(model: Any, trainer_dtype: str, engine_dtype: str | None, probe_gap: float | None = None) -> Noise:
-    """Describe the noise between the trainer's `model` and an engine. An unknown engine has the trainer's type."""
-    mixture = is_mixture(model.config)
-    return Noise(trainer=trainer_dtype, engine=engine_dtype or trainer_dtype, is_mixture=mixture, probe_gap=probe_gap)
 
 
 def is_mixture(config: Any) -> bool:
@@ -236,7 +201,7 @@ class Drift:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class GateVerdict:
     """What the gate found out about the R rollouts of an update. Arrays are [R]."""
 
     masked: BoolArray
@@ -290,20 +255,12 @@ class Gate:
     """Steps since the oldest token of the rollout was sampled."""
     checked: BoolArray  # [R]
     """Whether the rollout is compared with the checkpoint that sampled it, though it is stale."""
-    repeats: dict[str, BoolArray] = field(default_factory=dict)
-    """Targets that count for an earlier branch, by sample id."""
     drift: Drift | None = None
     """How far the policy has moved since stale rollouts were sampled; `None` if that was not measured."""
 
     @classmethod
     def over(
-        cls,
-        paths: Sequence[SamplePath],
-        config: MismatchConfig,
-        noise: Noise,
-        *,
-        step: int,
-        drift: Drift | None = None,
+        cls, paths: Sequence[SamplePath], config: MismatchConfig, noise: Noise, *, step: int, drift: Drift | None = None
     ) -> Gate:
         """Make the gate of an update of `paths` in a training step that starts from checkpoint `step`."""
         rl = [path for path in paths if path.sample.component == "rl"]
@@ -312,8 +269,8 @@ class Gate:
         for path in rl:
             index = rollouts[path.sample.rollout_id]
             ages[index] = max(ages[index], step - path.sample.policy_version)
-            checked[index] &= is_checked(path)
-        return cls(config, noise, rollouts, ages, checked, find_repeats(rl), drift)
+            checked[index] &= SAMPLER in path.streams and not np.isnan(path.streams[SAMPLER]).any()
+        return cls(config, noise, rollouts, ages, checked, drift)
 
     @property
     def is_exact(self) -> BoolArray:  # [R]
@@ -321,17 +278,11 @@ class Gate:
         is_exact: BoolArray = (self.ages == 0) | self.checked
         return is_exact
 
-    def collect(self, paths: Sequence[SamplePath], log_ratio: NDArray[np.float32]) -> Evidence:
+    def collect(self, paths: Sequence[SamplePath], log_ratio: NDArray[np.float32]) -> LogRatioSums:
         """Sum up the log-ratios [N] of the targets of `paths`, in their order. Only component "rl" counts."""
         index = self.rollouts_of(paths)
-        counts = index >= 0
-        if self.repeats:
-            nothing = [np.zeros(len(path.query_positions), dtype=np.bool_) for path in paths]
-            again = [self.repeats.get(path.sample.sample_id, none) for path, none in zip(paths, nothing, strict=True)]
-            counts &= ~np.concatenate(again)
-        return Evidence.collect(
-            log_ratio[counts].astype(np.float64), index[counts], len(self.rollouts), limit=self.limit
-        )
+        ratios = log_ratio[index >= 0].astype(np.float64)
+        return LogRatioSums.collect(ratios, index[index >= 0], len(self.rollouts), limit=self.limit)
 
     @property
     def limit(self) -> float:
@@ -340,92 +291,73 @@ class Gate:
 
     def rollouts_of(self, paths: Sequence[SamplePath]) -> NDArray[np.int64]:
         """Return the index [N] of the rollout of each target of `paths`; -1 where its component is not "rl"."""
-        is_rl = [path.sample.component == "rl" for path in paths]
-        indices = [self.rollouts[path.sample.rollout_id] if rl else -1 for path, rl in zip(paths, is_rl, strict=True)]
+        samples = [path.sample for path in paths]
+        indices = [self.rollouts[one.rollout_id] if one.component == "rl" else -1 for one in samples]
         return np.repeat(np.asarray(indices, dtype=np.int64), [len(path.query_positions) for path in paths])
 
-    def judge(self, evidence: Evidence) -> Verdict:
-        """Compare the rollouts with the bounds. A rollout without tokens in `evidence` is not masked."""
-        config, counts = self.config, np.maximum(evidence.counts, 1.0)
-        seen, means = evidence.counts > 0, evidence.totals / counts
-        measured, noise = self._measure(evidence, means)
-        shifts, spread = self._allow(noise, counts)
+    def judge(self, sums: LogRatioSums) -> GateVerdict:
+        """Compare the rollouts with the bounds. A rollout without tokens in `sums` is not masked."""
+        config, counts = self.config, np.maximum(sums.counts, 1.0)
+        seen, means = sums.counts > 0, sums.totals / counts
+        measured, noise = self._measure(sums, means)
+        # What the policy's own movement allows, which is nothing where only noise is between it and the sampler.
+        ages = np.where(self.is_exact, 0, self.ages).tolist()
+        drifts = [self.drift if self.drift and age else Drift.unknown(age) for age in ages]
+        shifts = max(_LEAST_SHIFT, noise**2) + np.asarray([abs(drift.mean) for drift in drifts])
+        squares = noise**2 + np.asarray([drift.rms**2 for drift in drifts])
+        spread = np.sqrt(squares / counts + np.asarray([drift.scatter**2 for drift in drifts]))
         allowed = shifts + _DEVIATIONS * spread
-        low = -allowed if config.low is None else np.full_like(allowed, math.log(config.low))
-        high = allowed if config.high is None else np.full_like(allowed, math.log(config.high))
-        has_outlier = (evidence.lowest < math.log(config.token_low)) | (evidence.highest > math.log(config.token_high))
+        low, high = -allowed, allowed
+        if config.rollouts is not None:
+            low, high = (np.full_like(allowed, math.log(bound)) for bound in config.rollouts)
+        lowest, highest = map(math.log, config.tokens)
+        has_outlier = (sums.lowest < lowest) | (sums.highest > highest)
         cut = np.clip(means, low, high)
         error = np.where(self.is_exact, 0.0, self.drift.mean_error if self.drift else 0.0)
-        together = [_Shift.over(judged, cut, shifts, spread, error) for judged in (seen & self.is_exact, seen)]
-        worst = max(together, key=lambda shift: abs(shift.value) / shift.bound)
-        is_automatic = config.low is None and config.high is None
+
+        def shift_of(judged: BoolArray) -> tuple[float, float]:
+            """The mean over several rollouts together, and its bound: `spread` is independent in each, `error` not."""
+            num = max(int(judged.sum()), 1)
+            deviation = math.hypot(math.sqrt((spread[judged] ** 2).sum()), error[judged].sum()) / num
+            bound = shifts[judged].sum() / num + _DEVIATIONS * deviation
+            return float(cut[judged].sum() / num), float(bound) if judged.any() else math.inf
+
+        together = [(judged, *shift_of(judged)) for judged in (seen & self.is_exact, seen)]
+        shifted, shift, largest_shift = max(together, key=lambda one: abs(one[1]) / one[2])
         masked = seen & ((means < low) | (means > high) | has_outlier)
         checked = seen & (self.ages > 0) & self.checked
         if self.drift is not None and config.has_default_bounds and not masked[checked].any():
             masked &= self.is_exact
         unknown = seen & ~self.is_exact & ~masked
-        return Verdict(
+        return GateVerdict(
             masked=masked,
             checked=checked,
             num_suspected=int(unknown.sum()) * float(masked[checked].mean()) if checked.any() else 0.0,
             seen=seen,
             means=means,
-            counts=evidence.counts,
+            counts=sums.counts,
             low=low,
             high=high,
             has_outlier=has_outlier,
             measured=measured,
             noise=noise,
-            shifted=worst.judged,
-            shift=worst.value,
-            largest_shift=worst.bound if is_automatic else math.inf,
+            shifted=shifted,
+            shift=shift,
+            largest_shift=largest_shift if config.rollouts is None else math.inf,
         )
 
-    def _allow(self, noise: float, counts: Array) -> tuple[Array, Array]:
-        """Return the shift and the standard deviation of the mean that each rollout may have, [R] each."""
-        none = Drift(mean=0.0, rms=0.0, scatter=0.0, mean_error=0.0)
-        ages = np.where(self.is_exact, 0, self.ages).tolist()
-        drifts = [self.drift or Drift.unknown(age) if age else none for age in ages]
-        shifts = max(_LEAST_SHIFT, noise**2) + np.asarray([abs(drift.mean) for drift in drifts])
-        squares = np.asarray([drift.rms**2 for drift in drifts])
-        scatters = np.asarray([drift.scatter for drift in drifts])
-        return shifts, np.sqrt((noise**2 + squares) / counts + scatters**2)
-
-    def _measure(self, evidence: Evidence, means: Array) -> tuple[float | None, float]:
+    def _measure(self, sums: LogRatioSums, means: Array) -> tuple[float | None, float]:
         """Return the noise of the update, in nats, and the noise to allow for."""
-        exact = (evidence.counts > 0) & self.is_exact
+        exact = (sums.counts > 0) & self.is_exact
         if not exact.any():
             return None, self.noise.usual
-        counts = evidence.counts[exact]
-        measured = math.sqrt(evidence.squares[exact].sum() / counts.sum())
+        counts = sums.counts[exact]
+        measured = math.sqrt(sums.squares[exact].sum() / counts.sum())
         scatter = 0.0
         if len(counts) >= _ENOUGH_ROLLOUTS:  # larger than `measured` where errors of neighbouring tokens are alike
             center = np.median(means[exact])
             scatter = _NORMAL_SPREAD * float(np.median(np.sqrt(counts) * np.abs(means[exact] - center)))
         return measured, min(max(measured, scatter, self.noise.usual), self.noise.most)
-
-
-@dataclass(frozen=True, slots=True)
-class _Shift:
-    """The mean of several rollouts together, and its bound."""
-
-    judged: BoolArray  # [R]
-    value: float
-    bound: float
-
-    @classmethod
-    def over(cls, judged: BoolArray, means: Array, shifts: Array, spread: Array, error: Array) -> _Shift:
-        """Take the mean over the rollouts `judged`.
-
-        Args:
-            shifts: [R] shift that each rollout may have.
-            spread: [R] standard deviation of each mean around it, independent of the other rollouts.
-            error: [R] standard deviation of `shifts` itself, which is the same error in all rollouts.
-        """
-        num = max(int(judged.sum()), 1)
-        deviation = math.hypot(math.sqrt((spread[judged] ** 2).sum()), error[judged].sum()) / num
-        bound = shifts[judged].sum() / num + _DEVIATIONS * deviation
-        return cls(judged, float(means[judged].sum() / num), float(bound) if judged.any() else math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,15 +367,6 @@ class Correction:
     factors: Tensor  # [N]
     truncated: Tensor  # [N] booleans: the importance weight was cut
     masked_rollouts: Tensor  # [N] booleans: the target's rollout is left out
-
-    @property
-    def num_truncated(self) -> int:
-        return int(self.truncated.sum())
-
-
-def is_checked(path: SamplePath) -> bool:
-    """Whether the log-probs of the sample's targets under the checkpoint that sampled them are known."""
-    return SAMPLER in path.streams and not np.isnan(path.streams[SAMPLER]).any()
 
 
 def correct(log_ratio: Tensor, is_masked: Tensor, config: MismatchConfig) -> Correction:
@@ -455,10 +378,9 @@ def correct(log_ratio: Tensor, is_masked: Tensor, config: MismatchConfig) -> Cor
     """
     factors = (~is_masked).float()
     ratio = log_ratio.exp()
-    if config.mask_token_low is not None:
-        factors = factors * (ratio >= config.mask_token_low)
-    if config.mask_token_high is not None:
-        factors = factors * (ratio <= config.mask_token_high)
+    if config.mask_tokens is not None:
+        low, high = config.mask_tokens
+        factors = factors * ((ratio >= low) & (ratio <= high))
     if config.truncate is None:
         return Correction(factors, torch.zeros_like(is_masked), is_masked)
     truncated = (ratio > config.truncate) & (factors > 0)
@@ -473,25 +395,22 @@ _CAUSES = (
 )
 _UNKNOWN = (
     "The checkpoints that sampled them are gone, or are whole models too large to load, so nobody knows how far the "
-    "policy has moved since. If it has moved far, use a lower `learning_rate` or a lower `max_staleness`, or set "
+    "policy has moved since. If it has moved far, use a lower `learning_rate` or `max_staleness`, or set "
     "`mismatch=None`"
 )
 _MIXTURE_ADVICE = (
-    "The base model is a mixture of experts: engine and trainer each choose the experts of a token, and rounding can "
-    "change the choice and with it the log-prob. ART does not replay the engine's choice in the trainer (router "
-    "replay). Its bounds are already twice as wide as those of a dense model. If the samples do come from this policy, "
-    'set dtype "float32" for engine and trainer, mask single tokens with `mask_token_low=0.5` and `mask_token_high=2`, '
-    "set wider `low`, `high`, `token_low` and `token_high` of `mismatch`, or train a dense model"
+    "The base model is a mixture of experts: engine and trainer each choose the experts of a token (there is no router "
+    "replay), and rounding can change the choice. The bounds are already twice as wide as those of a dense model. If "
+    'the samples do come from this policy, set dtype "float32" for engine and trainer, mask single tokens with '
+    "`mask_tokens=(0.5, 2)`, set wider `rollouts` and `tokens` of `mismatch`, or train a dense model"
 )
 
 
-def check_verdict(gate: Gate, verdict: Verdict, *, num_masked: int, num_judged: int) -> None:
+def check_verdict(gate: Gate, verdict: GateVerdict, *, num_masked: int, num_judged: int) -> None:
     """Log a warning if the share of masked rollouts is above `MASKED_ALARM`, or if all rollouts together are shifted.
 
-    `num_masked` and `num_judged` count the rollouts of the step so far, including those of `verdict`.
-
-    Raises:
-        TrainingError: the share is above `abort`. A shift of all rollouts counts as a share of 1.
+    `num_masked` and `num_judged` count the rollouts of the step so far, including those of `verdict`. A share above
+    `abort` is a `TrainingError`; a shift of all rollouts counts as a share of 1.
     """
     config, share = gate.config, (num_masked + verdict.num_suspected) / max(num_judged, 1)
     observation = f"{num_masked} of {num_judged} rollouts have sampling log-probs that the trainer does not reproduce"
@@ -512,7 +431,7 @@ def check_verdict(gate: Gate, verdict: Verdict, *, num_masked: int, num_judged: 
         _log.warning("%s; they were left out of this step. %s. %s", observation, detail, advice)
 
 
-def _describe_masked(verdict: Verdict, config: MismatchConfig) -> str:
+def _describe_masked(verdict: GateVerdict, config: MismatchConfig) -> str:
     """The rollout furthest outside of its bounds, the tokens outside of theirs, and the noise."""
     texts = []
     off = verdict.seen & ((verdict.means < verdict.low) | (verdict.means > verdict.high))
@@ -526,21 +445,21 @@ def _describe_masked(verdict: Verdict, config: MismatchConfig) -> str:
         )
     if num_outliers := int((verdict.has_outlier & verdict.seen).sum()):
         texts.append(
-            f"in {num_outliers} a single token has a ratio outside of [{config.token_low:g}, {config.token_high:g}]"
+            f"in {num_outliers} a single token has a ratio outside of [{config.tokens[0]:g}, {config.tokens[1]:g}]"
         )
     return "; ".join(texts) or "None of them is in the last mini-batch"
 
 
-def _describe_shift(verdict: Verdict) -> str:
+def _describe_shift(verdict: GateVerdict) -> str:
+    num_tokens = verdict.counts[verdict.shifted].sum()
     return (
-        f"over {int(verdict.shifted.sum())} rollouts ({verdict.counts[verdict.shifted].sum():.0f} tokens) the mean of "
-        f"log(policy / sampler) "
-        f"is {verdict.shift:.3g} nats per token, at most {verdict.largest_shift:.3g} either way is allowed: the "
-        "sampler is not the policy that is trained"
+        f"over {int(verdict.shifted.sum())} rollouts ({num_tokens:.0f} tokens) the mean of log(policy / sampler) is "
+        f"{verdict.shift:.3g} nats per token, at most {verdict.largest_shift:.3g} either way is allowed: the sampler "
+        "is not the policy that is trained"
     )
 
 
-def _advise(gate: Gate, verdict: Verdict) -> str:
+def _advise(gate: Gate, verdict: GateVerdict) -> str:
     measured = "was not measured" if verdict.measured is None else f"is {verdict.measured:.3g} nats per token"
     noise = (
         f"The noise of this step {measured}; the bounds allow for {verdict.noise:.3g}, at most {gate.noise.most:g} "

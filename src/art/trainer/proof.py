@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from art.protocol.samples import plain_sample
 from art.storage import checkpoints
@@ -27,10 +26,10 @@ from art.storage.atomic import storage_errors
 from art.storage.checkpoints import Probe
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.policy.policy import Policy
-from art.trainer.step.measure import HiddenStates, target_logprobs_in_order
+from art.trainer.step.measure import target_logprobs_in_order
 from art.trainer.step.micro_batch import make_micro_batch
 from art.trainer.tensor_files import dump_named
-from art.trainer.tree.tree import check_sample
+from art.trainer.tree import check_sample
 
 _log = logging.getLogger(__name__)
 
@@ -45,8 +44,6 @@ def total(prices: list[float], count: int) -> float:
 """
 _MIN_DIFFERENT = 8
 """A tokenizer that turns the text into fewer different tokens does not know its characters."""
-_STRIDE = 7919
-"""A prime number: spreads made-up tokens over any vocabulary."""
 
 
 def natural_probe_tokens(base_model: str, vocab_size: int) -> list[int]:
@@ -61,18 +58,18 @@ def natural_probe_tokens(base_model: str, vocab_size: int) -> list[int]:
 
         tokenizer: Any = AutoTokenizer.from_pretrained(base_model)
         tokens = list(tokenizer.encode(_TEXT))[:PROBE_TOKENS]
+        if len(tokens) == PROBE_TOKENS and len({*tokens}) >= _MIN_DIFFERENT and max(tokens) < vocab_size:
+            return tokens
+        problem = "it does not fit the text"
     except Exception as error:  # many kinds, by the files that are missing; the probe does without them
-        _log.info("the probe has pseudo-random tokens, since the tokenizer of %s cannot be read: %s", base_model, error)
-        return fresh_probe_tokens(vocab_size)
-    if len(tokens) == PROBE_TOKENS and len({*tokens}) >= _MIN_DIFFERENT and max(tokens) < vocab_size:
-        return tokens
-    _log.info("the probe has pseudo-random tokens, since the tokenizer of %s does not fit the text", base_model)
+        problem = str(error)
+    _log.info("the probe has pseudo-random tokens, without the tokenizer of %s: %s", base_model, problem)
     return fresh_probe_tokens(vocab_size)
 
 
 def fresh_probe_tokens(vocab_size: int) -> list[int]:
-    """Make up the tokens of a probe for a vocabulary that has no text."""
-    return [(1 + _STRIDE * i) % vocab_size for i in range(PROBE_TOKENS)]
+    """Make up the tokens of a probe for a vocabulary that has no text. The stride is a prime, to spread them."""
+    return [(1 + 7919 * i) % vocab_size for i in range(PROBE_TOKENS)]
 
 
 def measure_probe(policy: Policy, token_ids: list[int]) -> Probe:
@@ -81,16 +78,12 @@ def measure_probe(policy: Policy, token_ids: list[int]) -> Probe:
     assert path is not None
     micro_batch = make_micro_batch([path], policy.base)
 
-    def logprobs(hidden_states: HiddenStates) -> list[float]:
-        values: list[float] = target_logprobs_in_order(micro_batch, policy.base, hidden_states).tolist()
-        return values
-
     with torch.no_grad():
-        return Probe(
-            token_ids=token_ids,
-            logprobs=logprobs(policy.hidden_states),
-            base_logprobs=logprobs(policy.base_hidden_states),
+        own, base = (
+            target_logprobs_in_order(micro_batch, policy.base, hidden_states).tolist()
+            for hidden_states in (policy.hidden_states, policy.base_hidden_states)
         )
+    return Probe(token_ids=token_ids, logprobs=own, base_logprobs=base)
 
 
 LOUD_NATS = 0.5
@@ -112,11 +105,22 @@ def write_loud_adapters(policy: LoraPolicy, token_ids: list[int], folder: Path |
         DiskFullError, StorageError: the files cannot be written.
     """
     effects = {}
-    for kind, names in _layers_by_kind(policy).items():
-        probe = _make_loud(policy, names, token_ids)
-        effects[kind] = _effect(probe)
+    kinds: dict[str, list[str]] = {}  # names of the factors A of all layers of a kind
+    for name in policy.tensors:
+        if name.endswith(".lora_A.weight"):
+            layer = name.removesuffix(".lora_A.weight")  # e.g. model.layers.3.self_attn.q_proj
+            kinds.setdefault(re.sub(r"^.*\.\d+\.", "", layer), []).append(name)
+    for kind, names in kinds.items():
+        factors = [(name, name.replace(".lora_A.", ".lora_B.")) for name in names]
+        for gain in _GAINS:  # until it is loud, if that is possible
+            _randomise(policy, factors, gain)
+            probe = measure_probe(policy, token_ids)
+            pairs = zip(probe.logprobs, probe.base_logprobs, strict=True)
+            effects[kind] = math.sqrt(math.fsum((own - base) ** 2 for own, base in pairs) / len(probe.logprobs))
+            if effects[kind] >= LOUD_NATS:
+                break
         if folder is not None:
-            weights = {name: policy.tensors[name] for key in names for name in _factors(key)}
+            weights = {name: policy.tensors[name] for pair in factors for name in pair}
             files = {
                 checkpoints.ADAPTER_WEIGHTS: dump_named(weights),
                 checkpoints.ADAPTER_CONFIG: policy.adapter_config(),
@@ -130,50 +134,12 @@ def write_loud_adapters(policy: LoraPolicy, token_ids: list[int], folder: Path |
     return effects
 
 
-def layer_kind(name: str) -> str:
-    """Return what layers of all blocks have in common: `model.layers.3.self_attn.q_proj` is a `self_attn.q_proj`."""
-    return re.sub(r"^.*\.\d+\.", "", name)
-
-
-def _layers_by_kind(policy: LoraPolicy) -> dict[str, list[str]]:
-    kinds: dict[str, list[str]] = {}
-    for name in policy.tensors:
-        if name.endswith(".lora_A.weight"):
-            layer = name.removesuffix(".lora_A.weight")
-            kinds.setdefault(layer_kind(layer), []).append(layer)
-    return kinds
-
-
-def _factors(layer: str) -> tuple[str, str]:
-    return f"{layer}.lora_A.weight", f"{layer}.lora_B.weight"
-
-
-def _make_loud(policy: LoraPolicy, layers: list[str], token_ids: list[int]) -> Probe:
-    """Give these layers random weights, large enough to be loud if that is possible, and measure the probe."""
-    probe = None
-    for gain in _GAINS:
-        _randomise(policy, layers, gain)
-        probe = measure_probe(policy, token_ids)
-        if _effect(probe) >= LOUD_NATS:
-            break
-    assert probe is not None
-    return probe
-
-
-def _randomise(policy: LoraPolicy, layers: list[str], gain: float) -> None:
+def _randomise(policy: LoraPolicy, factors: list[tuple[str, str]], gain: float) -> None:
+    """Give the layers with these factors (A, B) random weights that are exact in bfloat16, and all others none."""
     policy.reset()
     generator = torch.Generator().manual_seed(_SEED)
-    for layer in layers:
-        a, b = (policy.tensors[name] for name in _factors(layer))
-        a.copy_(_exact(a))
+    for names in factors:
+        a, b = (policy.tensors[name] for name in names)
         noise = torch.randn(b.shape, generator=generator) * (gain / math.sqrt(b.shape[1]))
-        b.copy_(_exact(noise))
-
-
-def _exact(tensor: Tensor) -> Tensor:
-    return tensor.bfloat16().float()
-
-
-def _effect(probe: Probe) -> float:
-    pairs = zip(probe.logprobs, probe.base_logprobs, strict=True)
-    return math.sqrt(math.fsum((ours - base) ** 2 for ours, base in pairs) / len(probe.logprobs))
+        a.copy_(a.bfloat16().float())
+        b.copy_(noise.bfloat16().float())

@@ -8,8 +8,9 @@ So a trainer that died, or failed half-way through a step, needs no repair.
 from __future__ import annotations
 
 import base64
+import collections
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ from art.errors import ConflictError
 from art.protocol.samples import StepResult
 from art.storage import checkpoints
 from art.storage.checkpoints import CheckpointState
-from art.trainer.machine.distributed import Team
-from art.trainer.policy.base_model import BaseModel
+from art.trainer.distributed import Team
+from art.trainer.policy.base_model import FrozenModel
 from art.trainer.policy.full import FullPolicy
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.policy.policy import Policy
@@ -46,18 +47,14 @@ class Loaded:
 class Resident:
     """Holds at most one checkpoint in memory, and loads, replaces and writes it."""
 
-    def __init__(self, base: BaseModel, config: TrainerConfig, team: Team) -> None:
+    def __init__(self, base: FrozenModel, config: TrainerConfig, team: Team) -> None:
         self._base = base
         self._config = config
         self._team = team
         self._loaded: Loaded | None = None
 
     def start_fresh(self, lora: LoraConfig | None) -> Loaded:
-        """Replace what is in memory by step 0: a new adapter, or the base weights if `lora` is `None`.
-
-        Raises:
-            ConfigError: `lora` does not fit the model, or `None` does not fit the trainer's settings.
-        """
+        """Replace what is in memory by step 0: a new adapter, or the base weights if `lora` is `None`."""
         if self._loaded is not None and self._loaded.policy.config == lora:
             loaded = self._loaded
             loaded.policy.reset()
@@ -67,13 +64,8 @@ class Resident:
         if self._loaded is not None:
             self._loaded.policy.remove()
             self._loaded = None
-        policy: Policy
-        if lora is None:
-            policy = FullPolicy(self._base, compiles=self._config.compile_layers)
-        else:
-            policy = LoraPolicy(self._base, lora)
-        optimizer = Optimizer(policy, self._team)
-        self._loaded = Loaded(policy, optimizer, step=0, identity=None)
+        policy: Policy = FullPolicy(self._base) if lora is None else LoraPolicy(self._base, lora)
+        self._loaded = Loaded(policy, Optimizer(policy, self._team), step=0, identity=None)
         return self._loaded
 
     def load(self, path: Path) -> Loaded:
@@ -83,19 +75,13 @@ class Resident:
             ConflictError: the checkpoint belongs to another base model.
             AdapterError, StorageError, CorruptCheckpointError: its files are unreadable, damaged or do not fit.
         """
+        # What is in memory is the checkpoint only if it is so in every process: one may have failed half-way.
         identity = checkpoints.identify(path) if self._team.rank == 0 else None
         held = self._loaded.identity if self._loaded is not None else None
         answers = self._team.gather((identity, held))
         identity = answers[0][0]
         if self._loaded is not None and all(held == identity for _, held in answers):
             return self._loaded
-        loaded = self._read(path)
-        loaded.identity = identity
-        self._team.gather(None)  # nobody trains before all processes have read it
-        _log.info("continuing from step %d at %s", loaded.step, path)
-        return loaded
-
-    def _read(self, path: Path) -> Loaded:
         checkpoints.verify(path)
         state = checkpoints.read_state(path)
         if state.base_model != self._base.name:
@@ -106,8 +92,11 @@ class Resident:
             loaded.optimizer.load(path / checkpoints.OPTIMIZER, state.num_updates)
         else:
             _log.warning("the optimiser's moments of step %d were removed: it starts again without them", state.step)
+        # The step that follows then draws what it would have drawn had this process made the checkpoint itself.
         torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state.rng)), dtype=torch.uint8))
-        loaded.step = state.step
+        loaded.step, loaded.identity = state.step, identity
+        self._team.gather(None)  # nobody trains before all processes have read it
+        _log.info("continuing from step %d at %s", loaded.step, path)
         return loaded
 
     def write(
@@ -125,9 +114,6 @@ class Resident:
         Args:
             probe_tokens: token path whose log-probs are stored, for the engine to reproduce.
             job_id, config, metrics: how the checkpoint was made; nothing for step 0.
-
-        Raises:
-            DiskFullError, StorageError: the files cannot be written.
         """
         lora = loaded.policy.config
         state = CheckpointState(
@@ -141,7 +127,6 @@ class Resident:
             metrics=dict(metrics or {}),
         )
         probe = measure_probe(loaded.policy, probe_tokens)
-
         moments = loaded.optimizer.stream()
 
         def write() -> str:
@@ -153,15 +138,12 @@ class Resident:
             try:
                 return checkpoints.write_checkpoint(path, loaded.policy.files() | files)
             finally:
-                exhaust(moments)  # the other processes take part in every piece, even where writing fails
+                collections.deque(moments, maxlen=0)  # others take part in every piece, even where writing fails
 
-        loaded.identity = self._team.from_first(write, meanwhile=lambda: exhaust(moments))
+        def send_parts() -> None:
+            collections.deque(moments, maxlen=0)  # the other processes run their own stream to its end
 
-
-def exhaust(pieces: Iterator[object]) -> None:
-    """Run a generator to its end, for what it does."""
-    for _ in pieces:
-        pass
+        loaded.identity = self._team.from_first(write, meanwhile=send_parts)
 
 
 def recorded_state(path: Path) -> CheckpointState | None:

@@ -81,8 +81,7 @@ def read_named(file: Path, like: Mapping[str, Tensor], what: str) -> Iterator[tu
     """
     try:
         with safe_open(file, framework="pt") as tensors:
-            names = set(tensors.keys())
-            if difference := sorted(names ^ like.keys()):
+            if difference := sorted(set(tensors.keys()) ^ like.keys()):
                 raise AdapterError(
                     f"the {what} file does not fit the model: {len(difference)} tensors are missing or unknown, the "
                     f"first is {difference[0]!r}. It belongs to another base model or to other target modules"
@@ -102,13 +101,3 @@ def read_named(file: Path, like: Mapping[str, Tensor], what: str) -> Iterator[tu
                 yield name, tensors.get_tensor(name)
     except SafetensorError as error:
         raise AdapterError(f"the {what} file is not readable as safetensors: {error}") from error
-
-
-def copy_named(file: Path, into: Mapping[str, Tensor], what: str) -> None:
-    """Copy the tensors in the safetensors file into those of the same names.
-
-    Raises:
-        AdapterError: the file is unreadable or does not fit; nothing was changed.
-    """
-    for name, tensor in read_named(file, into, what):
-        into[name].copy_(tensor)

@@ -4,7 +4,8 @@
        -> micro-batches (pack) -> prefix trees -> log-probs -> losses -> gradient -> optimiser update, for each update;
        then probe -> checkpoint
 
-A reader follows `Trainer.train` -> `plans.plan_rl` -> `update.run_updates` -> `update.compute_gradient`.
+A reader follows `Trainer.train` -> `plans.plan_rl` -> `update.run_updates` -> `update.compute_gradient` ->
+`update.train_micro_batch`.
 """
 
 from __future__ import annotations
@@ -20,28 +21,25 @@ import torch
 from art.config import LoraConfig, OptimizerConfig, TrainerConfig
 from art.errors import ConfigError, ConstraintMismatchError, NothingTrainableError
 from art.kernels.process import default_num_threads
-from art.memory.trainer import CPU_TOKENS
+from art.memory import CPU_TOKENS
 from art.protocol.calls import SampleFile, Train, TrainSft
-from art.protocol.compact.sample_files import read_samples
+from art.protocol.compact import read_samples
 from art.protocol.samples import StepResult, TrainingSample
-from art.trainer.gate import expected_noise
-from art.trainer.machine import memory
-from art.trainer.machine.distributed import ALONE, Team
+from art.trainer import memory
+from art.trainer.distributed import ALONE, Team
+from art.trainer.gate import Noise, is_mixture
 from art.trainer.policy.base_model import load_base_model
-from art.trainer.policy.checkpoint_choice import prepare_checkpointing
-from art.trainer.policy.compilation import compile_layers
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.proof import PROBE_TOKENS, natural_probe_tokens, write_loud_adapters
 from art.trainer.resident import Loaded, Resident, recorded_result, recorded_state
 from art.trainer.step.measure import Measurer
-from art.trainer.step.micro_batch import MicroBatcher, Progress
+from art.trainer.step.micro_batch import MicroBatcher, StepProgress
 from art.trainer.step.micro_batch import OnProgress as OnProgress
-from art.trainer.step.plans import UpdatePlan, plan_rl, plan_sft
+from art.trainer.step.plans import plan_rl, plan_sft
+from art.trainer.step.record import summarise, summarise_weights, write_tokens
 from art.trainer.step.replay import Replayer
-from art.trainer.step.step_metrics import StepRecord, measure_usage, peak_flops, summarise, summarise_weights
-from art.trainer.step.token_record import collect_tokens, write_tokens
 from art.trainer.step.update import Update, run_updates
-from art.trainer.tree.tree import SamplePath, check_samples
+from art.trainer.tree import SamplePath, check_samples
 
 _log = logging.getLogger(__name__)
 
@@ -69,12 +67,13 @@ class Trainer:
         self._config = config
         with team.call(in_lockstep=config.shard_base):
             self._base = load_base_model(base_model, config)
-            if config.compile_layers:
-                compile_layers(self._base)
         self._resident = Resident(self._base, config, team)
-        self._batcher = MicroBatcher(self._base, max_tokens=_max_tokens(config, self._base.device), team=team)
+        max_tokens = config.max_tokens
+        if self._base.device.type == "cpu" and max_tokens > CPU_TOKENS:
+            _log.info("`max_tokens` is %d, but a CPU gains nothing above %d, which is used", max_tokens, CPU_TOKENS)
+            max_tokens = CPU_TOKENS
+        self._batcher = MicroBatcher(self._base, max_tokens=max_tokens, team=team)
         self._replayer = Replayer(self._base.name, self._base.vocab_size, team)
-        self._peak_flops = team.size * peak_flops(self._base.device, self._base.head.weight.dtype)
 
     def init_checkpoint(self, path: Path, lora: LoraConfig | None) -> StepResult:
         """Write step 0: a fresh adapter that changes nothing, or with `lora=None` (full fine-tuning) the base weights.
@@ -126,32 +125,77 @@ class Trainer:
         """
         with self._team.call(in_lockstep=self._base.is_sharded):
             recorded = self._team.from_first(lambda: recorded_result(call.to_checkpoint, call.job_id))
-            return recorded if recorded is not None else self._make_step(call, Progress(on_progress))
+            if recorded is not None:
+                return recorded
+            progress, started = StepProgress(on_progress), time.perf_counter()
+            # What is trained, from which weights, in which updates: nothing changes yet.
+            paths, refused, replay_metrics = self._check(_read(call.samples))
+            loaded = self._resident.load(call.from_checkpoint)
+            updates, planned_metrics = self._plan(call, paths, refused, loaded, progress)
+            checkpointing = self._prepare_checkpointing(loaded, updates)
+            before = loaded.policy.values.clone()
+            memory.reset_peak(self._base.device)
+
+            planned = time.perf_counter()
+            loaded.identity = None  # what is in memory is not a checkpoint until the next one is written
+            settings = call.config.optimizer
+            record = run_updates(loaded.policy, loaded.optimizer, updates, settings, self._batcher, progress)
+            updates_s = time.perf_counter() - planned
+
+            # What was observed: metrics, and the log-prob of every token if the call asks for them.
+            metrics = summarise(record, paths, step=loaded.step, max_grad_norm=settings.max_grad_norm)
+            metrics |= replay_metrics | planned_metrics
+            metrics |= summarise_weights(loaded.policy, before, learning_rate=updates[-1].learning_rate)
+            peaks = self._team.gather(memory.peak_bytes(self._base.device))
+            metrics |= {
+                "throughput/checkpointing": checkpointing,
+                "throughput/train_tree_tokens_per_s": record.num_tree_tokens / updates_s,
+                "throughput/peak_memory_bytes": float(max(peaks)),
+                "loss/optimizer_updates": float(loaded.optimizer.num_updates),
+                "time/step_updates_s": updates_s,
+            }
+            reported = time.perf_counter()
+            findings: list[str] = []
+            if call.record_to is not None:
+                by_update, branches = [update.paths for update in updates], not self._base.one_by_one
+                findings = self._team.from_first(
+                    lambda: write_tokens(call, record, by_update, refused, from_step=loaded.step, branches=branches)
+                )
+            trained = time.perf_counter()
+            metrics["time/step_token_file_s"] = trained - reported
+            metrics["throughput/train_tokens_per_s"] = metrics["data/step_tokens_unshared"] / (trained - started)
+
+            # The checkpoint, with the probe that an engine must reproduce before it serves these weights.
+            loaded.step += 1
+            probe = list(paths[0].sample.token_ids[:PROBE_TOKENS])
+            if len(probe) < PROBE_TOKENS:  # a few would not tell noise from a fault
+                probe = (probe + self._natural_probe)[:PROBE_TOKENS]
+            config = call.config.model_dump(mode="json")
+            self._resident.write(call.to_checkpoint, loaded, probe, job_id=call.job_id, config=config, metrics=metrics)
+            metrics["time/step_checkpoint_s"] = time.perf_counter() - trained
+            metrics["time/step_trainer_s"] = time.perf_counter() - started
+            return StepResult(step=loaded.step, metrics=metrics, findings=findings)
 
     def trial(self, samples: Sequence[TrainingSample] | SampleFile, lora: LoraConfig | None) -> dict[str, float]:
         """Make one update on `samples` (component "sft") from a fresh step 0, and forget it.
 
-        No checkpoint is read or written. The next call loads the checkpoint that it names.
+        No checkpoint is read or written. The next call loads the checkpoint that it names. It raises what `train` does.
 
         Returns:
             `seconds` of the update, `num_tokens` of the samples, `num_tree_tokens` with shared tokens counted once,
             `grad_norm`, `peak_memory_bytes` of the process that took most, `headroom_bytes` of the one that had least
-            left, and what `prepare_checkpointing` returns.
-
-        Raises:
-            ConfigError: `lora` does not fit the model.
-            NothingTrainableError: no sample has a token to learn.
-            TrainingError: a sample does not fit into memory, or the loss is not finite.
+            left, and `checkpointing`, what the backward pass computes again (0: nothing, 2: whole layers).
         """
         with self._team.call(in_lockstep=self._base.is_sharded):
             samples = _read(samples)
-            paths = [path for path in self._check(samples)[0] if not path.refusal]
+            paths, _, _ = self._check(samples)
             updates = [Update(paths=paths, learning_rate=1e-5)]
             loaded = self._resident.start_fresh(lora)
             checkpointing = self._prepare_checkpointing(loaded, updates)
             memory.reset_peak(self._base.device)
             started = time.perf_counter()
-            record = run_updates(loaded, updates, OptimizerConfig(), self._batcher, Progress())
+            parts = loaded.policy, loaded.optimizer
+            record = run_updates(*parts, updates, OptimizerConfig(), self._batcher, StepProgress())
             return {
                 "seconds": time.perf_counter() - started,
                 "num_tokens": float(sum(len(sample.token_ids) for sample in samples)),
@@ -159,59 +203,29 @@ class Trainer:
                 "grad_norm": record.grad_norms[-1],
                 "peak_memory_bytes": float(max(self._team.gather(memory.peak_bytes(self._base.device)))),
                 "headroom_bytes": float(min(self._team.gather(memory.headroom_bytes(self._base.device)))),
-            } | {name.removeprefix("throughput/"): value for name, value in checkpointing.items()}
+                "checkpointing": checkpointing,
+            }
 
     @cached_property
     def _natural_probe(self) -> list[int]:
         """Tokens of a probe when nothing was sampled. All processes ask for them in the same call."""
         return self._team.from_first(lambda: natural_probe_tokens(self._base.name, self._base.vocab_size))
 
-    def _make_step(self, call: Train | TrainSft, progress: Progress) -> StepResult:
-        """Check the samples, plan the updates, run and report them, and write the checkpoint."""
-        started = time.perf_counter()
-        checked, replay_metrics = self._check(_read(call.samples))
-        paths = [path for path in checked if not path.refusal]
-        refused = [path for path in checked if path.refusal]
-        loaded = self._resident.load(call.from_checkpoint)
-        plan = self._plan(call, paths, refused, loaded, progress)
-        before = loaded.policy.values.clone()
-        checkpointing = self._prepare_checkpointing(loaded, plan.updates)
-        memory.reset_peak(self._base.device)
-        planned = time.perf_counter()
-        record = run_updates(loaded, plan.updates, call.config.optimizer, self._batcher, progress)
-        updates_s = time.perf_counter() - planned
-        metrics = summarise(record, paths, step=loaded.step, max_grad_norm=call.config.optimizer.max_grad_norm)
-        metrics |= replay_metrics | plan.metrics | checkpointing
-        metrics |= measure_usage(loaded.policy, record, updates_s, peak_flops=self._peak_flops)
-        metrics |= summarise_weights(loaded.policy, before, learning_rate=plan.updates[-1].learning_rate)
-        metrics["throughput/peak_memory_bytes"] = float(max(self._team.gather(memory.peak_bytes(self._base.device))))
-        metrics["loss/optimizer_updates"] = float(loaded.optimizer.num_updates)
-        reported = time.perf_counter()
-        findings = self._keep_tokens(call, record, plan, refused, from_step=loaded.step)
-        trained = time.perf_counter()
-        metrics["time/step_token_file_s"] = trained - reported
-        metrics["throughput/train_tokens_per_s"] = metrics["data/step_tokens_unshared"] / (trained - started)
-        loaded.step += 1
-        config, probe = call.config.model_dump(mode="json"), self._probe_tokens(paths[0])
-        self._resident.write(call.to_checkpoint, loaded, probe, job_id=call.job_id, config=config, metrics=metrics)
-        metrics["time/step_checkpoint_s"] = time.perf_counter() - trained
-        metrics["time/step_trainer_s"] = time.perf_counter() - started
-        return StepResult(step=loaded.step, metrics=metrics, findings=findings)
-
-    def _check(self, samples: Sequence[TrainingSample]) -> tuple[list[SamplePath], dict[str, float]]:
-        """Validate the samples and replay their constraints. At least one of the paths is not refused."""
+    def _check(self, samples: Sequence[TrainingSample]) -> tuple[list[SamplePath], list[SamplePath], dict[str, float]]:
+        """Validate the samples and replay their constraints: samples to train (at least one), refused ones, metrics."""
         paths = check_samples(samples, vocab_size=self._base.vocab_size)
         if not paths:
             raise NothingTrainableError(
                 f"none of the {len(samples)} samples has a token to learn: each has an empty loss mask or weight 0"
             )
         paths, metrics = self._replayer.replay(paths)
-        if all(path.refusal for path in paths):
+        usable = [path for path in paths if not path.refusal]
+        if not usable:
             raise ConstraintMismatchError(
                 f"none of the {len(paths)} samples could be drawn under the constraint that it was recorded with; "
                 f"{paths[0].refusal}. Record and trainer belong to different tokenizers, or the record is damaged"
             )
-        return paths, metrics
+        return usable, [path for path in paths if path.refusal], metrics
 
     def _plan(
         self,
@@ -219,54 +233,28 @@ class Trainer:
         paths: list[SamplePath],
         refused: list[SamplePath],
         loaded: Loaded,
-        progress: Progress,
-    ) -> UpdatePlan:
+        progress: StepProgress,
+    ) -> tuple[list[Update], dict[str, float]]:
+        """Plan the updates, and return metrics that replace those that the updates report."""
         if isinstance(call, TrainSft):
-            return plan_sft(paths, call.config)
+            return plan_sft(paths, call.config), {}
         measurer = Measurer(loaded.policy, self._batcher, progress, call.references)
         refused_rollouts = {path.sample.rollout_id for path in refused}
         pairs = [pair for pair in call.pairs if refused_rollouts.isdisjoint(pair)]
         dtype = str(self._base.head.weight.dtype).removeprefix("torch.")
-        noise = expected_noise(self._base.model, dtype, call.engine_dtype, call.probe_gap)
+        noise = Noise(
+            trainer=dtype,
+            engine=call.engine_dtype or dtype,
+            is_mixture=is_mixture(self._base.model.config),
+            probe_gap=call.probe_gap,
+        )
         return plan_rl(paths, call.config, pairs, measurer, step=loaded.step, noise=noise)
 
-    def _prepare_checkpointing(self, loaded: Loaded, updates: Sequence[Update]) -> dict[str, float]:
+    def _prepare_checkpointing(self, loaded: Loaded, updates: Sequence[Update]) -> float:
         paths = [path for update in updates for path in update.paths]
         max_tokens = self._batcher.max_tokens
-        return prepare_checkpointing(loaded.policy, self._config, paths, max_tokens=max_tokens, team=self._team)
-
-    def _probe_tokens(self, path: SamplePath) -> list[int]:
-        """The first tokens of a sample; after a few, which would not tell noise from a fault, come natural ones."""
-        tokens = list(path.sample.token_ids[:PROBE_TOKENS])
-        return tokens if len(tokens) == PROBE_TOKENS else (tokens + self._natural_probe)[:PROBE_TOKENS]
-
-    def _keep_tokens(
-        self, call: Train | TrainSft, record: StepRecord, plan: UpdatePlan, refused: list[SamplePath], *, from_step: int
-    ) -> list[str]:
-        """Write the token file of the step, if the call asks for one. Return findings."""
-        if call.record_to is None:
-            return []
-        branches = not self._base.one_by_one
-
-        def write() -> list[str]:
-            tokens = collect_tokens(call, record, plan.updates, refused, from_step=from_step, branches=branches)
-            return write_tokens(call, tokens)
-
-        return self._team.from_first(write)
+        return memory.prepare_checkpointing(loaded.policy, self._config, paths, max_tokens=max_tokens, team=self._team)
 
 
 def _read(samples: Sequence[TrainingSample] | SampleFile) -> Sequence[TrainingSample]:
     return read_samples(samples.path) if isinstance(samples, SampleFile) else samples
-
-
-def _max_tokens(config: TrainerConfig, device: torch.device) -> int:
-    """Tokens per micro-batch: the setting, cut to what is useful on a CPU."""
-    if device.type != "cpu" or config.max_tokens <= CPU_TOKENS:
-        return config.max_tokens
-    _log.info(
-        "`max_tokens` is %d, but a CPU gains nothing above %d: micro-batches have at most %d tokens",
-        config.max_tokens,
-        CPU_TOKENS,
-        CPU_TOKENS,
-    )
-    return CPU_TOKENS

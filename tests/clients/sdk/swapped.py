@@ -16,16 +16,15 @@ from typing import Any
 import openai
 import pytest
 
-from art.client.http import Hooks
-from art.client.light import clients
-from art.client.light.completions import LightCompletions, add_handover
-from art.client.light.way import LightWay
+from art.client import sdk_clients
+from art.client.connections import Hooks
 from art.client.openai_client import STOCK_CLIENT
+from art.client.sdk_clients import LightCompletions, add_handover
 
 counts = {"light": 0, "handed over": 0}
 
 
-class AsyncOpenAI(clients.AsyncOpenAI):
+class AsyncOpenAI(sdk_clients.AsyncOpenAI):
     @functools.wraps(openai.AsyncOpenAI.__init__)
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -42,23 +41,23 @@ create = LightCompletions.create
 
 
 async def create_after_learning(completions: LightCompletions, *args: Any, **arguments: Any) -> Any:
-    if completions._way.body(arguments) is not None and not completions._way.knows():
+    if completions.plain_body(arguments) is not None and not completions.knows():
         await create(completions, model="m", messages=[])
     return await create(completions, *args, **arguments)
 
 
 LightCompletions.create = create_after_learning  # type: ignore[method-assign]
-ask = LightWay.ask
+ask = LightCompletions.ask
 
 
-async def counted(way: LightWay, *args: Any) -> Any:
-    result = await ask(way, *args)
+async def counted(completions: LightCompletions, *args: Any) -> Any:
+    result = await ask(completions, *args)
     counts["light"] += 1
     counts["handed over"] += result is None
     return result
 
 
-LightWay.ask = counted  # type: ignore[method-assign]
+LightCompletions.ask = counted  # type: ignore[method-assign]
 
 
 @pytest.hookimpl(trylast=True)

@@ -14,11 +14,11 @@ pytest.importorskip("opentelemetry.exporter.otlp", reason="needs the extra `otlp
 
 import art
 from art.errors import ConfigError
-from art.sinks import LoggedGroups, Refused, Row
-from art.sinks import otlp as sink_module
-from art.sinks.delivery import Pauses
-from art.sinks.otlp import OtlpSink
+from art.metrics.delivery import Pauses
+from art.sinks import LoggedGroups, Refused
 from art.trajectory import Trajectory, TrajectoryGroup
+from art_trackers import otlp as sink_module
+from art_trackers.otlp import OtlpSink
 from tests.support.genai_conventions import OPT_IN, check_event, check_span
 from tests.support.logged_rollouts import BEGAN, SECRET, answer, failure, logged, run_in, tool_rollout
 from tests.support.otlp_receiver import Answer, Receiver, partial_success, receiver
@@ -37,7 +37,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 def quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that do not wait long after a failure."""
     pauses = Pauses(poll_s=0.02, first_s=0.02, longest_s=0.05, closing_s=0.02)
-    monkeypatch.setattr("art.sinks.delivery.Pauses", lambda: pauses)
+    monkeypatch.setattr("art.metrics.delivery.Pauses", lambda: pauses)
 
 
 def started(tmp_path: Path, **options: Any) -> OtlpSink:
@@ -158,45 +158,27 @@ def test_a_busy_collector_is_left_alone_for_as_long_as_it_asks(
     assert len(collector.spans) == 8
 
 
-def test_a_retry_continues_after_what_was_accepted(
-    collector: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sink_module, "MAX_SPANS", 8)
-    sink, delivery = started(tmp_path), groups(num=2, size=3)
-    collector.answers = [partial_success(0, "all is well"), Answer(500)]
-    with pytest.raises(ConnectionError, match="answered 500"):
-        sink.groups(delivery)
+def test_the_rest_of_a_partial_success_is_not_repeated(collector: Receiver, tmp_path: Path) -> None:
+    sink = started(tmp_path)
+    collector.answers = [partial_success(1, "one span is odd")]
+    sink.groups(groups())
     assert len(collector.rollouts) == 2
-    sink.groups(delivery)
-    assert len(collector.rollouts) == len({span.trace_id for span in collector.rollouts}) == 6
 
 
 @pytest.mark.parametrize("status", [400, 413, 415, 422])
 def test_a_refused_request_is_lost_and_the_others_arrive(
     collector: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    monkeypatch.setattr(sink_module, "MAX_SPANS", 8)
+    monkeypatch.setattr(sink_module, "MAX_REQUEST_BYTES", 1)
     sink = started(tmp_path)
     collector.answers = [Answer(status, body=b"\x1b[31mno \x00spans\n" * 500)]
     with pytest.raises(Refused, match=rf"answered {status}: \[31mno spans") as caught:
         sink.groups(groups(num=2, size=3))
-    assert (caught.value.num_lost, len(collector.rollouts)) == (2, 4)
-    assert len(str(caught.value)) < 400
+    assert (caught.value.num_lost, len(collector.rollouts)) == (1, 5)
+    assert len(str(caught.value)) < 1000
     assert str(caught.value).isprintable()
     sink.groups(groups())  # the next delivery is not concerned
-    assert len(collector.rollouts) == 6
-
-
-def test_large_deliveries_are_sent_in_requests_of_a_bounded_size(
-    collector: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sink_module, "MAX_REQUEST_BYTES", 20_000)
-    started(tmp_path, content=True).groups(groups(num=4, size=8))
-    assert len(collector.rollouts) == 32
-    sizes = [size for _, headers, size in collector.requests[1:]]
-    assert len(sizes) > 4
-    assert max(sizes) < 21_000
-    assert all("content-encoding" not in headers for _, headers, _ in collector.requests)
+    assert len(collector.rollouts) == 7
 
 
 def test_a_rollout_larger_than_a_request_is_sent_in_several(
@@ -229,23 +211,6 @@ def test_a_collector_that_is_not_there_fails_the_start(
         monkeypatch.setenv(key, value.format(url=collector.url))
     with pytest.raises(ConfigError, match=said):
         started(tmp_path)
-
-
-def test_numbers_go_out_where_an_address_of_metrics_is_set(
-    collector: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    when = tool_rollout().start_time
-    row = Row(number=0, step=3, recorded_at=when, metrics={"train/reward": 0.5, "loss/a b": 2.0})
-    started(tmp_path).metrics(row)
-    assert collector.points == []
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", f"{collector.url}/v1/metrics")
-    started(tmp_path).metrics(row)
-    points = {name: (value, at) for name, value, at, _ in collector.points}
-    at = int(when.timestamp() * 1e9)
-    assert points == {
-        "art.train/reward": (0.5, at), "art.loss/a_b": (2.0, at), "art.training_step": (3.0, at),
-    }  # fmt: skip
-    assert collector.points[0][3] == {"art.project": "shop", "art.model": "agent-1", "art.run": run_in(tmp_path).id}
 
 
 def test_a_delivery_of_many_is_a_few_requests(collector: Receiver, tmp_path: Path) -> None:

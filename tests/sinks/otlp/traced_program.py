@@ -1,4 +1,4 @@
-"""A run that logs rollouts with tools, as a program that can be killed: python traced_program.py FOLDER SINK FIRST LAST END.
+"""A run that logs rollouts with tools, as a program that can be killed: python traced_program.py FOLDER FIRST LAST END.
 
 END is `close`, or `kill`: kill -9 as soon as the sink has sent what was logged.
 """
@@ -16,9 +16,9 @@ from art.trajectory import TrajectoryGroup
 from tests.support.logged_rollouts import failure, tool_rollout
 
 
-async def main(folder: str, sink: str, first: int, last: int, end: str) -> None:
+async def main(folder: str, first: int, last: int, end: str) -> None:
     model = art.Model(
-        name="agent", project="games", base_path=folder, report_metrics=[sink],
+        name="agent", project="games", base_path=folder, report_metrics=["otlp"],
         inference_base_url="http://localhost/v1", inference_api_key="none",
     )  # fmt: skip
     for step in range(first, last):
@@ -27,12 +27,12 @@ async def main(folder: str, sink: str, first: int, last: int, end: str) -> None:
     if end == "close":
         await model.close()
         return
-    cursor = Path(folder) / "games" / "models" / "agent" / "sinks" / f"{sink}.jsonl"
+    cursor = Path(folder) / "games" / "models" / "agent" / "sinks" / "otlp.jsonl"
     while not cursor.exists() or f'"file": "trajectories/train/{last - 1:04d}.jsonl"' not in cursor.read_text():
         await asyncio.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    where, name, begin, until, how = sys.argv[1:]
-    asyncio.run(main(where, name, int(begin), int(until), how))
+    where, begin, until, how = sys.argv[1:]
+    asyncio.run(main(where, int(begin), int(until), how))

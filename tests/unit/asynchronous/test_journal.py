@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 import pytest
 
 import art
-from art.asynchronous.journal import Journal, PendingStep, Resumed, dump_outcome, dump_plan
-from art.client.training.submission import wire_groups
+from art.asynchronous.journal import Journal, PendingStep, Resumed
+from art.client.submission import wire_groups
 from art.errors import ConfigError, ConflictError, DiskFullError, StorageError
 from art.storage.database import Database
 from art.storage.jsonl import encode
@@ -36,14 +35,14 @@ async def test_an_interrupted_pipeline_is_found_as_it_was(tmp_path: Path) -> Non
     journal, resumed = await reopen(tmp_path)
     assert resumed == Resumed()
     for number in range(4):
-        await journal.started(plan(number, version=number // 2), chooser_state={"seen": number})
+        await journal.started(plan(number, version=number // 2))
     error = PydanticException.from_exception(ValueError("no"))
     await journal.rollout_ended(1, 1, Board(moves=7, reward=0.25))
     await journal.rollout_ended(1, 0, error)
     for index in range(2):
         await journal.rollout_ended(2, index, trajectory(2, index))
     judged = group(2)
-    await journal.group_ended(2, [judged, group(9)], chooser_state={"seen": 9})
+    await journal.group_ended(2, [judged, group(9)])
     await journal.group_ended(3, [])
     pending = PendingStep(step=5, job_id="job-000001", numbers=(0, 2), config={"learning_rate": 1e-5})
     await journal.step_begun(pending)
@@ -52,7 +51,7 @@ async def test_an_interrupted_pipeline_is_found_as_it_was(tmp_path: Path) -> Non
 
     for again in range(2):  # the second opening reads the same
         journal, resumed = await reopen(tmp_path, journal)
-        assert (resumed.next_number, resumed.next_position, resumed.chooser_state) == (4, 4, {"seen": 9}), again
+        assert (resumed.next_number, resumed.next_position) == (4, 4), again
         assert [kept.plan for kept in resumed.groups] == [plan(0), plan(1), plan(2, version=1)]
         assert (resumed.groups[0].rollouts, resumed.groups[0].groups) == ({}, None)
         assert resumed.groups[1].rollouts[0] == error
@@ -178,59 +177,11 @@ async def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path) -> None:
         await Journal.open(tmp_path, IDENTITY)
 
 
-# -- journals that an earlier version has written --
-
-
-def older_line(record: dict[str, Any], batch: int, of: int = 1) -> bytes:
-    content = encode(record)[1:].encode()
-    return b'{"batch": %d, "of": %d, "crc": "%08x", ' % (batch, of, zlib.crc32(content)) + content + b"\n"
-
-
-HEAD = {
-    "event": "opened", "identity": IDENTITY, "version": 1, "next_number": 7, "next_position": 6, "chooser_state": {"a": 1},
-    "pending": {"step": 2, "job_id": "job-000001", "numbers": [4], "config": {}},
-}  # fmt: skip
-STARTED: dict[str, Any] = {"event": "started", "plan": dump_plan(plan(5))}
-
-
-def ended(index: int) -> dict[str, Any]:
-    return {"event": "rollout_ended", "group": 5, "index": index} | dump_outcome(trajectory(5, index))
-
-
-async def test_what_an_older_version_left_is_taken_up_once(tmp_path: Path) -> None:
-    lines = [older_line(HEAD, 0), older_line(STARTED, 1), older_line(ended(0), 2, 2), older_line(ended(1), 2, 2)[:-9]]
-    (tmp_path / "journal.jsonl").write_bytes(b"".join(lines))  # the machine stopped in its last write
-    journal: Journal | None = None
-    for _ in range(2):
-        journal, resumed = await reopen(tmp_path, journal)
-        assert (resumed.next_number, resumed.next_position, resumed.chooser_state) == (7, 6, {"a": 1})
-        assert resumed.pending is not None
-        assert (resumed.pending.job_id, resumed.pending.numbers) == ("job-000001", (4,))
-        assert [(one.plan, list(one.rollouts)) for one in resumed.groups] == [(plan(5), [0])]
-        assert not (tmp_path / "journal.jsonl").exists()
-    assert journal is not None
-    await journal.close()
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ([older_line(HEAD | {"version": 99}, 0)], "form 99, expected 2"),
-        ([older_line(HEAD, 0)[:-9]], "is damaged"),
-        (
-            [older_line(HEAD, 0), older_line(STARTED, 1).replace(b"plan", b"plam"), older_line(ended(0), 2)],
-            "is damaged",
-        ),
-    ],
-)
-async def test_an_older_journal_that_cannot_be_read_is_refused_and_stays(
-    tmp_path: Path, lines: list[bytes], message: str
-) -> None:
-    path = tmp_path / "journal.jsonl"
-    path.write_bytes(b"".join(lines))
-    with pytest.raises(StorageError, match=message):
+async def test_a_journal_of_an_earlier_form_is_refused_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "journal.jsonl").write_text("{}")
+    with pytest.raises(StorageError, match="form 1, expected 2"):
         await Journal.open(tmp_path, IDENTITY)
-    assert path.read_bytes() == b"".join(lines)
+    assert (tmp_path / "journal.jsonl").read_text() == "{}"
 
 
 async def test_training_gets_the_same_request_from_what_was_kept(tmp_path: Path) -> None:

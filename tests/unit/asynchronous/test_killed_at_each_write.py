@@ -29,8 +29,8 @@ def rollouts(steps: list[list[list[Any]]]) -> Counter[tuple[Any, ...]]:
     return Counter(tuple(one) for one in chain(*steps))
 
 
-def check(folder: Path, staleness: int, stride: int, curriculum: int = 0) -> None:
-    calm, *killed = pipelines(folder, staleness=staleness, stride=stride, curriculum=curriculum)
+def check(folder: Path, staleness: int, stride: int) -> None:
+    calm, *killed = pipelines(folder, staleness=staleness, stride=stride)
     # Each of 8 groups writes its start, two rollouts and its scores; each of 4 steps its beginning and its end.
     assert calm["num_writes"] == 8 * 4 + STEPS * 2
     assert len(killed) == -(-calm["num_writes"] // stride)
@@ -47,11 +47,6 @@ def check(folder: Path, staleness: int, stride: int, curriculum: int = 0) -> Non
 
 def test_a_kill_at_some_writes_changes_nothing(tmp_path: Path) -> None:
     check(tmp_path, staleness=0, stride=11)
-
-
-@pytest.mark.slow
-def test_a_curriculum_chooses_the_same_scenarios_after_a_kill_at_any_write(tmp_path: Path) -> None:
-    check(tmp_path, staleness=0, stride=1, curriculum=1)
 
 
 @pytest.mark.slow

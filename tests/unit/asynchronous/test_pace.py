@@ -30,19 +30,22 @@ class Run:
     """Checkpoint that each step started from, and its groups."""
     staleness: Counter[int] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
+    started: dict[int, int] = field(default_factory=dict)
+    """Version with which each group started."""
 
     def run(self, max_events: int = 20_000) -> None:
         for _ in range(max_events):
             while self.pace.may_start():
-                self.pace.start()
-                assert_feasible(self.pace)
+                version = self.pace.version
+                self.started[self.pace.start()] = version
+                self.assert_feasible()
             if (numbers := self.pace.next_step()) is not None:
                 self._begin(numbers)
             elif self.pace.step == self.pace.last_step and not self.pace.is_training:
                 return
             else:
                 self._event()
-            assert_feasible(self.pace)
+            self.assert_feasible()
         raise AssertionError("the training did not come to its end")
 
     def _begin(self, numbers: list[int]) -> None:
@@ -50,7 +53,7 @@ class Run:
         assert pace.missing() == []
         assert len(set(numbers)) == len(numbers) == pace.groups_per_step
         assert numbers == sorted(numbers)
-        self.staleness.update(pace.step - pace.version_of(number) for number in numbers)
+        self.staleness.update(pace.step - self.started[number] for number in numbers)
         self.steps.append((pace.step, numbers))
         pace.begin(numbers)
 
@@ -75,12 +78,12 @@ class Run:
         else:
             pace.finish(number)
 
-
-def assert_feasible(pace: Pace) -> None:
-    """Steps from the next on, full and in turn, can train every outstanding group in time (computed the slow way)."""
-    dues = sorted(pace.version_of(number) + pace.max_staleness for number in [*pace.running, *pace.finished])
-    for index, due in enumerate(dues):
-        assert pace.step + index // pace.groups_per_step <= due
+    def assert_feasible(self) -> None:
+        """Steps from the next on, full and in turn, can train every outstanding group in time (computed the slow way)."""
+        pace = self.pace
+        dues = sorted(self.started[number] + pace.max_staleness for number in [*pace.running, *pace.finished])
+        for index, due in enumerate(dues):
+            assert pace.step + index // pace.groups_per_step <= due
 
 
 paces = st.builds(Pace, groups_per_step=st.integers(1, 6), max_staleness=st.integers(0, 4), step=st.integers(0, 5))

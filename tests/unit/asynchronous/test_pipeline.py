@@ -18,6 +18,7 @@ from art.asynchronous.pipeline import Pipeline
 from art.asynchronous.step import PipelineStep
 from art.client.rollout_context import current_rollout
 from art.errors import BudgetError, ConfigError, FaultRateError, TrainingError, TrajectoryError
+from art.protocol.answers import EnginePressure
 from tests.support.scripted_backend import ScriptedBackend, run_skipping
 
 SCENARIOS = [f"s{index}" for index in range(6)]
@@ -290,13 +291,10 @@ def test_an_agent_that_returns_after_an_hour_is_trained(tmp_path: Path) -> None:
 
 async def test_settings_that_do_nothing_are_refused(tmp_path: Path) -> None:
     backend = ScriptedBackend(tmp_path)
-    model = backend.model()
     with pytest.raises(ConfigError, match="`every` does nothing without `evaluate`"):
         make(backend, Agent(), every=3)
     with pytest.raises(ConfigError, match="given twice"):
-        art.pipeline(model, art.config.PipelineConfig(seed=1), seed=2)
-    with pytest.raises(ConfigError, match="go together"):
-        art.pipeline(model, scenarios=SCENARIOS)
+        art.pipeline(backend.model(), art.config.PipelineConfig(seed=1), scenarios=SCENARIOS, rollout=Agent(), seed=2)
     with pytest.raises(ConfigError, match="is empty"):
         make(backend, Agent(), [])
     with pytest.raises(ConfigError, match="two scenarios have the id 'a'"):
@@ -307,8 +305,6 @@ async def test_settings_that_do_nothing_are_refused(tmp_path: Path) -> None:
         await collect_with(make(backend, Agent()), on_nothing="raise")
     with pytest.raises(ConfigError, match="max_staleness=5 needs a loss with a trust region"):
         await collect_with(make(backend, Agent(), max_staleness=5), loss="reinforce")
-    with pytest.raises(ConfigError, match="needs `scenarios` and `rollout`"):
-        await collect(art.pipeline(model), 1)
 
 
 async def collect_with(pipeline: Pipeline, **settings: Any) -> list[PipelineStep]:
@@ -355,3 +351,12 @@ async def test_rollouts_that_go_on_with_new_weights_name_no_checkpoint(tmp_path:
             match=r'2 checkpoints of shop/agent at a time.*serves 1.*in_flight="switch", or max_staleness=0',
         ):
             await collect(make(backend, rollout), 4)
+
+
+async def test_auto_follows_the_engine_of_the_model(tmp_path: Path) -> None:
+    class Backend(ScriptedBackend):
+        async def engine_pressure(self, model: Any) -> EnginePressure:
+            return EnginePressure(running=0, waiting=0, seats=5)
+
+    steps = await collect(make(Backend(tmp_path), Agent(), max_concurrent="auto"), 2)
+    assert steps[-1].metrics["pipeline/concurrency_limit"] == 5

@@ -11,7 +11,7 @@ import pytest
 
 import art
 from art.errors import ArtError, TrajectoryMismatchError
-from art.gateway.record.recorder import Recorder, new_exchange_id
+from art.record.recorder import Recorder, new_exchange_id
 from art.storage.database import Database
 from benchmarks.power_cut import cut_copy, frame_ends
 from tests.support.journals import answer

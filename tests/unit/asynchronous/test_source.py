@@ -53,22 +53,5 @@ def test_what_a_function_cannot_have() -> None:
 
     with pytest.raises(ConfigError, match="returned a coroutine"):
         make_source(scenario_at, PipelineConfig()).at(0)
-    with pytest.raises(ConfigError, match="`curriculum` needs a list"):
-        make_source(lambda position: position, PipelineConfig(curriculum=True))
     with pytest.raises(ConfigError, match="`shuffle` needs a list"):
         make_source(lambda position: position, PipelineConfig(shuffle=True))
-
-
-def test_a_curriculum_chooses_and_names_its_reason() -> None:
-    source = make_source(list("abc"), PipelineConfig(curriculum=True, rollouts_per_group=4))
-    first = [source.at(position) for position in range(3)]
-    assert sorted(one.scenario for one in first) == ["a", "b", "c"]
-    assert all("spread_chance" in one.reason for one in first)
-    for one in first:
-        source.report(one.index, [0.0, 1.0, 0.0, 1.0] if one.scenario == "b" else [1.0] * 4)
-    state = source.state()
-    resumed = make_source(list("abc"), PipelineConfig(curriculum=True, rollouts_per_group=4))
-    resumed.restore(state)
-    assert [resumed.at(position).scenario for position in (3, 4)] == [
-        source.at(position).scenario for position in (3, 4)
-    ]

@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 
 import art
-from art.backends.serverless.service_checkpoints import Refused, ServerlessCheckpoints
-from art.backends.serverless.service_settings import LOSSES, MODEL, RL, SFT
 from art.client.checkpoint_client import CheckpointMethod, Checkpoints
 from art.config.training import train_config
 from art.errors import ConfigError
+from art_cloud.serverless_backend import RefusedMethod, ServerlessCheckpoints
+from art_cloud.serverless_service import LEFT, REFUSED
 
 DOCS = Path(__file__).parents[3] / "docs"
-FATES = {
-    "sent": "sent", "here": "done here", "left": "left to the service", "fixed": "refused unless default",
-}  # fmt: skip
+SERVICE_LOSSES = {kind.model_fields["type"].default for kind in REFUSED if "type" in kind.model_fields}
 
 
 def rows(text: str) -> list[list[str]]:
@@ -41,18 +39,18 @@ def test_each_backend_has_a_column() -> None:
 def can(kind: str, what: str) -> bool:
     """Whether a kind of backend has a method that is not refused, or a loss."""
     if what.startswith("loss "):
-        return kind != "ServerlessBackend" or what.removeprefix("loss ") in LOSSES
+        return kind != "ServerlessBackend" or what.removeprefix("loss ") in SERVICE_LOSSES
     method = vars(art.Backend).get(what)
     if isinstance(method, CheckpointMethod):
         return can_with_checkpoints(kind, method.method.__name__)
     if method is None:
         return can_with_checkpoints(kind, what)
-    return not isinstance(getattr(KINDS[kind], what), Refused)
+    return not isinstance(getattr(KINDS[kind], what), RefusedMethod)
 
 
 def can_with_checkpoints(kind: str, method: str) -> bool:
     assert hasattr(Checkpoints, method)
-    return not isinstance(getattr(CHECKPOINTS.get(kind, Checkpoints), method), Refused)
+    return not isinstance(getattr(CHECKPOINTS.get(kind, Checkpoints), method), RefusedMethod)
 
 
 @pytest.mark.parametrize("row", TABLE[1:], ids=lambda row: row[0])
@@ -66,8 +64,10 @@ def test_a_row_of_the_table_of_backends(row: list[str]) -> None:
 
 def test_the_table_has_each_method_that_some_kind_refuses_and_each_loss_of_train() -> None:
     named = {word for row in TABLE[1:] for word in re.findall(r"`(\w+)`", row[0])}
-    refused = {name for name in dir(art.ServerlessBackend) if isinstance(getattr(art.ServerlessBackend, name), Refused)}
-    of_checkpoints = {name for name, value in vars(ServerlessCheckpoints).items() if isinstance(value, Refused)}
+    refused = {
+        name for name in dir(art.ServerlessBackend) if isinstance(getattr(art.ServerlessBackend, name), RefusedMethod)
+    }
+    of_checkpoints = {name for name, value in vars(ServerlessCheckpoints).items() if isinstance(value, RefusedMethod)}
     assert refused | {name.replace("download", "download_checkpoint") for name in of_checkpoints} <= named
     with pytest.raises(ConfigError) as caught:
         train_config(None, {"loss": "no-such-loss"})
@@ -77,8 +77,10 @@ def test_the_table_has_each_method_that_some_kind_refuses_and_each_loss_of_train
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("decisions", [RL, SFT, MODEL], ids=["TrainConfig", "TrainSFTConfig", "ModelSettings"])
-def test_the_page_of_the_service_has_each_setting(decisions: Any) -> None:
+@pytest.mark.parametrize("settings", [art.TrainConfig, art.TrainSFTConfig, art.ModelSettings])
+def test_the_page_of_the_service_has_each_setting(settings: Any) -> None:
     there = rows((DOCS / "serverless.md").read_text())
-    for name, decision in decisions.items():
-        assert [f"`{name}`", FATES[decision.fate], decision.how] in there
+    for name, why in REFUSED[settings].items():
+        assert [f"`{name}`", "left to the service" if name in LEFT else "refused unless default", why] in there
+    sent = {cells[0] for cells in there if cells[1] == "sent"}
+    assert {f"`{name}`" for name in settings.model_fields.keys() - REFUSED[settings].keys()} <= sent

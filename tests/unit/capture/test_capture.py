@@ -12,9 +12,7 @@ import openai
 import pytest
 
 import art
-from art.capture.captured import add_exchange
-from art.capture.http import Exchange as ReadExchange
-from art.capture.http import read_exchange
+from art.capture import add_exchange, read_exchange
 from art.errors import ConfigError
 from art.messages import is_choice, load_choice
 from art.trajectory import ChatExchange
@@ -25,8 +23,9 @@ from tests.support.served_app import ServedApp
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"key": "x"}}\n</tool_call>'
 
 
-def exchange_of(messages: Any, tools: Any, choices: Any) -> ReadExchange:
-    return ReadExchange(messages, tools, choices, ChatExchange({}, {}))
+def exchange_of(messages: Any, tools: Any, choices: Any) -> ChatExchange:
+    dumped = [choice.model_dump(exclude_unset=True) for choice in choices]
+    return ChatExchange({"messages": messages, "tools": tools}, {"choices": dumped})
 
 
 def model_of(served: ServedApp, whose: str) -> art.Model:
@@ -97,11 +96,7 @@ async def test_concurrent_captures_are_apart(served: ServedApp, whose: str) -> N
     renderer = served.app.bench.renderer
 
     def echo(request: Any) -> list[int]:
-        said = (
-            renderer.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
-            .split("user\n")[-1]
-            .split("<|im_end|>")[0]
-        )
+        said = renderer.tokenizer.text(request.prompt_token_ids).split("user\n")[-1].split("<|im_end|>")[0]
         return [*renderer.tokenizer.encode(f"re {said}", add_special_tokens=False), renderer.stop_token_ids[0]]
 
     served.app.bench.engine.script = echo
@@ -221,7 +216,8 @@ async def test_yielded_trajectories() -> None:
         art.yield_trajectory(art.Trajectory())
 
 
-def read(chunks: list[dict[str, Any]] | dict[str, Any], *, compressed: bool = False) -> ReadExchange:
+def read(chunks: list[dict[str, Any]] | dict[str, Any], *, compressed: bool = False) -> list[Any]:
+    """The choices of an answer."""
     headers = {"content-type": "application/json"}
     if isinstance(chunks, dict):
         raw = json.dumps(chunks).encode()
@@ -231,7 +227,7 @@ def read(chunks: list[dict[str, Any]] | dict[str, Any], *, compressed: bool = Fa
     if compressed:
         headers["content-encoding"], raw = "gzip", gzip.compress(raw)
     asked = json.dumps({"messages": [user("q")]}).encode()
-    return read_exchange(asked, httpx2.Headers(headers), raw)
+    return [load_choice(one) for one in read_exchange(asked, httpx2.Headers(headers), raw).completion["choices"]]
 
 
 def piece(index: int = 0, finish_reason: str | None = None, **delta: Any) -> dict[str, Any]:
@@ -257,7 +253,7 @@ def test_streams_of_several_choices_and_parallel_calls() -> None:
         ],
         compressed=True,
     )
-    first, second = found.choices
+    first, second = found
     assert [(c.id, c.function.name, c.function.arguments) for c in first.message.tool_calls or []] == [  # type: ignore[union-attr]
         ("a", "f", "{}"), ("b", "g", "{}"),
     ]  # fmt: skip
@@ -273,7 +269,7 @@ def test_log_probs_of_streams_are_appended() -> None:
         return chunk
 
     found = read([token("a"), token("b", finish_reason="stop")])
-    assert [entry.token for entry in found.choices[0].logprobs.content] == ["a", "b"]  # type: ignore[union-attr]
+    assert [entry.token for entry in found[0].logprobs.content] == ["a", "b"]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("answer", [{}, {"choices": [{}]}, [piece(content="cut off")], []])

@@ -147,7 +147,7 @@ async def test_each_request_belongs_to_its_own_capture(served: ServedApp) -> Non
     renderer = served.app.bench.renderer
 
     def echo(request: Any) -> list[int]:
-        said = renderer.tokenizer.decode(request.prompt_token_ids).split("user\n")[-1].split("<|im_end|>")[0]
+        said = renderer.tokenizer.text(request.prompt_token_ids).split("user\n")[-1].split("<|im_end|>")[0]
         return [*renderer.tokenizer.encode(f"re {said}", add_special_tokens=False), renderer.stop_token_ids[0]]
 
     served.app.bench.engine.script = echo

@@ -1,4 +1,4 @@
-"""`art checkpoints promote` and how the list shows what is promoted."""
+"""`art promote`, and how `art checkpoints list` shows what is promoted."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from art.cli import checkpoints
-from art.cli import promote as promote_command
-from art.cli.arguments import ModelName
+from art.cli.arguments import ModelArgument
 from art.errors import ConfigError, NotFoundError
 from art.protocol.checkpoint_calls import CheckpointInfo
-from art.protocol.organisation.promotions import Gate, Promotion, PromotionRecord, Verdict
+from art.protocol.promotions import Gate, Promotion, PromotionRecord, Verdict
+from art_recipes import promote_command
 
 VERDICT = Verdict(
     passed=True, reason="the figures", require=0.02, source="reward", reference_step=2, num_scenarios=40, difference=0.3,
@@ -32,12 +32,12 @@ class Backend:
         self.records: list[PromotionRecord] | None = []
         self.deleted: list[int] = []
 
-    async def delete_checkpoints(self, model: ModelName, keep_steps: list[int], **options: Any) -> list[int]:
+    async def delete_checkpoints(self, model: ModelArgument, keep_steps: list[int], **options: Any) -> list[int]:
         self.deleted = [step for step in range(4) if step != 2 and step not in keep_steps]
         return self.deleted
 
     async def promote(
-        self, model: ModelName, step: int | None, *, gate: Gate | None, force: bool, note: str
+        self, model: ModelArgument, step: int | None, *, gate: Gate | None, force: bool, note: str
     ) -> Promotion:
         self.gate = gate
         before, self.promoted = self.promoted, 4 if step is None else step
@@ -48,15 +48,15 @@ class Backend:
             verdict=None if gate is None else VERDICT.model_copy(update={"passed": not force}),
         )
 
-    async def promotions(self, model: ModelName) -> list[PromotionRecord]:
+    async def promotions(self, model: ModelArgument) -> list[PromotionRecord]:
         if self.records is None:
             raise NotFoundError("there is no route")
         return self.records
 
-    async def get_status(self, model: ModelName) -> SimpleNamespace:
+    async def get_status(self, model: ModelArgument) -> SimpleNamespace:
         return SimpleNamespace(step=4, promoted_step=self.promoted)
 
-    async def list_checkpoints(self, model: ModelName, best_metric: str) -> list[CheckpointInfo]:
+    async def list_checkpoints(self, model: ModelArgument, best_metric: str) -> list[CheckpointInfo]:
         return [
             CheckpointInfo(
                 step=step, created_at=0.0, size_bytes=2**20, full=False, newest=step == 4, best=step == 2,
@@ -68,7 +68,11 @@ class Backend:
 
 async def run(backend: Any, *words: str) -> None:
     parser = argparse.ArgumentParser()
-    checkpoints.add_options(parser)
+    if words[0] == "promote":
+        promote_command.add_options(parser)
+        await promote_command.promote(backend, parser.parse_args(words[1:]))
+        return
+    checkpoints.add_checkpoints_options(parser)
     args = parser.parse_args(words)
     await args.act(backend, args)
 
@@ -177,7 +181,7 @@ async def test_the_list_ends_with_the_history_of_promotions(capsys: pytest.Captu
     assert "newest" in capsys.readouterr().out, "an older server has no history"
 
 
-def test_art_promote_is_the_same_command() -> None:
+def test_a_model_is_named_with_its_step() -> None:
     parser = argparse.ArgumentParser()
     promote_command.add_options(parser)
     args = parser.parse_args(["games/agent@40", "--require", "0.02"])

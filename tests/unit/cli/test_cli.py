@@ -10,11 +10,12 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from art.cli import auto, mcp_rl, train
+from art.cli import training
 from art.cli.arguments import config_of
 from art.cli.main import StderrHandler, main
 from art.config import VllmConfig
 from art.recipes import AutoConfig, McpRlConfig, RecipeConfig, TaskTrainingConfig
+from art_recipes import auto_command, mcp_rl_command
 
 
 def test_a_message_beside_a_progress_bar_is_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +36,7 @@ def test_a_message_beside_a_progress_bar_is_a_line_of_its_own(monkeypatch: pytes
 @pytest.mark.parametrize(("option", "weights"), [("--full-finetuning", "merged"), ("--lora-rank=8", "lora")])
 def test_vllm_gets_whole_weights_where_all_are_trained(option: str, weights: str) -> None:
     parser = argparse.ArgumentParser()
-    train.add_options(parser)
+    training.add_train_options(parser)
     args = parser.parse_args(["tic_tac_toe", "--engine", "vllm", option])
     settings = config_of(TaskTrainingConfig, args).model_settings()
     assert isinstance(settings.engine, VllmConfig)
@@ -44,18 +45,18 @@ def test_vllm_gets_whole_weights_where_all_are_trained(option: str, weights: str
 
 
 @pytest.mark.parametrize(
-    ("command", "config", "others"),
+    ("add_options", "config", "others"),
     [
-        (auto, AutoConfig, {"what", "out", "write_only"}),
-        (mcp_rl, McpRlConfig, {"server", "out", "header", "server_env"}),
-        (train, TaskTrainingConfig, {"task", "task_options", "tiny_context", "json"}),
+        (auto_command.add_options, AutoConfig, {"what", "out", "write_only"}),
+        (mcp_rl_command.add_options, McpRlConfig, {"server", "out", "header", "server_env"}),
+        (training.add_train_options, TaskTrainingConfig, {"task", "task_options", "tiny_context", "json"}),
     ],
 )
 def test_every_setting_of_a_recipe_is_an_option_with_help(
-    command: Any, config: type[RecipeConfig], others: set[str]
+    add_options: Any, config: type[RecipeConfig], others: set[str]
 ) -> None:
     parser = argparse.ArgumentParser()
-    command.add_options(parser)
+    add_options(parser)
     dests = {action.dest: action.help for action in parser._actions}
     passed_otherwise = {"headers", "env"}  # the options have their own syntax
     assert dests.keys() - others - {"help"} == config.model_fields.keys() - passed_otherwise

@@ -9,14 +9,14 @@ import pytest
 
 from art.cli.main import main
 from art.cli.output import EXIT_NO_SCORE
-from art.report.model_comparison import read_comparison
 from art.testing.scripted_server import ScriptedServer, failure
+from art_recipes.comparing.model_comparison import read_comparison
 from tests.support.parity import Server
 
 TASK = "tests.support.parity:Parity"
 
 
-def test_a_table_a_picture_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with ScriptedServer(Server()) as good, ScriptedServer(Server(skill=0.5)) as weak:
         code = main(
             ["compare", TASK, "--models", f"good={good.base_url},weak={weak.base_url}", "--games", "20",
@@ -27,7 +27,6 @@ def test_a_table_a_picture_and_files(tmp_path: Path, capsys: pytest.CaptureFixtu
     folder = tmp_path / "comparisons" / "parity-test-seed0"
     comparison = read_comparison(folder)
     assert json.loads((tmp_path / "out.json").read_text()) == json.loads((folder / "comparison.json").read_text())
-    assert (folder / "comparison.png").read_bytes().startswith(b"\x89PNG")
     weak_row = comparison.row("weak")
     assert weak_row.headline is not None
     assert weak_row.difference is not None
@@ -54,8 +53,8 @@ def test_a_model_without_a_score_is_a_row_and_the_exit_code(tmp_path: Path, caps
     ("options", "says"),
     [
         (["--price", "nobody=1,2"], "MODEL is one of m"),
-        (["--price", "m=1"], "a price is"),
-        (["--price", "m=cheap,2"], "the prices are two numbers"),
+        (["--price", "m=1"], "a price is two numbers"),
+        (["--price", "m=cheap,2"], "a price is two numbers"),
         (["--games", "0"], "--games"),
     ],
 )

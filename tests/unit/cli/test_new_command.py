@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -11,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from art.cli.main import main
-from art.cli.new import write_agent
+from art.cli.tasks import write_agent
 from art.errors import ConfigError
 from art.task import draw_conversations, draw_scenarios, get_task
-from tests.support.docs_blocks import ROOT, blocks_of, commands_of, parser_for
+from tests.support.docs_blocks import ROOT, commands_of, parser_for
 
 AGENTS = {"nim_player": ("text", "NimPlayer"), "caller2": ("tool", "Caller2")}
 PAGE = ROOT / "docs/your_own_agent.md"
@@ -54,21 +53,6 @@ def test_a_new_agent_is_a_task_with_play(name: str, folders: dict[str, Path]) ->
     assert len(draw_scenarios(task, "train", seed=0, count=128)) == 128
     play = draw_conversations(task, seed=0, count=50, skill=0.5)
     assert all((conversation.tools is not None) == (kind == "tool") for conversation in play)
-
-
-def test_new_agents_are_clean_by_ruffs_own_defaults_and_by_ours(folders: dict[str, Path]) -> None:
-    rules = re.findall(r"^(?:select|ignore) = \[(.*)\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    select, ignore = (text.replace('"', "").replace(" ", "") for text in rules)
-    environ = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    for folder in folders.values():
-        for command in (["check", "--select", select, "--ignore", ignore], ["format", "--check"]):
-            programs = sorted(path.name for path in folder.glob("*.py"))
-            done = subprocess.run(
-                ["ruff", *command, "--isolated", "--no-cache", *programs], cwd=folder, env=environ, text=True,
-                capture_output=True,
-            )  # fmt: skip
-            assert len(programs) == 2
-            assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -141,20 +125,3 @@ def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 # -- the page that explains it --
-
-
-def template(kind: str) -> str:
-    return (ROOT / f"src/art/cli/new_agent/{kind}/agent.py.txt").read_text()
-
-
-def test_the_page_has_the_agent_that_is_written() -> None:
-    texts = [block.text for block in blocks_of(PAGE) if block.language == "python"]
-    assert template("text") in texts
-
-
-def test_the_page_has_the_parts_that_differ_with_a_tool() -> None:
-    (block,) = [block for block in blocks_of(PAGE) if block.language == "python" and "take_turn" in block.text]
-    lines = iter(template("tool").splitlines())
-    missing = [line for line in block.text.splitlines() if line.strip() and line not in lines]
-    assert not missing, "not in the template, or in another order"
-    assert block.text.count("\n") > 40

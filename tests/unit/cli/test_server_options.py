@@ -9,17 +9,16 @@ from pathlib import Path
 import pytest
 
 import art
-from art.cli.server import main
-from art.cli.server_options import build_parser, read_options
+from art.cli.server import build_parser, main, read_options
 from art.config import EngineConfig, LimitsConfig, ModelSettings, ServerConfig, TrainerConfig, VllmConfig
 from art.config.base_models import SHORT_NAMES, is_local, resolve_base_model
 from art.errors import ConfigError, PermissionDeniedError
 from art.protocol.training import RegisterRequest
-from art.runtime.placement.placement import Devices
+from art.runtime.placement import Devices
 from art.runtime.runtime import Runtime
 from art.server.auth import SERVER, Caller
-from art.server.machine import HARMLESS, check_registration
-from art.server.metrics import FAMILIES
+from art.server.routes.models import HARMLESS, check_registration
+from art.server.state import FAMILIES
 
 
 def read(*arguments: str) -> tuple[ServerConfig, Path]:
@@ -61,11 +60,16 @@ def test_a_file_and_what_comes_after_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("a.toml", "prot = 1", "no setting `prot`; did you mean `port`"),
-        ("a.toml", "[limits]\nmax_request = 1", "no setting `limits.max_request`; did you mean `max_requests`"),
+        ("a.toml", "prot = 1", "`prot` is no setting of ServerConfig; did you mean `port`"),
+        (
+            "a.toml",
+            "[limits]\nmax_request = 1",
+            "`limits.max_request` is no setting of ServerConfig; did you mean `max_requests`",
+        ),
         ("a.yaml", "settings: {engine: {max_contxt: 9}}", "did you mean `max_context`"),
-        ("a.toml", "api_key = 'x'", "no setting `api_key`"),
-        ("a.toml", "port = 70000", "`port`: Input should be less than"),
+        ("a.toml", "api_key = 'x'", "`api_key` is no setting"),
+        ("a.toml", "drain_s = 10", "`drain_s` is no setting any more; let what stops the server wait"),
+        ("a.toml", "port = 70000", "`port` must be less than"),
         ("a.toml", "port = ", "is not valid"),
         ("a.toml", "data_dir = 5", "must be a path"),
         ("a.yaml", "[1]", "expected settings by name"),

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 import art
-from art.cli import judge
 from art.cli.arguments import add_task_options, task_for
 from art.cli.main import main
 from art.cli.screen import Screen
-from art.cli.tiny_model import default_folder
+from art.cli.training import default_folder
 from art.errors import ConfigError
-from art.recipes.task_training import TaskTrainingConfig, _Run
-from art.rewards import DEFAULT_RUBRIC
-from art.task.tiny_form import TinyForm
+from art.recipes.task_training import TaskTrainingConfig
+from art.rewards import DEFAULT_RUBRIC, GroupScorer
+from art.task.names import TinyForm
 from art.testing.judge import ScriptedJudge
+from art_recipes import judge_command as judge
 from tests.support.board_task import BoardTask
 
 BOARD = "tests.support.board_task:BoardTask"
@@ -136,8 +136,8 @@ async def test_a_judge_is_told_the_task_s_rubric(tmp_path: Path, monkeypatch: py
                 judge="openai/j", judge_url=scripted.base_url, base_model="m", name="n", project="p", data_dir=tmp_path,
                 **settings,
             )  # fmt: skip
-            scorer = _Run(task=task, config=config, model=config.make_model(), on_progress=print).make_scorer()
-            assert scorer is not None
+            rubric = config.rubric or task.rubric
+            scorer = GroupScorer(config.make_judge(config.make_model().costs, rubric=rubric))
             answers: list[Any] = [{"role": "assistant", "content": answer} for answer in "xy"]
             await scorer(art.TrajectoryGroup([art.Trajectory(messages_and_choices=[m], reward=0.0) for m in answers]))
         return json.dumps(scripted.requests)
@@ -150,9 +150,10 @@ async def test_a_judge_is_told_the_task_s_rubric(tmp_path: Path, monkeypatch: py
     assert json.dumps(DEFAULT_RUBRIC.splitlines()[0])[1:-1] in await told(BoardTask())
 
 
-def test_a_judge_is_checked_with_the_task_s_rubric() -> None:
-    parser = argparse.ArgumentParser()
-    judge.add_options(parser)
-    check = ["check", "file", "--judge", "openai/j"]
-    assert judge._rubric(parser.parse_args([*check, "--task", BOARD])) == "A full board is best."
-    assert judge._rubric(parser.parse_args(check)) == DEFAULT_RUBRIC
+def test_a_judge_is_checked_with_the_task_s_rubric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "none.jsonl").touch()
+    told: list[str] = []
+    monkeypatch.setattr(judge, "Ruler", lambda *_, rubric, **__: told.append(rubric))
+    command = ["judge", "check", str(tmp_path / "none.jsonl"), "--judge", "openai/j"]
+    assert [main([*command, "--task", BOARD]), main(command)] == [1, 1], "there is nothing to judge"
+    assert told == ["A full board is best.", DEFAULT_RUBRIC]

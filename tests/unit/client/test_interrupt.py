@@ -5,17 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from art.cli import server, tiny_model
+from art.cli import training
 from art.cli.main import main
-from art.client import interrupt
+from art.client import terminal
 
 PROGRAM = """
 import asyncio, os, signal, sys
-from art.client.interrupt import forget_steps, note_step
+from art.client.terminal import forget_steps, note_step
 
 async def main():
     note_step("shop/agent-1", None)
@@ -33,7 +32,7 @@ CTRL_C = "os.kill(os.getpid(), signal.SIGINT)"
 
 @pytest.fixture(autouse=True)
 def own_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(interrupt, "_steps", {})
+    monkeypatch.setattr(terminal, "_steps", {})
     hook = sys.excepthook
     yield
     sys.excepthook = hook
@@ -66,45 +65,12 @@ def test_what_keeps_its_traceback(body: str, after: str, options: list[str], err
     assert "stopped at" not in done.stderr
 
 
-def test_where_several_models_stand() -> None:
-    assert interrupt.stopped() == "stopped"
-    interrupt.note_step("shop/a", None)
-    assert interrupt.stopped() == "stopped"
-    interrupt.note_step("shop/a", 3)
-    assert interrupt.stopped() == "stopped at step 3"
-    interrupt.note_step("shop/b", 0)
-    assert interrupt.stopped() == "stopped at step 3 of shop/a, at step 0 of shop/b"
-    interrupt.forget_steps(["shop/a"])
-    assert interrupt.stopped() == "stopped at step 0"
-
-
 def interrupt_it(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_server_that_is_interrupted_while_it_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(server, "_serve", interrupt_it)
-    monkeypatch.setattr(server, "run_coroutine", lambda _: None)
-    assert server.main(["--data-dir", str(tmp_path), "--port", "0"]) == 130
-    assert capfd.readouterr().err.strip() == "art-server: stopped before it was ready"
-
-
 def test_a_command_that_is_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(tiny_model, "run", interrupt_it)
-    interrupt.note_step("shop/a", 7)
+    monkeypatch.setattr(training, "run_tiny_model", interrupt_it)
+    terminal.note_step("shop/a", 7)
     assert main(["tiny-model", "out"]) == 130
     assert capsys.readouterr().err.strip() == "art: stopped at step 7"
-
-
-def test_ctrl_c_in_the_warm_start_of_a_demo(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("art.cli.demo.build_with_progress", interrupted)
-    assert main(["demo", "--task", "yes_no_maybe"]) == 130
-    assert capsys.readouterr().out.endswith("\nstopped before the training began\n")

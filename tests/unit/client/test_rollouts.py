@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import art
-from art.cli.status import describe_rollout
 from art.errors import ConfigError, ConflictError, ProcessError
 from art.protocol.training import ModelStatus
-from tests.support.app import KEY, AppBench
-from tests.support.gateway import system, user
-from tests.support.served_app import serve_app
+from tests.support.app import AppBench
+from tests.support.gateway import user
 
 STATUS = ModelStatus(project="games", name="agent", base_model="tiny", step=3, inference_name="games/agent")
 
@@ -152,45 +149,6 @@ async def test_a_refused_group_is_set_aside_and_the_others_of_its_call_come_agai
 
 def exchange_ids(group: art.TrajectoryGroup) -> list[str]:
     return [item.exchange_id for t in group for item in t.messages_and_choices if hasattr(item, "exchange_id")]
-
-
-TITLE = "You write titles of conversations."
-
-
-async def side_request(app: AppBench, rollout_id: str) -> None:
-    """A request that an agent makes beside its task."""
-    app.bench.answers("a title")
-    async with app.http() as http:
-        body = {"model": "games/agent", "messages": [system(TITLE), user("hi")]}
-        assert (await http.post(f"/rollouts/{rollout_id}/v1/chat/completions", json=body)).is_success
-
-
-async def test_side_requests_are_left_out(app: AppBench, model: art.TrainableModel) -> None:
-    for rollout_id in ("a0", "a1"):
-        await side_request(app, rollout_id)
-    await agent(app, "a0", group_id="a", reward=0.0)
-    await model.put_rollout("a1", group_id="a", reward=1.0)
-    (group,) = await model.collect_trajectory_groups(1, 2, pbar_desc=None, leave_out=r"titles? of")
-    (trajectory,) = group.trajectories
-    assert (trajectory.messages()[0], trajectory.additional_histories) == (user("hi"), [])
-    assert [error.message for error in group.exceptions] == ["rollout a1: `leave_out` left nothing of it"]
-    with pytest.raises(ConfigError, match="no regular expression"):
-        await model.collect_trajectory_groups(1, 2, pbar_desc=None, leave_out="(")
-
-
-async def test_status_shows_the_conversations_of_a_rollout(
-    tmp_path: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ART_API_KEY", KEY)
-    async with serve_app(tmp_path, tokenizer_dir) as served:
-        await served.policy.put_rollout("a0", sampling={"temperature": 0.5})
-        await agent(served.app, "a0")
-        await side_request(served.app, "a0")
-        shown = await describe_rollout(served.url, "a0")
-    assert '"temperature":0.5' in shown
-    assert "conversation of 2 messages with 1 answers" in shown
-    assert "conversation of 3 messages with 1 answers" in shown
-    assert f"sampled tokens; system prompt '{TITLE}'" in shown
 
 
 async def test_wrong_use(app: AppBench, model: art.TrainableModel) -> None:

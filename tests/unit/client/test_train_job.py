@@ -10,9 +10,8 @@ import httpx2
 import pytest
 from openai.types.chat.chat_completion import Choice
 
-import art.client.jobs
 from art.backend import Backend
-from art.client.training.train_job import TrainJob
+from art.client.training import TrainJob, TrainResult
 from art.errors import ConfigError, HandshakeError, NotFoundError, NothingTrainableError
 from art.model import TrainableModel
 from art.protocol.training import RegisterRequest, WireError
@@ -27,7 +26,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries and polls without the waiting."""
     real_sleep = asyncio.sleep
     monkeypatch.setattr(asyncio, "sleep", lambda delay_s: real_sleep(0))
-    monkeypatch.setattr(art.client.jobs, "POLL_S", 0.001)
 
 
 @pytest.fixture
@@ -58,6 +56,10 @@ def groups(*rewards: float) -> list[TrajectoryGroup]:
     return [TrajectoryGroup([Trajectory(messages_and_choices=items, reward=reward) for reward in rewards])]
 
 
+async def result_of(job: TrainJob) -> TrainResult:
+    return await job
+
+
 async def test_a_job_goes_on_while_the_program_does_something_else(
     server: FakeArtServer, backend: Backend, model: TrainableModel
 ) -> None:
@@ -65,7 +67,7 @@ async def test_a_job_goes_on_while_the_program_does_something_else(
     job = await backend.train(model, groups(0, 1), wait=False, job_id=JOB)
     assert isinstance(job, TrainJob)
     assert (job.job_id, job.done(), (await job.status()).state) == (JOB, False, "running")
-    waiting = asyncio.create_task(job._wait())
+    waiting = asyncio.create_task(result_of(job))
     await asyncio.sleep(0)
     waiting.cancel()  # a caller that gives up does not stop the job
     first, second = await asyncio.gather(job, job)
@@ -122,7 +124,7 @@ async def test_a_failure_that_nobody_awaits_is_logged_and_can_still_be_awaited(
     server: FakeArtServer, backend: Backend, model: TrainableModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.job_error = WireError(code="handshake_failed", message="2 nats")
-    with caplog.at_level(logging.ERROR, logger="art.client.training.train_job"):
+    with caplog.at_level(logging.ERROR, logger="art.client.training"):
         job = await backend.train(model, groups(0, 1), wait=False, job_id=JOB)
         while not job.done():
             await asyncio.sleep(0)

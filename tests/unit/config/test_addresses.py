@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 from pydantic import ValidationError
 
-from art.client import ArtClient
+from art.client.client import ServerClient
 from art.client.openai_client import check_address
 from art.config import VllmConfig
-from art.config.addresses import check_no_userinfo
+from art.config.base import check_no_userinfo
 from art.config.base_models import SHORT_NAMES, resolve_base_model
 from art.errors import ConfigError
-from art.mcp.client import MCPClient
 from art.protocol.checkpoint_calls import HubTarget, PushRequest, S3Target
+from art_recipes.mcp.client import MCPClient
 
 SECRET = "hunter22"
 
@@ -29,12 +29,12 @@ SECRET = "hunter22"
         lambda url: PushRequest.model_validate(
             {"job_id": "job-00000001", "target": {"kind": "s3", "bucket": "b", "endpoint_url": url}}
         ),
-        lambda url: ArtClient(url, "key"),
+        lambda url: ServerClient(url, "key"),
         check_address,
         lambda url: MCPClient(url),
         resolve_base_model,
     ],
-    ids=["VllmConfig", "stored settings", "S3Target", "request", "ArtClient", "Model", "MCPClient", "base model"],
+    ids=["VllmConfig", "stored settings", "S3Target", "request", "ServerClient", "Model", "MCPClient", "base model"],
 )
 def test_userinfo_is_refused_and_not_shown(give: Callable[[str], object], userinfo: str) -> None:
     with pytest.raises(ConfigError, match="a user or a password before the host 'host:8000'") as caught:

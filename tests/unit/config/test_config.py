@@ -38,8 +38,8 @@ REWARD_KL = KlConfig(where="reward")
         ({"loss": (PpoConfig(weight=0), KlConfig())}, "no term that learns anything"),
         ({"loss": (DppoConfig(), PpoConfig())}, "several objectives that learn from rewards: dppo, ppo"),
         ({"loss": (DppoConfig(), KlConfig(), KlConfig(reference=3))}, "two terms of the same type"),
-        ({"normalize": "constant"}, "needs `constant_tokens`"),
-        ({"constant_tokens": 5}, "does nothing with normalize='token'"),
+        ({"loss": "dr_grpo"}, "needs a number as `normalize`"),
+        ({"constant_tokens": 5}, "is no setting any more; give the number as `normalize`"),
         ({"mismatch": MismatchConfig(truncate=2)}, "needs anchor='step_start'"),
         ({"scale_rewards": "mean", "baseline": "leave_one_out"}, "do not apply"),
         *[
@@ -58,7 +58,7 @@ REWARD_KL = KlConfig(where="reward")
         ({"loss": DpoConfig(), "num_minibatches": 2}, "dpo takes no other terms"),
         ({"loss": (DpoConfig(), KlConfig())}, "dpo takes no other terms"),
         ({"loss": DpoConfig(), "anchor": "step_start"}, "dpo has no importance ratio"),
-        ({"loss": DpoConfig(), "mismatch": MismatchConfig(mask_token_low=0.5)}, "dpo compares whole rollouts"),
+        ({"loss": DpoConfig(), "mismatch": MismatchConfig(mask_tokens=(0.5, 2))}, "dpo compares whole rollouts"),
     ],
 )
 def test_combinations_that_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -77,15 +77,15 @@ def test_terms_may_be_summed() -> None:
 # -- presets: only what differs from the defaults is listed --
 
 PRESETS: list[tuple[TrainConfig, dict[str, Any]]] = [
-    (TrainConfig.grpo(), {"loss": PpoConfig(clip_high=0.2), "scale_rewards": "group", "normalize": "rollout"}),
+    (TrainConfig(loss="grpo"), {"loss": PpoConfig(clip_high=0.2), "scale_rewards": "group", "normalize": "rollout"}),
     (
-        TrainConfig.dr_grpo(constant_tokens=9),
-        {"loss": PpoConfig(clip_high=0.2), "normalize": "constant", "constant_tokens": 9},
+        TrainConfig(loss="dr_grpo", normalize=9),
+        {"loss": PpoConfig(clip_high=0.2), "normalize": 9},
     ),
-    (TrainConfig.dapo(), {"loss": PpoConfig(clip_low=0.2, clip_high=0.28), "scale_rewards": "group"}),
-    (TrainConfig.gspo(), {"loss": GspoConfig(), "scale_rewards": "group", "normalize": "rollout"}),
-    (TrainConfig.rloo(), {"loss": ReinforceConfig(), "baseline": "leave_one_out"}),
-    (TrainConfig.maxrl(), {"loss": ReinforceConfig(), "scale_rewards": "mean"}),
+    (TrainConfig(loss="dapo"), {"loss": PpoConfig(clip_low=0.2, clip_high=0.28), "scale_rewards": "group"}),
+    (TrainConfig(loss="gspo"), {"loss": GspoConfig(), "scale_rewards": "group", "normalize": "rollout"}),
+    (TrainConfig(loss="rloo"), {"loss": ReinforceConfig(), "baseline": "leave_one_out"}),
+    (TrainConfig(loss="maxrl"), {"loss": ReinforceConfig(), "scale_rewards": "mean"}),
 ]
 
 
@@ -95,19 +95,16 @@ def test_presets(preset: TrainConfig, settings: dict[str, Any]) -> None:
 
 
 def test_presets_take_further_settings_and_other_values() -> None:
-    config = TrainConfig.dapo(learning_rate=1e-4, scale_rewards="none")
+    config = TrainConfig(loss="dapo", learning_rate=1e-4, scale_rewards="none")
     assert (config.learning_rate, config.scale_rewards) == (1e-4, "none")
     with pytest.raises(ConfigError, match="epsilon"):
-        TrainConfig.grpo(epsilon=0.2)
+        TrainConfig(loss="grpo", epsilon=0.2)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"trainer": TrainerConfig(quantization="nf4"), "engine": EngineConfig(quantization="nf4")},
-            "needs whole weights",
-        ),
+        ({"trainer": TrainerConfig(quantization="nf4")}, "needs whole weights"),
         ({"trainer": TrainerConfig(shard_base=True, num_processes=2)}, "needs whole weights"),
         (
             {"trainer": TrainerConfig(dtype="float32"), "engine": EngineConfig(dtype="bfloat16")},
@@ -131,14 +128,13 @@ def test_the_engine_follows_the_trainer_where_both_must_agree(as_json: bool) -> 
             {name: part.model_dump(exclude_unset=True) if as_json and part else part for name, part in parts.items()}
         )
 
-    rounded = settings(trainer=TrainerConfig(quantization="nf4"), engine=EngineConfig(max_running=3))
-    assert isinstance(rounded.engine, EngineConfig)
-    assert (rounded.engine.quantization, rounded.engine.max_running) == ("nf4", 3)
-    assert settings(trainer=TrainerConfig(quantization="nf4")).engine == EngineConfig(quantization="nf4")
+    assert settings(trainer=TrainerConfig(quantization="nf4")).engine == EngineConfig()
     assert settings(lora=None, trainer=TrainerConfig(dtype="float32")).engine.dtype == "float32"
     assert settings(trainer=TrainerConfig(dtype="float32")).engine.dtype == "auto", "an adapter needs no agreement"
-    with pytest.raises(ValueError, match="set both alike"):
-        settings(trainer=TrainerConfig(quantization="nf4"), engine=EngineConfig(quantization="none"))
+    older = {"trainer": {"quantization": "nf4"}, "engine": {"kind": "torch", "quantization": "nf4", "max_running": 3}}
+    assert ModelSettings.model_validate(older).engine == EngineConfig(max_running=3)
+    with pytest.raises(ConfigError, match=r"set `trainer\.quantization`"):
+        ModelSettings(**older | {"trainer": {}})
 
 
 @pytest.mark.parametrize(
@@ -190,8 +186,3 @@ def test_a_named_loss_leaves_other_settings_open() -> None:
     with_kl = train_config(TrainConfig(beta=0.1), {"loss": "ppo"})
     assert [term.type for term in with_kl.terms] == ["ppo", "kl"]
     assert "optimizer" not in with_kl.model_fields_set
-
-
-def test_unsloth_as_a_loader_is_refused_with_the_reason() -> None:
-    with pytest.raises(ConfigError, match=r"`loader` = 'unsloth' does not exist: .* cannot compute a prefix tree"):
-        TrainerConfig(**{"loader": "unsloth"})

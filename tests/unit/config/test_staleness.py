@@ -21,18 +21,17 @@ from art.config import (
     SftConfig,
     TrainConfig,
 )
-from art.config.staleness import LARGEST_WITHOUT_REGION, check_staleness
+from art.config.pipeline import LARGEST_WITHOUT_REGION, check_staleness
 from art.errors import ConfigError
 
-MASKS = MismatchConfig(mask_token_low=0.5, mask_token_high=2)
+MASKS = MismatchConfig(mask_tokens=(0.5, 2))
 WITHOUT: list[dict[str, Any]] = [
     {"loss": ReinforceConfig()},
-    {"loss": ReinforceConfig(max_ratio=2)},
+    {"loss": ReinforceConfig()},
     {"loss": CispoConfig()},
     {"loss": CustomLossConfig(function="mine:loss")},
     {"loss": (SftConfig(), DistillConfig(teacher="big"))},
     {"loss": PpoConfig(), "anchor": "step_start"},
-    {"loss": CispoConfig(), "mismatch": MismatchConfig(mask_token_high=2)},
     {"loss": CispoConfig(), "mismatch": MASKS, "num_minibatches": 4},
 ]
 WITH: list[dict[str, Any]] = [

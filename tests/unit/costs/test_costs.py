@@ -17,9 +17,8 @@ from art.costs import Amount, Ledger, Prices, TokenPrice
 from art.errors import BudgetError, ConfigError
 from art.protocol.training import TokenCounts
 from art.recipes import TaskTrainingConfig
-from art.rewards import JudgeSettings
-from art.rewards.asking import completion
-from art.rewards.asking.completion import JudgeClient
+from art.rewards import JudgeSettings, judge_client
+from art.rewards.judge_client import JudgeClient
 from art.storage.jsonl import read_lines
 from art.trajectory import Trajectory, TrajectoryGroup
 from tests.support.fake_art_server import FakeArtServer, refusal
@@ -153,8 +152,8 @@ async def test_a_model_of_art_has_the_price_of_the_table(
     async def load() -> type[Table]:
         return Table
 
-    monkeypatch.setattr(completion, "_has_litellm", lambda: True)
-    monkeypatch.setattr(completion, "_load_litellm", load)
+    monkeypatch.setattr(judge_client, "_has_litellm", lambda: True)
+    monkeypatch.setattr(judge_client, "_load_litellm", load)
     model: Any = art.Model(name="j", project="p", inference_base_url=address, inference_api_key="k",
                            inference_model_name=name)  # fmt: skip
     client = JudgeClient(model, {}, JudgeSettings())
@@ -192,8 +191,8 @@ def options(*arguments: str) -> TaskTrainingConfig:
 
 
 def test_prices_of_the_command_line() -> None:
-    config = options("--budget", "5", "--price-per-hour", "2", "--policy-price", "1", "3", "--judge-price", "4", "8")
-    assert config.prices() == Prices(policy=TokenPrice(prompt=1, completion=3), device_usd_per_hour=2)
+    config = options("--budget", "5", "--price-per-hour", "2", "--judge-price", "4", "8")
+    assert config.prices() == Prices(device_usd_per_hour=2)
     ledger = Ledger()
     settings = config.judge_settings(JudgeSettings(), ledger)
     assert settings.budget is ledger
@@ -259,7 +258,7 @@ async def test_tokens_and_device_time_of_each_step(make_model: Any, server: Fake
     assert row["costs/train/policy"] == pytest.approx(2.0)
     assert row["data/step_tokens/train/policy/cached"] == 400_000
     assert row["costs/gpu/trainer"] == pytest.approx(2.0)
-    assert row["costs/gpu/rollouts"] == pytest.approx(3.0, abs=1)
+    assert row["costs/gpu/rollouts"] >= 3.0, "the five seconds, less those of the trainer"
     assert row["time/step_trainer_s"] == 2.0
     # A script that goes on: the server still knows all tokens.
     again = await make_model(prices=model.prices)

@@ -10,13 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art.config import TrainConfig
-from art.credit.advantages import (
-    GroupAdvantages,
-    RolloutAdvantages,
-    RolloutRewards,
-    compute_advantages,
-    preference_pairs,
-)
+from art.credit.advantages import GroupAdvantages, RolloutAdvantages, compute_advantages, preference_pair
+from art.credit.resolve import ResolvedTrajectory
 from art.errors import TrajectoryError
 
 rewards_lists = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=16)
@@ -25,8 +20,8 @@ spread_lists = st.lists(st.integers(-50, 50).map(lambda n: n / 8), min_size=2, m
 )
 
 
-def rollouts(rewards: list[float], **further: Any) -> list[RolloutRewards]:
-    return [RolloutRewards(name=f"trajectory {i}", reward=reward, **further) for i, reward in enumerate(rewards)]
+def rollouts(rewards: list[float], **further: Any) -> list[ResolvedTrajectory]:
+    return [ResolvedTrajectory(group=0, index=i, reward=reward, **further) for i, reward in enumerate(rewards)]
 
 
 def advantages(rewards: list[float], **config: Any) -> list[float]:
@@ -66,8 +61,7 @@ def test_worked_example() -> None:
 
 
 @pytest.mark.parametrize(
-    ("baseline", "scale"),
-    [*itertools.product(["mean", "leave_one_out"], ["none", "group", "batch"]), ("mean", "mean")],
+    ("baseline", "scale"), [*itertools.product(["mean", "leave_one_out"], ["none", "group", "batch"]), ("mean", "mean")]
 )
 def test_every_baseline_and_scale(baseline: str, scale: str) -> None:
     groups = [[1.0, 0.0, 0.0, 1.0, 1.0], [0.0, 1.0], [1.0, 1.0, 1.0]]
@@ -163,9 +157,14 @@ def test_rewards_within_the_tolerance_have_no_spread() -> None:
 # -- turn and token rewards --
 
 
-def part(reward: float, turns: list[float], tokens: list[list[float]] | None = None, name: str = "t") -> RolloutRewards:
-    return RolloutRewards(
-        name=name, reward=reward, turn_rewards=turns, token_rewards=tokens or [], choices=len(turns or tokens or [])
+def part(reward: float, turns: list[float], tokens: list[list[float]] | None = None) -> ResolvedTrajectory:
+    return ResolvedTrajectory(
+        group=0,
+        index=0,
+        reward=reward,
+        turn_rewards=turns,
+        token_rewards=tokens or [],
+        num_choices=len(turns or tokens or []),
     )
 
 
@@ -198,11 +197,11 @@ def test_turn_and_token_rewards_add_up() -> None:
             assert found == rollout.trajectory + sum(parts)
 
 
-def only_turns(rollout: RolloutRewards) -> RolloutRewards:
+def only_turns(rollout: ResolvedTrajectory) -> ResolvedTrajectory:
     return part(rollout.reward, list(rollout.turn_rewards))
 
 
-def only_tokens(rollout: RolloutRewards) -> RolloutRewards:
+def only_tokens(rollout: ResolvedTrajectory) -> ResolvedTrajectory:
     return part(rollout.reward, [], [list(tokens) for tokens in rollout.token_rewards])
 
 
@@ -224,7 +223,7 @@ def test_turn_rewards_have_the_same_baseline_and_scale(baseline: str, scale: str
 
 
 def test_without_others_there_is_nothing_to_leave_one_out_of() -> None:
-    lone = [[part(1, [0, 1]), RolloutRewards(name="silent", reward=1)]]
+    lone = [[part(1, [0, 1]), ResolvedTrajectory(group=0, index=1, reward=1)]]
     assert compute_advantages(lone, TrainConfig())[0].has_spread
     assert not compute_advantages(lone, TrainConfig(baseline="leave_one_out"))[0].has_spread
 
@@ -232,25 +231,14 @@ def test_without_others_there_is_nothing_to_leave_one_out_of() -> None:
 # -- preferences --
 
 
-def pairs(rewards: list[float], kind: Any = "all") -> list[tuple[int, int]]:
-    return preference_pairs(rollouts(rewards), kind=kind)
+def pair(rewards: list[float]) -> tuple[int, int] | None:
+    return preference_pair(rollouts(rewards))
 
 
-def test_preference_pairs() -> None:
-    assert pairs([0.0, 2.0, 1.0]) == [(1, 2), (1, 0), (2, 0)]
-    assert pairs([0.0, 2.0, 1.0], "best_worst") == [(1, 0)]
-    assert pairs([1.0, 0.0, 1.0, 0.0], "best_worst") == [(0, 1)], "of equal ones the first"
-    assert pairs([1.0, 1.0 - 5e-7, 0.0]) == [(0, 2), (1, 2)], "nearly equal ones are no pair"
-    for kind in ("all", "best_worst"):
-        assert pairs([], kind) == pairs([1.0], kind) == pairs([1.0, 1.0], kind) == []
-
-
-@given(rewards_lists)
-def test_preferences_are_all_pairs_that_differ(rewards: list[float]) -> None:
-    expected = {(a, b) for a, b in itertools.permutations(range(len(rewards)), 2) if rewards[a] - rewards[b] > 1e-6}
-    found = pairs(rewards)
-    assert set(found) == expected
-    assert len(found) == len(expected)
+def test_preference_pair() -> None:
+    assert pair([0.0, 2.0, 1.0]) == (1, 0)
+    assert pair([1.0, 0.0, 1.0, 0.0]) == (0, 1), "of equal ones the first"
+    assert pair([]) is pair([1.0]) is pair([1.0, 1.0]) is pair([1.0, 1.0 - 5e-7]) is None
 
 
 # -- errors --
@@ -258,8 +246,8 @@ def test_preferences_are_all_pairs_that_differ(rewards: list[float]) -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_reward_that_is_not_finite_is_named(bad: float) -> None:
-    for call in (advantages, pairs):
-        with pytest.raises(TrajectoryError, match=r"trajectory 1 has reward"):
+    for call in (advantages, pair):
+        with pytest.raises(TrajectoryError, match=r"trajectories\[1\] has reward"):
             call([1.0, bad, 0.0])
     for group in ([part(1, [0.0, bad])], [part(1, [], [[0.0, bad]])]):
         with pytest.raises(TrajectoryError, match="not a finite number"):
@@ -267,15 +255,17 @@ def test_reward_that_is_not_finite_is_named(bad: float) -> None:
 
 
 def test_all_rollouts_of_a_group_have_turn_rewards_or_none() -> None:
-    whole = RolloutRewards(name="b", reward=1, choices=2)
+    whole = ResolvedTrajectory(group=0, index=1, reward=1, num_choices=2)
     for kind, with_them in (("turn_rewards", part(1, [1, 2])), ("token_rewards", part(1, [], [[1], [2]]))):
-        with pytest.raises(TrajectoryError, match=f"b has no {kind}, but t of the same group has"):
+        with pytest.raises(
+            TrajectoryError, match=rf"\[1\] has no {kind}, but groups\[0\].trajectories\[0\] of the same group has"
+        ):
             compute_advantages([[with_them, whole]], TrainConfig())
     compute_advantages([[part(1, [1, 2])], [whole]], TrainConfig())  # groups may differ
 
 
 def test_maximum_likelihood_takes_success_or_failure_only() -> None:
-    with pytest.raises(TrajectoryError, match=r"trajectory 1 has reward 0\.5"):
+    with pytest.raises(TrajectoryError, match=r"trajectories\[1\] has reward 0\.5"):
         advantages([1.0, 0.5], scale_rewards="mean")
     with pytest.raises(TrajectoryError, match="turn or token rewards"):
         compute_advantages([[part(1, [1, 2])]], TrainConfig(scale_rewards="mean"))
@@ -283,4 +273,4 @@ def test_maximum_likelihood_takes_success_or_failure_only() -> None:
 
 def test_preferences_do_not_take_turn_rewards() -> None:
     with pytest.raises(TrajectoryError, match="turn or token rewards, but a preference pair compares whole rollouts"):
-        preference_pairs([part(1, [1, 2])], kind="all")
+        preference_pair([part(1, [1, 2])])

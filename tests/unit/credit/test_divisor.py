@@ -55,12 +55,12 @@ def test_every_rollout_counts_the_same_with_all_its_branches() -> None:
     }
 
 
-@pytest.mark.parametrize("normalize", ["rollout", "constant"])
+@pytest.mark.parametrize("normalize", ["rollout", 10])
 def test_branches_do_not_make_a_rollout_louder(normalize: Any) -> None:
     """One rollout asks eight sub-agents, another none; the influence of a third stays as it is."""
     answers = [exchange(f"s{i}", [9, i], [4, 5], messages=[], text="") for i in range(8)]
     subs = [WireHistory(items=[choice(e.id, "")]) for e in answers]
-    config = TrainConfig(normalize=normalize, constant_tokens=10 if normalize == "constant" else None)
+    config = TrainConfig(normalize=normalize)
 
     def third(further: list[Any]) -> float:
         members = [trajectory(1.0, ONE_TURN, *further), trajectory(0.0, ONE_TURN), trajectory(0.0, LONG_TURN)]
@@ -83,7 +83,7 @@ def test_every_group_counts_the_same() -> None:
 
 def test_length_has_no_influence_with_a_constant() -> None:
     """Sums over tokens by 100 per rollout, of which there are four."""
-    scales = token_scales(plan(*UNEVEN, normalize="constant", constant_tokens=100))
+    scales = token_scales(plan(*UNEVEN, normalize=100))
     found = [scale for rollout in scales.values() for scale in rollout.values()]
     assert found == pytest.approx([1 / 4 / 100] * 5)
 
@@ -104,12 +104,12 @@ ONE_ALIVE = (
         ("token", [1 / 20, 1 / 20]),
         ("rollout", [1 / 5 / 2, 1 / 5 / 6]),
         ("group", [1 / 3 / 8, 1 / 3 / 8]),
-        ("constant", [1 / 5 / 100, 1 / 5 / 100]),
+        (100, [1 / 5 / 100, 1 / 5 / 100]),
     ],
 )
 def test_rollouts_that_teach_nothing_count_in_the_divisor(normalize: Any, expected: list[float]) -> None:
     """What the model did not sample counts nowhere."""
-    config: dict[str, Any] = {"normalize": normalize, "constant_tokens": 100 if normalize == "constant" else None}
+    config: dict[str, Any] = {"normalize": normalize}
     scales = token_scales(plan(*ONE_ALIVE, **config))
     assert [scale for rollout in scales.values() for scale in rollout.values()] == pytest.approx(expected)
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from art.config import DistillConfig, DpoConfig, DppoConfig, SftConfig, TrainConfig
-from art.credit.ledger import close_ledger, close_unused_ledger
+from art.credit.ledger import close_ledger, close_unused_ledger, describe_rollouts
 from art.credit.plan import StepPlan, plan_step
-from art.credit.plan_findings import describe_twins
 from art.credit.resolve import ResolvedGroup
 from art.errors import NothingTrainableError, TrainingError, TrajectoryError
+from art.metrics import catalogue
 from art.protocol.training import WireGroup, WireHistory, WireTrajectory
+from tests.support.metric_names import find_metric
 from tests.support.recorded_exchanges import (
     BRANCH,
     BRANCHING,
@@ -120,7 +121,6 @@ def every_kind() -> list[ResolvedGroup]:
         (DISTILL, 18 + 6 + 4 + 4 + 2, {}),
         ((DppoConfig(), DISTILL), 18 + 6 + 4 + 4 + 2, {}),
         (DpoConfig(), 18 + 4, {"no_reward_spread": 4 + 4 + 2, "no_preference_pair": 2}),
-        (DpoConfig(pairs="all"), 18 + 6, {"no_reward_spread": 4 + 4 + 2}),
     ],
 )
 def test_ledger_closes_for_every_loss(loss: Any, trained: int, dropped: dict[str, int]) -> None:
@@ -153,7 +153,8 @@ def test_the_ledger_is_closed_with_what_the_trainer_left_out() -> None:
 def test_distillation_alone_looks_at_no_rewards() -> None:
     found = plan(group(1.0, 1.0), loss=DISTILL)
     assert len(found.samples) == 2
-    assert found.findings == [describe_twins(["groups[0].trajectories[1]"])], "of these tests' own making"
+    (twins,) = found.findings  # of these tests' own making
+    assert twins.startswith("groups[0].trajectories[1]: the same recorded answers as an earlier trajectory")
     beside = plan(group(1.0, 0.0), group(1.0, 1.0), loss=(DppoConfig(), DISTILL))
     assert [max(sample.advantages) for sample in samples_of(beside)] == [0.5, 0, 0, 0]
     assert beside.findings[:-1] == ["groups[1]: all rewards are equal, only distillation learns from it"]
@@ -165,7 +166,6 @@ def test_preference_pairs_name_rollouts() -> None:
     assert [sample.rollout_id for sample in found.samples] == [name for pair in found.pairs for name in pair]
     assert all(set(sample.advantages) == {0.0} for sample in samples_of(found)), "the trainer knows them"
     assert found.metrics["data/step_num_pairs"] == 1
-    assert len(plan(group(0.5, 1.0, 0.0), loss=DpoConfig(pairs="all")).pairs) == 3
 
 
 def test_a_silent_trajectory_is_in_no_pair() -> None:
@@ -298,3 +298,145 @@ def test_forked_rollouts_that_share_answers_are_no_finding() -> None:
     found = plan([trajectory(1.0), trajectory(0.0, ONE_TURN), trajectory(0.5, BRANCHING)])
     assert "data/step_num_trajectories_repeated" not in found.metrics
     assert not [finding for finding in found.findings if "the same recorded" in finding]
+
+
+# -- what the plan says about each rollout --
+
+
+def plan_cut(*groups: WireGroup | list[WireTrajectory], **config: Any) -> StepPlan:
+    exchanges = FIRST, SECOND, BRANCH, replace(LONG, finish_reason="length")
+    return plan_step(resolved(*groups, exchanges=exchanges), TrainConfig(**config), step=3)
+
+
+def rows(planned: StepPlan) -> list[tuple[int, int, float | None, int, dict[str, int]]]:
+    return [
+        (one.index, rollout.index, rollout.advantage, rollout.trained_tokens, rollout.dropped_tokens)
+        for one in planned.groups
+        for rollout in one.rollouts
+    ]
+
+
+def test_trained_and_dropped_rollouts_with_the_reasons_of_their_groups() -> None:
+    planned = plan_cut(group(1.0, 0.0), group(0.3, 0.3), WireGroup(trajectories=[]), group(0.5))
+    assert rows(planned) == [
+        (0, 0, 0.5, 4, {}),
+        (0, 1, -0.5, 4, {}),
+        (1, 0, None, 0, {"no_reward_spread": 4}),
+        (1, 1, None, 0, {"no_reward_spread": 4}),
+        (3, 0, None, 0, {"no_reward_spread": 4}),
+    ]
+    assert [one.left_out for one in planned.groups] == [None, "equal_rewards", "single_rollout"]
+
+
+def test_the_exchanges_of_each_branch_are_named() -> None:
+    planned = plan_cut([trajectory(1.0, BRANCHING), trajectory(0.0, ONE_TURN)])
+    assert [one.exchange_ids for one in planned.groups[0].rollouts] == [[["e1"], ["e3"]], [["e1"]]]
+
+
+def test_a_truncated_rollout_is_told_from_its_trained_neighbours() -> None:
+    planned = plan_cut([trajectory(1.0), trajectory(0.0), trajectory(0.5, LONG_TURN)], mask_truncated=True)
+    assert [one.dropped_tokens for one in planned.groups[0].rollouts] == [{}, {}, {"truncated": 6}]
+
+
+def test_the_advantage_of_a_rollout_is_the_mean_over_its_tokens() -> None:
+    """Turn rewards 0, 2 and 1, 1 give tokens of 0.5, 0.5, 1.5, 1.5 and four of -0.5."""
+    planned = plan_cut([trajectory(1.0, turn_rewards=[0, 2]), trajectory(0.0, turn_rewards=[1, 1])])
+    assert [one.advantage for one in planned.groups[0].rollouts] == [1.0, -0.5]
+
+
+def test_pairs_have_no_advantage_and_the_rest_is_dropped() -> None:
+    planned = plan_cut(group(1.0, 0.5, 0.0), loss=DpoConfig())
+    assert [(one.advantage, one.dropped_tokens) for one in planned.groups[0].rollouts] == [
+        (None, {}),
+        (None, {"no_preference_pair": 4}),
+        (None, {}),
+    ]
+
+
+@pytest.mark.parametrize("rewards", [(1.0, 0.0, 0.5), (0.2, 0.2)])
+def test_the_rollouts_add_up_to_the_ledger(rewards: tuple[float, ...]) -> None:
+    planned = plan_cut(
+        group(*rewards), group(0.0, 1.0), [trajectory(0.1, LONG_TURN), trajectory(0.0)], mask_truncated=True
+    )
+    rollouts = [rollout for one in planned.groups for rollout in one.rollouts]
+    assert sum(one.trained_tokens for one in rollouts) == planned.ledger["ledger/trained_tokens"]
+    for name in ("no_reward_spread", "truncated"):
+        total = sum(one.dropped_tokens.get(name, 0) for one in rollouts)
+        assert total == planned.ledger.get(f"ledger/dropped_tokens/{name}", 0)
+
+
+# -- metrics --
+
+
+def metrics_of(*groups: WireGroup | list[WireTrajectory], **config: Any) -> dict[str, float]:
+    found = plan_step(resolved(*groups), TrainConfig(**config), step=3)
+    return found.metrics | found.ledger
+
+
+def test_rewards_of_all_rollouts_are_described() -> None:
+    metrics = metrics_of(group(1.0, 0.0, 0.5), group(2.0, 2.0))
+    assert metrics["data/reward_mean"] == pytest.approx(5.5 / 5)
+    assert (metrics["data/reward_min"], metrics["data/reward_p50"], metrics["data/reward_max"]) == (0, 1, 2)
+    assert [metrics[f"data/reward_hist/{number}"] for number in range(10)] == [1, 0, 1, 0, 0, 1, 0, 0, 0, 2]
+
+
+def test_advantages_of_trained_rollouts_are_described_whatever_their_length_and_branches() -> None:
+    mixed = [trajectory(1.0, ONE_TURN), trajectory(0.0, BRANCHING)]
+    metrics = metrics_of(mixed, group(2.0, 2.0))
+    assert (metrics["data/advantage_min"], metrics["data/advantage_max"]) == (-0.5, 0.5)
+    assert metrics["data/advantage_mean"] == 0
+    assert sum(metrics[f"data/advantage_hist/{number}"] for number in range(10)) == 2
+
+
+def test_an_advantage_is_the_mean_of_its_tokens() -> None:
+    turns = [trajectory(0.0, turn_rewards=[0.0, 1.0]), trajectory(0.0, turn_rewards=[0.0, 0.0])]
+    samples = samples_of(plan_step(resolved(turns), TrainConfig(), step=3))
+    means = [sum(sample.advantages) / sum(sample.loss_mask) for sample in samples]
+    metrics = metrics_of(turns)
+    assert (metrics["data/advantage_max"], metrics["data/advantage_min"]) == (max(means), min(means))
+    assert max(means) > 0
+
+
+@pytest.mark.parametrize("loss", [DpoConfig(), DistillConfig(teacher="p/teacher")])
+def test_where_no_advantages_are_weighed_none_are_reported(loss: object) -> None:
+    metrics = metrics_of(group(1.0, 0.0), loss=loss)
+    assert "data/reward_mean" in metrics
+    assert not any(name.startswith("data/advantage") for name in metrics)
+
+
+def test_a_rollout_is_cut_off_if_any_answer_is() -> None:
+    cut = replace(SECOND, finish_reason="length")
+    [found] = resolved([trajectory(1.0), trajectory(0.0, ONE_TURN), trajectory(0.0, ONE_TURN)], exchanges=(FIRST, cut))
+    assert describe_rollouts(found.trajectories)["data/step_truncated_share"] == pytest.approx(1 / 3)
+
+
+def test_a_rollout_is_malformed_if_it_says_so_or_if_a_call_of_it_cannot_be_read() -> None:
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    unread = {"role": "assistant", "content": '<tool_call>{"name": </tool_call>'}
+    with_call = replace(FIRST, id="e5", message=unread, tools=tools)
+    without_tools = replace(FIRST, id="e6", message=unread)
+    rollouts = [
+        trajectory(1.0, ONE_TURN),
+        trajectory(0.0, ONE_TURN, policy_fault=True),
+        *(trajectory(0.0, WireHistory(items=[USER, choice(name, str(unread["content"]))])) for name in ("e5", "e6")),
+    ]
+    [found] = resolved(rollouts, exchanges=(FIRST, with_call, without_tools))
+    assert describe_rollouts(found.trajectories)["data/step_malformed_share"] == 2 / 4
+
+
+def test_the_length_of_rollouts_is_counted_in_answers_and_in_tokens() -> None:
+    [found] = resolved([trajectory(1.0), trajectory(0.0, ONE_TURN), trajectory(0.0, LONG_TURN)])
+    metrics = describe_rollouts(found.trajectories)
+    assert metrics["data/step_answers_per_rollout"] == pytest.approx(4 / 3)
+    assert metrics["data/step_tokens_per_rollout"] == pytest.approx((4 + 2 + 6) / 3)
+
+
+def test_every_metric_of_a_plan_is_in_the_catalogue() -> None:
+    seen: set[str] = set()
+    for changes in ({}, {"loss": DpoConfig()}, {"observation_weight": 0.1}):
+        seen |= metrics_of(group(1.0, 0.0), group(0.3, 0.3), **changes).keys()
+    assert [name for name in seen if find_metric(name, catalogue.PLAN_METRICS) is None] == []
+    found = {
+        key for key in catalogue.PLAN_METRICS for name in seen if find_metric(name, {key: catalogue.PLAN_METRICS[key]})
+    }
+    assert found == catalogue.PLAN_METRICS.keys()

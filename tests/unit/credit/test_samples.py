@@ -1,31 +1,43 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from art.config import TrainConfig
-from art.credit.plan import plan_step
+from art.config import DistillConfig, DpoConfig, TrainConfig
+from art.credit.ledger import close_ledger
+from art.credit.plan import StepPlan, plan_step
 from art.credit.resolve import exchange_ids
-from art.credit.samples import PlannedAnswer, build_samples
-from art.errors import TrajectoryError, TrajectoryMismatchError
-from art.protocol.chat import conversation_digest, message_digest
-from art.protocol.samples import ConstrainedSpan, Constraint
-from art.protocol.training import WireAnswer, WireGroup, WireHistory
-from art.trainer.tree.tree import check_sample
+from art.credit.samples import PlannedAnswer, ask_teacher, build_samples
+from art.credit.sft import sft_paths, sft_samples
+from art.engine import EngineInfo
+from art.errors import ConfigError, NothingTrainableError, TrainingError, TrajectoryError, TrajectoryMismatchError
+from art.gateway.policies import PolicyRef
+from art.gateway.renderer import Renderer, load_renderer
+from art.protocol.chat import conversation_digest, message_digest, normalize_messages
+from art.protocol.samples import ConstrainedSpan, Constraint, TrainingSample
+from art.protocol.training import WireAnswer, WireGroup, WireHistory, WireTrajectory
+from art.record.recorder import Exchange
+from art.trainer.tree import check_sample
+from tests.support.gateway import system, user
 from tests.support.recorded_exchanges import (
     AGAIN,
+    BRANCH,
     BRANCHING,
     FIRST,
+    LONG,
     ONE_TURN,
     SECOND,
     TWO_TURNS,
     UNTRACKED,
     USER,
     Recorded,
+    answer,
     choice,
+    exchange,
     group,
     resolved,
     samples_of,
@@ -36,7 +48,6 @@ from tests.support.recorded_exchanges import (
 def test_turns_that_extend_one_another_become_one_path() -> None:
     (found,) = resolved([trajectory(1.0)])[0].trajectories
     (path,) = found.paths
-    assert path.num_tokens == 8
     assert [(a.start, a.num_tokens, a.choice, a.exchange_id) for a in path.answers] == [
         (3, 2, 0, "e1"),
         (6, 2, 1, "e2"),
@@ -46,13 +57,13 @@ def test_turns_that_extend_one_another_become_one_path() -> None:
 
 def test_a_branch_becomes_a_path_of_its_own() -> None:
     (found,) = resolved([trajectory(1.0, BRANCHING)])[0].trajectories
-    assert [path.num_tokens for path in found.paths] == [5, 4]
+    assert [path.answers[-1].start + path.answers[-1].num_tokens for path in found.paths] == [5, 4]
     assert [path.answers[0].choice for path in found.paths] == [0, 1]
 
 
 def test_answers_of_another_model_are_context() -> None:
     (found,) = resolved([trajectory(1.0)], exchanges=(FIRST, replace(SECOND, name="opponent")))[0].trajectories
-    assert [path.num_tokens for path in found.paths] == [5]
+    assert [(path.answers[-1].start, path.answers[-1].num_tokens) for path in found.paths] == [(3, 2)]
     assert (found.context_tokens, found.num_choices) == (2, 2)
 
 
@@ -78,8 +89,7 @@ def test_groups_without_trajectories_keep_the_numbers_of_the_others() -> None:
 
 def test_what_shapes_a_reward_is_counted() -> None:
     (found,) = resolved([trajectory(0.5, BRANCHING, UNTRACKED, turn_rewards=[1, 2])])[0].trajectories
-    rewards = found.rewards()
-    assert (rewards.reward, rewards.turn_rewards, rewards.choices) == (0.5, [1, 2], 2)
+    assert (found.reward, found.turn_rewards, found.num_choices) == (0.5, [1, 2], 2)
     assert found.untracked_choices == 1
 
 
@@ -166,7 +176,7 @@ def test_what_a_client_changes_without_harm_does_not_change_a_digest() -> None:
 def test_a_conversation_has_one_form() -> None:
     with pytest.raises(ValidationError, match="either as `items` or as `answers`"):
         WireHistory(items=[USER], answers=[])
-    assert WireHistory(items=[USER]).model_dump() == {"items": [USER], "tools": None}
+    assert WireHistory(items=[USER]).model_dump() == {"items": [USER]}
     history = named(USER, choice("e1", "a"))
     assert WireHistory.model_validate_json(history.model_dump_json()) == history
 
@@ -221,3 +231,248 @@ def test_the_tokens_of_a_path_know_the_step_that_sampled_them() -> None:
 
 def test_exchange_ids_once_each() -> None:
     assert exchange_ids([group(1.0, 0.0), group(1.0), WireGroup(trajectories=[])]) == ["e1", "e2"]
+
+
+# -- observations --
+
+
+TOOL = {"role": "tool", "content": "42", "tool_call_id": "t"}
+_TALK = [USER, answer("a"), AGAIN, answer("b"), TOOL]
+THIRD = exchange("e5", [1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 9], [5], messages=_TALK, text="c")
+OTHER_THIRD = replace(THIRD, id="e6", completion_token_ids=[6], message=answer("d"))
+THREE_TURNS = WireHistory(items=[*TWO_TURNS.items, TOOL, choice("e5", "c")])
+SAME_BUT_THE_END = WireHistory(items=[*TWO_TURNS.items, TOOL, choice("e6", "d")])
+ALL = (FIRST, SECOND, BRANCH, LONG, THIRD, OTHER_THIRD)
+
+
+def plan(*groups: WireGroup | list[WireTrajectory], exchanges: tuple[Exchange, ...] = ALL, **config: Any) -> StepPlan:
+    config = {"observation_weight": 0.05} | config
+    return plan_step(resolved(*groups, exchanges=exchanges), TrainConfig(**config), step=3)
+
+
+def built(planned: StepPlan, exchanges: tuple[Exchange, ...] = ALL) -> list[TrainingSample]:
+    return build_samples([*planned.samples, *planned.observations], Recorded(*exchanges))  # type: ignore[arg-type]
+
+
+def learnt(sample: TrainingSample) -> list[int]:
+    return [token for token, is_learnt in zip(sample.token_ids, sample.loss_mask, strict=True) if is_learnt]
+
+
+def test_what_the_environment_says_between_two_answers_is_learnt() -> None:
+    planned = plan([trajectory(1.0, THREE_TURNS), trajectory(0.0, ONE_TURN)])
+    (sample,) = [sample for sample in built(planned) if sample.component == "observation"]
+    assert list(sample.token_ids) == THIRD.prompt_token_ids
+    assert learnt(sample) == [6, 9, 9, 9], "not the first prompt, and no answer"
+    assert (sample.weight, sample.share) == (0.05, 4), "0.05 times the mean over its tokens"
+    assert (sample.sample_id, sample.rollout_id, sample.group_id) == (
+        "groups[0].trajectories[0].paths[0].observations",
+        "groups[0].trajectories[0]",
+        "groups[0]",
+    )
+    assert sample.temperature == 1.0
+
+
+def test_observations_share_the_tokens_of_the_answers_layout() -> None:
+    samples = built(plan([trajectory(1.0, THREE_TURNS), trajectory(0.0, THREE_TURNS)]))
+    assert len({id(sample.token_ids.layout) for sample in samples}) == 1  # type: ignore[attr-defined]
+    assert len(samples[0].token_ids.layout.tokens) == len(THIRD.prompt_token_ids)  # type: ignore[attr-defined]
+
+
+def test_branches_of_a_rollout_count_a_shared_observation_once() -> None:
+    planned = plan([trajectory(1.0, THREE_TURNS, SAME_BUT_THE_END), trajectory(0.0, ONE_TURN)])
+    assert len(planned.samples) == 3
+    assert planned.ledger["ledger/observed_tokens"] == 4
+    each = plan([trajectory(1.0, THREE_TURNS), trajectory(0.0, SAME_BUT_THE_END)])
+    assert each.ledger["ledger/observed_tokens"] == 8, "two rollouts have seen it"
+
+
+def test_a_message_of_another_assistant_is_no_observation() -> None:
+    by_hand = replace(SECOND, request_messages=[USER, answer("a"), answer("by hand")])
+    turns = WireHistory(items=[USER, choice("e1", "a"), answer("by hand"), choice("e2", "b")])
+    found = plan([trajectory(1.0, turns), trajectory(0.0, ONE_TURN)], exchanges=(FIRST, by_hand))
+    assert found.observations == []
+    assert "there was no observation to learn" in found.findings[-1]
+    of_another_model = plan(
+        [trajectory(1.0, THREE_TURNS), trajectory(0.0)], exchanges=(FIRST, replace(SECOND, name="opponent"), THIRD)
+    )
+    assert of_another_model.observations == []
+
+
+def test_a_rewritten_history_has_no_observation_that_is_known_by_its_tokens() -> None:
+    assert plan([trajectory(1.0, BRANCHING), trajectory(0.0, ONE_TURN)]).observations == []
+
+
+def test_groups_without_spread_have_observations_too() -> None:
+    planned = plan(group(1.0, 1.0))
+    assert planned.samples == []
+    assert [sample.component for sample in built(planned)] == ["observation"] * 2
+    assert planned.findings[:-1] == ["groups[0]: all rewards are equal, nothing to learn"]
+    assert planned.exchange_ids == ["e2"], "kept until the job has ended"
+    assert planned.ledger["ledger/dropped_tokens/no_reward_spread"] == planned.ledger["ledger/sampled_tokens"] == 8
+
+
+def test_rollouts_that_are_left_out_for_their_length_teach_nothing_at_all() -> None:
+    cut = replace(SECOND, finish_reason="length")
+    planned = plan(group(1.0, 0.0), exchanges=(FIRST, cut), mask_truncated=True)
+    assert (planned.samples, planned.observations) == ([], [])
+
+
+def test_without_the_setting_there_are_none() -> None:
+    planned = plan(group(1.0, 0.0), observation_weight=0.0)
+    assert planned.observations == []
+    assert "ledger/observed_tokens" not in planned.ledger
+
+
+def test_the_ledger_counts_them_beside_what_was_sampled() -> None:
+    planned = plan(group(1.0, 0.0))
+    trained = {
+        "data/step_trainable_tokens": 8.0 + 2 + 30,
+        "data/step_observation_tokens": 2.0,
+        "data/step_sft_tokens": 30.0,
+    }
+    closed = close_ledger(planned.ledger, trained)
+    assert (closed["ledger/trained_tokens"], closed["ledger/observed_tokens"]) == (8, 2)
+    with pytest.raises(TrainingError, match="2 tokens of observations were planned, 1 were trained"):
+        close_ledger(
+            planned.ledger, trained | {"data/step_observation_tokens": 1.0, "data/step_trainable_tokens": 39.0}
+        )
+
+
+def test_a_teacher_is_not_asked_about_them() -> None:
+    planned = plan(group(1.0, 0.0), loss=DistillConfig(teacher="p/teacher"))
+    assert all(sample.observed is None for sample in planned.samples)
+    assert len(planned.observations) == 2
+
+
+def test_dpo_takes_none() -> None:
+    with pytest.raises(ConfigError, match="`observation_weight` does not apply"):
+        TrainConfig(loss=DpoConfig(), observation_weight=0.1)
+
+
+# -- teachers and other checkpoints --
+
+
+class ScoringEngine:
+    async def info(self) -> EngineInfo:
+        return EngineInfo(vocab_size=9, max_context=8, dtype="float32", device="cpu")
+
+    async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
+        return [-1.0] * (len(token_ids) - 1)
+
+
+def sample(**changes: Any) -> TrainingSample:
+    return TrainingSample(
+        sample_id="groups[0]",
+        rollout_id="r",
+        token_ids=[1, 2, 3],
+        loss_mask=[False, True, True],
+        sampling_logprobs=[0.0, -1.0, -1.0],
+        advantages=[0.0, 1.0, 1.0],
+        **changes,
+    )
+
+
+async def ask(asked: TrainingSample) -> list[list[float]]:
+    engine: Any = ScoringEngine()
+    renderer: Any = None
+    teacher = PolicyRef(
+        project="p", name="teacher", policy_version=0, adapter=None, engine=engine, renderer=renderer, max_context=8
+    )
+    return await ask_teacher(teacher, engine, [asked])
+
+
+async def test_a_teacher_answers_for_every_learnt_token() -> None:
+    assert await ask(sample()) == [[-1.0, -1.0]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"temperature": 0.7}, "temperature 0.7; distillation compares"),
+        (
+            {"constraints": [ConstrainedSpan(start=1, num_tokens=2, constraint=Constraint(kept=[[2], [3]]))]},
+            r"groups\[0\] has an answer that was drawn from a part of the vocabulary .*without constraints",
+        ),
+    ],
+    ids=["temperature", "constraint"],
+)
+async def test_other_samples_cannot_be_compared(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(TrajectoryError, match=message):
+        await ask(sample(**changes))
+
+
+# -- supervised fine-tuning --
+
+
+@pytest.fixture(scope="module")
+def renderer(tokenizer_dir: Path) -> Renderer:
+    return load_renderer(tokenizer_dir)
+
+
+def said(text: str, **fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **fields}
+
+
+def talk(num_turns: int) -> list[dict[str, Any]]:
+    turns = [[user(f"hello {i}"), said(f"the answer {i}")] for i in range(num_turns)]
+    return [system("be brief"), *(message for turn in turns for message in turn)]
+
+
+def conversations(*items: list[dict[str, Any]]) -> WireTrajectory:
+    return WireTrajectory(histories=[WireHistory(items=one) for one in items])
+
+
+def expected(items: list[dict[str, Any]], renderer: Renderer) -> set[tuple[tuple[int, ...], int]]:
+    """Each learnt token with everything before it, from one rendering per assistant message."""
+    messages = normalize_messages(items)
+    learnt = set()
+    for i, message in enumerate(messages):
+        if message["role"] == "assistant" and i > 0:
+            prompt = renderer.render(messages[:i], None)
+            completion = renderer.completion(messages[: i + 1], None) or []
+            whole = prompt + completion
+            learnt |= {(tuple(whole[:k]), whole[k]) for k in range(len(prompt), len(whole))}
+    return learnt
+
+
+def learnt_of(samples: list[Any]) -> list[tuple[tuple[int, ...], int]]:
+    return [
+        (tuple(sample.token_ids[:k]), sample.token_ids[k])
+        for sample in samples
+        for k, is_learnt in enumerate(sample.loss_mask)
+        if is_learnt
+    ]
+
+
+def test_the_answers_of_a_conversation_share_one_sample(renderer: Renderer) -> None:
+    items = talk(40)
+    paths, metrics = sft_paths([conversations(items)], renderer)
+    (sample,) = sft_samples(paths)
+    learnt = learnt_of([sample])
+    assert set(learnt) == expected(items, renderer)
+    assert len(learnt) == len(set(learnt)), "each token is learnt once"
+    assert len(sample.token_ids) < 1.1 * len(renderer.render(normalize_messages(items), None))
+    assert len(sample.loss_mask) == len(sample.advantages) == len(sample.sampling_logprobs) == len(sample.token_ids)
+    assert metrics["ledger/retokenised_messages"] == 40
+
+
+def test_an_answer_whose_prompt_is_rewritten_begins_another_sample(renderer: Renderer) -> None:
+    """The template drops the reasoning of earlier turns, so the later prompt is not what the first answer ended with."""
+    items = [user("a"), said("b", reasoning_content="hmm"), user("c"), said("d"), user("e"), said("f")]
+    paths, metrics = sft_paths([conversations(items, talk(2))], renderer)
+    samples = sft_samples(paths)
+    learnt = learnt_of(samples)
+    assert set(learnt) == expected(items, renderer) | expected(talk(2), renderer)
+    assert len(learnt) == len(set(learnt))
+    assert [sample.sample_id for sample in samples] == [
+        "trajectories[0].histories[0].messages[1]",
+        "trajectories[0].histories[0].messages[3]",
+        "trajectories[0].histories[1].messages[2]",
+    ]
+    assert {sample.rollout_id for sample in samples} == {"trajectories[0]"}
+    assert metrics["ledger/retokenised_messages"] == 5
+
+
+def test_without_an_answer_there_is_nothing_to_learn(renderer: Renderer) -> None:
+    with pytest.raises(NothingTrainableError):
+        sft_paths([conversations([said("first")])], renderer)

@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save, save_file
 
+from art import exports
 from art.errors import ConfigError, CorruptCheckpointError, NotFoundError, ProcessError, StorageError
-from art.exports import formats, merge
-from art.exports.folder import OnBytes, copy_checkpoint, new_folder
-from art.exports.s3 import S3Store
+from art.exports import OnBytes, S3Store, copy_checkpoint
 from art.protocol.calls import Export
 from art.protocol.checkpoint_calls import S3Target
 from art.storage import checkpoints
+from art.storage.atomic import new_directory
 from tests.support.object_store import BUCKET, open_store
 
 LAYERS = {"model.layers.0.q": (6, 4), "model.layers.1.q": (5, 4)}  # [out, in]
@@ -28,12 +28,8 @@ def nothing(done: int, total: int) -> None:
     pass
 
 
-def export(source: Path, base: str, form: str, target: Path, llama_cpp: str | None, on_bytes: OnBytes) -> None:
-    formats.export(Export(source=source, target=target, base_model=base, format=form, llama_cpp=llama_cpp), on_bytes)
-
-
-def describe(target: Path) -> dict[str, object]:
-    return formats.describe(Export(source=target, target=target, base_model="b", format="peft", llama_cpp=None))
+def export(source: Path, base: str, form: str, target: Path, on_bytes: OnBytes) -> dict[str, object]:
+    return exports.export(Export(source=source, target=target, base_model=base, format=form), on_bytes)
 
 
 @pytest.fixture
@@ -53,7 +49,7 @@ def base(tmp_path: Path) -> Path:
     for name, tensors in files.items():
         save_file(tensors, folder / name, metadata={"format": "pt"})
     index = {tensor: name for name, tensors in files.items() for tensor in tensors}
-    (folder / merge.INDEX).write_text(json.dumps({"weight_map": index}))
+    (folder / exports.INDEX).write_text(json.dumps({"weight_map": index}))
     for name in ("config.json", "tokenizer.json", "chat_template.jinja", "weights.bin", "README.md"):
         (folder / name).write_text("{}")
     return folder
@@ -106,16 +102,16 @@ def expected(base: Path, checkpoint: Path, name: str, scale: float) -> torch.Ten
 def test_a_merge_adds_the_adapter_and_touches_nothing_else(
     base: Path, tmp_path: Path, rows: int, config: dict[str, Any], scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merge, "ROWS", rows)
+    monkeypatch.setattr(exports, "ROWS", rows)
     checkpoint = write_adapter(tmp_path / "0007", **config)
-    export(checkpoint, str(base), "merged", tmp_path / "out", None, nothing)
+    export(checkpoint, str(base), "merged", tmp_path / "out", nothing)
     checkpoints.verify_files(tmp_path / "out")
     files = sorted(entry.name for entry in (tmp_path / "out").iterdir())
     assert files == sorted(
         [
             "model-1.safetensors",
             "model-2.safetensors",
-            merge.INDEX,
+            exports.INDEX,
             "config.json",
             "tokenizer.json",
             "chat_template.jinja",
@@ -137,7 +133,7 @@ def test_names_of_a_model_that_also_sees(base: Path, tmp_path: Path) -> None:
         entry.unlink()
     save_file(tensors, base / "model.safetensors")
     checkpoint = write_adapter(tmp_path / "0007", layers={"model.layers.0.q": (6, 4)})
-    export(checkpoint, str(base), "merged", tmp_path / "out", None, nothing)
+    export(checkpoint, str(base), "merged", tmp_path / "out", nothing)
     assert load_file(tmp_path / "out" / "model.safetensors")["model.language_model.layers.0.q.weight"].abs().sum() > 0
 
 
@@ -153,21 +149,20 @@ def test_what_cannot_be_merged_is_said(base: Path, checkpoint: Path, tmp_path: P
         (many_ranks, "is LORA with rank_pattern; only plain LoRA"),
     ):
         with pytest.raises(ConfigError, match=message):
-            export(path, str(base), "merged", tmp_path / "out", None, nothing)
-    (base / merge.INDEX).unlink()
+            export(path, str(base), "merged", tmp_path / "out", nothing)
+    (base / exports.INDEX).unlink()
     with pytest.raises(ConfigError, match="no safetensors"):
-        export(checkpoint, str(base), "merged", tmp_path / "out", None, nothing)
+        export(checkpoint, str(base), "merged", tmp_path / "out", nothing)
     (checkpoint / checkpoints.ADAPTER_WEIGHTS).write_bytes(b"damaged")
     with pytest.raises(CorruptCheckpointError):
-        export(checkpoint, str(base), "peft", tmp_path / "out", None, nothing)
+        export(checkpoint, str(base), "peft", tmp_path / "out", nothing)
     assert not (tmp_path / "out").exists()
     assert not [entry for entry in tmp_path.iterdir() if entry.name.startswith(".")], "nothing half-made is left"
 
 
 def test_the_adapter_alone(checkpoint: Path, tmp_path: Path, base: Path) -> None:
     for _ in range(2):  # once more takes the place of the first
-        export(checkpoint, str(base), "peft", tmp_path / "out", None, nothing)
-    described = describe(tmp_path / "out")
+        described = export(checkpoint, str(base), "peft", tmp_path / "out", nothing)
     assert described["files"] == ["adapter_config.json", "adapter_model.safetensors"]
 
 
@@ -178,11 +173,12 @@ def test_the_adapter_alone(checkpoint: Path, tmp_path: Path, base: Path) -> None
 def test_gguf_is_made_by_the_converter(
     base: Path, checkpoint: Path, tmp_path: Path, form: str, needs: str, made: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(formats.LLAMA_CPP, raising=False)
+    monkeypatch.delenv(exports.LLAMA_CPP, raising=False)
     with pytest.raises(ConfigError, match=r"of llama\.cpp.*ART_LLAMA_CPP"):
-        export(checkpoint, str(base), form, tmp_path / "out", None, nothing)
+        export(checkpoint, str(base), form, tmp_path / "out", nothing)
+    monkeypatch.setenv(exports.LLAMA_CPP, str(tmp_path))
     with pytest.raises(ConfigError, match="expected a checkout"):
-        export(checkpoint, str(base), form, tmp_path / "out", str(tmp_path), nothing)
+        export(checkpoint, str(base), form, tmp_path / "out", nothing)
     name = {"gguf": "convert_hf_to_gguf.py", "gguf-lora": "convert_lora_to_gguf.py"}[form]
     folder = tmp_path / "llama.cpp"
     folder.mkdir()
@@ -191,17 +187,17 @@ def test_gguf_is_made_by_the_converter(
         f"folders = [pathlib.Path(a) for a in args[1:] if (pathlib.Path(a) / {needs!r}).is_file()]\n"
         "assert folders, args\npathlib.Path(args[args.index('--outfile') + 1]).write_text('GGUF')\n"
     )
-    export(checkpoint, str(base), form, tmp_path / "out", str(folder), nothing)
-    assert describe(tmp_path / "out")["files"] == [made]
+    monkeypatch.setenv(exports.LLAMA_CPP, str(folder))
+    assert export(checkpoint, str(base), form, tmp_path / "out", nothing)["files"] == [made]
     (folder / name).write_text("raise SystemExit('BPE pre-tokenizer was not recognized')")
     with pytest.raises(ProcessError, match=r"status 1(.|\n)*BPE pre-tokenizer was not recognized"):
-        export(checkpoint, str(base), form, tmp_path / "other", str(folder), nothing)
+        export(checkpoint, str(base), form, tmp_path / "other", nothing)
     assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(("config", "alpha"), [({}, ALPHA), ({"use_rslora": True}, ALPHA * RANK**0.5)])
 def test_llama_cpp_gets_the_scale_as_alpha_by_rank(
-    base: Path, tmp_path: Path, config: dict[str, Any], alpha: float
+    base: Path, tmp_path: Path, config: dict[str, Any], alpha: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its converter reads `lora_alpha` and does not look at `use_rslora`."""
     checkpoint = write_adapter(tmp_path / "checkpoints" / "0007", **config)
@@ -209,7 +205,8 @@ def test_llama_cpp_gets_the_scale_as_alpha_by_rank(
         "import pathlib, sys\nfrom shutil import copyfile\nargs = sys.argv\n"
         "copyfile(pathlib.Path(args[1]) / 'adapter_config.json', args[args.index('--outfile') + 1])\n"
     )
-    export(checkpoint, str(base), "gguf-lora", tmp_path / "out", str(tmp_path), nothing)
+    monkeypatch.setenv(exports.LLAMA_CPP, str(tmp_path))
+    export(checkpoint, str(base), "gguf-lora", tmp_path / "out", nothing)
     seen = json.loads((tmp_path / "out" / "adapter.gguf").read_text())
     assert (seen["lora_alpha"], seen["r"], seen.get("use_rslora", False)) == (pytest.approx(alpha), RANK, False)
 
@@ -225,11 +222,11 @@ def test_a_copy_is_verified(checkpoint: Path, tmp_path: Path) -> None:
 
 def test_a_folder_is_whole_or_as_it_was(tmp_path: Path) -> None:
     target = tmp_path / "out"
-    with new_folder(target, manifest=True) as folder:
+    with new_directory(target, replace=True) as folder:
         (folder / "a").write_text("first")
 
     def fail() -> None:
-        with new_folder(target, manifest=True) as folder:
+        with new_directory(target, replace=True) as folder:
             (folder / "a").write_text("second")
             raise ValueError
 

@@ -57,7 +57,7 @@ def test_a_push_to_a_hub_is_one_commit(tmp_path: Path) -> None:
     params = {"source": str(tmp_path), "target": target, "place": "", "message": "p/agent step 3"}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "art.runtime.children.file_child"],
+            [sys.executable, "-m", "art.worker.file_child"],
             input=json.dumps({"call": "push", "params": params}) + "\n", capture_output=True, text=True, env=env,
         )  # fmt: skip
     finally:

@@ -7,15 +7,16 @@ import math
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import peft
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from art import exports
 from art.engines.vllm.command import LORA_RANKS
 from art.errors import ConfigError
-from art.exports import formats, production
 from art.protocol.calls import Export
 from art.storage import checkpoints
 from tests.unit.exports.test_exports import nothing, write_adapter
@@ -23,19 +24,17 @@ from tests.unit.exports.test_exports import nothing, write_adapter
 PEFT = {"r": 12, "lora_alpha": 24, "target_modules": ["q_proj"], "base_model_name_or_path": "Qwen/Qwen3-0.6B"}
 
 
-def to_vllm(checkpoint: Path, target: Path, **more: object) -> Export:
+def to_vllm(checkpoint: Path, target: Path, **more: object) -> dict[str, Any]:
     call = Export(
-        source=checkpoint, target=target, base_model="Qwen/Qwen3-0.6B", format="vllm-lora", llama_cpp=None,
+        source=checkpoint, target=target, base_model="Qwen/Qwen3-0.6B", format="vllm-lora",
         model_name="search/agent@promoted", **more,  # type: ignore[arg-type]
     )  # fmt: skip
-    formats.export(call, nothing)
-    return call
+    return exports.export(call, nothing)
 
 
 def test_the_folder_has_the_adapter_and_the_commands(tmp_path: Path) -> None:
     checkpoint = write_adapter(tmp_path / "0040", **PEFT)
-    call = to_vllm(checkpoint, tmp_path / "out")
-    described = formats.describe(call)
+    described = to_vllm(checkpoint, tmp_path / "out")
     assert described["files"] == ["README.md", *sorted(checkpoints.ADAPTER_FILES)]
     assert described["commands"] == {
         "vllm": "vllm serve Qwen/Qwen3-0.6B --enable-lora --max-lora-rank 16 --lora-modules "
@@ -44,7 +43,7 @@ def test_the_folder_has_the_adapter_and_the_commands(tmp_path: Path) -> None:
         '"search/agent@promoted=$PWD" --sampling-defaults openai',
     }
     text = (tmp_path / "out" / "README.md").read_text()
-    assert all(command in text for command in described["commands"].values())  # type: ignore[attr-defined]
+    assert all(command in text for command in described["commands"].values())
     assert "chat_template_kwargs" not in text
     assert '{"lora_name": "search/agent@promoted", "lora_path": "FOLDER", "load_inplace": true}' in text
     assert "ask SGLang for `Qwen/Qwen3-0.6B:search/agent@promoted`" in text
@@ -85,9 +84,8 @@ def test_peft_computes_the_same_with_the_plain_scale_of_a_rslora(tmp_path: Path)
 
 def test_arguments_of_the_template_are_set_and_told(tmp_path: Path) -> None:
     checkpoint = write_adapter(tmp_path / "0040", **PEFT)
-    call = to_vllm(checkpoint, tmp_path / "out", template_kwargs={"enable_thinking": False})
-    commands: dict[str, str] = formats.describe(call)["commands"]  # type: ignore[assignment]
-    for command in commands.values():
+    described = to_vllm(checkpoint, tmp_path / "out", template_kwargs={"enable_thinking": False})
+    for command in described["commands"].values():
         arguments = shlex.split(command)
         given = arguments[arguments.index("--default-chat-template-kwargs") + 1]
         assert json.loads(given) == {"enable_thinking": False}
@@ -98,7 +96,7 @@ def test_arguments_of_the_template_are_set_and_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("release", ["0.26", "0.32"])
 def test_every_option_is_one_of_vllm(tmp_path: Path, release: str) -> None:
     adapter = write_adapter(tmp_path / "0040", **PEFT)
-    command = production.serve_commands(adapter, "m", "p/agent@1", {"enable_thinking": False})["vllm"]
+    command = exports.serve_commands(adapter, "m", "p/agent@1", {"enable_thinking": False})["vllm"]
     options = {word for word in shlex.split(command) if word.startswith("--")}
     known = (Path(__file__).parents[2] / "support" / "vllm_flags" / f"{release}.txt").read_text().split()
     assert options <= {*known}
@@ -106,12 +104,12 @@ def test_every_option_is_one_of_vllm(tmp_path: Path, release: str) -> None:
 
 def test_a_base_model_with_spaces_in_its_path_is_one_word_of_the_commands(tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "0040", **PEFT)
-    for command in production.serve_commands(adapter, "/models/my model", "p/agent@1", {}).values():
+    for command in exports.serve_commands(adapter, "/models/my model", "p/agent@1", {}).values():
         assert "/models/my model" in shlex.split(command)
 
 
 def test_a_rank_that_no_server_takes_is_refused(tmp_path: Path) -> None:
-    assert production.LORA_RANKS[1:] == LORA_RANKS
+    assert exports.LORA_RANKS[1:] == LORA_RANKS
     checkpoint = write_adapter(tmp_path / "0040", **PEFT | {"r": 1024})
     with pytest.raises(ConfigError, match="up to rank 512, and this one has 1024; export `merged`"):
         to_vllm(checkpoint, tmp_path / "out")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from art.gateway.format.tokenizer import Tokenizer
+from art.gateway.tokenizer import Tokenizer
 from tests.support.gateway import Bench, open_bench
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from art.config import TrainConfig
-from art.gateway.json_pieces import json_pieces
+from art.gateway.workers import json_pieces
 from art.protocol.training import TrainRequest, WireGroup, WireHistory, WireTrajectory
 
 ITEMS = [

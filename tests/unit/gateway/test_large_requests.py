@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from art.errors import ContextLengthError
-from art.gateway.format.bridge import Branch, extend_text
-from art.gateway.format.size import SizeLimit, check_size
-from art.gateway.format.tokenizer import Tokenizer
-from art.protocol.dialects.chat_completions import parse_chat_request
+from art.gateway.bridge import Branch, extend_text
+from art.gateway.tokenizer import Tokenizer
+from art.gateway.turn import check_size
+from art.protocol.chat_completions import parse_chat_request
 from tests.support.gateway import Bench, open_bench, user
 
 CONTEXT = 4096
@@ -49,27 +49,23 @@ def encoded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Encoded:
 
 async def test_more_characters_than_the_context_can_hold(bench: Bench, encoded: Encoded) -> None:
     longest = bench.renderer.tokenizer.longest_token
-    num_chars = CONTEXT * longest + 1
-    with pytest.raises(
-        ContextLengthError, match=f"{num_chars} characters; 4096 tokens hold at most {CONTEXT * longest}"
-    ):
+    num_chars = 8 * CONTEXT * longest + 1
+    with pytest.raises(ContextLengthError, match=f"{num_chars} characters, are too many"):
         await bench.chat(user(text_of(num_chars)))
     assert encoded.num_chars == 0
 
 
-async def test_more_tokens_than_the_context_has(bench: Bench, encoded: Encoded) -> None:
+async def test_many_times_more_tokens_than_the_context_has(bench: Bench, encoded: Encoded) -> None:
     """The text could fit by its characters. It is counted in pieces, up to where it is too long."""
-    num_chars = CONTEXT * bench.renderer.tokenizer.longest_token - 100
-    assert num_chars > 8 * CONTEXT
-    with pytest.raises(ContextLengthError, match="more than 4096 tokens long"):
+    num_chars = 8 * CONTEXT * bench.renderer.tokenizer.longest_token - 100
+    with pytest.raises(ContextLengthError, match="more than 32768 tokens long"):
         await bench.chat(user(text_of(num_chars)))
-    assert encoded.num_chars <= 2 * 8 * CONTEXT
     assert encoded.num_chars < num_chars
 
 
 async def test_more_messages_than_tokens(bench: Bench, encoded: Encoded) -> None:
-    with pytest.raises(ContextLengthError, match="there are 4097 messages"):
-        await bench.chat(*[user("")] * (CONTEXT + 1))
+    with pytest.raises(ContextLengthError, match="32769 messages"):
+        await bench.chat(*[user("")] * (8 * CONTEXT + 1))
     assert encoded.num_chars == 0
 
 
@@ -80,9 +76,9 @@ async def test_long_texts_of_large_tokens_still_fit(tmp_path: Path, tokenizer_di
     num_tokens = len(tokenizer.encode(text, add_special_tokens=False))
     assert len(text) / num_tokens > 8
     messages = [{"role": "user", "content": text}]
-    check_size(messages, None, SizeLimit(num_tokens, tokenizer))
+    check_size(messages, None, num_tokens // 8 + 1, tokenizer, limit="it")
     with pytest.raises(ContextLengthError):
-        check_size(messages, None, SizeLimit(num_tokens // 2, tokenizer))
+        check_size(messages, None, num_tokens // 16, tokenizer, limit="it")
 
 
 async def test_large_prompts_are_built_in_a_thread(tmp_path: Path, tokenizer_dir: Path, monkeypatch: Any) -> None:

@@ -9,30 +9,32 @@ from types import SimpleNamespace
 import pytest
 
 from art.engine import Timings
-from art.gateway import live as hub_module
-from art.gateway.live import LiveHub, LiveRequest
-from art.protocol.live.events import FindingMade, LiveEvent, LogLine, Reset
+from art.gateway.live import MAX_ENDED, LiveHub, LiveRequest
+from art.protocol.live import FindingMade, LiveEvent
+from tests.support.gateway import user
 
 TEXTS = {1: b"a", 2: b"b", 3: b"\xc3", 4: b"\xa9"}
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "FLUSH_S", 0.005)
+def quick(**limits: int) -> LiveHub:
+    return LiveHub(flush_s=0.005, **limits)
 
 
 def make(number: int = 1, project: str = "p", *, is_streamed: bool = True) -> LiveRequest:
+    tokenizer = SimpleNamespace(token_bytes=TEXTS)
+    turn = SimpleNamespace(
+        rollout_id=None, messages=[user("hi" * 999)], prompt_token_ids=[0] * 5, max_tokens=9,
+        renderer=SimpleNamespace(tokenizer=tokenizer),
+    )  # fmt: skip
     completion = SimpleNamespace(
         exchange_id=f"e{number}", token_ids=[], timings=None, num_cached_tokens=2, finish_reason=None
     )
-    return LiveRequest(
-        project=project, name="m", policy_version=3, rollout_id=None, messages=[{"role": "user", "content": "hi" * 999}],
-        num_prompt_tokens=5, max_tokens=9, completion=completion, token_bytes=TEXTS, is_streamed=is_streamed,
-    )  # fmt: skip
+    policy = SimpleNamespace(project=project, name="m", policy_version=3)
+    return LiveRequest(turn, policy, completion, is_streamed)  # type: ignore[arg-type]
 
 
 def sample(hub: LiveHub, request: LiveRequest, *tokens: int) -> None:
-    request.token_ids.extend(tokens)
+    request.completion.token_ids.extend(tokens)
     hub.sampled(request)
 
 
@@ -62,7 +64,7 @@ def kinds(events: list[LiveEvent]) -> list[str]:
 
 
 async def test_a_viewer_follows_a_request_from_its_start_to_its_end() -> None:
-    hub, request = LiveHub(), make()
+    hub, request = quick(), make()
     stream = Viewer(hub, "p")
     assert kinds(await take(stream, 1)) == ["reset"]
     with hub.followed(request):
@@ -84,13 +86,13 @@ async def test_a_viewer_follows_a_request_from_its_start_to_its_end() -> None:
 
 
 async def test_a_late_viewer_gets_the_running_requests_with_their_text_and_the_newest_ended_ones() -> None:
-    hub, ended, running, plain = LiveHub(), make(1), make(2), make(3, is_streamed=False)
+    hub, ended, running, plain = quick(), make(1), make(2), make(3, is_streamed=False)
     with hub.followed(ended):
         ended.completion.finish_reason = "length"
     with ExitStack() as stack:
         stack.enter_context(hub.followed(running))
         stack.enter_context(hub.followed(plain))
-        running.token_ids.extend([1, 2, 3])  # a client streams it, nobody watches
+        running.completion.token_ids.extend([1, 2, 3])  # a client streams it, nobody watches
         stream = Viewer(hub, "p")
         events = await take(stream, 4)
         assert kinds(events) == ["reset", "request_started", "request_started", "request_ended"]
@@ -102,39 +104,38 @@ async def test_a_late_viewer_gets_the_running_requests_with_their_text_and_the_n
 
 
 async def test_requests_that_fail_or_are_cancelled_say_so() -> None:
-    hub, stream = LiveHub(), None
+    hub, stream = quick(), None
     stream = Viewer(hub, None)
     await take(stream, 1)
     with pytest.raises(ValueError), hub.followed(make(1)):
         raise ValueError("no\nstack")
     with pytest.raises(asyncio.CancelledError), hub.followed(make(2)):
         raise asyncio.CancelledError
-    failed, cancelled = (await take(stream, 4))[2:]
+    _, failed, _, cancelled = await take(stream, 4)
     assert (failed.data.outcome, failed.data.error) == ("failed", "no")
     assert (cancelled.data.outcome, cancelled.data.error) == ("cancelled", None)
     assert not hub.answered
 
 
 async def test_a_stop_string_leaves_the_decoding_time_to_the_clock() -> None:
-    hub, request = LiveHub(), make()
+    hub, request = quick(), make()
     with hub.followed(request):
         request.completion.timings = Timings(queue_s=0.0, prefill_s=0.0)
         await asyncio.sleep(0.01)
         request.completion.finish_reason = "stop"
-    ended = request.ended()
+    (ended,) = hub.ended
     assert ended.decode_s == pytest.approx(ended.total_s)
     assert ended.total_s >= 0.01
 
 
 async def test_viewers_see_their_project_only() -> None:
-    hub = LiveHub()
+    hub = quick()
     mine, all_of_them = Viewer(hub, "p"), Viewer(hub, None)
     await take(mine, 1)
     await take(all_of_them, 1)
     hub.publish("q", FindingMade(project="q", name="m", step=1, text="secret"))
-    hub.publish(None, LogLine(level="INFO", logger="x", text="line"))
     with hub.followed(make(7, "q")):
-        assert kinds(await take(all_of_them, 3)) == ["finding", "log", "request_started"]
+        assert kinds(await take(all_of_them, 2)) == ["finding", "request_started"]
     hub.publish("p", FindingMade(project="p", name="m", step=1, text="mine"))
     (event,) = await take(mine, 1)
     assert event.data.text == "mine"
@@ -142,22 +143,18 @@ async def test_viewers_see_their_project_only() -> None:
     assert kinds(await take(late, 1)) == ["reset"]
 
 
-async def test_nothing_is_kept_when_nobody_watches() -> None:
-    hub, request = LiveHub(), make()
-    hub.publish("p", FindingMade(project="p", name="m", step=1, text="x"))
-    with hub.followed(request):
-        sample(hub, request, 1)
-    assert not hub._fresh
-    assert hub._flush_timer is None
+async def test_only_the_newest_ended_requests_are_kept() -> None:
+    hub = quick()
+    hub.publish("p", FindingMade(project="p", name="m", step=1, text="x"))  # nobody watches
     for number in range(300):
-        with hub.followed(make(number)):
-            pass
-    assert len(hub._ended) == hub_module.MAX_ENDED
-    assert all(ended.completion is None and not ended.messages for ended in hub._ended)
+        with hub.followed(make(number)) as request:
+            sample(hub, request, 1)
+    assert [ended.id for ended in hub.ended] == [f"e{number}" for number in range(300 - MAX_ENDED, 300)]
+    assert kinds(await take(Viewer(hub, "p"), 1 + MAX_ENDED)) == ["reset"] + ["request_ended"] * MAX_ENDED
 
 
 async def test_a_viewer_that_reconnects_starts_over_from_what_runs() -> None:
-    hub = LiveHub()
+    hub = quick()
     stream = Viewer(hub, "p")
     await take(stream, 1)
     with hub.followed(make()):
@@ -168,37 +165,32 @@ async def test_a_viewer_that_reconnects_starts_over_from_what_runs() -> None:
         assert kinds(await take(again, 2)) == ["reset", "request_started"]
 
 
-async def test_a_slow_viewer_loses_tokens_and_is_told_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "MAX_EVENTS", 10)
-    hub, request = LiveHub(), make()
-    slow, quick = Viewer(hub, "p"), Viewer(hub, "p")
+async def test_a_slow_viewer_starts_over_from_what_runs() -> None:
+    hub, request = quick(max_events=10), make()
+    slow, fast = Viewer(hub, "p"), Viewer(hub, "p")
     await take(slow, 1)
-    await take(quick, 1)
+    await take(fast, 1)
     with hub.followed(request):
-        assert kinds(await take(slow, 1)) == kinds(await take(quick, 1)) == ["request_started"]
+        assert kinds(await take(slow, 1)) == kinds(await take(fast, 1)) == ["request_started"]
         sample(hub, request, 1)
-        assert kinds(await take(slow, 1)) == kinds(await take(quick, 1)) == ["tokens"]
+        assert kinds(await take(slow, 1)) == kinds(await take(fast, 1)) == ["tokens"]
         for _ in range(25):
             sample(hub, request, 1, 2)
-            assert kinds(await take(quick, 1)) == ["tokens"]
+            assert kinds(await take(fast, 1)) == ["tokens"]
         reset, started = await take(slow, 2)
-        assert isinstance(reset.data, Reset)
-        assert reset.data.num_lost_tokens == 50
+        assert reset.data.kind == "reset"
         assert (started.data.id, started.data.num_tokens, started.data.text) == ("e1", 51, "a" + "ab" * 25)
         sample(hub, request, 2)
         assert kinds(await take(slow, 1)) == ["tokens"]
 
 
-async def test_a_viewer_falls_behind_by_the_size_of_texts_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "MAX_CHARS", 1000)
-    hub, request = LiveHub(), make()
-    slow, quick = Viewer(hub, "p"), Viewer(hub, "p")
-    await take(slow, 1)
-    await take(quick, 1)
-    with hub.followed(request):
-        await take(quick, 1)
-        for _ in range(4):
-            sample(hub, request, *[1] * 300)
-            await take(quick, 1)
-        (reset,) = await take(slow, 1)
-        assert reset.data.num_lost_tokens == 1200
+async def test_a_viewer_hears_that_nothing_happens() -> None:
+    hub = LiveHub(heartbeat_s=0.01)
+    stream = hub.watch("p")
+    async with asyncio.timeout(60):
+        assert kinds(await anext(stream)) == ["reset"]
+        assert await anext(stream) == []
+        hub.publish("p", FindingMade(project="p", name="m", step=1, text="x"))
+        while not (events := await anext(stream)):
+            pass
+    assert kinds(events) == ["finding"]

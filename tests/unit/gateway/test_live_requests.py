@@ -9,22 +9,18 @@ from pathlib import Path
 import pytest
 
 from art.errors import ProcessError
-from art.gateway import live as hub_module
 from art.gateway.chat import WATCHED_CHUNK_S
-from art.testing.fake_engine import FakeEngine
+from art.gateway.live import LiveHub
+from tests.support.fake_engine import FakeEngine
 from tests.support.gateway import LOOK_UP, Bench, open_bench, system, user
 
 CALL = 'one <tool_call>\n{"name": "look_up", "arguments": {"key": "a"}}\n</tool_call>'
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "FLUSH_S", 0.001)
-
-
 async def test_tokens_of_a_plain_request_come_as_they_are_sampled(bench: Bench) -> None:
     bench.answers(CALL)
     bench.engine.delay_s = 0.005
+    bench.gateway.live = LiveHub(flush_s=0.001)
     events, stream = [], bench.gateway.live.watch("games")
     await anext(stream)
     asking = asyncio.create_task(bench.chat(system("be brief"), user("look up a"), tools=[LOOK_UP], rollout_id="r1"))
@@ -75,7 +71,7 @@ async def test_the_time_of_a_request_is_split(tmp_path: Path, tokenizer_dir: Pat
     async with open_bench(tmp_path, tokenizer_dir, engine=engine) as bench:
         bench.resolver.policy = replace(bench.resolver.policy, adapter=None)
         await asyncio.gather(*(bench.chat(user("hi"), seed=seed, max_tokens=10) for seed in (1, 2)))
-        first, second = (request.ended() for request in bench.gateway.live._ended)
+        first, second = bench.gateway.live.ended
         assert second.queue_s > 5 * first.queue_s
         for ended in (first, second):
             assert 0 < ended.queue_s + ended.prefill_s + ended.decode_s <= ended.total_s
@@ -85,7 +81,7 @@ async def test_a_request_that_fails_is_no_longer_running(bench: Bench) -> None:
     bench.engine.error = ProcessError("the engine died\nits log")
     with pytest.raises(ProcessError):
         await bench.chat(user("hi"))
-    (ended,) = bench.gateway.live._ended
+    (ended,) = bench.gateway.live.ended
     assert (ended.outcome, ended.error) == ("failed", "the engine died")
     assert not bench.gateway.live.running
 
@@ -98,4 +94,4 @@ async def test_each_choice_is_a_request_of_its_own(bench: Bench) -> None:
         await asyncio.sleep(0)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    assert [request.outcome for request in bench.gateway.live._ended] == ["cancelled"] * 2
+    assert [request.outcome for request in bench.gateway.live.ended] == ["cancelled"] * 2

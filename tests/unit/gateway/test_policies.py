@@ -90,9 +90,8 @@ def test_the_server_process_loads_no_torch(tokenizer_dir: Path) -> None:
         "import sys\n"
         "from art.server.app import App\n"
         "from art.gateway.chat import Gateway\n"
-        "from art.gateway.format.load import load_renderer\n"
+        "from art.gateway.renderer import load_renderer\n"
         f"load_renderer({str(tokenizer_dir)!r})\n"
-        "import renderers\n"
         "print([name for name in ('torch', 'transformers', 'fastapi') if name in sys.modules])\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

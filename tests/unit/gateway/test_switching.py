@@ -14,19 +14,19 @@ import pytest
 from art.engine import EngineInfo, GenerateRequest, TokenChunk
 from art.gateway.policies import PolicyRef
 from art.protocol.answers import ChatAnswer
-from art.protocol.dialects.chat_completions import parse_chat_request
+from art.protocol.chat_completions import parse_chat_request
 from tests.support.gateway import Bench, accumulate, user
 
 TEXT = "hello world the name END assistant user"
 
 
 @pytest.fixture
-def publish(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+def publish(bench: Bench) -> Callable[[int], None]:
     """Call it to publish a step. The engine samples `TEXT` under any weights, token by token."""
     resolver, ready = bench.resolver, {bench.resolver.policy.policy_version}
     tokens = [*bench.renderer.tokenizer.encode(TEXT, add_special_tokens=False), bench.renderer.stop_token_ids[0]]
     bench.engine.script = lambda request: tokens[request.first_index :]
-    monkeypatch.setattr(resolver, "is_ready", lambda policy: policy.policy_version in ready)
+    resolver.is_ready = lambda policy: policy.policy_version in ready
 
     def publish(step: int) -> None:
         ready.add(step)
@@ -103,17 +103,15 @@ async def test_without_the_wish_an_answer_ends_with_the_weights_it_began_with(
     assert len(bench.engine.requests) == 1
 
 
-async def test_a_cleared_cache_alone_changes_nothing(
-    bench: Bench, publish: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cleared_cache_alone_changes_nothing(bench: Bench, publish: Callable[[int], None]) -> None:
     """Another model's step clears the resolver's cache too."""
     resolver, policy = bench.resolver, bench.resolver.policy
 
     async def resolve(model: str) -> PolicyRef:
         return policy
 
-    monkeypatch.setattr(resolver, "resolve_ready", lambda model: None)
-    monkeypatch.setattr(resolver, "resolve", resolve)
+    resolver.resolve_ready = lambda model: None
+    resolver.resolve = resolve
     response = await ask(bench)
     assert len(bench.engine.requests) == 1
     assert bench.exchange(response).segments == []
@@ -135,9 +133,7 @@ async def test_a_stream_a_stop_string_and_several_choices_switch_too(
     assert any(exchange.segments for exchange in exchanges)
 
 
-async def test_merged_weights_are_left_before_they_are_replaced(
-    bench: Bench, publish: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_merged_weights_are_left_before_they_are_replaced(bench: Bench, publish: Callable[[int], None]) -> None:
     """An engine with one policy exchanges it when no request runs: the answer must stop before it asks for the new one."""
     resolver, before = bench.resolver, bench.resolver.policy
     sample = bench.engine.generate
@@ -158,15 +154,15 @@ async def test_merged_weights_are_left_before_they_are_replaced(
         return resolver.policy
 
     bench.engine.generate = generate
-    monkeypatch.setattr(resolver, "is_ready", lambda policy: not closing)
-    monkeypatch.setattr(resolver, "resolve_ready", lambda model: None if closing else resolver.policy)
-    monkeypatch.setattr(resolver, "resolve", resolve)
+    resolver.is_ready = lambda policy: not closing
+    resolver.resolve_ready = lambda model: None if closing else resolver.policy
+    resolver.resolve = resolve
     exchange = bench.exchange(await ask(bench))
     assert exchange.segments == [(3, 1), (4, len(exchange.completion_token_ids) - 1)]
 
 
 async def test_a_constrained_answer_ends_as_it_began_where_the_engine_cannot_resume_it(
-    bench: Bench, publish: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+    bench: Bench, publish: Callable[[int], None]
 ) -> None:
     info = await bench.engine.info()
     bench.engine.script = lambda request: [
@@ -178,7 +174,7 @@ async def test_a_constrained_answer_ends_as_it_began_where_the_engine_cannot_res
         async def described() -> EngineInfo:
             return replace(info, grammars=True, resumes_grammars=resumes)
 
-        monkeypatch.setattr(bench.engine, "info", described)
+        bench.engine.info = described
         bench.engine.requests.clear()
         publish_after(bench, publish, {2: bench.resolver.policy.policy_version + 1})
         await ask(bench, response_format=form)

@@ -13,20 +13,19 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from openai.types.chat.chat_completion import Choice
 
-from art.client.waiting import progress_bar
+from art.client.terminal import progress_bar
 from art.errors import RolloutError, TrajectoryError
+from art.faults import FaultWatch
 from art.gather import (
     GatherContext,
     gather_trajectories,
     gather_trajectory_groups,
     get_gather_context,
     set_gather_context,
+    trajectory_group_batches,
     wrap_group_awaitable,
 )
-from art.gather.batches import trajectory_group_batches
-from art.gather.faults import FaultWatch
 from art.trajectory import Trajectory, TrajectoryGroup
 
 
@@ -135,16 +134,6 @@ async def test_a_reward_that_is_no_number_is_a_failure_of_its_rollout() -> None:
     assert rewards_of(await gather_trajectory_groups(pending(), pbar_desc=None, max_exceptions=2)) == [[1.0, 0.0]]
 
 
-async def test_a_reward_may_come_from_after_each() -> None:
-    async def judge(group: TrajectoryGroup) -> TrajectoryGroup:
-        for number, trajectory in enumerate(group):
-            trajectory.reward = float(number)
-        return group
-
-    pending = [TrajectoryGroup(scored(math.nan) for _ in range(2))]
-    assert rewards_of(await gather_trajectory_groups(pending, pbar_desc=None, after_each=judge)) == [[0.0, 1.0]]
-
-
 async def test_plain_coroutines_of_groups_and_finished_groups() -> None:
     async def scenario() -> TrajectoryGroup:
         return await TrajectoryGroup([rollout(1), rollout(2)])
@@ -181,15 +170,6 @@ async def test_cancelling_a_gather_cancels_every_rollout() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert len(cancelled) == 6
-
-
-async def test_cancelled_before_anything_started() -> None:
-    for work in (gather([[1], [2]]), gather_trajectories([rollout(1)], pbar_desc=None)):
-        task = asyncio.create_task(work)
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
 
 
 async def test_cancelled_error_of_a_rollout_is_no_failure_to_tolerate() -> None:
@@ -240,25 +220,6 @@ async def test_gather_trajectories_in_order_with_exceptions_in_place() -> None:
         await gather_trajectories([rollout(9_000), rollout(1, fail=True)], pbar_desc=None)
 
 
-async def test_gather_trajectories_of_several() -> None:
-    async def game() -> list[Trajectory]:
-        return [Trajectory(reward=1), Trajectory(reward=0)]
-
-    assert [[t.reward for t in pair] for pair in await gather_trajectories([game(), game()], pbar_desc=None)] == [
-        [1, 0]
-    ] * 2
-
-
-async def test_contexts_are_never_shared() -> None:
-    assert get_gather_context() is not get_gather_context()
-    get_gather_context().metric_sums["exceptions"] += 5
-    assert get_gather_context().num_exceptions == 0
-    context = GatherContext(max_exceptions=3)
-    with set_gather_context(context):
-        assert get_gather_context() is context
-    assert get_gather_context() is not context
-
-
 async def test_the_self_play_pattern() -> None:
     """Rollouts that give a tuple each, gathered by position with the context objects."""
 
@@ -297,23 +258,6 @@ async def test_bar_shows_running_means() -> None:
     context.max_metrics = None
     context.rollout_finished(Trajectory(reward=1, metrics={"win": True, "invalid_guess": 1}))
     assert context.pbar.shown["invalid_guess"] == "1 (1 of 3)", "a mean of 1 would look as if all were invalid"
-
-
-async def test_completion_tokens_are_set_only_if_the_user_has_not() -> None:
-    choice = Choice.model_validate(
-        {
-            "finish_reason": "stop",
-            "index": 0,
-            "message": {"role": "assistant", "content": "x"},
-            "logprobs": {"content": [{"token": "a", "logprob": -1, "top_logprobs": []}] * 4},
-        }
-    )
-    mine = Trajectory(messages_and_choices=[choice], metrics={"completion_tokens": 1})
-    theirs = Trajectory(messages_and_choices=[choice])
-    for trajectory in (mine, theirs, Trajectory()):
-        GatherContext().rollout_finished(trajectory)
-    assert mine.metrics["completion_tokens"] == 1
-    assert theirs.metrics["completion_tokens"] == 4
 
 
 async def test_deprecated_option_warns() -> None:
@@ -401,10 +345,10 @@ async def rewarded(reward: Any, **metrics: Any) -> Trajectory:
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        (lambda: None, "`groups` is None, not a list of TrajectoryGroup: each item is the group of one scenario"),
-        (lambda: TrajectoryGroup([rollout(1), rollout(2)]), r"`groups` is one group; put it into a list"),
-        (lambda: TrajectoryGroup([Trajectory()]), r"`groups` is one group; put it into a list"),
-        (lambda: [Trajectory()], r"`groups\[0\]` is a Trajectory, not a TrajectoryGroup: put the rollouts of one"),
+        (lambda: None, "`groups` is None, not a list of TrajectoryGroup: each item of the list is the group"),
+        (lambda: TrajectoryGroup([rollout(1), rollout(2)]), "`groups` is a group that was not awaited, not a list"),
+        (lambda: TrajectoryGroup([Trajectory()]), "`groups` is a TrajectoryGroup, not a list"),
+        (lambda: [Trajectory()], r"`groups\[0\]` is a Trajectory, not a TrajectoryGroup"),
         (lambda: [groups_of([[1]]), rollout(1)], r"`groups\[0\]` is a generator, not a TrajectoryGroup"),
         (lambda: [[rollout(1), rollout(2)]], r"`groups\[0\]` is a list, not a TrajectoryGroup"),
         (
@@ -425,8 +369,8 @@ async def test_what_cannot_be_gathered_as_groups_is_named(groups: Any, message: 
 @pytest.mark.parametrize(
     ("rollouts", "message"),
     [
-        (lambda: rollout(1), "`trajectories` is one rollout; put it into a list"),
-        (lambda: [Trajectory()], r"`trajectories\[0\]` is a Trajectory, not a rollout: it has run already"),
+        (lambda: rollout(1), "`trajectories` is a coroutine that was not awaited, not a list of rollout"),
+        (lambda: [Trajectory()], r"`trajectories\[0\]` is a Trajectory, not a rollout"),
         (lambda: [rollout, rollout], r"`trajectories\[0\]` is a function, not a rollout: pass calls of your rollout"),
         (lambda: [return_(None)], r"a rollout returned None; it must return an art\.Trajectory"),
         (lambda: [return_("won")], r"a rollout returned a str: 'won'; it must"),
@@ -444,25 +388,6 @@ async def test_after_each_must_give_groups() -> None:
 
     with pytest.raises(TrajectoryError, match="`after_each` returned a bool: True; return the group to keep"):
         await gather([[1]], after_each=after_each)
-
-
-@pytest.mark.parametrize("reward", [None, "1.0"])
-async def test_a_reward_that_is_no_number_is_a_failure_that_names_it(reward: Any) -> None:
-    def groups() -> list[Any]:
-        return [TrajectoryGroup([rewarded(reward), rewarded(1.0)])]
-
-    with pytest.raises(RolloutError, match=f"a rollout has the reward {reward!r}, which is no finite number"):
-        await gather_trajectory_groups(groups(), pbar_desc=None)
-    (group,) = await gather_trajectory_groups(groups(), pbar_desc=None, max_exceptions=1)
-    assert [trajectory.reward for trajectory in group] == [1.0]
-
-    async def judge(group: TrajectoryGroup) -> TrajectoryGroup:
-        for trajectory in group:
-            trajectory.reward = 0.5
-        return group
-
-    (scored,) = await gather_trajectory_groups(groups(), pbar_desc=None, after_each=judge)
-    assert [trajectory.reward for trajectory in scored] == [0.5, 0.5], "nobody needs it before the judge"
 
 
 async def test_a_metric_that_is_no_number_does_not_end_a_gather() -> None:

@@ -13,9 +13,9 @@ from pydantic import BaseModel
 
 import art
 from art.errors import ConfigError
-from art.integrations.openenv import OpenEnvTask
-from art.integrations.verifiers import VerifiersTask
 from art.messages import is_choice
+from art_tasks.openenv import OpenEnvTask
+from art_tasks.verifiers import VerifiersTask
 from tests.support.gateway import make_tokenizer
 from tests.support.served_app import ServedApp, serve_app
 

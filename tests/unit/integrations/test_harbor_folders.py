@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from art.errors import ConfigError
-from art.integrations.harbor.harbor_task import split_names
-from art.integrations.harbor.task_folder import find_folders, read_folder
+from art_tasks.harbor import find_folders, read_folder, split_names
 
 SAMPLE = Path(__file__).parents[3] / "examples" / "harbor_tasks"
 
@@ -37,28 +36,33 @@ def test_a_task_directory_is_read(folder: Path) -> None:
         "[environment.env]\nA = 1\n",
     )  # fmt: skip
     task = read_folder(folder)
-    assert (task.instruction, task.image, task.workdir, task.env) == ("Do it.", None, "/x", {"A": "1"})
-    assert (task.memory_mb, task.storage_mb, task.cpus) == (2048, 100, 2.0)
-    assert (task.agent_timeout_s, task.build_timeout_s) == (600.0, 9.0)
+    environment = task.settings.environment
+    assert (task.instruction, environment.docker_image, environment.workdir) == ("Do it.", None, "/x")
+    assert (environment.memory_mb, environment.storage_mb, environment.cpus) == (2048, 100, 2.0)
+    assert (environment.env, environment.build_timeout_sec) == ({"A": "1"}, 9.0)
+    assert task.settings.agent.timeout_sec == 600.0
     assert [task.name for task in find_folders(folder.parent)] == ["task"]
     write(folder, "task.toml", '[environment]\ndocker_image = "registry/x:1"\n')
-    assert read_folder(folder).image == "registry/x:1"
+    assert read_folder(folder).settings.environment.docker_image == "registry/x:1"
 
 
 @pytest.mark.parametrize(
     ("toml", "said"),
     [
-        ("[environment]\nallow_internet = true", "asks for the internet"),
-        ('[environment]\nnetwork_mode = "public"', "asks for the internet"),
-        ("[environment]\ngpus = 1", "asks for GPUs"),
-        ("[[environment.mcp_servers]]\nname = 'x'", r"\[environment\] mcp_servers"),
-        ("[[steps]]\nname = 'x'", "steps has no effect"),
-        ('[verifier]\nenvironment_mode = "separate"', "separate verifier"),
-        ('[agent]\nuser = "agent"', "another user"),
+        (
+            "[environment]\nallow_internet = true",
+            r"`environment\.allow_internet` must be False, got True.*without network.*Let Harbor run",
+        ),
+        ('[environment]\nnetwork_mode = "public"', r"`environment\.network_mode` must be 'no-network'"),
+        ("[environment]\ngpus = 1", r"`environment\.gpus` must be 0, got 1"),
+        ("[[environment.mcp_servers]]\nname = 'x'", r"`environment\.mcp_servers` is no setting"),
+        ("[[steps]]\nname = 'x'", "`steps` is no setting"),
+        ('[verifier]\nenvironment_mode = "separate"', r"`verifier\.environment_mode` must be 'shared'"),
+        ('[agent]\nuser = "agent"', r"`agent\.user` must be 'root', '0' or 0"),
         ('[verifier]\nenv = {KEY = "${OPENAI_API_KEY}"}', "the user's environment is not given to tasks"),
-        ("[agent]\ntimeout_sec = 0", r"\[agent\] timeout_sec must be a number of seconds above 0, got 0"),
-        ("[environment]\nmemory = 'much'", 'memory must be a size such as 2048 or "2G"'),
-        ("verifier = 3", r"\[verifier\] must be a table"),
+        ("[agent]\ntimeout_sec = 0", r"`agent\.timeout_sec` must be greater than 0, got 0"),
+        ("[environment]\nmemory = 'much'", 'a size must be like 2048 or "2G", got .much.'),
+        ("verifier = 3", r"`verifier` .*dictionary.*, got 3"),
         ("[agent", "cannot be read"),
     ],
 )
@@ -86,7 +90,7 @@ def test_tests_that_need_the_network_are_refused_with_their_line(folder: Path, l
 
 def test_tests_may_ask_their_own_server(folder: Path) -> None:
     write(folder, "tests/test.sh", "curl -s http://localhost:80/ http://127.0.0.1:8000\necho capital of pip\n")
-    assert read_folder(folder).verifier_env == {}
+    assert read_folder(folder).settings.verifier.env == {}
 
 
 def test_what_is_missing_is_said(folder: Path) -> None:

@@ -23,12 +23,12 @@ import pytest
 
 from art.cli.output import run_coroutine
 from art.errors import ConfigError, ToolServerError
-from art.integrations.harbor import containers
-from art.integrations.harbor.containers import Container, ContainerEngine, Finished, Limits
-from art.integrations.harbor.harbor_task import HarborTask, read_reward
 from art.task import Player, Scenario, get_task
 from art.testing.scripted_model import ScriptedModel
 from art.trajectory import Trajectory
+from art_tasks import containers
+from art_tasks.containers import Container, ContainerEngine, Finished, Limits
+from art_tasks.harbor import HarborTask, read_reward
 
 SAMPLE = Path(__file__).parents[3] / "examples" / "harbor_tasks"
 BASE = "debian:12-slim"
@@ -194,7 +194,7 @@ async def test_a_failed_build_and_start_say_why(tmp_path: Path) -> None:
     engine = ContainerEngine(str(fake))
     with pytest.raises(ConfigError, match=r"(?s)podman build .*` failed: .*the reason"):
         await engine.build(tmp_path, timeout_s=60)
-    with pytest.raises(ToolServerError, match=r"(?s)a container did not start: .*the reason"):
+    with pytest.raises(ToolServerError, match=r"(?s)a container did not start within 60 s: .*the reason"):
         async with engine.open("image", Limits()):
             pass
 
@@ -290,7 +290,7 @@ async def test_nothing_is_left_of_a_container() -> None:
 @pytest.mark.slow
 def test_a_killed_program_leaves_no_container() -> None:
     script = (
-        "import asyncio\nfrom art.integrations.harbor.containers import *\nasync def main():\n"
+        "import asyncio\nfrom art_tasks.containers import *\nasync def main():\n"
         f"    async with ContainerEngine.find().open({BASE!r}, Limits()) as container:\n"
         "        await container.run('setsid sleep 4713 > /dev/null 2>&1 &', timeout_s=60)\n"
         "        print('started', flush=True)\n        await asyncio.sleep(60)\nasyncio.run(main())\n"

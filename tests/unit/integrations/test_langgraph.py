@@ -63,7 +63,7 @@ def answer_by_prompt(served: ServedApp, answer: Any) -> None:
     tokenizer = renderer.tokenizer
 
     def script(request: Any) -> list[int]:
-        text = answer(tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False))
+        text = answer(tokenizer.text(request.prompt_token_ids))
         return [*tokenizer.encode(text, add_special_tokens=False), renderer.stop_token_ids[0]]
 
     served.app.bench.engine.script = script

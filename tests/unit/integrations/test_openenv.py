@@ -15,8 +15,8 @@ import pytest
 
 import art
 from art.errors import ConfigError, ToolServerError
-from art.integrations.openenv import OpenEnvTask, show_observation
 from art.messages import is_choice
+from art_tasks.openenv import OpenEnvTask, show_observation
 from tests.support.gateway import make_tokenizer
 from tests.support.served_app import ServedApp, serve_app
 
@@ -140,7 +140,7 @@ def count_up(served: ServedApp) -> None:
     tokenizer = renderer.tokenizer
 
     def script(request: Any) -> list[int]:
-        text = tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+        text = tokenizer.text(request.prompt_token_ids)
         said = use("act", number=text.count("higher") + 1)
         return [*tokenizer.encode(said, add_special_tokens=False), renderer.stop_token_ids[0]]
 

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 import art
-from art.integrations.langgraph import init_chat_model, wrap_rollout
+from art.langgraph import init_chat_model, wrap_rollout
 from tests.support.forms import open_form_bench
 from tests.support.gateway import make_tokenizer
 from tests.support.served_app import ServedApp, serve_app

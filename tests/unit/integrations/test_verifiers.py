@@ -10,8 +10,8 @@ import pytest
 
 import art
 from art.errors import ConfigError, ToolServerError
-from art.integrations.verifiers import VerifiersTask
 from art.messages import is_choice
+from art_tasks.verifiers import VerifiersTask
 from tests.support.gateway import make_tokenizer
 from tests.support.served_app import ServedApp, serve_app
 
@@ -48,7 +48,7 @@ def answer_by_prompt(served: ServedApp) -> None:
     tokenizer = renderer.tokenizer
 
     def script(request: Any) -> list[int]:
-        text = tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+        text = tokenizer.text(request.prompt_token_ids)
         key = text.split("what is ")[1].split("?")[0]
         said = f"it is name of {key}" if f"name of {key}" in text else call(key)
         return [*tokenizer.encode(said, add_special_tokens=False), renderer.stop_token_ids[0]]

@@ -12,7 +12,8 @@ import pytest
 import torch
 import transformers
 
-from art.memory.shape import count_weights, read_shape, shape_of
+from art.config import LoraConfig
+from art.memory import count_weights, read_shape, shape_of
 from tests.support.model_shapes import QWEN3, QWEN3_MOE
 
 SMALL = {
@@ -38,7 +39,6 @@ def made(config: Any) -> Any:
         transformers.Qwen3MoeConfig(
             **SMALL, head_dim=16, moe_intermediate_size=48, num_experts=6, num_experts_per_tok=2
         ),
-        transformers.GPT2Config(vocab_size=1000, n_embd=64, n_layer=3, n_head=4, n_positions=32),
     ],
     ids=lambda config: f"{config.model_type}-{getattr(config, 'tie_word_embeddings', '')}",
 )
@@ -60,7 +60,7 @@ def test_well_known_models_have_their_size(name: str, billions: float) -> None:
 def test_experts_count_as_weights_and_have_no_adapter() -> None:
     shape = shape_of(QWEN3_MOE)
     assert shape.num_weights / 1e9 == pytest.approx(30.5, rel=0.01)
-    assert set(shape.adapted_layers(None)) == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert set(shape.linear_layers) == {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
 @pytest.mark.parametrize("targets", [None, ["q_proj", "v_proj"], ["self_attn.o_proj", "down_proj"]])
@@ -70,7 +70,7 @@ def test_an_adapter_has_as_many_weights_as_pefts(targets: list[str] | None) -> N
         made(config), peft.LoraConfig(task_type="CAUSAL_LM", r=8, target_modules=targets or "all-linear")
     )
     expected = sum(parameter.numel() for name, parameter in model.named_parameters() if "lora_" in name)
-    assert shape_of(config.to_dict()).adapter_weights(8, targets) == expected
+    assert shape_of(config.to_dict()).adapter_weights(LoraConfig(rank=8, target_modules=targets)) == expected
 
 
 def test_a_multimodal_model_has_the_shape_of_its_text() -> None:

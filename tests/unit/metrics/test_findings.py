@@ -17,7 +17,6 @@ from tests.support.metric_names import find_metric
 HEALTHY = {
     "loss/entropy": 0.4,
     "loss/entropy_varying": 0.9,
-    "loss/entropy_varying_share": 0.45,
     "loss/grad_norm": 0.15,
     "loss/grad_clipped_share": 0.0,
     "loss/adapter_change": 0.05,
@@ -52,9 +51,6 @@ HEALTHY = {
     "trend/learning_rate_share": 0.7,
     "trend/groups_trainable_share": 0.85,
     "trend/top_reward_share": 0.55,
-    "trend/malformed_rise": -0.05,
-    "trend/answers_swing": 0.02,
-    "trend/tokens_swing": 0.02,
     "data/reward_hist/0": 30.0,
     "data/reward_hist/9": 70.0,
 }

@@ -19,11 +19,7 @@ STEP: dict[str, float] = {
     "data/step_num_groups_trainable": 14.0,
     "data/step_num_trajectories": 128.0,
     "data/reward_hist/9": 30.0,
-    "data/step_malformed_share": 0.1,
-    "data/step_answers_per_rollout": 4.0,
-    "data/step_tokens_per_rollout": 8.0,
 }
-NAMES = {name: f"data/{name}" for name in ("reward_mean", "step_malformed_share", "step_answers_per_rollout")}
 
 
 def steps(**columns: list[float]) -> list[dict[str, float]]:
@@ -32,7 +28,7 @@ def steps(**columns: list[float]) -> list[dict[str, float]]:
     rows = [STEP | {"data/reward_mean": 0.2} for _ in range(count)]
     for name, values in columns.items():
         for row, value in zip(rows, values, strict=True):
-            row[NAMES.get(name, f"data/{name}")] = value
+            row[f"data/{name}"] = value
     return rows
 
 
@@ -100,26 +96,6 @@ def test_a_reward_may_stay_once_the_learning_rate_has_fallen() -> None:
 )
 def test_a_flat_reward_is_no_finding_where_it_could_hardly_rise(column: dict[str, list[float]]) -> None:
     assert found(reward_mean=noisy(0.2, 0.0, seed=1), **column) == set()
-
-
-def test_malformed_rollouts_are_found_when_most_are_or_when_they_become_more() -> None:
-    assert found(step_malformed_share=[0.5]) == set()
-    assert found(step_malformed_share=[0.51]) == {"malformed_rollouts"}
-    assert found(step_malformed_share=[0.05, 0.05, 0.2, 0.26, 0.26]) == set()
-    assert found(step_malformed_share=[0.05, 0.05, 0.2, 0.3, 0.3]) == {"malformed_rollouts"}
-    assert "trend/malformed_rise" not in trends(step_malformed_share=[0.0, 0.0, 0.4, 0.4])
-    assert found(step_malformed_share=[0.4, 0.3, 0.2, 0.1, 0.0]) == set()
-
-
-def test_lengths_that_go_back_and_forth_are_found_and_lengths_that_grow_are_not() -> None:
-    back_and_forth, growing = [5.0, 3.0, 5.0, 3.0, 5.0, 3.0], [2.0, 2.5, 3.0, 4.0, 5.0, 7.0]
-    assert trends(step_answers_per_rollout=back_and_forth)["trend/answers_swing"] == pytest.approx(0.4)
-    assert trends(step_answers_per_rollout=growing)["trend/answers_swing"] == 0
-    assert found(step_answers_per_rollout=back_and_forth) == {"length_swings"}
-    assert found(step_tokens_per_rollout=[70.0, 149.0, 58.0, 141.0, 60.0, 149.0]) == {"length_swings"}
-    assert found(step_answers_per_rollout=growing) == set()
-    assert found(step_answers_per_rollout=back_and_forth[1:]) == set()
-    assert found(step_answers_per_rollout=back_and_forth, step_num_groups_submitted=[4.0] * 6) == set()  # chance
 
 
 def test_steps_without_rewards_have_no_trends() -> None:

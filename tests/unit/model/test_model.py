@@ -23,7 +23,6 @@ from art.backend import Backend
 from art.config import LoraConfig, ModelSettings
 from art.errors import (
     ConfigError,
-    DiskFullError,
     InvalidRequestError,
     NothingTrainableError,
     StorageError,
@@ -207,17 +206,6 @@ async def test_an_odd_split_is_refused_with_or_without_trajectories(model: art.T
     assert not model._paths().root.exists(), "nothing is logged"
 
 
-async def test_a_split_may_have_a_name_of_its_own(model: art.TrainableModel) -> None:
-    for split in ("versus-self", "base-model", "discarded", "validation_2"):
-        await model.log([group(0, 1)], split=split)
-    assert [
-        row[f"{split}/reward"] for row, split in zip(history(model), ("versus-self", "base-model"), strict=False)
-    ] == [
-        0.5,
-        0.5,
-    ]
-
-
 async def never_awaited() -> list[art.TrajectoryGroup]:
     return []
 
@@ -234,7 +222,7 @@ def with_reward(reward: Any, **metrics: Any) -> art.Trajectory:
     [
         (never_awaited, "`trajectories` is a coroutine that was not awaited, .*art.gather_trajectories"),
         (lambda: "abc", "`trajectories` is a str: 'abc', not a list of TrajectoryGroup or Trajectory"),
-        (lambda: [1.0], r"`trajectories\[0\]` is a float: 1.0, not a TrajectoryGroup or Trajectory: numbers without"),
+        (lambda: [1.0], r"`trajectories\[0\]` is a float: 1.0, not a TrajectoryGroup or Trajectory: .*numbers without"),
         (lambda: [with_reward(None)], "a trajectory has reward None; it must be a number"),
         (lambda: [with_reward("1.0")], "a trajectory has reward '1.0'; it must be a number"),
         (
@@ -271,7 +259,7 @@ async def test_the_result_of_a_step_that_trained_nothing_can_be_logged(
     assert [len(read) for read in read_groups(model._paths().trajectories("train", 1))] == [2, 2]
     with pytest.raises(NothingTrainableError):
         await model.train([group(1, 1)], on_nothing="raise")
-    with pytest.raises(TrajectoryError, match="put the rollouts of one scenario into a group"):
+    with pytest.raises(TrajectoryError, match=r"The rollouts of one scenario, .* are a group"):
         await model.train(list(group(0, 1)))  # type: ignore[arg-type]
 
 
@@ -325,12 +313,6 @@ async def test_train_sft_logs_its_metrics(model: art.TrainableModel) -> None:
     assert history(model)[0]["loss/train"] == 0.5
 
 
-async def test_a_recorded_rollout(server: FakeArtServer, model: art.TrainableModel) -> None:
-    server.histories = [{"messages_and_choices": [{"role": "user", "content": "a"}], "tools": None}]
-    trajectory = await model.get_rollout("r1")
-    assert trajectory.messages() == [{"role": "user", "content": "a"}]
-
-
 # --- the log ---
 
 
@@ -376,12 +358,6 @@ async def test_nan_is_recorded_as_null(model: art.TrainableModel) -> None:
     (found,) = read_groups(path)
     first = found.trajectories[0]
     assert all(map(math.isnan, [first.reward, *first.turn_rewards, first.token_rewards[0][1]]))
-
-
-async def test_metrics_alone(model: art.TrainableModel) -> None:
-    await model.log(metrics={"accuracy": 0.5}, step=7)
-    assert history(model)[0]["val/accuracy"] == 0.5
-    assert not model._paths().trajectories("val", 7).exists()
 
 
 @pytest.mark.parametrize(
@@ -446,28 +422,6 @@ def test_a_line_that_a_crash_has_cut(tmp_path: Path) -> None:
     path.write_text(path.read_text().rstrip("\n"))  # as an editor may leave it: the last row is whole
     append_row(path, {"val/reward": 0.8}, step=3)
     assert means_by_step(path, "val/reward")[0] == {1: 0.5, 2: 0.7, 3: 0.8}
-
-
-def test_a_long_cut_line(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    jsonl.append_lines(path, [{"a": 1}])
-    with path.open("a") as file:
-        file.write('{"a": "' + "x" * 200_000)
-    jsonl.append_lines(path, [{"a": 2}])
-    assert [row for _, row in jsonl.read_lines(path)] == [{"a": 1}, {"a": 2}]
-
-
-def test_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "rows.jsonl"
-    jsonl.append_lines(path, [{"a": 1}])
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(jsonl.os, "fsync", full)
-    with pytest.raises(DiskFullError):
-        jsonl.append_lines(path, [{"a": 2}])
-    assert path.read_text() == '{"a": 1}\n'
 
 
 def test_groups_of_an_unknown_class_are_named(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.clients import CLIENTS, FOLDER
-from tests.clients.page import COLUMNS, INTRODUCTION, Cell, Table, render_page
+from tests.clients.page import COLUMNS, INTRODUCTION
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/clients.md").read_text()
@@ -29,18 +29,3 @@ def test_the_page_names_every_client() -> None:
 def test_requirements_have_a_lower_bound(path: Path) -> None:
     """Without one, pip may go back to versions of years ago."""
     assert all(">=" in line for line in path.read_text().splitlines())
-
-
-def test_equal_reasons_share_a_number() -> None:
-    table = Table()
-    for name in CLIENTS:
-        for column in COLUMNS:
-            table.add(name, column, Cell("yes"), {"version": "lib 1.0"})
-    first, second, *_ = CLIENTS
-    table.add(first, "tools", Cell("no", "it has no tools"), {})
-    table.add(second, "tools", Cell("no", "it has no tools"), {})
-    table.add(second, "streamed", Cell("yes"), {"note": "it branches"})
-    page = render_page(table)
-    assert f"| {first} | lib 1.0 | no (1) | yes | yes | yes | yes | yes |" in page
-    assert f"| {second} | lib 1.0 | no (1) | yes (2) | yes | yes | yes | yes |" in page
-    assert page.endswith("\n1. it has no tools\n2. it branches\n")

@@ -13,13 +13,10 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from art.cli.server_options import build_parser, read_options
+from art.cli.server import build_parser, read_options
 from art.config.base_models import resolve_base_model
-from tools.images.building import default_base
 from tools.images.containers import DOCKER, PODMAN, Containers
-from tools.images.looking import LABELS
 from tools.images.walk import restrictions
-from tools.release_notes import version_of_source
 
 ROOT = Path(__file__).parents[3]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -78,14 +75,6 @@ def test_the_image_is_built_from_what_exists() -> None:
     assert all((ROOT / source).exists() for source in sources)
 
 
-def test_the_labels_say_what_the_image_is() -> None:
-    (line,) = instructions("LABEL")
-    labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="(.+?)"', line))
-    assert sorted(labels) == sorted(LABELS)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert (labels["version"], labels["licenses"]) == (version_of_source(), project["license"])
-
-
 @pytest.mark.parametrize("target", ["cuda", "cpu"])
 def test_versions_are_pinned_to_what_the_project_asks_for(target: str) -> None:
     file = CONSTRAINTS[target]
@@ -101,13 +90,6 @@ def test_versions_are_pinned_to_what_the_project_asks_for(target: str) -> None:
     installs = instructions("RUN", stage(f"build-{target}"))
     assert f".[{','.join(EXTRAS[target])}]" in installs[-1]
     assert all(f"--constraint {Path(file).name}" in line for line in installs)
-
-
-def test_the_python_that_stands_in_is_the_one_of_the_image() -> None:
-    python, _ = default_base()
-    assert f"Python {python}" in (ROOT / CONSTRAINTS["cuda"]).read_text().split("\n\n")[0]
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert f"Programming Language :: Python :: {python}" in project["classifiers"]
 
 
 @pytest.mark.parametrize("name", ["gpu", "cpu"])

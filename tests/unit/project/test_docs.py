@@ -14,7 +14,7 @@ import pytest
 from openai.types.chat.chat_completion import Choice
 
 import art
-from art.client.training.submission import wire_trajectory
+from art.client.submission import wire_trajectory
 from art.config import TrainConfig
 from art.config.training import ALGORITHMS
 from tests.support.fake_art_server import FakeArtServer
@@ -97,11 +97,11 @@ def table(first_column: str) -> dict[str, str]:
 
 def test_the_guide_knows_every_preset_and_loss() -> None:
     presets = {name.strip("`") for name in table("preset")} - {"default"}
-    assert presets == {name for name in ALGORITHMS if hasattr(TrainConfig, name)}
+    assert presets == ALGORITHMS.keys() - {"dppo", "ppo", "cispo", "reinforce", "sft", "dpo"}
     assert all(f"`{name}`" in LOSSES for name in ALGORITHMS)
 
 
-@pytest.mark.parametrize("field", ["baseline", "scale_rewards", "normalize", "anchor"])
+@pytest.mark.parametrize("field", ["baseline", "scale_rewards", "anchor"])
 def test_the_guide_knows_every_value_of_a_setting(field: str) -> None:
     values = re.findall(r'"(\w+)"', table("setting")[f"`{field}`"])
     assert sorted(values) == sorted(get_args(TrainConfig.model_fields[field].annotation))
@@ -123,5 +123,9 @@ async def test_the_examples_of_losses_run() -> None:
         if inspect.isawaitable(done):
             await done
     sent = [TrainConfig.model_validate(body["config"]) for _, path, body in server.requests if path.endswith("/train")]
-    assert sent == [TrainConfig.grpo(), TrainConfig.dapo(learning_rate=2e-5), TrainConfig(loss=names["loss"])]
+    assert sent == [
+        TrainConfig(loss="grpo"),
+        TrainConfig(loss="dapo", learning_rate=2e-5),
+        TrainConfig(loss=names["loss"]),
+    ]
     assert wire_trajectory(trajectory, "trajectory").token_rewards == [[0.0], [0.0]]

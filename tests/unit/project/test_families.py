@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,14 @@ from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.lora import LoraPolicy
 from tools.families import reach, support
 from tools.families.architectures import ARCHITECTURES
-from tools.families.build import FAMILIES, Family, build_family
-from tools.families.page import render_page, row_of
-from tools.families.support import STAGES, Outcome, check_model
+from tools.families.build import FAMILIES, build_family
+from tools.families.page import row_of
+from tools.families.support import STAGES, check_model
 
 PAGE = (Path(__file__).parents[3] / "docs/models.md").read_text()
 BY_NAME = {family.name: family for family in FAMILIES}
 ARCHITECTURE = {family.name: family for family in ARCHITECTURES}
-QUICK = ["Qwen3.5, Qwen3.6", "Gemma 4 31B", "GLM-5", "Granite 3, 4.1"]
+QUICK = ["Qwen3.5, Qwen3.6", "Granite 3, 4.1"]
 
 
 def page_row(name: str) -> list[str]:
@@ -69,7 +68,7 @@ def check_architecture_row(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", QUICK)
 def test_an_architecture_does_what_the_page_says(tmp_path: Path, name: str) -> None:
-    """Two share prefixes and are sampled; two are trained one sequence at a time and refused by the engine."""
+    """One shares prefixes and is sampled; one is trained one sequence at a time and refused by the engine."""
     check_architecture_row(tmp_path, name)
 
 
@@ -136,16 +135,6 @@ async def test_disagreements_are_found(tmp_path: Path, monkeypatch: pytest.Monke
     assert {outcomes[stage].status for stage in STAGES[1:-1]} == {"not reached"}
 
 
-def test_reasons_are_numbered_once() -> None:
-    yes = dict.fromkeys(STAGES, Outcome("yes"))
-    refused = {**yes, "tools": Outcome("no", "no tools")}
-    results = {family.name: refused if family.name != "Qwen3" else yes for family in FAMILIES}
-    page = render_page(results, reach.SECTION, [["A", "tagged", "yes"]], "torch 2")
-    assert "| A | tagged | yes |\n" in page
-    assert page.count("1. tools: no tools\n") == 1
-    assert page.count("no (1)") == len(FAMILIES) - 1
-
-
 # -- what the run has brought to light --
 
 
@@ -193,11 +182,3 @@ def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="cannot load base model"):
             load()
     assert not marker.exists()
-
-
-def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
-    family: Family = BY_NAME["Llama 3"]
-    first, second = (build_family(family, tmp_path / name) / "model.safetensors" for name in ("a", "b"))
-    assert first.read_bytes() == second.read_bytes()
-    other = build_family(replace(family, name="x"), tmp_path / "c", seed=1) / "model.safetensors"
-    assert other.read_bytes() != first.read_bytes()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from art.cli.server_options import build_parser, read_options
+from art.cli.server import build_parser, read_options
 from art.config.base_models import resolve_base_model
 from tests.unit.project.test_container import entrypoint, instructions
 
@@ -91,7 +90,8 @@ def test_the_server_accepts_the_settings_and_ends_within_the_grace_period(kind: 
     assert config.gpu is (kind == "cuda")
     assert config.models
     assert all(resolve_base_model(model) for model in config.models)
-    assert config.drain_s + 10 <= POD["terminationGracePeriodSeconds"]
+    assert SERVER["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "10"]
+    assert POD["terminationGracePeriodSeconds"] >= 10 + 10
     assert config.host == "0.0.0.0"
 
 
@@ -120,4 +120,3 @@ def test_names_on_the_page_are_those_of_the_manifests() -> None:
     assert all(f"kubectl apply -k deploy/kubernetes/{kind}" in PAGE for kind in KINDS)
     (label,) = read("base/network.yaml")["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"].items()
     assert "=".join(label) in PAGE
-    assert all(tomllib.loads((FOLDER / kind / "server.toml").read_text())["drain_s"] == 10 for kind in KINDS)

@@ -13,7 +13,6 @@ import pytest
 
 from art.task import list_tasks
 from tests.support.notebooks import FOLDER, SOURCES, cells_of
-from tools.notebooks.times import TIMES, rows
 
 PIP = re.compile(r"# %pip install 'agent-reinforcement-trainer\[local,notebooks(,langgraph|,mcp)?\]'")
 by_name = pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
@@ -84,14 +83,3 @@ def test_tasks_that_a_notebook_names_exist(source: Path) -> None:
 def test_links_of_a_notebook_lead_somewhere(source: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", source.read_text().replace("\n# ", " "))
     assert [target for target in targets if "://" not in target and not (FOLDER / target).exists()] == []
-
-
-@by_name
-def test_the_name_of_a_notebook_hides_no_module(source: Path) -> None:
-    """Jupyter looks for modules in the folder of the notebook first."""
-    assert importlib.util.find_spec(source.stem) is None
-
-
-def test_the_readme_has_the_times_that_were_measured() -> None:
-    assert json.loads(TIMES.read_text()).keys() == {source.stem for source in SOURCES}
-    assert rows() in (FOLDER / "README.md").read_text(), "write it again with: python -m tools.notebooks"

@@ -125,8 +125,8 @@ ELSEWHERE = {
         "train_sft_from_file",
     ],
     "art.utils.strip_logprobs": ["strip_logprobs"],
-    "art.client": ["ArtClient"],
-    "art.mcp": [
+    "art.client.client": ["ServerClient"],
+    "art_recipes.mcp": [
         "GeneratedScenario",
         "GeneratedScenarioCollection",
         "MCPResource",
@@ -134,14 +134,13 @@ ELSEWHERE = {
         "complete_task_tool",
         "generate_scenarios",
     ],
-    "art.mcp.generate_scenarios": ["preview_scenarios"],
-    "art.scenarios": [
+    "art_recipes.mcp.generate_scenarios": ["preview_scenarios"],
+    "art_recipes.scenarios": [
         "Dataset",
         "TaskText",
         "WrittenScenario",
         "generate_dataset",
         "generate_inputs",
-        "measure_diversity",
     ],
     "art.rewards": ["DEFAULT_RUBRIC", "TrajectoryScore", "ruler", "ruler_score_group"],
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import signal
 import subprocess
 import sys
@@ -14,12 +13,10 @@ import psutil
 import pytest
 
 from benchmarks.learnt.blocks import ROOT, pages, renewed
-from benchmarks.learnt.picture import running_means
 from benchmarks.learnt.process_tree import MeasuredCommand
-from benchmarks.learnt.results import HeldOut, SeedResult, Settings, TaskResults, name_of, read_all
+from benchmarks.learnt.results import HeldOut, SeedResult, Settings, TaskResults, read_all
 from benchmarks.learnt.runs import Plan, measure
-from benchmarks.learnt.tables import block, row_of_seed, row_of_task, write_tables
-from benchmarks.tasks import plans
+from benchmarks.learnt.tables import block, row_of_seed, row_of_task
 
 SETTINGS = Settings(evaluate=400)
 FAKE_ART = """
@@ -35,23 +32,6 @@ with open(words["--json"], "w") as file:
     json.dump(found, file)
 """
 """A program that answers like `art train`; seed 13 fails."""
-
-
-ASKING_ART = r"""
-import json, sys, urllib.request
-url = sys.argv[sys.argv.index("--judge-url") + 1]
-answers = {"good": "Dear Ada, many thanks for the lamp.", "bad": "no"}
-shown = {
-    "context": [{"role": "user", "content": "Thank Ada for the lamp."}],
-    "trajectories": [{"id": key, "messages": [{"role": "assistant", "content": answers[key]}]} for key in answers],
-}
-evidence = f"BEGIN EVIDENCE x\n{json.dumps(shown)}\nEND EVIDENCE x"
-body = json.dumps({"model": "judge", "messages": [{"content": ""}, {"content": evidence}]}).encode()
-answer = json.load(urllib.request.urlopen(f"{url}/chat/completions", body))
-scores = {row["trajectory_id"]: row["score"] for row in json.loads(answer["choices"][0]["message"]["content"])["scores"]}
-assert scores["good"] > scores["bad"], scores
-"""
-"""A program that asks the judge whose address it is given."""
 
 
 def seed_result(seed: int, after: float) -> SeedResult:
@@ -124,20 +104,6 @@ def test_seeds_that_ended_are_kept_when_another_fails(tmp_path: Path) -> None:
     assert results.seeds[0].command == "art train game --evaluate 400 --seed 8"
 
 
-def test_a_task_without_a_reward_of_its_own_is_measured_with_a_scripted_judge(tmp_path: Path) -> None:
-    named = {"task": ["chat_rubric", "tic_tac_toe"], "seeds": [8], "option": []}
-    plan, other = plans(argparse.Namespace(**named, evaluate=None, steps=None, quick=False))
-    assert other.settings == SETTINGS
-    fake = tmp_path / "fake.py"
-    fake.write_text(ASKING_ART + FAKE_ART)
-    measure([plan], tmp_path, jobs=1, program=[sys.executable, str(fake)])
-    [results] = read_all(tmp_path)
-    assert results.seeds[0].command == f"{results.command} --seed 8"
-    assert results.command.endswith("--judge openai/judge --judge-url http://127.0.0.1:8010/v1")
-    text = block([results], ROOT / "docs" / "tasks.md", "chat_rubric")
-    assert "The judge `art judge serve --task chat_rubric --noise 0.1 --position-bias 0.1 --port 8010` scored" in text
-
-
 def test_a_seed_replaces_itself_only(tmp_path: Path) -> None:
     results = TaskResults.open(tmp_path, "game", SETTINGS)
     for seed, after in ((2, 0.7), (1, 0.8), (2, 0.9)):
@@ -145,16 +111,6 @@ def test_a_seed_replaces_itself_only(tmp_path: Path) -> None:
     again = TaskResults.open(tmp_path, "game", SETTINGS)
     assert again == results
     assert [(one.seed, one.after.mean) for one in again.seeds] == [(1, 0.8), (2, 0.9)]
-
-
-def test_runs_with_other_settings_do_not_share_a_file(tmp_path: Path) -> None:
-    TaskResults.open(tmp_path, "game", SETTINGS).put(seed_result(1, 0.8), tmp_path)
-    with pytest.raises(ValueError, match=r"holds runs with --evaluate 400, expected --evaluate 100"):
-        TaskResults.open(tmp_path, "game", Settings(evaluate=100))
-    other = TaskResults.open(tmp_path, "game", Settings(evaluate=400, options={"size": "3"}))
-    assert other.seeds == ()
-    assert other.name == name_of("game", {"size": "3"}) == "game-size-3"
-    assert other.command == "art train game --evaluate 400 -o size=3"
 
 
 def test_learnt_means_that_the_intervals_are_apart() -> None:
@@ -184,25 +140,9 @@ def test_a_page_gets_the_tables_that_it_asks_for() -> None:
         renew("<!-- learnt chess -->\n<!-- /learnt -->")
 
 
-def test_pictures_are_small_and_stay_the_same(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    seeds = [seed_result(seed, 0.8).model_copy(update={"headlines": [0.5] * 40}) for seed in range(3)]
-    results = [TaskResults(task="game", settings=SETTINGS, seeds=seeds)]
-    write_tables(results, tmp_path, tmp_path)
-    first = (tmp_path / "game.png").read_bytes()
-    write_tables(results, tmp_path, tmp_path)
-    assert (tmp_path / "game.png").read_bytes() == first
-    assert len(first) < 60_000
-    assert "![game: the metric by step](game.png)" in (tmp_path / "README.md").read_text()
-
-
 def test_tables_in_pages_are_current() -> None:
     results = read_all()
     for page in pages():
         text = page.read_text()
         new = renewed(text, page, "learnt", lambda page, name: block(results, page, name))
         assert new == text, f"{page}: renew it with: python -m benchmarks tasks --table"
-
-
-def test_a_running_mean_starts_with_what_there_is() -> None:
-    assert running_means([0, 1, 2, 3, 4, 10]) == [0, 0.5, 1, 1.5, 2, 4]

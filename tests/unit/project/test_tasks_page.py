@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,6 @@ from art.recipes.task_training import check_judge
 from art.task import get_task
 from benchmarks.learnt.results import HeldOut, SeedResult, Settings, TaskResults
 from tests.support.notebooks import SOURCES
-from tools.pages import tasks
 from tools.pages.tasks import NOT_MEASURED, figures, ready_tasks, render_page
 
 
@@ -58,25 +56,3 @@ def test_the_commands_of_a_task_without_a_reward_are_accepted() -> None:
 def test_every_notebook_is_linked() -> None:
     page = render_page()
     assert [source.stem for source in SOURCES if f"notebooks/{source.stem}.ipynb)" not in page] == []
-
-
-def test_a_page_with_further_results_is_shown_with_its_first_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "compare.md").write_text("# Comparing\n\ntext\n\n![score](images/a.png)\n\n![cost](images/b.png)\n")
-    monkeypatch.setattr(tasks, "DOCS", tmp_path)
-    further = render_page().partition("## Further results")[2]
-    assert "### Comparing\n\n![score](images/a.png)\n" in further
-    assert "[Results](compare.md)" in further
-    assert "images/b.png" not in further
-    (tmp_path / "compare.md").unlink()
-    assert "Further results" not in render_page()
-
-
-def test_a_task_may_share_its_page_with_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "games.md").write_text("# Games: tic_tac_toe and others\n\nyes_no_maybe is elsewhere\n")
-    monkeypatch.setattr(tasks, "DOCS", tmp_path)
-    page = render_page()
-    assert "`art train tic_tac_toe` · [about it](tasks/games.md)" in page
-    assert "`art train yes_no_maybe` · [about it]" not in page

@@ -36,9 +36,9 @@ async def main() -> None:
         await model.train(groups, verbose="yes")
 """
 EXPECTED = [
-    'Revealed type is "list[art.trajectory.group.TrajectoryGroup]"',
-    'Revealed type is "art.client.training.models.TrainResult"',
-    'Revealed type is "art.client.training.models.TrainResult"',
+    'Revealed type is "list[art.trajectory.TrajectoryGroup]"',
+    'Revealed type is "art.client.training.TrainResult"',
+    'Revealed type is "art.client.training.TrainResult"',
     'Revealed type is "list[art.protocol.checkpoint_calls.CheckpointInfo]"',
     'Revealed type is "int"',
     'Revealed type is "def (name: str, options: typing.Mapping[str, Any] | None =, *, is_tiny: bool =) -> '
@@ -55,6 +55,7 @@ def test_the_package_says_that_it_is_typed() -> None:
     assert not {"exclude", "only-include"} & wheel.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_mypy_sees_the_types_of_a_user_s_script(tmp_path: Path) -> None:
     pytest.importorskip("mypy")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from art.errors import InvalidRequestError
-from art.gateway.format.renderer import template_messages
+from art.gateway.renderer import template_messages
 from art.protocol.chat import MAX_ARGUMENT_DEPTH, normalize_messages
 
 

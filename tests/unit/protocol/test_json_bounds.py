@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from art.errors import InvalidRequestError
-from art.protocol.chat import normalize_messages, short
-from art.protocol.dialects.json_bounds import JsonBounds
+from art.protocol.chat import JsonBounds, normalize_messages, short
 
 TEXTS = '\\"[]{},:a\n😀'
 

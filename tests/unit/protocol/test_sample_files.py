@@ -16,12 +16,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from art.errors import InvalidRequestError
-from art.protocol.compact.layout import lay_out
-from art.protocol.compact.sample_files import read_samples, write_samples
-from art.protocol.compact.sequences import SpanValues, spans_of
-from art.protocol.compact.token_paths import TokenPath, sort_ranks
+from art.protocol.compact import SpanValues, TokenPath, lay_out, read_samples, sort_ranks, spans_of, write_samples
 from art.protocol.samples import ConstrainedSpan, Constraint, TrainingSample
-from art.trainer.tree.tree import build_tree, check_sample, check_samples
+from art.trainer.tree import build_tree, check_sample, check_samples
 from tests.support.trainer_samples import VOCAB_SIZE, make_sample, random_samples
 
 ANSWER = Constraint(grammar='start: "yes"', stop_token_ids=[2, 7], kept=[[2, 900]])
@@ -44,9 +41,8 @@ def varied(seed: int) -> list[TrainingSample]:
     ]
     samples = [replace(sample, **rng.choice(changes)) for sample in random_samples(seed)]
     for number in range(0, len(samples), 3):
-        size = len(samples[number].token_ids)
         span = ConstrainedSpan(start=1, num_tokens=1, constraint=rng.choice([ANSWER, Constraint(stop_token_ids=[1])]))
-        teacher = [rng.gauss(0, 1) for _ in range(size)]
+        teacher = [rng.gauss(0, 1) if masked else 0.0 for masked in samples[number].loss_mask]
         samples[number] = replace(samples[number], teacher_logprobs=teacher, constraints=[span])
     return samples
 
@@ -61,23 +57,25 @@ def test_samples_cross_without_a_change(seed: int, tmp_path: Path) -> None:
 
 def test_no_samples_and_samples_without_a_target(tmp_path: Path) -> None:
     assert sent([], tmp_path) == []
-    empty = replace(random_samples(1)[0], loss_mask=[False] * len(random_samples(1)[0].token_ids))
+    zeros = [0.0] * len(random_samples(1)[0].token_ids)
+    empty = replace(random_samples(1)[0], loss_mask=list(map(bool, zeros)), sampling_logprobs=zeros, advantages=zeros)
     assert sent([empty], tmp_path) == [empty]
 
 
 def test_numbers_that_json_does_not_know_cross_too(tmp_path: Path) -> None:
     [sample] = random_samples(0, count=1)
-    strange = replace(sample, sampling_logprobs=[math.inf] * len(sample.token_ids), weight=math.inf)
+    infinite = [math.inf if masked else 0.0 for masked in sample.loss_mask]
+    strange = replace(sample, sampling_logprobs=infinite, weight=math.inf)
     assert sent([strange], tmp_path) == [strange]
     [read] = sent([replace(sample, advantages=[math.nan] * len(sample.token_ids))], tmp_path)
-    assert all(map(math.isnan, read.advantages))
+    assert [math.isnan(value) for value in read.advantages] == sample.loss_mask
 
 
-def test_streams_that_do_not_fit_their_sample_cross_as_they_are(tmp_path: Path) -> None:
-    """The trainer refuses them by name."""
-    [sample] = random_samples(0, count=1)
-    odd = replace(sample, sampling_logprobs=[-1.0], advantages=[*sample.advantages, 1.0])
-    assert sent([odd], tmp_path) == [odd]
+@pytest.mark.parametrize("name", ["sampling_logprobs", "teacher_logprobs", "loss_mask"])
+def test_a_stream_that_does_not_fit_its_sample_is_refused(name: str, tmp_path: Path) -> None:
+    odd = replace(random_samples(0, count=1)[0], **{name: [1.0]})
+    with pytest.raises(InvalidRequestError, match=f"sample 's0' has 1 values in `{name}`"):
+        sent([odd], tmp_path)
 
 
 def test_each_grammar_and_each_shared_token_is_there_once(tmp_path: Path) -> None:
@@ -185,7 +183,7 @@ def test_a_missing_damaged_or_newer_file_is_refused_by_name(tmp_path: Path) -> N
     save_file({name: array for name, array in arrays.items() if name != "spans"}, path)
     with pytest.raises(InvalidRequestError, match="KeyError: 'spans'"):
         read_samples(path)
-    newer = np.frombuffer(arrays["header"].tobytes().replace(b'"format":1', b'"format":9'), dtype=np.uint8)
+    newer = np.frombuffer(arrays["header"].tobytes().replace(b'"format":2', b'"format":9'), dtype=np.uint8)
     save_file(arrays | {"header": newer}, path)
-    with pytest.raises(InvalidRequestError, match="its format is 9, this version reads 1"):
+    with pytest.raises(InvalidRequestError, match="its format is 9, this version reads 2"):
         read_samples(path)

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from art.errors import InvalidRequestError
-from art.protocol.dialects.chat_completions import parse_chat_request
-from art.protocol.dialects.structured import CallRule
+from art.protocol.chat_completions import CallRule, parse_chat_request
 from tests.support.forms import FORMAT, MOVE, TOOLS, tool
 
 PLAY = {"type": "function", "function": {"name": "play"}}
@@ -27,12 +26,10 @@ def parse(**fields: Any) -> Any:
         ({"guided_json": '{"type": "string"}'}, "json", {"type": "string"}),
         ({"guided_regex": "a+"}, "regex", "a+"),
         ({"guided_choice": ["yes", "no"]}, "choice", ["yes", "no"]),
-        ({"guided_grammar": 'start: "a"'}, "grammar", 'start: "a"'),
         ({"structured_outputs": {"json": MOVE}}, "json", MOVE),
         ({"structured_outputs": {"json_object": True}}, "json", {"type": "object"}),
         ({"structured_outputs": {"regex": "a", "json": None, "json_object": False}}, "regex", "a"),
         ({"structured_outputs": {"choice": ["a"]}}, "choice", ["a"]),
-        ({"structured_outputs": {"grammar": 'start: "a"'}}, "grammar", 'start: "a"'),
     ],
 )
 def test_forms_of_content(fields: dict[str, Any], kind: str, value: Any) -> None:
@@ -98,6 +95,7 @@ def test_strict_tools() -> None:
         ({"response_format": FORMAT, "guided_regex": "a"}, "guided_regex"),
         ({"guided_regex": "a", "structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice"),
         ({"structured_outputs": {"json": MOVE, "regex": "a"}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"grammar": 'start: "a"'}}, "structured_outputs.grammar"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
         ({"structured_outputs": {"disable_any_whitespace": True}}, "structured_outputs.disable_any_whitespace"),
         ({"guided_json": "no JSON"}, "guided_json"),

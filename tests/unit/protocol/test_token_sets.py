@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art.protocol.token_sets import pack_token_sets, unpack_token_sets
+from art.protocol.compact import pack_token_sets, unpack_token_sets
 
 
 @given(st.lists(st.sets(st.integers(0, 300_000), max_size=50).map(sorted), max_size=10))

@@ -168,8 +168,6 @@ async def test_too_many_failed_groups_end_the_gather(make_group) -> None:
     for _ in range(3):
         await scorer(make_group(0.1, 0.2))
     assert await scorer(make_group(0.1)) is None, "what was long ago does not count"
-    with pytest.raises(JudgeError, match="out of order"):
-        await GroupScorer(Moody(), on_fault="raise")(make_group(0.1))
     with pytest.raises(ConfigError, match="on_fault"):
         GroupScorer(Moody(), on_fault="zero")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="max_rate"):
@@ -185,7 +183,7 @@ async def test_a_spent_budget_ends_the_gather_at_once(make_group) -> None:
 def test_settings_are_checked() -> None:
     with pytest.raises(ConfigError, match=r"timeout_s must be above 0, got -1"):
         JudgeSettings(timeout_s=-1)
-    with pytest.raises(ConfigError, match="passes must be one of"):
+    with pytest.raises(ConfigError, match="passes must be 1 or 2"):
         JudgeSettings(passes=3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="or neither"):
         JudgeSettings(prompt_usd_per_million=1.0)

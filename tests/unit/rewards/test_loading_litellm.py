@@ -11,10 +11,10 @@ pytest.importorskip("litellm")
 
 LOOK = """
 import asyncio, sys
-from art.rewards.asking import completion
+from art.rewards import judge_client
 
 async def main():
-    loading = asyncio.create_task(completion._load_litellm())
+    loading = asyncio.create_task(judge_client._load_litellm())
     while not loading.done():
         httpx = sys.modules.get("httpx")
         assert httpx is None or hasattr(httpx, "Response"), "openai would fail here, which looks at each request"

@@ -13,19 +13,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
-from art.cli import judge
 from art.errors import ConfigError, JudgeError
-from art.mcp import MCPTool, generate_scenarios
-from art.rewards import GroupScorer, JudgeSettings, Ruler, params_at, score_group
-from art.scenarios import Writer, generate_dataset
+from art.rewards import JudgeSettings, Ruler, params_at, score_group
 from art.tasks.tic_tac_toe import TicTacToe
-from art.testing.generator import ScriptedGenerator
-from art.testing.judge import KnowingRuler, KnownRewards, ScriptedJudge, grade_conduct, grade_messages, grade_preferring
+from art.testing.judge import ScriptedJudge, grade_conduct, grade_messages
 from art.testing.scripted_server import ScriptedServer
 from art.trajectory import Trajectory, TrajectoryGroup
+from art_recipes import judge_command as judge
+from art_recipes.mcp import MCPTool, generate_scenarios
+from art_recipes.scenarios import Writer, generate_dataset
+from art_recipes.scripted_generator import ScriptedGenerator
 
 TASK = """
 from art.task import Task
@@ -51,13 +50,10 @@ def backwards(messages):
 """
 
 
-def rollouts(*answers: str, rewards: list[float] | None = None) -> TrajectoryGroup:
+def rollouts(*answers: str) -> TrajectoryGroup:
     question = {"role": "user", "content": "Count to three."}
     return TrajectoryGroup(
-        [
-            Trajectory(messages_and_choices=[question, {"role": "assistant", "content": answer}], reward=reward)
-            for answer, reward in zip(answers, rewards or [0.0] * len(answers), strict=True)
-        ]
+        [Trajectory(messages_and_choices=[question, {"role": "assistant", "content": answer}]) for answer in answers]
     )
 
 
@@ -96,64 +92,26 @@ async def test_the_command_ranks_rollouts_of_a_users_task(served: Callable[..., 
     assert rewards_of(await score_group(COUNTS, ruler)) == pytest.approx([2 / 3, 1, 0, 1 / 3])
 
 
-async def test_the_command_ranks_by_a_function_and_writes_scenarios(
-    served: Callable[..., str], settings: JudgeSettings, tmp_path: Path
-) -> None:
+async def test_the_command_ranks_by_a_function_and_writes_scenarios(settings: JudgeSettings, tmp_path: Path) -> None:
+    (tmp_path / "counting.py").write_text(TASK)
     (tmp_path / "inputs.txt").write_text("one?\n\ntwo?\nthree?\n")
-    url = served("--score", "./counting.py:backwards", "--inputs", "inputs.txt")
-    ruler = Ruler("openai/judge", extra_litellm_params=params_at(url), settings=settings)
-    assert rewards_of(await score_group(COUNTS, ruler)) == pytest.approx([1 / 3, 0, 1, 2 / 3])
-    dataset = await generate_dataset("count", 3, Writer("generator", base_url=url, settings=settings))
+    given = options("--score", f"{tmp_path}/counting.py:backwards", "--inputs", f"{tmp_path}/inputs.txt")
+    with ScriptedServer(judge.scripted_models(given)) as server:
+        ruler = Ruler("openai/judge", extra_litellm_params=params_at(server.base_url), settings=settings)
+        assert rewards_of(await score_group(COUNTS, ruler)) == pytest.approx([1 / 3, 0, 1, 2 / 3])
+        dataset = await generate_dataset("count", 3, Writer("generator", base_url=server.base_url, settings=settings))
     assert {scenario.input for scenario in dataset.scenarios} == {"one?", "two?", "three?"}
-
-
-@pytest.mark.parametrize(
-    "messages",
-    [
-        [{"role": "user", "content": "Write five scenarios."}],
-        [
-            {"role": "system", "content": "You write tasks."},
-            {"role": "user", "content": [{"type": "text", "text": "Go"}]},
-        ],
-        [],
-    ],
-)
-async def test_the_command_says_what_it_answers_to_the_requests_of_other_programs(
-    messages: list[Any], served: Callable[..., str]
-) -> None:
-    async with httpx2.AsyncClient() as http:
-        body = {"model": "judge", "messages": messages}
-        answer = await http.post(f"{served('--prefer', 'yes')}/chat/completions", json=body)
-    assert answer.status_code == 400
-    assert "answers only what ART's own judges and writers of scenarios ask" in answer.json()["error"]["message"]
 
 
 # -- what a judge goes by --
 
 
-async def test_the_judge_can_use_the_rewards_that_rollouts_have_set(settings: JudgeSettings) -> None:
-    known = KnownRewards()
-    group = rollouts("a", "b", "c", rewards=[-0.5, 1.0, 0.25])
-    with ScriptedJudge(known) as judge:
-        ruler = KnowingRuler(known, "openai/j", extra_litellm_params=params_at(judge.base_url), settings=settings)
-        scored = await GroupScorer(ruler)(group)
-        assert scored is not None
-        assert rewards_of(scored) == pytest.approx([0.0, 1.0, 0.5]), "on the scale from -0.5 to 1"
-        assert [trajectory.metrics["independent_reward"] for trajectory in scored] == rewards_of(group)
-        with pytest.raises(JudgeError, match=r"LookupError: no rollout with these messages is known"):
-            await Ruler("openai/j", extra_litellm_params=params_at(judge.base_url), settings=settings).judge(
-                rollouts("d", "e")
-            )
-        assert len(judge.requests) == 2, "no second attempt would help"
-
-
 async def test_noise_and_order_bias_have_the_requested_size(settings: JudgeSettings) -> None:
-    known = KnownRewards()
-    groups = [rollouts(*(f"{i} {j}" for j in range(5)), rewards=[0.5] * 5) for i in range(20)]
+    groups = [rollouts(*(f"{i} {j}" for j in range(5))) for i in range(20)]
 
     async def scores(**options: float) -> list[list[float]]:
-        with ScriptedJudge(known, **options) as judge:  # type: ignore[arg-type]
-            ruler = KnowingRuler(known, "openai/j", extra_litellm_params=params_at(judge.base_url), settings=settings)
+        with ScriptedJudge(lambda trajectory: 0.5, **options) as judge:  # type: ignore[arg-type]
+            ruler = Ruler("openai/j", extra_litellm_params=params_at(judge.base_url), settings=settings)
             return [rewards_of(group) for group in await asyncio.gather(*(score_group(g, ruler) for g in groups))]
 
     assert {score for group in await scores() for score in group} == {0.5}
@@ -182,13 +140,6 @@ def test_the_measure_of_conduct() -> None:
     assert score(done) > score(silent)
 
 
-def test_answers_are_scored_by_a_text_that_they_contain() -> None:
-    grade = grade_preferring(r"^maybe$")
-    scores = [grade(said(text))[0] for text in ("maybe", "well, maybe", "no")]  # type: ignore[index]
-    assert scores[0] > 0.9
-    assert max(scores[1:]) < 0.31
-
-
 def test_games_of_tic_tac_toe_are_scored() -> None:
     def game(board: str, move: str) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": board}, {"role": "assistant", "content": move}]}
@@ -202,7 +153,7 @@ def test_games_of_tic_tac_toe_are_scored() -> None:
 
 
 async def test_failures_have_the_requested_rate(settings: JudgeSettings) -> None:
-    grade = grade_preferring("1")
+    grade = grade_conduct
     with ScriptedJudge(grade, fault_rate=0.3, seed=1) as judge:
         ruler = Ruler("openai/j", extra_litellm_params=params_at(judge.base_url), settings=settings)
         for i in range(20):
@@ -267,6 +218,23 @@ def options(*given: str) -> argparse.Namespace:
 def test_options_that_cannot_be_honoured_are_refused(given: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         judge.scripted_models(options(*given))
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "Write five scenarios."}],
+        [
+            {"role": "system", "content": "You write tasks."},
+            {"role": "user", "content": [{"type": "text", "text": "Go"}]},
+        ],
+        [],
+    ],
+)
+def test_requests_of_other_programs_are_told_what_is_answered(messages: list[Any]) -> None:
+    status, answer = judge.scripted_models(options("--noise", "0.1"))({"model": "judge", "messages": messages})
+    assert status == 400
+    assert "answers only what ART's own judges and writers of scenarios ask" in answer["error"]["message"]
 
 
 def test_a_port_in_use_is_reported() -> None:

@@ -21,7 +21,7 @@ import art
 from art.config import ServerConfig
 from art.errors import ConfigError
 from art.protocol.training import RegisterRequest
-from art.runtime.base_models import prepare_base_model
+from art.runtime.registration import prepare_base_model
 from art.runtime.runtime import Runtime
 from art.storage.layout import DataDir
 
@@ -148,7 +148,7 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from art.testing.tiny.build import build_tiny_model
+    from art.testing.tiny_model import build_tiny_model
 
     folder = tmp_path_factory.mktemp("adapted")
     build_tiny_model(folder / "base", warm_start_steps=0)
@@ -178,7 +178,7 @@ async def test_an_adapter_becomes_a_model_once(adapted: Path, monkeypatch: pytes
         theirs = peft.PeftModel.from_pretrained(base, str(adapted / "adapter"))(tokens).logits
     assert (after - theirs).abs().max() < 1e-4
     assert (after - before).abs().max() > 1e-2
-    monkeypatch.setattr(art.runtime.base_models, "run_file_call", None)  # it would start a process
+    monkeypatch.setattr(art.runtime.registration, "run_file_call", None)  # it would start a process
     assert await prepare_base_model(str(adapted / "adapter"), data_dir) == str(merged)
 
 

@@ -9,15 +9,14 @@ from typing import Any
 
 from art.errors import ProcessError
 from art.protocol.answers import EnginePressure
-from art.runtime.hosting.engine_handle import Hold
-from art.runtime.hosting.seats import Seats
-from art.runtime.measurements import engine_pressure
+from art.runtime.hosting.engine_handle import BusyPeriod, Seats
+from art.runtime.models import engine_pressure
 
 
 class Engine:
     def __init__(self, seats: Seats) -> None:
         self.seats = seats
-        self.closed = Hold("the engine to take requests again")
+        self.closed = BusyPeriod("the engine to take requests again")
         self.inside_waiting = 0.0
         self.more: dict[str, float] = {}
         self.error: Exception | None = None
@@ -30,7 +29,7 @@ class Engine:
 
 class Bench:
     def __init__(self) -> None:
-        self.engine = Engine(Seats(8, 100))  # 8 seats of one key, and a spare one
+        self.engine = Engine(Seats(8, 100))
         self.state = "up"
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -14,14 +14,12 @@ import pytest
 from art.config import ModelSettings
 from art.errors import AdapterError, ConfigError, NotFoundError
 from art.protocol.checkpoint_calls import BEST_METRIC, CheckpointInfo
-from art.protocol.organisation.promotions import PromoteRequest, Promotion
+from art.protocol.promotions import PromoteRequest, Promotion
 from art.protocol.training import DeleteCheckpointsRequest, ModelStatus
 from art.runtime.model_checkpoints import ModelCheckpoints
-from art.runtime.models import Models, status_of
-from art.runtime.promotions import Promotions, PromotionStore
+from art.runtime.models import Models, PolicyResolver, status_of
+from art.runtime.promotions import Promotions
 from art.runtime.registry import RegisteredModel, Registry, set_identity
-from art.runtime.resolver import PolicyResolver
-from art.runtime.script_logs import MetricStore
 from art.storage import checkpoints
 from art.storage.database import Database
 from art.storage.layout import DataDir
@@ -73,20 +71,15 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.host, self.database = Host(), Database(folder / "art.db")
         self.registry = Registry(self.database)
-        metrics = MetricStore(self.database)
         hosts: Any = SimpleNamespace(of=lambda model: self.host)
         self.models = Models(DataDir(folder), hosts, None, self.registry)  # type: ignore[arg-type]
         self.resolver = PolicyResolver(self.models)
         jobs: Any = SimpleNamespace(store=SimpleNamespace(needed_checkpoints=self._nothing))
-        self.checkpoints = ModelCheckpoints(self.models, jobs, metrics, None)
-        self._metrics = metrics
-        self.store = PromotionStore(self.database)
-        self.promotions = Promotions(self.models, self.store, self.checkpoints.changing)
+        self.checkpoints = ModelCheckpoints(self.models, jobs)
+        self.promotions = Promotions(self.models, self.checkpoints.changing)
 
     async def start(self) -> Server:
         await self.registry.start()
-        await self._metrics.start()
-        await self.store.start()
         for model in await self.registry.models():
             self.models.by_key[model.key] = model
         return self
@@ -125,9 +118,7 @@ async def server(tmp_path: Path) -> Server:
 
 async def test_requests_to_the_promoted_name_get_the_promoted_step(server: Server) -> None:
     for asked in ("p/agent@promoted", "agent@promoted"):
-        with pytest.raises(
-            NotFoundError, match=r"no checkpoint of p/agent is promoted.*art checkpoints promote p/agent"
-        ):
+        with pytest.raises(NotFoundError, match=r"no checkpoint of p/agent is promoted.*art promote p/agent"):
             await server.resolver.resolve(asked)
     assert await server.promote(2) == Promotion(step=2, inference_name="p/agent@promoted", previous_step=None)
     assert server.host.loaded == ["p/agent@2"], "before the first request for it"

@@ -13,9 +13,8 @@ from art.config import ModelSettings
 from art.errors import CorruptCheckpointError
 from art.protocol.checkpoint_calls import ExportRequest, ForkRequest
 from art.runtime.jobs.file_jobs import plan_export, plan_fork
-from art.runtime.models import Models
+from art.runtime.models import Models, PolicyResolver
 from art.runtime.registry import RegisteredModel, Registry, set_identity
-from art.runtime.resolver import PolicyResolver
 from art.storage import checkpoints
 from art.storage.database import Database
 from art.storage.layout import DataDir
@@ -69,7 +68,7 @@ async def test_another_one_is_refused_wherever_it_is_asked_for(models: Models) -
         await PolicyResolver(models).resolve("p/agent")
     export = ExportRequest(job_id="job-00000001", format="peft")
     with pytest.raises(CorruptCheckpointError, match="was published"):
-        await asyncio.to_thread(plan_export, models, "p", "agent", export, llama_cpp=None)
+        await asyncio.to_thread(plan_export, models, "p", "agent", export)
     fork = ForkRequest(job_id="job-00000002", from_name="agent")
     with pytest.raises(CorruptCheckpointError, match="was published"):
         await asyncio.to_thread(plan_fork, models, "p", "other", fork)

@@ -10,9 +10,8 @@ import pytest
 
 from art.config import ModelSettings, SamplingConfig
 from art.errors import NotFoundError
-from art.runtime.models import Models
+from art.runtime.models import Models, PolicyResolver
 from art.runtime.registry import RegisteredModel
-from art.runtime.resolver import PolicyResolver
 from art.storage.layout import DataDir
 
 HUB_ID = "Qwen/Qwen2.5-0.5B-Instruct"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from art.errors import InvalidRequestError
-from art.runtime.script_logs import append_once
+from art.runtime.model_checkpoints import append_once
 from art.storage.jsonl import append_lines, encode
 from art.storage.layout import ModelPaths
 
@@ -65,14 +65,6 @@ def test_a_script_that_writes_into_the_same_directory_is_not_repeated(paths: Mod
     append_lines(paths.history, [ROW])
     append_once(paths, "train", 3, ROW, GROUPS)
     assert (len(lines(paths.history)), len(lines(paths.trajectories("train", 3)))) == (1, 4)
-
-
-def test_a_row_inside_another_is_not_that_row(paths: ModelPaths) -> None:
-    paths.root.mkdir(exist_ok=True)
-    paths.history.write_text(f'{{"note": 1}}{encode(ROW)}\n')
-    append_once(paths, "train", 3, ROW, [])
-    assert lines(paths.history)[-1] == encode(ROW)
-    assert len(lines(paths.history)) == 2
 
 
 def test_no_split_leaves_the_folder(paths: ModelPaths) -> None:

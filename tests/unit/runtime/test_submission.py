@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +13,8 @@ import pytest
 from art.config import DistillConfig, DpoConfig, ModelSettings, TrainConfig
 from art.engine import EngineInfo
 from art.errors import ConfigError, NothingTrainableError, TrajectoryError, TrajectoryMismatchError
-from art.gateway.record.recorder import Exchange
-from art.protocol.preflight import PreflightRequest
-from art.protocol.training import TrainRequest, WireGroup, WireTrajectory
+from art.protocol.training import PreflightRequest, TrainRequest, WireGroup, WireTrajectory
+from art.record.recorder import Exchange
 from art.runtime.jobs.job import TrainPayload
 from art.runtime.registry import RegisteredModel
 from art.runtime.submission import Submission
@@ -50,18 +50,22 @@ class Setup:
         recorder = Store(FIRST, SECOND, FOREIGN)
         recorder.usage = self  # type: ignore[attr-defined]
         self.submission: Any = Submission(
-            models=SimpleNamespace(find=lambda project, name: (model, host), data_dir=DataDir(root)),  # type: ignore[arg-type]
+            models=SimpleNamespace(  # type: ignore[arg-type]
+                find=lambda project, name: (model, host), data_dir=DataDir(root), checkpoint=lambda model, step: root
+            ),
             gateway=SimpleNamespace(recorder=recorder, rollouts=self),  # type: ignore[arg-type]
             resolver=self,  # type: ignore[arg-type]
             jobs=self,  # type: ignore[arg-type]
-            preflight=None,
-            check_directory=lambda: None,
+            preflight=self,  # type: ignore[arg-type]
         )
 
     async def renderer(self) -> Any:
         if not hasattr(self, "_renderer"):
             raise AssertionError("nothing is rendered in a step without supervised data")
         return self._renderer
+
+    async def ensure(self, *model: Any) -> list[str]:
+        return []
 
     # -- the usage of the project
     def check_training(self, project: str, num_queued: int) -> None:
@@ -90,13 +94,6 @@ class Setup:
     async def known(self, job_id: str, fingerprint: int) -> None:
         return None
 
-    @property
-    def store(self) -> Setup:
-        return self
-
-    async def repeated_step(self, exchange_ids: list[str]) -> None:
-        return None
-
     async def submit(self, *job: Any) -> str:
         self.payload = TrainPayload.model_validate_json(job[3].model_dump_json())
         return "queued"
@@ -117,8 +114,10 @@ class Letters:
     def render(self, messages: list[dict[str, Any]], tools: Any) -> list[int]:
         return [*(ord(letter) - 97 for m in messages for letter in (m["role"][0], m["content"][0])), 0]
 
-    def completion(self, messages: list[dict[str, Any]], tools: Any, prompt: list[int]) -> list[int]:
-        return [ord(messages[-1]["content"][0]) - 97]
+    def completions(self, messages: list[dict[str, Any]], tools: Any) -> Iterator[tuple[int, list[int], list[int]]]:
+        for i, message in enumerate(messages):
+            if message["role"] == "assistant":
+                yield i, self.render(messages[:i], tools), [ord(message["content"][0]) - 97]
 
 
 GIVEN = {"histories": [{"items": [USER, {"role": "assistant", "content": "yes"}]}]}

@@ -6,7 +6,7 @@ import pytest
 
 from art.config import CustomLossConfig, ServerConfig
 from art.errors import PermissionDeniedError
-from art.server.machine import check_custom_loss
+from art.server.routes.models import check_custom_loss
 
 LOSS = CustomLossConfig(function="my_package.losses:capped")
 

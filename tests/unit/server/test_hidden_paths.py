@@ -12,10 +12,9 @@ import pytest
 
 from art.errors import ConfigError, ProcessError
 from art.gateway.completion import ChatStream
-from art.protocol.jobs import JobEvent
-from art.protocol.training import JobStatus, ModelStatus, WireError
+from art.protocol.training import JobEvent, JobStatus, ModelStatus, WireError
 from art.server.app import App
-from art.server.paths import HiddenPaths
+from art.server.state import HiddenPaths
 from art.storage.keys import KeyStore
 from tests.support.spies import TwoProjects
 

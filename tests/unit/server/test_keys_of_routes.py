@@ -12,20 +12,26 @@ import httpx2
 import pytest
 
 from art.config import DistillConfig, TrainConfig
+from art.gateway.anthropic import CountTokensRequest, MessagesRequest
+from art.gateway.responses import ResponsesRequest
+from art.protocol.chat_completions import ChatRequest
 from art.protocol.checkpoint_calls import ExportRequest, ForkRequest, LogRequest, MetricsRow, PullRequest, PushRequest
-from art.protocol.dialects.anthropic import CountTokensRequest, MessagesRequest
-from art.protocol.dialects.chat_completions import ChatRequest
-from art.protocol.dialects.responses import ResponsesRequest
-from art.protocol.dialects.text_completions import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from art.protocol.keys import Empty
-from art.protocol.organisation.promotions import PromoteRequest
-from art.protocol.organisation.usage_report import QuotaRequest
-from art.protocol.preflight import PreflightRequest
+from art.protocol.promotions import PromoteRequest
 from art.protocol.rollouts import RolloutUpdate
-from art.protocol.training import DeleteCheckpointsRequest, ExchangeIds, RegisterRequest, TrainRequest, TrainSFTRequest
-from art.server.app import ROUTES, App
+from art.protocol.training import (
+    DeleteCheckpointsRequest,
+    ExchangeIds,
+    PreflightRequest,
+    RegisterRequest,
+    TrainRequest,
+    TrainSFTRequest,
+)
+from art.protocol.usage_report import QuotaRequest
+from art.server.app import App
 from art.server.call import Route
 from art.storage.keys import KeyStore
+from tests.support.page import ALL_ROUTES
 from tests.support.spies import SECRET, TwoProjects, named_projects
 
 OF_B = {
@@ -39,7 +45,6 @@ OF_B = {
     "index": "0",
     "version": "0",
     "folder": "lib",
-    "response_id": "resp_00063f1a2b3c4d5e6f708192a3b4",
     "model_id": "b/agent",
     "format": "peft",
     "file": "state.json",
@@ -54,9 +59,6 @@ BODIES: dict[type[Any], list[dict[str, Any]]] = {
     ],
     ResponsesRequest: [{"model": model, "input": "hi"} for model in ("b/agent", "b/none")],
     MessagesRequest: [{"model": "b/agent", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}],
-    CompletionRequest: [{"model": model, "prompt": "hi"} for model in ("b/agent", "b/none")],
-    TokenizeRequest: [{"model": "b/agent", "prompt": "hi"}],
-    DetokenizeRequest: [{"model": "b/agent", "tokens": [1]}],
     CountTokensRequest: [{"model": "b/agent", "messages": [{"role": "user", "content": "hi"}]}],
     RegisterRequest: [{"project": "b", "name": "agent", "base_model": "base"}],
     TrainRequest: [
@@ -90,7 +92,7 @@ BODIES: dict[type[Any], list[dict[str, Any]]] = {
 }
 """Bodies that name something of project b, where a body can. A new wire type needs an entry."""
 
-GUARDED = [route for route in ROUTES if route.scope is not None]
+GUARDED = [route for route in ALL_ROUTES if route.scope is not None]
 each_route = pytest.mark.parametrize("route", GUARDED, ids=lambda route: f"{route.method} {route.path}")
 
 
@@ -188,7 +190,7 @@ def _named(body: Any) -> set[str]:
     }
 
 
-OPEN = [route for route in ROUTES if route.scope is None and route.method == "GET"]
+OPEN = [route for route in ALL_ROUTES if route.scope is None and route.method == "GET"]
 
 
 @pytest.mark.parametrize("route", OPEN, ids=lambda route: route.path)
@@ -248,7 +250,7 @@ async def test_a_revoked_key_ends_at_once_in_a_running_server(setup: Setup, tmp_
 @pytest.mark.parametrize("path", ["comparisons", "comparisons/one"])
 async def test_comparisons_of_models_are_for_keys_of_all_projects(setup: Setup, path: str) -> None:
     _, key = setup.store.create("a's", project="a", scopes=["infer", "train", "admin"])
-    route = next(route for route in ROUTES if route.path == f"/view/api/{path}".replace("one", "{comparison}"))
+    route = next(route for route in ALL_ROUTES if route.path == f"/view/api/{path}".replace("one", "{comparison}"))
     response = await setup.ask(route, key)
     assert response.status_code == 403
     assert "models of several projects" in response.json()["error"]["message"]

@@ -16,7 +16,7 @@ from art.config import LimitsConfig, ServerConfig
 from art.errors import OverloadedError
 from art.server.app import App
 from art.server.auth import SERVER, Caller
-from art.server.limits import Limiter
+from art.server.state import Limiter
 from art.storage.keys import KeyStore
 from tests.support.spies import TwoProjects
 

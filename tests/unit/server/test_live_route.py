@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from art.protocol.live.events import LiveEvent, Reset
 from art.server.app import App
-from art.server.routes import page as live
 from art.storage.keys import KeyStore
 from tests.support.spies import SECRET, TwoProjects
 
@@ -55,38 +52,15 @@ async def test_events_of_the_callers_project_only(tmp_path: Path) -> None:
     keys.close()
 
 
-async def test_silence_is_not_taken_for_a_broken_connection_and_a_revoked_key_ends_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silence_is_not_taken_for_a_broken_connection_and_a_revoked_key_ends_it(tmp_path: Path) -> None:
     keys = KeyStore(tmp_path / "keys.db")
     runtime = TwoProjects()
     runtime.live.goes_on = True
     app = App(runtime, api_key="operator", keys=keys)  # type: ignore[arg-type]
     made, key = keys.create("a's", project="a", scopes=["infer"])
-    monkeypatch.setattr(live, "HEARTBEAT_S", 0.01)
-    original = live.with_heartbeats
-    monkeypatch.setattr(live, "with_heartbeats", lambda events: original(events, 0.01))
     _, text = await stream(app, key, pieces=4)
     assert ": alive\n\n" in text
     asyncio.get_running_loop().call_later(0.1, keys.revoke, made.id)
     with pytest.raises(Exception, match="revoked"):  # the connection is closed in the middle of the answer
         await stream(app, key, pieces=100_000)
     keys.close()
-
-
-async def test_heartbeats_lose_no_event_and_close_their_source() -> None:
-    closed = False
-
-    async def events() -> AsyncGenerator[list[LiveEvent], None]:
-        nonlocal closed
-        try:
-            for number in range(3):
-                await asyncio.sleep(0.1)
-                yield [LiveEvent(number=number, at=0.0, data=Reset())]
-        finally:
-            closed = True
-
-    got = [batch async for batch in live.with_heartbeats(events(), 0.01)]
-    assert [event.number for batch in got if batch is not None for event in batch] == [0, 1, 2]
-    assert None in got
-    assert closed

@@ -13,9 +13,10 @@ from art.config import ServerConfig
 from art.errors import InvalidRequestError
 from art.protocol.training import RegisterRequest
 from art.runtime.runtime import Runtime
-from art.server.app import ROUTES, App
+from art.server.app import App
 from art.server.call import Route
 from art.storage.layout import DataDir
+from tests.support.page import ALL_ROUTES
 from tests.support.spies import TwoProjects
 
 BAD = [
@@ -39,7 +40,7 @@ GOOD = {
     "response_id": "resp_00063f1a2b3c4d5e6f708192a3b4",
     "model_id": "games/agent",
 }
-PARAMETERS = [(route, name) for route in ROUTES for name in re.findall(r"{(\w+)}", route.path)]
+PARAMETERS = [(route, name) for route in ALL_ROUTES for name in re.findall(r"{(\w+)}", route.path)]
 
 
 async def ask(app: Any, method: str, raw_path: str) -> int:

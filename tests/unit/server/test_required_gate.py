@@ -9,16 +9,16 @@ from types import SimpleNamespace
 import httpx2
 import pytest
 
-from art.client import ArtClient
+from art.client.client import ServerClient
 from art.config import ServerConfig
 from art.errors import ConfigError, PermissionDeniedError, PromotionError
 from art.protocol.keys import KeyScope
-from art.protocol.organisation.promotions import Gate, PromoteRequest, Promotion
+from art.protocol.promotions import Gate, PromoteRequest, Promotion, PromotionHistory
 from art.runtime.promotions import Promotions
 from art.server.app import App
 from art.storage.keys import KeyStore
-from tests.unit.runtime.promotion.test_promotion_gate import log, rewards
 from tests.unit.runtime.test_promotion import Server as Parts
+from tests.unit.runtime.test_promotion_gate import log, rewards
 
 
 class Server:
@@ -33,9 +33,7 @@ class Server:
         self.set_required(None)
 
     def set_required(self, require: float | None) -> None:
-        promotions = Promotions(
-            self.parts.models, self.parts.store, self.parts.checkpoints.changing, required=require
-        )  # fmt: skip
+        promotions = Promotions(self.parts.models, self.parts.checkpoints.changing, required=require)
         self.app = App(SimpleNamespace(promotions=promotions), api_key="operator", keys=self.keys)  # type: ignore[arg-type]
 
     async def promote(
@@ -44,19 +42,19 @@ class Server:
         gate = None if require is None else Gate(require=require)
         request = PromoteRequest(step=step, gate=gate, force=force, note=note)
         async with self._client(key) as client:
-            return await client.promote("p", "agent", request)
+            return await client.typed(Promotion, "POST", "/api/models/p/agent/promotions", body=request)
 
     async def history(self) -> list[tuple[int, str, str, float | None]]:
         """Step, decision, who asked, and the bound of the gate."""
         async with self._client("infer") as client:
-            records = (await client.promotions("p", "agent")).promotions
+            records = (await client.typed(PromotionHistory, "GET", "/api/models/p/agent/promotions")).promotions
         return [
             (one.step, one.decision, self.ids[one.key_id], None if one.verdict is None else one.verdict.require)
             for one in records
         ]
 
-    def _client(self, key: str) -> ArtClient:
-        return ArtClient("http://localhost", self.texts[key], transport=httpx2.ASGITransport(self.app))
+    def _client(self, key: str) -> ServerClient:
+        return ServerClient("http://localhost", self.texts[key], transport=httpx2.ASGITransport(self.app))
 
 
 @pytest.fixture
@@ -84,7 +82,7 @@ async def test_the_gate_of_the_server_judges_promotions_that_name_none(server: S
     server.set_required(0.1)
     with pytest.raises(PromotionError) as refused:
         await server.promote("train", 1)
-    assert "This server requires +0.1 of every promotion (`promotion.require`" in refused.value.message
+    assert "This server requires +0.1 of every promotion (`require_gain`" in refused.value.message
     promotion = await server.promote("train", 2)
     assert promotion.verdict is not None
     assert (promotion.verdict.passed, promotion.verdict.require) == (True, 0.1)
@@ -123,8 +121,8 @@ async def test_only_keys_with_scope_admin_force_a_promotion(server: Server) -> N
 
 
 async def test_a_bound_of_zero_is_a_bound(server: Server) -> None:
-    config = ServerConfig.model_validate({"promotion": {"require": 0.0}})
-    server.set_required(config.promotion.require)
+    config = ServerConfig(require_gain=0.0)
+    server.set_required(config.require_gain)
     with pytest.raises(ConfigError, match="less than 0"):
         await server.promote("train", 2, require=-0.5)
     with pytest.raises(PermissionDeniedError):

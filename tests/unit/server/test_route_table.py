@@ -6,8 +6,8 @@ import inspect
 
 import pytest
 
-from art.server.app import ROUTES
 from art.server.call import Route
+from tests.support.page import ALL_ROUTES
 
 OPEN = {
     ("GET", "/health"), ("GET", "/ready"), ("GET", "/openapi.json"), ("GET", "/"), ("GET", "/static/{version}/{file}"),
@@ -18,7 +18,7 @@ WITHOUT_BODY = {
     ("POST", "/api/jobs/{job_id}/cancel"), ("POST", "/api/models/{project}/{name}/checkpoints/{step}/promote")
 }  # fmt: skip
 
-each_route = pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
+each_route = pytest.mark.parametrize("route", ALL_ROUTES, ids=lambda route: f"{route.method} {route.path}")
 
 
 @each_route
@@ -31,7 +31,7 @@ def test_a_route_is_described(route: Route) -> None:
 
 
 def test_routes_are_different() -> None:
-    assert len({(route.method, route.path) for route in ROUTES}) == len(ROUTES)
+    assert len({(route.method, route.path) for route in ALL_ROUTES}) == len(ALL_ROUTES)
 
 
 FROM_PAGE = {
@@ -43,4 +43,6 @@ FROM_PAGE = {
 
 
 def test_what_the_page_may_change() -> None:
-    assert {(route.method, route.path) for route in ROUTES if route.from_page and route.method != "GET"} == FROM_PAGE
+    assert {
+        (route.method, route.path) for route in ALL_ROUTES if route.from_page and route.method != "GET"
+    } == FROM_PAGE

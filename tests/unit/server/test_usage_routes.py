@@ -6,21 +6,18 @@ import argparse
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import httpx2
 import pytest
 
-from art.cli import quota as quota_command
-from art.cli import usage as usage_command
-from art.client import ArtClient
+from art.cli import operator
+from art.client.client import ServerClient
 from art.errors import ConfigError, InvalidRequestError, PermissionDeniedError, QuotaError
-from art.gateway.record.tables import create_tables
-from art.gateway.record.usage_book import Amounts, UsageBook
-from art.protocol.keys import KeyScope
-from art.protocol.organisation.usage_report import Quota, UsageReport
+from art.protocol.usage_report import Quota
+from art.record.recorder import create_tables
+from art.record.usage_book import Amounts, UsageBook
+from art.server.answers import failure
 from art.server.app import App
-from art.server.errors import failure
 from art.storage.database import Database
 from art.storage.keys import KeyStore
 
@@ -30,26 +27,11 @@ class Server:
         self.book, self.keys = book, KeyStore(folder / "keys.db")
         self.app = App(SimpleNamespace(usage=book), api_key="operator", keys=self.keys)  # type: ignore[arg-type]
 
-    def client(self, key: str = "operator") -> ArtClient:
-        return ArtClient("http://localhost", key, transport=httpx2.ASGITransport(self.app))
+    def client(self, key: str = "operator") -> ServerClient:
+        return ServerClient("http://localhost", key, transport=httpx2.ASGITransport(self.app))
 
     def key(self, project: str | None) -> str:
         return self.keys.create("somebody", project=project, scopes=["infer", "train", "admin"])[1]
-
-    def add_by_keys(self) -> dict[str, tuple[str, str]]:
-        """Count 1 token for the operator's key, 10, 100 and 1000 for three keys of `search` and one for all projects.
-
-        Returns:
-            Id and text of each key, by name.
-        """
-        keys: dict[str, tuple[str, str]] = {}
-        scopes: dict[str, list[KeyScope]] = {"reader": ["infer"], "trainer": ["infer", "train"], "lead": ["admin"]}
-        self.book.add("search", "agent", Amounts(completion=1), key_id="server")
-        for power, (name, granted) in enumerate([*scopes.items(), ("ci", ["admin"])], start=1):
-            key, text = self.keys.create(name, project=None if name == "ci" else "search", scopes=granted)
-            keys[name] = key.id, text
-            self.book.add("search", "agent", Amounts(completion=10**power), key_id=key.id)
-        return keys
 
 
 @pytest.fixture
@@ -57,7 +39,6 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
     database = Database(tmp_path / "art.db")
     await database.run(create_tables)
     book = UsageBook(database, now=lambda: 1_768_478_400.0)  # 2026-01-15
-    await book.start()
     book.add("search", "agent", Amounts(prompt=1_000, cached=400, completion=200, steps=3, sampling_s=1_800, usd=1.5))
     book.add("shop", "agent", Amounts(prompt=10, training_s=900))
     server = Server(tmp_path, book)
@@ -100,54 +81,15 @@ async def test_only_the_operator_sets_quotas(server: Server) -> None:
     assert b'"code":"quota_exceeded"' in answer.body
 
 
-async def used_by(client: ArtClient) -> dict[tuple[str | None, str | None], int]:
-    """Sampled tokens of `search` by id and name of the key."""
-    async with client:
-        (project,) = (await client.usage(project="search", keys=True)).projects
-    assert project.keys is not None
-    assert sum(one.completion for one in project.keys) == project.completion, "keys add up to the project"
-    return {(one.key_id, one.name): one.completion for one in project.keys}
-
-
-async def test_usage_by_key_for_keys_of_each_scope(server: Server) -> None:
-    keys = server.add_by_keys()
-    ids = {name: key_id for name, (key_id, _) in keys.items()}
-    everything = {
-        (None, None): 200, ("server", "operator"): 1, (ids["reader"], "reader"): 10, (ids["trainer"], "trainer"): 100,
-        (ids["lead"], "lead"): 1_000, (ids["ci"], "ci"): 10_000,
-    }  # fmt: skip
-    for text in ("operator", keys["lead"][1], keys["ci"][1]):
-        assert await used_by(server.client(text)) == everything
-    total = sum(everything.values())
-    for name, own in (("reader", 10), ("trainer", 100)):
-        seen = await used_by(server.client(keys[name][1]))
-        assert seen == {(ids[name], name): own, (None, "other keys"): total - own}
-    async with server.client(server.key("shop")) as client:
-        with pytest.raises(PermissionDeniedError):
-            await client.usage(project="search", keys=True)
-        (shop,) = (await client.usage(keys=True)).projects
-        assert [(one.key_id, one.prompt) for one in shop.keys or ()] == [(None, 10)]
-
-
-async def test_a_revoked_key_keeps_its_name_and_a_wrong_choice_is_refused(server: Server) -> None:
-    keys = server.add_by_keys()
-    server.keys.revoke(keys["reader"][0])
-    assert (keys["reader"][0], "reader") in await used_by(server.client())
-    async with server.client() as client:
-        with pytest.raises(InvalidRequestError, match="`keys` must be true or false, got 'yes'"):
-            await client.typed(UsageReport, "GET", "/api/usage", params={"keys": "yes"})
-        assert [one.keys for one in (await client.usage()).projects] == [None, None]
-
-
-def parsed(command: Any, *words: str) -> argparse.Namespace:
+def quota(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    command.add_options(parser)
+    operator.add_quota_options(parser)
     return parser.parse_args(words)
 
 
 async def test_the_table_of_usage(server: Server) -> None:
     await server.book.set_quota("search", Quota(tokens=2_400, device_s=3_600))
-    text = usage_command.describe(await server.book.report(None, None), with_models=True)
+    text = operator.describe_usage(await server.book.report(None, None), with_models=True)
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert lines == [
         "project prompt tokens cached sampled steps device hours USD quota",
@@ -160,22 +102,6 @@ async def test_the_table_of_usage(server: Server) -> None:
     ]
 
 
-async def test_the_table_of_keys(server: Server) -> None:
-    keys = server.add_by_keys()
-    lead = keys["lead"]
-    async with server.client(lead[1]) as client:
-        text = usage_command.describe(await client.usage(keys=True))
-    rows = sorted(" ".join(line.split()) for line in text.splitlines() if line.startswith("  "))
-    assert rows == sorted([
-        "key not known 1,000 400 200 3 0.50 1.50", "operator (server) 0 0 1 0 0.00 0.00",
-        *(f"{name} ({keys[name][0]}) 0 0 {count} 0 0.00 0.00" for name, count in
-          [("reader", "10"), ("trainer", "100"), ("lead", "1,000"), ("ci", "10,000")]),
-    ])  # fmt: skip
-    async with server.client(keys["reader"][1]) as client:
-        text = usage_command.describe(await client.usage(keys=True))
-    assert "\n  other keys " in text
-
-
 def test_what_the_commands_ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[tuple[str | None, Quota]] = []
     answer = SimpleNamespace(default_quota=None)
@@ -185,7 +111,8 @@ def test_what_the_commands_ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
             asked.append((project, quota))
             return answer
 
-    monkeypatch.setattr(quota_command, "asked", lambda url, ask: ask(Client()))
+    ask_server = operator.ask_server
+    monkeypatch.setattr(operator, "ask_server", lambda url, ask: ask(Client()))
     for words, said in [
         (
             ("set", "search", "--tokens", "5000", "--device-hours", "2"),
@@ -194,11 +121,11 @@ def test_what_the_commands_ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         (("set", "--every-project", "--usd", "9.5"), "Every project without a quota of its own may use 9.50 USD"),
         (("clear", "search"), "search may use any amount"),
     ]:
-        assert quota_command.run(parsed(quota_command, *words)) == 0
+        assert operator.run_quota(quota(*words)) == 0
         assert capsys.readouterr().out == f"{said} a month\n"
     assert asked == [("search", Quota(tokens=5000, device_s=7200)), (None, Quota(usd=9.5)), ("search", Quota())]
     answer.default_quota = Quota(steps=7)
-    assert quota_command.run(parsed(quota_command, "clear", "search")) == 0
+    assert operator.run_quota(quota("clear", "search")) == 0
     like = "search, like every project without a quota of its own, may use 7 steps a month\n"
     assert capsys.readouterr().out == like
     for words, problem in [
@@ -207,7 +134,7 @@ def test_what_the_commands_ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         (("clear", "search", "--every-project"), "name one project"),
     ]:
         with pytest.raises(ConfigError, match=problem):
-            quota_command.run(parsed(quota_command, *words))
+            operator.run_quota(quota(*words))
     monkeypatch.delenv("ART_SERVER_URL", raising=False)
     with pytest.raises(ConfigError, match="--url or ART_SERVER_URL"):
-        usage_command.run(parsed(usage_command))
+        ask_server(None, lambda client: client.usage())

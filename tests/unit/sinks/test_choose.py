@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 
 import art
 from art.errors import ConfigError
+from art.metrics import choose_sinks as choose
+from art.metrics.choose_sinks import choose_sinks, is_installed, load_tracker, plain_config
+from art.plugins import find_plugins
 from art.recipes.recipe_config import reported_to
-from art.sinks import Run, Sink, choose
-from art.sinks.choose import KINDS, SinkKind, choose_sinks, plain_config
+from art.sinks import Run, Sink
 
 ROOT = Path(__file__).parents[3]
 
@@ -27,16 +30,28 @@ class Mine(Sink):
     def metrics(self, row: Any) -> None: ...
 
 
+class Here(Mine):
+    name = "here"
+    package = "json"
+    environment = ("HERE_KEY", "HERE_ID")
+    switched_off_by = (("HERE_MODE", "disabled"),)
+
+
+class Gone(Mine):
+    name, package, extra = "gone", "no_such_package", "gone"
+    environment = ("GONE_KEY",)
+
+
+class OfAnotherName(Mine):
+    name = "other"
+
+
 @pytest.fixture(autouse=True)
-def _kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two trackers whose packages exist or not, whatever is installed here."""
-    kind = SinkKind(
-        module="json", factory="JSONDecoder", package="json", extra="here", environment=("HERE_KEY", "HERE_ID"),
-        switched_off_by=(("HERE_MODE", "disabled"),),
-    )  # fmt: skip
-    missing = SinkKind(module="no", factory="no", package="no_such_package", extra="gone", environment=("GONE_KEY",))
-    kinds = {"here": kind, "gone": missing}
-    monkeypatch.setattr(choose, "KINDS", kinds)
+def _trackers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trackers whose packages exist or not, whatever is installed here."""
+    trackers = {"gone": Gone, "here": Here}
+    monkeypatch.setattr(choose, "find_plugins", lambda group: trackers)
+    monkeypatch.setattr(choose, "load_plugin", lambda group, name: trackers[name])
     monkeypatch.setattr(choose, "_warned", set())
 
 
@@ -85,8 +100,17 @@ def test_a_folder_of_data_is_no_package(tmp_path: Path, monkeypatch: pytest.Monk
     """wandb makes a folder `wandb` where the program runs, and Python would import it."""
     (tmp_path / "only_a_folder").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
-    kind = SinkKind(module="x", factory="x", package="only_a_folder", extra="x")
-    assert not kind.is_installed
+    monkeypatch.setattr(Mine, "package", "only_a_folder")
+    assert not is_installed(Mine)
+
+
+@pytest.mark.parametrize("named", [OfAnotherName, Mine(), dict])
+def test_an_entry_point_must_name_a_sink_of_its_name(monkeypatch: pytest.MonkeyPatch, named: object) -> None:
+    point = EntryPoint("mine", "theirs:Mine", "art.trackers")
+    monkeypatch.setattr(choose, "find_plugins", lambda group: {"mine": point})
+    monkeypatch.setattr(choose, "load_plugin", lambda group, name: named)
+    with pytest.raises(ConfigError, match=r"\(theirs:Mine\) must be a subclass of `art.sinks.Sink` with name = 'mine'"):
+        choose_sinks(["mine"])
 
 
 async def test_register_refuses_before_it_asks_the_backend(tmp_path: Path) -> None:
@@ -114,12 +138,15 @@ def test_report_of_the_command_line() -> None:
         reported_to(["none", "wandb"])
 
 
-@pytest.mark.parametrize("name", sorted(KINDS))
-def test_each_tracker_has_an_extra_and_a_page(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(find_plugins("art.trackers")))
+def test_each_tracker_has_an_extra_and_a_page(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # the trackers of this repository
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    kind = KINDS[name]
-    assert kind.extra in extras
+    tracker = load_tracker(name)
     page = (ROOT / "docs" / "trackers" / f"{name}.md").read_text()
-    assert f"[{kind.extra}]" in page
-    assert all(variable in page for names in kind.environment for variable in names.split("|"))
+    assert (tracker.package is None) == (tracker.extra is None)
+    if tracker.extra is not None:
+        assert tracker.extra in extras
+        assert f"[{tracker.extra}]" in page
+    assert all(variable in page for names in tracker.environment for variable in names.split("|"))
     assert re.search(rf"\| \[`{name}`\]\(trackers/{name}\.md\)", (ROOT / "docs" / "trackers.md").read_text())

@@ -15,8 +15,8 @@ pytest.importorskip("opentelemetry.sdk", reason="the extra `otlp` is not install
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind
 
-from art.sinks.otlp_spans import Place, SpanSettings, failed_span, rollout_spans
 from art.trajectory import Trajectory
+from art_trackers.otlp_spans import RolloutPlace, SpanSettings, failed_span, rollout_spans
 from tests.support.genai_conventions import CLIENT, INTERNAL, OPT_IN, check_event, check_span
 from tests.support.logged_rollouts import (
     SECRET,
@@ -29,11 +29,13 @@ from tests.support.logged_rollouts import (
     tool_rollout,
 )
 
-PLACE = Place(run_in(Path()), "train", 3, 1, 2)
+PLACE = RolloutPlace(run_in(Path()), "train", 3, 1, 2)
 NO_TEXTS, TEXTS = SpanSettings(), SpanSettings(content=True)
 
 
-def traced(trajectory: Trajectory, settings: SpanSettings = NO_TEXTS, place: Place = PLACE) -> list[ReadableSpan]:
+def traced(
+    trajectory: Trajectory, settings: SpanSettings = NO_TEXTS, place: RolloutPlace = PLACE
+) -> list[ReadableSpan]:
     return rollout_spans(Trajectory.model_validate_json(trajectory.model_dump_json()), place, settings)
 
 
@@ -117,15 +119,12 @@ def test_the_reward_and_each_judges_score_are_evaluation_events() -> None:
 
 
 def test_a_score_that_no_judge_gave_is_no_evaluation() -> None:
-    trace = traced(Trajectory(messages_and_choices=[], reward=math.nan, metrics={"game_score": 3.0}))
-    assert evaluations(trace) == {}
-    assert attributes(trace[0])["art.metrics.game_score"] == 3.0
-
-
-def test_a_metric_of_the_user_is_no_judge() -> None:
     trajectory = tool_rollout()
     trajectory.metrics |= {"game_score": 3.0, "tests/passed": 2.0}
     assert list(evaluations(traced(trajectory))) == ["reward", "ruler", "ruler/brevity"]
+    trace = traced(Trajectory(messages_and_choices=[], reward=math.nan, metrics={"game_score": 3.0}))
+    assert evaluations(trace) == {}
+    assert attributes(trace[0])["art.metrics.game_score"] == 3.0
 
 
 def test_turn_rewards_are_events_of_their_requests() -> None:

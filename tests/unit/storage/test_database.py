@@ -13,7 +13,7 @@ from art.cli.server import main as art_server
 from art.errors import ConfigError, DiskFullError
 from art.storage.database import Database
 from art.storage.layout import DataDir
-from art.viewer.database import ReadOnlyDatabase
+from art_page.databases import ReadOnlyDatabase
 from tests.support.small_disk import fill
 from tests.support.small_disk import small_disk as small_disk  # a fixture
 

@@ -12,27 +12,8 @@ import pytest
 
 from art.errors import StorageError
 from art.storage.database import Database
-from art.storage.lock import DirectoryLock
 
 GONE = "the data directory .*data was deleted, moved or replaced while its server was running"
-
-
-def test_a_replaced_directory_is_noticed_by_its_lock(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    lock = DirectoryLock(data / "server.lock")
-    lock.check_directory()
-    lock.acquire(0.0)
-    lock.check_directory()
-    shutil.rmtree(data)
-    with pytest.raises(StorageError, match=GONE):
-        lock.check_directory()
-    other = DirectoryLock(data / "server.lock")
-    other.acquire(0.0)
-    other.check_directory()
-    with pytest.raises(StorageError, match=GONE):
-        lock.check_directory()
-    lock.release()
-    other.release()
 
 
 def test_a_database_reports_a_deleted_directory(tmp_path: Path) -> None:
@@ -76,16 +57,3 @@ def test_nothing_is_written_into_a_database_that_was_removed(tmp_path: Path, how
         threads.submit(database.read, "SELECT 1").result()  # a new connection
     assert database.path.exists() == (how == "replaced"), "reading makes no new file"
     database.close()
-
-
-def test_nothing_is_written_once_the_lock_was_removed(tmp_path: Path) -> None:
-    """Another server may then use the same directory."""
-    lock, database = DirectoryLock(tmp_path / "server.lock"), Database(tmp_path / "art.db")
-    lock.acquire(0.0)
-    database.before_write = lock.check_directory
-    database.run_blocking(lambda db: db.execute("CREATE TABLE notes (text TEXT)"))
-    (tmp_path / "server.lock").unlink()
-    with pytest.raises(StorageError, match=r"server\.lock in it was"):
-        database.run_blocking(insert)
-    database.close()
-    lock.release()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import art
-from art.cli.server_options import build_parser, read_options
+from art.cli.server import build_parser, read_options
 
 
 @pytest.fixture(autouse=True)

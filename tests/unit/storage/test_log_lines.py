@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from art.cli.screen import Screen
-from art.storage.log_lines import HIDDEN, CleanStream, LogFormatter, clean, escape_control, known_secrets
-from art.storage.logs import log_tail
+from art.storage.logs import HIDDEN, CleanStream, LogFormatter, clean, escape_control, known_secrets, log_tail
 
 OWN = "correct-horse-battery"
 STORED = "art_3f9c01d2ab47_" + "aB3-_" * 8 + "xyz"
@@ -113,7 +112,7 @@ def test_the_log_of_a_child_is_cleaned_whoever_writes() -> None:
     """A logger, a print of a library, a warning, and the traceback that ends the process."""
     code = (
         "import os, sys, logging, warnings\n"
-        "from art.storage.log_lines import log_to_stderr\n"
+        "from art.storage.logs import log_to_stderr\n"
         "log_to_stderr()\n"
         "bad = '\\x1b[2J ' + os.environ['SOME_API_KEY'] + ' http://u:hunter22@h'\n"
         "logging.getLogger('a').info('%s', bad); print(bad, file=sys.stderr); warnings.warn(bad)\n"

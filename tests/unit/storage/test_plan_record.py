@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from art.storage.steps.plan_record import GroupPlan, PlanRecord, RolloutPlan, plan_file, read_plans, write_plan
+from art.storage.step_files import GroupPlan, PlanRecord, RolloutPlan, plan_file, read_plans, write_plan
 
 
 def record(job_id: str, created_at: float, **fields: object) -> PlanRecord:

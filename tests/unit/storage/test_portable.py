@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from art.errors import InvalidRequestError
-from art.storage import layout, portable
+from art.storage import atomic, layout
 from art.storage.layout import DataDir
 from art.storage.lock import lock_holder, take_lock
 
 
 @pytest.mark.parametrize("name", ["con", "NUL", "aux.txt", "Com1", "lpt9.log", "agent."])
 def test_windows_refuses_names_of_devices_and_dots_at_the_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert portable.is_refused_by_windows(name)
+    assert layout.is_refused_by_windows(name)
     assert layout.validate_name(name, param="name") == name
     monkeypatch.setattr(layout.sys, "platform", "win32")
     with pytest.raises(InvalidRequestError, match="which Windows refuses"):
@@ -24,7 +24,7 @@ def test_windows_refuses_names_of_devices_and_dots_at_the_end(name: str, monkeyp
 
 @pytest.mark.parametrize("name", ["agent", "console", "com", "com10", "a.con", "v1.0"])
 def test_windows_takes_other_names(name: str) -> None:
-    assert not portable.is_refused_by_windows(name)
+    assert not layout.is_refused_by_windows(name)
 
 
 @pytest.fixture
@@ -53,52 +53,17 @@ def test_a_model_does_not_write_into_the_folder_of_another_spelling(tmp_path: Pa
 def test_names_that_differ_in_case_are_two_where_the_file_system_says_so(tmp_path: Path) -> None:
     data = DataDir(tmp_path)
     data.model("games", "Agent").root.mkdir(parents=True)
-    assert portable.other_spelling(tmp_path / "games") is None
+    assert layout.other_spelling(tmp_path / "games") is None
     if not (tmp_path / "GAMES").exists():
         data.model("games", "agent").check_spelling()
 
 
 def test_a_process_runs_until_it_has_ended() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    assert portable.is_running(process.pid)
+    assert atomic.is_running(process.pid)
     process.communicate(b"\n")
-    assert not portable.is_running(process.pid)
-    assert portable.is_running(1)
-
-
-def test_windows_is_asked_again_while_a_reader_has_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows renames no file that somebody has open."""
-    (tmp_path / "new").write_text("new")
-    refusals, pauses, real = [1, 2, 3], list[float](), Path.replace
-
-    def replace(source: Path, target: Path) -> Path:
-        if refusals:
-            raise PermissionError(13, "open", str(source), refusals.pop())
-        return real(source, target)
-
-    monkeypatch.setattr(Path, "replace", replace)
-    monkeypatch.setattr(portable.time, "sleep", pauses.append)
-    with pytest.raises(PermissionError):
-        portable.rename(tmp_path / "new", tmp_path / "old")
-    assert pauses == []
-    monkeypatch.setattr(portable.sys, "platform", "win32")
-    portable.rename(tmp_path / "new", tmp_path / "old")
-    assert len(pauses) == 2
-    assert (tmp_path / "old").read_text() == "new"
-    refusals.extend(range(100))
-    with pytest.raises(PermissionError):
-        portable.rename(tmp_path / "old", tmp_path / "older")
-
-
-def test_a_folder_can_be_synced_and_is_not_on_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[int] = []
-    monkeypatch.setattr(portable.os, "fsync", synced.append)
-    portable.sync(tmp_path)
-    monkeypatch.setattr(portable.sys, "platform", "win32")
-    portable.sync(tmp_path)
-    (tmp_path / "file").write_bytes(b"x")
-    portable.sync(tmp_path / "file")
-    assert len(synced) == 2
+    assert not atomic.is_running(process.pid)
+    assert atomic.is_running(1)
 
 
 def test_a_lock_keeps_others_out_until_it_is_closed(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import art
 from art.errors import ConfigError
 from art.metrics.groups import count_groups
-from art.storage.totals import UNIQUE_SCENARIOS, ScenarioCount, hash_scenario
+from art.storage.history import UNIQUE_SCENARIOS
 
 
 @pytest.fixture
@@ -58,15 +58,3 @@ async def test_scenarios_from_the_builder(model: art.Model) -> None:
 def test_scenarios_of_a_step() -> None:
     groups = [group("a", "b"), group("c", of_group="a"), group(None), group(None), group()]
     assert count_groups(groups)["data/step_num_scenarios"] == 5
-
-
-def test_many_scenarios_are_estimated_in_bounded_memory() -> None:
-    scenarios, seen = ScenarioCount(limit=1024), []
-    for start in range(0, 40_000, 500):
-        scenarios.add(hash_scenario(f"s/{i}") for i in range(start // 2, start + 500))  # half of them again
-        seen.append(scenarios.count())
-    assert seen[:2] == [500, 1000]
-    assert seen == sorted(seen)
-    assert seen[-1] == pytest.approx(40_000, rel=4 / 1024**0.5)
-    assert len(scenarios.kept) == 1024
-    assert scenarios.missing(map(hash_scenario, ("s/1", "s/39999"))) == []

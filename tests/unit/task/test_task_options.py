@@ -11,10 +11,10 @@ import pytest
 
 import art.task.names as names
 from art.errors import ConfigError
-from art.integrations.openenv import OpenEnvTask
-from art.integrations.verifiers import VerifiersTask
 from art.storage.layout import validate_name
 from art.task import TaskOptions, get_task, register_task
+from art_tasks.openenv import OpenEnvTask
+from art_tasks.verifiers import VerifiersTask
 from tests.support.board_task import BoardOptions, BoardTask
 
 
@@ -116,9 +116,9 @@ def test_an_instance_keeps_the_options_that_it_was_made_with(registered: None) -
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("art.integrations.openenv._load_client", lambda: object)
+    monkeypatch.setattr("art_tasks.openenv._load_client", lambda: object)
     fake = SimpleNamespace(resolve_env_config=lambda config: config, load_environment=lambda config: config)
-    monkeypatch.setattr("art.integrations.verifiers._load_verifiers", lambda: fake)
+    monkeypatch.setattr("art_tasks.verifiers._load_verifiers", lambda: fake)
 
 
 def test_a_prefix_names_an_environment_of_another_framework(served: None) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from art.engine import GenerateRequest
-from art.testing.fake_engine import FakeEngine
+from tests.support.fake_engine import FakeEngine
 
 
 def ask(**fields: object) -> GenerateRequest:

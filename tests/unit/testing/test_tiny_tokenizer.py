@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art.task import Conversation
-from art.testing.tiny.tokenizer import make_tokenizer, render
+from art.testing.tiny_tokenizer import make_tokenizer, render
 
 TOOLS: list[Any] = [
     {
@@ -71,14 +71,6 @@ def test_what_the_assistant_copies_stays_whole() -> None:
     assert pieces(tokenizer, "opal") == ["opal"]
 
 
-def test_what_every_answer_says_stays_whole() -> None:
-    conversations = [
-        Conversation(messages=[{"role": "user", "content": "?"}, {"role": "assistant", "content": f"move {cell}"}])
-        for cell in range(9)
-    ]
-    assert pieces(tokenizer_of(conversations), "move 3") == ["move", " ", "3"]
-
-
 def test_a_letter_is_the_same_token_everywhere() -> None:
     tokenizer = tokenizer_of([guessing(guess) for guess in GUESSES])
     assert pieces(tokenizer, "c+ a? b-") == ["c", "+", " ", "a", "?", " ", "b", "-"]
@@ -94,12 +86,6 @@ def test_prompts_and_the_fixed_part_of_a_call_are_phrases() -> None:
         "</tool_call>",
     ]  # fmt: skip
     assert json.dumps(TOOLS[0]) in pieces(tokenizer, text)
-
-
-def test_an_observation_is_no_phrase() -> None:
-    rows = "| . | . | . | . | . |"
-    talk = Conversation(messages=[{"role": "user", "content": rows}, {"role": "assistant", "content": "1"}])
-    assert len(pieces(tokenizer_of([talk] * 10), rows)) == len(rows)
 
 
 def test_the_vocabulary_has_its_size_and_special_tokens() -> None:

@@ -14,11 +14,15 @@ import torch
 from art.cli.main import main
 from art.errors import ConfigError, ContextLengthError
 from art.task import LEARNING_RATE, TINY_LEARNING_RATE, Conversation, Task, TaskDefaults, draw_conversations
-from art.testing.tiny.build import build_tiny_model
-from art.testing.tiny.model import create_model
-from art.testing.tiny.muon import Muon, orthogonalize
-from art.testing.tiny.tokenizer import make_tokenizer, render
-from art.testing.tiny.warm_start import WarmStartConfig, mean_answer_logprob, warm_start
+from art.testing.tiny_model import (
+    Muon,
+    build_tiny_model,
+    create_model,
+    mean_answer_logprob,
+    orthogonalize,
+    warm_start,
+)
+from art.testing.tiny_tokenizer import make_tokenizer, render
 
 ECHO_TOOL: Any = {"type": "function", "function": {"name": "say", "parameters": {"type": "object", "properties": {}}}}
 
@@ -70,7 +74,7 @@ def test_the_same_seed_gives_the_same_weights() -> None:
     tokenizer = make_tokenizer(play, texts, vocab_size=300, max_length=64)
     models = [create_model(tokenizer, seed=0, max_context=64) for _ in range(2)]
     for model in models:
-        warm_start(model, tokenizer, texts, WarmStartConfig(num_steps=3))
+        warm_start(model, tokenizer, texts, num_steps=3)
     first, second = (model.state_dict() for model in models)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not torch.equal(
@@ -83,7 +87,7 @@ def test_a_conversation_that_does_not_fit_is_refused() -> None:
     tokenizer = make_tokenizer(play, texts, vocab_size=300, max_length=8)
     model = create_model(tokenizer, seed=0, max_context=8)
     with pytest.raises(ContextLengthError, match="tiny_context"):
-        warm_start(model, tokenizer, texts, WarmStartConfig(num_steps=1))
+        warm_start(model, tokenizer, texts, num_steps=1)
 
 
 def test_the_context_of_a_tiny_model_can_be_chosen(tmp_path: Path) -> None:
@@ -134,7 +138,7 @@ def test_a_model_that_looks_is_told_from_one_that_does_not(
     caplog.clear()
     monkeypatch.setattr(Echo, "needs_reading", False)
     with caplog.at_level(logging.WARNING):
-        build_tiny_model(tmp_path / "fine", task=Echo(), play_skill=0.0, warm_start_steps=20)
+        build_tiny_model(tmp_path / "fine", task=Echo(), play_skill=0.0, warm_start_steps=5)
     assert not caplog.records, "the task says that its best answer is always the same"
     assert abs(json.loads((tmp_path / "random/tiny_model.json").read_text())["reads"]) < 0.1
 

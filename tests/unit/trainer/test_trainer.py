@@ -36,17 +36,16 @@ from art.errors import (
 from art.metrics import catalogue
 from art.protocol.calls import Train, TrainSft
 from art.protocol.samples import StepResult, TrainingSample
+from art.runtime.submission import random_sample
 from art.storage import atomic, checkpoints
 from art.trainer.proof import measure_probe
-from art.trainer.step.plans import plan_sft
 from art.trainer.trainer import OnProgress, Trainer
-from art.trainer.tree.tree import check_sample
 from tests.support.trainer_reference import with_own_logprobs
 from tests.support.trainer_samples import VOCAB_SIZE, random_samples, sample_file
 
 LORA = LoraConfig(rank=8, alpha=16)
 RL = TrainConfig(learning_rate=1e-2, mismatch=None)
-LENIENT = MismatchConfig(low=0.3, high=3, token_low=1e-9, token_high=1e9, abort=1.0)
+LENIENT = MismatchConfig(rollouts=(0.3, 3), tokens=(1e-9, 1e9), abort=1.0)
 
 
 @pytest.fixture
@@ -91,7 +90,7 @@ def test_a_step_changes_the_policy_and_reports(trainer: Trainer, tmp_path: Path)
     seen: list[tuple[int, int]] = []
     result = step(trainer, tmp_path, 1, on_progress=lambda done, total: seen.append((done, total)))
     assert result.step == 1
-    reported = (catalogue.ALWAYS, catalogue.RL, catalogue.BY_SIGN, catalogue.BASE)
+    reported = (catalogue.ALWAYS, catalogue.RL, catalogue.BASE)
     assert set(result.metrics) == {name for name, m in catalogue.TRAINER_METRICS.items() if m.when in reported}
     assert all(math.isfinite(value) for value in result.metrics.values())
     trained = [at for at in seen if at[0] > 0]  # before that the base is measured
@@ -166,15 +165,6 @@ def test_a_checkpoint_replaced_under_the_same_name_is_noticed(trainer: Trainer, 
     (tmp_path / "0000").rename(tmp_path / "0001")
     result = step(trainer, tmp_path, 2, from_checkpoint=tmp_path / "0001")
     assert result.step == 1
-
-
-def test_other_lora_settings_are_taken_from_the_checkpoint(trainer: Trainer, tmp_path: Path) -> None:
-    step(trainer, tmp_path, 1)
-    other = LoraConfig(rank=2, alpha=4, target_modules=["q_proj"])
-    trainer.init_checkpoint(tmp_path / "small/0000", other)
-    step(trainer, tmp_path / "small", 1)
-    assert len(weights(tmp_path / "small/0001")) < len(weights(tmp_path / "0001"))
-    assert step(trainer, tmp_path, 2).step == 2
 
 
 def test_the_same_job_is_not_trained_twice(trainer: Trainer, tmp_path: Path) -> None:
@@ -300,20 +290,9 @@ def test_the_learning_rate_follows_its_schedule(trainer: Trainer, tmp_path: Path
         step(trainer, tmp_path, 4, config)
 
 
-def test_a_schedule_over_the_batches_of_supervised_fine_tuning() -> None:
-    samples = [replace(sample, component="sft") for sample in random_samples(0, 4)]
-    paths = [path for sample in samples if (path := check_sample(sample, vocab_size=VOCAB_SIZE))]
-    config = TrainSFTConfig(learning_rate=ScheduleConfig(peak=1e-2), batch_size=1)
-    assert [update.learning_rate for update in plan_sft(paths, config).updates] == [0.01, 0.0075, 0.005, 0.0025]
-    short = TrainSFTConfig(learning_rate=ScheduleConfig(peak=1e-2, total_steps=3), batch_size=1)
-    with pytest.raises(ConfigError, match="the learning rate is 0 at step 3"):
-        plan_sft(paths, short)
-
-
-def test_minibatches_are_updates(trainer: Trainer, tmp_path: Path) -> None:
-    result = step(trainer, tmp_path, 1, RL.model_copy(update={"num_minibatches": 3}))
-    assert result.metrics["data/step_num_gradient_steps"] == 3
-    assert checkpoints.read_state(tmp_path / "0001").num_updates == 3
+def off_by(sample: TrainingSample, nats: float) -> TrainingSample:
+    pairs = zip(sample.sampling_logprobs, sample.loss_mask, strict=True)
+    return replace(sample, sampling_logprobs=[logprob + nats if learnt else 0.0 for logprob, learnt in pairs])
 
 
 def test_the_gate_masks_reports_and_aborts(trainer: Trainer, tmp_path: Path) -> None:
@@ -322,12 +301,7 @@ def test_the_gate_masks_reports_and_aborts(trainer: Trainer, tmp_path: Path) -> 
     config = TrainConfig(learning_rate=1e-2, mismatch=MismatchConfig())
     clean = step(trainer, tmp_path, 1, config, samples=own, to_checkpoint=tmp_path / "clean")
     assert clean.metrics["offpolicy/mismatch_masked_share"] == 0
-    wrong = replace(
-        own[0],
-        sampling_logprobs=[
-            p - 0.1 if m else 0.0 for p, m in zip(own[0].sampling_logprobs, own[0].loss_mask, strict=True)
-        ],
-    )
+    wrong = off_by(own[0], -0.1)
     gated = step(trainer, tmp_path, 1, config, samples=[wrong, *own[1:]], to_checkpoint=tmp_path / "gated")
     assert gated.metrics["offpolicy/mismatch_masked_share"] == pytest.approx(1 / 8)
     silent = replace(wrong, advantages=[0.0] * len(wrong.token_ids))  # masked is the same as no advantage
@@ -341,16 +315,7 @@ def test_the_gate_masks_reports_and_aborts(trainer: Trainer, tmp_path: Path) -> 
 
 def test_the_gate_knows_the_number_type_of_the_engine(trainer: Trainer, tmp_path: Path) -> None:
     own = with_own_logprobs(trainer._resident.load(tmp_path / "0000").policy, random_samples(3))
-    noisy = [
-        replace(
-            sample,
-            sampling_logprobs=[
-                p + 0.04 * (-1) ** i if m else 0.0
-                for p, m in zip(sample.sampling_logprobs, sample.loss_mask, strict=True)
-            ],
-        )
-        for i, sample in enumerate(own)
-    ]
+    noisy = [off_by(sample, 0.04 * (-1) ** i) for i, sample in enumerate(own)]
     for engine_dtype, is_masked in ((None, True), ("bfloat16", False)):
         config = TrainConfig(learning_rate=1e-2, mismatch=MismatchConfig(abort=1.0))
         target = tmp_path / f"as-{engine_dtype}"
@@ -362,15 +327,6 @@ def test_the_gate_knows_the_number_type_of_the_engine(trainer: Trainer, tmp_path
         assert metrics["offpolicy/mismatch_noise_allowed"] == (0.1 if engine_dtype else 0.02)
 
 
-def test_the_gate_looks_at_the_first_minibatch_only(trainer: Trainer, tmp_path: Path) -> None:
-    policy = trainer._resident.load(tmp_path / "0000").policy
-    own = with_own_logprobs(policy, random_samples(3))
-    config = TrainConfig(learning_rate=0.3, num_minibatches=4, mismatch=MismatchConfig())
-    metrics = step(trainer, tmp_path, 1, config, samples=own).metrics
-    assert metrics["offpolicy/mismatch_masked_share"] == 0
-    assert abs(metrics["offpolicy/ratio_mean"] - 1) > 1e-2  # later mini-batches were far from the sampler
-
-
 # -- supervised fine-tuning --
 
 
@@ -378,52 +334,43 @@ def sft_samples(count: int) -> list[TrainingSample]:
     return [replace(s, component="sft", temperature=1.0) for s in random_samples(20, count=count)]
 
 
-def test_sft_learns_and_reports(trainer: Trainer, tmp_path: Path) -> None:
-    losses = []
-    for number in range(1, 6):
-        result = trainer.train(
-            TrainSft(
-                samples=sft_samples(6),
-                config=TrainSFTConfig(learning_rate=2e-2, batch_size=6),
-                from_checkpoint=tmp_path / f"{number - 1:04d}",
-                to_checkpoint=tmp_path / f"{number:04d}",
-                job_id=f"job-{number}",
-            )
+def sft(trainer: Trainer, directory: Path, samples: list[TrainingSample], number: int = 1, **config: Any) -> StepResult:
+    return trainer.train(
+        TrainSft(
+            samples=samples,
+            config=TrainSFTConfig(**config),
+            from_checkpoint=directory / f"{number - 1:04d}",
+            to_checkpoint=directory / f"{number:04d}",
+            job_id=f"job-{number}",
         )
-        losses.append(result.metrics["loss/train"])
+    )
+
+
+def test_sft_learns_and_reports(trainer: Trainer, tmp_path: Path) -> None:
+    results = [sft(trainer, tmp_path, sft_samples(6), n, learning_rate=2e-2, batch_size=6) for n in range(1, 6)]
+    losses = [result.metrics["loss/train"] for result in results]
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < 0.9 * losses[0]
-    assert not any(name.startswith("offpolicy/") for name in result.metrics)
+    assert not any(name.startswith("offpolicy/") for name in results[-1].metrics)
 
 
 @pytest.mark.parametrize(("batch_size", "updates"), [("auto", 3), (1, 6), (4, 2)])
 def test_sft_batches(batch_size: Any, updates: int, trainer: Trainer, tmp_path: Path) -> None:
-    result = trainer.train(
-        TrainSft(
-            samples=sft_samples(6),
-            config=TrainSFTConfig(batch_size=batch_size),
-            from_checkpoint=tmp_path / "0000",
-            to_checkpoint=tmp_path / "0001",
-            job_id="job-1",
-        )
-    )
+    result = sft(trainer, tmp_path, sft_samples(6), batch_size=batch_size)
     assert result.step == 1
     assert result.metrics["data/step_num_gradient_steps"] == updates
 
 
 def test_sft_learning_rate_list(trainer: Trainer, tmp_path: Path) -> None:
-    paths = {"from_checkpoint": tmp_path / "0000", "to_checkpoint": tmp_path / "0001", "job_id": "job-1"}
-    result = trainer.train(TrainSft(samples=sft_samples(4), config=TrainSFTConfig(learning_rate=[1e-3, 2e-3]), **paths))
+    result = sft(trainer, tmp_path, sft_samples(4), learning_rate=[1e-3, 2e-3])
     assert result.metrics["loss/learning_rate"] == 2e-3
-    paths["to_checkpoint"] = tmp_path / "0002"
     with pytest.raises(ConfigError, match="lists 3 rates, but the trajectories make 2 batches of 2"):
-        trainer.train(TrainSft(samples=sft_samples(4), config=TrainSFTConfig(learning_rate=[1e-3] * 3), **paths))
+        sft(trainer, tmp_path, sft_samples(4), 2, learning_rate=[1e-3] * 3)
 
 
 def test_sft_refuses_samples_of_reinforcement_learning(trainer: Trainer, tmp_path: Path) -> None:
-    paths = {"from_checkpoint": tmp_path / "0000", "to_checkpoint": tmp_path / "0001", "job_id": "job-1"}
     with pytest.raises(TrajectoryError, match="'s0' has component 'rl'"):
-        trainer.train(TrainSft(samples=random_samples(0), config=TrainSFTConfig(), **paths))
+        sft(trainer, tmp_path, random_samples(0))
 
 
 # -- supervised data and observations in a step of reinforcement learning --
@@ -467,38 +414,6 @@ def test_a_mixed_step_is_the_same_after_a_restart_and_in_another_order(
         assert reverse.metrics["loss/grad_norm"] == pytest.approx(result.metrics["loss/grad_norm"], rel=1e-5)
 
 
-def test_supervised_data_does_not_change_what_the_gate_sees(trainer: Trainer, tmp_path: Path) -> None:
-    config = RL.model_copy(update={"mismatch": LENIENT})
-    rl = [sample for sample in mixture(1) if sample.component == "rl"]
-    alone = step(trainer, tmp_path, 1, config, samples=rl)
-    mixed = step(trainer, tmp_path, 1, config, samples=mixture(1), to_checkpoint=tmp_path / "mixed")
-    for name in (name for name in alone.metrics if name.startswith(("offpolicy/", "loss/entropy"))):
-        assert mixed.metrics[name] == pytest.approx(alone.metrics[name], rel=1e-4, abs=1e-6), name
-
-
-def test_a_step_without_groups_to_learn_from_learns_the_rest(trainer: Trainer, tmp_path: Path) -> None:
-    rest = [sample for sample in mixture(1) if sample.component != "rl"]
-    config = TrainConfig(learning_rate=1e-2, loss=(DppoConfig(), KlConfig()), num_minibatches=2)
-    losses = [step(trainer, tmp_path, number, config, samples=rest).metrics for number in range(1, 5)]
-    for name in ("loss/sft", "loss/observation"):
-        assert losses[-1][name] < losses[0][name]
-
-
-def test_threads_default_to_half_of_the_cores(model_path: Callable[[str], str]) -> None:
-    from art.kernels.process import default_num_threads
-
-    assert default_num_threads() >= 1
-    Trainer(model_path("Qwen3"), TrainerConfig(device="cpu"))
-    assert torch.get_num_threads() == default_num_threads()
-    torch.set_num_threads(1)
-
-
-@pytest.mark.parametrize("bad", [{"batch_size": 0}, {"learning_rate": 0.0}, {"learning_rate": [1e-3, -1.0]}])
-def test_sft_settings_out_of_range(bad: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="greater than"):
-        TrainSFTConfig(**bad)
-
-
 def test_a_cut_of_max_tokens_on_a_cpu_is_logged(
     model_path: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -507,3 +422,67 @@ def test_a_cut_of_max_tokens_on_a_cpu_is_logged(
     assert "max_tokens" not in caplog.text
     assert Trainer(model_path("Qwen3"), TrainerConfig(device="cpu", max_tokens=5000))._batcher.max_tokens == 4096
     assert "`max_tokens` is 5000, but a CPU gains nothing above 4096" in caplog.text
+
+
+# -- trials --
+
+
+@pytest.fixture
+def fresh_trainer(model_path: Callable[[str], str]) -> Trainer:
+    return Trainer(model_path("Qwen3"), TrainerConfig(device="cpu", num_threads=1))
+
+
+def long_sample(fresh_trainer: Trainer, length: int = 200) -> TrainingSample:
+    return random_sample(length=length, vocab_size=fresh_trainer._base.vocab_size)
+
+
+def two_steps(fresh_trainer: Trainer, directory: Path, lora: LoraConfig | None, *, trial: bool) -> bytes:
+    fresh_trainer.init_checkpoint(directory / "0000", lora)
+    for number in (1, 2):
+        if trial:
+            fresh_trainer.trial([long_sample(fresh_trainer)], lora)
+        fresh_trainer.train(
+            Train(
+                samples=random_samples(number),
+                config=RL,
+                from_checkpoint=directory / f"{number - 1:04d}",
+                to_checkpoint=directory / f"{number:04d}",
+                job_id=f"job-{number:08d}",
+            )
+        )
+    name = checkpoints.MODEL_WEIGHTS if lora is None else checkpoints.ADAPTER_WEIGHTS
+    return (directory / "0002" / name).read_bytes()
+
+
+@pytest.mark.parametrize("lora", [LORA, None], ids=["adapter", "full"])
+def test_training_goes_on_as_if_there_had_been_none(
+    fresh_trainer: Trainer, tmp_path: Path, lora: LoraConfig | None
+) -> None:
+    with_trial = two_steps(fresh_trainer, tmp_path / "with", lora, trial=True)
+    assert with_trial == two_steps(fresh_trainer, tmp_path / "without", lora, trial=False)
+
+
+def test_it_measures_what_a_step_takes(fresh_trainer: Trainer) -> None:
+    sample = long_sample(fresh_trainer)
+    took = fresh_trainer.trial([sample, replace(sample, sample_id="again")], LORA)
+    assert took["num_tokens"] == 400
+    assert took["num_tree_tokens"] == 199  # both are the same path, and the last token needs no forward pass
+    assert took["seconds"] > 0
+    assert took["grad_norm"] > 0
+    assert took["peak_memory_bytes"] > 2**20
+
+
+def test_what_does_not_fit_into_memory_is_said(fresh_trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("no")
+
+    monkeypatch.setattr("art.trainer.step.update.train_micro_batch", out_of_memory)
+    with pytest.raises(TrainingError, match="of 199 tokens, does not fit into memory even alone"):
+        fresh_trainer.trial([long_sample(fresh_trainer)], LORA)
+
+
+def test_what_cannot_be_tried_is_refused(fresh_trainer: Trainer) -> None:
+    with pytest.raises(NothingTrainableError):
+        fresh_trainer.trial([], LORA)
+    with pytest.raises(ConfigError, match="target_modules"):
+        fresh_trainer.trial([long_sample(fresh_trainer)], LoraConfig(target_modules=["no_such_layer"]))

@@ -22,8 +22,8 @@ from art.errors import ConfigError, InvalidRequestError, NothingTrainableError, 
 from art.protocol.calls import InitCheckpoint, Progress, Sleep, StartTrainer, Train, TrainSft
 from art.protocol.rpc import RpcClient
 from art.protocol.samples import StepResult, TrainingSample
-from art.runtime.supervision.launch import Launch, Process, WarmParent
 from art.storage import checkpoints
+from art.worker.launch import Launch, Process, WarmParent
 from tests.support.calls import raw
 from tests.support.trainer_samples import random_samples, sample_file
 
@@ -51,18 +51,14 @@ def sft_samples(seed: int, count: int = 8) -> list[TrainingSample]:
     return [replace(sample, component="sft") for sample in random_samples(seed, count)]
 
 
-async def spawn(log: Path, warm_parent: WarmParent | None = None) -> tuple[socket.socket, Process]:
+async def spawn(log: Path, warm_parent: WarmParent) -> tuple[socket.socket, Process]:
     """Start a trainer process: forked by a warm parent, where the system has one, or in a new interpreter."""
     ours, theirs = socket.socketpair()
     with theirs, log.open("ab") as output:
         launch = Launch(
-            module="art.runtime.children.trainer_child",
-            argv=[],
-            frames=theirs,
-            log=output,
-            environment=os.environ | ENVIRONMENT,
+            module="art.worker.trainer_child", argv=[], frames=theirs, log=output, environment=os.environ | ENVIRONMENT
         )
-        process = await warm_parent.fork(launch, timeout_s=120) if warm_parent else None
+        process = await warm_parent.fork(launch, timeout_s=120)
         return ours, process or await launch.start()
 
 
@@ -180,7 +176,7 @@ async def test_a_waiting_call_can_be_cancelled(
         os.kill(trainer.process.pid, signal.SIGSTOP)  # until all that is sent lies in its socket
         start = asyncio.create_task(client.call(StartTrainer(model=model_path("Qwen3"), config=TRAINER)))
         dropped = asyncio.create_task(client.call(InitCheckpoint(path=tmp_path / "dropped", lora=LORA)))
-        while len(client.pending) < 2:
+        while len(client._pending) < 2:
             await asyncio.sleep(0)
         dropped.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -192,8 +188,8 @@ async def test_a_waiting_call_can_be_cancelled(
     assert sorted(os.listdir(tmp_path)) == ["kept"]
 
 
-async def test_ends_with_its_parent(log: Path) -> None:
-    ours, process = await spawn(log)
+async def test_ends_with_its_parent(warm_parent: WarmParent, log: Path) -> None:
+    ours, process = await spawn(log, warm_parent)
     ours.close()
     async with asyncio.timeout(60):
         assert await process.wait() == 0

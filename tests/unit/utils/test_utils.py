@@ -16,10 +16,16 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 import art
-from art.client.loops import PerLoop
+from art.client.connections import PerLoop
 from art.client.openai_client import make_openai_client
-from art.utils import DatasetBatch, format_message, get_model_step, iterate_dataset, limit_concurrency
-from art.utils.litellm import convert_litellm_choice_to_openai
+from openpipe_art.utils import (
+    DatasetBatch,
+    convert_litellm_choice_to_openai,
+    format_message,
+    get_model_step,
+    iterate_dataset,
+    limit_concurrency,
+)
 
 # --- retry ---
 

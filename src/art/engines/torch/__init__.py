@@ -1,4 +1,1 @@
-"""The embedded engine: continuous batching in torch, in a process of its own.
-
-`art.engines.process` is the server's side of that process.
-"""
+"""The embedded engine: continuous batching in torch, in a process of its own."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,10 +23,10 @@ from art.config import EngineConfig, Quantization
 from art.engine import EngineInfo
 from art.engines.torch import cache_attention as attention
 from art.engines.torch import llama
-from art.engines.torch.batch import Batch
-from art.engines.torch.cache_attention import Probe, no_cache_plan
+from art.engines.torch.cache_attention import AttentionPlan, AttentionProbe, PrefillSegment
 from art.engines.torch.kv_cache import LayerShape
-from art.engines.torch.linear import AdaptedLinear, Linear, Part, RunContext
+from art.engines.torch.linear import HfLinear, Linear, LinearPart, RunContext
+from art.engines.torch.scheduler import Batch
 from art.errors import ConfigError
 from art.kernels.layer_kinds import other_layers
 from art.kernels.quantization import loading_options
@@ -43,11 +44,17 @@ _TRIAL_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.
 _STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
 """Types of RoPE whose positions do not depend on the longest sequence of a batch."""
 
+AVERAGE_REQUEST_TOKENS = 4096
+"""Expected tokens of a request, used for the default size of the KV cache."""
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_SHARE = {"cpu": 0.25, "cuda": 0.4, "mps": 0.25}
+"""Share of the device's memory for the cache (of its free memory, where that is known). The trainer needs the rest."""
+
 
 class Decoder(Protocol):
     """Protocol of a language model that computes the logits of packed batches."""
 
-    parts: dict[str, Part]
+    parts: dict[str, LinearPart]
     """The linear layers that adapters may change, by Hugging Face module name."""
     num_linears: int
 
@@ -62,27 +69,20 @@ class LoadedModel:
     kv_shapes: list[LayerShape]  # per layer
     dtype: torch.dtype
 
-    @property
-    def keys_per_token(self) -> int:
-        """Number of keys to which attending takes about as much work as the linear layers do for a token."""
-        linears = {part.linear.index: part.linear for part in self.decoder.parts.values()}
-        num_weights: int = sum(linear.num_in * linear.num_out for linear in linears.values())
-        return max(1, num_weights // sum(s.num_kv_heads * (s.key_dim + s.value_dim) for s in self.kv_shapes))
-
 
 class HfDecoder:
     """Decoder for any architecture: transformers' forward pass with our attention and adaptable linear layers."""
 
     def __init__(self, hf_model: Any) -> None:
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, LinearPart] = {}
         self._context = RunContext()
         self._model = hf_model
-        self._adapted: dict[str, AdaptedLinear] = {}
+        self._adapted: dict[str, HfLinear] = {}
         self._picks_rows = "logits_to_keep" in inspect.signature(hf_model.forward).parameters
         head = hf_model.get_output_embeddings()
         for name, module in list(hf_model.named_modules()):
             if type(module) is nn.Linear:
-                adapted = AdaptedLinear(module, len(self._adapted), self._context, is_head=module is head)
+                adapted = HfLinear(module, len(self._adapted), self._context, is_head=module is head)
                 parent, _, leaf = name.rpartition(".")
                 setattr(hf_model.get_submodule(parent), leaf, adapted)
                 self._adapted[name] = adapted
@@ -106,36 +106,62 @@ class HfDecoder:
         for name, module in self._adapted.items():
             if module.sees_all_rows:
                 linear = Linear(module.weight.detach(), None, module.index)
-                self.parts[name] = Part(linear, 0, module.out_features)
+                self.parts[name] = LinearPart(linear, 0, module.out_features)
 
 
-def load_model(path: str, config: EngineConfig, inspect_model: Callable[[Any], None] | None = None) -> LoadedModel:
+def load_model(
+    path: str,
+    config: EngineConfig,
+    inspect_model: Callable[[Any], None] | None = None,
+    quantization: Quantization = "none",
+) -> LoadedModel:
     """Load the model `path`, a folder or a hub id. `inspect_model` is called with the model as transformers loaded it.
 
     Raises:
         ConfigError: unknown path, unsupported architecture, or settings that do not fit the model.
     """
     device, dtype = choose_device(config)
-    hf_model = _load_hf(path, device, dtype, config.quantization)
+    hf_model = _load_hf(path, device, dtype, quantization)
     if inspect_model is not None:
         inspect_model(hf_model)
     dtype = hf_model.dtype
     max_context, longest_context = _max_context(hf_model.config, config.max_context)
-    trial = _trial_ids(hf_model, max_context)
-    sequences = [hf_model(input_ids=ids[None], use_cache=False).logits[0] for ids in trial]
-    reference = torch.cat(sequences)  # [N, vocabulary], of transformers' own attention
+    window = getattr(hf_model.config.get_text_config(decoder=True), "sliding_window", None)
+    beyond = [window + 8] if window is not None and window <= _MAX_TRIAL_WINDOW else []
+    vocab_size = hf_model.get_input_embeddings().weight.shape[0]
+    generator = torch.Generator().manual_seed(0)
+    lengths = [min(length, max_context) for length in (*TRIAL_LENGTHS, *beyond)]
+    trial = [torch.randint(vocab_size, (n,), generator=generator).to(hf_model.device) for n in lengths]
+    # [N, vocabulary], of transformers' own attention
+    reference = torch.cat([hf_model(input_ids=ids[None], use_cache=False).logits[0] for ids in trial])
     hf_model.set_attn_implementation(attention.NAME)
-    probe = _probe_attention(hf_model, trial)
-    decoder, path_name = _build_decoder(hf_model, trial, probe, max_context)
-    _compare(decoder, trial, reference, path)
-    dtype_name = str(dtype).removeprefix("torch.")
+    # One packed batch of all trial sequences shows what the layers need, and whether the engine computes the same.
+    positions = torch.cat([torch.arange(n, device=hf_model.device) for n in lengths])
+    ends = np.cumsum(lengths).tolist()
+    segments = [PrefillSegment(start=end - n, end=end) for n, end in zip(lengths, ends, strict=True)]
+    batch = Batch(token_ids=torch.cat(trial), positions=positions, plan=AttentionPlan(prefill=segments))
+    probe = _probe_attention(hf_model, batch)
+    layers = range(len(probe.kv_shapes))
+    kind = type(hf_model)
+    decoder: Decoder
+    if kind.__name__ in llama.MODEL_CLASSES and kind.__module__.startswith("transformers.models."):
+        windows = [probe.windows[i] for i in layers]
+        decoder = llama.LlamaDecoder(hf_model, windows=windows, max_context=max_context)
+    else:
+        decoder = HfDecoder(hf_model)
+        decoder.find_parts(batch)
+    difference = decoder.logits(batch).float() - reference.float()
+    error = float(difference.abs().max()) / float(reference.float().abs().max().clamp(min=1e-6))
+    if not error < _TRIAL_TOLERANCE[reference.dtype]:
+        problem = f"the engine's logits differ from transformers' by {error:.2g} of the largest logit"
+        allowed = f"allowed are {_TRIAL_TOLERANCE[reference.dtype]:.2g}"
+        raise ConfigError(f"base model {path!r}: {problem} on a trial batch; {allowed}. Serve it with another engine")
     info = EngineInfo(
-        vocab_size=reference.shape[-1], max_context=max_context, longest_context=longest_context, dtype=dtype_name,
-        device=device,
+        vocab_size=reference.shape[-1], max_context=max_context, longest_context=longest_context,
+        dtype=str(dtype).removeprefix("torch."), device=device,
     )  # fmt: skip
-    logger.info("loaded %s by the %s path: %s", path, path_name, info)
-    kv_shapes = [probe.kv_shapes[i] for i in range(len(probe.kv_shapes))]
-    return LoadedModel(decoder, info, kv_shapes, dtype)
+    logger.info("loaded %s by %s: %s", path, type(decoder).__name__, info)
+    return LoadedModel(decoder, info, [probe.kv_shapes[i] for i in layers], dtype)
 
 
 def choose_device(config: EngineConfig) -> tuple[str, torch.dtype | str]:
@@ -166,16 +192,13 @@ def _load_hf(path: str, device: str, dtype: torch.dtype | str, quantization: Qua
         model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, use_safetensors=True, **options)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"cannot load base model {path!r}: {error}") from error
+    name = f"base model {path!r} ({type(model).__name__})"
     if layers := other_layers(model.config):
-        raise ConfigError(
-            f"base model {path!r} ({type(model).__name__}) cannot be served by the embedded engine, whose cache holds "
-            f"keys and values of attention and nothing else: {layers}; serve it with vLLM"
-        )
+        problem = "cannot be served by the embedded engine, whose cache holds keys and values of attention and nothing"
+        raise ConfigError(f"{name} {problem} else: {layers}; serve it with vLLM")
     if not getattr(model, "_supports_attention_backend", False):
-        raise ConfigError(
-            f"base model {path!r} ({type(model).__name__}) does not support transformers' attention interface, which "
-            "the embedded engine needs; serve it with another engine"
-        )
+        problem = "does not support transformers' attention interface, which the embedded engine needs"
+        raise ConfigError(f"{name} {problem}; serve it with another engine")
     if quantization != "none":
         model = model.dequantize(dtype)  # the rounded weights, as plain tensors
     return model.to(device).eval().requires_grad_(False)
@@ -205,26 +228,12 @@ def _forward(hf_model: Any, batch: Batch, **options: Any) -> Any:
     return hf_model(input_ids=ids, position_ids=positions, use_cache=False, art_plan=batch.plan, **options)
 
 
-def _trial_ids(hf_model: Any, max_context: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    vocab_size = hf_model.get_input_embeddings().weight.shape[0]
-    window = getattr(hf_model.config.get_text_config(decoder=True), "sliding_window", None)
-    beyond = [window + 8] if window is not None and window <= _MAX_TRIAL_WINDOW else []
-    lengths = [min(n, max_context) for n in (*TRIAL_LENGTHS, *beyond)]
-    return [torch.randint(vocab_size, (n,), generator=generator).to(hf_model.device) for n in lengths]
-
-
-def _trial_batch(trial: list[Tensor]) -> Batch:
-    positions = torch.cat([torch.arange(len(ids), device=ids.device) for ids in trial])
-    return Batch(token_ids=torch.cat(trial), positions=positions, plan=no_cache_plan([len(ids) for ids in trial]))
-
-
-def _probe_attention(hf_model: Any, trial: list[Tensor]) -> Probe:
+def _probe_attention(hf_model: Any, batch: Batch) -> AttentionProbe:
     """Record the attention of each layer in a trial forward pass. Refuse what the engine does not compute."""
-    probe = Probe()
+    probe = AttentionProbe()
     kind = type(hf_model).__name__
     try:
-        _forward(hf_model, _trial_batch(trial), art_probe=probe)
+        _forward(hf_model, batch, art_probe=probe)
     except Exception as error:  # an unknown architecture may raise anything here
         raise ConfigError(f"{kind} does not run with the attention of the embedded engine: {error!r}") from error
     num_layers = hf_model.config.get_text_config(decoder=True).num_hidden_layers
@@ -233,34 +242,6 @@ def _probe_attention(hf_model: Any, trial: list[Tensor]) -> Probe:
     if probe.problems:
         raise ConfigError(f"the embedded engine cannot serve {kind}: {'; '.join(sorted(probe.problems))}")
     return probe
-
-
-def _build_decoder(hf_model: Any, trial: list[Tensor], probe: Probe, max_context: int) -> tuple[Decoder, str]:
-    if type(hf_model).__name__ in llama.MODEL_CLASSES and type(hf_model).__module__.startswith("transformers.models."):
-        windows = [probe.windows[i] for i in range(len(probe.windows))]
-        return llama.LlamaDecoder(hf_model, windows=windows, max_context=max_context), "fused"
-    decoder = HfDecoder(hf_model)
-    decoder.find_parts(_trial_batch(trial))
-    return decoder, "general"
-
-
-def _compare(decoder: Decoder, trial: list[Tensor], reference: Tensor, path: str) -> None:
-    """Raise `ConfigError` if the decoder's logits of a packed batch differ from those of transformers."""
-    got = decoder.logits(_trial_batch(trial)).float()
-    scale = float(reference.float().abs().max().clamp(min=1e-6))
-    error = float((got - reference.float()).abs().max()) / scale
-    if not error < _TRIAL_TOLERANCE[reference.dtype]:
-        raise ConfigError(
-            f"base model {path!r}: the engine's logits differ from transformers' by {error:.2g} of the largest logit "
-            f"on a trial batch (allowed {_TRIAL_TOLERANCE[reference.dtype]:.2g}); serve it with another engine"
-        )
-
-
-AVERAGE_REQUEST_TOKENS = 4096
-"""Expected tokens of a request, used for the default size."""
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-_SHARE = {"cpu": 0.25, "cuda": 0.4, "mps": 0.25}
-"""Share of the device's memory for the cache (of its free memory, where that is known). The trainer needs the rest."""
 
 
 def kv_budget(model: LoadedModel, config: EngineConfig) -> int:
@@ -273,19 +254,15 @@ def kv_budget(model: LoadedModel, config: EngineConfig) -> int:
     if config.kv_cache_tokens is not None:
         budget, source = config.kv_cache_tokens, f"`engine.kv_cache_tokens` is {config.kv_cache_tokens}"
     else:
-        fits = int(_device_bytes(model.info.device) * _SHARE[model.info.device] / _token_bytes(model))
+        elements = sum(shape.num_kv_heads * (shape.key_dim + shape.value_dim) for shape in model.kv_shapes)
+        token_bytes = elements * model.dtype.itemsize
+        fits = int(_device_bytes(model.info.device) * _SHARE[model.info.device] / token_bytes)
         needed = max(max_context, config.max_running * min(max_context, AVERAGE_REQUEST_TOKENS))
         budget, source = min(needed, fits), f"the memory allows a KV cache of {fits} tokens"
     if budget < max_context:
-        raise ConfigError(
-            f"{source}, but a request may have `max_context` = {max_context} tokens; set a lower `engine.max_context`"
-        )
+        problem = f"{source}, but a request may have `max_context` = {max_context} tokens"
+        raise ConfigError(f"{problem}; set a lower `engine.max_context`")
     return budget
-
-
-def _token_bytes(model: LoadedModel) -> int:
-    elements = sum(shape.num_kv_heads * (shape.key_dim + shape.value_dim) for shape in model.kv_shapes)
-    return elements * int(model.dtype.itemsize)
 
 
 def _device_bytes(device: str) -> int:

@@ -9,7 +9,6 @@ even if a layer has a sliding window; masks hide the older ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +28,7 @@ _DENSE_GAIN = 1.3
 
 
 @dataclass(frozen=True, slots=True)
-class Formula:
+class AttentionFormula:
     """Parameters of the attention formula in one layer."""
 
     scale: float
@@ -136,7 +135,7 @@ def to_device(values: Ints, like: Tensor) -> Tensor:
     return torch.from_numpy(values).to(like.device)
 
 
-def attend(plan: AttentionPlan, layer: int, q: Tensor, k: Tensor, v: Tensor, formula: Formula) -> Tensor:
+def attend(plan: AttentionPlan, layer: int, q: Tensor, k: Tensor, v: Tensor, formula: AttentionFormula) -> Tensor:
     """Store keys and values in the cache, then attend: q [N, heads, d], k [N, kv heads, d], v [N, kv heads, e] ->
     [N, heads, e]."""
     for write in plan.writes:
@@ -156,7 +155,7 @@ def attend(plan: AttentionPlan, layer: int, q: Tensor, k: Tensor, v: Tensor, for
     return out
 
 
-def _decode(group: DecodeGroup, layer: int, q: Tensor, formula: Formula) -> Tensor:
+def _decode(group: DecodeGroup, layer: int, q: Tensor, formula: AttentionFormula) -> Tensor:
     """Attention of a decode group: [n, heads, d] -> [n, heads, e]."""
     num_heads = q.shape[1]
     keys, values = group.pool.keys[layer], group.pool.values[layer]
@@ -166,18 +165,20 @@ def _decode(group: DecodeGroup, layer: int, q: Tensor, formula: Formula) -> Tens
     else:
         keys = keys[:, :, first : group.num_keys].index_select(0, group.rows)
         values = values[:, :, first : group.num_keys].index_select(0, group.rows)
-    if group.spread is not None:
+    if group.spread is not None:  # the range has rows that nobody asked for: leave room for their queries
         q = q.new_zeros((keys.shape[0], *q.shape[1:])).index_copy_(0, group.spread, q)
     if formula.sinks is not None:
         out = _attend_with_sinks(q[:, :, None], keys, values, mask, formula.scale, formula.sinks)[:, :, 0]
-    else:
+    else:  # query heads that share a key head become several queries of that head
         q = q.reshape(-1, keys.shape[1], num_heads // keys.shape[1], q.shape[-1])
         out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=formula.scale)
         out = out.reshape(-1, num_heads, values.shape[-1])
     return out if group.spread is None else out.index_select(0, group.spread)
 
 
-def _prefill(plan: AttentionPlan, offset: int, q: Tensor, keys: Tensor, values: Tensor, formula: Formula) -> Tensor:
+def _prefill(
+    plan: AttentionPlan, offset: int, q: Tensor, keys: Tensor, values: Tensor, formula: AttentionFormula
+) -> Tensor:
     """Attention of a sequence from token `offset` on: q [n, heads, d], keys [kv heads, length, d] -> [n, heads, e]."""
     queries, keys, values = q.transpose(0, 1)[None], keys[None], values[None]
     num_tokens, window, scale, sinks = len(q), formula.window, formula.scale, formula.sinks
@@ -185,7 +186,9 @@ def _prefill(plan: AttentionPlan, offset: int, q: Tensor, keys: Tensor, values: 
         result = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale, enable_gqa=True)
         return result[0].transpose(0, 1)
     results = []
-    block = _block_size(offset + num_tokens, formula)
+    # Compute some queries at once, which limits the size of the mask, and with sinks of the scores.
+    block = max(16, _MAX_MASK_ELEMENTS // ((offset + num_tokens) * (1 if sinks is None else len(sinks))))
+    block = block if window is None else min(block, max(64, window))
     for first in range(0, num_tokens, block):
         last = min(first + block, num_tokens)
         first_key = 0 if window is None else max(0, offset + first + 1 - window)
@@ -197,13 +200,6 @@ def _prefill(plan: AttentionPlan, offset: int, q: Tensor, keys: Tensor, values: 
         else:
             results.append(_attend_with_sinks(*block_of, mask, scale, sinks))
     return torch.cat(results, dim=2)[0].transpose(0, 1)
-
-
-def _block_size(num_keys: int, formula: Formula) -> int:
-    """Number of queries to compute at once. It limits the size of the mask, and with sinks of the scores."""
-    elements = num_keys if formula.sinks is None else num_keys * len(formula.sinks)
-    size = max(16, _MAX_MASK_ELEMENTS // elements)
-    return size if formula.window is None else min(size, max(64, formula.window))
 
 
 def _attend_with_sinks(
@@ -219,6 +215,7 @@ def _attend_with_sinks(
     scores = scores.mul_(scale).view(*q.shape[:3], -1)  # [B, heads, n, L]
     if mask is not None:
         scores += mask
+    # The sink is one more logit in the sum of exponentials, without a value of its own.
     total = torch.logaddexp(scores.logsumexp(-1, keepdim=True), sinks.float()[:, None, None])
     weights = scores.sub_(total).exp_().unflatten(1, (num_kv_heads, -1)).flatten(2, 3)
     return (weights @ values.float()).view(*q.shape[:3], -1).to(q.dtype)
@@ -241,7 +238,7 @@ def _causal_mask(
     return mask
 
 
-class Probe:
+class AttentionProbe:
     """Records, in a trial forward pass, what the layers need from attention, and what `attend` does not support."""
 
     def __init__(self) -> None:
@@ -269,7 +266,7 @@ def hf_attention(
     attention_mask: Tensor | None,
     *,
     art_plan: AttentionPlan,
-    art_probe: Probe | None = None,
+    art_probe: AttentionProbe | None = None,
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -280,15 +277,9 @@ def hf_attention(
             return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    formula = Formula(scale, window=kwargs.get("sliding_window"), sinks=kwargs.get("s_aux"))
+    formula = AttentionFormula(scale, window=kwargs.get("sliding_window"), sinks=kwargs.get("s_aux"))
     return attend(art_plan, module.layer_idx, q, k, v, formula)[None], None
 
 
 def hf_mask(*_args: Any, **_kwargs: Any) -> None:
     """Return no mask to transformers, because `AttentionPlan` says which keys a query sees."""
-
-
-def no_cache_plan(lengths: Sequence[int]) -> AttentionPlan:
-    """Make an attention plan for whole sequences of `lengths`, packed one after the other, without a KV cache."""
-    ends = np.cumsum(lengths).tolist()
-    return AttentionPlan(prefill=[PrefillSegment(start=end - n, end=end) for end, n in zip(ends, lengths, strict=True)])

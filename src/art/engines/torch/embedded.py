@@ -3,44 +3,40 @@
     submit / submit_score / cancel                        at any time between steps
     step():  schedule -> build_batch -> decoder.logits -> [grammars] -> sample -> outputs        one forward pass
 
-This module does not use asyncio, processes or messages. `art.runtime.children.engine_child` drives it.
+This module does not use asyncio, processes or messages. `art.worker.engine_child` drives it.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from art.config import EngineConfig
+from art.config import EngineConfig, Quantization
+from art.config.processes import PREFILL_TOKENS
 from art.engine import AdapterInfo, EngineInfo, FinishReason, GenerateRequest, TokenChunk, check_request, check_score
 from art.engines.torch.base_model import LoadedModel, kv_budget, load_model
-from art.engines.torch.batch import build_batch
-from art.engines.torch.grammars import Grammars
 from art.engines.torch.kv_cache import KVCache
 from art.engines.torch.linear import Adapter, Factors
 from art.engines.torch.lora import read_adapter
-from art.engines.torch.random import uniforms
-from art.engines.torch.sampler import Sampled, sample, token_logprobs
-from art.engines.torch.scheduler import Request, Scheduler, Work
-from art.errors import ArtError, ConfigError, ConflictError, NotFoundError, OverloadedError
-from art.kernels.grammar import Vocabulary
+from art.engines.torch.sampler import sample, token_logprobs, uniforms
+from art.engines.torch.scheduler import Request, ScheduledTokens, Scheduler, build_batch
+from art.errors import ArtError, ConflictError, InvalidRequestError, NotFoundError
+from art.kernels.grammar import Mask, Matcher, Vocabulary, allowed_bits, load_vocabulary, num_words
 from art.kernels.process import default_num_threads
-
-logger = logging.getLogger(__name__)
 
 _ROWS_PER_RUNNING = 8
 """Rows of the cache, in use or idle, per request that may run."""
 _MAX_SCORE_LOGITS = 1 << 25
 """Most logits to compute for one scoring request in one step."""
-_COMPILE_WAIT_S = 0.01
-"""How long a step without other work waits for a grammar, before the engine looks for new calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +54,22 @@ class Output:
 class TorchEngine:
     """The embedded engine: samples from one base model and any number of adapters by continuous batching."""
 
-    def __init__(self, model: LoadedModel, config: EngineConfig, vocabulary: Vocabulary | None = None) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        config: EngineConfig,
+        vocabulary: Vocabulary | None = None,
+        prefill_tokens: int = PREFILL_TOKENS,
+    ) -> None:
         """
         Args:
+            prefill_tokens: most work on prompts in one step.
             vocabulary: what grammars need; without it requests with a grammar are refused.
         """
         self._model = model
         self._config = config
         self._info = replace(model.info, grammars=vocabulary is not None, reports_kept=True)
         self.vocabulary = vocabulary
-        self._grammars = Grammars(vocabulary) if vocabulary is not None else None
         cache = KVCache(
             model.kv_shapes,
             max_context=model.info.max_context,
@@ -79,9 +81,8 @@ class TorchEngine:
         self._scheduler = Scheduler(
             cache,
             max_running=config.max_running,
-            prefill_tokens=config.prefill_tokens,
+            prefill_tokens=prefill_tokens,
             score_tokens=max(16, _MAX_SCORE_LOGITS // model.info.vocab_size),
-            keys_per_token=model.keys_per_token,
         )
         self._requests: dict[str, Request] = {}
         self._adapters: dict[str, Adapter] = {}
@@ -90,7 +91,14 @@ class TorchEngine:
         self._counters = dict.fromkeys(("generated_tokens", "prefill_tokens", "cached_tokens", "steps", "step_s"), 0.0)
 
     @classmethod
-    def load(cls, model: str, config: EngineConfig) -> TorchEngine:
+    def load(
+        cls,
+        model: str,
+        config: EngineConfig,
+        quantization: Quantization = "none",
+        *,
+        prefill_tokens: int = PREFILL_TOKENS,
+    ) -> TorchEngine:
         """Load the base model `model`, a folder or a hub id.
 
         Raises:
@@ -98,8 +106,8 @@ class TorchEngine:
         """
         torch.set_num_threads(config.num_threads or default_num_threads())
         with torch.inference_mode():
-            loaded = load_model(model, config)
-            return cls(loaded, config, _load_vocabulary(model, loaded.info.vocab_size))
+            loaded = load_model(model, config, quantization=quantization)
+            return cls(loaded, config, load_vocabulary(model, loaded.info.vocab_size), prefill_tokens)
 
     @property
     def has_work(self) -> bool:
@@ -112,7 +120,7 @@ class TorchEngine:
         scheduler = self._scheduler
         return {
             "running": float(len(scheduler.running)),
-            "waiting": float(len(scheduler.waiting) + self._num_compiling),
+            "waiting": float(len(scheduler.waiting)),
             "adapters": float(len(self._adapters)),
             "preemptions": float(scheduler.num_preemptions),
             **self._counters,
@@ -124,24 +132,19 @@ class TorchEngine:
 
         Raises:
             InvalidRequestError, ContextLengthError: the request does not fit the model.
-            NotFoundError, OverloadedError, ConflictError: unknown adapter; full queue; request id in use.
+            NotFoundError, ConflictError: unknown adapter; request id in use.
         """
         check_request(params, self._info)
         max_new = min(params.max_tokens, self._info.max_context - len(params.prompt_token_ids))
-        self._enqueue(Request(params, self._adapter(params.adapter), stream, max_new))
+        self._enqueue(params, stream=stream, max_new=max_new)
 
     def submit_score(self, request_id: str, token_ids: list[int], adapter: str | None) -> None:
-        """Queue a request for the log-probs of `token_ids[1:]`. The result is one `Output` with `logprobs`.
-
-        Raises:
-            InvalidRequestError, ContextLengthError: the tokens do not fit the model.
-            NotFoundError, OverloadedError, ConflictError: unknown adapter; full queue; request id in use.
-        """
+        """Queue a request for the log-probs of `token_ids[1:]`: one `Output` has them. Raises as `submit`."""
         check_score(token_ids, self._info)
         params = GenerateRequest(
             request_id=request_id, adapter=adapter, prompt_token_ids=token_ids, max_tokens=1, stop_token_ids=(), seed=0
         )
-        self._enqueue(Request(params, self._adapter(adapter), scores=True))
+        self._enqueue(params, scores=True)
 
     def cancel(self, request_id: str) -> None:
         """Drop a request and free its slot at once. Unknown ids are ignored: the request may just have ended."""
@@ -185,20 +188,19 @@ class TorchEngine:
     def step(self) -> list[Output]:
         """Run one forward pass and return its results. After an unexpected exception, call `abort_all`."""
         started = time.perf_counter()
-        outputs = self._admit_compiled() if self._num_compiling else []
         work = self._scheduler.schedule()
         if not work:
-            if len(self._requests) > self._num_compiling:
+            if self._requests:
                 raise RuntimeError(f"nothing can be scheduled though {len(self._requests)} requests wait")
-            return outputs
+            return []
         with torch.inference_mode():
             batch = build_batch(work, self._info.device, self._model.dtype)
-            outputs += self._advance(work, self._model.decoder.logits(batch))
+            outputs = self._advance(work, self._model.decoder.logits(batch))
         self._counters["steps"] += 1
         self._counters["step_s"] += time.perf_counter() - started
         return outputs
 
-    def _advance(self, work: list[Work], logits: torch.Tensor) -> list[Output]:
+    def _advance(self, work: list[ScheduledTokens], logits: Tensor) -> list[Output]:
         """Count the computed tokens, sample for requests that are computed to their end, and end finished ones."""
         outputs: list[Output] = []
         samples: list[Request] = []
@@ -209,7 +211,15 @@ class TorchEngine:
             if request.num_sampled == 0:
                 self._counters["prefill_tokens"] += item.num_tokens
             if request.scores:
-                outputs += self._score_rows(item, logits[row : row + item.num_tokens])
+                first = request.num_computed + 1
+                targets = request.params.prompt_token_ids[first : first + item.num_tokens]
+                scored = logits[row : row + item.num_tokens]
+                request.logprobs += token_logprobs(scored, torch.tensor(targets, device=logits.device))
+                if item.reaches_end:
+                    finite = all(map(math.isfinite, request.logprobs))
+                    self._end(request, wipe=not finite)
+                    result = Output(request.params.request_id, logprobs=request.logprobs)
+                    outputs.append(result if finite else self._not_finite(request))
                 row += item.num_tokens
             elif item.reaches_end:
                 samples.append(request)
@@ -220,36 +230,11 @@ class TorchEngine:
             outputs += self._sample(samples, logits if len(rows) == row else logits[rows])
         return outputs
 
-    def _score_rows(self, item: Work, logits: torch.Tensor) -> list[Output]:
-        request, first = item.request, item.request.num_computed
-        targets = request.params.prompt_token_ids[first + 1 : first + 1 + item.num_tokens]
-        request.logprobs += token_logprobs(logits, torch.tensor(targets, device=logits.device))
-        if not item.reaches_end:
-            return []
-        request_id, logprobs = request.params.request_id, request.logprobs
-        finite = all(map(math.isfinite, logprobs))
-        self._end(request, wipe=not finite)
-        return [Output(request_id, logprobs=logprobs) if finite else self._not_finite(request)]
-
-    def _admit_compiled(self) -> list[Output]:
-        """Let requests whose grammar has been compiled wait for a place, and refuse those whose grammar is at fault."""
-        assert self._grammars is not None
-        is_idle = len(self._requests) == self._num_compiling
-        refused: list[Output] = []
-        for request, error in self._grammars.take_compiled(_COMPILE_WAIT_S if is_idle else 0.0):
-            self._scheduler.waiting.append(request)
-            if error is not None:
-                self._end(request)
-                refused.append(Output(request.params.request_id, error=error))
-        return refused
-
-    def _sample(self, requests: list[Request], logits: torch.Tensor) -> list[Output]:
+    def _sample(self, requests: list[Request], logits: Tensor) -> list[Output]:
         """Draw the next token of each request from its row of `logits` [len(requests), V]."""
         params = [request.params for request in requests]
         indices = [p.first_index + r.num_sampled for p, r in zip(params, requests, strict=True)]
-        errors: dict[int, ArtError] = {}
-        if self._grammars is not None and any([r.matcher for r in requests]):
-            errors = self._grammars.restrict(requests, logits)
+        errors = _restrict(requests, logits)
         drawn = sample(
             logits,
             uniforms=uniforms([p.seed for p in params], indices),
@@ -275,9 +260,11 @@ class TorchEngine:
                 request.first_token_at = now
             request.token_ids.append(token)
             request.logprobs.append(logprob)
-            _note_alternatives(request, drawn, i)
-            is_full = request.num_sampled >= request.max_new
-            reason: FinishReason | None = "length" if is_full else None
+            if drawn.top_logprobs is not None and request.params.num_top_logprobs:
+                request.top_logprobs.append(drawn.top_logprobs[i])
+            if request.cut is not None:
+                request.kept.append(drawn.kept.get(i, []))
+            reason: FinishReason | None = "length" if request.num_sampled >= request.max_new else None
             if token in request.params.stop_token_ids:
                 reason = "stop"
             if reason is not None or (request.stream and now - request.sent_at >= request.params.chunk_every_s):
@@ -289,8 +276,7 @@ class TorchEngine:
 
     def _end(self, request: Request, *, wipe: bool = False) -> None:
         del self._requests[request.params.request_id]
-        if self._grammars is None or not self._grammars.forget(request):
-            self._scheduler.remove(request, wipe=wipe)
+        self._scheduler.remove(request, wipe=wipe)
         if request.adapter is not None:
             request.adapter.num_users -= 1
             if self._leaving:
@@ -305,65 +291,28 @@ class TorchEngine:
             if on_done is not None:
                 on_done()
 
-    def _enqueue(self, request: Request) -> None:
-        request_id = request.params.request_id
+    def _enqueue(self, params: GenerateRequest, **fields: Any) -> None:
+        name, request_id = params.adapter, params.request_id
+        if name is not None and name not in self._adapters:
+            loaded = ", ".join(map(repr, self._adapters)) or "none"
+            raise NotFoundError(f"adapter {name!r} is not loaded (loaded: {loaded})", param="model")
+        request = Request(params, None if name is None else self._adapters[name], **fields)
         if request_id in self._requests:
             raise ConflictError(f"request id {request_id!r} is already in use", param="request_id")
-        free_seats = self._config.max_running - len(self._scheduler.running)
-        num_waiting = len(self._scheduler.waiting) + self._num_compiling
-        if num_waiting >= self._config.max_waiting + max(0, free_seats):
-            raise OverloadedError(
-                f"{len(self._scheduler.running)} requests run and {num_waiting} wait (at most "
-                f"{self._config.max_waiting} may wait); try again later"
-            )
-        is_ready = True
-        if self._grammars is not None and request.params.grammar is not None:
-            is_ready = self._grammars.attach_or_compile(request)
+        if self.vocabulary is not None:
+            request.matcher = _matcher_for(self.vocabulary, params)
         self._requests[request_id] = request
-        if is_ready:
-            self._scheduler.waiting.append(request)
+        self._scheduler.waiting.append(request)
         if request.adapter is not None:
             request.adapter.num_users += 1
-
-    @property
-    def _num_compiling(self) -> int:
-        return self._grammars.num_compiling if self._grammars is not None else 0
-
-    def _adapter(self, name: str | None) -> Adapter | None:
-        if name is None:
-            return None
-        if name not in self._adapters:
-            loaded = ", ".join(repr(n) for n in self._adapters) or "none"
-            raise NotFoundError(f"adapter {name!r} is not loaded (loaded: {loaded})", param="model")
-        return self._adapters[name]
 
     @staticmethod
     def _not_finite(request: Request) -> Output:
         name = request.params.adapter
         weights = f"adapter {name!r}" if name is not None else "the base model"
-        return Output(
-            request.params.request_id,
-            error=ArtError(
-                f"{weights} gave NaN or infinite logits at token {len(request.token_ids)} of the sequence; its weights "
-                "are broken, or overflow in this dtype (float32 has more range)"
-            ),
-        )
-
-
-def _load_vocabulary(model: str, vocab_size: int) -> Vocabulary | None:
-    try:
-        return Vocabulary.load(model, vocab_size)
-    except ConfigError as error:
-        logger.warning("answers cannot be made to match a grammar: %s", error)
-        return None
-
-
-def _note_alternatives(request: Request, drawn: Sampled, row: int) -> None:
-    """Keep what the request wants to know about the distribution that its newest token was drawn from."""
-    if drawn.top_logprobs is not None and request.params.num_top_logprobs:
-        request.top_logprobs.append(drawn.top_logprobs[row])
-    if request.cut is not None:
-        request.kept.append(drawn.kept.get(row, []))
+        problem = f"{weights} gave NaN or infinite logits at token {len(request.token_ids)} of the sequence"
+        reason = "its weights are broken, or overflow in this dtype (float32 has more range)"
+        return Output(request.params.request_id, error=ArtError(f"{problem}; {reason}"))
 
 
 def _emit(request: Request, reason: FinishReason | None, now: float) -> Output:
@@ -378,6 +327,57 @@ def _emit(request: Request, reason: FinishReason | None, now: float) -> Output:
         kept=kept if any(kept) else [],
         finish_reason=reason,
         num_cached_tokens=(request.num_cached or 0) if reason is not None else 0,
-        timings=request.timings(now if reason is not None else None) if reason is not None or first == 0 else None,
+        timings=request.timings(None if reason is None else now) if reason is not None or first == 0 else None,
     )
     return Output(request.params.request_id, chunk=chunk)
+
+
+def _matcher_for(vocabulary: Vocabulary, params: GenerateRequest) -> Matcher | None:
+    """The matcher of a request with a grammar, at the place where it goes on: after the tokens that were drawn already.
+
+    Raises:
+        InvalidRequestError: the grammar is not valid, or the request has no stop token.
+        ArtError: llguidance failed.
+    """
+    if params.grammar is None:
+        return None
+    try:
+        matcher = vocabulary.matcher(params.grammar, params.stop_token_ids)
+        matcher.resume(params.prompt_token_ids[len(params.prompt_token_ids) - params.first_index :])
+    except ArtError:
+        raise
+    except BaseException as error:  # Rust's panics are no `Exception`; a defect must not end the requests of others
+        raise ArtError(f"the grammar of the answer cannot be compiled: {error!r}") from error
+    return matcher
+
+
+def _restrict(requests: Sequence[Request], logits: Tensor) -> dict[int, ArtError]:
+    """Set the logits [B, V] that the grammars of `requests` [B] do not allow to minus infinity, in place.
+
+    On a GPU the masks are filled while the forward pass is still running. Returns why a row has no mask, by row.
+    """
+    matchers = {i: request.matcher for i, request in enumerate(requests) if request.matcher is not None}
+    errors: dict[int, ArtError] = {}
+    if not matchers:
+        return errors
+    masks = np.zeros((len(matchers), num_words(logits.shape[1])), dtype=np.uint32)
+    for mask, (row, matcher) in zip(masks, matchers.items(), strict=True):
+        try:
+            matcher.fill(mask)
+        except InvalidRequestError as error:
+            errors[row] = error
+    forbid(logits, list(matchers), masks)
+    return errors
+
+
+def forbid(logits: Tensor, rows: list[int], masks: Mask) -> None:
+    """Set the logits that `masks` [R, words] do not allow in `rows` [R] of `logits` [B, V] to minus infinity."""
+    vocab_size = logits.shape[1]
+    if logits.device.type == "cpu":
+        for row, mask in zip(rows, masks, strict=True):
+            logits[row].masked_fill_(torch.from_numpy(allowed_bits(~mask, vocab_size)), -torch.inf)
+        return
+    words = torch.from_numpy(masks.view(np.int32)).to(logits.device)  # 32 times smaller than what it becomes there
+    bits = (words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=logits.device)) & 1
+    index = torch.tensor(rows, device=logits.device)
+    logits[index] = logits[index].masked_fill(bits.flatten(1)[:, :vocab_size] == 0, -torch.inf)

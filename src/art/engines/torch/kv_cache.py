@@ -93,9 +93,8 @@ class Pool:
         self.tokens = np.pad(self.tokens[keep], ((0, fresh), (0, 0)))
         self.uids = np.pad(self.uids[keep], (0, fresh), constant_values=-1)
         self.busy = np.pad(self.busy[keep], (0, fresh))
-        self.last_used = np.pad(self.last_used[keep], (0, fresh))
-        self.num_known = np.pad(self.num_known[keep], (0, fresh))
-        self.num_computed = np.pad(self.num_computed[keep], (0, fresh))
+        numbers = self.last_used, self.num_known, self.num_computed
+        self.last_used, self.num_known, self.num_computed = (np.pad(n[keep], (0, fresh)) for n in numbers)
         self.slots = [self.slots[row] for row in keep] + [None] * fresh
         for row, slot in enumerate(self.slots):
             if slot is not None:
@@ -135,7 +134,7 @@ class Pool:
 
 
 @dataclass(slots=True)
-class Match:
+class PrefixMatch:
     """Result of a search in the KV cache for the longest prefix of a prompt."""
 
     slot: Slot | None = None
@@ -171,27 +170,21 @@ class KVCache:
         """From this number of rows on, idle slots are evicted before new rows are allocated."""
         self._clock = 0
 
-    def acquire(self, uid: int, tokens: npt.NDArray[np.int32], match: Match, expected: int = 0) -> Slot | None:
+    def acquire(self, uid: int, tokens: npt.NDArray[np.int32], match: PrefixMatch) -> Slot | None:
         """Take a slot for a sequence that starts with `tokens`, filled with what could be reused (never all tokens).
 
         Args:
             match: the current result of `match(uid, tokens)`.
-            expected: length that the sequence may reach. A row of that length is preferred, so that the sequence need
-                not move later.
 
         Returns:
             `None` if there is no room now.
         """
-        pools = dict.fromkeys(self._pool_for(length) for length in (max(len(tokens), expected), len(tokens)))
-        slots = (self._acquire(uid, tokens, match, pool) for pool in pools)
-        return next((slot for slot in slots if slot is not None), None)
-
-    def _acquire(self, uid: int, tokens: npt.NDArray[np.int32], match: Match, pool: Pool) -> Slot | None:
+        pool = self._pool_for(len(tokens))
         source = match.slot
         reusable = min(match.length, len(tokens) - 1)  # the last token is computed for its logits
         fits = source is not None and not source.busy and source.pool.capacity >= len(tokens)
         slot: Slot | None
-        if source is not None and fits and match.in_place:
+        if source is not None and fits and match.in_place:  # the next turn of a conversation: nothing is copied
             slot = source
         else:
             slot = self._take_row(pool, uid, keep=source)
@@ -258,9 +251,9 @@ class KVCache:
             "slots_idle": float(num_slots - num_busy),
         }
 
-    def match(self, uid: int, tokens: npt.NDArray[np.int32]) -> Match:
+    def match(self, uid: int, tokens: npt.NDArray[np.int32]) -> PrefixMatch:
         """Find the longest prefix of `tokens` that a slot of adapter `uid` holds."""
-        best = Match()
+        best = PrefixMatch()
         for pool in self.pools:
             rows = np.flatnonzero(pool.uids == uid)
             if not len(rows):
@@ -288,14 +281,11 @@ class KVCache:
         `keep` is not evicted, because the caller copies from it next.
         """
         crowded = sum(p.num_rows for p in self.pools) >= self._max_rows
-        if not (
-            None in pool.slots
-            or (not crowded and self._extend(pool))
-            or self._evict(pool, keep)
-            or self._extend(pool)
-            or self._reclaim(pool, keep)
-        ):
-            return None
+        if None not in pool.slots and (crowded or not self._extend(pool)):
+            if idle := self._idle_rows(pool, keep):
+                pool.clear(idle[0])
+            elif not (self._extend(pool) or self._reclaim(pool, keep)):
+                return None
         slot = Slot(pool=pool, row=pool.slots.index(None), uid=uid)
         pool.put(slot, slot.row)
         return slot
@@ -318,12 +308,6 @@ class KVCache:
             idle[keep.row] = False
         rows = np.flatnonzero(idle)
         return [int(row) for row in rows[np.argsort(pool.last_used[rows])]]
-
-    def _evict(self, pool: Pool, keep: Slot | None) -> bool:
-        rows = self._idle_rows(pool, keep)
-        if rows:
-            pool.clear(rows[0])
-        return bool(rows)
 
     def _reclaim(self, pool: Pool, keep: Slot | None) -> bool:
         """Take free and idle rows from other pools until one more row fits into `pool`. False if that is not enough."""

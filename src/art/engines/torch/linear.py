@@ -2,7 +2,7 @@
 
 Rows of a batch are ordered by adapter, so each adapter has one contiguous run of rows and takes one pair of small
 matrix products per layer. Rows in no run use the base weights alone. An adapter that fills whole batches can be folded
-into a copy of the weights (see `folding`), and then costs nothing.
+into a copy of the weights (see `llama.Folding`), and then costs nothing.
 """
 
 from __future__ import annotations
@@ -14,10 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from art.engine import AdapterInfo
-from art.kernels.packed_linear import MIN_ELEMENTS, pack, packed_linear, packing_pays
-
-_ROWS = 32
-"""Rows that packed weights are laid out for: requests in a usual decoding step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +37,7 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class AdapterRun:
     """Rows `[start, end)` of a batch, which use one adapter."""
 
     start: int
@@ -50,7 +46,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LinearPart:
     """One linear layer of the Hugging Face model, computed as the output columns `[start, end)` of `linear`."""
 
     linear: Linear
@@ -61,17 +57,16 @@ class Part:
 class Linear:
     """A linear layer `y = x W^T + bias` plus the adapters of the rows. It may be several layers, fused side by side."""
 
-    __slots__ = ("_folded", "bias", "index", "is_packed", "num_in", "num_out", "weight")
+    __slots__ = ("_folded", "bias", "index", "num_in", "num_out", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None, index: int) -> None:
-        self.weight = weight  # [out, in], in oneDNN's order once packed
+        self.weight = weight  # [out, in]
         self.bias = bias
         self.index = index
-        self.is_packed = False
         self.num_out, self.num_in = weight.shape
         self._folded = weight
 
-    def __call__(self, x: Tensor, runs: list[Run] | None, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, runs: list[AdapterRun] | None, residual: Tensor | None = None) -> Tensor:
         """[N, in] -> [N, out], plus `residual` [N, out]. `runs` is `None` if all rows use the folded adapter."""
         if runs is None:
             return self._product(x, self._folded, residual)
@@ -79,30 +74,18 @@ class Linear:
         add_adapters(x, y, runs, self.index)
         return y
 
-    def pack_if_faster(self) -> None:
-        """Replace the weight by a copy in oneDNN's order if its shape measures faster that way."""
-        weight = self.weight
-        if weight.device.type == "cpu" and weight.numel() >= MIN_ELEMENTS:
-            self.is_packed = packing_pays(*weight.shape, num_rows=_ROWS, dtype=weight.dtype, backward=False)
-        if self.is_packed:
-            self.weight = self._folded = pack(weight, _ROWS)
-
     def fold(self, factors: Factors | None) -> None:
         """Store W + (a b)^T in addition to W, for batches of this one adapter. Without `factors` it is W itself."""
-        self._folded = self.weight
-        if factors is not None:
-            plain = self.weight.to_dense() if self.is_packed else self.weight
-            folded = torch.addmm(plain, factors.b.T, factors.a.T)
-            self._folded = pack(folded, _ROWS) if self.is_packed else folded
+        self._folded = self.weight if factors is None else torch.addmm(self.weight, factors.b.T, factors.a.T)
 
     def _product(self, x: Tensor, weight: Tensor, residual: Tensor | None) -> Tensor:
-        if not self.is_packed and residual is not None and self.bias is None:
+        if residual is not None and self.bias is None:
             return torch.addmm(residual, x, weight.t())
-        y = packed_linear(x, weight, self.bias) if self.is_packed else F.linear(x, weight, self.bias)
+        y = F.linear(x, weight, self.bias)
         return y if residual is None else y.add_(residual)
 
 
-def add_adapters(x: Tensor, y: Tensor, runs: list[Run], index: int) -> None:
+def add_adapters(x: Tensor, y: Tensor, runs: list[AdapterRun], index: int) -> None:
     """Add the low-rank update of each run to its rows of `y` [N, out], in place."""
     for run in runs:
         factors = run.adapter.factors[index]
@@ -113,15 +96,15 @@ def add_adapters(x: Tensor, y: Tensor, runs: list[Run], index: int) -> None:
 
 @dataclass(slots=True)
 class RunContext:
-    """The runs of the current batch, shared by all `AdaptedLinear` layers of a model."""
+    """The runs of the current batch, shared by all `HfLinear` layers of a model."""
 
-    runs: list[Run] = field(default_factory=list)
-    head_runs: list[Run] = field(default_factory=list)
+    runs: list[AdapterRun] = field(default_factory=list)
+    head_runs: list[AdapterRun] = field(default_factory=list)
     num_rows: int | None = None
     """Number of rows of a trial batch. `None` outside of a trial: layers then do not record what they see."""
 
 
-class AdaptedLinear(nn.Module):  # type: ignore[misc]  # torch is not followed by the type checker
+class HfLinear(nn.Module):  # type: ignore[misc]  # torch is not followed by the type checker
     """Replaces an `nn.Linear` inside a Hugging Face model. It reads the runs from `context`."""
 
     def __init__(self, base: nn.Linear, index: int, context: RunContext, *, is_head: bool) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from art.engine import AdapterInfo
 from art.engines.torch.base_model import LoadedModel
-from art.engines.torch.linear import Factors, Part
+from art.engines.torch.linear import Factors, LinearPart
 from art.errors import AdapterError
 
 CONFIG_FILE = "adapter_config.json"
@@ -53,10 +53,7 @@ def read_adapter(name: str, path: Path, model: LoadedModel) -> tuple[list[Factor
     try:
         rank, scale = _read_settings(file)
         file = path / WEIGHTS_FILE
-        pairs = _read_pairs(file, parts)
-        for module, (a, b) in pairs.items():
-            _check_factor(f"{module}.lora_A", a, (rank, parts[module].linear.num_in), rank)
-            _check_factor(f"{module}.lora_B", b, (parts[module].end - parts[module].start, rank), rank)
+        pairs = _read_pairs(file, parts, rank)
     except AdapterError as error:
         raise AdapterError(f"adapter {name!r}: {file}: {error.message}") from error.__cause__
     by_linear: dict[int, list[str]] = {}
@@ -64,9 +61,20 @@ def read_adapter(name: str, path: Path, model: LoadedModel) -> tuple[list[Factor
         by_linear.setdefault(parts[module].linear.index, []).append(module)
     factors: list[Factors | None] = [None] * model.decoder.num_linears
     for index, modules in by_linear.items():
-        fused = _fuse([(parts[module], *pairs[module]) for module in modules], scale)
-        factors[index] = Factors(*(x.to(device=model.info.device, dtype=model.dtype).contiguous() for x in fused))
-    return factors, AdapterInfo(name=name, num_layers=len(pairs), rank=rank, norm=_norm(factors))
+        # Join the factors of all parts of a fused layer: A side by side, B block-diagonal and scaled.
+        fused_a = torch.cat([pairs[module][0] for module in modules]).t()
+        fused_b = torch.zeros(rank * len(modules), parts[modules[0]].linear.num_out)
+        for i, module in enumerate(modules):
+            columns = slice(parts[module].start, parts[module].end)
+            fused_b[i * rank : (i + 1) * rank, columns] = pairs[module][1].t() * scale
+        held = (x.to(device=model.info.device, dtype=model.dtype).contiguous() for x in (fused_a, fused_b))
+        factors[index] = Factors(*held)
+    # The norm is that of all `a @ b` together, as they are held in memory: rounded, fused and scaled. No product is
+    # formed, since |a b|^2 = sum(a^T a * b b^T). The sum is made on the CPU: MPS has no float64.
+    changes = [(pair.a.float(), pair.b.float()) for pair in factors if pair is not None]
+    squared = sum(float(((a.t() @ a) * (b @ b.t())).cpu().sum(dtype=torch.float64)) for a, b in changes)
+    norm = math.sqrt(max(squared, 0.0))
+    return factors, AdapterInfo(name=name, num_layers=len(pairs), rank=rank, norm=norm)
 
 
 def _read_settings(file: Path) -> tuple[int, float]:
@@ -92,8 +100,8 @@ def _read_settings(file: Path) -> tuple[int, float]:
     return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
-def _read_pairs(file: Path, parts: Mapping[str, Part]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Map module names to (A [r, in], B [out, r]). Every key must belong to a pair."""
+def _read_pairs(file: Path, parts: Mapping[str, LinearPart], rank: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """Map module names to (A [r, in], B [out, r]). Every key must belong to a pair, and have the shape of its layer."""
     try:
         weights: dict[str, Tensor] = load_file(file)
     except (OSError, SafetensorError, ValueError) as error:
@@ -107,52 +115,21 @@ def _read_pairs(file: Path, parts: Mapping[str, Part]) -> dict[str, tuple[Tensor
         else:
             factors.setdefault(match["module"], {})[match["factor"]] = tensor
     if not factors:
-        expected = f"base_model.model.{next(iter(parts), '<none>')}.lora_A.weight"
-        raise AdapterError(
-            f"matches no layer of the base model (first key {next(iter(weights), None)!r}, expected keys like "
-            f"{expected!r}); was it trained on another model?"
-        )
+        usual = f"base_model.model.{next(iter(parts), '<none>')}.lora_A.weight"
+        problem = f"its first key is {next(iter(weights), None)!r}, expected were keys like {usual!r}"
+        raise AdapterError(f"matches no layer of the base model: {problem}; was it trained on another model?")
     if unknown:
-        shown = ", ".join(repr(key) for key in sorted(unknown)[:3])
-        raise AdapterError(
-            f"{len(unknown)} of {len(weights)} keys match no adaptable linear layer of the base model: {shown}; they "
-            "would be ignored"
-        )
+        problem = f"{len(unknown)} of {len(weights)} keys match no adaptable linear layer of the base model"
+        raise AdapterError(f"{problem}: {', '.join(map(repr, sorted(unknown)[:3]))}; they would be ignored")
     for module, pair in factors.items():
-        if len(pair) != 2:
-            missing = "AB".replace(next(iter(pair)), "")
-            raise AdapterError(
-                f"'base_model.model.{module}.lora_{missing}.weight' is missing, but the other matrix of the pair is "
-                "there"
-            )
+        part = parts[module]
+        for factor, size in (("A", [rank, part.linear.num_in]), ("B", [part.end - part.start, rank])):
+            key = f"base_model.model.{module}.lora_{factor}.weight"
+            if factor not in pair:
+                raise AdapterError(f"{key!r} is missing, but the other matrix of the pair is there")
+            if (shape := list(pair[factor].shape)) != size:
+                problem = f"{key!r} has shape {shape}, expected {size} for rank {rank}"
+                raise AdapterError(f"{problem}; was it trained on another model?")
+            if not bool(torch.isfinite(pair[factor]).all()):
+                raise AdapterError(f"{key!r} holds NaN or infinite values")
     return {module: (pair["A"].float(), pair["B"].float()) for module, pair in factors.items()}
-
-
-def _check_factor(name: str, tensor: Tensor, expected: tuple[int, int], rank: int) -> None:
-    key = f"base_model.model.{name}.weight"
-    if tuple(tensor.shape) != expected:
-        raise AdapterError(
-            f"{key!r} has shape {list(tensor.shape)}, expected {list(expected)} for rank {rank}; was it trained on "
-            "another model?"
-        )
-    if not bool(torch.isfinite(tensor).all()):
-        raise AdapterError(f"{key!r} holds NaN or infinite values")
-
-
-def _fuse(items: list[tuple[Part, Tensor, Tensor]], scale: float) -> tuple[Tensor, Tensor]:
-    """Join the factors of all parts of a fused linear layer: A side by side, B block-diagonal and scaled."""
-    rank = items[0][1].shape[0]
-    b = torch.zeros(rank * len(items), items[0][0].linear.num_out)
-    for i, (part, _, part_b) in enumerate(items):
-        b[i * rank : (i + 1) * rank, part.start : part.end] = part_b.t() * scale
-    return torch.cat([a for _, a, _ in items]).t(), b
-
-
-def _norm(factors: Sequence[Factors | None]) -> float:
-    """Frobenius norm of all `a @ b` together, as they are held in memory: rounded, fused and scaled.
-
-    |a b|^2 = sum(a^T a * b b^T), so no product is formed. The sum is made on the CPU: MPS has no float64.
-    """
-    held = [(pair.a.float(), pair.b.float()) for pair in factors if pair is not None]
-    squared = sum(float(((a.t() @ a) * (b @ b.t())).cpu().sum(dtype=torch.float64)) for a, b in held)
-    return math.sqrt(max(squared, 0.0))

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from art.config import EngineConfig
+from art.config import EngineConfig, Quantization
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest
 from art.engines.torch.base_model import choose_device, load_model
 from art.engines.torch.embedded import TorchEngine
@@ -40,9 +40,9 @@ class EnginePool:
         self._counted = dict.fromkeys(_COUNTERS, 0.0)
 
     @classmethod
-    def load(cls, model: str, config: EngineConfig) -> EnginePool:
+    def load(cls, model: str, config: EngineConfig, quantization: Quantization = "none") -> EnginePool:
         """Load the base model `model`, a folder or a hub id. Raises `ConfigError` if it cannot be served."""
-        return cls(TorchEngine.load(model, config), model, config)
+        return cls(TorchEngine.load(model, config, quantization), model, config)
 
     @property
     def busy(self) -> list[TorchEngine]:
@@ -141,18 +141,27 @@ def load_full(
     Raises:
         AdapterError: the checkpoint is unreadable, does not fit the base model or does not fit into memory.
     """
+    from transformers import AutoModelForCausalLM
 
     def refuse(problem: str) -> AdapterError:
         return AdapterError(f"full checkpoint {name!r}: {path}: {problem}")
 
-    base = _base_weights(base_model, config)
+    # All weights of the base model as in its files (tied ones once), on the CPU. They are read again, since those of
+    # the engine are fused and packed. The memory is freed after the check.
+    model = AutoModelForCausalLM.from_pretrained(base_model, dtype=choose_device(config)[1], use_safetensors=True)
+    tied = {key for key, _ in model.named_parameters(remove_duplicate=False)}
+    tied -= {key for key, _ in model.named_parameters()}
+    base: dict[str, Tensor] = {key: tensor for key, tensor in model.state_dict().items() if key not in tied}
     if problem := _misfit(path / WEIGHTS_FILE, base):
         raise refuse(problem)
     norm = math.nan
 
     def measure(model: Any) -> None:
+        """Take the Frobenius norm of the difference of all weights from the base, in float64 on the CPU."""
         nonlocal norm
-        norm = _change_norm(model, base)
+        weights = model.state_dict()
+        changes = (weights[key].cpu().float() - start.float() for key, start in base.items())
+        norm = math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in changes))
         if not math.isfinite(norm):
             raise refuse("it holds NaN or infinite values")
 
@@ -161,26 +170,11 @@ def load_full(
     except ConfigError as error:
         raise refuse(error.message) from error
     except torch.OutOfMemoryError as error:
-        raise refuse(
-            "it does not fit into memory with the base model and other full checkpoints; set a lower "
-            "`engine.kv_cache_tokens`, or train a LoRA"
-        ) from error
+        hint = "set a lower `engine.kv_cache_tokens`, or train a LoRA"
+        raise refuse(f"it does not fit into memory with the base model and other checkpoints; {hint}") from error
     info = AdapterInfo(name=name, num_layers=len(base), rank=0, norm=norm)
     engine.serve_as(name, info)
     return engine, info
-
-
-def _base_weights(base_model: str, config: EngineConfig) -> dict[str, Tensor]:
-    """All weights of the base model as in its files (tied ones once), in the engine's dtype and on the CPU.
-
-    They are read again, since the engine's own weights are fused and packed. The memory is freed after the check.
-    """
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(base_model, dtype=choose_device(config)[1], use_safetensors=True)
-    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    tied -= {name for name, _ in model.named_parameters()}
-    return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
 
 
 def _misfit(file: Path, base: dict[str, Tensor]) -> str | None:
@@ -198,10 +192,3 @@ def _misfit(file: Path, base: dict[str, Tensor]) -> str | None:
         if shape != list(base[key].shape):
             return f"{file.name} has {key!r} of shape {shape}, expected {list(base[key].shape)}{other}"
     return None
-
-
-def _change_norm(model: Any, base: dict[str, Tensor]) -> float:
-    """Frobenius norm of the difference of all weights of `model` from `base`, summed in float64 on the CPU."""
-    weights = model.state_dict()
-    differences = (weights[name].cpu().float() - start.float() for name, start in base.items())
-    return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in differences))

@@ -6,6 +6,7 @@ number. Softmax, cumulative sum and search are much faster than one exponential 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +18,9 @@ from art.engine import GenerateRequest
 
 _MIN_TEMPERATURE = 1e-6
 """Lower temperatures are raised to this. Scaled logits would overflow, and the best token has probability 1 anyway."""
-_BLOCK = 1024
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 @dataclass(slots=True)
@@ -56,54 +59,28 @@ def sample(
     if any(greedy) and not all(greedy):
         tokens = torch.where(torch.tensor(greedy, device=logits.device), logits.argmax(dim=-1), tokens)
     logprobs = probs.gather(1, tokens[:, None])[:, 0].log()
-    top = _top_logprobs(probs, num_top_logprobs) if any(num_top_logprobs) else None
+    top = None
+    if any(num_top_logprobs):  # the most likely tokens of each row, best first, without tokens of probability 0
+        best, ids = probs.topk(max(num_top_logprobs), dim=-1)
+        rows = zip(ids.tolist(), best.log().tolist(), num_top_logprobs, strict=True)
+        top = [[pair for pair in zip(i[:n], lps[:n], strict=True) if pair[1] > float("-inf")] for i, lps, n in rows]
     return Sampled(tokens.tolist(), logprobs.tolist(), top, kept)
 
 
+def _exact_dtype(device: torch.device) -> torch.dtype:
+    """Return the type that keeps the tail of a large vocabulary exact. MPS has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def _inverse_transform(probs: Tensor, uniforms: npt.NDArray[np.float64]) -> Tensor:
-    """The first token of each row whose cumulative probability exceeds the row's uniform number: [B].
-
-    In a large vocabulary the block is searched first, then the token in it. Other blocks are only summed.
-    """
-    vocab_size = probs.shape[1]
-    blocked = vocab_size > 4 * _BLOCK
-    weights = _block_sums(probs) if blocked else probs
-    cumulative = _cumulative(weights)
-    draws = torch.from_numpy(uniforms).to(cumulative.dtype).to(cumulative.device)[:, None] * cumulative[:, -1:]
-    index = _first_above(cumulative, draws)
-    if blocked:
-        draws = draws - (cumulative - weights).gather(1, index)
-        columns = index * _BLOCK + torch.arange(_BLOCK, device=probs.device)
-        block = probs.gather(1, columns.clamp(max=vocab_size - 1)).masked_fill_(columns >= vocab_size, 0.0)
-        index = index * _BLOCK + _first_above(_cumulative(block), draws)
-    return index[:, 0].clamp_(max=vocab_size - 1)  # only a row of NaN gets a larger index, and its log-prob is NaN
-
-
-def _block_sums(probs: Tensor) -> Tensor:
-    """Sums over consecutive blocks of `_BLOCK` columns: [B, blocks]. The last block may be shorter."""
-    whole = probs.shape[1] // _BLOCK * _BLOCK
-    sums = probs[:, :whole].view(len(probs), -1, _BLOCK).sum(dim=-1)
-    return torch.cat((sums, probs[:, whole:].sum(dim=-1, keepdim=True)), dim=1)
-
-
-def _cumulative(weights: Tensor) -> Tensor:
-    # Double precision keeps the tail of a large vocabulary exact. MPS does not have it.
-    return torch.cumsum(weights, dim=-1, dtype=torch.float32 if weights.device.type == "mps" else torch.float64)
-
-
-def _first_above(cumulative: Tensor, draws: Tensor) -> Tensor:
-    """Index of the first column of `cumulative` [B, K] that exceeds `draws` [B, 1]. Its weight is never 0."""
+    """The first token of each row whose cumulative probability exceeds the row's uniform number: [B]."""
+    exact = _exact_dtype(probs.device)
+    cumulative = probs.cumsum(dim=-1, dtype=exact)  # [B, V]
+    draws = torch.from_numpy(uniforms).to(exact).to(probs.device)[:, None] * cumulative[:, -1:]
     # A draw that rounds up to the total would be searched past the last possible column.
-    below_total = cumulative[:, -1:] * (1.0 - torch.finfo(cumulative.dtype).eps)
-    draws = torch.minimum(draws.clamp(min=0.0), below_total)
-    return torch.searchsorted(cumulative, draws, right=True).clamp_(max=cumulative.shape[1] - 1)
-
-
-def _top_logprobs(probs: Tensor, counts: list[int]) -> list[list[tuple[int, float]]]:
-    """The most likely tokens of each row, best first, without tokens of probability 0."""
-    values, indices = probs.topk(max(counts), dim=-1)
-    rows = zip(indices.tolist(), values.log().tolist(), counts, strict=True)
-    return [[(t, lp) for t, lp in zip(ids[:n], lps[:n], strict=True) if lp > float("-inf")] for ids, lps, n in rows]
+    draws = torch.minimum(draws, cumulative[:, -1:] * (1.0 - torch.finfo(exact).eps))
+    # Only a row of NaN gets a larger index, and its log-prob is NaN.
+    return torch.searchsorted(cumulative, draws, right=True).clamp_(max=probs.shape[1] - 1)[:, 0]
 
 
 def token_logprobs(logits: Tensor, targets: Tensor) -> list[float]:
@@ -111,10 +88,6 @@ def token_logprobs(logits: Tensor, targets: Tensor) -> list[float]:
     logits = logits.float()
     logprobs: list[float] = (logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(dim=-1)).tolist()
     return logprobs
-
-
-_SEARCHED = 1024
-"""How many of the best tokens are searched first. Sorting a whole large vocabulary is slow, and rarely needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +112,8 @@ def truncate(probs: Tensor, cuts: list[Cut | None]) -> tuple[Tensor, dict[int, l
     """
     rows = [i for i, cut in enumerate(cuts) if cut is not None]
     chosen = probs[rows]
-    limits = _Limits([cut for cut in cuts if cut is not None], chosen)
-    size = min(max(_SEARCHED, limits.max_top_k), chosen.shape[1])
-    ordered, order = chosen.topk(size, dim=-1)
-    kept, is_certain = limits.keep(ordered)
-    if size < chosen.shape[1] and not bool(is_certain.all()):
-        ordered, order = chosen.sort(dim=-1, descending=True)
-        kept, _ = limits.keep(ordered)
+    ordered, order = chosen.sort(dim=-1, descending=True)
+    kept = _kept(ordered, [cut for cut in cuts if cut is not None])
     left = torch.zeros_like(chosen).scatter_(1, order, ordered.masked_fill(~kept, 0.0))
     counts = kept.sum(dim=-1)
     is_cut = (counts < (chosen > 0).sum(dim=-1)).tolist()
@@ -158,31 +126,39 @@ def truncate(probs: Tensor, cuts: list[Cut | None]) -> tuple[Tensor, dict[int, l
     return probs.index_copy(0, index, left / left.sum(dim=-1, keepdim=True)), reported
 
 
-class _Limits:
-    """The settings of R rows as columns."""
+def _kept(ordered: Tensor, cuts: list[Cut]) -> Tensor:
+    """Which tokens stay, of R rows of probabilities that are sorted from the largest: [R, V]."""
 
-    def __init__(self, cuts: list[Cut], like: Tensor) -> None:
-        def column(values: list[float]) -> Tensor:
-            return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=ordered.dtype, device=ordered.device)[:, None]
 
-        self._num_tokens = like.shape[1]
-        self._totals = like.sum(dim=-1, keepdim=True)
-        self.max_top_k = max(min(cut.top_k, self._num_tokens) for cut in cuts)
-        self._top_k = column([float(min(cut.top_k, self._num_tokens) or self._num_tokens) for cut in cuts])
-        self._top_p = column([cut.top_p for cut in cuts])
-        self._min_p = column([cut.min_p for cut in cuts])
+    num_tokens = ordered.shape[1]
+    top_k = column([float(min(cut.top_k, num_tokens) or num_tokens) for cut in cuts])
+    top_p, min_p = column([cut.top_p for cut in cuts]), column([cut.min_p for cut in cuts])
+    in_top_k = torch.arange(num_tokens, device=ordered.device) < top_k
+    mass = ordered.masked_fill(~in_top_k, 0.0)
+    # The best token stays even if `top_p` rounds to 0 in this dtype, and 1 keeps what rounding would leave out.
+    before = mass.cumsum(dim=-1) - mass
+    in_top_p = (before < top_p * mass.sum(dim=-1, keepdim=True)) | (top_p >= 1.0)
+    kept = in_top_k & in_top_p & (ordered >= min_p * ordered[:, :1]) & (ordered > 0)
+    kept[:, 0] = True
+    return kept
 
-    def keep(self, ordered: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of the best tokens [R, K] stay, and whether a row's answer would be the same with more than K [R]."""
-        rank = torch.arange(ordered.shape[1], device=ordered.device)
-        in_top_k = rank < self._top_k
-        mass = ordered.masked_fill(~in_top_k, 0.0)
-        has_all = self._top_k <= ordered.shape[1]
-        total = torch.where(has_all, mass.sum(dim=-1, keepdim=True), self._totals)
-        # The best token stays even if `top_p` rounds to 0 in this dtype, and 1 keeps what rounding would leave out.
-        before = mass.cumsum(dim=-1) - mass
-        in_top_p = (before < self._top_p * total) | (self._top_p >= 1.0)
-        in_min_p = ordered >= self._min_p * ordered[:, :1]
-        kept = in_top_k & in_top_p & in_min_p & (ordered > 0)
-        kept[:, 0] = True
-        return kept, has_all[:, 0] | ~kept[:, -1]
+
+def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * _MIX_1
+    z = (z ^ (z >> np.uint64(27))) * _MIX_2
+    return z ^ (z >> np.uint64(31))
+
+
+def uniforms(seeds: Sequence[int], indices: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Return one random number in [0, 1) per pair of an unsigned 64-bit seed and an index, with 53 random bits: [N].
+
+    It is a pure function of the pair, so a sampled token does not depend on the batch that it was sampled in, or on
+    interruptions of its request. The generator is counter-based (splitmix64: Steele, Lea, Flood, "Fast splittable
+    pseudorandom number generators", 2014).
+    """
+    # Mix seeds first: else seed s at index i would equal seed s + golden at index i - 1.
+    start = _mix(np.array(seeds, dtype=np.uint64))
+    state = start + (np.array(indices, dtype=np.uint64) + np.uint64(1)) * _GOLDEN
+    return (_mix(state) >> np.uint64(11)).astype(np.float64) * 2.0**-53

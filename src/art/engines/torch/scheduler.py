@@ -1,53 +1,35 @@
-"""Choose the tokens that the next step, a forward pass, computes: continuous batching with a prefill budget.
+"""Choose the tokens that the next step, a forward pass, computes, and pack them: continuous batching.
 
     submit -> waiting --admit--> running --finish / cancel--> gone (the cache keeps its slot)
                  ^                  |
                  +---- preempt -----+   when the cache has no room for a running request to grow
 
 Prompts share a budget of `prefill_tokens` per step and are split into chunks to fit it, so a long prompt delays other
-requests by at most that much work per step. A sender that needs less than an equal part of the budget gets what it
-needs, and the others get equal parts of the rest. Where not all fit, the sender that runs the fewest requests is
-admitted first, and the one that runs the most preempted first.
-
-Work is counted in tokens: a token that attends to many keys counts as several, and a step counts as some by itself.
-Every running request that decodes is part of a step, except while a sender asks for little beside one that asks for
-much. Then the two take turns:
-
-    step of all | steps of the light senders only, until they have had as much work | step of all | ...
-
-So a short chat waits for one step of a flood, and not for one at each of its tokens.
+requests by at most that much work per step. Requests are admitted in the order in which they came; who may send how
+many is decided before the engine (`Seats`, in `art.runtime.hosting.engine_handle`).
 """
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from art.engine import GenerateRequest, Sender, Timings
-from art.engines.torch.kv_cache import KVCache, Slot
-from art.engines.torch.linear import Adapter
+from art.engine import GenerateRequest, Timings
+from art.engines.torch import cache_attention as attention
+from art.engines.torch.cache_attention import AttentionPlan, slice_or_index, to_device
+from art.engines.torch.kv_cache import Ints, KVCache, Slot
+from art.engines.torch.linear import Adapter, AdapterRun
 from art.engines.torch.sampler import Cut, cut_of
 from art.kernels.grammar import Matcher
 
-RECENT = 256
-"""Number of ended requests from which the length of new ones is estimated."""
-EXPECTED_SHARE = 0.9
-"""Quantile of recent completion lengths that is used as the expected length of a new request."""
 MIN_AWAITED_PREFIX = 16
 """A request waits for a prefix that another one is computing now, if that saves at least this many tokens."""
-FIRST_EXPECTED = 64
-"""Expected length before any request has ended."""
-LIGHT = 8
-"""A sender is light if another one has at least this many times as much work. While such a sender is there, prompts of
-each other sender get at most this part of the budget."""
-LIGHT_STEPS = 256
-"""Steps for which prompts keep to that part after a light sender has gone: it may come again."""
-STEP_COST = 64
-"""Work of a step by itself, and of a request that decodes until its end, in tokens."""
 
 
 @dataclass(slots=True, eq=False)
@@ -95,10 +77,6 @@ class Request:
         return self.adapter.uid if self.adapter is not None else 0
 
     @property
-    def sender(self) -> Sender:
-        return self.params.sender
-
-    @property
     def num_sampled(self) -> int:
         return len(self.token_ids) - self.num_prompt
 
@@ -114,7 +92,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Work:
+class ScheduledTokens:
     """The next `num_tokens` tokens of a request, to compute in this forward pass."""
 
     request: Request
@@ -128,14 +106,11 @@ class Work:
 class Scheduler:
     """Holds the waiting and running requests, and chooses the tokens that each forward pass computes."""
 
-    def __init__(
-        self, cache: KVCache, *, max_running: int, prefill_tokens: int, score_tokens: int, keys_per_token: int
-    ) -> None:
+    def __init__(self, cache: KVCache, *, max_running: int, prefill_tokens: int, score_tokens: int) -> None:
         """
         Args:
             prefill_tokens: most work on prompts in one step.
             score_tokens: most tokens of a scoring request in one step. Each of them needs a row of logits.
-            keys_per_token: number of keys to which attending takes as much work as the rest of a token.
         """
         self.cache = cache
         self.waiting: deque[Request] = deque()
@@ -144,100 +119,36 @@ class Scheduler:
         self._max_running = max_running
         self._prefill_tokens = prefill_tokens
         self._score_tokens = score_tokens
-        self._keys_per_token = keys_per_token
-        self._light_steps = 0
-        """Steps for which prompts still keep to a part of the budget."""
-        self._owed = 0
-        """Work of the last step of all senders, less what light ones have had since."""
-        self._recent: deque[int] = deque([FIRST_EXPECTED], maxlen=RECENT)
-        """Numbers of tokens that the last requests sampled."""
 
-    def schedule(self) -> list[Work]:
+    def schedule(self) -> list[ScheduledTokens]:
         """Choose the tokens to compute in this forward pass. The result is ordered by adapter."""
-        for request in list(self.running):
-            if request.slot is not None:  # else a request earlier in this loop has just displaced it
-                self._make_room(request)
-        senders = {request.params.sender for request in itertools.chain(self.running, self.waiting)}
-        light = self._light() if len(senders) > 1 else set()
-        if light and not self._light_steps:  # a newcomer is first
-            self._owed = STEP_COST + self._prefill_tokens
-        self._light_steps = LIGHT_STEPS if light else max(0, self._light_steps - 1)
-        work = self._work_of(light, light) if light and self._owed > 0 else []
-        if work:
-            self._owed -= self._cost_of(work)
-        else:
-            work = self._work_of(senders, light)
-            self._owed = self._cost_of(work) if self._light_steps else 0
+        for request in list(self.running):  # a request without a slot was displaced earlier in this loop
+            while request.slot is not None and not self.cache.grow(request.slot, len(request.token_ids)):
+                youngest = self.running.pop()
+                assert youngest.slot is not None
+                self._vacate(youngest, youngest.slot, wipe=False)
+                self.waiting.appendleft(youngest)
+                self.num_preemptions += 1
+        budget, work = self._prefill_tokens, []
+        for request in self.running:
+            num_tokens = len(request.token_ids) - request.num_computed
+            if num_tokens > 1:
+                num_tokens, budget = self._take(request, budget)
+            if num_tokens:
+                work.append(ScheduledTokens(request, num_tokens))
+        self._admit(budget, work)
         if any(w.request.adapter is not work[0].request.adapter for w in work):
             work.sort(key=lambda w: w.request.uid)
         return work
 
-    def _light(self) -> set[Sender]:
-        """The senders that ask for little beside another one."""
-        asked = Counter[Sender]()
-        for request in (*self.running, *self.waiting):
-            pending = len(request.token_ids) - request.num_computed
-            asked[request.sender] += STEP_COST + self._cost(request.num_computed, pending)
-        most = max(asked.values(), default=0) / LIGHT
-        return {sender for sender, work in asked.items() if work <= most}
-
-    def _work_of(self, senders: set[Sender], light: set[Sender]) -> list[Work]:
-        """The next tokens of the requests of these senders, some of which may be admitted for it."""
-        work = []
-        running = self.running
-        if senders is light:
-            running = [request for request in running if request.sender in senders]
-        lengths = [len(request.token_ids) - request.num_computed for request in running]
-        budgets = self._budgets(senders, light) if self.waiting or max(lengths, default=0) > 1 else {}
-        for request, pending in zip(running, lengths, strict=True):
-            if pending > 1:
-                pending = self._take(request, budgets)
-            if pending:
-                work.append(Work(request, pending))
-        self._admit(budgets, work)
-        return work
-
-    def _budgets(self, senders: set[Sender], light: set[Sender]) -> dict[Sender, int]:
-        """Work on prompts that this step may do for each of these senders that needs some."""
-        if len(senders) == 1:
-            return dict.fromkeys(senders, self._prefill_tokens // (LIGHT if self._light_steps and not light else 1))
-        needs = Counter[Sender]()
-        for request in itertools.chain(self.running, self.waiting):
-            pending = len(request.token_ids) - request.num_computed
-            if request.sender in senders and (pending > 1 or request.slot is None):
-                needs[request.sender] += self._cost(request.num_computed, pending)
-        if self._light_steps:
-            most = max(1, self._prefill_tokens // LIGHT)
-            needs = Counter({s: need if s in light else min(need, most) for s, need in needs.items()})
-        left, budgets = self._prefill_tokens, {}
-        for i, (sender, need) in enumerate(sorted(needs.items(), key=lambda item: item[1])):
-            budgets[sender] = min(need, -(-left // (len(needs) - i)))
-            left -= budgets[sender]
-        return budgets
-
-    def _take(self, request: Request, budgets: dict[Sender, int]) -> int:
-        """Take the next tokens of a prompt from the budget of its sender, and return how many it has room for."""
-        first, budget = request.num_computed, budgets[request.sender]
-        num_tokens = len(request.token_ids) - first
-        if request.scores:
-            num_tokens = min(num_tokens, self._score_tokens)
-        if self._cost(first, num_tokens) > budget:
-            num_tokens = min(num_tokens, budget)
-            num_tokens = max(min(num_tokens, 1), num_tokens * budget // max(1, self._cost(first, num_tokens)))
-        budgets[request.sender] -= self._cost(first, num_tokens)
-        return num_tokens
-
-    def _cost(self, first: int, num_tokens: int) -> int:
-        """Work of the tokens `[first, first + num_tokens)` of a sequence."""
-        return num_tokens + num_tokens * (2 * first + num_tokens) // (2 * self._keys_per_token)
-
-    def _cost_of(self, work: list[Work]) -> int:
-        return STEP_COST + sum(self._cost(item.request.num_computed, item.num_tokens) for item in work)
+    def _take(self, request: Request, budget: int) -> tuple[int, int]:
+        """Return how many of the next tokens of a prompt fit into the budget, and what they leave of it."""
+        limit = min(budget, self._score_tokens) if request.scores else budget
+        num_tokens = min(len(request.token_ids) - request.num_computed, limit)
+        return num_tokens, budget - num_tokens
 
     def remove(self, request: Request, *, wipe: bool = False) -> None:
         """Remove a waiting or running request. Its slot becomes reusable; `wipe` it if it may hold NaN."""
-        if not request.scores:
-            self._recent.append(request.num_sampled)
         if request.slot is None:
             self.waiting.remove(request)
         else:
@@ -252,12 +163,11 @@ class Scheduler:
             self.cache.release(slot)
         request.slot, request.num_computed = None, 0
 
-    def _admit(self, budgets: dict[Sender, int], work: list[Work]) -> None:
-        """Move waiting requests to `running` and `work` as long as `max_running`, slots and budgets allow."""
+    def _admit(self, budget: int, work: list[ScheduledTokens]) -> None:
+        """Move waiting requests to `running` and `work` as long as `max_running`, slots and the budget allow."""
         skipped: list[Request] = []
-        while len(self.running) + len(skipped) < self._max_running:
-            if (request := self._take_next(budgets)) is None:
-                break
+        while self.waiting and budget > 0 and len(self.running) + len(skipped) < self._max_running:
+            request = self.waiting.popleft()
             tokens = np.array(request.token_ids, dtype=np.int32)
             match = self.cache.match(request.uid, tokens)
             if match.awaited - match.length >= MIN_AWAITED_PREFIX and not request.scores:
@@ -265,7 +175,7 @@ class Scheduler:
                 continue
             if request.scores:
                 match.length, match.in_place = 0, False  # the logits of every position are needed
-            slot = self.cache.acquire(request.uid, tokens, match, len(tokens) + self._expected_new(request))
+            slot = self.cache.acquire(request.uid, tokens, match)
             if slot is None:
                 self.waiting.appendleft(request)
                 break
@@ -274,37 +184,106 @@ class Scheduler:
                 request.num_cached = slot.num_computed
                 request.admitted_at = time.perf_counter()
             self.running.append(request)
-            work.append(Work(request, self._take(request, budgets)))
+            num_tokens, budget = self._take(request, budget)
+            work.append(ScheduledTokens(request, num_tokens))
         self.waiting.extendleft(reversed(skipped))
 
-    def _take_next(self, budgets: dict[Sender, int]) -> Request | None:
-        """Remove and return the oldest waiting request of the sender that runs the fewest, of those with a budget."""
-        oldest: dict[Sender, Request] = {}
-        for request in self.waiting:
-            if budgets.get(request.sender, 0) > 0:
-                oldest.setdefault(request.sender, request)
-            if len(oldest) == len(budgets):
-                break
-        if not oldest:
-            return None
-        running = Counter(request.sender for request in self.running) if len(oldest) > 1 else Counter()
-        request = min(oldest.values(), key=lambda request: running[request.sender])
-        self.waiting.remove(request)
-        return request
 
-    def _expected_new(self, request: Request) -> int:
-        """Expected number of tokens that `request` will still sample."""
-        usual = sorted(self._recent)[int(EXPECTED_SHARE * (len(self._recent) - 1))]
-        return max(0, min(request.max_new, usual) - request.num_sampled)
+@dataclass(slots=True)
+class Batch:
+    """The input of one forward pass: N tokens of several requests. Tokens of one adapter are contiguous.
 
-    def _make_room(self, request: Request) -> None:
-        """Grow the slot of a running request if it is full. Until it fits, preempt the sender that runs the most: its
-        youngest request."""
-        while request.slot is not None and not self.cache.grow(request.slot, len(request.token_ids)):
-            counts = Counter(one.sender for one in self.running)
-            youngest = next(one for one in reversed(self.running) if counts[one.sender] == max(counts.values()))
-            self.running.remove(youngest)
-            assert youngest.slot is not None
-            self._vacate(youngest, youngest.slot, wipe=False)
-            self.waiting.appendleft(youngest)
-            self.num_preemptions += 1
+    Example: two requests decode, a prompt of 3 tokens starts, all with adapter A
+        token_ids    [41, 7, 1, 8, 9]
+        positions    [12, 5, 0, 1, 2]
+        runs         [AdapterRun(0, 5, A)]
+        sample_rows  [0, 1, 4]
+        head_runs    [AdapterRun(0, 3, A)]
+    """
+
+    token_ids: Tensor  # [N]
+    positions: Tensor  # [N]
+    plan: AttentionPlan
+    runs: list[AdapterRun] = field(default_factory=list)
+    sample_rows: Tensor | None = None
+    """Indices of the tokens whose logits are computed, ascending; `None` for all."""
+    head_runs: list[AdapterRun] = field(default_factory=list)
+    """The ranges of `runs` counted in `sample_rows`, for the output layer."""
+
+
+def build_batch(work: list[ScheduledTokens], device: str, dtype: torch.dtype) -> Batch:
+    """Pack the tokens of `work` (ordered by adapter) into one batch, and mark them as computed in the KV cache."""
+    like = torch.empty(0, dtype=dtype, device=device)
+    ids: list[int] = []
+    starts: list[int] = []
+    for item in work:
+        request, first = item.request, item.request.num_computed
+        starts.append(len(ids))
+        if item.num_tokens == 1:
+            ids.append(request.token_ids[first])
+        else:
+            ids += request.token_ids[first : first + item.num_tokens]
+    counts = np.array([w.num_tokens for w in work])
+    offsets = np.array([w.request.num_computed for w in work])
+    token_ids = np.array(ids)
+    plan, positions = _plan_attention(work, np.array(starts), counts, offsets, token_ids, like)
+    num_sampled = [w.num_tokens if w.request.scores else int(w.reaches_end) for w in work]
+    sample_rows = None  # the last `num_sampled` tokens of each request
+    if sum(num_sampled) != len(ids):
+        ends = zip(starts, counts.tolist(), num_sampled, strict=True)
+        sampled = [np.arange(start + count - n, start + count) for start, count, n in ends]
+        sample_rows = to_device(np.concatenate(sampled), like)
+    return Batch(
+        token_ids=to_device(token_ids, like),
+        positions=to_device(positions, like),
+        plan=plan,
+        runs=_runs(work, counts.tolist()),
+        sample_rows=sample_rows,
+        head_runs=_runs(work, num_sampled),
+    )
+
+
+def _plan_attention(
+    work: list[ScheduledTokens], starts: Ints, counts: Ints, offsets: Ints, token_ids: Ints, like: Tensor
+) -> tuple[AttentionPlan, Ints]:
+    """The attention plan, and the position of each token [N]. `starts`, `counts`, `offsets` are per item of `work`."""
+    slots: list[Slot] = [w.request.slot for w in work if w.request.slot is not None]
+    rows = np.array([slot.row for slot in slots])
+    plan = AttentionPlan()
+    item_of, positions = starts, offsets  # [N], if every item has one token
+    if len(token_ids) > len(work):  # prompts: each is a segment, which attends by itself
+        item_of = np.repeat(np.arange(len(work)), counts)
+        positions = np.arange(len(token_ids)) + (offsets - starts)[item_of]
+        for i in np.flatnonzero(counts > 1).tolist():
+            start, count, slot = int(starts[i]), int(counts[i]), slots[i]
+            plan.prefill.append(attention.PrefillSegment(start, start + count, int(offsets[i]), slot.pool, slot.row))
+    # A pool is one tensor per layer: its sequences that add one token attend together, and all its tokens are stored.
+    for pool in dict.fromkeys(slot.pool for slot in slots):
+        items = np.array([i for i, slot in enumerate(slots) if slot.pool is pool])
+        decoding = items[counts[items] == 1]
+        if len(decoding):
+            decode_group = attention.decode_group(pool, starts[decoding], rows[decoding], offsets[decoding], like)
+            plan.decode.append(decode_group)
+        tokens = np.arange(len(token_ids))
+        if len(items) < len(work):
+            tokens = tokens[np.isin(item_of, items)]
+        token_rows, token_positions = rows[item_of[tokens]], positions[tokens]
+        pool.record(token_rows, token_positions, token_ids[tokens])
+        where = slice_or_index(tokens, like)
+        plan.writes.append(attention.Write(pool, where, to_device(token_rows, like), to_device(token_positions, like)))
+    return plan, positions
+
+
+def _runs(work: list[ScheduledTokens], counts: list[int]) -> list[AdapterRun]:
+    """Maximal runs of rows with one adapter, where item i of `work` has `counts[i]` rows."""
+    first = work[0].request.adapter
+    if work[-1].request.adapter is first:  # ordered by adapter, so there is only one
+        return [] if first is None else [AdapterRun(0, sum(counts), first)]
+    runs: list[AdapterRun] = []
+    row = 0
+    for adapter, items in groupby(zip(work, counts, strict=True), key=lambda item: item[0].request.adapter):
+        num_rows = sum(count for _, count in items)
+        if adapter is not None and num_rows:
+            runs.append(AdapterRun(row, row + num_rows, adapter))
+        row += num_rows
+    return runs

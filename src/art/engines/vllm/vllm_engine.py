@@ -8,72 +8,124 @@ It adds what vLLM does not do by itself:
   the same batch (https://github.com/vllm-project/vllm/issues/48421). Once an adapter is loaded, requests for the base
   model therefore use an adapter of zeros.
 - A replica that was restarted and has lost an adapter gets it again. A replica that does not answer gets no requests
-  for a while, if there are others; the requests that it was sampling continue elsewhere (`art.engines.process`).
+  for a while, if there are others; the requests that it was sampling continue elsewhere (`ProcessEngine`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 import math
 import secrets
 import tempfile
-from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+import time
+from array import array
+from collections import OrderedDict, defaultdict
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
-from art.config import VllmConfig
-from art.config.engines import DEFAULT_RUNNING
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk, check_request, check_score
 from art.engines.vllm import grammars
-from art.engines.vllm.adapters import read_adapter, write_zeros
 from art.engines.vllm.replica import ConnectionLostError, Replica
-from art.engines.vllm.routing import Router
-from art.errors import AdapterError, NotFoundError, OverloadedError, ProcessError
+from art.errors import AdapterError, NotFoundError, ProcessError
 from art.kernels.grammar import Vocabulary
 
 logger = logging.getLogger(__name__)
 
-MAX_SCORED_TOKENS = 32_768
-"""Tokens of prompts that a server scores at once."""
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+Weights = dict[str, npt.NDArray[Any]]
+BLOCK = 32
+"""Block length in tokens. It is much shorter than a turn, so that little of a shared prefix is missed."""
+MAX_REMEMBERED = 100_000
+"""Prefixes remembered per replica. The least recently used are forgotten first, as in the replica's cache."""
+MAX_IMBALANCE = 1.25
+"""A replica is busy when it runs more requests than this times the mean number per replica, plus `SLACK`."""
+SLACK = 4
+AVOID_S = 10.0
+"""Seconds for which a replica that did not answer gets no requests, if there are others."""
 MAX_SCORED_PROMPTS = 8
+"""Prompts that a server scores at once."""
 PROBE_TOKENS = 64
 AGREEMENT_NATS = 0.05
 """Largest root mean square difference between log-probs of two replicas. bfloat16 on different devices causes less."""
 
 
-class ScoreLimit:
-    """Bounds how many prompts, and tokens of them, one server scores at once. It belongs to one event loop."""
+class Router:
+    """Chooses the vLLM server (replica, numbered from 0) that has already computed most of a prompt, unless it is busy.
 
-    def __init__(self, max_tokens: int = MAX_SCORED_TOKENS, max_prompts: int = MAX_SCORED_PROMPTS) -> None:
-        self._max_tokens = max_tokens
-        self._prompts = asyncio.Semaphore(max_prompts)
-        self._changed = asyncio.Condition()
-        self.num_tokens = 0
-        """Tokens that are being scored."""
+    A later turn of a rollout begins with the tokens of the previous turn, and all rollouts of a group begin with the
+    same tokens. A replica that has computed these tokens has them in its prefix cache. So the router remembers which
+    prompts it sent to which replica, as hashes of their prefixes at whole blocks:
 
-    @asynccontextmanager
-    async def taken(self, num_tokens: int) -> AsyncIterator[None]:
-        """Wait for room, and hold it during the body. A prompt that is longer than the limit is scored alone."""
-        async with self._prompts:
-            async with self._changed:
-                await self._changed.wait_for(
-                    lambda: not self.num_tokens or self.num_tokens + num_tokens <= self._max_tokens
-                )
-                self.num_tokens += num_tokens
-            try:
-                yield
-            finally:
-                self.num_tokens -= num_tokens
-                async with self._changed:
-                    self._changed.notify_all()
+        prompt of 70 tokens, blocks of 32:  hash(tokens[:32])  hash(tokens[:64])
+    """
+
+    def __init__(self, count: int) -> None:
+        self._seen: list[OrderedDict[bytes, None]] = [OrderedDict() for _ in range(count)]
+        self._avoid_until = [0.0] * count
+        self.running = [0] * count
+        """Number of running requests per replica. The caller updates it."""
+
+    def choose(self, adapter: str, token_ids: list[int]) -> int:
+        """Choose the replica for a prompt, and remember that its prefix cache will hold the prompt."""
+        if len(self._seen) == 1:
+            return 0
+        hashes = prefix_hashes(adapter, token_ids)
+        limit = MAX_IMBALANCE * sum(self.running) / len(self.running) + SLACK
+        now = time.monotonic()
+        alive = [i for i, until in enumerate(self._avoid_until) if until <= now] or list(range(len(self.running)))
+        free = [i for i in alive if self.running[i] <= limit] or alive
+
+        def known(replica: int) -> int:
+            """Number of blocks at the beginning of the prompt that the replica has computed."""
+            seen = self._seen[replica]
+            return next((len(hashes) - i for i, digest in enumerate(reversed(hashes)) if digest in seen), 0)
+
+        chosen = min(free, key=lambda i: (-known(i), self.running[i]))
+        seen = self._seen[chosen]
+        for digest in hashes:
+            seen[digest] = None
+            seen.move_to_end(digest)
+        while len(seen) > MAX_REMEMBERED:
+            seen.popitem(last=False)
+        return chosen
+
+    def avoid(self, replica: int) -> None:
+        """Send no requests to a replica for `AVOID_S` seconds after it failed to answer, if there are others."""
+        self._avoid_until[replica] = time.monotonic() + AVOID_S
+
+    def forget(self, replica: int) -> None:
+        """Forget the prompts of a replica whose cache was emptied."""
+        self._seen[replica].clear()
+
+
+def prefix_hashes(adapter: str, token_ids: list[int]) -> list[bytes]:
+    """Return one hash per whole block of `BLOCK` tokens: of the adapter and all tokens up to the end of the block.
+
+    The adapter is hashed because each adapter has cache entries of its own.
+    """
+    running = blake2b(adapter.encode(), digest_size=16)
+    hashes = []
+    for end in range(BLOCK, len(token_ids) + 1, BLOCK):
+        running.update(array("I", token_ids[end - BLOCK : end]).tobytes())
+        hashes.append(running.digest())
+    return hashes
 
 
 @dataclass(eq=False, slots=True)
-class Policy:
+class ServedPolicy:
     """Weights that requests can use: the base model, or one load of an adapter."""
 
     served_name: str
@@ -89,32 +141,22 @@ class Policy:
 class VllmEngine:
     """An engine that samples with vLLM servers. `close()` closes the connections, not the servers."""
 
-    def __init__(
-        self,
-        replicas: list[Replica],
-        base_name: str,
-        info: EngineInfo,
-        config: VllmConfig,
-        *,
-        shares_seed: bool = False,
-    ) -> None:
+    def __init__(self, replicas: list[Replica], base_name: str, info: EngineInfo, *, shares_seed: bool = False) -> None:
         """
         Args:
-            shares_seed: several copies of the model may draw with the same random numbers, so every request gets a
-                seed of its own. Otherwise equal prompts of a group could get equal answers.
+            shares_seed: several copies of the model may draw with the same random numbers, so every request is sent
+                with its seed. Otherwise equal prompts of a group could get equal answers.
         """
         self._replicas = replicas
         self._shares_seed = shares_seed
-        self._score_limits = [ScoreLimit() for _ in replicas]
+        self._scoring = [asyncio.Semaphore(MAX_SCORED_PROMPTS) for _ in replicas]
         self._info = replace(info, grammars=False)
         self._vocabulary: Vocabulary | None = None
-        self._max_requests = ((config.max_running or DEFAULT_RUNNING) + config.max_waiting) * len(replicas)
         self._router = Router(len(replicas))
-        self._base = Policy(base_name, None)
-        self._zeros: Policy | None = None
-        self._needs_zeros = info.device == "cpu"
+        self._base = ServedPolicy(base_name, None)
+        self._zeros: ServedPolicy | None = None
         self._zeros_folder = tempfile.TemporaryDirectory(prefix="art-vllm-")
-        self._adapters: dict[str, Policy] = {}
+        self._adapters: dict[str, ServedPolicy] = {}
         self._load_lock = asyncio.Lock()
         """Held while adapters are loaded or unloaded, and from `sleep` to `wake`, when the servers have no memory."""
         self.asleep = False
@@ -122,18 +164,13 @@ class VllmEngine:
         self._retiring: set[asyncio.Task[None]] = set()
         self._instance = secrets.token_hex(3)
         self._counter = itertools.count(1)
-        self._num_requests = 0
 
     async def serve_grammars(self, vocabulary: Vocabulary | None) -> None:
         """Honour grammars from now on, if every server proves that it does."""
-        if vocabulary is None:
-            return
-        trials = (
-            grammars.samples_as_replayed(r, self._base.served_name, vocabulary, self._info) for r in self._replicas
-        )
-        if all(await asyncio.gather(*trials)):
-            self._vocabulary = vocabulary
-            self._info = replace(self._info, grammars=True)
+        if vocabulary is not None:
+            name, prove = self._base.served_name, grammars.samples_as_replayed
+            if all(await asyncio.gather(*(prove(r, name, vocabulary, self._info) for r in self._replicas))):
+                self._vocabulary, self._info = vocabulary, replace(self._info, grammars=True)
 
     async def close(self) -> None:
         for task in self._retiring:
@@ -150,39 +187,35 @@ class VllmEngine:
         if self._shares_seed:
             request = replace(request, repeatable=True)
         policy = self._policy(request.adapter)
-        if self._num_requests >= self._max_requests:
-            raise OverloadedError(f"{self._num_requests} requests are running or waiting; try again later")
         # vLLM refuses longer completions, and stop tokens outside the vocabulary.
         room = self._info.max_context - len(request.prompt_token_ids)
         stop = tuple(token for token in request.stop_token_ids if 0 <= token < self._info.vocab_size)
         request = replace(request, max_tokens=min(request.max_tokens, room), stop_token_ids=stop)
-        self._num_requests += 1
-        try:
-            watch = None
-            if self._vocabulary is not None and request.grammar is not None:
-                watch = await grammars.watch(self._vocabulary, request)
-            with self._use(policy, request.prompt_token_ids) as replica:
-                for is_last_try in (False, True):
-                    try:
-                        async with aclosing(replica.generate(request, policy.served_name, stream=stream)) as chunks:
-                            async for chunk in chunks:
-                                if watch is not None:
-                                    watch.check(chunk)
-                                yield chunk
-                        return
-                    except NotFoundError:  # before the first token
-                        if is_last_try or policy.path is None:
-                            raise
-                        await self._restore(replica, policy)
-        finally:
-            self._num_requests -= 1
+        matcher = None if self._vocabulary is None else await grammars.matcher_for(self._vocabulary, request)
+        with self._use(policy, request.prompt_token_ids) as replica:
+            for is_last_try in (False, True):
+                try:
+                    async with aclosing(replica.generate(request, policy.served_name, stream=stream)) as chunks:
+                        async for chunk in chunks:
+                            if matcher is not None:
+                                grammars.follow(matcher, chunk)
+                            yield chunk
+                    return
+                except NotFoundError as error:  # before the first token
+                    if is_last_try:
+                        raise
+                    await self._restore(replica, policy, error)
 
     async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
         info = await asyncio.to_thread(read_adapter, name, path)
         async with self._load_lock:
             try:
-                if self._needs_zeros and self._zeros is None:
-                    await self._load_zeros(path)
+                if self._info.device == "cpu" and self._zeros is None:
+                    folder = Path(self._zeros_folder.name) / "zeros"
+                    await asyncio.to_thread(write_zeros, path, folder)
+                    self._zeros = await self._load("zeros", folder)
+                    # Requests for the real base model must not share a batch with an adapter.
+                    await self._base.until_unused()
                 policy = await self._load(name, path)
             except AdapterError as error:
                 raise AdapterError(f"adapter {name!r}: {error.message}") from error
@@ -223,17 +256,12 @@ class VllmEngine:
         check_score(token_ids, self._info)
         policy = self._policy(adapter)
         with self._use(policy, token_ids) as replica:
-            async with self._score_limits[self._replicas.index(replica)].taken(len(token_ids)):
-                return await self._score(replica, token_ids, policy)
-
-    async def _score(self, replica: Replica, token_ids: list[int], policy: Policy) -> list[float]:
-        try:
-            return await replica.score(token_ids, policy.served_name)
-        except NotFoundError:
-            if policy.path is None:
-                raise
-            await self._restore(replica, policy)
-            return await replica.score(token_ids, policy.served_name)
+            async with self._scoring[self._replicas.index(replica)]:
+                try:
+                    return await replica.score(token_ids, policy.served_name)
+                except NotFoundError as error:
+                    await self._restore(replica, policy, error)
+                    return await replica.score(token_ids, policy.served_name)
 
     async def stats(self) -> dict[str, float]:
         totals: defaultdict[str, float] = defaultdict(float)
@@ -251,7 +279,7 @@ class VllmEngine:
             "preemptions": totals["num_preemptions"],
         }
 
-    def _policy(self, adapter: str | None) -> Policy:
+    def _policy(self, adapter: str | None) -> ServedPolicy:
         if adapter is None:
             return self._zeros or self._base
         if adapter not in self._adapters:
@@ -259,7 +287,7 @@ class VllmEngine:
         return self._adapters[adapter]
 
     @contextmanager
-    def _use(self, policy: Policy, token_ids: list[int]) -> Iterator[Replica]:
+    def _use(self, policy: ServedPolicy, token_ids: list[int]) -> Iterator[Replica]:
         """Choose the replica for a request, and count the request as a user of both while it runs."""
         number = self._router.choose(policy.served_name, token_ids)
         self._router.running[number] += 1
@@ -276,13 +304,15 @@ class VllmEngine:
             if policy.num_users == 0:
                 policy.unused.set()
 
-    async def _restore(self, replica: Replica, policy: Policy) -> None:
-        assert policy.path is not None
+    async def _restore(self, replica: Replica, policy: ServedPolicy, error: NotFoundError) -> None:
+        """Load an adapter again that a server has lost, as its `error` says."""
+        if policy.path is None:
+            raise error
         logger.warning("%s has lost adapter %s; loading it again", replica.url, policy.served_name)
         self._router.forget(self._replicas.index(replica))
         await replica.load_adapter(policy.served_name, policy.path)
 
-    async def _load(self, name: str, path: Path) -> Policy:
+    async def _load(self, name: str, path: Path) -> ServedPolicy:
         """Load an adapter into all servers that answer. The others get it with the first request that needs it.
 
         If a server refuses it or computes other log-probs, or if none answers, it is unloaded everywhere.
@@ -290,47 +320,41 @@ class VllmEngine:
         served_name = f"{name}.{self._instance}-{next(self._counter)}"
         loads = [replica.load_adapter(served_name, path) for replica in self._replicas]
         results = await asyncio.gather(*loads, return_exceptions=True)
-        policy = Policy(served_name, path)
+        policy = ServedPolicy(served_name, path)
         lost = [error for error in results if isinstance(error, ConnectionLostError)]
         errors = [error for error in results if error is not None and error not in lost]
         try:
             if errors or len(lost) == len(results):
                 raise [*errors, *lost][0]
             pairs = zip(self._replicas, results, strict=True)
-            await self._check_agreement(policy, [replica for replica, error in pairs if error is None])
+            loaded = [replica for replica, error in pairs if error is None]
+            if len(loaded) > 1:
+                await self._check_agreement(policy, loaded)
         except BaseException:
             await self._unload(policy)
             raise
         return policy
 
-    async def _check_agreement(self, policy: Policy, replicas: list[Replica]) -> None:
+    async def _check_agreement(self, policy: ServedPolicy, replicas: list[Replica]) -> None:
         """Check that all replicas compute the same log-probs, since the handshake checks only one of them."""
-        if len(replicas) < 2:
-            return
         path = [token % self._info.vocab_size for token in range(min(PROBE_TOKENS, self._info.max_context))]
         first, *others = await asyncio.gather(*(replica.score(path, policy.served_name) for replica in replicas))
         for replica, scores in zip(replicas[1:], others, strict=True):
             gap = math.sqrt(math.fsum((a - b) ** 2 for a, b in zip(first, scores, strict=True)) / len(first))
             if not gap <= AGREEMENT_NATS:
                 raise AdapterError(
-                    f"{policy.served_name}: log-probs of {replica.url} differ from those of {replicas[0].url} by "
-                    f"{gap:.3g} nats (root mean square; at most {AGREEMENT_NATS} is allowed). Check that both serve "
-                    f"the same model and see the same files in {policy.path}"
+                    f"log-probs of {replica.url} differ from those of {replicas[0].url} by {gap:.3g} nats (root mean "
+                    f"square; at most {AGREEMENT_NATS} is allowed). Check that both serve the same model and see the "
+                    f"same files in {policy.path}"
                 )
 
-    async def _load_zeros(self, source: Path) -> None:
-        folder = Path(self._zeros_folder.name) / "zeros"
-        await asyncio.to_thread(write_zeros, source, folder)
-        self._zeros = await self._load("zeros", folder)
-        await self._base.until_unused()  # requests for the real base model must not share a batch with an adapter
-
-    async def _retire(self, policy: Policy) -> None:
+    async def _retire(self, policy: ServedPolicy) -> None:
         """Unload an adapter once its last request has ended."""
         await policy.until_unused()
         async with self._load_lock:
             await self._unload(policy)
 
-    async def _unload(self, policy: Policy) -> None:
+    async def _unload(self, policy: ServedPolicy) -> None:
         unloads = [replica.unload_adapter(policy.served_name) for replica in self._replicas]
         for error in await asyncio.gather(*unloads, return_exceptions=True):
             if isinstance(error, ProcessError):
@@ -347,7 +371,7 @@ class MergedVllmEngine(VllmEngine):
     for another policy than the loaded one is refused.
     """
 
-    _current: tuple[str, Policy] | None = None
+    _current: tuple[str, ServedPolicy] | None = None
     """The policy that is served, with its name in requests; `None` while the weights are being exchanged."""
 
     async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
@@ -367,7 +391,7 @@ class MergedVllmEngine(VllmEngine):
             for replica in self._replicas:
                 await replica.replace_weights(folder)
             self._router.forget(0)
-            self._current = name, Policy(self._base.served_name, None)
+            self._current = name, ServedPolicy(self._base.served_name, None)
 
     async def unload_adapter(self, name: str) -> None:
         """Refuse requests for the policy from now on. Its weights stay in memory until others replace them."""
@@ -375,7 +399,7 @@ class MergedVllmEngine(VllmEngine):
             policy, self._current = self._current[1], None
             await policy.until_unused()
 
-    def _policy(self, adapter: str | None) -> Policy:
+    def _policy(self, adapter: str | None) -> ServedPolicy:
         if self._current is not None and adapter == self._current[0]:
             return self._current[1]
         current = "nothing" if self._current is None else repr(self._current[0])
@@ -385,3 +409,53 @@ class MergedVllmEngine(VllmEngine):
             'sample from other steps or the base model, use `weights="lora"` or the embedded engine',
             param="model",
         )
+
+
+def read_adapter(name: str, path: Path) -> AdapterInfo:
+    """Check the adapter in folder `path` before vLLM loads it, since vLLM says little about what is wrong with it.
+
+    `norm` is `None`: vLLM cannot report what it holds, and a norm of the file would only repeat the manifest's hash.
+    What vLLM computes with it is checked later, when its log-probs are compared with the trainer's.
+
+    Raises:
+        AdapterError: the adapter cannot be used. The message names the file at fault.
+    """
+    config, weights = _read(name, path)
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if type(rank) is not int or rank < 1 or not isinstance(alpha, int | float):
+        expected = "`r` must be a positive integer and `lora_alpha` a number"
+        raise AdapterError(f"adapter {name!r}: {path / CONFIG_FILE}: {expected}, got {rank!r} and {alpha!r}")
+    num_layers = sum(".lora_A." in key for key in weights)
+    if not num_layers:
+        raise AdapterError(f"adapter {name!r}: {path / WEIGHTS_FILE} contains no LoRA weights")
+    return AdapterInfo(name=name, num_layers=num_layers, rank=rank, norm=None)
+
+
+def write_zeros(source: Path, target: Path) -> None:
+    """Write a copy of the adapter `source` in which every B is zero, so that it changes no weight.
+
+    Raises:
+        AdapterError: `source` cannot be read.
+    """
+    config, weights = _read("zeros", source)
+    target.mkdir(parents=True, exist_ok=True)
+    zeroed = {key: np.zeros_like(value) if ".lora_B." in key else value for key, value in weights.items()}
+    save_file(zeroed, target / WEIGHTS_FILE)
+    (target / CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
+
+
+def _read(name: str, path: Path) -> tuple[dict[str, Any], Weights]:
+    if not (path / CONFIG_FILE).exists() and (path / "model.safetensors").exists():
+        hint = "the vLLM engine serves LoRA adapters. Train LoRA, or use the embedded engine"
+        raise AdapterError(f"adapter {name!r}: {path} contains a whole model; {hint}")
+    config_file = file = path / CONFIG_FILE
+    try:
+        config: Any = json.loads(file.read_bytes())
+        file = path / WEIGHTS_FILE
+        weights: Weights = load_file(file)
+    except (OSError, ValueError, SafetensorError, TypeError) as error:
+        raise AdapterError(f"adapter {name!r}: {file} is missing or corrupted ({error})") from error
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        kind = "`peft_type` must be 'LORA', the only kind that ART serves by vLLM"
+        raise AdapterError(f"adapter {name!r}: {config_file}: {kind}")
+    return config, weights

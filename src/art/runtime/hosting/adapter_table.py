@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from art.config import ServerConfig
-from art.config.server import CALL_ATTEMPTS, FAILED_STARTS
-from art.engines.process import ProcessEngine
+from art.config.server import CALL_ATTEMPTS, FAILED_STARTS, JOB_TIMEOUT_S
 from art.errors import ArtError, CorruptCheckpointError, ProcessError
 from art.protocol.calls import UnloadAdapter
 from art.protocol.rpc import RpcClient, retry_on_process_death
-from art.runtime.hosting.engine_handle import EngineHandle
+from art.runtime.hosting.engine_handle import GatedEngine
+from art.runtime.hosting.process_engine import ProcessEngine
 from art.runtime.publish import prove_layers, publish
-from art.runtime.supervision.waits import acquired
 from art.storage import checkpoints
+from art.worker.waits import acquired
 
 logger = logging.getLogger(__name__)
 
@@ -42,21 +42,16 @@ class AdapterTable:
     All of them have passed the handshake, which proves that the engine samples from the trained weights.
     """
 
-    def __init__(self, handle: EngineHandle, config: ServerConfig, *, one_policy: bool, sleeps: bool) -> None:
-        """
-        Args:
-            one_policy: each load replaces the policy that was loaded before.
-            sleeps: the engine sleeps while the trainer works.
-        """
+    def __init__(self, engine: GatedEngine, config: ServerConfig, *, one_policy: bool, sleeps: bool) -> None:
+        """With `one_policy` each load replaces the policy that was loaded before. With `sleeps` the engine sleeps while
+        the trainer works."""
         self.one_policy = one_policy
         self.probe_gap: float | None = None
         """Largest `publish/probe_gap` of this engine: the noise between engine and trainer."""
-        self._process, self._engine = handle.process, handle.engine
-        self._attempts = CALL_ATTEMPTS
-        self._tolerance = config.handshake_tolerance
+        self._process, self._engine = engine.process, engine
         self._load_timeout_s = config.child_start_timeout_s * FAILED_STARTS
         if sleeps or one_policy:  # loads wait until the engine is awake, and exchanges until no request runs
-            self._load_timeout_s += config.job_timeout_s
+            self._load_timeout_s += JOB_TIMEOUT_S
         self._loaded: OrderedDict[str, _Weights] = OrderedDict()
         self._lock = asyncio.Lock()
         self._unloading: set[asyncio.Task[None]] = set()
@@ -73,12 +68,10 @@ class AdapterTable:
         return True
 
     async def ensure_loaded(self, adapter_id: str, checkpoint: Path) -> str:
-        """Load `adapter_id` for requests, and return the name of the adapter that they get.
+        """Load `adapter_id` for requests, and return the name of the adapter that they get. Raises what `publish` does.
 
         An engine with `one_policy` that already holds a policy keeps it, and its name is returned: requests must not
         replace each other's policy.
-
-        Raises: as `publish`.
         """
         if not self.one_policy:
             await self.load(adapter_id, checkpoint)
@@ -89,12 +82,9 @@ class AdapterTable:
             return next(iter(self._loaded))
 
     async def load(self, adapter_id: str, checkpoint: Path) -> dict[str, float]:
-        """Load `checkpoint` as `adapter_id` and prove it (`publish`), unless the engine already holds these weights.
+        """Load `checkpoint` as `adapter_id` and prove it, unless the engine already holds these weights.
 
-        Returns:
-            the metrics of `publish`; empty if nothing was loaded.
-
-        Raises: as `publish`.
+        Returns the metrics of `publish`, none if nothing was loaded, and raises what it does.
         """
         async with self._turn(adapter_id):
             weights = await asyncio.to_thread(_read, checkpoint)
@@ -111,16 +101,14 @@ class AdapterTable:
             return metrics
 
     async def prove_layers(self, folder: Path) -> None:
-        """Prove by the test adapters in `folder` that the engine applies adapters (`publish/layers.py`).
-
-        Raises: as `publish.layers.prove_layers`.
-        """
+        """Prove by the test adapters in `folder` that the engine applies adapters. Raises what
+        `publish.prove_layers` does."""
         async with self._turn("test adapters"):
             await retry_on_process_death(
                 self._process.connect,
-                lambda client: prove_layers(_engine_on(client), folder, self._tolerance),
+                lambda client: prove_layers(_engine_on(client), folder),
                 "proving that adapters are applied",
-                self._attempts,
+                CALL_ATTEMPTS,
             )
 
     async def forget(self, adapter_id: str) -> None:
@@ -129,15 +117,13 @@ class AdapterTable:
             await self._unload(adapter_id)
 
     async def restore(self, client: RpcClient) -> None:
-        """Load and prove all adapters again in a new engine process, since running requests name them.
-
-        Raises:
-            ProcessError: the new process died too.
-        """
+        """Load and prove all adapters again in a new engine process, since running requests name them. Raises
+        `ProcessError` if the new process died too."""
         for adapter_id, weights in list(self._loaded.items()):
             try:
-                await asyncio.to_thread(_check_same, weights)
-                await publish(_engine_on(client), adapter_id, weights.checkpoint, self._tolerance)
+                if await asyncio.to_thread(checkpoints.identify, weights.checkpoint) != weights.identity:
+                    raise CorruptCheckpointError(f"{weights.checkpoint} is not the checkpoint that was loaded before")
+                await publish(_engine_on(client), adapter_id, weights.checkpoint)
             except ProcessError:
                 raise
             except ArtError:
@@ -173,9 +159,9 @@ class AdapterTable:
     async def _publish(self, adapter_id: str, weights: _Weights) -> dict[str, float]:
         metrics = await retry_on_process_death(
             self._process.connect,
-            lambda client: publish(_engine_on(client), adapter_id, weights.checkpoint, self._tolerance),
+            lambda client: publish(_engine_on(client), adapter_id, weights.checkpoint),
             f"publishing {adapter_id}",
-            self._attempts,
+            CALL_ATTEMPTS,
         )
         self.probe_gap = max(self.probe_gap or 0.0, metrics["publish/probe_gap"])
         self._loaded[adapter_id] = weights
@@ -207,15 +193,6 @@ def _engine_on(client: RpcClient) -> ProcessEngine:
         return client
 
     return ProcessEngine(connect, attempts=1)
-
-
-def _check_same(weights: _Weights) -> None:
-    """
-    Raises:
-        CorruptCheckpointError: another checkpoint was put in the place of the one that was loaded before.
-    """
-    if checkpoints.identify(weights.checkpoint) != weights.identity:
-        raise CorruptCheckpointError(f"{weights.checkpoint} is not the checkpoint that was loaded before")
 
 
 def _read(checkpoint: Path) -> _Weights:

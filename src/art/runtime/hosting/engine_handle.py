@@ -4,7 +4,7 @@ the gate while the engine sleeps or exchanges its weights, and for their turn.
 request --> seat? --> closed? --> engine --> answer
               |         |
               |       new requests wait here until it is open
-            requests wait here for their turn (`seats.py`)
+            requests wait here for their turn (`Seats`)
 """
 
 from __future__ import annotations
@@ -14,19 +14,122 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
-from art.config import ServerConfig
-from art.config.server import CALL_ATTEMPTS
+from art.config.server import CALL_ATTEMPTS, JOB_TIMEOUT_S
 from art.engine import EngineInfo, GenerateRequest, Sender, Timings, TokenChunk
-from art.engines.process import ProcessEngine
-from art.errors import ProcessError
+from art.errors import OverloadedError, ProcessError
 from art.protocol.calls import Wake
-from art.protocol.rpc import Connect, RpcClient
-from art.runtime.hosting.seats import Seats
-from art.runtime.supervision.process import ChildProcess, ChildSpec, MakeProcess
-from art.runtime.supervision.waits import waiting
+from art.protocol.rpc import RpcClient
+from art.runtime.hosting.process_engine import ProcessEngine
+from art.worker.process import ChildProcess, ChildSpec, MakeProcess
+from art.worker.waits import waiting
+
+MAX_WAITING = 4096
+"""Requests of one project that may wait for an engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectSeats:
+    """The seats of an engine, as one project sees them: those that its requests hold, that those of all projects hold,
+    and that it could still take, and its requests that wait for one."""
+
+    held: int
+    held_by_all: int
+    free: int
+    waiting: int
+
+
+class Seats:
+    """Hands out the seats of one engine. It belongs to one event loop.
+
+    A seat is one completion that the engine computes, so a request with `n=4` needs four. A free seat goes to the
+    project with the fewest seats, in it to the key with the fewest seats, and of its requests to the oldest.
+    """
+
+    def __init__(self, num_seats: int, max_waiting: int = MAX_WAITING) -> None:
+        """`max_waiting` bounds the requests of one project that wait."""
+        self._num_seats = num_seats
+        self._max_waiting = max_waiting
+        self._held: Counter[Sender] = Counter()
+        self._queues: dict[Sender, dict[asyncio.Future[None], None]] = {}
+        """The turns of waiting requests, oldest first. The sender that had its turn longest ago is first."""
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def of(self, project: str) -> ProjectSeats:
+        """Count the seats that `project` holds, waits for and could take."""
+        return ProjectSeats(
+            held=sum(count for (name, _), count in self._held.items() if name == project),
+            held_by_all=self._held.total(),
+            free=max(0, self._num_seats - self._held.total()),
+            waiting=sum(len(queue) for (name, _), queue in self._queues.items() if name == project),
+        )
+
+    def resize(self, num_seats: int) -> None:
+        """Change the number of seats. Taken seats stay taken."""
+        self._num_seats = num_seats
+        self._fill()
+
+    @asynccontextmanager
+    async def taken(self, sender: Sender) -> AsyncGenerator[None]:
+        """Wait for a seat, and hold it during the body. Raises `OverloadedError` if too many requests of the project
+        wait already."""
+        if self._queues or self._held.total() >= self._num_seats:
+            await self._wait(sender)
+        else:
+            self._held[sender] += 1
+        try:
+            yield
+        finally:
+            self._give_back(sender)
+
+    async def _wait(self, sender: Sender) -> None:
+        num_waiting = self.of(sender[0]).waiting
+        if num_waiting >= self._max_waiting:
+            raise OverloadedError(
+                f"{num_waiting} requests of project {sender[0]} wait for the engine, which is the limit; try later"
+            )
+        turn = asyncio.get_running_loop().create_future()
+        self._queues.setdefault(sender, {})[turn] = None
+        self._fill()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._leave(sender, turn)
+            else:  # it was given its seat just before its client hung up
+                self._give_back(sender)
+            raise
+
+    def _fill(self) -> None:
+        """Give free seats to waiting requests."""
+        while self._queues and self._held.total() < self._num_seats:
+            by_project: Counter[str] = Counter()
+            for (project, _), count in self._held.items():
+                by_project[project] += count
+            sender = min(self._queues, key=lambda sender: (by_project[sender[0]], self._held[sender]))
+            turn = next(iter(self._queues[sender]))
+            self._leave(sender, turn)
+            if not turn.cancelled():  # its client has hung up, which its task has not noticed yet
+                self._held[sender] += 1
+                turn.set_result(None)
+
+    def _leave(self, sender: Sender, turn: asyncio.Future[None]) -> None:
+        """Take a turn out of its queue, and the queue after those of other senders."""
+        if queue := self._queues.pop(sender, None):
+            queue.pop(turn, None)
+            if queue:
+                self._queues[sender] = queue
+
+    def _give_back(self, sender: Sender) -> None:
+        self._held[sender] -= 1
+        if not self._held[sender]:
+            del self._held[sender]
+        self._fill()
 
 
 class SharedTime:
@@ -76,15 +179,14 @@ class SharedTime:
         return self._shared_s
 
 
-class Hold:
-    """A hold lasts while at least one `with hold.held()` block runs. Others can wait for its end."""
+class BusyPeriod:
+    """A period lasts while at least one `with period.held()` block runs. Others can wait for its end."""
 
     def __init__(self, end: str) -> None:
-        """`end` describes the end of the hold, in messages about waiting for it."""
+        """`end` describes its end, in messages about waiting for it."""
         self._end = end
         self._num_holders = 0
         self._ended = asyncio.Event()
-        self._ended.set()
         self._began = 0.0
         self._total_s = 0.0
         self.waited_s = 0.0
@@ -114,12 +216,8 @@ class Hold:
                 self._total_s = total_s
                 self._ended.set()
 
-    async def until_ended(self, timeout_s: float) -> None:
-        """Wait until no `held` block runs.
-
-        Raises:
-            ProcessError: the hold lasted longer than `timeout_s`.
-        """
+    async def until_ended(self, timeout_s: float = JOB_TIMEOUT_S) -> None:
+        """Wait until no `held` block runs. Raises `ProcessError` if it lasted longer than `timeout_s`."""
         began = time.monotonic()
         try:
             while self.lasts:
@@ -130,46 +228,56 @@ class Hold:
 
 
 class GatedEngine(ProcessEngine):
-    """An engine process with a gate: calls that sample or score tokens wait while `closed` is held."""
+    """The engine process of one base model, and a gate before it: calls that sample or score tokens wait while `closed`
+    lasts."""
 
     def __init__(
         self,
-        connect: Connect,
-        attempts: int,
-        name: str,
-        timeout_s: float,
+        spec: ChildSpec,
+        initialise: Callable[[RpcClient], Awaitable[None]],
         seats: Seats,
         charge: Callable[[Sender, str | None, float], None],
+        make_process: MakeProcess = ChildProcess,
     ) -> None:
-        """
-        Args:
-            name: names the engine in messages.
-            timeout_s: longest wait for the gate to open, and for the requests that have passed it.
-            charge: called after each request with its sender, its adapter and its share of the engine's time in
-                seconds.
-        """
-        super().__init__(connect, attempts)
-        self._timeout_s = timeout_s
+        """`initialise` loads the base model and the adapters into a new process. `charge` is called after each request
+        with its sender, its adapter and its share of the engine's time in seconds."""
+        self._may_start = asyncio.Event()
+        """Clear while the trainer uses the memory of a sleeping engine: a new engine would find none."""
+        self._may_start.set()
+        self.process = make_process(spec, initialise, self._may_start)
+        super().__init__(lambda: self.process.connect(), CALL_ATTEMPTS)
         self.seats = seats
         self.in_use: Counter[str | None] = Counter()
         """Number of requests that run or wait, by adapter."""
-        self.closed = Hold(f"the {name} to take requests again")
-        self._inside = Hold("requests of the previous policy to end")
-        self.shared_time = SharedTime()
+        self.closed = BusyPeriod(f"the {spec.name} to take requests again")
+        self._inside = BusyPeriod("requests of the previous policy to end")
+        self._sleep = BusyPeriod(f"the {spec.name} to wake up")
+        self._paused_s = 0.0
+        """Seconds for which requests that had passed the gate were paused by its sleep."""
+        self._shared_time = SharedTime()
         self._charge = charge
+        self.known_info: EngineInfo | None = None
+        """What `info` returned; `None` before its first call."""
 
     @property
-    def sampling_s(self) -> float:
-        """Seconds for which at least one request had passed the gate, so far."""
-        return self._inside.total_s
+    def asleep_s(self) -> float:
+        """Seconds for which the engine has slept so far."""
+        return self._sleep.total_s
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds for which the engine has computed at least one request so far."""
+        return self._inside.total_s - self._paused_s
+
+    async def info(self) -> EngineInfo:
+        if self.known_info is None:
+            self.known_info = await super().info()
+        return self.known_info
 
     async def until_empty(self) -> None:
-        """Wait until all requests that have passed the gate have ended.
-
-        Raises:
-            ProcessError: that took longer than `timeout_s`.
-        """
-        await self._inside.until_ended(self._timeout_s)
+        """Wait until all requests that have passed the gate have ended. Raises `ProcessError` if that took longer than
+        a job may take."""
+        await self._inside.until_ended()
 
     async def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncGenerator[TokenChunk, None]:
         async with self._admitted(request) as waited_s, aclosing(super().generate(request, stream=stream)) as chunks:
@@ -192,22 +300,42 @@ class GatedEngine(ProcessEngine):
         arrived = time.perf_counter()
         try:
             async with self.seats.taken(request.sender):
-                await self.closed.until_ended(self._timeout_s)
+                await self.closed.until_ended()
                 charge = partial(self._charge, request.sender, request.adapter)
-                with self._inside.held(), self.shared_time.taken(charge):
+                with self._inside.held(), self._shared_time.taken(charge):
                     yield time.perf_counter() - arrived
         finally:
             self.in_use[request.adapter] -= 1
+
+    async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
+        await self.closed.until_ended()
+        with self._inside.held():
+            return await super().score(token_ids, adapter)
 
     async def stats(self) -> dict[str, float]:
         """The engine's numbers. Requests that wait for a seat are among the waiting ones."""
         stats = await super().stats()
         return {**stats, "waiting": stats["waiting"] + self.seats.num_waiting}
 
-    async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
-        await self.closed.until_ended(self._timeout_s)
-        with self._inside.held():
-            return await super().score(token_ids, adapter)
+    @asynccontextmanager
+    async def asleep(self) -> AsyncIterator[None]:
+        """Let the engine sleep during the body. If it dies meanwhile, it starts again, awake, after the body."""
+        before_s = self._inside.total_s
+        try:
+            with self._sleep.held(), self._shared_time.paused():
+                await self.sleep()
+                self._may_start.clear()
+                yield
+        finally:
+            self._may_start.set()
+            client = self.process.live_client
+            if client is not None:  # else it died, and will be awake when it is back
+                try:
+                    await client.call(Wake())
+                except ProcessError as error:
+                    if not client.closed:  # it may have taken back only a part of its memory
+                        await self.process.end(f"it did not wake up: {error.message.splitlines()[0]}")
+            self._paused_s += self._inside.total_s - before_s
 
 
 def _with_wait(chunk: TokenChunk, timings: Timings, waited_s: float) -> TokenChunk:
@@ -215,75 +343,3 @@ def _with_wait(chunk: TokenChunk, timings: Timings, waited_s: float) -> TokenChu
     if timings.queue_s is None:
         return chunk
     return replace(chunk, timings=replace(timings, queue_s=timings.queue_s + waited_s))
-
-
-class EngineHandle:
-    """Runs the engine process of one base model, and puts the engine to sleep."""
-
-    def __init__(
-        self,
-        spec: ChildSpec,
-        initialise: Callable[[RpcClient], Awaitable[None]],
-        config: ServerConfig,
-        seats: Seats,
-        charge: Callable[[Sender, str | None, float], None],
-        make_process: MakeProcess = ChildProcess,
-    ) -> None:
-        """
-        Args:
-            initialise: loads the base model and the adapters into a new process.
-            seats: bounds what the engine computes at once.
-            charge: see `GatedEngine`.
-        """
-        self._may_start = asyncio.Event()
-        """Clear while the trainer uses the memory of a sleeping engine: a new engine would find none."""
-        self._may_start.set()
-        self.process = make_process(spec, initialise, self._may_start)
-        attempts = CALL_ATTEMPTS
-        self.engine = GatedEngine(
-            lambda: self.process.connect(), attempts, spec.name, config.job_timeout_s, seats, charge
-        )
-        self.known_info: EngineInfo | None = None
-        """What `info` returned; `None` before its first call."""
-        self._sleep = Hold(f"the {spec.name} to wake up")
-        self._paused_s = 0.0
-        """Seconds for which requests that had passed the gate were paused by its sleep."""
-
-    @property
-    def asleep_s(self) -> float:
-        """Seconds for which the engine has slept so far."""
-        return self._sleep.total_s
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds for which the engine has computed at least one request so far."""
-        return self.engine.sampling_s - self._paused_s
-
-    async def info(self) -> EngineInfo:
-        if self.known_info is None:
-            self.known_info = await self.engine.info()
-        return self.known_info
-
-    @asynccontextmanager
-    async def asleep(self) -> AsyncIterator[None]:
-        """Let the engine sleep during the body. If it dies meanwhile, it starts again, awake, after the body."""
-        before_s = self.engine.sampling_s
-        try:
-            with self._sleep.held(), self.engine.shared_time.paused():
-                await self.engine.sleep()
-                self._may_start.clear()
-                yield
-        finally:
-            self._may_start.set()
-            await self._wake()
-            self._paused_s += self.engine.sampling_s - before_s
-
-    async def _wake(self) -> None:
-        client = self.process.live_client
-        if client is None:  # it died, and will be awake when it is back
-            return
-        try:
-            await client.call(Wake())
-        except ProcessError as error:
-            if not client.closed:  # it may have taken back only a part of its memory
-                await self.process.end(f"it did not wake up: {error.message.splitlines()[0]}")

@@ -15,18 +15,17 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from art.config import LoraConfig, ServerConfig
-from art.config.server import CALL_ATTEMPTS
+from art.config import LoraConfig
+from art.config.server import CALL_ATTEMPTS, JOB_TIMEOUT_S
 from art.errors import JobCancelledError, TrainingError
 from art.protocol.calls import Call, InitCheckpoint, Progress, SampleCall, Train, TrainSft, Trial, WriteLoudAdapters
 from art.protocol.rpc import RpcClient, retry_on_process_death
 from art.protocol.samples import StepResult, TrainingSample
-from art.runtime.hosting.engine_handle import Hold
-from art.runtime.supervision.process import ChildProcess, ChildSpec, MakeProcess
-from art.runtime.supervision.waits import acquired
+from art.runtime.hosting.engine_handle import BusyPeriod
 from art.storage.atomic import storage_errors
+from art.worker.process import ChildProcess, ChildSpec, MakeProcess
+from art.worker.waits import acquired
 
-T = TypeVar("T")
 C = TypeVar("C", bound=SampleCall[Any])
 OnProgress = Callable[[int, int], Awaitable[None]]
 """Awaited with the number of micro-batches that are done, and of all."""
@@ -42,25 +41,20 @@ class TrainerHandle:
         self,
         spec: ChildSpec,
         initialise: Callable[[RpcClient], Awaitable[None]],
-        config: ServerConfig,
         engine_aside: Callable[[], AbstractAsyncContextManager[None]],
         samples: Path,
         make_process: MakeProcess = ChildProcess,
+        job_timeout_s: float = JOB_TIMEOUT_S,
     ) -> None:
-        """
-        Args:
-            initialise: loads the base model into a new process.
-            engine_aside: frees the device for a training call, where engine and trainer share it.
-            samples: folder for the samples of the calls under way.
-        """
+        """`initialise` loads the base model into a new process, and `engine_aside` frees the device for a training call
+        where engine and trainer share it. The samples of the calls under way are files in the folder `samples`."""
         self.process = make_process(spec, initialise, None)
         self._engine_aside = engine_aside
         self._samples = samples
-        self._attempts = CALL_ATTEMPTS
-        self._job_timeout_s = config.job_timeout_s
+        self._job_timeout_s = job_timeout_s
         self._lock = asyncio.Lock()
-        self._work = Hold(f"the {spec.name} to end its call")
-        self._training = Hold(f"the {spec.name} to end its step")
+        self._work = BusyPeriod(f"the {spec.name} to end its call")
+        self._training = BusyPeriod(f"the {spec.name} to end its step")
 
     @property
     def busy_s(self) -> float:
@@ -80,15 +74,13 @@ class TrainerHandle:
     async def train(
         self, call: Train | TrainSft, *, stop: asyncio.Event | None = None, on_progress: OnProgress | None = None
     ) -> StepResult:
-        """Train one step. If the trainer dies, the step starts over from its checkpoint.
-
-        Args:
-            stop: once it is set, the call ends after the current micro-batch.
+        """Train one step. If the trainer dies, the step starts over from its checkpoint. Once `stop` is set, the call
+        ends after the current micro-batch.
 
         Raises:
             JobCancelledError: `stop` ended the call. A call that was about to end returns instead.
             ProcessError: the trainer died during every attempt.
-            TrainingError: the step took longer than `job_timeout_s`.
+            TrainingError: the step took longer than `job_timeout_s` seconds.
             DiskFullError, StorageError: the samples cannot be written.
         """
         async with self._written(call) as written, self._turn(f"`{call.method}`"), self._engine_aside():
@@ -100,6 +92,17 @@ class TrainerHandle:
         call = Trial(samples=samples, lora=lora)
         async with self._written(call) as written, self._turn("a trial step"), self._engine_aside():
             return await (await self.process.connect()).call(written)
+
+    async def write_loud_adapters(self, folder: Path, lora: LoraConfig) -> None:
+        """Write the test adapters of `lora` into `folder`, a new one; see `Trainer.write_loud_adapters`."""
+
+        async def attempt(client: RpcClient) -> None:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)  # of an attempt that died
+            async with asyncio.timeout(self._job_timeout_s):
+                await client.call(WriteLoudAdapters(folder=folder, lora=lora))
+
+        async with self._turn("test adapters"):
+            await retry_on_process_death(self.process.connect, attempt, "writing test adapters", CALL_ATTEMPTS)
 
     @asynccontextmanager
     async def _written(self, call: C) -> AsyncIterator[C]:
@@ -117,17 +120,6 @@ class TrainerHandle:
             with contextlib.suppress(OSError):  # the next server deletes what is left
                 await asyncio.to_thread(path.unlink)
 
-    async def write_loud_adapters(self, folder: Path, lora: LoraConfig) -> None:
-        """Write the test adapters of `lora` into `folder`, a new one; see `Trainer.write_loud_adapters`."""
-
-        async def attempt(client: RpcClient) -> None:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)  # of an attempt that died
-            async with asyncio.timeout(self._job_timeout_s):
-                await client.call(WriteLoudAdapters(folder=folder, lora=lora))
-
-        async with self._turn("test adapters"):
-            await retry_on_process_death(self.process.connect, attempt, "writing test adapters", self._attempts)
-
     def _turn(self, what: str) -> AbstractAsyncContextManager[None]:
         return acquired(self._lock, f"its turn for {what} in the {self.process.spec.name}", self._job_timeout_s)
 
@@ -137,46 +129,39 @@ class TrainerHandle:
         stop: asyncio.Event | None = None,
         on_progress: OnProgress | None = None,
     ) -> StepResult:
+        """Make a call until it has a result, `stop` ends it, or it takes too long."""
+
         async def connect() -> RpcClient:
             if stop is not None and stop.is_set():
                 raise JobCancelledError(f"`{call.method}` was cancelled")
             return await self.process.connect()
 
+        async def stop_call(client: RpcClient) -> None:
+            # To kill the process is safe at any moment: checkpoints are written under a temporary name.
+            if stop is not None:
+                await stop.wait()
+                client.ask_to_stop(call.method)
+                await asyncio.sleep(STOP_WITHIN_S)
+                await self.process.end(f"`{call.method}` was cancelled and had not stopped after {STOP_WITHIN_S:g} s")
+
         async def attempt(client: RpcClient) -> StepResult:
-            stopping = asyncio.create_task(self._stop_call(client, call.method, stop), name=f"stop-{call.method}")
+            step: StepResult | None = None
+            stopping = asyncio.create_task(stop_call(client), name=f"stop-{call.method}")
             try:
                 async with asyncio.timeout(self._job_timeout_s):
-                    return await _last_result(client, call, on_progress)
+                    async for result in client.stream(call):
+                        if isinstance(result, StepResult):
+                            step = result
+                        elif on_progress is not None:
+                            await on_progress(result.done, result.total)
             except TimeoutError:
-                problem = f"`{call.method}` took longer than `job_timeout_s` = {self._job_timeout_s:g} s"
+                problem = f"`{call.method}` took longer than {self._job_timeout_s:g} s"
                 await self.process.end(problem)
                 raise TrainingError(f"{problem}; the {self.process.spec.name} was ended") from None
             finally:
                 stopping.cancel()
+            assert step is not None, "a call that raises nothing ends with its result"
+            return step
 
         with self._work.held():
-            return await retry_on_process_death(connect, attempt, f"`{call.method}`", self._attempts)
-
-    async def _stop_call(self, client: RpcClient, method: str, stop: asyncio.Event | None) -> None:
-        """End a running call once `stop` is set, and its process if the call does not end by itself.
-
-        That is safe at any moment, because checkpoints are written under a temporary name.
-        """
-        if stop is not None:
-            await stop.wait()
-            client.ask_to_stop(method)
-            await asyncio.sleep(STOP_WITHIN_S)
-            await self.process.end(f"`{method}` was cancelled and had not stopped after {STOP_WITHIN_S:g} s")
-
-
-async def _last_result(
-    client: RpcClient, call: Call[Progress | StepResult], on_progress: OnProgress | None
-) -> StepResult:
-    step: StepResult | None = None
-    async for result in client.stream(call):
-        if isinstance(result, StepResult):
-            step = result
-        elif on_progress is not None:
-            await on_progress(result.done, result.total)
-    assert step is not None, "a call that raises nothing ends with its result"
-    return step
+            return await retry_on_process_death(connect, attempt, f"`{call.method}`", CALL_ATTEMPTS)

@@ -20,26 +20,20 @@ from pydantic_core import to_json
 from art.errors import ConfigError, ConflictError, JobCancelledError, NotFoundError, ProcessError, error_from_code
 from art.protocol.calls import Call, Copy, Export, Pull, Push
 from art.protocol.checkpoint_calls import ExportRequest, ForkRequest, PullRequest, PushRequest, S3Target
-from art.protocol.exits import describe_exit
-from art.runtime.jobs.job import AdoptPayload, Done, Entry, FilePayload, Job, JobControl
-from art.runtime.jobs.store import JobStore
-from art.runtime.jobs.training_work import training_lane
+from art.runtime.jobs.job import AdoptPayload, Done, Entry, FilePayload, Job, JobControl, JobStore
+from art.runtime.jobs.runner import training_lane
 from art.runtime.models import Models
 from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
 from art.storage.layout import DataDir, validate_name
-from art.storage.logs import log_tail, open_log
+from art.storage.logs import describe_exit, log_tail, open_log
 
 logger = logging.getLogger(__name__)
 
 
 def plan_fork(models: Models, project: str, name: str, request: ForkRequest) -> AdoptPayload:
-    """Plan the copy of a checkpoint of another model into the model `project/name`.
-
-    Raises:
-        NotFoundError: there is no such model or step.
-        ConflictError: source and target are the same model.
-    """
+    """Plan the copy of a checkpoint of another model into the model `project/name`. Raises `NotFoundError` if there is
+    no such model or step and `ConflictError` if source and target are the same model."""
     from_project = validate_name(request.from_project or project, param="from_project")
     from_name = validate_name(request.from_name, param="from_name")
     if (from_project, from_name) == (project, name):
@@ -75,9 +69,7 @@ def plan_pull(models: Models, project: str, name: str, request: PullRequest) -> 
     return AdoptPayload(call=call, step=request.step, origin=origin)
 
 
-def plan_export(
-    models: Models, project: str, name: str, request: ExportRequest, *, llama_cpp: str | None
-) -> FilePayload:
+def plan_export(models: Models, project: str, name: str, request: ExportRequest) -> FilePayload:
     model, _ = models.find(project, name)
     step = model.step if request.step is None else request.step
     call = Export(
@@ -85,11 +77,10 @@ def plan_export(
         target=models.paths(model).export(step, request.format),
         base_model=model.base_model,
         format=request.format,
-        llama_cpp=llama_cpp,
         model_name=f"{model.key}@promoted" if step == model.promoted_step else f"{model.key}@{step}",
         template_kwargs=model.settings.render.chat_template_kwargs,
     )
-    return FilePayload(call=call, step=step, result={"path": str(call.target), "format": request.format})
+    return FilePayload(call=call, step=step, result={"format": request.format})
 
 
 def plan_push(models: Models, project: str, name: str, request: PushRequest) -> FilePayload:
@@ -121,10 +112,16 @@ async def run_file_call(call: Call[dict[str, Any]], log: Path, control: JobContr
     control.check()
     with open_log(log) as stderr:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "art.runtime.children.file_child", stdin=asyncio.subprocess.PIPE,
+            sys.executable, "-m", "art.worker.file_child", stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE, stderr=stderr, limit=LINE_BYTES,
         )  # fmt: skip
-    killing = asyncio.create_task(_kill_when(control.stop, process), name=f"stop-{call.method}")
+
+    async def kill_when_stopped() -> None:
+        await control.stop.wait()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
+    killing = asyncio.create_task(kill_when_stopped(), name=f"stop-{call.method}")
     try:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -150,12 +147,6 @@ async def run_file_call(call: Call[dict[str, Any]], log: Path, control: JobContr
     raise ProcessError(f"the process of `{call.method}` died ({describe_exit(status)}){log_tail(log)}")
 
 
-async def _kill_when(stop: asyncio.Event, process: asyncio.subprocess.Process) -> None:
-    await stop.wait()
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-
-
 class FileWork:
     """Runs exports and pushes."""
 
@@ -170,8 +161,11 @@ class FileWork:
 
     async def run(self, job: Job, from_step: int | None, control: JobControl) -> Done:
         assert isinstance(job.payload, FilePayload)
-        result = await run_file_call(job.payload.call, self._log, control)
-        return Done({"step": job.payload.step, "result": result | job.payload.result})
+        call = job.payload.call
+        result = await run_file_call(call, self._log, control) | job.payload.result
+        if isinstance(call, Export):
+            result["path"] = str(call.target)
+        return Done({"step": job.payload.step, "result": result})
 
 
 class AdoptWork:

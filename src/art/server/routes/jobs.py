@@ -8,10 +8,11 @@ from collections.abc import AsyncGenerator
 from starlette.responses import Response
 
 from art.errors import InvalidRequestError
-from art.protocol.jobs import JobEvent, JobList
-from art.protocol.training import JobStatus
+from art.protocol.training import JobEvent, JobList, JobStatus
 from art.server.answers import UNBUFFERED, EventStream, cancel_on_disconnect
-from art.server.call import Call, Route
+from art.server.call import ApiCall, Routes, whole_number
+
+ROUTES = Routes()
 
 MAX_WAIT_S = 60.0
 """Longest time that a status request waits for its job to end."""
@@ -21,33 +22,49 @@ RETRY_MS = 1000
 NO_CONTENT = 204
 
 
-async def job_status(call: Call) -> JobStatus:
+@ROUTES.add("GET", "/api/jobs/{job_id}", scope="infer", query={"wait_s": float}, from_page=True)
+async def job_status(call: ApiCall) -> JobStatus:
     """Return the state of a job. With `wait_s` the answer waits up to that many seconds for the job to end."""
-    wait_s = _wait_s(call.query("wait_s"))
+    try:
+        wait_s = float(call.query("wait_s") or 0)
+    except ValueError:
+        wait_s = -1.0
+    if not 0 <= wait_s < float("inf"):
+        text = call.query("wait_s")
+        raise InvalidRequestError(f"`wait_s` must be a number of seconds >= 0, got {text!r}", param="wait_s")
     async with cancel_on_disconnect(call.request):
-        return await call.runtime.jobs.wait(call.path["job_id"], wait_s)
+        return await call.runtime.jobs.wait(call.path["job_id"], min(wait_s, MAX_WAIT_S))
 
 
-async def list_jobs(call: Call) -> JobList:
+@ROUTES.add(
+    "GET", "/api/jobs", scope="infer", query={"project": str, "name": str, "unfinished": bool, "limit": int},
+    from_page=True,
+)  # fmt: skip
+async def list_jobs(call: ApiCall) -> JobList:
     """List jobs, newest first. A key for one project sees the jobs of that project."""
     project = call.query("project")
     if call.caller.project is not None:
         call.caller.check_project(project or call.caller.project)
         project = call.caller.project
-    limit = _whole_number("limit", call.query("limit") or "100", most=MAX_LISTED)
+    limit = whole_number("limit", call.query("limit") or "100", most=MAX_LISTED)
     unfinished = call.query("unfinished") in ("1", "true")
     jobs = await call.runtime.jobs.find(project=project, name=call.query("name"), unfinished=unfinished, limit=limit)
     return JobList(jobs=jobs)
 
 
-async def cancel_job(call: Call) -> JobStatus:
+@ROUTES.add("POST", "/api/jobs/{job_id}/cancel", scope="train", status=202, from_page=True)
+async def cancel_job(call: ApiCall) -> JobStatus:
     """Stop a job. A job that has ended stays as it is."""
     return await call.runtime.jobs.cancel(call.path["job_id"])
 
 
-async def job_events(call: Call) -> Response:
+@ROUTES.add(
+    "GET", "/api/jobs/{job_id}/events", scope="infer", media=("text/event-stream",), query={"after": int},
+    from_page=True,
+)  # fmt: skip
+async def job_events(call: ApiCall) -> Response:
     """Stream a job's events after number `Last-Event-ID`, until the job has ended. Status 204 if there are no more."""
-    after = _whole_number("Last-Event-ID", call.header("last-event-id") or call.query("after") or "0")
+    after = whole_number("Last-Event-ID", call.header("last-event-id") or call.query("after") or "0")
     events = call.runtime.jobs.events(call.path["job_id"], after)
     async with cancel_on_disconnect(call.request):
         first = await anext(events, ...)
@@ -69,38 +86,3 @@ def _frame(event: JobEvent | None) -> bytes:
         return b": alive\n\n"
     number = "" if event.number is None else f"id: {event.number}\n"
     return f"{number}event: {event.kind}\ndata: {event.model_dump_json(exclude_none=True)}\n\n".encode()
-
-
-def _whole_number(name: str, text: str, *, most: int = 2**53) -> int:
-    if not (text.isascii() and text.isdigit()) or len(text) > 16 or int(text) > most:
-        raise InvalidRequestError(f"`{name}` must be a whole number from 0 to {most}, got {text[:40]!r}", param=name)
-    return int(text)
-
-
-def _wait_s(text: str | None) -> float:
-    try:
-        wait_s = float(text or 0)
-    except ValueError:
-        wait_s = -1.0
-    if not 0 <= wait_s < float("inf"):
-        raise InvalidRequestError(f"`wait_s` must be a number of seconds >= 0, got {text!r}", param="wait_s")
-    return min(wait_s, MAX_WAIT_S)
-
-
-ROUTES = [
-    Route(
-        "GET", "/api/jobs", list_jobs, scope="infer", response=JobList,
-        query={"project": str, "name": str, "unfinished": bool, "limit": int}, from_page=True,
-    ),
-    Route(
-        "GET", "/api/jobs/{job_id}", job_status, scope="infer", response=JobStatus, query={"wait_s": float},
-        from_page=True,
-    ),
-    Route(
-        "GET", "/api/jobs/{job_id}/events", job_events, scope="infer", media=("text/event-stream",),
-        query={"after": int}, from_page=True,
-    ),
-    Route(
-        "POST", "/api/jobs/{job_id}/cancel", cancel_job, scope="train", response=JobStatus, status=202, from_page=True
-    ),
-]  # fmt: skip

@@ -1,4 +1,16 @@
-"""Load the frozen base model, check that it can be trained, and run layouts through it."""
+"""Load the frozen base model, check that it can be trained, and run layouts through it.
+
+A layer that is checkpointed computes again in the backward pass what it does not keep:
+
+    none         nothing
+    selective    all of a layer but its attention (`keep_attention`)
+    full         all of a layer
+
+Layers that are split (`shard_base`, torch's FSDP2, for models that do not fit one device) are gathered when they run,
+forward and backward, and freed afterwards. The adapter is not sharded: it is injected later, and `fully_shard` manages
+only what exists when it is called. Embedding, final norm and head stay whole, because the head is read outside of the
+model's forward pass. Gathering needs every process, so all processes must run the model equally often.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +20,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 
 from art.config import TrainerConfig
 from art.errors import ConfigError
 from art.kernels.layer_kinds import other_layers
 from art.kernels.quantization import loading_options
+from art.memory import Checkpointing
 from art.protocol.samples import plain_sample
-from art.trainer.attention.tree_attention import ATTENTION_NAME, TreeLayout, make_layout, register_attention
-from art.trainer.head import Head
-from art.trainer.policy.layers import configured_mode, set_checkpointing, shard_layers
+from art.trainer.logprobs import Head, group_by_row, target_logprobs
 from art.trainer.policy.lean import keep_less
-from art.trainer.step.logprobs import group_by_row, target_logprobs
-from art.trainer.tree.tree import build_tree, check_sample
+from art.trainer.tree import build_tree, check_sample
+from art.trainer.tree_attention import (
+    ATTENTION_NAME,
+    TreeLayout,
+    keep_attention,
+    make_layout,
+    register_attention,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +46,9 @@ _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 
 
 @dataclass(frozen=True, slots=True)
-class BaseModel:
+class FrozenModel:
+    """The base model of a trainer. Its own weights are never trained."""
+
     name: str
     model: torch.nn.Module
     """Hugging Face causal LM that runs the attention `ATTENTION_NAME`, or its own where `one_by_one` is true."""
@@ -46,7 +66,7 @@ class BaseModel:
         return len(self.head.weight)
 
 
-def load_base_model(name: str, config: TrainerConfig) -> BaseModel:
+def load_base_model(name: str, config: TrainerConfig) -> FrozenModel:
     """Load the frozen base model `name`, a directory or a hub id.
 
     Raises:
@@ -75,19 +95,25 @@ def load_base_model(name: str, config: TrainerConfig) -> BaseModel:
             param="base_model",
         ) from error
     model.requires_grad_(False)
-    if not config.compile_layers and (device.type, dtype) != ("cpu", torch.float32):
-        keep_less(model)  # torch.compile does the same itself, and small models in float32 on a CPU need no memory
+    if (device.type, dtype) != ("cpu", torch.float32):
+        keep_less(model)  # small models in float32 on a CPU need no memory
     if config.shard_base:
         shard_layers(model, device)
     if config.quantization == "none":  # quantised weights are loaded onto the device
         model = model.to(device)
     set_checkpointing(model, configured_mode(config) or "none")
-    head = model.get_output_embeddings()
-    base = BaseModel(
+    head, text = model.get_output_embeddings(), model.config.get_text_config(decoder=True)
+    base = FrozenModel(
         name=name,
         model=model,
         backbone=getattr(model, model.base_model_prefix),
-        head=_describe_head(head, model.config.get_text_config(decoder=True)),
+        # By the configuration. `check_architecture` compares what it computes.
+        head=Head(
+            head.weight,
+            getattr(head, "bias", None),
+            (getattr(text, "logit_scale", None) or 1.0) / (getattr(text, "logits_scaling", None) or 1.0),
+            getattr(text, "final_logit_softcapping", None),
+        ),
         device=device,
         is_sharded=config.shard_base,
     )
@@ -96,13 +122,7 @@ def load_base_model(name: str, config: TrainerConfig) -> BaseModel:
     return base
 
 
-def _describe_head(head: Any, config: Any) -> Head:
-    """Describe the language-model head by the model's configuration. `check_architecture` compares what it computes."""
-    scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
-    return Head(head.weight, getattr(head, "bias", None), scale, getattr(config, "final_logit_softcapping", None))
-
-
-def run_backbone(base: BaseModel, layout: TreeLayout) -> Tensor:
+def run_backbone(base: FrozenModel, layout: TreeLayout) -> Tensor:
     """Compute the final hidden states [T, H] of a layout."""
 
     def run(**inputs: Any) -> Tensor:
@@ -114,7 +134,7 @@ def run_backbone(base: BaseModel, layout: TreeLayout) -> Tensor:
     return run(input_ids=layout.token_ids[None], position_ids=layout.positions[None], tree_layout=layout)
 
 
-def check_architecture(base: BaseModel) -> BaseModel:
+def check_architecture(base: FrozenModel) -> FrozenModel:
     """Compare log-probs over a small prefix tree with the model's own forward pass over each sequence alone.
 
     A model that differs, or whose configuration names layers that mix tokens other than by attention, is switched to
@@ -138,7 +158,10 @@ def check_architecture(base: BaseModel) -> BaseModel:
             param="shard_base",
         )
     model.set_attn_implementation(_own_attention(model))
-    _switch_dropout_off(model)
+    # The attention of trees has no dropout. A model's own would have it while layers are checkpointed.
+    for settings in (model.config.get_text_config(decoder=True), *model.modules()):
+        if getattr(settings, "attention_dropout", 0.0):
+            settings.attention_dropout = 0.0
     base = replace(base, one_by_one=True)
     difference = _difference(base)
     if not difference <= _tolerance(base):
@@ -152,30 +175,21 @@ def check_architecture(base: BaseModel) -> BaseModel:
     return base
 
 
-def _switch_dropout_off(model: Any) -> None:
-    """The attention of trees has no dropout. A model's own would have it while layers are checkpointed."""
-    for settings in (model.config.get_text_config(decoder=True), *model.modules()):
-        if getattr(settings, "attention_dropout", 0.0):
-            settings.attention_dropout = 0.0
-
-
-def _why_not_a_tree(base: BaseModel) -> str | None:
+def _why_not_a_tree(base: FrozenModel) -> str | None:
     if layers := other_layers(base.model.config):
         return f"{layers}, which mixes tokens other than by attention to the tokens before"
     try:
         difference = _difference(base)
     except Exception as error:  # an unknown architecture may raise anything here
         return f"its layers do not run over a tree ({error!r})"
-    if difference <= _tolerance(base):
-        return None
-    return f"its log-probs there differ by {difference:.3g} nats"
+    return None if difference <= _tolerance(base) else f"its log-probs there differ by {difference:.3g} nats"
 
 
-def _tolerance(base: BaseModel) -> float:
+def _tolerance(base: FrozenModel) -> float:
     return _TOLERANCE.get(base.head.weight.dtype, 0.3)
 
 
-def _difference(base: BaseModel) -> float:
+def _difference(base: FrozenModel) -> float:
     """Largest difference in nats between a small layout of two sequences and the model's own forward passes."""
     ids = [(11 + 7 * i) % base.vocab_size for i in range(12)]
     sequences = [ids, ids[:5] + ids[8:] + ids[:3]]
@@ -186,25 +200,22 @@ def _difference(base: BaseModel) -> float:
     with torch.no_grad():
         layout = make_layout(tree, device=base.device, kernel="own" if base.one_by_one else "dense")
         ours = rows.spread(target_logprobs(run_backbone(base, layout), base.head, rows)[0])
-        theirs = torch.cat([_own_logprobs(base, sequence) for sequence in sequences])
-    return float((ours - theirs).abs().max())
+        theirs = []  # by the model's own attention and head
+        model: Any = base.model
+        before = model.config._attn_implementation
+        model.set_attn_implementation(_own_attention(model))
+        try:
+            for sequence in sequences:
+                token_ids = torch.tensor([sequence], device=base.device)
+                logprobs = model(input_ids=token_ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
+                theirs.append(logprobs.gather(1, token_ids[0, 1:, None])[:, 0].cpu())
+        finally:
+            model.set_attn_implementation(before)
+    return float((ours - torch.cat(theirs)).abs().max())
 
 
 def _own_attention(model: Any) -> str:
     return "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
-
-
-def _own_logprobs(base: BaseModel, token_ids: list[int]) -> Tensor:
-    """Log-probs of `token_ids[1:]` by the model's own attention and head, on the CPU."""
-    model: Any = base.model
-    before = model.config._attn_implementation
-    model.set_attn_implementation(_own_attention(model))
-    try:
-        ids = torch.tensor([token_ids], device=base.device)
-        logprobs = model(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
-    finally:
-        model.set_attn_implementation(before)
-    return logprobs.gather(1, ids[0, 1:, None])[:, 0].cpu()
 
 
 def choose_device(config: TrainerConfig) -> torch.device:
@@ -214,3 +225,60 @@ def choose_device(config: TrainerConfig) -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+# -- layers: split over processes, checkpointed --
+
+
+def shard_layers(model: Any, device: torch.device) -> None:
+    """Split the decoder layers of a Hugging Face causal LM over all processes, and move them to `device`."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    if not layers:
+        raise ConfigError(
+            f"{type(model).__name__} does not name its decoder layers; set `shard_base` to false", param="shard_base"
+        )
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    whole = set(model.parameters())
+    for layer in layers:
+        whole -= set(layer.parameters())
+        fully_shard(layer, mesh=mesh)
+    backbone = getattr(model, model.base_model_prefix)
+    fully_shard(backbone, mesh=mesh, ignored_params=whole)  # the root, which overlaps gathering with computing
+
+
+def configured_mode(config: TrainerConfig) -> Checkpointing | None:
+    """Return the configured way of checkpointing; `None` if it is to be chosen."""
+    chosen = config.gradient_checkpointing
+    return None if chosen == "auto" else "selective" if chosen == "selective" else "full" if chosen else "none"
+
+
+def set_checkpointing(model: Any, mode: Checkpointing) -> None:
+    """Make a Hugging Face causal LM keep, or compute again, the activations of its layers.
+
+    Layers checkpoint in training mode only. Dropout stays off, since the engine has none.
+    """
+
+    def call(what: str, *args: Any) -> None:
+        newer = getattr(model, f"activation_checkpointing_{what}", None)  # the name in transformers 5.20 and later
+        (newer or getattr(model, f"gradient_checkpointing_{what}"))(*args)
+
+    model.train(mode != "none")
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.eval()
+    if mode == "none":
+        if model.supports_gradient_checkpointing:
+            call("disable")
+        return
+    options = {"use_reentrant": False} | ({"context_fn": keep_attention} if mode == "selective" else {})
+    try:
+        call("enable", options)
+    except ValueError as error:
+        raise ConfigError(
+            f"{type(model).__name__} cannot checkpoint its layers ({error}); set `gradient_checkpointing` to false",
+            param="gradient_checkpointing",
+        ) from error

@@ -1,8 +1,8 @@
 """Full fine-tuning: all weights of the decoder layers and the final norm are trained, without an adapter.
 
-A copy of the decoder, the *twin*, holds the trained weights. The base model stays in memory too, for KL and other
-references. Embedding and language-model head are not trained and shared with the base model: the gradient of log-probs
-is computed in the forward pass, which needs a frozen head, and the embedding often is the same tensor as the head.
+A copy of the decoder, the *twin*, holds the trained weights. The base model stays in memory too, for references.
+Embedding and language-model head are not trained and shared with it: the gradient of log-probs is computed in the
+forward pass, which needs a frozen head, and the embedding often is the same tensor as the head.
 
 The weights in `values` are float32 whatever the dtype of the base model. Updates at usual learning rates are smaller
 than the resolution of bfloat16, so they are added up in float32. The layers compute with the rounded sum, which is what
@@ -24,11 +24,10 @@ from torch import Tensor
 
 from art.errors import AdapterError, ConfigError
 from art.storage import checkpoints
-from art.trainer.attention.tree_attention import TreeLayout
-from art.trainer.policy.base_model import BaseModel, run_backbone
-from art.trainer.policy.compilation import compile_layers
+from art.trainer.policy.base_model import FrozenModel, run_backbone
 from art.trainer.policy.policy import Policy
 from art.trainer.tensor_files import read_named, stream_named
+from art.trainer.tree_attention import TreeLayout
 
 _COPIED_FILES = (
     *("config.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -44,10 +43,9 @@ class FullPolicy(Policy):
     """A policy for full fine-tuning: a trained copy of the decoder. `tensors` has the Hugging Face model's names."""
 
     weights_file = checkpoints.MODEL_WEIGHTS
-    trains_base_weights = True
 
-    def __init__(self, base: BaseModel, *, compiles: bool = False) -> None:
-        """Copy the decoder of `base`. `compiles` runs the layers of the copy through torch.compile.
+    def __init__(self, base: FrozenModel) -> None:
+        """Copy the decoder of `base`.
 
         Raises:
             ConfigError: the base weights are quantised or sharded.
@@ -60,18 +58,24 @@ class FullPolicy(Policy):
             )
         self.base = base
         self.config = None
-        frozen = _frozen_weights(base)
+        embeddings = (module for module in base.model.modules() if isinstance(module, torch.nn.Embedding))
+        weights = (*(module.weight for module in embeddings), base.head.weight, base.head.bias)
+        frozen = {id(weight): weight for weight in weights if weight is not None}
         model: Any = copy.deepcopy(base.model, dict(frozen))  # tensors in the memo are not copied, but shared
         self._twin = replace(base, model=model, backbone=getattr(model, model.base_model_prefix))
-        if compiles:
-            compile_layers(self._twin)
         self._start = {name: weight for name, weight in base.model.named_parameters() if id(weight) not in frozen}
         parameters = dict(model.named_parameters())
         self._rounded: list[tuple[Tensor, Tensor]] = []
         for name, grad in self._allocate(self._start).items():
             self._attach(parameters[name].requires_grad_(), self.tensors[name], grad)
         self._accumulates = False
-        self._files = _read_model_files(base.name)
+        folder = Path(base.name)
+        if not folder.is_dir():
+            from huggingface_hub import snapshot_download
+
+            folder = Path(snapshot_download(base.name, allow_patterns=list(_COPIED_FILES)))
+        files = (path for pattern in _COPIED_FILES for path in folder.glob(pattern) if path.is_file())
+        self._files = {path.name: path.read_bytes() for path in files}
         self.reset()
 
     @property
@@ -146,9 +150,6 @@ class FullPolicy(Policy):
             self._round()
         return run_backbone(self._twin, layout)
 
-    def base_hidden_states(self, layout: TreeLayout) -> Tensor:
-        return run_backbone(self.base, layout)
-
     @contextlib.contextmanager
     def accumulate_gradients(self) -> Iterator[None]:
         self.grads.zero_()
@@ -160,25 +161,7 @@ class FullPolicy(Policy):
             self._accumulates = False
 
 
-def _frozen_weights(base: BaseModel) -> dict[int, Tensor]:
-    """Weights of embeddings and the head, by id."""
-    embeddings = (module for module in base.model.modules() if isinstance(module, torch.nn.Embedding))
-    weights = (*(module.weight for module in embeddings), base.head.weight, base.head.bias)
-    return {id(weight): weight for weight in weights if weight is not None}
-
-
 def _norm(parts: Iterable[Tensor]) -> float:
     """Frobenius norm of all parts together, summed in float64, which MPS does not have."""
     supported = (part.cpu() if part.device.type == "mps" else part for part in parts)
     return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in supported))
-
-
-def _read_model_files(name: str) -> dict[str, bytes]:
-    """Configuration and tokenizer files of the base model `name` (a folder or a hub id), by file name."""
-    folder = Path(name)
-    if not folder.is_dir():
-        from huggingface_hub import snapshot_download
-
-        folder = Path(snapshot_download(name, allow_patterns=list(_COPIED_FILES)))
-    files = (path for pattern in _COPIED_FILES for path in folder.glob(pattern) if path.is_file())
-    return {path.name: path.read_bytes() for path in files}

@@ -96,7 +96,7 @@ def _gated_mlp(kind: Any) -> type:
 
 def _apply_gated_mlp(mlp: Any, x: Tensor) -> Tensor:
     gate, up, down = mlp.gate_proj(x), mlp.up_proj(x), mlp.down_proj
-    adapted: Any = getattr(down, "gated", None)  # an `AdaptedLinear`, which does not keep its input either
+    adapted: Any = getattr(down, "gated", None)  # an `LoraLinear`, which does not keep its input either
     out: Tensor = down(gated_input(gate, up, mlp.act_fn)) if adapted is None else adapted(gate, up, mlp.act_fn)
     return out
 

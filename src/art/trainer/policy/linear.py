@@ -3,12 +3,10 @@
 peft's own layer keeps a float32 copy of x for each adapted layer, and adds the adapter with four more passes over the
 output and three over its gradient. Here A and B are float32 and are rounded to the dtype of x for the products, as an
 engine rounds them. Their gradients are sums over tokens in float32. What is kept for the backward pass is x A^T and x
-itself, which layers with the same input share. The input of an MLP's last layer is not kept (`AdaptedLinear.gated`).
+itself, which layers with the same input share. The input of an MLP's last layer is not kept (`LoraLinear.gated`).
 
 A layer of any kind is used as it is, e.g. one with 4-bit weights; then the low-rank products are a function of their
-own. In float32 on the CPU layers are *merged*: W + scale * B A is computed once per update and used in place of W. The
-forward pass and the gradient of x cost no more than without an adapter, and only the gradients of A and B take low-rank
-products.
+own.
 
 Import this module late: it imports peft.
 """
@@ -31,14 +29,13 @@ _CHUNK = 1024
 """Tokens whose numbers are converted to float32 at a time, where a product cannot return float32."""
 
 
-class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed by the type checker
+class LoraLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed by the type checker
     """A linear layer with a LoRA adapter, used like peft's layer but with less memory and faster passes."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.is_off = False
         """Whether the layer runs without its adapter. Peft's own switch visits each layer's parts, which takes long."""
-        self._merged: Tensor | None = None
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self.is_off:
@@ -49,26 +46,19 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
         base, (a, b, scale) = self.base_layer, self._factors()
         if not self.is_plain:
             return _LowRankSum.apply(base(x), x, a, b, scale)
-        if self._merged is None:
-            return _AdaptedProduct.apply(x, a, b, base.weight, base.bias, scale)
-        return _MergedProduct.apply(x, a, b, self._merged, base.bias, scale)
+        return _AdaptedProduct.apply(x, None, a, b, base.weight, base.bias, scale, None)
 
     def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
         """Apply the layer to `activation(gate) * up`, and compute that product again for the backward pass."""
-        if self.is_off or self.disable_adapters or self._merged is not None or not self.is_plain:
+        if self.is_off or self.disable_adapters or not self.is_plain:
             return self(gated_input(gate, up, activation))
         base, (a, b, scale) = self.base_layer, self._factors()
-        return _GatedProduct.apply(gate, up, a, b, base.weight, base.bias, scale, activation)
+        return _AdaptedProduct.apply(gate, up, a, b, base.weight, base.bias, scale, activation)
 
     @property
     def is_plain(self) -> bool:
         """Whether the adapted layer is a product with a weight, not a quantised or otherwise special layer."""
         return type(self.base_layer) is torch.nn.Linear
-
-    def merge(self) -> None:
-        """Compute the weight W + scale * B A from the adapter's current A and B, and use it until the next call."""
-        a, b, scale = self._factors()
-        self._merged = torch.addmm(self.base_layer.weight, b.detach(), a.detach(), alpha=scale)
 
     def _factors(self) -> tuple[Tensor, Tensor, float]:
         """Return A [r, in], B [out, r] and the scale of their product."""
@@ -77,73 +67,50 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
 
 
 class _AdaptedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
-    """Compute [..., out] from x [..., in], A [r, in], B [out, r] and the frozen W [out, in]."""
+    """Compute [..., out] from x [..., in], A [r, in], B [out, r] and the frozen W [out, in].
+
+    With `up` [..., in] the input is activation(x) * up. Then x and up are kept, and the input is computed again.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
+        up: Tensor | None,
         a: Tensor,
         b: Tensor,
         weight: Tensor,
         bias: Tensor | None,
         scale: float,
+        activation: Activation | None,
     ) -> Tensor:
-        rows = x.flatten(0, -2)
+        whole = x if up is None or activation is None else activation(x) * up
+        rows = whole.flatten(0, -2)
         out = linear(rows, weight, bias)
         inner = rows @ a.T.to(x.dtype)  # [N, r]
         out.addmm_(inner, b.T.to(x.dtype), alpha=scale)
-        ctx.save_for_backward(x, inner, a, b, weight)
-        ctx.scale = scale
-        return out.view(*x.shape[:-1], -1)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, inner, a, b, weight = ctx.saved_tensors
-        rows, grad = x.flatten(0, -2), grads[0].flatten(0, -2)
-        grad_inner = _grad_inner(grad, b, ctx.scale)
-        grad_a, grad_b = _sum_over_tokens(grad_inner, rows), _grad_b(grad, inner.T, ctx.scale)
-        grad_x = None
-        if ctx.needs_input_grad[0]:
-            grad_x = (grad @ weight).addmm_(grad_inner.T, a.to(x.dtype)).view(x.shape)
-        return grad_x, grad_a, grad_b, None, None, None
-
-
-class _GatedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
-    """`_AdaptedProduct` of x = activation(gate) * up. It keeps gate and up, both [..., in], and not x."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        gate: Tensor,
-        up: Tensor,
-        a: Tensor,
-        b: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        scale: float,
-        activation: Activation,
-    ) -> Tensor:
-        x = activation(gate) * up
-        rows = x.flatten(0, -2)
-        inner = rows @ a.T.to(x.dtype)
-        out = linear(rows, weight, bias).addmm_(inner, b.T.to(x.dtype), alpha=scale)
-        ctx.save_for_backward(gate, up, inner, a, b, weight)
+        ctx.save_for_backward(x, up, inner, a, b, weight)
         ctx.scale, ctx.activation = scale, activation
         return out.view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        gate, up, inner, a, b, weight = ctx.saved_tensors
+        x, up, inner, a, b, weight = ctx.saved_tensors
         grad = grads[0].flatten(0, -2)
         grad_inner, grad_b = _grad_inner(grad, b, ctx.scale), _grad_b(grad, inner.T, ctx.scale)
-        with torch.enable_grad():
-            leaves = gate.detach().requires_grad_(), up.detach().requires_grad_()
-            x = ctx.activation(leaves[0]) * leaves[1]
-        grad_a = _sum_over_tokens(grad_inner, x.detach().flatten(0, -2))
-        grad_x = (grad @ weight).addmm_(grad_inner.T, a.to(x.dtype)).view(x.shape)
-        grad_gate, grad_up = torch.autograd.grad(x, leaves, grad_x)
-        return grad_gate, grad_up, grad_a, grad_b, None, None, None, None
+        leaves: tuple[Tensor, ...] = (x,)
+        whole = x
+        if up is not None:
+            with torch.enable_grad():
+                leaves = x.detach().requires_grad_(), up.detach().requires_grad_()
+                whole = ctx.activation(leaves[0]) * leaves[1]
+        grad_a = _sum_over_tokens(grad_inner, whole.detach().flatten(0, -2))
+        grad_x = grad_up = None
+        if any(ctx.needs_input_grad[:2]):
+            grad_x = (grad @ weight).addmm_(grad_inner.T, a.to(x.dtype)).view(x.shape)
+            if up is not None:
+                grad_x, grad_up = torch.autograd.grad(whole, leaves, grad_x)
+        return grad_x, grad_up, grad_a, grad_b, None, None, None, None
 
 
 class _LowRankSum(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
@@ -164,24 +131,6 @@ class _LowRankSum(torch.autograd.Function):  # type: ignore[misc]  # torch is no
         grad_a, grad_b = _sum_over_tokens(grad_inner, x.flatten(0, -2)), _grad_b(grad, inner.T, ctx.scale)
         grad_x = (grad_inner.T @ a.to(x.dtype)).view(x.shape) if ctx.needs_input_grad[1] else None
         return grads[0], grad_x, grad_a, grad_b, None
-
-
-class _MergedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
-    """Compute [..., out] from x [..., in] and the merged weight [out, in]. A [r, in] and B [out, r] get gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor, merged: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-        ctx.save_for_backward(x, a, b, merged)
-        ctx.scale = scale
-        return linear(x, merged, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, a, b, merged = ctx.saved_tensors
-        rows, grad = x.flatten(0, -2), grads[0].flatten(0, -2)
-        grad_a, grad_b = _grad_inner(grad, b, ctx.scale) @ rows, _grad_b(grad, a @ rows.T, ctx.scale)
-        grad_x = (grad @ merged).view(x.shape) if ctx.needs_input_grad[0] else None
-        return grad_x, grad_a, grad_b, None, None, None
 
 
 # These orders of factors are fast at every rank. The transposed ones take four times as long at rank 8 (measured at 256

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,16 +16,11 @@ from torch import Tensor
 from art.config import LoraConfig
 from art.errors import ConfigError
 from art.storage import checkpoints
-from art.trainer.attention.tree_attention import TreeLayout
-from art.trainer.policy.base_model import BaseModel, run_backbone
+from art.trainer.policy.base_model import FrozenModel, run_backbone
 from art.trainer.policy.policy import Policy, named_views
-from art.trainer.tensor_files import copy_named, dump_named
+from art.trainer.tensor_files import dump_named, read_named
+from art.trainer.tree_attention import TreeLayout
 
-if TYPE_CHECKING:
-    from art.trainer.policy.linear import AdaptedLinear
-
-MAX_MERGED_BYTES = 2**29
-"""Most memory for merged copies of weights, which are as large as the layers and are computed again in each update."""
 _ADAPTER = "default"
 _EXPERT_LAYERS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "shared_expert_gate"})
 """Names by which peft finds the experts and the router of a mixture."""
@@ -38,9 +33,8 @@ class LoraPolicy(Policy):
 
     config: LoraConfig
     weights_file = checkpoints.ADAPTER_WEIGHTS
-    trains_base_weights = False
 
-    def __init__(self, base: BaseModel, config: LoraConfig) -> None:
+    def __init__(self, base: FrozenModel, config: LoraConfig) -> None:
         self.base = base
         self.config = config
         self._peft_model = _inject(base, config)
@@ -54,8 +48,6 @@ class LoraPolicy(Policy):
         grads = self._allocate(parameters)
         for name, parameter in parameters.items():
             parameter.data, parameter.grad = self.tensors[name], grads[name]
-        self._merging: list[AdaptedLinear] = _layers_to_merge(base, list(self._layers.values()))
-        self._merged_version: int | None = None
         self.reset()
 
     # -- weights --
@@ -72,14 +64,14 @@ class LoraPolicy(Policy):
 
     def files(self) -> dict[str, checkpoints.Content]:
         """Return the files of the adapter by name, in the format of peft."""
-        return {checkpoints.ADAPTER_WEIGHTS: self.dump(), checkpoints.ADAPTER_CONFIG: self.adapter_config()}
-
-    def dump(self) -> bytes:
-        """Return the content of `adapter_model.safetensors`."""
-        return dump_named(self.tensors)
+        return {
+            checkpoints.ADAPTER_WEIGHTS: dump_named(self.tensors),
+            checkpoints.ADAPTER_CONFIG: self.adapter_config(),
+        }
 
     def load(self, file: Path) -> None:
-        copy_named(file, self.tensors, "adapter")
+        for name, tensor in read_named(file, self.tensors, "adapter"):
+            self.tensors[name].copy_(tensor)
 
     def adapter_config(self) -> bytes:
         """Return the content of `adapter_config.json`."""
@@ -87,7 +79,11 @@ class LoraPolicy(Policy):
         values["base_model_name_or_path"] = self.base.name
         values["target_modules"] = sorted(values["target_modules"])
         values["inference_mode"] = True
-        return json.dumps(values, indent=1, sort_keys=True, default=_plain).encode()
+
+        def as_json(value: Any) -> Any:  # of sets and enums
+            return sorted(value) if isinstance(value, set) else getattr(value, "value", str(value))
+
+        return json.dumps(values, indent=1, sort_keys=True, default=as_json).encode()
 
     def norm(self) -> float:
         return self._norm_of_products(self._factors(self.tensors).values())
@@ -118,28 +114,20 @@ class LoraPolicy(Policy):
     # -- forward and backward --
 
     def hidden_states(self, layout: TreeLayout) -> Tensor:
-        if self._merging and self._merged_version != self.values._version:  # torch counts in-place changes
-            for layer in self._merging:
-                layer.merge()
-            self._merged_version = self.values._version
         return run_backbone(self.base, layout)
 
     def base_hidden_states(self, layout: TreeLayout) -> Tensor:
-        with self._without_adapters():
-            return run_backbone(self.base, layout)
+        """Compute the hidden states with all adapters switched off."""
+        from art.trainer.policy.linear import LoraLinear
 
-    @contextlib.contextmanager
-    def _without_adapters(self) -> Iterator[None]:
-        from art.trainer.policy.linear import AdaptedLinear
-
-        ours = [layer for layer in self._layers.values() if isinstance(layer, AdaptedLinear)]
+        ours = [layer for layer in self._layers.values() if isinstance(layer, LoraLinear)]
         others = self._peft_model.base_model if len(ours) < len(self._layers) else None
         for layer in ours:
             layer.is_off = True
         if others is not None:  # such as layers with quantised weights
             others.disable_adapter_layers()
         try:
-            yield
+            return run_backbone(self.base, layout)
         finally:
             for layer in ours:
                 layer.is_off = False
@@ -155,22 +143,23 @@ class LoraPolicy(Policy):
         self._peft_model.unload()
 
 
-def _inject(base: BaseModel, config: LoraConfig) -> Any:
+def _inject(base: FrozenModel, config: LoraConfig) -> Any:
     import peft
 
-    from art.trainer.policy.linear import AdaptedLinear  # imports peft
+    from art.trainer.policy.linear import LoraLinear  # imports peft
 
+    decoder = _decoder_name(base)
     settings = peft.LoraConfig(
         task_type=peft.TaskType.CAUSAL_LM,
         r=config.rank,
         lora_alpha=config.alpha,
-        use_rslora=config.use_rslora,
-        target_modules=_target_modules(base, config),
-        exclude_modules=_other_modules(base),
+        target_modules=_target_modules(base, config, decoder),
+        # Training on text gives no gradient to modules outside of the text decoder.
+        exclude_modules=None if decoder is None else rf"(?!{re.escape(decoder)}\.).*",
         lora_dropout=0.0,
         bias="none",
     )
-    settings._register_custom_module({torch.nn.Linear: AdaptedLinear})  # peft's documented way to add a layer class
+    settings._register_custom_module({torch.nn.Linear: LoraLinear})  # peft's documented way to add a layer class
     try:
         return peft.get_peft_model(base.model, settings)
     except ValueError as error:
@@ -182,8 +171,8 @@ def _inject(base: BaseModel, config: LoraConfig) -> Any:
         ) from error
 
 
-def _target_modules(base: BaseModel, config: LoraConfig) -> str | list[str]:
-    """The `target_modules` to pass to peft.
+def _target_modules(base: FrozenModel, config: LoraConfig, decoder: str | None) -> str | list[str]:
+    """The `target_modules` to pass to peft, of a model whose text decoder is called `decoder` (`_decoder_name`).
 
     For mixtures of experts peft applies "all-linear", and the usual names of experts' layers, to the experts' stacked
     weights and the router. Engines cannot serve such adapters. So those names are left out, and only the attention is
@@ -192,7 +181,6 @@ def _target_modules(base: BaseModel, config: LoraConfig) -> str | list[str]:
     if config.target_modules is not None:
         return list(config.target_modules)
     stacked = any(".experts." in name and p.dim() > 2 for name, p in base.model.named_parameters())
-    decoder = _decoder_name(base)
     if not stacked and decoder is None:
         return "all-linear"
     linear = {
@@ -203,58 +191,29 @@ def _target_modules(base: BaseModel, config: LoraConfig) -> str | list[str]:
         and name.startswith(decoder or "")
         and not _CHOOSERS & set(name.split("."))
     }
-    if not stacked:
-        return sorted(linear)
-    return sorted(linear - _EXPERT_LAYERS)
+    return sorted(linear - _EXPERT_LAYERS if stacked else linear)
 
 
-def _layers_to_merge(base: BaseModel, layers: list[Any]) -> list[Any]:
-    """The layers that run on merged weights: all on a CPU in float32, unless the copies would take too much memory."""
-    weights = [layer.base_layer.weight for layer in layers if type(layer.base_layer) is torch.nn.Linear]
-    suits = base.device.type == "cpu" and not base.is_sharded and len(weights) == len(layers)
-    suits = suits and all(weight.dtype == torch.float32 for weight in weights)
-    return layers if suits and sum(weight.nbytes for weight in weights) <= MAX_MERGED_BYTES else []
-
-
-def _decoder_name(base: BaseModel) -> str | None:
+def _decoder_name(base: FrozenModel) -> str | None:
     """Name of the text decoder in a model that also reads images or sound; `None` if the model is nothing else."""
     model: Any = base.model
     decoder = model.get_decoder()
     return None if decoder is base.backbone else next(n for n, module in model.named_modules() if module is decoder)
 
 
-def _other_modules(base: BaseModel) -> str | None:
-    """A pattern of the modules outside of the text decoder. Training on text gives them no gradient."""
-    decoder = _decoder_name(base)
-    return None if decoder is None else rf"(?!{re.escape(decoder)}\.).*"
-
-
-def _find_layers(base: BaseModel, peft_model: Any) -> dict[str, Any]:
-    """The adapted layers, by their name in PEFT files.
-
-    Raises:
-        ConfigError: an adapted layer is one that engines do not adapt.
-    """
+def _find_layers(base: FrozenModel, peft_model: Any) -> dict[str, Any]:
+    """The adapted layers, by their name in PEFT files. One that engines do not adapt is a `ConfigError`."""
     from peft.tuners.lora import LoraLayer
     from peft.tuners.lora.layer import ParamWrapper
 
     layers = {n: m for n, m in peft_model.named_modules() if isinstance(m, LoraLayer)}
     for name, layer in layers.items():
-        place = repr(name.removeprefix("base_model.model."))
+        place, problem = repr(name.removeprefix("base_model.model.")), None
         if isinstance(layer, ParamWrapper):
             problem = f"the stacked weights of {place}, which engines cannot adapt; name layers of the attention only"
         elif isinstance(layer.base_layer, torch.nn.Embedding) or layer.base_layer.weight is base.head.weight:
-            problem = (
-                f"{place}, but the embedding and the language-model head are never trained; name linear layers of the "
-                "decoder only"
-            )
-        else:
-            continue
-        peft_model.unload()
-        raise ConfigError(f"target_modules selects {problem}", param="target_modules")
+            problem = f"{place}: the embedding and the language-model head are never trained; name linear layers only"
+        if problem is not None:
+            peft_model.unload()
+            raise ConfigError(f"target_modules selects {problem}", param="target_modules")
     return layers
-
-
-def _plain(value: Any) -> Any:
-    """A JSON value for sets and enums in peft's configuration."""
-    return sorted(value) if isinstance(value, set) else getattr(value, "value", str(value))

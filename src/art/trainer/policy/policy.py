@@ -14,8 +14,8 @@ from torch import Tensor
 
 from art.config import LoraConfig
 from art.storage.checkpoints import Content
-from art.trainer.attention.tree_attention import TreeLayout
-from art.trainer.policy.base_model import BaseModel
+from art.trainer.policy.base_model import FrozenModel, run_backbone
+from art.trainer.tree_attention import TreeLayout
 
 
 class Policy(ABC):
@@ -25,7 +25,7 @@ class Policy(ABC):
     check for non-finite numbers, the optimiser and the sum over processes each handle one tensor.
     """
 
-    base: BaseModel
+    base: FrozenModel
     config: LoraConfig | None
     """`None` for full fine-tuning: all weights of the decoder layers and the final norm."""
     values: Tensor  # [P]
@@ -35,8 +35,6 @@ class Policy(ABC):
 
     weights_file: ClassVar[str]
     """Name of the file with the weights in a checkpoint."""
-    trains_base_weights: ClassVar[bool]
-    """Whether a backward pass computes gradients of whole weight matrices."""
 
     @property
     def trained_model(self) -> Any:
@@ -92,9 +90,9 @@ class Policy(ABC):
     def hidden_states(self, layout: TreeLayout) -> Tensor:
         """Compute the policy's final hidden states [T, H] of a layout, differentiable inside `accumulate_gradients`."""
 
-    @abstractmethod
     def base_hidden_states(self, layout: TreeLayout) -> Tensor:
         """Compute the base model's final hidden states [T, H] of a layout."""
+        return run_backbone(self.base, layout)
 
     @abstractmethod
     def accumulate_gradients(self) -> AbstractContextManager[None]:

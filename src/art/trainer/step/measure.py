@@ -3,37 +3,25 @@
 Losses that compare the policy with something frozen (KL, DPO, an anchor at the step's start) read these as *streams* of
 the samples. They are computed over the same prefix trees, so a shared prefix is computed once here too.
 
-`with_sampled_base` measures how far the policy has moved from its base model, on a small part of each step.
+`with_sampled_base` measures how far the policy is from its base model, on a sixteenth of each step's tokens. That
+makes a step of 16 rollouts or more about 3 % longer. The policy's own log-probs come from the updates, at no cost.
 
-If a loss compares with the base model, all of its log-probs are known already. Otherwise they are computed for as many
-samples as fit into `_BUDGET` of the step's tokens. A forward pass takes a third to a half of the time of training a
-token, so the step takes at most about 3 % longer. The samples are neighbours in the prefix tree, starting at a random
-place: tokens that they share are computed once, so the budget covers as many targets as possible. If not even the
-shortest sample fits (few rollouts with a long prompt), one sample is measured every few steps, and the average cost
-stays within the budget. The policy's own log-probs come from the updates, at no cost.
-
-`with_samplers` compares a few stale rollouts of a step with the checkpoints that sampled them.
-
-What an older policy sampled differs from the policy of today for two reasons: the policy has moved, and perhaps the
-record is wrong. Their log-ratio alone does not tell which. So for a few of the stale rollouts the trainer computes the
-log-probs under the checkpoint that sampled them, and under the policy:
+`with_samplers` compares a few stale rollouts with the checkpoints that sampled them. What an older policy sampled
+differs from the policy of today because the policy has moved, and perhaps because the record is wrong. Their log-ratio
+alone does not tell which, so the trainer computes both parts of it for a sixteenth of the tokens (about 5 % of a step):
 
     log pi_v - log mu     v: step that sampled the token. It is noise if the record is right, whatever was trained since
     log pi   - log pi_v   how far the policy has moved, by the trainer alone
 
-The gate judges these rollouts by the first, and widens the bounds of the other stale ones by the second
-(`gate.py`). Several rollouts of a group share their prompt. Two passes without gradient over a
-sixteenth of the tokens make the step about 5 % longer, or more if its rollouts are few. Without stale rollouts it costs
-nothing.
+The gate judges these rollouts by the first, and widens the bounds of the other stale ones by the second (`gate.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import random
-import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -42,101 +30,101 @@ from torch import Tensor
 
 from art.errors import ConfigError
 from art.storage import checkpoints
-from art.trainer.attention.tree_attention import TreeLayout
 from art.trainer.gate import Drift
-from art.trainer.policy.base_model import BaseModel
+from art.trainer.logprobs import target_logprobs
+from art.trainer.policy.base_model import FrozenModel
 from art.trainer.policy.policy import Policy
-from art.trainer.step.logprobs import target_logprobs
-from art.trainer.step.micro_batch import MicroBatch, MicroBatcher, Progress, count_idle_passes, idle_layout, run_fitting
-from art.trainer.streams import ANCHOR, BASE, POLICY, SAMPLED_BASE, SAMPLER
-from art.trainer.tree.pack import group_by_rollout, group_samples
-from art.trainer.tree.tree import FloatArray, SamplePath, sort_paths
-
-HiddenStates = Callable[[TreeLayout], Tensor]
-"""Function that computes the final hidden states [T, H] of a layout, under the policy or the base model."""
+from art.trainer.step.micro_batch import (
+    MicroBatch,
+    MicroBatcher,
+    StepProgress,
+    count_idle_passes,
+    idle_layout,
+    run_fitting,
+)
+from art.trainer.tree import (
+    ANCHOR,
+    BASE,
+    POLICY,
+    SAMPLED_BASE,
+    SAMPLER,
+    FloatArray,
+    SamplePath,
+    group_by_rollout,
+    group_samples,
+)
+from art.trainer.tree_attention import TreeLayout
 
 
 class Measurer:
     """Adds log-probs under the policy, base model or other checkpoints to a step's samples, before its first update."""
 
     def __init__(
-        self, policy: Policy, batcher: MicroBatcher, progress: Progress, references: Mapping[int, Path] | None = None
+        self,
+        policy: Policy,
+        batcher: MicroBatcher,
+        progress: StepProgress | None = None,
+        references: Mapping[int, Path] | None = None,
     ) -> None:
         """`references` are the checkpoints that may be compared with, by step."""
+        self.references = references or {}
         self._policy = policy
         self._batcher = batcher
         self._progress = progress
-        self._references = references or {}
-
-    @property
-    def checkpoints(self) -> Collection[int]:
-        """The steps of the checkpoints that can be a `source`."""
-        return self._references.keys()
 
     def add_stream(self, paths: list[SamplePath], source: int | str, name: str) -> list[SamplePath]:
         """Return `paths` with one more stream `name`: the log-probs of all targets under the weights `source`.
 
-        `source` is `POLICY`, `BASE`, or the step of a checkpoint.
+        `source` is `POLICY`, `BASE`, or the step of a checkpoint. Where memory runs out, smaller micro-batches are
+        used, and the batcher makes smaller ones from then on: what does not fit without a gradient does not fit with
+        one.
 
         Raises:
             ConfigError: the checkpoint is not among the references.
             TrainingError: a single sample does not fit into memory.
         """
+        base, team = self._batcher.base, self._batcher.team
         hidden_states = self._policy.base_hidden_states if source == BASE else self._policy.hidden_states
         with contextlib.ExitStack() as stack:
             if isinstance(source, int):
-                if source not in self._references:
+                if source not in self.references:
                     raise ConfigError(
                         f"the loss compares with checkpoint {source}, which was not given to the trainer", param="loss"
                     )
-                checkpoints.verify(self._references[source])
-                stack.enter_context(self._policy.using(self._references[source] / self._policy.weights_file))
-            self._batcher.team.gather(None)  # nobody begins before all processes have read the weights
-            return add_stream(paths, name, hidden_states, self._batcher, self._progress)
+                checkpoints.verify(self.references[source])
+                stack.enter_context(self._policy.using(self.references[source] / self._policy.weights_file))
+            team.gather(None)  # nobody begins before all processes have read the weights
+            micro_batches = self._batcher.split(paths)
+            num_idle = count_idle_passes(micro_batches, base, team)
+
+            def measure(micro_batches: Iterator[MicroBatch]) -> dict[int, FloatArray]:
+                measured: dict[int, FloatArray] = {}  # by id of the path
+                for micro_batch in micro_batches:
+                    logprobs = target_logprobs_in_order(micro_batch, base, hidden_states)
+                    ends = np.cumsum([len(path.query_positions) for path in micro_batch.paths])
+                    measured |= zip(map(id, micro_batch.paths), np.split(logprobs, ends[:-1]), strict=True)
+                    if self._progress is not None:
+                        self._progress.tick()
+                for _ in range(num_idle):
+                    hidden_states(idle_layout(base.device))
+                return measured
+
+            stack.enter_context(torch.no_grad())
+            measured, fitting = run_fitting(micro_batches, measure, base)
+            own = {index: measured[id(path)] for index, path in enumerate(paths) if id(path) in measured}
+            gathered = team.gather((own, fitting))
+        self._batcher.shrink(min((fitting for _, fitting in gathered if fitting is not None), default=None))
+        everything = {index: logprobs for share, _ in gathered for index, logprobs in share.items()}
+        return [path.with_stream(name, everything[index]) for index, path in enumerate(paths)]
 
 
-def add_stream(
-    paths: list[SamplePath],
-    name: str,
-    hidden_states: HiddenStates,
-    batcher: MicroBatcher,
-    progress: Progress | None = None,
-) -> list[SamplePath]:
-    """Return `paths` with the log-probs of all their targets under the model `hidden_states`, as stream `name`.
+def target_logprobs_in_order(
+    micro_batch: MicroBatch, base: FrozenModel, hidden_states: Callable[[TreeLayout], Tensor]
+) -> FloatArray:
+    """Compute the log-probs [N] of a micro-batch's targets, in the order of `micro_batch.targets`.
 
-    Where memory runs out, smaller micro-batches are used, and `batcher` makes smaller ones from then on: what does not
-    fit without a gradient does not fit with one.
-
-    Raises:
-        TrainingError: a single sample does not fit into memory.
+    `hidden_states` computes the final hidden states [T, H] of a layout, under the policy or the base model.
     """
-    base, team = batcher.base, batcher.team
-    micro_batches = batcher.split(paths)
-    num_idle = count_idle_passes(micro_batches, base, team)
-
-    def measure(micro_batches: Iterator[MicroBatch]) -> dict[int, FloatArray]:
-        measured: dict[int, FloatArray] = {}  # by id of the path
-        with torch.no_grad():
-            for micro_batch in micro_batches:
-                logprobs = target_logprobs_in_order(micro_batch, base, hidden_states)
-                ends = np.cumsum([len(path.query_positions) for path in micro_batch.paths])
-                measured |= zip(map(id, micro_batch.paths), np.split(logprobs, ends[:-1]), strict=True)
-                if progress is not None:
-                    progress.tick()
-            for _ in range(num_idle):
-                hidden_states(idle_layout(base.device))
-        return measured
-
-    measured, fitting = run_fitting(micro_batches, measure, base)
-    own = {index: measured[id(path)] for index, path in enumerate(paths) if id(path) in measured}
-    gathered = team.gather((own, fitting))
-    batcher.shrink(min((fitting for _, fitting in gathered if fitting is not None), default=None))
-    everything = {index: logprobs for share, _ in gathered for index, logprobs in share.items()}
-    return [path.with_stream(name, everything[index]) for index, path in enumerate(paths)]
-
-
-def target_logprobs_in_order(micro_batch: MicroBatch, base: BaseModel, hidden_states: HiddenStates) -> FloatArray:
-    """Compute the log-probs [N] of a micro-batch's targets, in the order of `micro_batch.targets`."""
     rows = micro_batch.rows
     by_row, _ = target_logprobs(hidden_states(micro_batch.layout), base.head, rows)
     logprobs: FloatArray = rows.spread(by_row).numpy()
@@ -164,33 +152,15 @@ def with_sampled_base(paths: list[SamplePath], measurer: Measurer, *, step: int)
 
 def choose_paths(paths: Sequence[SamplePath], *, step: int) -> list[int]:
     """Choose by index the samples whose KL to the base model is measured. A repeated step chooses the same."""
-    order, shared = sort_paths(paths)
-    ranks = [rank for rank, index in enumerate(order) if paths[index].sample.component == "rl"]
-    if not ranks:
-        return []
-    lengths = [paths[index].num_tokens for index in order]
-    budget = _BUDGET * (sum(lengths) - sum(shared))
-    every = math.ceil(min(lengths[rank] for rank in ranks) / budget)
-    if (step + 1) % every:
-        return []
-    left = every * budget
-    chosen: list[int] = []  # ranks
-    first = zlib.crc32(str(step).encode()) % len(ranks)
-    for rank in ranks[first:] + ranks[:first]:
-        # Two paths share the minimum of what the neighbours between them share.
-        is_later = bool(chosen) and chosen[-1] < rank
-        cost = lengths[rank] - (min(shared[chosen[-1] + 1 : rank + 1]) if is_later else 0)
-        if cost <= left:
-            chosen.append(rank)
-            left -= cost
-        elif chosen:
-            break
-    return sorted(order[rank] for rank in chosen)
+    order = [index for index, path in enumerate(paths) if path.sample.component == "rl"]
+    random.Random(step).shuffle(order)
+    budget = _BUDGET * sum(path.num_tokens for path in paths)
+    ends = accumulate(paths[index].num_tokens for index in order)
+    return sorted([index for index, end in zip(order, ends, strict=True) if end <= budget] or order[:1])
 
 
 _LEAST_ROLLOUTS = 8
-"""Number of rollouts that are compared, even if they are longer than the budget: fewer do not tell how much they differ
-from one another."""
+"""Rollouts that are compared even if they are longer than the budget: fewer do not tell how much they differ."""
 _MOST_OF_GROUP = 4
 """Most rollouts of one group: they share their prompt, which makes them cheap, but also what they learnt."""
 
@@ -202,30 +172,37 @@ def with_samplers(
 
     Returns:
         The samples; how far the policy has moved since, `None` if nothing could be compared; and metrics.
-
-    Raises:
-        AdapterError, CorruptCheckpointError: a checkpoint is damaged.
     """
-    chosen = choose_stale(paths, measurer.checkpoints, step=step)
+    chosen = choose_stale(paths, measurer.references.keys(), step=step)
     if not chosen:
         return paths, None, {}
     few = [paths[index] for index in chosen]
     if not all(ANCHOR in path.streams for path in few):
         few = measurer.add_stream(few, POLICY, ANCHOR)
-    now = [path.streams[ANCHOR] for path in few]
-    before = _under_samplers(few, now, measurer, step=step)
-    drift, num_rollouts = _measure(few, now, before, step=step)
+    before = [path.streams[ANCHOR].copy() for path in few]  # of tokens of this step's own policy it is that already
+    for version in sorted({int(version) for path in few for version in path.policy_versions} - {step}):
+        own = [index for index, path in enumerate(few) if (path.policy_versions == version).any()]
+        measured = measurer.add_stream([few[index] for index in own], version, SAMPLER)
+        for index, path in zip(own, measured, strict=True):
+            np.copyto(before[index], path.streams[SAMPLER], where=path.policy_versions == version)
+    changes: dict[str, list[FloatArray]] = {}  # by rollout: how the log-probs of its stale tokens have changed
+    for path, old in zip(few, before, strict=True):
+        change = (path.streams[ANCHOR] - old)[path.policy_versions < step]
+        changes.setdefault(path.sample.rollout_id, []).append(change)
+    rollouts = [np.concatenate(parts).astype(np.float64) for parts in changes.values()]
+    drift = Drift.over(rollouts, num_groups=len(group_samples(few)))
     known = dict(zip(chosen, before, strict=True))
+    with_stream = [
+        path.with_stream(SAMPLER, known.get(index, np.full_like(path.sampling_logprobs, np.nan)))
+        for index, path in enumerate(paths)
+    ]
     return (
-        [
-            path.with_stream(SAMPLER, known.get(index, np.full_like(path.sampling_logprobs, np.nan)))
-            for index, path in enumerate(paths)
-        ],
+        with_stream,
         drift,
         {
             "offpolicy/drift_rms": drift.rms,
             "offpolicy/drift_scatter": drift.scatter,
-            "offpolicy/stale_rollouts_checked": float(num_rollouts),
+            "offpolicy/stale_rollouts_checked": float(len(rollouts)),
         },
     )
 
@@ -251,27 +228,3 @@ def choose_stale(paths: Sequence[SamplePath], checkpoints: Collection[int], *, s
         chosen += [index_of[id(path)] for path in rollout]
         num_rollouts += 1
     return sorted(chosen)
-
-
-def _under_samplers(
-    paths: list[SamplePath], now: list[FloatArray], measurer: Measurer, *, step: int
-) -> list[FloatArray]:
-    """The log-probs of each sample's targets, [N] each, under the checkpoint that sampled them."""
-    known = [values.copy() for values in now]
-    for version in sorted({int(version) for path in paths for version in path.policy_versions} - {step}):
-        own = [index for index, path in enumerate(paths) if (path.policy_versions == version).any()]
-        measured = measurer.add_stream([paths[index] for index in own], version, SAMPLER)
-        for index, path in zip(own, measured, strict=True):
-            np.copyto(known[index], path.streams[SAMPLER], where=path.policy_versions == version)
-    return known
-
-
-def _measure(
-    paths: list[SamplePath], now: list[FloatArray], before: list[FloatArray], *, step: int
-) -> tuple[Drift, int]:
-    """How far the policy has moved, over the stale tokens of `paths`, and the number of rollouts."""
-    changes: dict[str, list[FloatArray]] = {}
-    for path, after, at_first in zip(paths, now, before, strict=True):
-        changes.setdefault(path.sample.rollout_id, []).append((after - at_first)[path.policy_versions < step])
-    rollouts = [np.concatenate(parts).astype(np.float64) for parts in changes.values()]
-    return Drift.over(rollouts, num_groups=len(group_samples(paths))), len(rollouts)

@@ -2,14 +2,11 @@
 
 Training and measuring both use a `MicroBatcher`, which splits samples by a token budget, and `run_fitting`, which runs
 the micro-batches and cuts them until they fit into memory.
-
-Report how far a step has come after every micro-batch.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -17,26 +14,28 @@ from typing import TypeVar
 import torch
 
 from art.errors import TrainingError
-from art.trainer.attention.kernel_choice import check_kernel, choose_kernel
-from art.trainer.attention.tree_attention import KernelName, TreeLayout, make_layout
-from art.trainer.machine.distributed import ALONE, Team
-from art.trainer.machine.memory import is_out_of_memory, release_memory
-from art.trainer.policy.base_model import BaseModel
-from art.trainer.step.logprobs import TargetRows, group_by_row
-from art.trainer.tree.pack import pack, pack_shares
-from art.trainer.tree.tree import SamplePath, Targets, build_tree
+from art.trainer.distributed import ALONE, Team
+from art.trainer.logprobs import TargetRows, group_by_row
+from art.trainer.memory import is_out_of_memory, release_memory
+from art.trainer.policy.base_model import FrozenModel
+from art.trainer.step.kernel_choice import check_kernel, choose_kernel
+from art.trainer.tree import SamplePath, Targets, build_tree, pack, pack_shares
+from art.trainer.tree_attention import KernelName, TreeLayout, make_layout
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 OnProgress = Callable[[int, int], None]
 """Function that is called with (micro-batches done, micro-batches in total), both of this process only."""
 
 
-class Progress:
+class StepProgress:
     """Counts finished micro-batches of a step and reports them. Passes that only measure are reported as (0, 1)."""
 
     def __init__(self, report: OnProgress | None = None) -> None:
         self._report = report
-        self._num_done = 0
-        self._num_expected = 0
+        self._num_done = self._num_expected = 0
 
     def expect(self, num_micro_batches: int) -> None:
         """Begin to count, once the number of micro-batches that train is known."""
@@ -44,33 +43,22 @@ class Progress:
 
     def tick(self) -> None:
         """Count and report one micro-batch. An update that starts again on smaller ones may do more than expected."""
-        if self._num_expected:
-            self._num_done = min(self._num_done + 1, self._num_expected)
+        self._num_done = min(self._num_done + 1, self._num_expected)
         if self._report is not None:
             self._report(self._num_done, self._num_expected or 1)
 
 
-_log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-GROW_AFTER = 8
-"""Updates that must fit into memory before larger micro-batches are tried again. Each time that memory runs out, twice
-as many, up to `GROW_AFTER_AT_MOST`: where the limit is real, finding it again costs less than 1 % of the passes."""
-GROW_AFTER_AT_MOST = 256
-GROWTH = 1.25
-"""Factor by which the limit of tokens grows at a time."""
-
-
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
+    """The samples of one forward pass, laid out as a prefix tree on the model's device."""
+
     paths: list[SamplePath]
     layout: TreeLayout
     targets: Targets
     rows: TargetRows
 
 
-def make_micro_batch(paths: list[SamplePath], base: BaseModel) -> MicroBatch:
+def make_micro_batch(paths: list[SamplePath], base: FrozenModel) -> MicroBatch:
     """Lay out the prefix tree of `paths` on the device of `base`."""
     tree = build_tree(paths, branches=not base.one_by_one)
     return MicroBatch(
@@ -82,7 +70,7 @@ def make_micro_batch(paths: list[SamplePath], base: BaseModel) -> MicroBatch:
 
 
 def split_micro_batches(
-    paths: list[SamplePath], base: BaseModel, *, max_tokens: int, team: Team = ALONE
+    paths: list[SamplePath], base: FrozenModel, *, max_tokens: int, team: Team = ALONE
 ) -> list[MicroBatch]:
     """Make the micro-batches of this process, of at most `max_tokens` tree tokens each. A longer path gets its own."""
     branches = not base.one_by_one
@@ -93,56 +81,32 @@ def split_micro_batches(
 class MicroBatcher:
     """Makes the micro-batches of this process. It lives as long as the trainer.
 
-    It remembers how many tokens fit into memory, and which attention kernels have been checked on this device. When
-    memory runs out the limit of tokens falls to what fits; it rises again step by step while updates fit, since what
-    took the memory may be gone: an engine that was still falling asleep, or one batch of an unusual shape.
+    It remembers how many tokens fit into memory, and which attention kernels have been checked on this device.
     """
 
-    def __init__(self, base: BaseModel, *, max_tokens: int, team: Team = ALONE) -> None:
+    def __init__(self, base: FrozenModel, *, max_tokens: int, team: Team = ALONE) -> None:
         self.base = base
         self.team = team
         self.max_tokens = max_tokens
         """Largest number of tokens in a micro-batch. It shrinks to what fits when memory runs out."""
-        self._configured_tokens = max_tokens
-        self._num_fitting = 0
-        self._grow_after = GROW_AFTER // 2  # `shrink` doubles it
         self._checked_kernels: set[KernelName] = set()
 
     def split(self, paths: list[SamplePath]) -> list[MicroBatch]:
         return split_micro_batches(paths, self.base, max_tokens=self.max_tokens, team=self.team)
 
     def shrink(self, fitting: int | None) -> None:
-        """Make no micro-batches above `fitting` tokens for some time; `None` changes nothing."""
+        """Make no micro-batches above `fitting` tokens from now on; `None` changes nothing."""
         if fitting is not None:
             self.max_tokens = min(self.max_tokens, fitting)
-            self._num_fitting = 0
-            self._grow_after = min(2 * self._grow_after, GROW_AFTER_AT_MOST)
-
-    def note_fitting(self) -> None:
-        """Count an update that fitted into memory. After enough of them, allow larger micro-batches again.
-
-        Every process of the team must call it equally often, so that all have the same limit.
-        """
-        if self.max_tokens >= self._configured_tokens:
-            return
-        self._num_fitting += 1
-        if self._num_fitting >= self._grow_after:
-            self._num_fitting = 0
-            self.max_tokens = min(self._configured_tokens, math.ceil(GROWTH * self.max_tokens))
-            _log.info("%d updates fitted into memory: trying %d tokens again", self._grow_after, self.max_tokens)
 
     def check_kernels(self, micro_batches: Sequence[MicroBatch], paths: Sequence[SamplePath]) -> None:
-        """Compare each attention kernel that is used for the first time with the reference, on some of `paths`.
-
-        Raises:
-            TrainingError: a kernel is wrong on this machine.
-        """
+        """Compare each attention kernel that is used for the first time with the reference, on some of `paths`."""
         for kernel in {micro_batch.layout.kernel for micro_batch in micro_batches} - self._checked_kernels:
             check_kernel(self.base, kernel, paths)
             self._checked_kernels.add(kernel)
 
 
-def count_idle_passes(micro_batches: list[MicroBatch], base: BaseModel, team: Team) -> int:
+def count_idle_passes(micro_batches: list[MicroBatch], base: FrozenModel, team: Team) -> int:
     """Count the empty passes that this process must add so that all processes run a sharded model equally often."""
     return max(team.gather(len(micro_batches))) - len(micro_batches) if base.is_sharded else 0
 
@@ -154,7 +118,7 @@ def idle_layout(device: torch.device) -> TreeLayout:
 
 
 def run_fitting(
-    micro_batches: list[MicroBatch], run: Callable[[Iterator[MicroBatch]], T], base: BaseModel
+    micro_batches: list[MicroBatch], run: Callable[[Iterator[MicroBatch]], T], base: FrozenModel
 ) -> tuple[T, int | None]:
     """Call `run` on the micro-batches. If memory runs out, call it again on smaller ones with the same samples.
 
@@ -167,11 +131,18 @@ def run_fitting(
     Raises:
         TrainingError: a single sample does not fit into memory.
     """
+
+    def one_by_one(micro_batches: list[MicroBatch], current: list[MicroBatch]) -> Iterator[MicroBatch]:
+        for micro_batch in micro_batches:
+            current[:] = [micro_batch]
+            yield micro_batch
+            micro_batch.layout.derived.clear()  # masks are large and not needed again
+
     fitting = None
     while True:
         current: list[MicroBatch] = []
         try:
-            return run(_one_by_one(micro_batches, current)), fitting
+            return run(one_by_one(micro_batches, current)), fitting
         except RuntimeError as error:
             if base.is_sharded or not current or not is_out_of_memory(error):
                 raise
@@ -185,16 +156,9 @@ def run_fitting(
         num_tokens = current[0].layout.num_tokens
         current[0].layout.derived.clear()
         release_memory()  # not in the `except` block, where the error still holds the tensors
+        # The samples of finished micro-batches run again too: one gradient is summed over all of them from zero.
         fitting = max(1, num_tokens // 2)
         _log.warning("%d tokens do not fit into memory: starting again with micro-batches of %d", num_tokens, fitting)
         paths = [path for micro_batch in micro_batches for path in micro_batch.paths]
         parts = pack(paths, max_tokens=fitting, branches=not base.one_by_one)
         micro_batches = [make_micro_batch([paths[index] for index in part], base) for part in parts]
-
-
-def _one_by_one(micro_batches: list[MicroBatch], current: list[MicroBatch]) -> Iterator[MicroBatch]:
-    """Yield the micro-batches; `current` holds the one that was yielded last."""
-    for micro_batch in micro_batches:
-        current[:] = [micro_batch]
-        yield micro_batch
-        micro_batch.layout.derived.clear()  # masks are large and not needed again

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from art.config import OptimizerConfig
 from art.errors import TrainingError
-from art.trainer.machine.distributed import ALONE, Team
+from art.trainer.distributed import ALONE, Team
 from art.trainer.policy.policy import Policy
 from art.trainer.tensor_files import PIECE_BYTES, file_order, make_header, read_named, stream_tensor
 
@@ -89,8 +89,20 @@ class Optimizer:
         Every process must run it to the end, because each sends its part to the others. All yield the same bytes.
         """
         yield make_header(self._like)
-        for span in self._spans():
-            yield from stream_tensor(self._fetch(*span))
+        size = PIECE_BYTES // self._values.element_size()
+        for name in file_order(self._like):
+            moment, _, trained = name.partition(".")
+            first, last = self._places[trained]
+            # Pieces that one process holds. It sends each to the others, so that all of them can yield it.
+            cuts = sorted({first, last, *range(first, last, size), *(b for b in self._borders if first < b < last)})
+            for start, end in pairwise(cuts):
+                owner = bisect_right(self._borders, start) - 1
+                if owner == self._team.rank:
+                    piece = self._state[moment][start - self._start : end - self._start]
+                else:
+                    piece = torch.empty(end - start, device=self._values.device)
+                self._team.send(piece, owner)
+                yield from stream_tensor(piece)
 
     def load(self, file: Path, num_updates: int) -> None:
         """Continue from the moments in `file`, which are those after `num_updates` updates.
@@ -106,23 +118,3 @@ class Optimizer:
                 numbers = tensor.reshape(-1)[start - first : end - first]
                 self._state[moment][start - self._start : end - self._start] = numbers
         self._state["step"].fill_(num_updates)
-
-    def _spans(self) -> Iterator[tuple[str, int, int]]:
-        """Cut the moments into pieces that one process holds, in the order of the file: moment, start and end."""
-        size = PIECE_BYTES // self._values.element_size()
-        for name in file_order(self._like):
-            moment, _, trained = name.partition(".")
-            first, last = self._places[trained]
-            cuts = sorted({first, last, *range(first, last, size), *(b for b in self._borders if first < b < last)})
-            for start, end in pairwise(cuts):
-                yield moment, start, end
-
-    def _fetch(self, moment: str, start: int, end: int) -> Tensor:
-        """Return numbers of a moment on every process. The one that holds them sends them to the others."""
-        owner = bisect_right(self._borders, start) - 1
-        if owner == self._team.rank:
-            piece = self._state[moment][start - self._start : end - self._start]
-        else:
-            piece = torch.empty(end - start, device=self._values.device)
-        self._team.send(piece, owner)
-        return piece

@@ -1,6 +1,5 @@
-"""Plan the optimiser updates of a step from checked samples and a configuration, before anything is trained.
-
-Prepare the samples of a reinforcement-learning step before its first update.
+"""Plan the optimiser updates of a step from checked samples and a configuration. Before the first update of a
+reinforcement-learning step, its samples are prepared:
 
 references (KL, DPO)         log-probs of the base model or another checkpoint are added as streams
 anchor at the step's start   the policy's own log-probs are added, if several updates follow
@@ -11,33 +10,23 @@ preference pairs (DPO)       turned into one coefficient per rollout
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from art.config import (
-    CustomLossConfig,
-    DistillConfig,
-    DpoConfig,
-    KlConfig,
-    MismatchConfig,
-    ScheduleConfig,
-    TrainConfig,
-    TrainSFTConfig,
-)
+from art.config import CustomLossConfig, DistillConfig, DpoConfig, KlConfig, ScheduleConfig, TrainConfig, TrainSFTConfig
 from art.errors import ConfigError, NothingTrainableError, TrajectoryError
-from art.trainer.gate import Drift, Gate, Noise
-from art.trainer.losses.custom import find_function
-from art.trainer.losses.dpo import judge_preferences
-from art.trainer.losses.kl import kl_estimate
+from art.trainer.gate import Gate, Noise
+from art.trainer.losses import find_function, judge_preferences, kl_estimate
 from art.trainer.step.measure import Measurer, with_sampled_base, with_samplers
 from art.trainer.step.update import Update
-from art.trainer.streams import ANCHOR, POLICY, TEACHER
-from art.trainer.tree.pack import split_batches, split_minibatches
-from art.trainer.tree.tree import SamplePath
+from art.trainer.tree import ANCHOR, POLICY, TEACHER, SamplePath, group_by_rollout, group_samples
+
+_SFT_AUTO_BATCH_SIZE = 2
+"""Trajectories per update for `batch_size="auto"`."""
 
 
 def prepare_paths(
@@ -50,21 +39,16 @@ def prepare_paths(
     """Add to the samples `paths` all that the updates read. Return them, and metrics that are known already.
 
     `gate` is the gate over all of `paths`. Only `dpo` asks it.
-
-    Raises:
-        ConfigError: a custom loss cannot be imported.
-        NothingTrainableError: the loss is dpo and no pair can be compared.
-        TrajectoryError: the loss is distillation and a sample lacks its teacher's log-probs.
     """
-    if any(isinstance(term, DistillConfig) for term in config.terms):
-        for path in paths:  # a missing log-prob would be read as 0, i.e. as probability 1
-            if path.sample.component == "rl" and TEACHER not in path.streams:
-                raise TrajectoryError(
-                    f"sample {path.sample.sample_id!r} has no `teacher_logprobs`, which the loss distill needs"
-                )
     for term in config.terms:
         if isinstance(term, CustomLossConfig):
             find_function(term)
+        if isinstance(term, DistillConfig):  # a missing log-prob would be read as 0, i.e. as probability 1
+            for path in paths:
+                if path.sample.component == "rl" and TEACHER not in path.streams:
+                    raise TrajectoryError(
+                        f"sample {path.sample.sample_id!r} has no `teacher_logprobs`, which the loss distill needs"
+                    )
     references = {t.reference for t in config.terms if isinstance(t, (KlConfig, DpoConfig, CustomLossConfig))}
     for reference in sorted(references, key=str):
         if reference is not None and reference != "sampler":
@@ -90,14 +74,12 @@ def _with_kl_reward(paths: list[SamplePath], term: KlConfig) -> list[SamplePath]
     rl = [path for path in paths if path.sample.component == "rl"]
     differences = [torch.from_numpy(path.sampling_logprobs - path.streams[str(term.reference)]) for path in rl]
     kls = [kl_estimate(difference, term.estimator).numpy() for difference in differences]
-    weight = math.fsum(path.sample.weight * len(kl) for path, kl in zip(rl, kls, strict=True))
-    total = math.fsum(path.sample.weight * kl.sum(dtype=np.float64) for path, kl in zip(rl, kls, strict=True))
+    pairs = list(zip(rl, kls, strict=True))
+    weight = math.fsum(path.sample.weight * len(kl) for path, kl in pairs)
+    total = math.fsum(path.sample.weight * kl.sum(dtype=np.float64) for path, kl in pairs)
     mean = total / weight if rl else 0.0
-    penalties = {id(path): term.weight * (kl - mean) for path, kl in zip(rl, kls, strict=True)}
-    return [
-        replace(path, advantages=path.advantages - penalties[id(path)]) if id(path) in penalties else path
-        for path in paths
-    ]
+    changed = {id(path): replace(path, advantages=path.advantages - term.weight * (kl - mean)) for path, kl in pairs}
+    return [changed.get(id(path), path) for path in paths]
 
 
 def _with_preferences(
@@ -111,54 +93,33 @@ def _with_preferences(
         gain = float((path.streams[ANCHOR].astype(np.float64) - reference).sum())
         gains[path.sample.rollout_id] = gains.get(path.sample.rollout_id, 0.0) + gain
     # Leave out pairs of which the gate will mask one rollout: half a pair would be trained without its counterpart.
-    usable = gains.keys() - (_mismatched_rollouts(rl, gate) if gate is not None and rl else set())
-    kept = [pair for pair in pairs if usable.issuperset(pair)]
+    masked: set[str] = set()
+    if gate is not None and rl:
+        log_ratio = np.concatenate([path.streams[ANCHOR] - path.sampling_logprobs for path in rl])
+        is_masked = gate.judge(gate.collect(rl, log_ratio)).masked
+        masked = {rollout_id for rollout_id, index in gate.rollouts.items() if is_masked[index]}
+    kept = [pair for pair in pairs if (gains.keys() - masked).issuperset(pair)]
     if not kept:
         raise NothingTrainableError(
             f"none of the {len(pairs)} pairs of rollouts can be compared; dpo needs groups whose rewards differ, "
             "sampled by a policy that the trainer reproduces (see `mismatch`)"
         )
-    preferences = judge_preferences(gains, kept, term)
-
-    def prepared(path: SamplePath) -> SamplePath:
-        if path.sample.component != "rl":
-            return path
-        # The coefficients are of a mean over pairs already, so the targets are summed: the shares add up to 1.
-        return replace(
+    coefficients, metrics = judge_preferences(gains, kept, term)
+    # The coefficients are of a mean over pairs already, so the targets are summed: the shares add up to 1.
+    prepared = [
+        path
+        if path.sample.component != "rl"
+        else replace(
             path,
             sample=replace(path.sample, weight=1.0, share=1 / len(rl)),
-            advantages=np.full_like(path.advantages, -preferences.coefficients[path.sample.rollout_id]),
+            advantages=np.full_like(path.advantages, -coefficients[path.sample.rollout_id]),
         )
-
+        for path in paths
+    ]
+    # Counts more than the gate: all branches of a masked rollout, and rollouts that lost their counterpart.
     paired = {rollout_id for pair in kept for rollout_id in pair}
     left_out = sum(len(path.query_positions) for path in rl if path.sample.rollout_id not in paired)
-    return [prepared(path) for path in paths], {
-        # Counts more than the gate: all branches of a masked rollout, and rollouts that lost their counterpart.
-        "offpolicy/mismatch_masked_tokens": float(left_out),
-        "loss/train": term.weight * preferences.loss,
-        "loss/preference_accuracy": preferences.accuracy,
-        "loss/preference_margin": preferences.margin,
-    }
-
-
-def _mismatched_rollouts(paths: list[SamplePath], gate: Gate) -> set[str]:
-    """Ids of the rollouts that `gate` masks."""
-    log_ratio = np.concatenate([path.streams[ANCHOR] - path.sampling_logprobs for path in paths])
-    masked = gate.judge(gate.collect(paths, log_ratio)).masked
-    return {rollout_id for rollout_id, index in gate.rollouts.items() if masked[index]}
-
-
-_SFT_AUTO_BATCH_SIZE = 2
-"""Trajectories per update for `batch_size="auto"`."""
-
-
-@dataclass(frozen=True, slots=True)
-class UpdatePlan:
-    """The updates of a step, in order, and metrics that are known before they run."""
-
-    updates: list[Update]
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Metrics that replace those of the same names that the updates report."""
+    return prepared, metrics | {"offpolicy/mismatch_masked_tokens": float(left_out)}
 
 
 def plan_rl(
@@ -169,20 +130,26 @@ def plan_rl(
     *,
     step: int,
     noise: Noise,
-) -> UpdatePlan:
+) -> tuple[list[Update], dict[str, float]]:
     """Plan one update per mini-batch of a reinforcement-learning step. First add the log-probs that the losses need.
 
     Samples of other components are mixed in; no loss of `config` reads them.
 
     `noise` describes how far engine and trainer may differ, for the gate `mismatch`.
 
+    Returns:
+        The updates, in order, and metrics that replace those of the same names that the updates report.
+
     Raises:
         ConfigError: a custom loss cannot be imported, or the schedule of the learning rate has ended.
         NothingTrainableError: the loss is dpo and no pair can be compared.
         TrajectoryError: the loss is distillation and a sample lacks its teacher's log-probs.
     """
-    learning_rate = config.rate_at(step)
-    make_gate = partial(_make_gate, config.mismatch, noise=noise, step=step)
+    learning_rate, drift = config.rate_at(step), None
+
+    def make_gate(paths: list[SamplePath]) -> Gate | None:
+        return None if config.mismatch is None else Gate.over(paths, config.mismatch, noise, step=step, drift=drift)
+
     rl, metrics = [path for path in paths if path.sample.component == "rl"], dict[str, float]()
     supervised = [path for path in paths if path.sample.component != "rl"]
     if rl:
@@ -191,25 +158,17 @@ def plan_rl(
     parts = split_minibatches([*rl, *supervised], config.num_minibatches, seed=step)
     if rl and config.mismatch is not None:
         parts[0], drift, measured = with_samplers(parts[0], measurer, step=step)
-        make_gate = partial(make_gate, drift=drift)
         metrics |= measured
     # If the sampler is the anchor, later updates differ from it by design, so the gate cannot judge them.
     gates = [make_gate(part) if n == 0 or config.anchor == "step_start" else None for n, part in enumerate(parts)]
     terms = tuple(term for term in config.terms if not (isinstance(term, KlConfig) and term.where == "reward"))
-    updates = [
+    return [
         Update(paths=part, learning_rate=learning_rate, terms=terms, anchor=config.anchor, mismatch=gate)
         for part, gate in zip(parts, gates, strict=True)
-    ]
-    return UpdatePlan(updates, metrics)
+    ], metrics
 
 
-def _make_gate(
-    config: MismatchConfig | None, paths: list[SamplePath], *, noise: Noise, step: int, drift: Drift | None = None
-) -> Gate | None:
-    return None if config is None else Gate.over(paths, config, noise, step=step, drift=drift)
-
-
-def plan_sft(paths: list[SamplePath], config: TrainSFTConfig) -> UpdatePlan:
+def plan_sft(paths: list[SamplePath], config: TrainSFTConfig) -> list[Update]:
     """Plan one update per batch of trajectories for a step of supervised fine-tuning.
 
     Raises:
@@ -233,4 +192,45 @@ def plan_sft(paths: list[SamplePath], config: TrainSFTConfig) -> UpdatePlan:
             f"{size}; give one rate per batch, or a single number",
             param="learning_rate",
         )
-    return UpdatePlan([Update(paths=batch, learning_rate=rate) for batch, rate in zip(batches, rates, strict=True)])
+    return [Update(paths=batch, learning_rate=rate) for batch, rate in zip(batches, rates, strict=True)]
+
+
+# -- mini-batches --
+
+
+def split_minibatches(paths: Sequence[SamplePath], num_minibatches: int, *, seed: int) -> list[list[SamplePath]]:
+    """Split `paths` into mini-batches of whole groups. Fewer groups than mini-batches give fewer mini-batches.
+
+    Groups are taken in an order that only `seed` and their number decide, and each goes to the mini-batch with the
+    fewest targets (trained tokens) so far. So any two mini-batches differ by at most the targets of the largest group.
+    Samples of component "sft" are split on their own, by rollout, so that each mini-batch has its part of both.
+    """
+    supervised = [path for path in paths if path.sample.component == "sft"]
+    groups = group_samples([path for path in paths if path.sample.component != "sft"])
+    if not supervised or not groups:
+        groups = group_samples(paths)
+        return _split_groups(groups, min(num_minibatches, len(groups)), seed)
+    parts = _split_groups(groups, min(num_minibatches, len(groups)), seed)
+    shares = _split_groups(group_samples(supervised), len(parts), seed)
+    return [[*part, *share] for part, share in zip(parts, shares, strict=True)]
+
+
+def _split_groups(groups: list[list[SamplePath]], num_parts: int, seed: int) -> list[list[SamplePath]]:
+    """Split `groups` into `num_parts` parts of about as many targets. If there are fewer groups, parts are empty."""
+    order = list(range(len(groups)))
+    if num_parts > 1:
+        random.Random(seed).shuffle(order)
+    parts: list[list[int]] = [[] for _ in range(num_parts)]
+    loads = [0] * len(parts)
+    for index in order:
+        least = loads.index(min(loads))
+        parts[least].append(index)
+        loads[least] += sum(len(path.query_positions) for path in groups[index])
+    return [[path for index in sorted(part) for path in groups[index]] for part in parts]
+
+
+def split_batches(paths: Sequence[SamplePath], batch_size: int) -> list[list[SamplePath]]:
+    """Split `paths` into batches of `batch_size` rollouts, in order. The last batch may be smaller."""
+    rollouts = group_by_rollout(paths)
+    starts = range(0, len(rollouts), batch_size)
+    return [[path for rollout in rollouts[start : start + batch_size] for path in rollout] for start in starts]

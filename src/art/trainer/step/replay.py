@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 from art.errors import ConfigError, InvalidRequestError
-from art.protocol.samples import ConstrainedSpan, Constraint
-from art.trainer.machine.distributed import ALONE, Team
-from art.trainer.tree.tree import IntArray, SamplePath, VocabularyMask
+from art.protocol.samples import ConstrainedSpan
+from art.trainer.distributed import ALONE, Team
+from art.trainer.tree import IntArray, SamplePath, VocabularyMask
 
 if TYPE_CHECKING:
     from art.kernels.grammar import Vocabulary
@@ -59,8 +59,15 @@ class Replayer:
         if not spans:
             return paths, {}
         started = time.perf_counter()
-        if any(span.constraint.grammar is not None for _, span in spans):
-            self._load()
+        if self._vocabulary is None and any(span.constraint.grammar is not None for _, span in spans):
+            try:
+                from art.kernels.grammar import Vocabulary
+            except ImportError as error:
+                raise ConfigError(
+                    f"samples with a grammar need llguidance, which cannot be imported ({error}); install it with "
+                    "`pip install 'agent-reinforcement-trainer[local]'`"
+                ) from error
+            self._vocabulary = Vocabulary.load(self._base_model, self._vocab_size, patience=_PATIENCE)
         own = spans[self._team.rank :: self._team.size]
         with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
             gathered = self._team.gather(list(pool.map(lambda one: self._replay_span(*one), own)))
@@ -68,49 +75,31 @@ class Replayer:
         paths, metrics = _collect(paths, spans, replayed)
         return paths, metrics | {"time/step_replay_s": time.perf_counter() - started}
 
-    def _load(self) -> None:
-        if self._vocabulary is not None:
-            return
-        try:
-            from art.kernels.grammar import Vocabulary
-        except ImportError as error:
-            raise ConfigError(
-                f"samples with a grammar need llguidance, which cannot be imported ({error}); install it with "
-                "`pip install 'agent-reinforcement-trainer[local]'`"
-            ) from error
-        self._vocabulary = Vocabulary.load(self._base_model, self._vocab_size, patience=_PATIENCE)
-
     def _replay_span(self, path: SamplePath, span: ConstrainedSpan) -> _Places | str:
         """The masks of a span, or why its sample is refused."""
-        tokens = list(path.sample.token_ids[span.start : span.start + _num_needed(path, span)])
-        try:
-            masks, index = self._grammar_masks(span.constraint, tokens)
-        except InvalidRequestError as error:
-            return error.message
-        if len(index) < len(tokens):
-            return f"its grammar does not allow token id {tokens[len(index)]}, number {len(index)} of the answer"
-        kept = span.constraint.kept
-        return (masks, index) if kept is None else self._keep(masks, index, kept, tokens)
-
-    def _grammar_masks(self, constraint: Constraint, tokens: list[int]) -> _Places:
-        """Masks of the leading tokens that match the grammar."""
-        if constraint.grammar is None:
-            return [], np.full(len(tokens), -1, dtype=np.int64)
-        assert self._vocabulary is not None
-        replay = self._vocabulary.replay(constraint.grammar, constraint.stop_token_ids, tokens)
-        masks = [VocabularyMask.from_bits(mask.tobytes(), self._vocab_size) for mask in replay.masks]
-        return masks, replay.index.astype(np.int64)
-
-    def _keep(
-        self, masks: list[VocabularyMask], index: IntArray, kept: Sequence[Sequence[int]], tokens: list[int]
-    ) -> _Places | str:
-        """Masks of the tokens that both the grammar and the kept tokens allow, or why the sample is refused."""
+        tokens, constraint = (
+            list(path.sample.token_ids[span.start : span.start + _num_needed(path, span)]),
+            span.constraint,
+        )
+        masks, index = list[VocabularyMask](), np.full(len(tokens), -1, dtype=np.int64)
+        if constraint.grammar is not None:
+            assert self._vocabulary is not None
+            try:
+                replay = self._vocabulary.replay(constraint.grammar, constraint.stop_token_ids, tokens)
+            except InvalidRequestError as error:
+                return error.message
+            masks = [VocabularyMask.from_bits(mask.tobytes(), self._vocab_size) for mask in replay.masks]
+            index = replay.index.astype(np.int64)  # of the leading tokens that match
+            if len(index) < len(tokens):
+                return f"its grammar does not allow token id {tokens[len(index)]}, number {len(index)} of the answer"
+        if constraint.kept is None:
+            return masks, index
+        # A token with kept tokens was drawn from what both the grammar and these allow.
         numbers = {mask: number for number, mask in enumerate(masks)}
-        index = index.copy()
         for place, (token, number) in enumerate(zip(tokens, index.tolist(), strict=True)):
-            if not kept[place]:  # nothing was left out here
+            if not constraint.kept[place]:  # nothing was left out here
                 continue
-            ids = np.asarray(kept[place], dtype=np.int32)
+            ids = np.asarray(constraint.kept[place], dtype=np.int32)
             if ids[0] < 0 or ids[-1] >= self._vocab_size or (np.diff(ids) <= 0).any():
                 return f"the kept tokens of token {place} of the answer are not ascending ids of the vocabulary"
             mask = VocabularyMask.from_ids(ids if number < 0 else masks[number].among(ids), self._vocab_size)
@@ -140,6 +129,7 @@ def _collect(
             continue
         masks, index = places
         merged = np.asarray([*(numbers.setdefault(mask, len(numbers)) for mask in masks), -1], dtype=np.int64)
+        # Write the masks of the span (-1: none, which `merged` ends with) to its tokens, and read them at the targets.
         everywhere = np.full(len(path.sample.token_ids), -1, dtype=np.int64)
         everywhere[span.start : span.start + len(index)] = merged[index]
         own = by_path.setdefault(id(path), np.full(len(path.query_positions), -1, dtype=np.int64))

@@ -1,23 +1,22 @@
 """Optimiser updates: forward and backward over micro-batches, then a change of the weights. RL and SFT alike.
 
+    run_updates          every update of a step: gradient, then AdamW
+      compute_gradient   one update: its micro-batches on all processes, the gate's judgement, the sum of gradients
+        train_micro_batch   one forward and backward pass: log-probs, gate, losses
+
     L = L_rl / N_rl + L_sft / N_sft + L_observation / N_observation
 
 where each L is the weighted sum of the losses of a component's targets, and each N is the sum of the samples' shares
 over the *whole* update (by default the sum of the targets' weights). N is known before the first micro-batch runs, so
 the gradient does not depend on how the update is cut into micro-batches, or on which processes run them. Targets that a
 loss or the gate masks still count in N: masking tokens must not increase the weight of the others.
-
-`find_reasons` says of each target whether it was learnt, and if not, why: for the token file of the step.
-
-A target was learnt if the loss has a gradient with respect to its log-prob or to its entropy. That is the same question
-for every loss, a user's own included. The rest tells why there is none, in the order in which it counts.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial, reduce
 from itertools import chain
@@ -28,27 +27,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from art.config import LossConfig, OptimizerConfig
+from art.config import EntropyConfig, LossConfig, OptimizerConfig
 from art.errors import TrainingError
-from art.protocol.samples import COMPONENTS
-from art.storage.steps.token_file import TokenReason
+from art.storage.step_files import TokenReason
+from art.trainer.distributed import ALONE, Team
 from art.trainer.gate import BoolArray, Correction, Gate, check_verdict, correct
-from art.trainer.losses import LossInputs, LossOutput, reads_entropy_gradient, sft_loss, term_loss
-from art.trainer.machine.distributed import ALONE, Team
+from art.trainer.logprobs import TargetRows, target_logprobs
+from art.trainer.losses import LossInputs, LossOutput, term_loss, unclipped
 from art.trainer.policy.policy import Policy
-from art.trainer.resident import Loaded
-from art.trainer.step.logprobs import TargetRows, target_logprobs
-from art.trainer.step.micro_batch import MicroBatch, MicroBatcher, Progress, count_idle_passes, idle_layout, run_fitting
-from art.trainer.step.step_metrics import GateView, MicroBatchRecord, StepRecord
-from art.trainer.streams import ANCHOR, BASE, SAMPLED_BASE, SAMPLER
-from art.trainer.tree.tree import FloatArray, SamplePath, Targets
+from art.trainer.step.micro_batch import (
+    MicroBatch,
+    MicroBatcher,
+    StepProgress,
+    count_idle_passes,
+    idle_layout,
+    run_fitting,
+)
+from art.trainer.step.optimizer import Optimizer
+from art.trainer.step.record import GateView, MicroBatchRecord, StepRecord
+from art.trainer.tree import ANCHOR, BASE, SAMPLED_BASE, SAMPLER, SamplePath, sum_shares
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """Everything that determines one optimiser update: its samples, learning rate and losses."""
+    """Everything that determines one optimiser update: its samples (a mini-batch), learning rate and losses."""
 
     paths: list[SamplePath]
     learning_rate: float
@@ -64,27 +68,24 @@ class Update:
 
 
 def run_updates(
-    loaded: Loaded, updates: list[Update], optimizer: OptimizerConfig, batcher: MicroBatcher, progress: Progress
+    policy: Policy,
+    optimizer: Optimizer,
+    updates: list[Update],
+    config: OptimizerConfig,
+    batcher: MicroBatcher,
+    progress: StepProgress,
 ) -> StepRecord:
-    """Change the weights of `loaded` by all of `updates`, one after the other. Return the measurements of the step.
-
-    Raises:
-        TrainingError: a loss or a gradient is not finite, too many samples do not come from the policy, a single sample
-            does not fit into memory, or an attention kernel is wrong on this machine.
-    """
+    """Change the weights by all of `updates`, one after the other. Return the measurements of the step."""
     record = StepRecord()
     batches = [batcher.split(update.paths) for update in updates]
     batcher.check_kernels(list(chain.from_iterable(batches)), updates[0].paths)
     progress.expect(sum(map(len, batches)))
     for number, update in enumerate(updates):
-        fitting = compute_gradient(loaded.policy, update, batches[number], record, progress, batcher.team)
+        fitting = compute_gradient(policy, update, batches[number], record, progress, batcher.team)
         if fitting is not None:  # memory ran out: cut the remaining updates again, into smaller micro-batches
             batcher.shrink(fitting)
             batches[number + 1 :] = [batcher.split(later.paths) for later in updates[number + 1 :]]
-        else:
-            batcher.note_fitting()
-        loaded.identity = None  # what is in memory is not a checkpoint until the next one is written
-        record.grad_norms.append(loaded.optimizer.update(update.learning_rate, optimizer))
+        record.grad_norms.append(optimizer.update(update.learning_rate, config))
     return record
 
 
@@ -93,7 +94,7 @@ def compute_gradient(
     update: Update,
     micro_batches: list[MicroBatch],
     record: StepRecord,
-    progress: Progress | None = None,
+    progress: StepProgress | None = None,
     team: Team = ALONE,
 ) -> int | None:
     """Compute the gradient of an update's loss into `policy.grads`, and add its measurements to `record`.
@@ -104,107 +105,80 @@ def compute_gradient(
 
     Returns:
         The token limit of the micro-batches that fitted, the same on every process; `None` if memory did not run out.
-
-    Raises:
-        TrainingError: the loss is not finite, too many samples do not come from this policy, or a single sample does
-            not fit into memory.
     """
     num_idle = count_idle_passes(micro_batches, policy.base, team)
-    run = partial(_accumulate, policy, progress=progress, num_idle=num_idle, number=len(record.losses))
-    gathered = _gather_finite(micro_batches, partial(run, update), policy, team)
+
+    def accumulate(update: Update, micro_batches: Iterator[MicroBatch]) -> tuple[float, StepRecord]:
+        """Loss and record of this process. Its gradient is left in the policy."""
+        loss, part = 0.0, StepRecord()
+        with policy.accumulate_gradients():
+            for micro_batch in micro_batches:
+                loss += train_micro_batch(policy, update, micro_batch, part, number=len(record.losses))
+                if progress is not None:
+                    progress.tick()
+            for _ in range(num_idle):
+                (policy.hidden_states(idle_layout(policy.base.device)) * 0.0).sum().backward()
+        return loss, part
+
+    def run(update: Update) -> list[tuple[tuple[float, StepRecord], int | None]]:
+        """Loss, record and the token limit that fitted, of each process."""
+        gathered = team.gather(run_fitting(micro_batches, partial(accumulate, update), policy.base))
+        if not math.isfinite(sum(loss for (loss, _), _ in gathered)):
+            raise TrainingError(
+                "the loss is not finite, so nothing was trained; look at the learning rate, the rewards and the "
+                "sampling log-probs of this step"
+            )
+        return gathered
+
+    gathered = run(update)
     if update.mismatch is not None:
         masked, was_known = _judge(update, update.mismatch, [part for (_, part), _ in gathered], record)
         if not was_known:
             _log.info("the gate judges rollouts otherwise now that it has seen all their branches: computing again")
-            gathered += _gather_finite(micro_batches, partial(run, replace(update, masked=masked)), policy, team)
-    for (_, part), _ in gathered[-team.size :]:  # counts are added, lists are joined
+            gathered += run(replace(update, masked=masked))
+    last = gathered[-team.size :]  # the gradient is of the last pass over the samples; so are loss and record
+    for (_, part), _ in last:  # counts are added, lists are joined
         for each in fields(StepRecord):
             setattr(record, each.name, getattr(record, each.name) + getattr(part, each.name))
-    record.losses.append(sum(loss for (loss, _), _ in gathered[-team.size :]))
+    record.losses.append(sum(loss for (loss, _), _ in last))
     team.sum_gradients(policy.grads)
     return min((fitting for _, fitting in gathered if fitting is not None), default=None)
 
 
-def _gather_finite(
-    micro_batches: list[MicroBatch],
-    run: Callable[[Iterator[MicroBatch]], tuple[float, StepRecord]],
-    policy: Policy,
-    team: Team,
-) -> list[tuple[tuple[float, StepRecord], int | None]]:
-    """Run the micro-batches of all processes. Return loss, record and the token limit that fitted, of each process.
-
-    Raises:
-        TrainingError: the loss is not finite.
-    """
-    gathered = team.gather(run_fitting(micro_batches, run, policy.base))
-    if not math.isfinite(sum(loss for (loss, _), _ in gathered)):
-        raise TrainingError(
-            "the loss is not finite, so nothing was trained; look at the learning rate, the rewards and the sampling "
-            "log-probs of this step"
-        )
-    return gathered
-
-
-def _judge(update: Update, gate: Gate, parts: list[StepRecord], record: StepRecord) -> tuple[BoolArray, bool]:
-    """Judge the rollouts by all that the micro-batches saw of them, and count them in `record`.
-
-    Returns:
-        The rollouts to mask [R], and whether every micro-batch has masked exactly those.
-
-    Raises:
-        TrainingError: too many rollouts do not come from this policy.
-    """
-    views = [view for part in parts for view in part.gate_views]
-    if not views:
-        return np.zeros(len(gate.rollouts), dtype=np.bool_), True
-    seen = reduce(GateView.__add__, views)
-    verdict = gate.judge(seen.evidence)
-    masked = verdict.masked if update.masked is None else update.masked
-    record.num_gated += verdict.num_judged
-    record.num_mismatched += int((masked & verdict.seen).sum())
-    if verdict.measured is not None:
-        record.gate_noise.append((verdict.measured, gate.noise.most))
-    check_verdict(gate, verdict, num_masked=record.num_mismatched, num_judged=record.num_gated)
-    return masked, not (seen.kept & masked).any() and not (seen.masked & ~masked).any()
-
-
-def _accumulate(
-    policy: Policy,
-    update: Update,
-    micro_batches: Iterator[MicroBatch],
-    *,
-    progress: Progress | None,
-    num_idle: int,
-    number: int,
-) -> tuple[float, StepRecord]:
-    """Loss and record of this process. Its gradient is left in the policy."""
-    loss, record = 0.0, StepRecord()
-    with policy.accumulate_gradients():
-        for micro_batch in micro_batches:
-            loss += _backward(policy, update, micro_batch, record, number=number)
-            if progress is not None:
-                progress.tick()
-        for _ in range(num_idle):
-            (policy.hidden_states(idle_layout(policy.base.device)) * 0.0).sum().backward()
-    return loss, record
-
-
-def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: StepRecord, *, number: int) -> float:
-    """Forward and backward pass of one micro-batch. Returns its part of the loss."""
+def train_micro_batch(
+    policy: Policy, update: Update, micro_batch: MicroBatch, record: StepRecord, *, number: int
+) -> float:
+    """Run one micro-batch forward and backward, and add what it shows to `record`. Returns its part of the loss."""
     rows, targets, layout = micro_batch.rows, micro_batch.targets, micro_batch.layout
-    by_row, entropy_by_row = target_logprobs(
-        policy.hidden_states(layout), policy.base.head, rows, entropy_gradient=reads_entropy_gradient(update.terms)
-    )
+    hidden = policy.hidden_states(layout)
+    needs_entropy = any(isinstance(term, EntropyConfig) for term in update.terms)
+    by_row, entropy_by_row = target_logprobs(hidden, policy.base.head, rows, entropy_gradient=needs_entropy)
     # There are few numbers per target: the CPU handles them, in the order of the targets.
     logprobs, entropy = rows.spread(by_row), rows.spread(entropy_by_row.index_select(0, rows.rows))
-    inputs = _loss_inputs(logprobs, entropy, update, micro_batch)
-    scales, is_rl = torch.from_numpy(_target_scales(targets, update.paths)), torch.from_numpy(targets.is_rl)
-    correction = None if update.mismatch is None else _correct(inputs, micro_batch, update, record)
+    streams = {name: torch.from_numpy(values) for name, values in targets.streams.items()}
+    sampling = torch.from_numpy(targets.sampling_logprobs)
+    inputs = LossInputs(
+        policy_logprobs=logprobs,
+        anchor_logprobs=sampling if update.anchor == "sampler" else streams.get(ANCHOR, logprobs.detach()),
+        sampling_logprobs=sampling,
+        entropy=entropy,
+        advantages=torch.from_numpy(targets.advantages),
+        samples=torch.from_numpy(targets.samples),
+        num_samples=len(micro_batch.paths),
+        streams=streams,
+    )
+    is_rl = torch.from_numpy(targets.is_rl)
+    # Each target's loss counts with its weight, divided by the N of its component in the whole update.
+    weights = (targets.weights / sum_shares(update.paths)[targets.components]).astype(np.float32)
+    scales = torch.from_numpy(weights)
+    correction = None if update.mismatch is None else _correct(inputs, micro_batch, update, update.mismatch, record)
     if correction is not None:
         scales = scales * correction.factors
     losses = _target_losses(inputs, update.terms, is_rl)
     total = torch.dot(losses.values, scales)
-    watch_gradients(inputs)
+    for tensor in (logprobs, entropy):  # `find_reasons` reads their gradients
+        if tensor.requires_grad:
+            tensor.retain_grad()
     total.backward()
     unknown = np.full(len(logprobs), np.nan, dtype=np.float32)
     record.micro_batches.append(
@@ -223,47 +197,13 @@ def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: S
             reasons=find_reasons(inputs, losses, correction, rows, is_rl),
         )
     )
-    num_tokens = layout.num_tokens
-    record.num_tree_tokens += num_tokens
-    record.num_dense_tokens += num_tokens if layout.kernel == "dense" else 0
-    record.num_visible_keys += int(layout.positions.sum()) + num_tokens
-    record.num_rows += len(rows.starts) - 1
+    record.num_tree_tokens += layout.num_tokens
     return float(total.detach())
-
-
-def _target_scales(targets: Targets, paths: list[SamplePath]) -> FloatArray:
-    """[N] factor of each target's loss in an update of `paths`: its weight, divided by the N of its component."""
-    return (targets.weights / sum_shares(paths)[targets.components]).astype(np.float32)
-
-
-def sum_shares(paths: list[SamplePath]) -> NDArray[np.float64]:
-    """Return the N of each component in an update of `paths`, by its index in `COMPONENTS`."""
-    totals = np.zeros(len(COMPONENTS))
-    for path in paths:
-        totals[COMPONENTS.index(path.sample.component)] += path.share
-    return totals
-
-
-def _loss_inputs(logprobs: Tensor, entropy: Tensor, update: Update, micro_batch: MicroBatch) -> LossInputs:
-    targets = micro_batch.targets
-    streams = {name: torch.from_numpy(values) for name, values in targets.streams.items()}
-    sampling = torch.from_numpy(targets.sampling_logprobs)
-    anchor = sampling if update.anchor == "sampler" else streams.get(ANCHOR, logprobs.detach())
-    return LossInputs(
-        policy_logprobs=logprobs,
-        anchor_logprobs=anchor,
-        sampling_logprobs=sampling,
-        entropy=entropy,
-        advantages=torch.from_numpy(targets.advantages),
-        samples=torch.from_numpy(targets.samples),
-        num_samples=len(micro_batch.paths),
-        streams=streams,
-    )
 
 
 def _target_losses(inputs: LossInputs, terms: tuple[LossConfig, ...], is_rl: Tensor) -> LossOutput:
     """Loss of every target: the weighted sum of the terms for component "rl", else cross-entropy."""
-    plain = sft_loss(inputs.policy_logprobs)
+    plain = unclipped(-inputs.policy_logprobs)
     if not terms or not bool(is_rl.any()):
         return plain
     rl = inputs.where(is_rl)
@@ -279,44 +219,57 @@ def _target_losses(inputs: LossInputs, terms: tuple[LossConfig, ...], is_rl: Ten
     )
 
 
-def _correct(inputs: LossInputs, micro_batch: MicroBatch, update: Update, record: StepRecord) -> Correction:
+def _correct(inputs: LossInputs, micro_batch: MicroBatch, update: Update, gate: Gate, record: StepRecord) -> Correction:
     """Factors: 0 for targets that this policy did not produce, else the truncated ratio if configured, else 1."""
-    gate, is_rl = update.mismatch, torch.from_numpy(micro_batch.targets.is_rl)
-    assert gate is not None
+    is_rl = torch.from_numpy(micro_batch.targets.is_rl)
     start = inputs.streams.get(ANCHOR, inputs.policy_logprobs.detach())
     log_ratio = torch.where(is_rl, start - inputs.sampling_logprobs, 0.0)
+    # Stale tokens that were compared with the checkpoint that sampled them are judged by that one's log-probs.
+    judged = log_ratio
+    if (sampler := inputs.streams.get(SAMPLER)) is not None:
+        judged = torch.where(sampler.isnan(), log_ratio, sampler - inputs.sampling_logprobs)
+    sums = gate.collect(micro_batch.paths, judged.numpy())
     rollouts = gate.rollouts_of(micro_batch.paths)  # [N], -1 for other components
-    evidence = gate.collect(micro_batch.paths, _evident(inputs, log_ratio).numpy())
     if update.masked is None:
-        masked = gate.judge(sum((view.evidence for view in record.gate_views), evidence)).masked
+        masked = gate.judge(sum((view.sums for view in record.gate_views), sums)).masked
     else:
         masked = update.masked
     is_here = np.isin(np.arange(len(masked)), rollouts)
-    record.gate_views = [sum(record.gate_views, GateView(evidence, is_here & masked, is_here & ~masked))]
+    record.gate_views = [sum(record.gate_views, GateView(sums, is_here & masked, is_here & ~masked))]
     is_masked = torch.from_numpy(np.append(masked, False)[rollouts])  # index -1 is the last
     correction = correct(log_ratio, is_masked, gate.config)
     record.num_mismatched_targets += int((correction.factors == 0).sum())
-    record.num_truncated_targets += correction.num_truncated
+    record.num_truncated_targets += int(correction.truncated.sum())
     return correction
 
 
-def _evident(inputs: LossInputs, log_ratio: Tensor) -> Tensor:
-    """[N] what the gate judges: `log_ratio`, and for compared stale tokens the one of the checkpoint that sampled."""
-    sampler = inputs.streams.get(SAMPLER)
-    return log_ratio if sampler is None else torch.where(sampler.isnan(), log_ratio, sampler - inputs.sampling_logprobs)
+def _judge(update: Update, gate: Gate, parts: list[StepRecord], record: StepRecord) -> tuple[BoolArray, bool]:
+    """Judge the rollouts by all that the micro-batches saw of them, and count them in `record`.
 
-
-def watch_gradients(inputs: LossInputs) -> None:
-    """Keep the gradients that `find_reasons` reads. Call it before the backward pass."""
-    for tensor in (inputs.policy_logprobs, inputs.entropy):
-        if tensor.requires_grad:
-            tensor.retain_grad()
+    Returns:
+        The rollouts to mask [R], and whether every micro-batch has masked exactly those.
+    """
+    views = [view for part in parts for view in part.gate_views]
+    if not views:
+        return np.zeros(len(gate.rollouts), dtype=np.bool_), True
+    seen = reduce(GateView.__add__, views)
+    verdict = gate.judge(seen.sums)
+    masked = verdict.masked if update.masked is None else update.masked
+    record.num_gated += verdict.num_judged
+    record.num_mismatched += int((masked & verdict.seen).sum())
+    if verdict.measured is not None:
+        record.gate_noise.append((verdict.measured, gate.noise.most))
+    check_verdict(gate, verdict, num_masked=record.num_mismatched, num_judged=record.num_gated)
+    return masked, not (seen.kept & masked).any() and not (seen.masked & ~masked).any()
 
 
 def find_reasons(
     inputs: LossInputs, losses: LossOutput, correction: Correction | None, rows: TargetRows, is_rl: Tensor
 ) -> NDArray[np.uint8]:
     """Return the `TokenReason` [N] of each target of a micro-batch, after its backward pass.
+
+    A target was learnt if the loss has a gradient with respect to its log-prob or to its entropy: the same question for
+    every loss, a user's own included. The rest tells why there is none, in the order in which it counts.
 
     Args:
         correction: what the mismatch gate did; `None` without a gate.

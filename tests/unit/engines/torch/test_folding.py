@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from art.engines.torch import folding
+from art.engines.torch import llama
 from art.engines.torch.embedded import TorchEngine
 from art.engines.torch.linear import Linear
-from tests.support.engine import generate, hf_logprobs, hf_model, load, make_model, request, tokens, write_adapter
+from tests.support.engine import generate, load, request, tokens
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_a_sole_adapter_is_folded_once_and_means_the_same(
     requests = [request(tokens(i, 5), 12, seed=i, adapter="a@1") for i in range(3)]
     got = generate(engine, *requests)
     assert sorted(folded) == list(range(engine._model.decoder.num_linears))
-    monkeypatch.setattr(folding, "_MAX_BYTES", 0)
+    monkeypatch.setattr(llama, "_MAX_BYTES", 0)
     plain = generate(with_adapters(qwen3, adapters), *requests)
     assert len(folded) == engine._model.decoder.num_linears
     for one, other in zip(got, plain, strict=True):
@@ -62,13 +62,6 @@ def test_each_request_gets_its_own_weights_whatever_is_folded(
     assert [chunk.token_ids for chunk in together] == [alone[name].token_ids for name in order]
 
 
-def test_turns_between_adapters_fold_nothing(qwen3: Path, adapters: tuple[Path, Path], folded: list[int]) -> None:
-    engine = with_adapters(qwen3, adapters)
-    for i in range(8):
-        generate(engine, request(tokens(i, 5), 2, adapter=("a@1", "b@1")[i % 2]))
-    assert not folded
-
-
 def test_a_name_that_is_loaded_again_is_folded_again(
     qwen3: Path, adapters: tuple[Path, Path], folded: list[int]
 ) -> None:
@@ -78,27 +71,3 @@ def test_a_name_that_is_loaded_again_is_folded_again(
     (got,) = generate(engine, request(tokens(0, 5), 8, adapter="a@1"))
     (want,) = generate(engine, request(tokens(0, 5), 8, adapter="b@1"))
     assert got.token_ids == want.token_ids
-
-
-def test_half_precision_is_not_folded(qwen3: Path, adapters: tuple[Path, Path], folded: list[int]) -> None:
-    engine = load(qwen3, dtype="bfloat16")
-    engine.load_adapter("a@1", adapters[0])
-    generate(engine, request(tokens(0, 5), 8, adapter="a@1"))
-    assert not folded
-
-
-def test_packed_layers_fold_into_packed_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make_model(tmp_path / "model", "qwen3", hidden_size=256, intermediate_size=512)
-    path = write_adapter(tmp_path / "a", model, std=0.05)
-    monkeypatch.setattr("art.kernels.packed_linear.MIN_GAIN", 0.0)
-    engine = load(model)
-    if not any(linear.is_packed for linear in engine._model.decoder._linears):
-        pytest.skip("no oneDNN packed weights on this processor")
-    engine.load_adapter("a@1", path)
-    prompt = tokens(0, 5)
-    (got,) = generate(engine, request(prompt, 8, adapter="a@1"))
-    import peft
-
-    merged = peft.PeftModel.from_pretrained(hf_model(model), path).merge_and_unload()
-    want = hf_logprobs(merged, prompt + got.token_ids)[len(prompt) - 1 :]
-    assert got.logprobs == pytest.approx(want, abs=1e-4)

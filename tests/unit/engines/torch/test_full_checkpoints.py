@@ -17,7 +17,7 @@ from art.engine import AdapterInfo, EngineInfo, TokenChunk
 from art.engines.torch import pool as full
 from art.engines.torch.embedded import Output
 from art.engines.torch.pool import EnginePool
-from art.errors import AdapterError, ArtError, HandshakeError, NotFoundError
+from art.errors import AdapterError, HandshakeError, NotFoundError
 from art.protocol.calls import TrainSft
 from art.protocol.samples import plain_sample
 from art.runtime.publish import publish
@@ -91,14 +91,11 @@ def train(model: Path, folder: Path, dtype: Any = "float32", learning_rate: floa
     return norms
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.15)])
-def test_what_was_trained_is_served(
-    dtype: Any, tolerance: float, qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float32", 1e-4), pytest.param("bfloat16", 0.15, marks=pytest.mark.slow)]
+)
+def test_what_was_trained_is_served(dtype: Any, tolerance: float, qwen3: Path, tmp_path: Path) -> None:
     """Log-probs of the probe, and the norm of the change after rounding."""
-    monkeypatch.setattr(
-        "art.trainer.step.step_metrics.peak_flops", lambda device, dtype: 1e12
-    )  # takes seconds in bfloat16
     norms = train(qwen3, tmp_path, dtype)
     pool = EnginePool.load(str(qwen3), EngineConfig(device="cpu", dtype=dtype, num_threads=1))
     assert pool.load_adapter("m@0", tmp_path / "0").norm == 0
@@ -224,20 +221,6 @@ def test_under_a_name_in_use_later_requests_get_the_new_weights(
     assert [found[one.request_id] for one in requests] == expected
     assert len(set(map(tuple, expected))) == 3
     assert pool.stats()["adapters"] == 1
-
-
-def test_cancelling_and_aborting_end_requests_of_their_engine(pool: EnginePool, checkpoints: tuple[Path, Path]) -> None:
-    pool.load_adapter("full", checkpoints[0])
-    others = [request(tokens(2, 8), 4, adapter=name) for name in (None, "full")]
-    cancelled = request(tokens(3, 8), 4, adapter="full")
-    for one in (*others, cancelled):
-        pool.submit(one, stream=False)
-    pool.cancel(cancelled.request_id)
-    _, engine = pool.busy
-    (failed,) = engine.abort_all(ArtError("a step failed"))
-    assert failed.request_id == others[1].request_id
-    assert [output.request_id for output in drain(pool)] == [others[0].request_id]
-    assert generate(pool, request(tokens(2, 8), 4, adapter="full"))[0].finish_reason == "length"
 
 
 def test_files_that_do_not_fit_are_refused(

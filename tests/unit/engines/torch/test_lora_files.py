@@ -43,20 +43,6 @@ def refusal(engine: TorchEngine, adapter: Path) -> str:
     return message
 
 
-@pytest.mark.parametrize("keep", [0, 5, 100, -100])
-def test_truncated_weights(engine: TorchEngine, adapter: Path, keep: int) -> None:
-    file = adapter / "adapter_model.safetensors"
-    file.write_bytes(file.read_bytes()[:keep])
-    assert "corrupted" in refusal(engine, adapter)
-
-
-def test_missing_files(engine: TorchEngine, adapter: Path) -> None:
-    (adapter / "adapter_model.safetensors").unlink()
-    assert "missing or corrupted" in refusal(engine, adapter)
-    (adapter / "adapter_config.json").unlink()
-    assert "adapter_config.json" in refusal(engine, adapter)
-
-
 @pytest.mark.parametrize("text", ["{", "[]", '{"peft_type": "IA3"}'])
 def test_unreadable_config(engine: TorchEngine, adapter: Path, text: str) -> None:
     (adapter / "adapter_config.json").write_text(text)

@@ -11,7 +11,7 @@ import transformers
 
 from art.engines.torch import llama
 from art.engines.torch.base_model import HfDecoder
-from art.engines.torch.cache_attention import Probe
+from art.engines.torch.cache_attention import AttentionProbe
 from art.engines.torch.llama import LlamaDecoder
 from art.errors import ConfigError
 from tests.support.engine import (
@@ -29,7 +29,7 @@ from tests.support.engine import (
     write_adapter,
 )
 
-own_see = Probe.see
+own_see = AttentionProbe.see
 PROMPTS = [tokens(i, n) for i, n in enumerate((1, 5, 17, 40))]
 
 
@@ -170,12 +170,12 @@ def test_windows_of_the_fused_path(tmp_path: Path) -> None:
 
 def test_a_window_that_is_not_computed_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_model(tmp_path, "mistral", sliding_window=24)
-    monkeypatch.setattr("art.engines.torch.cache_attention.Probe.see", see_no_window)
+    monkeypatch.setattr("art.engines.torch.cache_attention.AttentionProbe.see", see_no_window)
     with pytest.raises(ConfigError, match="logits differ from transformers'"):
         load(folder)
 
 
-def see_no_window(self: Probe, layer: int, query: Any, key: Any, value: Any, kwargs: dict[str, Any]) -> None:
+def see_no_window(self: AttentionProbe, layer: int, query: Any, key: Any, value: Any, kwargs: dict[str, Any]) -> None:
     own_see(self, layer, query, key, value, {**kwargs, "sliding_window": None})
 
 
@@ -192,24 +192,9 @@ def test_yarn_positions(tmp_path: Path) -> None:
     assert score(load(folder), sequence) == pytest.approx(hf_logprobs(hf_model(folder), sequence), abs=2e-4)
 
 
-def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere"):
-        load(tmp_path / "nowhere")
-
-
 def test_bfloat16_is_close(models: Path, qwen3: Path) -> None:
     engine = load(qwen3, dtype="bfloat16")
     assert engine.info().dtype == "bfloat16"
     sequence = tokens(6, 40)
     got, want = torch.tensor(score(engine, sequence)), torch.tensor(hf_logprobs(hf_model(qwen3), sequence))
     assert float((got - want).abs().mean()) < 0.3
-
-
-def test_packed_weights_compute_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = make_model(tmp_path, "qwen3", hidden_size=256, intermediate_size=512)
-    monkeypatch.setattr("art.kernels.packed_linear.MIN_GAIN", 0.0)
-    engine = load(folder)
-    if not any(linear.is_packed for linear in engine._model.decoder._linears):
-        pytest.skip("no oneDNN packed weights on this processor")
-    sequence = tokens(7, 40)
-    assert score(engine, sequence) == pytest.approx(hf_logprobs(hf_model(folder), sequence), abs=1e-4)

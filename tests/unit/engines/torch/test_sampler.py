@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art.engine import GenerateRequest
-from art.engines.torch.random import uniforms
-from art.engines.torch.sampler import Cut, Sampled, cut_of, sample, token_logprobs, truncate
+from art.engines.torch.sampler import Cut, Sampled, cut_of, sample, token_logprobs, truncate, uniforms
 
 
 def cuts(top_ps: list[float]) -> list[Cut | None]:
@@ -62,7 +61,7 @@ def test_frequencies_and_logprobs_are_those_of_the_distribution(temperature: flo
     temperature=st.floats(0.05, 5),
     top_p=st.floats(0, 1, exclude_min=True),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_draw_is_a_possible_token(logits: list[float], u: float, temperature: float, top_p: float) -> None:
     drawn = draw(torch.tensor([logits]), [u], temperature, top_p)
     assert 0 <= drawn.token_ids[0] < len(logits)
@@ -75,38 +74,6 @@ def test_masked_tokens_are_never_drawn(u: float) -> None:
     drawn = draw(torch.tensor([[-inf, 1.0, -inf, 1.0, -inf]]), [u])
     assert drawn.token_ids[0] in (1, 3)
     assert drawn.logprobs[0] == pytest.approx(math.log(0.5))
-
-
-@pytest.mark.parametrize("vocab_size", [5000, 4 * 1024 + 1, 8192])
-@pytest.mark.parametrize("top_p", [1.0, 0.5])
-def test_a_large_vocabulary_is_searched_by_blocks(vocab_size: int, top_p: float) -> None:
-    logits = torch.full((vocab_size,), -math.inf)
-    possible = torch.tensor([0, 1023, 1024, 3000, vocab_size - 1])
-    logits[possible] = torch.tensor([2.0, 1.0, 0.0, 1.5, 1.8])
-    want = torch.softmax(logits, 0)
-    if top_p < 1:
-        want[[1023, 1024, 3000]] = 0.0
-        want /= want.sum()
-    n = 4000
-    drawn = draw(logits.expand(n, -1), uniforms([1] * n, range(n)).tolist(), top_p=top_p)
-    counts = torch.bincount(torch.tensor(drawn.token_ids), minlength=vocab_size) / n
-    assert float((counts - want).abs().max()) < 0.03
-    assert set(drawn.token_ids) == set(want.nonzero()[:, 0].tolist())
-    edges = draw(logits.expand(2, -1), [0.0, 1 - 2.0**-53], top_p=top_p)
-    assert edges.token_ids == [0, vocab_size - 1]
-
-
-def test_blocks_draw_what_a_plain_search_draws() -> None:
-    logits = torch.randn(64, 9000, generator=torch.Generator().manual_seed(5))
-    u = uniforms([2] * 64, range(64))
-    plain = torch.softmax(logits, -1).double().cumsum(-1)
-    want = torch.searchsorted(plain, torch.from_numpy(u)[:, None] * plain[:, -1:], right=True)[:, 0]
-    assert draw(logits, u.tolist()).token_ids == want.tolist()
-
-
-def test_a_nucleus_wider_than_the_first_look() -> None:
-    drawn = draw(torch.zeros(1, 6000), [0.5], top_p=0.9)
-    assert drawn.logprobs[0] == pytest.approx(-math.log(5400), abs=1e-2)
 
 
 def test_greedy_reports_the_unscaled_distribution() -> None:

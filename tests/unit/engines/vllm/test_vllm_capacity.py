@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -14,14 +13,12 @@ from art.engines.vllm.command import (
     BYTES_PER_LOGIT,
     Installation,
     choose_prefill_piece,
-    replicas_share_seed,
     server_command,
     server_environment,
 )
 from art.engines.vllm.replica import Replica
-from art.engines.vllm.vllm_engine import ScoreLimit, VllmEngine
-from art.memory.engine import choose_max_running
-from art.memory.shape import shape_of
+from art.engines.vllm.vllm_engine import VllmEngine
+from art.memory import choose_max_running, shape_of
 from tests.support.fake_vllm import FakeVllm
 
 GIB = 2**30
@@ -56,14 +53,20 @@ def test_keys_and_values_of_a_token() -> None:
 )
 def test_as_many_requests_as_the_memory_holds(memory_gib: int, context: int, expected: int) -> None:
     found = choose_max_running(
-        shape_of(QWEN3_8B), memory_bytes=memory_gib * GIB, num_gpus=1, share=0.9, context=context
+        VllmConfig(), shape_of(QWEN3_8B), device="cuda", memory_bytes=memory_gib * GIB, context=context
     )
     assert found == expected
 
 
 def test_more_gpus_hold_more_requests() -> None:
     sizes = [
-        choose_max_running(shape_of(QWEN3_30B), memory_bytes=80 * GIB, num_gpus=n, share=share, context=8192)
+        choose_max_running(
+            VllmConfig(flags={"tensor_parallel_size": n, "gpu_memory_utilization": share}),
+            shape_of(QWEN3_30B),
+            device="cuda",
+            memory_bytes=80 * GIB,
+            context=8192,
+        )
         for n, share in ((1, 0.7), (1, 0.9), (2, 0.9))
     ]
     assert sizes == sorted({*sizes})
@@ -95,14 +98,6 @@ def test_expandable_segments_do_not_reach_vllm(monkeypatch: pytest.MonkeyPatch) 
     assert environment["PYTORCH_ALLOC_CONF"] == ""
 
 
-def test_copies_that_would_draw_alike_get_seeds() -> None:
-    two = VllmConfig(flags={"data_parallel_size": 2})
-    older = replace(GPU, vllm="0.26.0")
-    assert replicas_share_seed(older, two)
-    assert not replicas_share_seed(older, VllmConfig())
-    assert not replicas_share_seed(GPU, two)
-
-
 async def sent_seed(*, repeatable: bool, shares_seed: bool) -> int | None:
     fake = FakeVllm()
     request = GenerateRequest(
@@ -110,9 +105,7 @@ async def sent_seed(*, repeatable: bool, shares_seed: bool) -> int | None:
         repeatable=repeatable,
     )  # fmt: skip
     async with fake.serve() as url:
-        engine = VllmEngine(
-            [Replica(url, None)], "the-base", replace(INFO, device="cuda"), VllmConfig(), shares_seed=shares_seed
-        )
+        engine = VllmEngine([Replica(url, None)], "the-base", replace(INFO, device="cuda"), shares_seed=shares_seed)
         _ = [chunk async for chunk in engine.generate(request, stream=False)]
         await engine.close()
     return fake.requests[-1].get("seed")
@@ -122,24 +115,3 @@ async def test_only_a_seed_that_the_client_chose_is_sent() -> None:
     assert await sent_seed(repeatable=False, shares_seed=False) is None
     assert await sent_seed(repeatable=True, shares_seed=False) is not None
     assert await sent_seed(repeatable=False, shares_seed=True) is not None
-
-
-async def test_scored_prompts_wait_for_each_other() -> None:
-    limit, most, now = ScoreLimit(max_tokens=100, max_prompts=3), [0, 0], [0, 0]
-
-    async def score(num_tokens: int) -> None:
-        async with limit.taken(num_tokens):
-            now[0], now[1] = now[0] + num_tokens, now[1] + 1
-            most[0], most[1] = max(most[0], now[0]), max(most[1], now[1])
-            await asyncio.sleep(0.001)
-            now[0], now[1] = now[0] - num_tokens, now[1] - 1
-
-    await asyncio.gather(*(score(n) for n in (40, 60, 10, 10, 10, 10, 90, 30)))
-    assert most == [100, 3]
-    await asyncio.gather(score(1000), score(5))  # longer than the limit: alone
-    assert most[0] == 1000
-    cancelled = asyncio.ensure_future(score(100))
-    await asyncio.sleep(0)
-    cancelled.cancel()
-    await asyncio.gather(cancelled, return_exceptions=True)
-    assert limit.num_tokens == 0

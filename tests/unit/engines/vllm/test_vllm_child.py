@@ -18,13 +18,20 @@ import pytest
 
 from art.config import VllmConfig
 from art.engine import GenerateRequest
-from art.engines.process import ProcessEngine
 from art.errors import ConfigError, InvalidRequestError, NotFoundError, ProcessError
 from art.protocol.calls import Info, StartVllm
 from art.protocol.rpc import RpcClient
-from art.runtime.children.vllm_child import Progress
+from art.runtime.hosting.process_engine import ProcessEngine
 from tests.support.calls import raw
 from tests.support.fake_vllm import CONTEXT, VOCAB, FakeVllm
+
+QUICK = """
+from art.worker import child, vllm_child
+
+child.HEARTBEAT_S, vllm_child.WATCH_S = 0.1, 0.2
+vllm_child.main()
+"""
+"""The process, with less time between two heartbeats, and between two looks at the server."""
 
 
 @asynccontextmanager
@@ -32,7 +39,7 @@ async def child() -> AsyncIterator[tuple[RpcClient, list[dict[str, Any]]]]:
     """A connection to a new process, and the list of its heartbeats."""
     ours, theirs = socket.socketpair()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "art.runtime.children.vllm_child", "--fd", str(theirs.fileno())),
+        *(sys.executable, "-c", QUICK, "--fd", str(theirs.fileno())),
         pass_fds=[theirs.fileno()], env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     theirs.close()
@@ -52,7 +59,7 @@ def model(tmp_path: Path) -> Path:
 
 
 async def start(client: RpcClient, model: Path, *urls: str) -> ProcessEngine:
-    await client.call(StartVllm(model=str(model), config=VllmConfig(urls=urls), lora_rank=4, python=None))
+    await client.call(StartVllm(model=str(model), config=VllmConfig(urls=urls), lora_rank=4))
 
     async def connect() -> RpcClient:
         return client
@@ -70,6 +77,8 @@ async def test_calls_reach_the_server_and_answers_come_back(model: Path) -> None
     async with fake.serve() as url, child() as (client, heartbeats):
         with pytest.raises(ProcessError, match="call `start_vllm` first"):
             await client.call(Info())
+        with pytest.raises(ConfigError, match="is not a local folder"):
+            await start(client, model / "no" / "model", url)
         engine = await start(client, model, url)
         assert (await engine.info()).max_context == CONTEXT - 1
         for stream in (False, True):
@@ -109,13 +118,6 @@ async def test_cancelling_a_call_cancels_it_on_the_server(model: Path) -> None:
             assert (await anext(chunks)).token_ids == [8]
 
 
-async def test_a_failed_start_reports_its_reason(tmp_path: Path) -> None:
-    config = VllmConfig(urls=("http://127.0.0.1:9",))
-    async with child() as (client, _):
-        with pytest.raises(ConfigError, match="is not a local folder"):
-            await client.call(StartVllm(model=str(tmp_path / "no" / "model"), config=config, lora_rank=4, python=None))
-
-
 async def test_a_sleeping_server_is_not_mistaken_for_a_stalled_one(model: Path) -> None:
     fake = FakeVllm()
     async with fake.serve() as url, child() as (client, heartbeats):
@@ -133,17 +135,3 @@ async def test_a_sleeping_server_is_not_mistaken_for_a_stalled_one(model: Path) 
 
 def asleep(heartbeats: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [beat for beat in heartbeats if beat["doing"] == "asleep"]
-
-
-def test_progress_means_new_tokens_since_the_last_look() -> None:
-    stats = {"generated_tokens": 0.0, "prefill_tokens": 0.0, "running": 1.0, "waiting": 0.0, "kv_cache_usage": 0.5}
-    progress = Progress()
-    assert progress.add(stats), "a first request has just come"
-    assert "progress_s" not in progress.describe(os.getpid())["vllm"]
-    assert progress.add(stats | {"prefill_tokens": 7.0})
-    told = progress.describe(os.getpid())["vllm"]
-    assert (told["running"], told["kv_cache_usage"], told["generated_tokens"]) == (1.0, 0.5, 0.0)
-    assert told["progress_s"] < 5
-    assert not progress.add(stats | {"prefill_tokens": 7.0}), "nothing was computed since"
-    progress.expect()
-    assert progress.add(stats | {"prefill_tokens": 7.0})

@@ -51,8 +51,7 @@ def test_every_flag_is_one_of_vllm(release: str, name: str) -> None:
     flags = [word.partition("=")[0] for word in command_lines()[name] if word.startswith("--")]
     assert len(flags) == len({*flags})
     assert [flag for flag in flags if flag not in known and flag.replace("--no-", "--", 1) not in known] == []
-    address = ("--uds", "--port")  # `VllmServer.start` adds one of them
-    assert {*address} <= {*known}
+    assert "--uds" in known  # `VllmServer.start` adds it
 
 
 def parsed(arguments: list[str]) -> dict[str, Any]:

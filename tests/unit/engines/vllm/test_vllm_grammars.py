@@ -14,11 +14,12 @@ import pytest
 from art.config import VllmConfig
 from art.engine import EngineInfo, GenerateRequest, TokenChunk
 from art.engines.vllm.command import Installation, server_command
-from art.engines.vllm.grammars import load_vocabulary
-from art.engines.vllm.start import Launch, start_engine
+from art.engines.vllm.grammars import vocabulary_for
+from art.engines.vllm.start import start_engine
 from art.engines.vllm.vllm_engine import VllmEngine
 from art.errors import ConfigError, InvalidRequestError, OverloadedError
 from art.kernels.grammar import Vocabulary, with_end
+from art.protocol.calls import StartVllm
 from tests.support.fake_vllm import VOCAB_OF_GRAMMARS, FakeVllm
 from tests.support.grammars import GRAMMAR, STOPS, check_answer, make_tokenizer, save_tokenizer
 
@@ -43,7 +44,7 @@ def server() -> FakeVllm:
 async def connected(model: Path, fake: FakeVllm) -> AsyncIterator[VllmEngine]:
     async with fake.serve() as url:
         config = VllmConfig.model_validate({"urls": [url], "device": "cpu", "dtype": "float32"})
-        engine, _ = await start_engine(str(model), config, Launch(lora_rank=4))
+        engine, _ = await start_engine(StartVllm(model=str(model), config=config, lora_rank=4))
         fake.requests.clear()
         try:
             yield engine
@@ -144,10 +145,10 @@ def test_another_release_of_the_library_gets_no_grammars(
     model: Path, caplog: pytest.LogCaptureFixture, version: str | None
 ) -> None:
     other = Installation("python", "0.32.0", "2.13.0", "cuda", version)
-    assert load_vocabulary(str(model), VOCAB_OF_GRAMMARS, other) is None
+    assert vocabulary_for(str(model), VOCAB_OF_GRAMMARS, other) is None
     assert "install the same release" in caplog.text
     same = Installation("python", "0.32.0", "2.13.0", "cuda", VERSION)
-    assert load_vocabulary(str(model), VOCAB_OF_GRAMMARS, same) is not None
+    assert vocabulary_for(str(model), VOCAB_OF_GRAMMARS, same) is not None
 
 
 @pytest.mark.parametrize("flag", ["structured_outputs_config", "--structured-outputs-config.backend"])

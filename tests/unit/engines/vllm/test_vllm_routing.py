@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from art.engines.vllm.routing import BLOCK, SLACK, Router, prefix_hashes
+from art.engines.vllm.vllm_engine import BLOCK, SLACK, Router, prefix_hashes
 
 
 def prompt(seed: int, num_blocks: int = 3) -> list[int]:

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from art.gateway.format.fidelity import examine, plain_conversations, reasoning_conversation, tool_conversations
-from art.gateway.format.load import load_renderer
-from art.gateway.format.renderer import Renderer
-from art.gateway.parsing.calls import ToolCall
-from art.gateway.parsing.parse import ParsedMessage
-from art.runtime.checks.preflight import check_template, check_tools
+from art.gateway.calls import ToolCall
+from art.gateway.fidelity import examine, plain_conversations, reasoning_conversation, tool_conversations
+from art.gateway.parse import ParsedMessage
+from art.gateway.renderer import Renderer, load_renderer
+from art.runtime.preflight import check_template, check_tools
 from tests.support.gateway import CHATML, QWEN3, make_tokenizer
 
 TOOL_CALL = tool_conversations()[1]
@@ -23,13 +22,13 @@ def renderer(tokenizer_dir: Path) -> Renderer:
     return load_renderer(tokenizer_dir)
 
 
-def renderer_of(tmp_path: Path, template: str, model_type: str = "qwen2") -> Renderer:
-    return load_renderer(make_tokenizer(tmp_path / "model", template=template, model_type=model_type))
+def renderer_of(tmp_path: Path, template: str) -> Renderer:
+    return load_renderer(make_tokenizer(tmp_path / "model", template=template))
 
 
-@pytest.mark.parametrize(("template", "model_type"), [(CHATML, "qwen2"), (QWEN3, "qwen3")])
-def test_a_good_format_passes(tmp_path: Path, template: str, model_type: str) -> None:
-    renderer = renderer_of(tmp_path, template, model_type)
+@pytest.mark.parametrize("template", [CHATML, QWEN3])
+def test_a_good_format_passes(tmp_path: Path, template: str) -> None:
+    renderer = renderer_of(tmp_path, template)
     for conversation in (*plain_conversations(), *tool_conversations()):
         examined = examine(renderer, conversation)
         assert examined == type(examined)(conversation.name)

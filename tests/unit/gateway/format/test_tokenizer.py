@@ -13,8 +13,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from art.errors import ConfigError, InvalidRequestError
-from art.gateway.format.renderer import template_messages
-from art.gateway.format.tokenizer import TextStream, Tokenizer
+from art.gateway.renderer import template_messages
+from art.gateway.tokenizer import TextStream, Tokenizer
 from tests.support.gateway import CHATML, LOOK_UP, QWEN3, make_tokenizer, system, user
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"key": "x y", "n": 1.5}'}}
@@ -51,8 +51,8 @@ def test_tokens_equal_those_of_transformers(
         expected = theirs.apply_chat_template(
             messages, tools=tools, add_generation_prompt=opening, return_dict=False, **kwargs
         )
-        assert ours.apply_chat_template(messages, tools=tools, add_generation_prompt=opening, **kwargs) == expected
-        assert ours.decode(expected) == theirs.decode(expected)
+        text = ours.render_text(messages, tools, add_generation_prompt=opening, **kwargs)
+        assert ours.encode(text, add_special_tokens=False) == expected
         assert ours.text(expected) == theirs.decode(expected)
 
 
@@ -60,9 +60,10 @@ def test_special_ids_equal_those_of_transformers(tokenizer_dir: Path, tokenizer:
     from transformers import PreTrainedTokenizerFast
 
     theirs = PreTrainedTokenizerFast.from_pretrained(tokenizer_dir)
-    for name in ("eos_token_id", "pad_token_id", "bos_token_id", "unk_token_id"):
-        assert getattr(tokenizer, name) == getattr(theirs, name), name
-    assert tokenizer.convert_tokens_to_ids(["<|im_end|>", "h"]) == theirs.convert_tokens_to_ids(["<|im_end|>", "h"])
+    assert tokenizer.eos_token_id == theirs.eos_token_id
+    assert [tokenizer.token_id("<|im_end|>"), tokenizer.token_id("h")] == theirs.convert_tokens_to_ids(
+        ["<|im_end|>", "h"]
+    )
     assert tokenizer.generation_stop_ids == (tokenizer.token_id("<|endoftext|>"),)
 
 
@@ -88,7 +89,7 @@ def test_the_text_of_random_tokens_equals_the_librarys_decoding(tokenizer: Token
     ids = [i for i in ids if tokenizer.backend.id_to_token(i) is not None]
     added = tokenizer.backend.get_added_tokens_decoder()
     if not any(i in added for i in ids):  # the library decodes the text between added tokens piece by piece
-        assert tokenizer.text(ids) == tokenizer.decode(ids)
+        assert tokenizer.text(ids) == tokenizer.backend.decode(ids, skip_special_tokens=False)
 
 
 @given(data=st.binary(), cuts=st.lists(st.integers(0, 30)))
@@ -143,8 +144,8 @@ def test_a_template_is_read_from_tokenizer_config(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with {{ tools | length }}"}]
     path.write_text(json.dumps(config | {"chat_template": named}))
     tokenizer = Tokenizer.load(directory)
-    assert tokenizer.apply_chat_template([user("x")], tokenize=False) == "plain"
-    assert tokenizer.apply_chat_template([user("x")], tools=[LOOK_UP], tokenize=False) == "with 1"
+    assert tokenizer.render_text([user("x")], None, add_generation_prompt=False) == "plain"
+    assert tokenizer.render_text([user("x")], [LOOK_UP], add_generation_prompt=False) == "with 1"
 
 
 def test_an_invalid_template_and_refused_messages_are_reported(tmp_path: Path) -> None:
@@ -152,17 +153,17 @@ def test_an_invalid_template_and_refused_messages_are_reported(tmp_path: Path) -
         Tokenizer.load(make_tokenizer(tmp_path / "a", template="{% if %}"))
     refuses = Tokenizer.load(make_tokenizer(tmp_path / "b", template="{{ raise_exception('only users') }}"))
     with pytest.raises(InvalidRequestError, match="only users"):
-        refuses.apply_chat_template([user("x")])
+        refuses.render_text([user("x")], None, add_generation_prompt=False)
 
 
 def test_templates_run_in_a_sandbox(tmp_path: Path) -> None:
     evil = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
     tokenizer = Tokenizer.load(make_tokenizer(tmp_path, template=evil))
     with pytest.raises(InvalidRequestError):
-        tokenizer.apply_chat_template([user("x")])
+        tokenizer.render_text([user("x")], None, add_generation_prompt=False)
 
 
 def test_templates_may_use_the_generation_tag_and_the_date(tmp_path: Path) -> None:
     source = "{% generation %}{{ messages[0].content }}{% endgeneration %}{{ strftime_now('%Y')[:2] }}"
     tokenizer = Tokenizer.load(make_tokenizer(tmp_path, template=source))
-    assert tokenizer.apply_chat_template([user("x")], tokenize=False) == "x20"
+    assert tokenizer.render_text([user("x")], None, add_generation_prompt=False) == "x20"

@@ -12,11 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art.config import RenderConfig
-from art.gateway.format.bridge import Branch, extend_text
-from art.gateway.format.load import load_renderer
-from art.gateway.format.package_renderer import PackageRenderer
-from art.gateway.format.renderer import RecordedTurn
-from art.gateway.format.template_renderer import TemplateRenderer
+from art.gateway.bridge import Branch, extend_text
+from art.gateway.renderer import RecordedTurn, load_renderer
 from tests.support.gateway import LOOK_UP, QWEN3, Bench, make_tokenizer, open_bench, system, user
 
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"key": "a"}}\n</tool_call>'
@@ -24,17 +21,15 @@ CALL = '<tool_call>\n{"name": "look_up", "arguments": {"key": "a"}}\n</tool_call
 
 @pytest.fixture(scope="session")
 def qwen3_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tokenizer(tmp_path_factory.mktemp("qwen3"), template=QWEN3, model_type="qwen3")
+    return make_tokenizer(tmp_path_factory.mktemp("qwen3"), template=QWEN3)
 
 
-@pytest.fixture(params=["template", "package"])
+@pytest.fixture(params=["chatml", "qwen3"])
 async def turns(
     request: pytest.FixtureRequest, tmp_path: Path, tokenizer_dir: Path, qwen3_dir: Path
 ) -> AsyncIterator[Bench]:
-    """A bench with each kind of renderer, since both keep the same promises."""
-    async with open_bench(tmp_path, tokenizer_dir if request.param == "template" else qwen3_dir) as bench:
-        kind = TemplateRenderer if request.param == "template" else PackageRenderer
-        assert type(bench.renderer) is kind
+    """A bench with each of two templates, since both keep the same promises."""
+    async with open_bench(tmp_path, tokenizer_dir if request.param == "chatml" else qwen3_dir) as bench:
         yield bench
 
 
@@ -57,11 +52,9 @@ async def test_a_later_turn_extends_the_exact_tokens(turns: Bench) -> None:
     known = first.prompt_token_ids + first.completion_token_ids
     assert second.prompt_token_ids[: len(known)] == known
     # Beside the odd tokens it is what the template would render.
-    assert text_of(turns, second.prompt_token_ids) == tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, tokenize=False
-    )
+    assert text_of(turns, second.prompt_token_ids) == tokenizer.render_text(messages, None, add_generation_prompt=True)
     tail = second.prompt_token_ids[len(known) :]
-    assert tail == tokenizer.apply_chat_template(messages, add_generation_prompt=True)[-len(tail) :]
+    assert tail == turns.renderer.render(messages, None)[-len(tail) :]
 
 
 async def test_many_turns_with_tools(turns: Bench) -> None:
@@ -97,9 +90,7 @@ async def test_reasoning_that_the_template_drops_is_a_declared_branch(turns: Ben
     second = await turns.chat(*messages)
     exchange = turns.exchange(second)
     assert (exchange.parent_id, exchange.branch_reason) == (None, "reasoning_dropped")
-    assert exchange.prompt_token_ids == turns.renderer.tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True
-    )
+    assert exchange.prompt_token_ids == turns.renderer.render(messages, None)
     # No reasoning stands in the second turn's tokens, so the third extends them.
     messages += [{"role": "assistant", "content": "bye"}, user("last")]
     third = turns.exchange(await turns.chat(*messages))
@@ -107,10 +98,10 @@ async def test_reasoning_that_the_template_drops_is_a_declared_branch(turns: Ben
     assert turns.exchange(first).branch_reason is None
 
 
-@pytest.mark.parametrize("kind", ["template", "package"])
+@pytest.mark.parametrize("kind", ["chatml", "qwen3"])
 @pytest.mark.parametrize("keep", [True, False])
 async def test_keep_reasoning(tmp_path: Path, tokenizer_dir: Path, qwen3_dir: Path, kind: str, keep: bool) -> None:
-    directory = tokenizer_dir if kind == "template" else qwen3_dir
+    directory = tokenizer_dir if kind == "chatml" else qwen3_dir
     async with open_bench(tmp_path, directory, config=RenderConfig(keep_reasoning=keep)) as bench:
         bench.answers(f"<think>\nwhence\n</think>\n\n{CALL}", "<think>\nthus\n</think>\n\nbye", "end")
         answer = (await bench.chat(user("hi"), tools=[LOOK_UP]))["choices"][0]["message"]
@@ -330,23 +321,6 @@ def test_templates_that_move_the_tools_cannot_be_bridged(tmp_path: Path) -> None
     assert isinstance(renderer.bridge(turn, [user("more")], None), list)
 
 
-# --- which renderer a model gets ---
-
-
-def test_a_changed_template_gets_no_package_renderer(tmp_path: Path) -> None:
-    changed = QWEN3.replace("You may call one or more functions", "You can call one or more functions")
-    assert changed != QWEN3
-    renderer = load_renderer(make_tokenizer(tmp_path, template=changed, model_type="qwen3"))
-    assert isinstance(renderer, TemplateRenderer)
-
-
-def test_an_unchanged_template_gets_its_package_renderer(qwen3_dir: Path) -> None:
-    assert isinstance(load_renderer(qwen3_dir), PackageRenderer)
-    variant = load_renderer(qwen3_dir).with_kwargs({"enable_thinking": False})
-    text = variant.tokenizer.text(variant.render([user("hi")], None))
-    assert text.endswith("<think>\n\n</think>\n\n")
-
-
 LEARNT = [
     ([user("hi"), {"role": "assistant", "content": "hello"}], "hello<|im_end|>"),
     (
@@ -360,35 +334,24 @@ LEARNT = [
 @pytest.mark.parametrize(("messages", "expected"), LEARNT)
 def test_a_given_answer_is_rendered_as_a_completion(tokenizer_dir: Path, messages: list[Any], expected: str) -> None:
     renderer = load_renderer(tokenizer_dir)
-    completion = renderer.completion(messages, None, renderer.render(messages[:-1], None))
+    completion = renderer.completion(messages, None)
     assert completion is not None
     assert renderer.tokenizer.text(completion) == expected
-
-
-def test_a_package_renderer_renders_a_given_answer_as_a_completion(qwen3_dir: Path) -> None:
-    renderer = load_renderer(qwen3_dir)
-    messages = [user("hi"), {"role": "assistant", "content": "hello"}]
-    prompt = renderer.render(messages[:-1], None)
-    completion = renderer.completion(messages, None, prompt)
-    assert completion is not None
-    assert renderer.tokenizer.text(completion) == "hello<|im_end|>"  # the template would open with an empty block
-    assert completion[-1] == renderer.stop_token_ids[0]
-    assert renderer.completion(messages, None, [*prompt[:-1], 5]) is None
 
 
 SENTENCES = st.text("ab <>|\n\u00e9", max_size=8).filter(lambda text: "<|" not in text)
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_bridged_prompt_has_the_text_that_the_template_renders(
     tokenizer_dir: Path, qwen3_dir: Path, data: st.DataObject
 ) -> None:
     """Property: without reasoning, the text of a bridged prompt is the text that the template renders."""
     renderer = (
-        _CACHE.setdefault("package", load_renderer(qwen3_dir))
+        _CACHE.setdefault("qwen3", load_renderer(qwen3_dir))
         if data.draw(st.booleans())
-        else _CACHE.setdefault("template", load_renderer(tokenizer_dir))
+        else _CACHE.setdefault("chatml", load_renderer(tokenizer_dir))
     )
     end = renderer.stop_token_ids[0]
     messages: list[dict[str, Any]] = [user(data.draw(SENTENCES))]
@@ -408,9 +371,27 @@ def test_a_bridged_prompt_has_the_text_that_the_template_renders(
         assert not isinstance(bridged, Branch)
         assert bridged[: len(prompt) + len(completion)] == prompt + completion
         messages += new
-        expected = renderer.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        expected = renderer.tokenizer.render_text(messages, None, add_generation_prompt=True)
         assert renderer.tokenizer.text(bridged) == expected
         prompt = bridged
 
 
 _CACHE: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize("tools", [None, [LOOK_UP]])
+def test_the_completions_of_a_conversation_are_those_of_its_messages(
+    tokenizer_dir: Path, qwen3_dir: Path, tools: Any
+) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "look_up", "arguments": '{"key": "a"}'}}
+    messages = [
+        user("hi"), {"role": "assistant", "content": "hello", "reasoning_content": "why"}, user("more"),
+        {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "1"},
+        {"role": "assistant", "content": "one"}, user("and?"), {"role": "assistant", "content": "two"},
+    ]  # fmt: skip
+    for renderer in (load_renderer(tokenizer_dir), load_renderer(qwen3_dir)):
+        expected = [
+            (i, renderer.render(messages[:i], tools), renderer.completion(messages[: i + 1], tools))
+            for i in (1, 3, 5, 7)
+        ]
+        assert list(renderer.completions(messages, tools)) == expected

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from art.gateway.format.tokenizer import Tokenizer
-from art.gateway.parsing.calls import parameter_schemas
-from art.gateway.parsing.markup_calls import typed
-from art.gateway.parsing.parse import Delta, ParsedMessage, TaggedParser, Tags
-from art.gateway.parsing.tool_calls import CALL_FORMATS
+from art.gateway.calls import parameter_schemas
+from art.gateway.parse import Delta, ParsedMessage, TaggedParser, Tags
+from art.gateway.tokenizer import Tokenizer
+from art.gateway.tool_calls import CALL_FORMATS, typed
 from tools.families import real, templates
 
 FORMATS = {one.name: one for one in CALL_FORMATS}

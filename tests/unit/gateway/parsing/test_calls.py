@@ -13,16 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art.errors import InvalidRequestError
-from art.gateway.format.bridge import Branch
-from art.gateway.format.fidelity import TOOL, examine, tool_conversations
-from art.gateway.format.load import load_renderer
-from art.gateway.format.renderer import RecordedTurn, Renderer, parse, template_messages
-from art.gateway.format.template_renderer import TemplateRenderer
-from art.gateway.parsing.calls import ToolCall, with_call_ids
-from art.gateway.parsing.parse import Delta
-from art.gateway.parsing.tool_calls import CALL_FORMATS
+from art.gateway.bridge import Branch
+from art.gateway.calls import ToolCall, with_call_ids
+from art.gateway.fidelity import TOOL, examine, tool_conversations
+from art.gateway.parse import Delta
+from art.gateway.renderer import RecordedTurn, Renderer, load_renderer, parse, template_messages
+from art.gateway.tool_calls import CALL_FORMATS
 from art.protocol.chat import Message
-from art.runtime.checks.preflight import check_tools
+from art.runtime.preflight import check_tools
 from tools.families.build import FAMILIES, build_tokenizer
 
 READERS = {one.name: one.read for one in CALL_FORMATS}
@@ -40,16 +38,15 @@ USER: Message = {"role": "user", "content": "hi"}
 
 
 @pytest.fixture(scope="module")
-def renderer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TemplateRenderer]:
+def renderer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Renderer]:
     """A factory of renderers from a family's tokenizer and template."""
-    made: dict[str, TemplateRenderer] = {}
+    made: dict[str, Renderer] = {}
 
-    def get(name: str) -> TemplateRenderer:
+    def get(name: str) -> Renderer:
         if name not in made:
             folder = tmp_path_factory.mktemp("family")
             build_tokenizer(next(family for family in FAMILIES if family.name == name)).save_pretrained(folder)
             loaded = load_renderer(folder)
-            assert isinstance(loaded, TemplateRenderer)
             made[name] = loaded
         return made[name]
 
@@ -64,7 +61,7 @@ def parsed(renderer: Renderer, text: str, *, with_tools: bool = True) -> tuple[s
 
 @pytest.mark.parametrize(("family", "name"), FORMATS.items())
 def test_a_call_that_the_template_writes_is_parsed_back(
-    family: str, name: str, renderer: Callable[[str], TemplateRenderer]
+    family: str, name: str, renderer: Callable[[str], Renderer]
 ) -> None:
     loaded = renderer(family)
     assert loaded.handles_tools
@@ -75,9 +72,7 @@ def test_a_call_that_the_template_writes_is_parsed_back(
 
 
 @pytest.mark.parametrize("family", ["Gemma 3", "Phi-3"])
-def test_a_template_without_tools_does_not_handle_tools(
-    family: str, renderer: Callable[[str], TemplateRenderer]
-) -> None:
+def test_a_template_without_tools_does_not_handle_tools(family: str, renderer: Callable[[str], Renderer]) -> None:
     assert not renderer(family).handles_tools
     assert "the chat template has no place for tools" in check_tools(renderer(family)).found
 
@@ -125,7 +120,7 @@ def test_a_number_that_no_float_holds_is_the_largest_one() -> None:
     assert json.loads(calls[0].arguments) == {"x": sys.float_info.max, "y": -sys.float_info.max}
 
 
-def test_without_tools_a_json_object_is_an_ordinary_answer(renderer: Callable[[str], TemplateRenderer]) -> None:
+def test_without_tools_a_json_object_is_an_ordinary_answer(renderer: Callable[[str], Renderer]) -> None:
     llama, call = renderer("Llama 3"), '{"name": "f", "parameters": {"x": 1}}'
     assert parsed(llama, f" {call}\n") == ("", "", [F])
     assert parsed(llama, call, with_tools=False) == (call, "", [])
@@ -145,9 +140,7 @@ def test_without_tools_a_json_object_is_an_ordinary_answer(renderer: Callable[[s
         ("gpt-oss", "no header"),
     ],
 )
-def test_a_malformed_call_stays_in_the_content(
-    family: str, text: str, renderer: Callable[[str], TemplateRenderer]
-) -> None:
+def test_a_malformed_call_stays_in_the_content(family: str, text: str, renderer: Callable[[str], Renderer]) -> None:
     assert parsed(renderer(family), text) == (text, "", [])
 
 
@@ -172,17 +165,17 @@ def test_a_malformed_call_stays_in_the_content(
     ],
 )
 def test_harmony(
-    text: str, content: str, reasoning: str, calls: list[ToolCall], renderer: Callable[[str], TemplateRenderer]
+    text: str, content: str, reasoning: str, calls: list[ToolCall], renderer: Callable[[str], Renderer]
 ) -> None:
     assert parsed(renderer("gpt-oss"), text) == (content, reasoning, calls)
 
 
 @pytest.mark.parametrize("family", ["Llama 3", "Mistral", "DeepSeek-V3", "Kimi K2 (as DeepseekV3)", "gpt-oss"])
-def test_in_pieces_as_at_once(family: str, renderer: Callable[[str], TemplateRenderer]) -> None:
+def test_in_pieces_as_at_once(family: str, renderer: Callable[[str], Renderer]) -> None:
     """Property: for any order of the format's tokens, texts and calls, the deltas add up to the message."""
     loaded = renderer(family)
     prompt = loaded.render([USER], None)
-    turn = loaded.completion([USER, tool_conversations()[1].answer], [TOOL], prompt)
+    turn = loaded.completion([USER, tool_conversations()[1].answer], [TOOL])
     assert turn is not None
     tokens = list(loaded.tokenizer.backend.get_added_tokens_decoder())
     texts = [loaded.tokenizer.encode(text, add_special_tokens=False) for text in ("a\u00e9", " \n", '{"name": "f"}')]
@@ -211,7 +204,7 @@ def test_in_pieces_as_at_once(family: str, renderer: Callable[[str], TemplateRen
     check()
 
 
-def test_call_ids_have_the_form_that_templates_expect(renderer: Callable[[str], TemplateRenderer]) -> None:
+def test_call_ids_have_the_form_that_templates_expect(renderer: Callable[[str], Renderer]) -> None:
     messages = [USER, *_called("call_1", "f"), *_called("call_2", "g")]
     by_name = {one.name: one for one in CALL_FORMATS}
     kimi = with_call_ids(messages, by_name["kimi"])
@@ -236,7 +229,7 @@ def _called(call_id: str, name: str) -> list[Message]:
     ]
 
 
-def test_gpt_oss_keeps_reasoning_between_tool_calls(renderer: Callable[[str], TemplateRenderer]) -> None:
+def test_gpt_oss_keeps_reasoning_between_tool_calls(renderer: Callable[[str], Renderer]) -> None:
     """After a tool call, the next turn extends the sampled tokens with reasoning. After a final answer, it branches."""
     gpt_oss = renderer("gpt-oss")
     prompt = gpt_oss.render([USER], [TOOL])
@@ -255,7 +248,7 @@ def test_gpt_oss_keeps_reasoning_between_tool_calls(renderer: Callable[[str], Te
     assert gpt_oss.bridge(said, [USER], [TOOL]) == Branch("template_rewrites_history")
 
 
-def test_arguments_are_passed_as_the_template_expects(renderer: Callable[[str], TemplateRenderer]) -> None:
+def test_arguments_are_passed_as_the_template_expects(renderer: Callable[[str], Renderer]) -> None:
     """DeepSeek's template takes arguments as text; the others take an object."""
     assert renderer("DeepSeek-V3").writing.text_arguments
     assert not renderer("Kimi K2 (as DeepseekV3)").writing.text_arguments

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from art.gateway.calls import load_json, make_call
 from art.gateway.completion import StopScanner
-from art.gateway.format.tokenizer import Tokenizer
-from art.gateway.parsing.calls import load_json, make_call
-from art.gateway.parsing.parse import Delta, ParsedMessage, TaggedParser, Tags
+from art.gateway.parse import Delta, ParsedMessage, TaggedParser, Tags
+from art.gateway.tokenizer import Tokenizer
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 
@@ -132,7 +132,7 @@ def _merge(deltas: list[Delta]) -> tuple[str, str, list[Any]]:
 
 
 @given(data=st.data(), in_reasoning=st.booleans(), parse_tools=st.booleans())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_in_pieces_as_at_once(tokenizer: Tokenizer, data: st.DataObject, in_reasoning: bool, parse_tools: bool) -> None:
     """Property: wherever the answer is cut, the deltas add up to the message, also for bytes that are not UTF-8."""
     text = "".join(data.draw(st.lists(PIECES, max_size=12)))
@@ -159,7 +159,7 @@ def test_in_pieces_as_at_once(tokenizer: Tokenizer, data: st.DataObject, in_reas
 
 
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_the_stop_scanner_agrees_with_a_plain_search(tokenizer: Tokenizer, data: st.DataObject) -> None:
     alphabet = st.text("abEND \u00e9", max_size=12)
     text = data.draw(alphabet)

@@ -11,12 +11,8 @@ from pathlib import Path
 import pytest
 
 from art.errors import InvalidRequestError
-from art.gateway.format.load import load_renderer
-from art.gateway.format.package_renderer import PackageRenderer
-from art.gateway.format.renderer import parse
-from art.gateway.format.template_renderer import TemplateRenderer
-from art.gateway.format.tokenizer import Tokenizer
-from art.gateway.parsing.parse import Delta
+from art.gateway.parse import Delta
+from art.gateway.renderer import Renderer, load_renderer, parse
 from tools.families import real, templates
 
 PAGE = (Path(__file__).parents[4] / "docs/models.md").read_text()
@@ -53,7 +49,7 @@ FORMATS = {
 published = pytest.mark.skipif(not real.are_fetched(), reason="templates are not downloaded: `make families`")
 
 
-def load(name: str) -> TemplateRenderer:
+def load(name: str) -> Renderer:
     if name in OWN:
         return real.load(OWN[name])
     return real.load(SOURCES[name].file.read_text(encoding="utf-8"), SOURCES[name].tokens)
@@ -131,21 +127,6 @@ def test_calls_that_a_template_does_not_write_stay_in_later_prompts(name: str) -
     answered = prompt[prompt.index("Look it up.") :]
     assert answered.count("look_up") == 2
     assert answered.index("look_up") < answered.index("found 0") < answered.index("found 1")
-
-
-def test_the_packages_renderer_of_llama_3_has_parallel_calls(tmp_path: Path) -> None:
-    real.write_folder(tmp_path, templates.LLAMA3)
-    tokenizer = Tokenizer.load(tmp_path)
-    tokenizer.backend.add_special_tokens(["<|begin_of_text|>", "<|end_of_text|>", "<|eom_id|>", "<|python_tag|>"])
-    llama = PackageRenderer(Tokenizer(
-        tokenizer.backend, name_or_path="llama", special_tokens=tokenizer.special_tokens, template=tokenizer.template
-    ), "llama-3", {}, lambda _: pytest.fail("no other settings"))  # fmt: skip
-    calls = real.answer([real.SIMPLE, real.HARD])
-    prompt = llama.render([real.USER], [real.TYPED_TOOL])
-    completion = llama.completion([real.USER, calls], [real.TYPED_TOOL], prompt)
-    assert completion is not None
-    parsed = parse(llama, prompt, completion, [real.TYPED_TOOL]).tool_calls
-    assert [json.loads(call.arguments) for call in parsed] == [real.SIMPLE, real.HARD]
 
 
 def test_a_template_that_writes_one_call_refuses_several() -> None:

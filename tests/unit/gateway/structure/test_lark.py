@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from art.errors import InvalidRequestError
-from art.gateway.structure import lark
+from art.gateway import grammar as lark
 from art.kernels.grammar import Vocabulary
 from tests.support.grammars import make_tokenizer
 
@@ -72,26 +71,3 @@ def test_a_special_token_that_looks_like_text_is_not_text() -> None:
     matcher = VOCABULARY.matcher(grammar, (END,))
     assert not matcher.advance(BACKEND.token_to_id("<call>"))
     assert matches(f"start: {lark.piece(BACKEND.token_to_id('<call>'))}", "<call>")
-
-
-@pytest.mark.parametrize(
-    ("text", "good", "bad"),
-    [
-        ('start: "a" b\nb: "x" | /[}{]/ // one < two', "a}", "ab"),
-        ('root ::= "a" [0-9]+ b\nb ::= "x" | "y"', "a12y", "ay"),
-        ('start: %json {"enum": ["<call>", "}"]}', '"}"', '"x"'),
-    ],
-)
-def test_grammars_of_clients(text: str, good: str, bad: str) -> None:
-    grammar = f"start: form\nform: {lark.grammar(text, 'guided_grammar')}\n"
-    assert matches(grammar, good)
-    assert not matches(grammar, bad)
-
-
-@pytest.mark.parametrize(
-    "text", ["start: <call>", "start: <[2]>", 'start: "a"\n}\nother: <call>', 'start: "a" }', 'root ::= "a" (']
-)
-def test_a_grammar_of_a_client_describes_text_only(text: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        VOCABULARY.matcher(f"start: form\nform: {lark.grammar(text, 'guided_grammar')}\n", (END,))
-    assert caught.value.param in ("guided_grammar", "grammar")

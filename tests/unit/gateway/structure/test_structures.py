@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from art.errors import InvalidRequestError, ProcessError
-from art.gateway.structure import structures
+from art.gateway import structures
 from art.kernels.grammar import Vocabulary
 from tests.support.forms import COLUMNS, FORMAT, MOVE, TOOLS, is_move, open_form_bench, tool
 from tests.support.gateway import QWEN3, Bench, accumulate, make_tokenizer, open_bench, user
@@ -47,7 +47,6 @@ FORMS: dict[str, tuple[dict[str, Any], Callable[[dict[str, Any]], bool]]] = {
     "guided_json": ({"guided_json": MOVE}, lambda m: is_move(json.loads(m["content"]))),
     "guided_regex": ({"guided_regex": "[ab]{3}/[0-9]"}, lambda m: bool(re.fullmatch("[ab]{3}/[0-9]", m["content"]))),
     "guided_choice": ({"guided_choice": ["yes", "no"]}, lambda m: m["content"] in ("yes", "no")),
-    "guided_grammar": ({"guided_grammar": 'start: "x" ("y" | "z")'}, lambda m: m["content"] in ("xy", "xz")),
     "structured_outputs": ({"structured_outputs": {"choice": COLUMNS}}, lambda m: m["content"] in COLUMNS),
     "required": ({"tools": TOOLS, "tool_choice": "required"}, are_calls),
     "single": (
@@ -190,7 +189,7 @@ CALL = '{"name": "play", "arguments": {"column": "a", "row": 2}}'
 async def test_reasoning_comes_first_where_the_prompt_allows_it(
     tmp_path: Path, thinking: bool, text: str, accepted: bool
 ) -> None:
-    folder = make_tokenizer(tmp_path / "model", template=QWEN3, model_type="qwen3")
+    folder = make_tokenizer(tmp_path / "model", template=QWEN3)
 
     def script(request: Any) -> list[int]:
         return [*bench.renderer.tokenizer.encode(text, add_special_tokens=False), request.stop_token_ids[0]]
@@ -242,18 +241,11 @@ async def test_an_engine_that_cannot_refuses_by_name(
             "guided_json", "`maxItems` is 1e+09",
         ),
         (
-            {"guided_grammar": 'start: %json {"type": "array", "m\\u0069nItems": 2000}'}, "guided_grammar",
-            "`minItems` is 2000",
-        ),
-        ({"guided_grammar": "start: %json {x}"}, "guided_grammar", "not a JSON schema"),
-        (
             {"tools": [tool("f", strict=True, parameters={"type": "object", "$defs": {"x": {"maxItems": 1025}}})]},
             "tools.0.function.parameters", "`maxItems` is 1025",
         ),
         ({"guided_regex": "(?=a)b"}, "guided_regex", "look-ahead"),
         ({"guided_regex": "("}, "guided_regex", "unclosed group"),
-        ({"guided_grammar": "start: other"}, "guided_grammar", "other"),
-        ({"guided_grammar": "start: <think>"}, "guided_grammar", "special token"),
         (
             {"tools": [TOOLS[0], tool("f", strict=True, parameters={"type": "object", "not": {}})]},
             "tools.1.function.parameters", 'Unimplemented keys: ["not"]',

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from art.gateway.format.load import load_renderer
-from art.gateway.format.renderer import Renderer
-from art.gateway.structure.grammar import AnswerShape, write_grammar
-from art.gateway.structure.structures import find_problems
-from art.gateway.structure.style import AnswerStyle, CallStyle, Pattern, find_style, opening_of
+from art.gateway.answer_style import AnswerStyle, CallStyle, Pattern, find_style, opening_of
+from art.gateway.grammar import AnswerShape, write_grammar
+from art.gateway.renderer import Renderer, load_renderer
+from art.gateway.structures import find_problems
 from art.kernels.grammar import Vocabulary
-from art.protocol.dialects.structured import CallRule
-from art.testing.tiny.build import build_tiny_model
+from art.protocol.chat_completions import CallRule
+from art.testing.tiny_model import build_tiny_model
 from tests.support.driving import TOOLS, warm_start_conversations
 from tests.support.gateway import QWEN3, make_tokenizer
 from tools.families.build import FAMILIES, build_tokenizer
@@ -110,7 +109,7 @@ def test_a_template_that_opens_reasoning_in_every_prompt(tmp_path: Path) -> None
 
 
 def test_openings_of_prompts(tmp_path: Path) -> None:
-    loaded = load_renderer(make_tokenizer(tmp_path, template=QWEN3, model_type="qwen3"))
+    loaded = load_renderer(make_tokenizer(tmp_path, template=QWEN3))
     asked = [{"role": "user", "content": "hi"}]
     assert opening_of(loaded, loaded.render(asked, None)) == "may"
     closed = loaded.with_kwargs({"enable_thinking": False})
@@ -123,9 +122,7 @@ def test_openings_of_prompts(tmp_path: Path) -> None:
 
 def test_a_template_whose_prompts_end_with_reasoning_that_answers_lack(tmp_path: Path) -> None:
     loaded = load_renderer(make_tokenizer(tmp_path)).with_kwargs({"enable_thinking": False})
-    assert (
-        loaded.completion([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], None, [1]) is None
-    )
+    assert loaded.completion([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], None) is None
     style = find_style(loaded)
     assert style.calls is not None
     assert style.content.ends == (loaded.tokenizer.token_id("<|im_end|>"),)
@@ -147,8 +144,7 @@ def test_a_tiny_model_may_write_calls_in_the_tokens_that_it_was_taught(tmp_path:
         grammar = write_grammar(replace(style, whole_pieces=free), shape)
         for conversation in conversations:
             messages: list[Any] = list(conversation.messages)
-            prompt = loaded.render(messages[:-1], TOOLS)
-            tokens = loaded.completion(messages, TOOLS, prompt)
+            tokens = loaded.completion(messages, TOOLS)
             assert tokens is not None
             replay = vocabulary.replay(grammar.text, grammar.stop_token_ids, tokens)
             assert (replay.num_matched == len(tokens)) == matches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -14,12 +15,13 @@ from art.config import EngineConfig, ModelSettings, ServerConfig, TrainConfig, T
 from art.engine import GenerateRequest
 from art.errors import HandshakeError, TrainingError
 from art.protocol.calls import Call, Progress, Train
-from art.runtime.host import BaseModelHost, Hosts, Usage, host_key, usage_metrics
 from art.runtime.hosting.adapter_table import MAX_LOADED_ADAPTERS
+from art.runtime.hosting.host import BaseModelHost, Hosts, usage_metrics
+from art.runtime.hosting.trainer_handle import TrainerHandle
 from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
 from art.storage.layout import DataDir
-from art.testing.fake_engine import FakeEngine
+from tests.support.fake_engine import FakeEngine
 from tests.support.fake_process import Connection, FakeProcess, processes_with
 from tests.support.published import OnePolicyEngine, make_checkpoint
 
@@ -219,7 +221,7 @@ async def test_requests_wait_while_the_trainer_has_the_memory(shared: BaseModelH
     ]
     await asyncio.sleep(0.01)
     assert engine.made == ["sleep", "train"]
-    asleep_s = shared.usage().engine_asleep_s
+    asleep_s = shared.usage()["engine_asleep_s"]
     assert asleep_s > 0, "while it lasts too"
     engine.finish_step.set()
     assert (await step).step == 1
@@ -227,9 +229,9 @@ async def test_requests_wait_while_the_trainer_has_the_memory(shared: BaseModelH
     assert engine.made[:3] == ["sleep", "train", "wake"]
     assert sorted(engine.made[3:]) == ["generate", "generate", "score"]
     usage = shared.usage()
-    assert asleep_s < usage.engine_asleep_s <= usage.closed_s <= usage.at - before.at
-    assert usage.held_s > asleep_s, "three requests waited"
-    assert 0 < usage.trainer_busy_s < usage.engine_asleep_s
+    assert asleep_s < usage["engine_asleep_s"] <= usage["closed_s"] <= usage["at"] - before["at"]
+    assert usage["held_s"] > asleep_s, "three requests waited"
+    assert 0 < usage["trainer_busy_s"] < usage["engine_asleep_s"]
 
 
 async def test_a_request_that_runs_when_the_engine_falls_asleep_is_not_waited_for(
@@ -245,12 +247,12 @@ async def test_a_request_that_runs_when_the_engine_falls_asleep_is_not_waited_fo
     assert engine.made == ["generate", "sleep", "train", "wake"]
     assert await asked == 500
     usage = shared.usage()
-    assert usage.engine_busy_s - before.engine_busy_s <= usage.at - before.at - usage.engine_asleep_s
+    assert usage["engine_busy_s"] - before["engine_busy_s"] <= usage["at"] - before["at"] - usage["engine_asleep_s"]
 
 
 def test_usage_tells_who_waits_for_whom() -> None:
-    before = Usage(at=100.0, engine_busy_s=5.0, engine_asleep_s=1.0, closed_s=2.0, held_s=3.0, trainer_busy_s=4.0)
-    after = Usage(at=110.0, engine_busy_s=10.0, engine_asleep_s=3.0, closed_s=5.0, held_s=15.0, trainer_busy_s=6.0)
+    before = dict(at=100.0, engine_busy_s=5.0, engine_asleep_s=1.0, closed_s=2.0, held_s=3.0, trainer_busy_s=4.0)
+    after = dict(at=110.0, engine_busy_s=10.0, engine_asleep_s=3.0, closed_s=5.0, held_s=15.0, trainer_busy_s=6.0)
     assert usage_metrics(before, after) == {
         "time/since_last_step_s": 10.0,
         "time/engine_idle_share": 0.5,
@@ -288,7 +290,7 @@ async def test_hosts_do_not_share_a_log(tmp_path: Path) -> None:
 def test_models_whose_weights_are_merged_share_no_host() -> None:
     for engine, shared in ((VllmConfig(), True), (VllmConfig(weights="merged"), False)):
         keys = {
-            host_key(RegisteredModel(project="p", name=name, base_model="b", settings=ModelSettings(engine=engine), step=0))
+            RegisteredModel(project="p", name=name, base_model="b", settings=ModelSettings(engine=engine), step=0).host_key
             for name in ("a", "b")
         }  # fmt: skip
         assert (len(keys) == 1) is shared
@@ -301,12 +303,18 @@ async def test_a_step_that_takes_too_long_is_ended_and_named(tmp_path: Path) -> 
                 yield Progress(done=1, total=2)
                 await asyncio.sleep(0.01)
 
-    config = ServerConfig(job_timeout_s=0.1)
-    host = BaseModelHost("base", ModelSettings(), DataDir(tmp_path), config, make_process=processes_with(Endless()))
-    with pytest.raises(TrainingError, match=r"`train` took longer than `job_timeout_s` = 0\.1 s"):
-        await host.trainer.train(STEP)
-    assert isinstance(host.trainer_process, FakeProcess)
-    assert len(host.trainer_process.ended) == 1
+    make_process = processes_with(Endless())
+    host = BaseModelHost("base", ModelSettings(), DataDir(tmp_path), ServerConfig(), make_process=make_process)
+
+    async def load(client: Any) -> None: ...
+
+    trainer = TrainerHandle(
+        host.trainer_process.spec, load, contextlib.nullcontext, tmp_path, make_process, job_timeout_s=0.1
+    )
+    with pytest.raises(TrainingError, match=r"`train` took longer than 0\.1 s"):
+        await trainer.train(STEP)
+    assert isinstance(trainer.process, FakeProcess)
+    assert len(trainer.process.ended) == 1
 
 
 def test_a_process_that_first_starts_after_the_registration_is_no_fault_of_a_request(tmp_path: Path) -> None:

@@ -6,11 +6,9 @@ import asyncio
 import random
 from collections import Counter
 
-import pytest
-
 from art.engine import Sender
 from art.errors import OverloadedError
-from art.runtime.hosting.seats import Seats, with_spare, without_spare
+from art.runtime.hosting.engine_handle import Seats
 
 A, B, C = ("a", "key"), ("b", "key"), ("c", "key")
 
@@ -73,27 +71,13 @@ async def test_one_key_fills_the_seats_and_its_requests_run_in_order() -> None:
     assert requests.numbers(A) == [1, 2, 3, 4, 5, 6]
 
 
-async def test_a_newcomer_gets_a_seat_at_once_beside_a_flood() -> None:
+async def test_a_newcomer_gets_the_next_free_seat_beside_a_flood() -> None:
     requests = Requests(Seats(8, max_waiting=10_000))
     await requests.send(A, 5000)
     await requests.send(B)
-    assert requests.running() == {A: 8, B: 1}
-
-
-async def test_another_key_of_the_same_project_does_not_wait_for_a_flood_either() -> None:
-    requests = Requests(Seats(8, max_waiting=10_000))
-    await requests.send(("a", "greedy"), 5000)
     await requests.send(("a", "other"))
-    assert requests.running()["a", "other"] == 1
-
-
-async def test_spare_seats_are_not_all_for_the_first_newcomer() -> None:
-    requests = Requests(Seats(64, max_waiting=10_000))
-    await requests.send(A, 1000)
-    await requests.send(B, 1000)
-    await requests.send(C, 1000)
-    await requests.send(("d", "key"), 1000)
-    assert requests.running() == {A: 64, B: 4, C: 2, ("d", "key"): 1}
+    await requests.end((A, 1), (A, 2))
+    assert requests.running() == {A: 6, B: 1, ("a", "other"): 1}
 
 
 async def test_projects_that_flood_end_up_with_equally_many_seats() -> None:
@@ -113,14 +97,11 @@ async def test_projects_that_flood_end_up_with_equally_many_seats() -> None:
 
 async def test_equal_projects_take_turns() -> None:
     requests = Requests(Seats(1, max_waiting=100))
-    await requests.send(A, 3)  # one sits, and one spare seat is free
-    await requests.send(B, 3)
-    await requests.send(C, 3)
-    assert requests.seated == [(A, 1), (B, 1)]
-    await requests.end((B, 1), (A, 1))
-    for _ in range(5):
+    for sender in (A, B, C):
+        await requests.send(sender, 3)
+    for _ in range(6):
         await requests.end(next(iter(requests._ends)))
-    assert [sender[0] for sender, _ in requests.seated[2:8]] == ["c", "a", "b"] * 2
+    assert [sender[0] for sender, _ in requests.seated] == ["a", "a", "b", "c", "a", "b", "c"]
 
 
 async def test_a_request_whose_client_hangs_up_leaves_the_queue() -> None:
@@ -162,9 +143,9 @@ async def test_each_project_has_a_queue_of_its_own() -> None:
     error = requests.error_of((A, 4))
     assert isinstance(error, OverloadedError)
     assert "2 requests of project a wait" in error.message
-    await requests.send(B, 3)
-    assert requests.running() == {A: 1, B: 1}
-    assert requests.error_of((B, 3)) is None
+    await requests.send(B, 2)
+    assert requests.running() == {A: 1}
+    assert requests.error_of((B, 2)) is None
 
 
 async def test_nothing_is_kept_of_requests_that_have_ended() -> None:
@@ -173,15 +154,9 @@ async def test_nothing_is_kept_of_requests_that_have_ended() -> None:
         await requests.send((f"p{project}", "key"), 3)
     while requests._ends:
         await requests.end(next(iter(requests._ends)))
-    assert requests.seats._projects == {}
-    assert requests.seats.num_waiting == 0
+    assert (requests.seats._held, requests.seats._queues) == ({}, {})
     await requests.send(A, 3)
     assert requests.running() == {A: 2}
-
-
-@pytest.mark.parametrize(("seats", "total"), [(1, 2), (8, 9), (64, 72), (65, 74)])
-def test_the_engine_has_an_eighth_more_seats(seats: int, total: int) -> None:
-    assert with_spare(seats) == total
 
 
 async def test_an_engine_that_has_started_says_how_many_seats_it_has() -> None:
@@ -204,4 +179,3 @@ async def test_an_engine_that_has_started_says_how_many_seats_it_has() -> None:
     end.set()
     await asyncio.gather(*tasks)
     assert inside == [0, 1, 2, 3, 4, 5]
-    assert all(with_spare(without_spare(count)) <= count for count in range(2, 600))

@@ -7,15 +7,15 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art.runtime.jobs.runner import FairQueue
+from art.runtime.jobs.queue import FairQueue
 
 
 def drain(queue: FairQueue) -> list[str]:
     return list(iter(queue.take, None))
 
 
-def filled(*jobs: str, last_turns: dict[str, float] | None = None) -> FairQueue:
-    queue = FairQueue(last_turns)
+def filled(*jobs: str) -> FairQueue:
+    queue = FairQueue()
     for job in jobs:
         queue.put(job[0], job)
     return queue
@@ -23,7 +23,6 @@ def filled(*jobs: str, last_turns: dict[str, float] | None = None) -> FairQueue:
 
 def test_projects_take_turns() -> None:
     assert drain(filled("a1", "a2", "a3", "b1", "c1", "b2")) == ["a1", "b1", "c1", "a2", "b2", "a3"]
-    assert drain(filled("a1", "b1", last_turns={"a": 2.0, "b": 1.0})) == ["b1", "a1"], "b has waited longer"
 
 
 def test_who_had_a_turn_lets_others_go_first() -> None:

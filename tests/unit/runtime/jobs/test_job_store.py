@@ -1,4 +1,4 @@
-"""States of jobs: only the ways of the table, whatever is tried; and events that are numbered without a gap."""
+"""States of jobs: only the ways of the table, whatever is tried; ids, lists, and what survives a restart."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import zlib
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import get_args
 
 import orjson
@@ -19,24 +18,22 @@ from art.credit.plan import StepPlan
 from art.credit.samples import PlannedAnswer, PlannedSample
 from art.credit.sft import SftPath
 from art.errors import ConflictError, NotFoundError, OverloadedError, TrainingError
-from art.gateway.record.tables import create_tables
-from art.gateway.record.usage_book import Amounts
 from art.protocol.calls import Copy, Export, Pull, Push
-from art.protocol.checkpoint_calls import ForkRequest, S3Target
-from art.protocol.job_states import ENDED, NEXT_STATES, UNFINISHED, JobKind, JobState
-from art.protocol.training import JobProgress
+from art.protocol.checkpoint_calls import S3Target
+from art.protocol.training import ENDED, NEXT_STATES, UNFINISHED, JobKind, JobState
+from art.record.recorder import create_tables
+from art.record.usage_book import Amounts
 from art.runtime.jobs.job import (
     PAYLOADS,
     AdoptPayload,
     Done,
     FilePayload,
     Job,
+    JobStore,
     Payload,
     SftPayload,
     TrainPayload,
-    make_fingerprint,
 )
-from art.runtime.jobs.store import JobStore
 from art.runtime.registry import RegisteredModel, Registry
 from art.storage.checkpoints import CheckpointState
 from art.storage.database import Database
@@ -104,18 +101,14 @@ def test_no_job_takes_a_way_that_the_table_does_not_have(moves: list[str]) -> No
         database, store = await open_store(Path(":memory:"))
         await store.add(job("job"), "1")
         state: JobState = "queued"
-        taken = ["queued"]
         for move in moves:
             if move == "restart":
                 queued = [entry.job_id for entry in await store.recover()]
                 after: JobState = {"running": "queued", "cancelling": "cancelled"}.get(state, state)  # type: ignore[assignment]
-                if after != state:
-                    taken.append(after)
                 state = after
                 assert queued == (["job"] if state == "queued" else [])
             elif move in NEXT_STATES[state]:
                 state = move  # type: ignore[assignment]
-                taken.append(state)
                 assert (await store.move("job", state)).state == state
             else:
                 with pytest.raises(ConflictError, match=f"is {state} and cannot become {move}"):
@@ -123,9 +116,6 @@ def test_no_job_takes_a_way_that_the_table_does_not_have(moves: list[str]) -> No
             status = await store.status("job")
             assert status.state == state
             assert (status.ended_at is not None) == (state in ENDED)
-        events = await store.events("job", 0)
-        assert [event.state for event in events] == taken
-        assert [event.number for event in events] == list(range(1, len(taken) + 1))
         (payload,) = await store._database.run(lambda db: db.execute("SELECT payload FROM jobs").fetchone())
         assert (payload is None) == (state in ENDED), "samples are kept for as long as they may be needed"
         database.close()
@@ -136,7 +126,7 @@ def test_no_job_takes_a_way_that_the_table_does_not_have(moves: list[str]) -> No
         asyncio.run(run())
 
 
-async def test_ids_events_and_lists(tmp_path: Path) -> None:
+async def test_ids_and_lists(tmp_path: Path) -> None:
     database, store = await open_store(tmp_path / "art.db")
     first = await store.add(job("job-1"), "1")
     assert await store.add(job("job-1"), "1") == first == await store.known("job-1", "1")
@@ -146,11 +136,6 @@ async def test_ids_events_and_lists(tmp_path: Path) -> None:
     await store.add(job("job-2", project="q"), "1")
     await store.move("job-1", "running", from_step=3)
     assert (await store.load("job-1")).from_step == 3
-    for done in (1, 2):
-        await store.add_progress("job-1", JobProgress(phase="train", done=done, total=2))
-    later = await store.events("job-1", 2)
-    assert [(event.number, event.progress and event.progress.done) for event in later] == [(3, 1), (4, 2)]
-    assert await store.events("job-1", 4) == []
     assert [found.job_id for found in await store.find()] == ["job-2", "job-1"]
     assert [found.job_id for found in await store.find(project="p", name="m")] == ["job-1"]
     assert await store.needed_checkpoints() == ["/data/0003"] * 2
@@ -159,34 +144,9 @@ async def test_ids_events_and_lists(tmp_path: Path) -> None:
     assert [found.job_id for found in await store.find(unfinished=True)] == ["job-2"]
     assert await store.needed_checkpoints() == ["/data/0003"]
     assert await database.run(store.needed_exchanges) == ["ex_1", "ex_2"]
-    await store.add_progress("job-2", JobProgress(phase="train", done=1, total=2))
-    assert await store.forget_progress(before=0.0) == 0
-    assert await store.forget_progress(before=first.created_at + 1) == 2, "of the job that is over"  # type: ignore[operator]
-    assert [event.number for event in await store.events("job-1", 0)] == [1, 2, 5]
-    assert len(await store.events("job-2", 0)) == 2
-    turns = await store.last_turns()
-    assert turns["l", "p"] > turns["l", "q"] == 0
-    for call in (store.status("none"), store.events("none", 0), store.move("none", "running")):
+    for call in (store.status("none"), store.move("none", "running")):
         with pytest.raises(NotFoundError, match="no job 'none'"):
             await call
-    database.close()
-
-
-async def test_jobs_are_listed_in_the_order_in_which_they_came_whatever_the_clock_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    database, store = await open_store(tmp_path / "art.db")
-    for job_id, now in (("a", 2000.0), ("b", 1000.0), ("c", 1500.0)):  # the clock was set back
-        monkeypatch.setattr("art.runtime.jobs.store.time", SimpleNamespace(time=lambda now=now: now))
-        await store.add(job(job_id), "1")
-    for which in ({}, {"project": "p", "name": "m"}, {"unfinished": True}):
-        assert [status.job_id for status in await store.find(**which)] == ["c", "b", "a"]  # type: ignore[arg-type]
-    assert [entry.job_id for entry in await store.recover()] == ["a", "b", "c"]
-    for step, job_id in enumerate("abc", 1):
-        await store.move(job_id, "running")
-        metrics = {"data/reward_mean": float(step)}
-        await store.finish(job_id, Done({"step": step, "metrics": metrics}, published_step=step))
-    assert [row["data/reward_mean"] for row in await store.step_metrics("p", "m", 3, 9)] == [1.0, 2.0, 3.0]
     database.close()
 
 
@@ -194,10 +154,10 @@ def payloads_in(root: Path) -> dict[JobKind, Payload]:
     """A payload of each kind with paths in the data directory `root`, and one outside of it."""
     model, s3 = DataDir(root).model("p", "m"), S3Target(bucket="b")
     source = model.checkpoint(3)
-    export = Export(source=source, target=model.export(3, "peft"), base_model="/b", format="peft", llama_cpp="/l")
+    export = Export(source=source, target=model.export(3, "peft"), base_model="/b", format="peft")
     return {
         "train": TrainPayload(config=TrainConfig(), plan=StepPlan(), references={3: source}),
-        "export": FilePayload(call=export, step=3, result={"path": str(export.target), "format": "peft"}),
+        "export": FilePayload(call=export, step=3, result={"format": "peft"}),
         "push": FilePayload(call=Push(source=source, target=s3, place="p", message="m"), step=3, result={"kind": "s3"}),
         "fork": AdoptPayload(call=Copy(source=source, target=model.checkpoint(4)), step=3, origin="p/m"),
         "pull": AdoptPayload(call=Pull(source=s3, place="p", checkpoints=model.checkpoints), step=None, origin="x"),
@@ -219,29 +179,18 @@ async def test_queued_jobs_find_their_files_in_a_data_directory_that_was_moved(t
     database.close()
 
 
-def test_requests_with_one_checksum_have_two_fingerprints() -> None:
-    """Words that a checksum of 32 bits does not tell apart."""
-    requests = [ForkRequest(job_id="job-00000001", from_name=name) for name in ("plumless", "buckeroo")]
-    assert len({zlib.crc32(request.model_dump_json().encode()) for request in requests}) == 1
-    prints = {make_fingerprint("fork p/m", request) for request in (*requests, *requests)}
-    assert len(prints) == 2
-    assert make_fingerprint("fork p/n", requests[0]) not in prints
-
-
-async def test_a_job_knows_after_a_restart_which_key_asked_for_it(tmp_path: Path) -> None:
+async def test_what_a_job_has_used_is_stored_with_its_end(tmp_path: Path) -> None:
     database, store = await open_store(tmp_path / "art.db")
-    await store.add(replace(job("job-1"), key_id="3f9c01d2ab47"), "1")
+    await store.add(job("job-1"), "1")
     await store.move("job-1", "running", from_step=7)
     database.close()
     database, store = await open_store(tmp_path / "art.db")
     await store.recover()
-    again = await store.load("job-1")
-    assert (again.key_id, again.from_step) == ("3f9c01d2ab47", 7)
-    used = {("2026-01", "p", "m", again.key_id): Amounts(steps=1)}
+    assert (await store.load("job-1")).from_step == 7
     await database.run(create_tables)
     await store.move("job-1", "running")
-    await store.finish("job-1", Done({"step": 8}, used=used))
-    assert database.read("SELECT key_id, steps FROM usage_by_key") == [("3f9c01d2ab47", 1)]
+    await store.finish("job-1", Done({"step": 8}, used={("2026-01", "p", "m"): Amounts(steps=1)}))
+    assert database.read("SELECT name, steps FROM usage") == [("m", 1)]
     database.close()
 
 
@@ -347,5 +296,4 @@ async def test_a_job_that_was_lost_is_restored_from_its_checkpoint(tmp_path: Pat
     (restored,) = await Registry(database).models()
     assert restored.step == 2
     assert Registry(database).identity(restored, 2) == "identity"
-    assert [event.state for event in await store.events("job-lost", 0)] == ["succeeded"]
     database.close()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from art.runtime.jobs import training_work
-from art.runtime.jobs.training_work import _samplers
+from art.runtime.jobs import runner
+from art.runtime.jobs.runner import stale_references
 from art.storage.checkpoints import MODEL_WEIGHTS
 from art.storage.layout import ModelPaths
 from tests.support.trainer_samples import random_samples
@@ -25,8 +25,8 @@ def test_the_checkpoints_of_all_stale_tokens_are_found(tmp_path: Path, monkeypat
         replace(third, policy_version=0),
         replace(fourth, policy_version=1, component="sft"),
     ]
-    assert _samplers(samples, paths, 4) == {step: paths.checkpoint(step) for step in (0, 3)}
+    assert stale_references(samples, paths, 4) == {step: paths.checkpoint(step) for step in (0, 3)}
     for step, size in ((0, 100), (3, 10)):  # whole models
         (paths.checkpoint(step) / MODEL_WEIGHTS).write_bytes(b"w" * size)
-    monkeypatch.setattr(training_work, "_LARGEST_FULL", 50)
-    assert _samplers(samples, paths, 4) == {3: paths.checkpoint(3)}
+    monkeypatch.setattr(runner, "_LARGEST_FULL", 50)
+    assert stale_references(samples, paths, 4) == {3: paths.checkpoint(3)}

@@ -11,11 +11,18 @@ import pytest
 
 from art.config import TrainConfig
 from art.credit.plan import StepPlan
-from art.runtime.jobs.job import Done, Job, TrainPayload
-from art.runtime.jobs.training_work import record_plan
+from art.runtime.jobs.job import Job, TrainPayload
+from art.runtime.jobs.runner import record_plan
 from art.storage import atomic
-from art.storage.steps.plan_record import GroupPlan, RolloutPlan, read_plans
-from art.storage.steps.token_file import RecordedSample, StepTokens, TokenReason, write_token_file
+from art.storage.step_files import (
+    GroupPlan,
+    RecordedSample,
+    RolloutPlan,
+    StepTokens,
+    TokenReason,
+    read_plans,
+    write_token_file,
+)
 
 LABELS = [f"groups[0].trajectories[{index}]" for index in range(3)]
 PLAN = StepPlan(
@@ -40,9 +47,9 @@ JOB = Job(
 )
 
 
-def done(*, trained: bool = True, **ledger: float) -> Done:
+def done(*, trained: bool = True, **ledger: float) -> dict[str, Any]:
     metrics = {"loss/train": 0.1} | {f"ledger/{name}": value for name, value in ledger.items()}
-    return Done({"step": 4 if trained else 3, "trained": trained, "metrics": metrics, "findings": []})
+    return {"step": 4 if trained else 3, "trained": trained, "metrics": metrics, "findings": []}
 
 
 def write_tokens(folder: Path, job_id: str = JOB.job_id) -> None:
@@ -71,7 +78,7 @@ def outcomes(folder: Path) -> list[tuple[int, dict[str, int]]]:
 
 def test_what_the_trainer_left_out_is_counted_by_rollout(tmp_path: Path) -> None:
     write_tokens(tmp_path)
-    assert record_plan(tmp_path, JOB, PLAN, done(trained_tokens=3.0), from_step=3) == []
+    assert record_plan(tmp_path, JOB, done(trained_tokens=3.0), from_step=3) == []
     assert outcomes(tmp_path) == [(3, {"sampler_mismatch": 1}), (0, {"sampler_mismatch": 2}), (0, {"truncated": 3})]
     (plan,) = read_plans(tmp_path)
     assert (plan.has_token_file, plan.from_step, plan.step, plan.kind) == (True, 3, 4, "train")
@@ -82,14 +89,14 @@ def test_what_the_trainer_left_out_is_counted_by_rollout(tmp_path: Path) -> None
 def test_without_its_own_token_file_the_plan_stands(tmp_path: Path, job_id: str | None) -> None:
     if job_id is not None:
         write_tokens(tmp_path, job_id)
-    record_plan(tmp_path, JOB, PLAN, done(), from_step=3)
+    record_plan(tmp_path, JOB, done(), from_step=3)
     assert outcomes(tmp_path) == [(4, {}), (2, {}), (0, {"truncated": 3})]
     assert not read_plans(tmp_path)[0].has_token_file
 
 
 @pytest.mark.parametrize("reason", ["sampler_mismatch", "constraint_mismatch"])
 def test_a_step_that_the_trainer_refused_trained_nothing(tmp_path: Path, reason: str) -> None:
-    record_plan(tmp_path, JOB, PLAN, done(trained=False, **{f"dropped_tokens/{reason}": 6.0}), from_step=3)
+    record_plan(tmp_path, JOB, done(trained=False, **{f"dropped_tokens/{reason}": 6.0}), from_step=3)
     assert outcomes(tmp_path) == [(0, {reason: 4}), (0, {reason: 2}), (0, {"truncated": 3})]
     (plan,) = read_plans(tmp_path)
     assert (plan.trained, plan.step) == (False, 3)
@@ -97,7 +104,7 @@ def test_a_step_that_the_trainer_refused_trained_nothing(tmp_path: Path, reason:
 
 def test_a_job_that_runs_again_leaves_one_record(tmp_path: Path) -> None:
     for _ in range(2):
-        record_plan(tmp_path, JOB, PLAN, done(), from_step=3)
+        record_plan(tmp_path, JOB, done(), from_step=3)
     assert len(read_plans(tmp_path)) == 1
 
 
@@ -106,6 +113,6 @@ def test_a_full_disk_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(atomic, "sync", full)
-    (finding,) = record_plan(tmp_path, JOB, PLAN, done(), from_step=3)
+    (finding,) = record_plan(tmp_path, JOB, done(), from_step=3)
     assert "the record of which rollouts the step was given could not be written: the disk is full" in finding
     assert list(tmp_path.iterdir()) == []

@@ -6,23 +6,40 @@ traced by torch.compile without code being generated, it runs there too. The slo
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from art.errors import TrainingError
-from art.trainer.attention import flex
-from art.trainer.attention.flex import FlexKind, compiled_function
-from art.trainer.attention.kernel_choice import example_layout
-from art.trainer.attention.tree_attention import Formula, TreeLayout, attend_dense, attend_flex
+from art.trainer import flex_attention as flex
+from art.trainer.flex_attention import BLOCK_SIZE, compiled_function, flex_rule, make_block_mask
+from art.trainer.step.kernel_choice import example_layout
+from art.trainer.tree import build_tree
+from art.trainer.tree_attention import (
+    AttentionFormula,
+    KernelName,
+    TreeLayout,
+    attend_dense,
+    attend_flex,
+    dense_mask,
+    make_layout,
+    padded_length,
+)
+from tests.support.trainer_samples import paths_of, random_samples
 
 WINDOWS = (None, 100)
-LENGTHS = (512, 640, 1024, 512, 768)
+LENGTHS = (512, 640, 768, 512)
 CPU = torch.device("cpu")
 
 
@@ -55,12 +72,12 @@ def random_inputs(num_tokens: int, needs_grad: str, num_heads: int = 4) -> list[
     return inputs
 
 
-def compiled(inputs: list[Tensor], layout: TreeLayout, formula: Formula) -> Tensor:
+def compiled(inputs: list[Tensor], layout: TreeLayout, formula: AttentionFormula) -> Tensor:
     query, key, value = inputs
     return attend_flex(query, key, value, layout, formula, compiles=True)
 
 
-def same_gradients(inputs: list[Tensor], layout: TreeLayout, formula: Formula) -> None:
+def same_gradients(inputs: list[Tensor], layout: TreeLayout, formula: AttentionFormula) -> None:
     """Compare output and gradients with the dense reference."""
     query, key, value = inputs
     found, expected = compiled(inputs, layout, formula), attend_dense(query, key, value, layout, formula)
@@ -80,19 +97,8 @@ def test_a_kind_has_two_graphs(window: int | None, needs_grad: tuple[str, ...], 
     for num_tokens in LENGTHS:
         layout = example_layout(num_tokens, CPU)
         for names in needs_grad:
-            same_gradients(random_inputs(num_tokens, names), layout, Formula(0.3, window, sinks))
+            same_gradients(random_inputs(num_tokens, names), layout, AttentionFormula(0.3, window, sinks))
     assert graphs() == 2
-
-
-@pytest.mark.usefixtures("traced")
-def test_kinds_do_not_share_the_limit(monkeypatch: pytest.MonkeyPatch, graphs: Callable[[], int]) -> None:
-    """Many windows, with and without gradient: 6 functions, each with one graph of the one that it may have."""
-    monkeypatch.setattr(flex, "MAX_GRAPHS", 1)
-    layout = example_layout(512, CPU)
-    for window in (None, 10, 20):
-        for names in ("qkv", ""):
-            compiled(random_inputs(512, names), layout, Formula(0.3, window))
-    assert graphs() == 6
 
 
 @pytest.mark.usefixtures("traced")
@@ -101,9 +107,9 @@ def test_too_many_graphs_are_an_error(monkeypatch: pytest.MonkeyPatch, graphs: C
     layout = example_layout(512, CPU)
     first, *others = (random_inputs(512, "", num_heads) for num_heads in (2, 4, 6, 8))
     for inputs in (first, *others[:2]):
-        compiled(inputs, layout, Formula(0.3, 20))
+        compiled(inputs, layout, AttentionFormula(0.3, 20))
     with pytest.raises(TrainingError, match=r"compiled FlexAttention 3 times for layers with window 20"):
-        compiled(others[2], layout, Formula(0.3, 20))
+        compiled(others[2], layout, AttentionFormula(0.3, 20))
     assert graphs() == 3
 
 
@@ -111,30 +117,9 @@ def test_too_many_graphs_are_an_error(monkeypatch: pytest.MonkeyPatch, graphs: C
 def test_running_uncompiled_is_an_error() -> None:
     layout, inputs = example_layout(512, CPU), random_inputs(512, "")
     with torch.compiler.set_stance("force_eager"), pytest.raises(TrainingError, match="without being compiled"):
-        compiled(inputs, layout, Formula(0.3))
+        compiled(inputs, layout, AttentionFormula(0.3))
     with torch._dynamo.config.patch(disable=True), pytest.raises(TrainingError, match="without being compiled"):
-        compiled(inputs, layout, Formula(0.3))
-
-
-@pytest.mark.usefixtures("traced")
-def test_it_is_compiled_within_layers_that_are(graphs: Callable[[], int]) -> None:
-    """`compile_layers` compiles each decoder layer except for its attention."""
-    layout, inputs = example_layout(512, CPU), random_inputs(512, "")
-
-    @torch.compiler.disable
-    def attend() -> Tensor:
-        return compiled(inputs, layout, Formula(0.3))
-
-    layer: Any = torch.compile(lambda x: torch.sin(attend() + x).cos())
-    expected = torch.sin(attend_dense(*inputs, layout, Formula(0.3)) + 1.0).cos()  # type: ignore[call-arg]
-    torch.testing.assert_close(layer(torch.ones(())), expected, rtol=1e-4, atol=1e-5)
-    assert graphs() >= 1
-
-
-def test_a_kind_is_compiled_once() -> None:
-    first, second = (FlexKind(8, 0.5, needs_grad, False) for needs_grad in (True, False))
-    assert compiled_function(first) is compiled_function(FlexKind(8, 0.5, True, False))
-    assert compiled_function(first) is not compiled_function(second)
+        compiled(inputs, layout, AttentionFormula(0.3))
 
 
 @pytest.mark.slow
@@ -143,5 +128,108 @@ def test_generated_code_of_a_sliding_window_model_has_the_same_outputs(graphs: C
     for num_tokens in LENGTHS:
         layout = example_layout(num_tokens, CPU)
         for window in WINDOWS:
-            same_gradients(random_inputs(num_tokens, ""), layout, Formula(0.3, window))
+            same_gradients(random_inputs(num_tokens, ""), layout, AttentionFormula(0.3, window))
     assert graphs() == 2 * len(WINDOWS)
+
+
+# -- block masks --
+
+
+# A tree in depth-first order: each token hangs below the one before it, or below one of that token's ancestors.
+depths = st.lists(st.tuples(st.booleans(), st.integers(0, 40)), min_size=1, max_size=90)
+
+
+def lay_out(steps: list[tuple[bool, int]]) -> tuple[Tensor, Tensor]:
+    """Positions and subtree ends. A step goes on below the last token, or starts a branch at some depth."""
+    positions: list[int] = []
+    ends = [len(steps)] * len(steps)
+    path: list[int] = []
+    for index, (goes_on, depth) in enumerate(steps):
+        cut = len(path) if goes_on else min(depth, len(path))
+        for closed in path[cut:]:
+            ends[closed] = index
+        path = [*path[:cut], index]
+        positions.append(cut)
+    return torch.tensor(positions), torch.tensor(ends)
+
+
+def long_tree(num_tokens: int) -> tuple[Tensor, Tensor]:
+    """A prompt, then turns of a few hundred tokens that each continue a random earlier turn."""
+    generator = torch.Generator().manual_seed(num_tokens)
+    steps = []
+    while len(steps) < num_tokens:
+        cut = int(torch.randint(0, len(steps) // 2 + 1, (1,), generator=generator))
+        steps += [(False, cut), *[(True, 0)] * int(torch.randint(1, 700, (1,), generator=generator))]
+    return lay_out(steps[:num_tokens])
+
+
+def lists(mask: BlockMask) -> list[list[list[int]]]:
+    """The partial and the full blocks of each block of queries."""
+    found = []
+    for counts, indices in ((mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices)):
+        rows = zip(counts[0, 0].tolist(), indices[0, 0].tolist(), strict=True)
+        found.append([sorted(row[:count]) for count, row in rows])
+    return found
+
+
+@settings(max_examples=30, deadline=None)
+@given(depths, st.sampled_from([None, 1, 2, 3, 7, 20, 1000]), st.sampled_from([2, 4, 8, 16]))
+def test_it_has_the_blocks_of_the_mask_of_all_pairs(
+    steps: list[tuple[bool, int]], window: int | None, block_size: int
+) -> None:
+    positions, ends = lay_out(steps)
+    size = len(positions)
+    ours = make_block_mask(positions, ends, window, block_size=block_size)
+    rule = flex_rule(positions, ends, window)
+    theirs = create_block_mask(rule, None, None, size, size, device="cpu", BLOCK_SIZE=block_size)
+    (partial, full), (expected, expected_full) = lists(ours), lists(theirs)
+    assert full == expected_full
+    assert partial == expected or window is not None  # a window may leave empty blocks among the partial ones
+    assert all(set(few) <= set(row) for few, row in zip(expected, partial, strict=True))
+    assert ours.shape == theirs.shape
+    assert ours.BLOCK_SIZE == theirs.BLOCK_SIZE
+
+
+@pytest.mark.parametrize("window", [None, 4096])
+def test_no_pairs_of_tokens_are_stored(window: int | None, tmp_path: Path) -> None:
+    """At 32,768 tokens the pairs alone take 1 GB."""
+    positions, ends = long_tree(32_768)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        make_block_mask(positions, ends, window)
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    in_use = [event["args"]["Total Allocated"] for event in events if event["name"] == "[memory]"]
+    assert len(in_use) > 20
+    assert max(in_use) - in_use[0] < 60e6
+
+
+def test_padded_lengths_are_few_and_waste_little() -> None:
+    lengths = {size: padded_length(size) for size in range(1, 65_537)}
+    for size, length in lengths.items():
+        assert length >= size
+        assert length % BLOCK_SIZE == 0
+        assert length == 512 or length - size < max(BLOCK_SIZE, math.ceil(size / 32))
+    assert len(set(lengths.values())) == 157
+    assert [padded_length(size) for size in (16_384, 65_536)] == [16_384, 65_536]  # budgets that are powers of 2
+
+
+# -- padding --
+
+
+@pytest.mark.parametrize(("kernel", "length"), [("dense", None), ("chains", None), ("flex", 512)])
+def test_only_flex_layouts_are_padded(kernel: KernelName, length: int | None) -> None:
+    paths = paths_of(random_samples(5, count=20))
+    tree = build_tree(paths)
+    layout = make_layout(tree, device=CPU, kernel=kernel)
+    size = len(tree)
+    assert len(layout.token_ids) == len(layout.positions) == len(layout.subtree_end) == (length or size)
+    assert (layout.num_tokens, layout.num_padding) == (size, (length or size) - size)
+    for name in ("token_ids", "positions", "subtree_end"):
+        assert np.array_equal(getattr(layout, name)[:size].numpy(), getattr(tree, name))
+    for window in (None, 3):
+        mask = dense_mask(layout.positions, layout.subtree_end, window)
+        own = dense_mask(torch.from_numpy(tree.positions), torch.from_numpy(tree.subtree_end), window)
+        assert torch.equal(mask[:size, :size], own)
+        assert not mask[:size, size:].any()
+        assert not mask[size:, :size].any()
+        assert torch.equal(mask[size:, size:], torch.eye(layout.num_padding, dtype=torch.bool))

@@ -82,7 +82,11 @@ def pair(model_path: Callable[[str], str], tmp_path: Path, request: pytest.Fixtu
     return Pair(model_path(getattr(request, "param", "Qwen3")), tmp_path)
 
 
-@pytest.mark.parametrize("pair", ["Qwen3", "Qwen2", "Llama", "Mistral", "GptOss"], indirect=True)
+@pytest.mark.parametrize(
+    "pair",
+    ["Qwen3", "GptOss", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Qwen2", "Llama", "Mistral"))],
+    indirect=True,
+)
 def test_an_honest_engine_passes_at_any_temperature(pair: Pair) -> None:
     for temperature in (0.05, 0.3, 1.0, 2.0):
         metrics = pair.judge(pair.sample(temperature))

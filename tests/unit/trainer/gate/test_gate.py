@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import logging
 import math
+import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from art.config import MismatchConfig
+from art.config import DppoConfig, LoraConfig, MismatchConfig, TrainerConfig
 from art.errors import ConfigError, TrainingError
-from art.trainer.gate import Drift, Evidence, Gate, Noise, Verdict, check_verdict, expected_noise, is_mixture
-from art.trainer.tree.tree import SamplePath, check_sample
-from tests.support.trainer_samples import random_samples
+from art.trainer.gate import Drift, Gate, GateVerdict, LogRatioSums, Noise, check_verdict, is_mixture
+from art.trainer.policy.base_model import load_base_model
+from art.trainer.policy.lora import LoraPolicy
+from art.trainer.step import update as module
+from art.trainer.step.measure import target_logprobs_in_order
+from art.trainer.step.micro_batch import make_micro_batch, split_micro_batches
+from art.trainer.step.record import StepRecord
+from art.trainer.step.update import Update, compute_gradient
+from art.trainer.tree import SamplePath, check_sample
+from tests.support.trainer_samples import VOCAB_SIZE, make_gate, make_sample, paths_of, random_samples
 
 BFLOAT16 = Noise(trainer="bfloat16", engine="bfloat16")
 
 
-def make_gate(num_rollouts: int, noise: Noise = BFLOAT16, *, stale: bool = False, **config: Any) -> Gate:
+def gate_of(num_rollouts: int, noise: Noise = BFLOAT16, *, stale: bool = False, **config: Any) -> Gate:
     rollouts = {str(index): index for index in range(num_rollouts)}
     return Gate(
         MismatchConfig(**config),
@@ -30,11 +40,11 @@ def make_gate(num_rollouts: int, noise: Noise = BFLOAT16, *, stale: bool = False
     )
 
 
-def judge(log_ratios: list[list[float]], noise: Noise = BFLOAT16, *, stale: bool = False, **config: Any) -> Verdict:
-    gate = make_gate(len(log_ratios), noise, stale=stale, **config)
+def judge(log_ratios: list[list[float]], noise: Noise = BFLOAT16, *, stale: bool = False, **config: Any) -> GateVerdict:
+    gate = gate_of(len(log_ratios), noise, stale=stale, **config)
     flat = np.concatenate([np.asarray(values, dtype=np.float64) for values in log_ratios])
     rollouts = np.repeat(np.arange(len(log_ratios)), [len(values) for values in log_ratios])
-    return gate.judge(Evidence.collect(flat, rollouts, len(log_ratios), limit=gate.limit))
+    return gate.judge(LogRatioSums.collect(flat, rollouts, len(log_ratios), limit=gate.limit))
 
 
 def masked(log_ratios: list[list[float]], noise: Noise = BFLOAT16, **settings: Any) -> list[bool]:
@@ -46,18 +56,12 @@ def masked(log_ratios: list[list[float]], noise: Noise = BFLOAT16, **settings: A
 @pytest.mark.parametrize("rms", [0.032, 0.045])
 def test_a_correct_pair_in_bfloat16_passes_at_any_length(tokens: int, heavy: bool, rms: float) -> None:
     rng = np.random.default_rng(tokens)
-    shape = (max(16, 200_000 // tokens), tokens)
+    shape = (max(16, 40_000 // tokens), tokens)
     noise = rng.standard_t(3, shape) / math.sqrt(3) if heavy else rng.standard_normal(shape)
     log_ratios = (noise * rms - rms**2 / 2).tolist()
     verdict = judge(log_ratios)
     assert verdict.num_masked / len(log_ratios) < 0.005
     assert not verdict.is_shifted
-
-
-def test_fixed_bounds_would_mask_half_of_the_short_answers_of_that_pair() -> None:
-    """The bounds of SkyRL at 5 tokens, as the gate had them for every length and number type."""
-    log_ratios = np.random.default_rng(0).normal(-0.0005, 0.032, (10_000, 5)).tolist()
-    assert 0.45 < judge(log_ratios, low=0.99, high=1.01).num_masked / 10_000 < 0.65
 
 
 def test_in_float32_the_handshake_says_how_much_noise_is_usual() -> None:
@@ -77,7 +81,7 @@ def test_an_adapter_at_half_its_scale_stops_a_float32_step(tokens: int) -> None:
     halved = np.random.default_rng(0).normal(-(0.049**2) / 2, 0.049, (64, tokens)).tolist()
     verdict = judge(halved, Noise(probe_gap=7e-7))
     with pytest.raises(TrainingError, match="nothing was trained"):
-        check_verdict(make_gate(64, Noise(probe_gap=7e-7)), verdict, num_masked=verdict.num_masked, num_judged=64)
+        check_verdict(gate_of(64, Noise(probe_gap=7e-7)), verdict, num_masked=verdict.num_masked, num_judged=64)
     honest = np.random.default_rng(1).normal(0, 3e-5, (64, tokens)).tolist()  # at a temperature of 0.05
     assert judge(honest, Noise(probe_gap=7e-7)).num_masked == 0
 
@@ -96,14 +100,6 @@ def test_a_shift_of_all_is_seen_where_no_single_rollout_shows_it() -> None:
     assert verdict.num_masked < 20
     assert verdict.is_shifted
     assert not judge((wrong + 0.03).tolist()).is_shifted
-
-
-def test_one_long_wrong_rollout_does_not_shift_the_others() -> None:
-    rng = np.random.default_rng(0)
-    right = rng.normal(0, 0.03, (63, 20)).tolist()
-    verdict = judge([*right, [-0.5] * 10_000])
-    assert verdict.masked.tolist() == [False] * 63 + [True]
-    assert not verdict.is_shifted
 
 
 def test_bounds_follow_length_noise_and_number_types() -> None:
@@ -129,27 +125,12 @@ def test_noise_of_the_step_widens_the_bounds_up_to_what_the_number_type_explains
     assert noise(0.3) == 0.1
 
 
-def test_errors_that_neighbouring_tokens_share_widen_the_bounds() -> None:
-    noise = np.repeat(np.random.default_rng(0).normal(0, 0.04, (256, 100)), 4, axis=1)  # runs of 4 equal errors
-    verdict = judge(noise.tolist())
-    assert verdict.noise == pytest.approx(0.08, rel=0.2)
-    assert verdict.num_masked == 0
-
-
-def test_older_rollouts_may_differ_by_the_policys_own_steps() -> None:
-    moved = np.random.default_rng(0).normal(-0.008, math.sqrt(2 * 0.008), (32, 500)).tolist()
-    assert judge(moved, Noise()).num_masked > 16
-    verdict = judge(moved, Noise(), stale=True)
-    assert (verdict.num_masked, verdict.is_shifted, verdict.measured) == (0, False, None)
-
-
 def test_bounds_that_the_user_sets_hold_at_every_length() -> None:
     limit = math.log(1.01)
     log_ratios = [[0.99 * limit], [1.01 * limit], [0.99 * limit] * 500, [1.01 * limit] * 500]
-    assert masked(log_ratios, high=1.01) == [False, True, False, True]
-    verdict = judge([[-0.1] * 1000] * 8, low=0.9)
+    assert masked(log_ratios, rollouts=(0.99, 1.01)) == [False, True, False, True]
+    verdict = judge([[-0.1] * 1000] * 8, rollouts=(0.9, 1.1))
     assert (verdict.num_masked, verdict.is_shifted) == (0, False)
-    assert masked([[0.2] * 100], low=0.9) == [True]  # the other bound stays automatic
 
 
 def test_a_single_outlier_masks_its_rollout() -> None:
@@ -157,13 +138,7 @@ def test_a_single_outlier_masks_its_rollout() -> None:
     assert masked([[far, -far], [-low, low / 2, low / 2], [0.0, 0.0]]) == [True, True, False]
 
 
-def test_a_rollout_without_tokens_is_no_mismatch() -> None:
-    gate = make_gate(2)
-    verdict = gate.judge(Evidence.collect(np.zeros(1), np.zeros(1, dtype=np.int64), 2, limit=gate.limit))
-    assert (verdict.masked.tolist(), verdict.num_judged) == ([False, False], 1)
-
-
-# -- evidence --
+# -- sums --
 
 
 def make_paths(*branches: tuple[str, list[int], list[int]]) -> list[SamplePath]:
@@ -187,25 +162,10 @@ def make_paths(*branches: tuple[str, list[int], list[int]]) -> list[SamplePath]:
 
 def test_branches_of_a_rollout_are_judged_together() -> None:
     paths = make_paths(("a", [1, 2, 3], [1, 2]), ("b", [1, 2, 3], [1, 2]), ("a", [1, 9, 9, 9], [2, 3]))
-    gate = Gate.over(paths, MismatchConfig(low=0.9, high=1.1), Noise(), step=0)
+    gate = Gate.over(paths, MismatchConfig(rollouts=(0.9, 1.1)), Noise(), step=0)
     log_ratio = np.asarray([0.3, 0.3, 0.0, 0.0, -0.3, -0.3], dtype=np.float32)
     assert gate.judge(gate.collect(paths, log_ratio)).masked.tolist() == [False, False]
     assert gate.judge(gate.collect(paths[:2], log_ratio[:4])).masked.tolist() == [True, False]
-
-
-def test_a_token_that_branches_share_counts_once() -> None:
-    paths = make_paths(("a", [1, 2, 3, 4], [1, 2, 3]), ("a", [1, 2, 3, 5], [1, 2, 3]), ("b", [1, 2, 3, 5], [1, 2, 3]))
-    gate = Gate.over(paths, MismatchConfig(), Noise(), step=0)
-    evidence = gate.collect(paths, np.asarray([1, 2, 4, 1, 2, 8, 1, 2, 8], dtype=np.float32))
-    assert evidence.counts.tolist() == [4, 3]
-    assert evidence.totals.tolist() == [15, 11]
-
-
-def test_a_token_that_one_branch_learns_and_another_has_as_context_counts_once() -> None:
-    paths = make_paths(("a", [1, 2, 3, 4], [1]), ("a", [1, 2, 3, 5], [3]), ("a", [1, 2, 3, 6], [1, 3]))
-    gate = Gate.over(paths, MismatchConfig(), Noise(), step=0)
-    evidence = gate.collect(paths, np.asarray([1, 2, 1, 4], dtype=np.float32))
-    assert (evidence.counts.tolist(), evidence.totals.tolist()) == ([3], [7])
 
 
 def test_evidence_adds_up_however_it_is_cut() -> None:
@@ -233,11 +193,11 @@ def test_it_says_what_was_observed_at_which_bound_and_what_to_check(caplog: pyte
     rng = np.random.default_rng(0)
     right, wrong = rng.normal(0, 0.03, (24, 100)).tolist(), [[-0.2] * 100]
     config = {"abort": 0.5}
-    gate, verdict = make_gate(25, **config), judge(right + wrong * 1, **config)
+    gate, verdict = gate_of(25, **config), judge(right + wrong * 1, **config)
     with caplog.at_level(logging.WARNING):
         check_verdict(gate, verdict, num_masked=1, num_judged=25)
         assert not caplog.records  # 4 % are below the alarm
-        gate, verdict = make_gate(26, **config), judge(right + wrong * 2, **config)
+        gate, verdict = gate_of(26, **config), judge(right + wrong * 2, **config)
         check_verdict(gate, verdict, num_masked=2, num_judged=26)
     for text in (
         "2 of 26 rollouts have sampling log-probs that the trainer does not reproduce; they were left out",
@@ -253,21 +213,12 @@ def test_it_says_what_was_observed_at_which_bound_and_what_to_check(caplog: pyte
 def test_it_stops_a_step_that_is_mostly_wrong_or_shifted_as_a_whole(caplog: pytest.LogCaptureFixture) -> None:
     wrong = judge([[-0.3] * 50] * 4)
     with pytest.raises(TrainingError, match=r"4 of 4 rollouts .* share of 0.5, so nothing was trained\. In 4 the mean"):
-        check_verdict(make_gate(4), wrong, num_masked=4, num_judged=4)
+        check_verdict(gate_of(4), wrong, num_masked=4, num_judged=4)
     shifted = judge(np.random.default_rng(0).normal(-0.03, 0.05, (2000, 5)).tolist())
     with pytest.raises(TrainingError, match=r"over 2000 rollouts \(10000 tokens\) .* is -0\.0.*nothing was trained"):
-        check_verdict(make_gate(2000), shifted, num_masked=0, num_judged=2000)
-    check_verdict(make_gate(2000, abort=1.0), shifted, num_masked=0, num_judged=2000)
+        check_verdict(gate_of(2000), shifted, num_masked=0, num_judged=2000)
+    check_verdict(gate_of(2000, abort=1.0), shifted, num_masked=0, num_judged=2000)
     assert "over 2000 rollouts" in caplog.text
-
-
-def test_it_says_why_a_mixture_of_experts_is_masked() -> None:
-    noise = replace(BFLOAT16, is_mixture=True)
-    verdict = judge([[-0.9] * 50] * 4, noise)
-    with pytest.raises(
-        TrainingError, match=r"mixture of experts: engine and trainer each choose .*router replay.*dtype"
-    ):
-        check_verdict(make_gate(4, noise), verdict, num_masked=4, num_judged=4)
 
 
 def test_which_models_are_mixtures() -> None:
@@ -277,22 +228,15 @@ def test_which_models_are_mixtures() -> None:
         assert is_mixture(getattr(transformers, name)()), name
 
 
-def test_an_engine_of_unknown_type_has_the_trainers() -> None:
-    model = pytest.importorskip("transformers").Qwen3Config()
-    holder = type("Model", (), {"config": model})
-    assert expected_noise(holder, "bfloat16", None) == BFLOAT16
-    assert str(expected_noise(holder, "float32", "quantized")) == "trainer in float32, engine in quantized"
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"mask_token_low": 1e-5}, "`mask_token_low` must be above `token_low`"),
-        ({"mask_token_high": 5.0, "token_high": 4.0}, "`mask_token_high` must be below `token_high`"),
-        ({"truncate": 2.0, "mask_token_high": 2.0}, "never truncates"),
+        ({"mask_tokens": (1e-5, 2)}, "`mask_tokens` must be within `tokens`"),
+        ({"mask_tokens": (0.5, 5.0), "tokens": (1e-4, 4.0)}, "`mask_tokens` must be within `tokens`"),
+        ({"truncate": 2.0, "mask_tokens": (0.5, 2.0)}, "never truncates"),
         ({"truncate": 200.0}, "never truncates"),
-        ({"token_low": 2.0}, "less than or equal to 1"),
-        ({"token_high": 0.5}, "greater than or equal to 1"),
+        ({"tokens": (2.0, 3.0)}, "less than or equal to 1"),
+        ({"tokens": (0.1, 0.5)}, "greater than or equal to 1"),
     ],
 )
 def test_bounds_that_would_do_nothing_are_refused(config: dict[str, float], message: str) -> None:
@@ -303,7 +247,7 @@ def test_bounds_that_would_do_nothing_are_refused(config: dict[str, float], mess
 # -- stale rollouts --
 
 
-def stale_step(seed: int, *, error: float = 0.0, group_size: int = 1) -> tuple[Gate, Verdict]:
+def stale_step(seed: int, *, error: float = 0.0, group_size: int = 1) -> tuple[Gate, GateVerdict]:
     """A step of 64 stale rollouts, of which 8 are compared with the checkpoint that sampled them, 4 of a group.
 
     The policy has moved by a random amount, of which a random part is common to the tokens of a group. `error` is the
@@ -322,7 +266,7 @@ def stale_step(seed: int, *, error: float = 0.0, group_size: int = 1) -> tuple[G
     checked = np.arange(num) % 8 == 0 if group_size == 1 else np.arange(num) % 8 + np.arange(num) // 16 * 4 < 4
     log_ratio = noise + wrong + np.where(checked[:, None], 0.0, drift)
     gate = Gate(
-        MismatchConfig(token_low=1e-30, token_high=1e30),
+        MismatchConfig(tokens=(1e-30, 1e30)),
         Noise(),
         {str(index): index for index in range(num)},
         np.full(num, 2.0),
@@ -330,11 +274,11 @@ def stale_step(seed: int, *, error: float = 0.0, group_size: int = 1) -> tuple[G
         drift=Drift.over(list(drift[checked]), num_groups=8 if group_size == 1 else 2),
     )
     rollouts = np.repeat(np.arange(num), length)
-    return gate, gate.judge(Evidence.collect(log_ratio.ravel(), rollouts, num, limit=gate.limit))
+    return gate, gate.judge(LogRatioSums.collect(log_ratio.ravel(), rollouts, num, limit=gate.limit))
 
 
 @pytest.mark.parametrize("group_size", [1, 8])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(8))
 def test_honest_stale_rollouts_pass_however_far_the_policy_has_moved(seed: int, group_size: int) -> None:
     gate, verdict = stale_step(seed, group_size=group_size)
     assert verdict.num_masked <= (1 if group_size == 1 else 8)
@@ -346,7 +290,7 @@ def test_honest_stale_rollouts_pass_however_far_the_policy_has_moved(seed: int, 
     [
         (False, {}, [False] * 6),  # the policy has moved far, which is no fault of the rollouts
         (True, {}, [True, True, False, False, True, True]),
-        (False, {"token_high": 50.0}, [False, False, False, False, True, True]),  # what the user asked for
+        (False, {"tokens": (1e-4, 50.0)}, [False, False, False, False, True, True]),  # what the user asked for
     ],
 )
 def test_stale_rollouts_are_left_out_only_if_one_of_the_compared_ones_is_wrong(
@@ -358,11 +302,11 @@ def test_stale_rollouts_are_left_out_only_if_one_of_the_compared_ones_is_wrong(
         MismatchConfig(**config), Noise(), {str(index): index for index in range(6)}, np.full(6, 1.0),
         np.arange(6) < 2, drift=Drift(mean=0.0, rms=1.0, scatter=0.5, mean_error=0.3),
     )  # fmt: skip
-    evidence = Evidence.collect(np.repeat(means, 50), np.repeat(np.arange(6), 50), 6, limit=gate.limit)
-    assert gate.judge(evidence).masked.tolist() == expected
+    sums = LogRatioSums.collect(np.repeat(means, 50), np.repeat(np.arange(6), 50), 6, limit=gate.limit)
+    assert gate.judge(sums).masked.tolist() == expected
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(8))
 def test_wrong_records_of_stale_rollouts_stop_the_step_however_far_the_policy_has_moved(seed: int) -> None:
     gate, verdict = stale_step(seed, error=0.3)
     with pytest.raises(TrainingError, match="nothing was trained"):
@@ -370,16 +314,106 @@ def test_wrong_records_of_stale_rollouts_stop_the_step_however_far_the_policy_ha
 
 
 def test_a_step_whose_drift_is_unknown_is_told_what_to_do() -> None:
-    gate = replace(make_gate(4), ages=np.asarray([0.0, 1.0, 2.0, 3.0]))
+    gate = replace(gate_of(4), ages=np.asarray([0.0, 1.0, 2.0, 3.0]))
     verdict = judge([[-0.9] * 50] * 4)
     with pytest.raises(TrainingError, match=r"3 of the rollouts are up to 3 steps old.* lower `learning_rate`"):
         check_verdict(gate, verdict, num_masked=4, num_judged=4)
 
 
-def test_without_a_measurement_a_step_is_assumed_to_move_by_a_small_divergence() -> None:
-    gate = replace(make_gate(2, Noise()), ages=np.asarray([1.0, 4.0]))
-    evidence = Evidence.collect(np.zeros(200), np.repeat([0, 1], 100), 2, limit=gate.limit)
-    verdict = gate.judge(evidence)
-    one, four = verdict.high.tolist()
-    assert one == pytest.approx(0.001 + 0.01 + 5 * math.sqrt((0.005**2 + 0.02) / 100))
-    assert four == pytest.approx(0.001 + 0.16 + 5 * math.sqrt((0.005**2 + 16 * 0.02) / 100))
+# -- branches of a rollout in several micro-batches --
+
+
+NUM_ROLLOUTS, NUM_TOKENS = 8, 8
+
+
+@pytest.fixture
+def policy(model_path: Callable[[str], str]) -> LoraPolicy:
+    base = load_base_model(model_path("Qwen3"), TrainerConfig(device="cpu", num_threads=1))
+    policy = LoraPolicy(base, LoraConfig(rank=4, alpha=8))
+    policy.values.copy_(torch.randn(policy.values.shape, generator=torch.Generator().manual_seed(2)) * 0.2)
+    return policy
+
+
+def branched_paths(policy: LoraPolicy, offsets: tuple[float, float]) -> list[SamplePath]:
+    """Rollouts of two branches that share nothing. The sampler is the policy itself, but for one rollout: there the
+    log-ratios of the two branches are `offsets`."""
+    rng = random.Random(0)
+    samples = []
+    for number in range(2 * NUM_ROLLOUTS):
+        tokens = [number % 50, *(rng.randrange(VOCAB_SIZE) for _ in range(NUM_TOKENS - 1))]
+        samples.append(make_sample(f"s{number}", tokens, rng, rollout_id=f"r{number // 2}"))
+    paths = paths_of(samples)
+    with torch.no_grad():
+        micro_batch = make_micro_batch(paths, policy.base)
+        own = target_logprobs_in_order(micro_batch, policy.base, policy.hidden_states)
+    ends = np.cumsum([len(path.query_positions) for path in paths])
+    paths = [replace(path, sampling_logprobs=part) for path, part in zip(paths, np.split(own, ends[:-1]), strict=True)]
+    changed = [
+        replace(path, sampling_logprobs=path.sampling_logprobs - o) for path, o in zip(paths[:2], offsets, strict=True)
+    ]
+    return [*changed, *paths[2:]]
+
+
+def run(
+    policy: LoraPolicy, paths: list[SamplePath], gate: MismatchConfig, *, max_tokens: int
+) -> tuple[torch.Tensor, StepRecord]:
+    update = Update(paths=paths, learning_rate=1.0, terms=(DppoConfig(),), mismatch=make_gate(paths, gate))
+    record = StepRecord()
+    compute_gradient(policy, update, split_micro_batches(paths, policy.base, max_tokens=max_tokens), record)
+    return policy.grads.clone(), record
+
+
+@pytest.mark.parametrize(
+    ("offsets", "gate", "num_masked"),
+    [
+        pytest.param((0.5, -0.5), MismatchConfig(rollouts=(0.7, 1.4)), 0, id="parts outside, whole inside"),
+        pytest.param((0.05, 0.05), MismatchConfig(), 1, id="parts could be noise, the whole is not"),
+        pytest.param((0.0, 5.0), MismatchConfig(), 1, id="one branch has an outlier"),
+    ],
+)
+def test_branches_in_different_micro_batches_are_one_rollout(
+    offsets: tuple[float, float],
+    gate: MismatchConfig,
+    num_masked: int,
+    policy: LoraPolicy,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paths = branched_paths(policy, offsets)
+    whole, record = run(policy, paths, gate, max_tokens=4096)
+    assert len(record.micro_batches) == 1
+    assert (record.num_gated, record.num_mismatched) == (NUM_ROLLOUTS, num_masked)
+    silent = [replace(path, advantages=0 * path.advantages) for path in paths[:2]] if num_masked else paths[:2]
+    expected, _ = run(
+        policy, [*silent, *paths[2:]], gate.model_copy(update={"low": 1e-9, "high": 1e9}), max_tokens=4096
+    )
+    passes = 0
+    backward = module.train_micro_batch
+
+    def counted(*args: object, **options: object) -> float:
+        nonlocal passes
+        passes += 1
+        return backward(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "train_micro_batch", counted)
+    parts, cut = run(policy, paths, gate, max_tokens=1)
+    assert len(cut.micro_batches) == 2 * NUM_ROLLOUTS
+    # All are computed again if a part was judged otherwise, which depends on whether it came early.
+    assert passes in ([4 * NUM_ROLLOUTS] if num_masked == 0 else [2 * NUM_ROLLOUTS, 4 * NUM_ROLLOUTS])
+    for gradient in (whole, parts):
+        assert float((gradient - expected).norm() / expected.norm()) < 1e-5
+    for name in ("num_gated", "num_mismatched", "num_mismatched_targets"):
+        assert getattr(cut, name) == getattr(record, name)
+    assert cut.losses == pytest.approx(record.losses, rel=1e-5)
+    assert cut.gate_noise[0] == pytest.approx(record.gate_noise[0], rel=1e-4)
+
+
+def test_a_step_that_is_wrong_is_stopped_however_it_is_cut(policy: LoraPolicy) -> None:
+    paths = [
+        replace(path, sampling_logprobs=path.sampling_logprobs + 0.5) for path in branched_paths(policy, (0.0, 0.0))
+    ]
+    messages = set()
+    for max_tokens in (1, 40, 4096):
+        with pytest.raises(TrainingError, match="8 of 8 rollouts") as error:
+            run(policy, paths, MismatchConfig(), max_tokens=max_tokens)
+        messages.add(error.value.message)
+    assert len(messages) == 1

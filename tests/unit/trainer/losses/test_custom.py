@@ -12,23 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from art.config import (
-    CustomLossConfig,
-    DppoConfig,
-    EntropyConfig,
-    KlConfig,
-    LossConfig,
-    PpoConfig,
-    ReinforceConfig,
-    SftConfig,
-    TrainConfig,
-)
+from art.config import CispoConfig, CustomLossConfig, KlConfig, LossConfig, PpoConfig, ReinforceConfig, TrainConfig
 from art.config.losses import LOSS_PATH_VARIABLE
 from art.errors import ConfigError, TrainingError
-from art.losses import LossInputs, LossOutput, log_ratio, mean_per_sample, sum_per_sample, unclipped
-from art.trainer.losses.custom import custom_loss
+from art.losses import LossInputs, LossOutput, log_ratio, unclipped
+from art.trainer.losses import custom_loss
 from art.trainer.step.update import _target_losses
-from tests.support.objective_bench import Bench, relative_error
+from tests.support.objective_bench import Bench
 
 N = 6
 
@@ -38,7 +28,7 @@ def plain(inputs: LossInputs) -> LossOutput:
 
 
 def reinforce(inputs: LossInputs, *, cap: float | None = None) -> LossOutput:
-    """What `ReinforceConfig(max_ratio=cap)` is."""
+    """What `CispoConfig(clip_high=cap - 1)` is."""
     with torch.no_grad():
         ratio = log_ratio(inputs).exp()
         weight = ratio.clamp(max=cap) if cap is not None else ratio
@@ -123,11 +113,10 @@ def inputs() -> LossInputs:
     ("own", "built_in"),
     [
         ((config(reinforce),), (ReinforceConfig(),)),
-        ((config(reinforce, settings={"cap": 1.2}, weight=0.5),), (ReinforceConfig(max_ratio=1.2, weight=0.5),)),
+        ((config(reinforce, settings={"cap": 1.25}, weight=0.5),), (CispoConfig(clip_high=0.25, weight=0.5),)),
         ((PpoConfig(), config(kl, reference="base", weight=0.1)), (PpoConfig(), KlConfig(estimator="k2", weight=0.1))),
-        ((DppoConfig(), config(bonus, entropy_gradient=True)), (DppoConfig(), EntropyConfig(weight=1.0))),
     ],
-    ids=["reinforce", "with settings", "with a reference", "entropy"],
+    ids=["reinforce", "with settings", "with a reference"],
 )
 def test_a_step_equals_that_of_the_built_in_loss_bit_by_bit(
     own: tuple[LossConfig, ...], built_in: tuple[LossConfig, ...], bench: Bench, monkeypatch: pytest.MonkeyPatch
@@ -141,14 +130,6 @@ def test_a_step_equals_that_of_the_built_in_loss_bit_by_bit(
         assert bool(one.gradient.any())
     for name in ("loss/train", "loss/clipped_high_share", "loss/entropy", "loss/adapter_norm"):
         assert found[0].metrics[name] == expected[0].metrics[name]
-
-
-def test_a_custom_loss_differs_where_it_should(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    terms = (config(reinforce), config(reinforce, settings={"cap": 1.01}))
-    (_, one), (_, other) = (
-        bench.train(bench.rollouts(0), TrainConfig(loss=term, mismatch=None), monkeypatch) for term in terms
-    )
-    assert relative_error(one[0].gradient, other[0].gradient) > 1e-3
 
 
 def test_a_function_cannot_change_what_other_losses_see() -> None:
@@ -170,7 +151,7 @@ def test_a_function_cannot_change_what_other_losses_see() -> None:
         (is_infinite, r"returned 1 values of 6 that are not finite"),
         (has_a_bad_gradient, r"gradient that is not finite"),
         (trains_nothing, r"does not depend on `inputs\.policy_logprobs`"),
-        (bonus, r"differentiated with respect to `inputs\.entropy`.*entropy_gradient=True"),
+        (bonus, r"differentiated with respect to `inputs\.entropy`.*EntropyConfig"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -238,12 +219,6 @@ def test_supervised_samples_are_not_shown_to_a_custom_loss() -> None:
     )
 
 
-def test_sums_and_means_per_sample() -> None:
-    given = inputs()
-    assert sum_per_sample(given, torch.ones(N)).tolist() == [2, 3, 1, 0]
-    assert mean_per_sample(given, torch.arange(6.0)).tolist() == [0.5, 3, 5, 0]
-
-
 def test_a_function_is_named_by_where_it_is_defined() -> None:
     assert config(plain).function == f"{__name__}:plain"
     assert TrainConfig.model_validate_json(TrainConfig(loss=config(plain)).model_dump_json()).terms == (config(plain),)
@@ -255,14 +230,3 @@ def test_a_function_is_named_by_where_it_is_defined() -> None:
     for text in ("my_loss", "my_package:", "os.system('x')", "a b:c", "../x:y"):
         with pytest.raises(ConfigError, match=re.escape("`module:name`")):
             CustomLossConfig(function=text)
-
-
-def test_which_terms_go_together() -> None:
-    TrainConfig(loss=(config(plain), config(bonus), DppoConfig()))
-    TrainConfig(loss=config(plain), scale_rewards="group")
-    with pytest.raises(ConfigError, match="two terms of the same type or custom function"):
-        TrainConfig(loss=(config(plain), config(plain, weight=2.0)))
-    with pytest.raises(ConfigError, match="no term that learns"):
-        TrainConfig(loss=EntropyConfig())
-    with pytest.raises(ConfigError, match="scale_rewards needs an objective"):
-        TrainConfig(loss=(SftConfig(), EntropyConfig()), scale_rewards="group")

@@ -30,7 +30,17 @@ from art.protocol.samples import TrainingSample
 from tests.support.objective_bench import GROUP_ORDER, Bench, relative_error
 from tests.support.objective_reference import Rollout
 from tests.support.trainer_samples import VOCAB_SIZE
-from tests.support.trl_trainers import MAX_COMPLETION_LENGTH, TEMPERATURE, Trl, gradient, mask_of, without_results
+from tests.support.trl_trainers import (
+    MAX_COMPLETION_LENGTH,
+    STEPS,
+    TEMPERATURE,
+    Trl,
+    finished_rollouts,
+    gradient,
+    mask_of,
+    trl_step,
+    without_results,
+)
 
 TOLERANCE = 1e-5
 
@@ -60,24 +70,13 @@ GRPO_CASES = {
     # `dapo` divides by the tokens of the whole optimiser step, which is one batch here.
     "dapo": ({"loss_type": "dapo", **CLIPS}, settings(PPO)),
     # `dr_grpo` divides by sequences times `max_completion_length`.
-    "dr_grpo": (
-        {"loss_type": "dr_grpo", **CLIPS},
-        settings(PPO, normalize="constant", constant_tokens=MAX_COMPLETION_LENGTH),
-    ),
-    # `delta` bounds the ratio before the minimum is taken, which only tokens with negative advantage notice.
-    "dual clip": (
-        {"loss_type": "bnpo", **CLIPS, "delta": 1.5},
-        settings(PPO.model_copy(update={"dual_clip": 1.5})),
-    ),
+    "dr_grpo": ({"loss_type": "dr_grpo", **CLIPS}, settings(PPO, normalize=MAX_COMPLETION_LENGTH)),
     "gspo": (
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.05, "epsilon_high": 0.1},
         settings(GspoConfig(clip_low=0.05, clip_high=0.1), normalize="rollout"),
     ),
     # `epsilon_high` is the cap itself, ours its distance from 1; there is no lower bound, and 1 - 1 is none.
-    "cispo": (
-        {"loss_type": "cispo", "epsilon_high": 1.3},
-        settings(CispoConfig(clip_low=1.0, clip_high=0.3)),
-    ),
+    "cispo": ({"loss_type": "cispo", "epsilon_high": 1.3}, settings(CispoConfig(clip_low=1.0, clip_high=0.3))),
     # Without the correction TRL's estimator lacks the ratio, and the gradient is not that of the KL.
     "kl": (
         {"loss_type": "bnpo", **CLIPS, "beta": 0.2, "use_bias_correction_kl": True},
@@ -114,7 +113,7 @@ def test_grpo_trainer(case: str, bench: Bench, trl: Trl, monkeypatch: pytest.Mon
 
 def test_truncated_importance_sampling(bench: Bench, trl: Trl, monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL's correction for vLLM in the mode `token_truncate`, in the second update of a step."""
-    gate = MismatchConfig(low=1e-3, high=1e3, truncate=1.2)
+    gate = MismatchConfig(rollouts=(1e-3, 1e3), truncate=1.2)
     config = settings(PPO, anchor="step_start", num_minibatches=2, mismatch=gate, learning_rate=0.02)
     everything = rollouts(bench)
     _, (_, seen) = bench.train(everything, config, monkeypatch)
@@ -135,13 +134,7 @@ def test_truncated_importance_sampling(bench: Bench, trl: Trl, monkeypatch: pyte
 def test_rloo_trainer(bench: Bench, trl: Trl, monkeypatch: pytest.MonkeyPatch) -> None:
     """On policy. TRL weighs whole sequences by their ratio, which is 1 then, and sums over tokens: so does `constant`
     but for its divisor."""
-    config = settings(
-        ReinforceConfig(),
-        baseline="leave_one_out",
-        anchor="step_start",
-        normalize="constant",
-        constant_tokens=MAX_COMPLETION_LENGTH,
-    )
+    config = settings(ReinforceConfig(), baseline="leave_one_out", anchor="step_start", normalize=MAX_COMPLETION_LENGTH)
     batch = [without_results(rollout) for rollout in rollouts(bench)]  # TRL's loss learns them too
     _, (seen,) = bench.train(batch, config, monkeypatch)
     trainer = trl.rloo(seen.adapter)
@@ -196,22 +189,12 @@ def test_distillation_trainer(bench: Bench, trl: Trl) -> None:
 
 
 @pytest.mark.parametrize("reference", [0, 1])
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
-def test_dpo_trainer(
-    reference: int, label_smoothing: float, bench: Bench, trl: Trl, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dpo_trainer(reference: int, bench: Bench, trl: Trl, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = bench.rollouts(0, temperatures=(1.0,) * 4, has_branches=False)
     # Checkpoint 0 is the base model.
-    term = DpoConfig(beta=0.3, label_smoothing=label_smoothing, reference=reference or "base")
+    term = DpoConfig(beta=0.3, reference=reference or "base")
     step, (seen,) = bench.train(batch, settings(term), monkeypatch)
-    # With a = -log sigmoid(m), b = -log sigmoid(-m) and e: ours is (1 - e) a + e b; TRL's `sigmoid` is a, and its
-    # `robust` is ((1 - e) a - e b) / (1 - 2 e). So ours is 2 (1 - e) `sigmoid` - (1 - 2 e) `robust`.
-    e = label_smoothing
-    arguments: dict[str, Any] = {"loss_type": ["sigmoid"]}
-    if e:
-        weights = [2 * (1 - e), 2 * e - 1]
-        arguments = {"loss_type": ["sigmoid", "robust"], "loss_weights": weights, "label_smoothing": e}
-    trainer = trl.dpo(seen.adapter, bench.adapters[reference], beta=0.3, **arguments)
+    trainer = trl.dpo(seen.adapter, bench.adapters[reference], beta=0.3, loss_type=["sigmoid"])
     chosen, rejected = [], []
     for group in (0, 1):
         members = sorted((rollout for rollout in batch if rollout.group == group), key=lambda rollout: rollout.reward)
@@ -261,3 +244,37 @@ def test_sft_trainer(bench: Bench, trl: Trl, monkeypatch: pytest.MonkeyPatch) ->
     loss.backward()
     assert step.metrics["loss/train"] == pytest.approx(loss.item(), rel=1e-5)
     assert relative_error(seen.gradient, gradient(trainer.model, seen.adapter).double()) < TOLERANCE
+
+
+# -- from rewards on --
+
+
+NUM_GROUPS = 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_alive", [16, 4, 1])
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_is_that_of_trl(
+    name: str, num_alive: int, bench: Bench, trl: Trl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollouts = finished_rollouts(bench, num_groups=NUM_GROUPS, num_alive=num_alive)
+    step, (seen,) = bench.train(rollouts, STEPS[name][1], monkeypatch)
+    loss, expected = trl_step(trl, name, rollouts, seen.adapter)
+    assert relative_error(seen.gradient, expected.double()) < TOLERANCE
+    if name != "rloo":  # -ratio * advantage in TRL, -advantage * log-prob here: different values, the same gradient
+        assert step.metrics["loss/train"] == pytest.approx(loss, rel=1e-4, abs=1e-6)
+    assert step.metrics["data/step_num_rollouts_trained"] == 4 * num_alive
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo"])
+def test_masked_truncated_rollouts_are_those_of_trl(
+    name: str, bench: Bench, trl: Trl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollouts = finished_rollouts(bench, num_groups=NUM_GROUPS, num_alive=4, cut=True)
+    config = STEPS[name][1].model_copy(update={"mask_truncated": True})
+    step, (seen,) = bench.train(rollouts, config, monkeypatch)
+    _, expected = trl_step(trl, name, rollouts, seen.adapter, mask_truncated_completions=True)
+    assert relative_error(seen.gradient, expected.double()) < TOLERANCE
+    assert step.metrics["data/step_num_rollouts_trained"] < 16

@@ -12,29 +12,22 @@ import torch
 
 from art.config import TrainerConfig
 from art.errors import ConfigError, TrainingError
-from art.protocol.samples import plain_sample
-from art.trainer.attention import kernel_choice
-from art.trainer.attention import tree_attention as attention
-from art.trainer.attention.kernel_choice import check_kernel
-from art.trainer.attention.tree_attention import Formula, attend, make_layout
-from art.trainer.head import Head
-from art.trainer.policy.base_model import BaseModel, check_architecture, load_base_model, run_backbone
+from art.trainer import tree_attention as attention
+from art.trainer.logprobs import Head
+from art.trainer.policy.base_model import FrozenModel, check_architecture, load_base_model, run_backbone
+from art.trainer.step import kernel_choice
+from art.trainer.step.kernel_choice import check_kernel
 from art.trainer.step.measure import target_logprobs_in_order
 from art.trainer.step.micro_batch import make_micro_batch
-from art.trainer.tree.tree import SamplePath, build_tree, check_sample
-from tests.support.trainer_samples import VOCAB_SIZE, random_samples
+from art.trainer.tree import SamplePath, build_tree
+from art.trainer.tree_attention import AttentionFormula, attend, make_layout
+from tests.support.trainer_samples import VOCAB_SIZE, paths_of, random_samples
 
 CPU = TrainerConfig(device="cpu", num_threads=1)
 
 
-def long_path(num_tokens: int) -> SamplePath:
-    path = check_sample(plain_sample([i % VOCAB_SIZE for i in range(num_tokens)], "probe"), vocab_size=VOCAB_SIZE)
-    assert path is not None
-    return path
-
-
 def paths() -> list[SamplePath]:
-    return [p for s in random_samples(0) if (p := check_sample(s, vocab_size=VOCAB_SIZE))]
+    return paths_of(random_samples(0))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -58,7 +51,7 @@ def save_lfm2(path: Path) -> str:
     return str(path)
 
 
-def own_logprobs(base: BaseModel, path: SamplePath) -> torch.Tensor:
+def own_logprobs(base: FrozenModel, path: SamplePath) -> torch.Tensor:
     ids = torch.tensor([[*path.token_ids.tolist(), 0]])
     with torch.no_grad():
         logprobs = base.model(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
@@ -129,11 +122,6 @@ def test_a_model_without_a_text_class_is_refused(tmp_path: Path) -> None:
         load_base_model(str(tmp_path), CPU)
 
 
-def test_a_missing_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot load base model .*nothing-here"):
-        load_base_model(str(tmp_path / "nothing-here"), CPU)
-
-
 def test_a_call_without_layout_is_explained() -> None:
     x = torch.zeros(1, 1, 2, 4)
     with pytest.raises(ConfigError, match="does not pass keyword arguments"):
@@ -144,7 +132,11 @@ def test_flex_kernel_equals_the_dense_reference() -> None:
     """Forward only and uncompiled: FlexAttention has no backward pass on CPU."""
     layout = make_layout(build_tree(paths()), device=torch.device("cpu"), kernel="flex")
     q, k, v = (torch.randn(1, heads, len(layout.token_ids), 8) for heads in (4, 2, 2))
-    for formula in (Formula(0.3), Formula(0.3, window=4), Formula(0.3, sinks=torch.tensor([-2.0, 0.0, 1.0, 3.0]))):
+    for formula in (
+        AttentionFormula(0.3),
+        AttentionFormula(0.3, window=4),
+        AttentionFormula(0.3, sinks=torch.tensor([-2.0, 0.0, 1.0, 3.0])),
+    ):
         with torch.no_grad():
             flex, dense = (attention.KERNELS[name](q, k, v, layout, formula) for name in ("flex", "dense"))
         torch.testing.assert_close(flex, dense, rtol=1e-4, atol=1e-5)
@@ -154,27 +146,9 @@ def test_kernel_check(model_path: Callable[[str], str], monkeypatch: pytest.Monk
     base = load_base_model(model_path("Qwen3"), CPU)
     check_kernel(base, "chains", paths())
 
-    def sees_the_future(query: Any, key: Any, value: Any, layout: Any, formula: Formula) -> Any:
+    def sees_the_future(query: Any, key: Any, value: Any, layout: Any, formula: AttentionFormula) -> Any:
         return attention.attend_dense(query, key, value.cumsum(2), layout, formula)
 
     monkeypatch.setitem(kernel_choice.KERNELS, "chains", sees_the_future)
     with pytest.raises(TrainingError, match="'chains' attention kernel is wrong on this machine: its output differs"):
         check_kernel(base, "chains", paths())
-
-
-def test_kernel_check_has_memory_for_a_long_sample(
-    model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The reference would need it for all pairs of tokens."""
-    lengths = []
-
-    def watched(*arguments: Any) -> torch.Tensor:
-        lengths.append(len(arguments[3].token_ids))
-        return attention.attend_dense(*arguments)
-
-    monkeypatch.setattr(kernel_choice, "_MAX_TOKENS", 100)
-    monkeypatch.setattr(kernel_choice, "attend_dense", watched)
-    base = load_base_model(model_path("Qwen3"), CPU)
-    check_kernel(base, "chains", [long_path(300), *paths()])
-    check_kernel(base, "chains", [long_path(40), long_path(300)])
-    assert lengths == [99, 39]  # the last token of a path is predicted only

@@ -1,27 +1,19 @@
-"""The adapted linear layer computes what peft's does, merged or not, and is used only where it does."""
+"""The adapted linear layer computes what peft's does, and is used only where it does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from art.config import DppoConfig, LoraConfig, TrainerConfig
-from art.trainer.policy import lora
 from art.trainer.policy.base_model import load_base_model
-from art.trainer.policy.linear import AdaptedLinear
+from art.trainer.policy.linear import LoraLinear
 from art.trainer.policy.lora import LoraPolicy
-from art.trainer.step.micro_batch import idle_layout, split_micro_batches
-from art.trainer.step.step_metrics import StepRecord
-from art.trainer.step.update import Update, compute_gradient
-from art.trainer.tensor_files import stream_named
-from art.trainer.tree.tree import check_sample
-from tests.support.trainer_files import save_content
-from tests.support.trainer_reference import reference_gradient
-from tests.support.trainer_samples import VOCAB_SIZE, random_samples
+from tests.support.trainer_reference import reference_gradient, tree_gradient
+from tests.support.trainer_samples import random_samples
 
 LORA = LoraConfig(rank=4, alpha=8)
 
@@ -33,15 +25,8 @@ def make_policy(model_path: Callable[[str], str], family: str = "Qwen2", **confi
     return policy
 
 
-def adapted_layers(policy: LoraPolicy) -> list[AdaptedLinear]:
-    return [layer for layer in policy._layers.values() if isinstance(layer, AdaptedLinear)]
-
-
-def gradient(policy: LoraPolicy) -> torch.Tensor:
-    paths = [p for s in random_samples(3) if (p := check_sample(s, vocab_size=VOCAB_SIZE))]
-    update = Update(paths=paths, learning_rate=1.0, terms=(DppoConfig(),))
-    compute_gradient(policy, update, split_micro_batches(paths, policy.base, max_tokens=4096), StepRecord())
-    return policy.grads.clone()
+def adapted_layers(policy: LoraPolicy) -> list[LoraLinear]:
+    return [layer for layer in policy._layers.values() if isinstance(layer, LoraLinear)]
 
 
 def values_and_gradients(layer: torch.nn.Module, x: torch.Tensor, call: Any) -> list[torch.Tensor]:
@@ -52,11 +37,8 @@ def values_and_gradients(layer: torch.nn.Module, x: torch.Tensor, call: Any) -> 
     return [out.detach(), *torch.autograd.grad(out, [leaf, *parameters], weights)]
 
 
-@pytest.mark.parametrize("way", ["plain", "merged"])
 @pytest.mark.parametrize("shape", [(1, 9, 32), (7, 32), (1, 32)])
-def test_values_and_gradients_equal_those_of_peft(
-    way: str, shape: tuple[int, ...], model_path: Callable[[str], str]
-) -> None:
+def test_values_and_gradients_equal_those_of_peft(shape: tuple[int, ...], model_path: Callable[[str], str]) -> None:
     layers = adapted_layers(make_policy(model_path))
     assert len(layers) == 14
     assert {layer.base_layer.bias is None for layer in layers} == {True, False}  # both kinds are there
@@ -64,22 +46,15 @@ def test_values_and_gradients_equal_those_of_peft(
     for layer in layers:
         if layer.in_features != shape[-1]:
             continue
-        if way == "merged":
-            layer.merge()
-        expected = values_and_gradients(layer, x, super(AdaptedLinear, layer).forward)
+        expected = values_and_gradients(layer, x, super(LoraLinear, layer).forward)
         for one, other in zip(values_and_gradients(layer, x, layer), expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("way", ["plain", "merged"])
-def test_a_whole_update_has_the_reference_gradient(
-    way: str, model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if way != "merged":
-        monkeypatch.setattr(lora, "MAX_MERGED_BYTES", 0)
+def test_a_whole_update_has_the_reference_gradient(model_path: Callable[[str], str]) -> None:
     policy = make_policy(model_path)
     expected = reference_gradient(policy, random_samples(3), DppoConfig())
-    assert float((gradient(policy) - expected).norm() / expected.norm()) < 1e-5
+    assert float((tree_gradient(policy)[0] - expected).norm() / expected.norm()) < 1e-5
 
 
 def test_the_base_model_is_its_own_with_the_adapter_off(model_path: Callable[[str], str]) -> None:
@@ -91,32 +66,9 @@ def test_the_base_model_is_its_own_with_the_adapter_off(model_path: Callable[[st
     assert not torch.allclose(layer(x), layer.base_layer(x))
 
 
-def test_merged_weights_follow_every_change_of_the_values(model_path: Callable[[str], str], tmp_path: Path) -> None:
-    policy = make_policy(model_path)
-    layout = idle_layout(policy.base.device)
-    assert policy._merging
-    before = policy.hidden_states(layout)
-    other = {name: tensor * 2 for name, tensor in policy.tensors.items()}
-    with policy.using(save_content(tmp_path / "weights", stream_named(other))):
-        assert not torch.allclose(policy.hidden_states(layout), before)
-    assert torch.equal(policy.hidden_states(layout), before)
-    base = policy.base_hidden_states(layout)
-    policy.tensors["base_model.model.model.layers.0.mlp.down_proj.lora_B.weight"].add_(1.0)
-    assert not torch.allclose(policy.hidden_states(layout), before)
-    for name, tensor in policy.tensors.items():
-        if ".lora_B." in name:
-            tensor.zero_()
-    torch.testing.assert_close(policy.hidden_states(layout), base)
-
-
-def test_large_layers_are_not_merged(model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lora, "MAX_MERGED_BYTES", 1000)
-    assert not make_policy(model_path)._merging
-
-
 def test_frozen_weights_get_no_gradient(model_path: Callable[[str], str]) -> None:
     policy = make_policy(model_path)
-    gradient(policy)
+    tree_gradient(policy)
     assert all(layer.base_layer.weight.grad is None for layer in adapted_layers(policy))
 
 
@@ -130,7 +82,7 @@ class Special(torch.nn.Linear):  # type: ignore[misc]  # torch is not followed b
         return super().forward(x) * 0.5
 
 
-def reference(layer: AdaptedLinear, inputs: list[torch.Tensor], factor: float) -> list[torch.Tensor]:
+def reference(layer: LoraLinear, inputs: list[torch.Tensor], factor: float) -> list[torch.Tensor]:
     """Output, gradients of the inputs, of A and of B, in float64."""
     a, b, scale = layer._factors()
     leaves = [x.detach().double().requires_grad_() for x in (*inputs, a, b)]
@@ -153,9 +105,8 @@ def relative_errors(found: list[torch.Tensor], expected: list[torch.Tensor]) -> 
 @pytest.mark.parametrize("way", ["plain", "gated", "special", "special and gated"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_values_and_gradients_are_as_near_to_float64_as_those_of_peft(
-    dtype: Any, way: str, model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    dtype: Any, way: str, model_path: Callable[[str], str]
 ) -> None:
-    monkeypatch.setattr(lora, "MAX_MERGED_BYTES", 0)
     tolerance = {"float32": 1e-6, "bfloat16": 1e-2}[dtype]
     layers = adapted_layers(make_policy(model_path, dtype=dtype))
     assert len(layers) == 14
@@ -168,10 +119,10 @@ def test_values_and_gradients_are_as_near_to_float64_as_those_of_peft(
         count = 2 if "gated" in way else 1
         inputs = [torch.randn(shape, generator=generator).to(layer.base_layer.weight.dtype) for _ in range(count)]
 
-        def call(*leaves: torch.Tensor, forward: Any, layer: AdaptedLinear = layer) -> torch.Tensor:
+        def call(*leaves: torch.Tensor, forward: Any, layer: LoraLinear = layer) -> torch.Tensor:
             return forward(torch.nn.functional.silu(leaves[0]) * leaves[1] if len(leaves) == 2 else leaves[0])
 
-        def gradients(forward: Any, layer: AdaptedLinear = layer, inputs: Any = inputs) -> list[torch.Tensor]:
+        def gradients(forward: Any, layer: LoraLinear = layer, inputs: Any = inputs) -> list[torch.Tensor]:
             leaves = [x.clone().requires_grad_() for x in inputs]
             out = forward(*leaves)
             a, b, _ = layer._factors()
@@ -179,11 +130,11 @@ def test_values_and_gradients_are_as_near_to_float64_as_those_of_peft(
             assert [g.dtype for g in found] == [x.dtype for x in leaves] + [torch.float32] * 2
             return [out.detach(), *found]
 
-        def own(*leaves: torch.Tensor, layer: AdaptedLinear = layer) -> torch.Tensor:
+        def own(*leaves: torch.Tensor, layer: LoraLinear = layer) -> torch.Tensor:
             return layer.gated(*leaves, torch.nn.functional.silu) if len(leaves) == 2 else layer(*leaves)
 
-        def theirs(*leaves: torch.Tensor, layer: AdaptedLinear = layer) -> torch.Tensor:
-            return call(*leaves, forward=super(AdaptedLinear, layer).forward)
+        def theirs(*leaves: torch.Tensor, layer: LoraLinear = layer) -> torch.Tensor:
+            return call(*leaves, forward=super(LoraLinear, layer).forward)
 
         expected = reference(layer, inputs, factor)
         ours, pefts = (relative_errors(gradients(way), expected) for way in (own, theirs))
@@ -193,29 +144,18 @@ def test_values_and_gradients_are_as_near_to_float64_as_those_of_peft(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_layers_of_another_kind_give_the_same_update(
-    dtype: str, model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A subclass of a linear layer is used by its own `forward`, and nothing of it is merged."""
-    monkeypatch.setattr(lora, "MAX_MERGED_BYTES", 0)
-    expected = gradient(make_policy(model_path, dtype=dtype))
+def test_layers_of_another_kind_give_the_same_update(dtype: str, model_path: Callable[[str], str]) -> None:
+    """A subclass of a linear layer is used by its own `forward`."""
+    expected = tree_gradient(make_policy(model_path, dtype=dtype))[0]
     policy = make_policy(model_path, dtype=dtype)
     for layer in adapted_layers(policy):
         layer.base_layer.__class__ = type("Other", (torch.nn.Linear,), {})
         assert not layer.is_plain
-    found = gradient(policy)
+    found = tree_gradient(policy)[0]
     assert float((found - expected).norm() / expected.norm()) < {"float32": 1e-5, "bfloat16": 0.05}[dtype]
-
-
-def test_only_float32_on_a_cpu_is_merged(model_path: Callable[[str], str]) -> None:
-    assert make_policy(model_path)._merging
-    assert not make_policy(model_path, dtype="bfloat16")._merging
-    base = load_base_model(model_path("Qwen2"), TrainerConfig(device="cpu", num_threads=1))
-    base.backbone.layers[0].mlp.up_proj.__class__ = Special
-    assert not LoraPolicy(base, LORA)._merging
 
 
 def test_a_bfloat16_update_has_the_direction_of_the_float32_one(model_path: Callable[[str], str]) -> None:
     expected = reference_gradient(make_policy(model_path), random_samples(3), DppoConfig())
-    found = gradient(make_policy(model_path, dtype="bfloat16"))
+    found = tree_gradient(make_policy(model_path, dtype="bfloat16"))[0]
     assert float(torch.cosine_similarity(found, expected, dim=0)) > 0.99

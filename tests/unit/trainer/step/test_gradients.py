@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -12,18 +12,14 @@ import torch
 
 from art.config import CispoConfig, DppoConfig, EntropyConfig, LoraConfig, LossConfig, PpoConfig, TrainerConfig
 from art.protocol.samples import COMPONENTS, Component, TrainingSample
-from art.trainer.attention import chain_attention
-from art.trainer.attention import tree_attention as attention
-from art.trainer.attention.tree_attention import KernelName
+from art.trainer import chain_attention
+from art.trainer import tree_attention as attention
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.step import micro_batch
-from art.trainer.step.micro_batch import split_micro_batches
-from art.trainer.step.step_metrics import StepRecord, summarise
-from art.trainer.step.update import Update, compute_gradient
-from art.trainer.tree.tree import check_sample
-from tests.support.trainer_reference import reference_gradient, reference_loss, with_own_logprobs
-from tests.support.trainer_samples import VOCAB_SIZE, random_samples
+from art.trainer.tree_attention import KernelName
+from tests.support.trainer_reference import reference_gradient, reference_loss, relative_error, tree_gradient
+from tests.support.trainer_samples import random_samples
 
 TOLERANCE = 1e-5
 FAMILIES = ["Qwen3", "Qwen2", "Llama", "Mistral", "GptOss"]
@@ -48,18 +44,16 @@ def policies(model_path: Callable[[str], str]) -> Callable[..., LoraPolicy]:
     return policy
 
 
-def tree_gradient(
-    policy: LoraPolicy, samples: list[TrainingSample], loss: LossConfig | None = None, *, max_tokens: int = 4096
-) -> tuple[torch.Tensor, float]:
-    paths = [p for s in samples if (p := check_sample(s, vocab_size=VOCAB_SIZE))]
-    update = Update(paths=paths, learning_rate=1.0, terms=(loss or DppoConfig(),))
-    record = StepRecord()
-    compute_gradient(policy, update, split_micro_batches(paths, policy.base, max_tokens=max_tokens), record)
-    return policy.grads.clone(), record.losses[0]
+@pytest.fixture(scope="module")
+def one_by_one(policies: Callable[..., LoraPolicy]) -> Callable[..., tuple[torch.Tensor, float]]:
+    """Gradient and loss of a family's policy over random samples, computed once for all tests that compare with it."""
 
+    @cache
+    def reference(family: str, seed: int, count: int) -> tuple[torch.Tensor, float]:
+        policy, samples = policies(family), random_samples(seed, count=count)
+        return reference_gradient(policy, samples, DppoConfig()), reference_loss(policy, samples, DppoConfig())
 
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
+    return reference
 
 
 @pytest.fixture
@@ -75,16 +69,18 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[KernelName], None]:
 @pytest.mark.parametrize("kernel_name", ["dense", "chains"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tree_equals_one_by_one(
-    family: str, kernel_name: KernelName, kernel: Callable[[KernelName], None], policies: Callable[..., LoraPolicy]
+    family: str,
+    kernel_name: KernelName,
+    kernel: Callable[[KernelName], None],
+    policies: Callable[..., LoraPolicy],
+    one_by_one: Callable[..., tuple[torch.Tensor, float]],
 ) -> None:
-    policy = policies(family)
+    kernel(kernel_name)
     for seed in range(3):
-        samples = random_samples(seed)
-        expected = reference_gradient(policy, samples, DppoConfig())
-        kernel(kernel_name)
-        found, loss = tree_gradient(policy, samples)
+        expected, expected_loss = one_by_one(family, seed, 8)
+        found, loss = tree_gradient(policies(family), random_samples(seed, count=8))
         assert relative_error(found, expected) < TOLERANCE
-        assert loss == pytest.approx(reference_loss(policy, samples, DppoConfig()), rel=1e-4, abs=1e-6)
+        assert loss == pytest.approx(expected_loss, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize(("block", "bundle_scores"), [(1, 0), (3, 400), (96, 400), (96, 2**18)])
@@ -97,15 +93,15 @@ def test_blocks_bundles_and_recomputation_change_nothing(
     keep_bytes: int,
     kernel: Callable[[KernelName], None],
     policies: Callable[..., LoraPolicy],
+    one_by_one: Callable[..., tuple[torch.Tensor, float]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kernel("chains")
     monkeypatch.setattr(chain_attention, "BLOCK", block)
     monkeypatch.setattr(chain_attention, "_BUNDLE_SCORES", bundle_scores)
     monkeypatch.setattr(chain_attention, "_KEEP_BYTES", keep_bytes)
-    samples = random_samples(5, count=12)
-    found, _ = tree_gradient(policies(family), samples)
-    assert relative_error(found, reference_gradient(policies(family), samples, DppoConfig())) < TOLERANCE
+    found, _ = tree_gradient(policies(family), random_samples(5, count=12))
+    assert relative_error(found, one_by_one(family, 5, 12)[0]) < TOLERANCE
 
 
 @pytest.mark.parametrize("loss", [*LOSSES, EntropyConfig(weight=1.0)], ids=lambda loss: loss.type)
@@ -193,20 +189,3 @@ def test_a_wrong_mask_would_be_noticed(
     samples = random_samples(0)
     found, _ = tree_gradient(policies("Llama"), samples)
     assert relative_error(found, reference_gradient(policies("Llama"), samples, DppoConfig())) > 100 * TOLERANCE
-
-
-def test_log_ratio_of_the_policy_itself_is_zero(policies: Callable[..., LoraPolicy]) -> None:
-    """The metrics' ratio of a policy to itself is 1: sampler log-probs of the reference give no divergence."""
-    policy = policies("Qwen2")
-    samples = with_own_logprobs(policy, random_samples(14))
-    paths = [p for s in samples if (p := check_sample(s, vocab_size=VOCAB_SIZE))]
-    record = StepRecord()
-    update = Update(paths=paths, learning_rate=1.0, terms=(DppoConfig(),))
-    compute_gradient(policy, update, split_micro_batches(paths, policy.base, max_tokens=50), record)
-    record.grad_norms.append(0.0)
-    metrics = summarise(record, paths, step=3, max_grad_norm=1.0)
-    assert metrics["offpolicy/ratio_mean"] == pytest.approx(1, abs=1e-5)
-    assert metrics["loss/kl_to_sampler"] == pytest.approx(0, abs=1e-9)
-    assert metrics["offpolicy/mean_staleness"] == 3
-    assert metrics["loss/masked_share"] == 0
-    assert 0 < metrics["loss/entropy"] < math.log(VOCAB_SIZE)

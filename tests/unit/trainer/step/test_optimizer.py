@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from art.config import OptimizerConfig
-from art.trainer.machine.distributed import Team
+from art.trainer.distributed import Team
 from art.trainer.step.optimizer import Optimizer
 from tests.support.trainer_files import save_content, whole
 

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from art.config import DppoConfig, KlConfig, LoraConfig, LossConfig, MismatchConfig, TrainConfig, TrainerConfig
+from art.config import DppoConfig, LoraConfig, LossConfig, MismatchConfig, TrainConfig, TrainerConfig
 from art.errors import TrainingError
 from art.protocol.calls import Train
-from art.trainer.attention.tree_attention import TreeLayout
-from art.trainer.machine.distributed import Team
-from art.trainer.machine.memory import is_out_of_memory
+from art.trainer.memory import is_out_of_memory
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.lora import LoraPolicy
-from art.trainer.proof import PROBE_TOKENS
 from art.trainer.step import update as module
-from art.trainer.step.measure import HiddenStates, add_stream
-from art.trainer.step.micro_batch import GROW_AFTER, GROWTH, MicroBatcher, split_micro_batches
-from art.trainer.step.step_metrics import StepRecord
+from art.trainer.step.measure import Measurer
+from art.trainer.step.micro_batch import MicroBatcher, split_micro_batches
+from art.trainer.step.record import StepRecord
 from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer
-from art.trainer.tree.pack import pack
-from art.trainer.tree.tree import SamplePath, build_tree
+from art.trainer.tree import SamplePath, build_tree, pack
+from art.trainer.tree_attention import TreeLayout
 from tests.support.constrained_samples import replayed, with_kept
+from tests.support.trainer_reference import relative_error
 from tests.support.trainer_samples import make_gate, random_samples
 
 LORA = LoraConfig(rank=8, alpha=16)
@@ -51,7 +47,7 @@ def policy(model_path: Callable[[str], str]) -> LoraPolicy:
 def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
     """Give the trainer memory for so many tokens; returns the tokens of the passes that were tried."""
 
-    backward = module._backward
+    backward = module.train_micro_batch
 
     def set_limit(max_tokens: int, error: Exception = ON_CPU) -> list[int]:
         tried: list[int] = []
@@ -64,7 +60,7 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
                 raise error
             return backward(policy, update, micro_batch, record, **options)
 
-        monkeypatch.setattr(module, "_backward", limited)
+        monkeypatch.setattr(module, "train_micro_batch", limited)
         return tried
 
     return set_limit
@@ -91,16 +87,12 @@ def run(
     return policy.grads.clone(), record, fitting
 
 
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
-
-
 @pytest.mark.parametrize("error", [ON_CUDA, ON_CPU], ids=["cuda", "cpu"])
 @pytest.mark.parametrize("max_tokens", [4096, 90])
 def test_the_gradient_is_that_of_the_whole_update(
     error: Exception, max_tokens: int, policy: LoraPolicy, limit: Callable[..., list[int]]
 ) -> None:
-    gate = MismatchConfig(low=0.5, high=2, abort=1)  # masks some of the samples, which must be counted once
+    gate = MismatchConfig(rollouts=(0.5, 2), abort=1)  # masks some of the samples, which must be counted once
     expected, whole, untouched = run(policy, gate=gate)
     assert untouched is None
     tried = limit(60, error)
@@ -113,15 +105,6 @@ def test_the_gradient_is_that_of_the_whole_update(
     assert (record.num_gated, record.num_mismatched) == (whole.num_gated, whole.num_mismatched)
     counts = [sum(len(batch.policy_logprobs) for batch in r.micro_batches) for r in (record, whole)]
     assert counts[0] == counts[1]
-
-
-def test_halves_are_halved_again(policy: LoraPolicy, limit: Callable[..., list[int]]) -> None:
-    longest = max(len(path.token_ids) for path in make_paths())
-    expected, _, _ = run(policy)
-    tried = limit(longest)
-    found, _, _ = run(policy)
-    assert len([size for size in tried if size > longest]) >= 2
-    assert relative_error(found, expected) < 1e-5
 
 
 def test_a_sample_that_does_not_fit_alone_is_named(policy: LoraPolicy, limit: Callable[..., list[int]]) -> None:
@@ -140,43 +123,6 @@ def test_other_errors_are_passed_on(policy: LoraPolicy, limit: Callable[..., lis
 @pytest.mark.parametrize(("error", "expected"), [(ON_CUDA, True), (ON_CPU, True), (RuntimeError("other"), False)])
 def test_is_out_of_memory(error: RuntimeError, expected: bool) -> None:
     assert is_out_of_memory(error) is expected
-
-
-def test_what_torch_says_when_the_memory_of_a_cpu_is_out() -> None:
-    """The words that are looked for are those of the installed torch."""
-    with pytest.raises(RuntimeError) as caught:
-        torch.empty(2**50, dtype=torch.float32)
-    assert is_out_of_memory(caught.value)
-
-
-class _Pair(Team):
-    """Two processes of which the other one reports what is put into `other`."""
-
-    other: Any
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value, self.other]
-
-    def sum_gradients(self, grads: torch.Tensor) -> None:
-        pass
-
-
-def test_one_process_of_several_splits_its_own_share(policy: LoraPolicy, limit: Callable[..., list[int]]) -> None:
-    """It meets the others as often as without: nothing of what they do depends on how it got there."""
-    paths = make_paths()
-    team = _Pair(rank=0, size=2)
-    object.__setattr__(team, "other", ((0.0, StepRecord()), 17))
-    own = split_micro_batches(paths, policy.base, max_tokens=4096, team=team)
-    largest = max(len(batch.layout.token_ids) for batch in own)
-    update, record = Update(paths=paths, learning_rate=1.0, terms=(DppoConfig(),)), StepRecord()
-    assert compute_gradient(policy, update, own, record, team=team) == 17  # what fits all
-    expected = policy.grads.clone()
-    limit(largest - 1)
-    record = StepRecord()
-    assert compute_gradient(policy, update, own, record, team=team) == min(17, largest // 2)
-    assert relative_error(policy.grads, expected) < 1e-5
-    seen = np.concatenate([batch.policy_logprobs for batch in record.micro_batches])
-    assert len(seen) == sum(len(batch.targets.samples) for batch in own)
 
 
 def test_the_trainer_remembers_what_fits(
@@ -214,49 +160,15 @@ def test_the_trainer_remembers_what_fits(
     torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-5)
 
 
-def test_the_budget_recovers_from_a_memory_that_ran_out_once(
-    model_path: Callable[[str], str], tmp_path: Path, limit: Callable[..., list[int]]
-) -> None:
-    """A device that has too little memory in the first step only: later steps use larger micro-batches again."""
-    trainer = Trainer(model_path("Qwen3"), TrainerConfig(device="cpu", num_threads=1, max_tokens=256))
-    batcher = trainer._batcher
-    samples, longest = random_samples(11, count=14), max(len(path.token_ids) for path in make_paths())
-    limit(longest)
-    trainer.trial(samples, LORA)
-    assert batcher.max_tokens <= longest
-    smallest, tried = batcher.max_tokens, limit(4096)
-    budgets = []
-    while batcher.max_tokens <= longest:
-        trainer.trial(samples, LORA)
-        budgets.append(batcher.max_tokens)
-        assert len(budgets) < 500
-    assert budgets[: GROW_AFTER - 1] == [smallest] * (GROW_AFTER - 1)
-    assert budgets[GROW_AFTER - 1] == math.ceil(GROWTH * smallest)
-    tried.clear()
-    trainer.trial(samples, LORA)
-    assert smallest < max(tried) <= batcher.max_tokens
-
-
-def test_a_memory_that_stays_small_is_tried_ever_less_often(policy: LoraPolicy) -> None:
-    """A fake device that holds 1,000 tokens: of 2,000 updates fewer than 1 % run out of memory."""
-    batcher, num_failures = MicroBatcher(policy.base, max_tokens=4096), 0
-    for _ in range(2000):
-        if batcher.max_tokens > 1000:
-            batcher.shrink(batcher.max_tokens // 2)
-            num_failures += 1
-        else:
-            batcher.note_fitting()
-    assert 2 < num_failures < 20
-    assert batcher.max_tokens >= 500
-
-
 # -- passes that only measure --
 
 
 class _Small:
     """A model whose forward pass has memory for so many tokens."""
 
-    def __init__(self, hidden_states: HiddenStates, max_tokens: int, error: Exception = ON_CPU) -> None:
+    def __init__(
+        self, hidden_states: Callable[[TreeLayout], torch.Tensor], max_tokens: int, error: Exception = ON_CPU
+    ) -> None:
         self._hidden_states, self.max_tokens, self._error = hidden_states, max_tokens, error
         self.tried: list[int] = []
 
@@ -272,59 +184,36 @@ def streams(paths: list[SamplePath], name: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("error", [ON_CUDA, ON_CPU], ids=["cuda", "cpu"])
-def test_a_measurement_in_smaller_parts_is_the_same(error: Exception, policy: LoraPolicy) -> None:
+def test_a_measurement_in_smaller_parts_is_the_same(
+    error: Exception, policy: LoraPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths = make_paths()
     batcher = MicroBatcher(policy.base, max_tokens=4096)
-    expected = add_stream(paths, "base", policy.base_hidden_states, batcher)
+    expected = Measurer(policy, batcher).add_stream(paths, "base", "base")
     assert batcher.max_tokens == 4096
     small = _Small(policy.base_hidden_states, max(len(path.token_ids) for path in paths), error)
-    found = add_stream(paths, "base", small, batcher)
+    monkeypatch.setattr(policy, "base_hidden_states", small)
+    found = Measurer(policy, batcher).add_stream(paths, "base", "base")
     assert small.tried[0] > small.max_tokens
     assert batcher.max_tokens <= small.tried[0] // 2
     torch.testing.assert_close(streams(found, "base"), streams(expected, "base"), rtol=1e-4, atol=1e-5)
 
 
-def test_a_sample_that_cannot_be_measured_alone_is_named(policy: LoraPolicy) -> None:
-    small = _Small(policy.hidden_states, 3)
-    with pytest.raises(TrainingError, match=r"sample '.*', of \d+ tokens, does not fit into memory even alone"):
-        add_stream(make_paths(), "anchor", small, MicroBatcher(policy.base, max_tokens=4096))
-    small = _Small(policy.hidden_states, 3, RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        add_stream(make_paths(), "anchor", small, MicroBatcher(policy.base, max_tokens=4096))
-    assert len(small.tried) == 1
-
-
-def test_what_does_not_fit_without_a_gradient_is_not_tried_with_one(
-    model_path: Callable[[str], str],
-    tmp_path: Path,
-    limit: Callable[..., list[int]],
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("error", "expected", "message"),
+    [
+        (ON_CPU, TrainingError, r"sample '.*', of \d+ tokens, does not fit into memory even alone"),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), RuntimeError, "mat1 and mat2"),
+    ],
+)
+def test_a_sample_that_cannot_be_measured_alone_is_named(
+    error: Exception, expected: type[Exception], message: str, policy: LoraPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The references of a step are measured first, over all of its samples."""
-    config = TrainConfig(learning_rate=1e-2, mismatch=None, loss=[DppoConfig(), KlConfig(weight=0.1)])
-    longest = PROBE_TOKENS  # the checkpoint's probe, longer than each sample
-    values = []
-    for memory in (4096, longest):
-        trainer = Trainer(model_path("Qwen3"), TrainerConfig(device="cpu", num_threads=1))
-        steps = [tmp_path / str(memory) / str(number) for number in range(2)]
-        trainer.init_checkpoint(steps[0], LORA)
-        policy = trainer._resident._loaded.policy  # type: ignore[union-attr]
-        small = _Small(policy.base_hidden_states, memory)
-        monkeypatch.setattr(policy, "base_hidden_states", small)
-        trained = limit(4096)
-        trainer.train(
-            Train(
-                samples=random_samples(11, count=40),
-                config=config,
-                from_checkpoint=steps[0],
-                to_checkpoint=steps[1],
-                job_id="job",
-            )
-        )
-        assert max(small.tried) > longest
-        assert (max(trained) > longest) == (memory == 4096)
-        values.append(policy.values.clone())
-    torch.testing.assert_close(values[0], values[1], rtol=1e-3, atol=1e-5)
+    small = _Small(policy.hidden_states, 3, error)
+    monkeypatch.setattr(policy, "hidden_states", small)
+    with pytest.raises(expected, match=message):
+        Measurer(policy, MicroBatcher(policy.base, max_tokens=4096)).add_stream(make_paths(), "policy", "anchor")
+    assert expected is TrainingError or len(small.tried) == 1
 
 
 @pytest.mark.parametrize("max_tokens", [20, 60, 200])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +16,6 @@ from art.config import (
     CispoConfig,
     DpoConfig,
     DppoConfig,
-    EntropyConfig,
     LoraConfig,
     MismatchConfig,
     ReinforceConfig,
@@ -27,8 +25,7 @@ from art.config import (
 )
 from art.protocol.calls import Train, TrainSft
 from art.protocol.samples import ConstrainedSpan, Constraint, StepResult, TrainingSample
-from art.storage import atomic
-from art.storage.steps.token_file import NAME, TokenFile, TokenReason
+from art.storage.step_files import NAME, TokenFile, TokenReason
 from art.trainer.policy.policy import Policy
 from art.trainer.trainer import Trainer
 from tests.support.constrained_samples import with_kept
@@ -37,7 +34,7 @@ from tests.support.trainer_samples import random_samples
 
 HALF = {"rel": 2e-3, "abs": 2e-3}
 """Rounding to float16, and float32 noise of another order of summation."""
-LENIENT = MismatchConfig(low=1e-9, high=1e9, token_low=1e-9, token_high=1e9, abort=1.0)
+LENIENT = MismatchConfig(rollouts=(1e-9, 1e9), tokens=(1e-9, 1e9), abort=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -105,19 +102,6 @@ def test_logprobs_and_entropies_are_those_of_a_plain_forward_pass(
             assert np.isnan(found["log_ratios"]).all()
 
 
-def test_places_versions_and_factors_are_those_of_the_samples(trainer: Trainer, tmp_path: Path) -> None:
-    samples = [replace(s, policy_version=n % 3, rollout_id=f"r{n}") for n, s in enumerate(random_samples(3, 12))]
-    tokens, _ = train(trainer, tmp_path, samples, TrainConfig(learning_rate=1e-3, mismatch=None))
-    total = sum(sample.weight * sum(sample.loss_mask) for sample in samples)
-    for number, recorded in enumerate(tokens.samples):
-        sample = next(one for one in samples if one.sample_id == recorded.sample_id)
-        assert [place for start, end in recorded.spans for place in range(start, end)] == places(sample)
-        assert (recorded.rollout_id, recorded.policy_version) == (sample.rollout_id, sample.policy_version)
-        assert recorded.scale == pytest.approx(sample.weight / total)
-        advantages = [sample.advantages[place] for place in places(sample)]
-        assert tokens.read(number)["advantages"] == pytest.approx(np.asarray(advantages), **HALF)
-
-
 @pytest.mark.parametrize("term", [ReinforceConfig(), CispoConfig()])
 def test_the_loss_follows_from_what_is_recorded(trainer: Trainer, tmp_path: Path, term: Any) -> None:
     """Sum of scale * loss over the tokens, with ratio, advantage and log-prob from the file, is `loss/train`."""
@@ -138,23 +122,6 @@ def test_the_loss_follows_from_what_is_recorded(trainer: Trainer, tmp_path: Path
     assert total == pytest.approx(result.metrics["loss/train"], rel=5e-3, abs=2e-3)
 
 
-def test_each_mini_batch_has_the_log_probs_of_its_own_pass(trainer: Trainer, tmp_path: Path) -> None:
-    samples = with_own_logprobs(policy_of(trainer), random_samples(6, 12))
-    config = TrainConfig(learning_rate=0.05, mismatch=None, num_minibatches=3, anchor="step_start")
-    tokens, _ = train(trainer, tmp_path, samples, config)
-    assert {sample.update for sample in tokens.samples} == {0, 1, 2}
-    start = {sample.sample_id: sample.sampling_logprobs for sample in samples}
-    moved = []
-    for number, sample in enumerate(tokens.samples):
-        values = tokens.read(number)
-        own = np.asarray([p for p in start[sample.sample_id] if p])
-        anchor = values["policy_logprobs"].astype(np.float64) - values["anchor_ratios"]
-        assert anchor == pytest.approx(own, rel=4e-3, abs=4e-3)  # of the policy at the start of the step
-        moved.append((sample.update, float(np.abs(values["log_ratios"]).max())))
-    assert max(gap for update, gap in moved if update == 0) < 1e-3
-    assert max(gap for update, gap in moved if update == 2) > 0.01
-
-
 def test_reasons_are_the_masks_of_the_gate(trainer: Trainer, tmp_path: Path) -> None:
     policy = policy_of(trainer)
     samples = [replace(s, temperature=1.0) for s in with_own_logprobs(policy, random_samples(7, 14))]
@@ -169,7 +136,7 @@ def test_reasons_are_the_masks_of_the_gate(trainer: Trainer, tmp_path: Path) -> 
     samples[1] = shifted(samples[1], -1.0, 1)  # ratio e: truncated to 2
     samples[2] = shifted(samples[2], 1.0, 1)  # ratio 1 / e: below the bound for tokens
     samples[3] = replace(samples[3], advantages=[0.0] * len(samples[3].token_ids))
-    gate = MismatchConfig(low=0.1, high=10, token_low=1e-9, token_high=1e9, abort=1.0, truncate=2.0, mask_token_low=0.5)
+    gate = MismatchConfig(rollouts=(0.1, 10), tokens=(1e-9, 1e9), abort=1.0, truncate=2.0, mask_tokens=(0.5, 1e8))
     config = TrainConfig(learning_rate=1e-3, mismatch=gate, anchor="step_start", loss=ReinforceConfig())
     tokens, result = train(trainer, tmp_path, samples, config)
     found = {name: values["reasons"].tolist() for name, values in by_sample(tokens).items()}
@@ -188,9 +155,7 @@ def test_reasons_are_the_masks_of_the_gate(trainer: Trainer, tmp_path: Path) -> 
 
 def test_tokens_that_the_loss_clips_are_told_from_those_it_learns(trainer: Trainer, tmp_path: Path) -> None:
     samples = random_samples(8, 12)
-    config = TrainConfig(
-        learning_rate=1e-3, mismatch=None, loss=DppoConfig(mask_low=0.05, mask_high=0.05, max_ratio=1.5)
-    )
+    config = TrainConfig(learning_rate=1e-3, mismatch=None, loss=DppoConfig(max_move=0.05))
     tokens, result = train(trainer, tmp_path, samples, config)
     clipped = 0
     for number in range(len(tokens.samples)):
@@ -205,13 +170,6 @@ def test_tokens_that_the_loss_clips_are_told_from_those_it_learns(trainer: Train
     share = result.metrics["loss/masked_share"] * result.metrics["data/step_trainable_tokens"]
     reasons = tokens.read_all(["reasons"])["reasons"]
     assert round(share) == int(np.isin(reasons, [TokenReason.CLIPPED, TokenReason.CAPPED]).sum())
-
-
-def test_an_entropy_bonus_learns_tokens_without_advantage(trainer: Trainer, tmp_path: Path) -> None:
-    samples = [replace(one, advantages=[0.0] * len(one.token_ids)) for one in random_samples(9)]
-    terms = (DppoConfig(), EntropyConfig(weight=0.1))
-    tokens, _ = train(trainer, tmp_path, samples, TrainConfig(learning_rate=1e-3, mismatch=None, loss=terms))
-    assert set(tokens.read_all()["reasons"].tolist()) == {TokenReason.TRAINED}
 
 
 def test_refused_and_forced_tokens(trainer: Trainer, tmp_path: Path) -> None:
@@ -250,16 +208,6 @@ def test_rollouts_without_their_counterpart_are_counted_as_the_ledger_counts_the
     assert set(reasons["s2"]["reasons"]) == {TokenReason.TRAINED}
 
 
-def test_supervised_steps_are_recorded_too(trainer: Trainer, tmp_path: Path) -> None:
-    samples = [replace(one, component="sft") for one in random_samples(12)]
-    tokens, result = train(trainer, tmp_path, samples, TrainSFTConfig(batch_size=2, learning_rate=1e-3))
-    assert {sample.update for sample in tokens.samples} == set(range(4))
-    values = tokens.read_all()
-    assert len(values["reasons"]) == result.metrics["data/step_trainable_tokens"]
-    assert set(values["reasons"].tolist()) == {TokenReason.TRAINED}
-    assert -values["policy_logprobs"].astype(np.float64).mean() == pytest.approx(result.metrics["loss/sft"], rel=1e-3)
-
-
 def test_a_step_that_is_repeated_has_one_file_with_the_same_content(trainer: Trainer, tmp_path: Path) -> None:
     samples, config = random_samples(13), TrainConfig(learning_rate=1e-3, mismatch=None)
     train(trainer, tmp_path, samples, config)
@@ -269,45 +217,6 @@ def test_a_step_that_is_repeated_has_one_file_with_the_same_content(trainer: Tra
     train(trainer, tmp_path, samples, config)
     assert [path.name for path in (tmp_path / "steps/0002").iterdir()] == [NAME]
     assert (tmp_path / "steps/0002" / NAME).read_bytes() == first
-
-
-def test_a_full_disk_costs_the_file_and_not_the_step(
-    trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = atomic.sync
-
-    def full(path: Path) -> None:
-        if NAME in path.name:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(path)
-
-    monkeypatch.setattr(atomic, "sync", full)
-    call: dict[str, Any] = {"from_checkpoint": trainer.start, "job_id": "job-00000002"}  # type: ignore[attr-defined]
-    call |= {"to_checkpoint": tmp_path / "0002", "record_to": tmp_path / "steps/0002"}
-    result = trainer.train(Train(samples=random_samples(14), config=TrainConfig(mismatch=None), **call))
-    assert result.step == 2
-    assert (tmp_path / "0002").exists()
-    assert ["the disk is full" in text for text in result.findings] == [True]
-    assert list((tmp_path / "steps/0002").iterdir()) == []
-
-
-def test_without_a_folder_no_file_is_written(trainer: Trainer, tmp_path: Path) -> None:
-    call: dict[str, Any] = {"from_checkpoint": trainer.start, "job_id": "job-00000002"}  # type: ignore[attr-defined]
-    config = TrainConfig(mismatch=None)
-    result = trainer.train(Train(samples=random_samples(14), config=config, to_checkpoint=tmp_path / "0002", **call))
-    assert (result.findings, [path.name for path in tmp_path.iterdir()]) == ([], ["0002"])
-
-
-def test_advantages_of_single_tokens_become_a_column(trainer: Trainer, tmp_path: Path) -> None:
-    samples = random_samples(15, 12)
-    tokens, _ = train(trainer, tmp_path, samples, TrainConfig(learning_rate=1e-3, mismatch=None))
-    assert "advantages" in tokens.columns
-    equal = [replace(one, advantages=[0.5 if w else 0.0 for w in one.loss_mask]) for one in samples]
-    tokens, _ = train(
-        trainer, tmp_path / "equal", equal, TrainConfig(learning_rate=1e-3, mismatch=None), job_id="job-00000003"
-    )
-    assert "advantages" not in tokens.columns
-    assert all((tokens.read(number)["advantages"] == 0.5).all() for number in range(len(tokens.samples)))
 
 
 def test_the_index_tells_the_prefix_tree_of_the_step(trainer: Trainer, tmp_path: Path) -> None:

@@ -2,50 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 
-from art.trainer.attention import chain_attention
-from art.trainer.attention.chain_attention import ChainKeys, ChainWork, attend_chains, make_chain_keys, plan_chains
-from art.trainer.attention.tree_attention import Formula, TreeLayout, attend_dense, dense_mask
-from art.trainer.tree.tree import PrefixTree, build_tree, check_sample
-from tests.support.trainer_samples import VOCAB_SIZE, random_samples
+from art.trainer import chain_attention
+from art.trainer.chain_attention import attend_chains, plan_chains
+from art.trainer.tree import PrefixTree, build_tree
+from art.trainer.tree_attention import AttentionFormula, TreeLayout, attend_dense, dense_mask
+from tests.support.trainer_samples import paths_of, random_samples
 
 
 def random_tree(seed: int, count: int = 24) -> PrefixTree:
-    return build_tree([p for s in random_samples(seed, count=count) if (p := check_sample(s, vocab_size=VOCAB_SIZE))])
-
-
-def chain_keys(tree: PrefixTree) -> list[ChainKeys]:
-    return [make_chain_keys(chain) for chain in tree.chains]
-
-
-def members(work: Sequence[ChainWork]) -> list[ChainKeys]:
-    return [chain for item in work for chain in item.chains]
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("block", [4, 96])
-def test_every_chain_is_planned_once(seed: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain_attention, "BLOCK", block)
-    tree = random_tree(seed)
-    keys = chain_keys(tree)
-    work = plan_chains(keys, num_tokens=len(tree), num_heads=4, window=None)
-    assert sorted(members(work), key=lambda c: c.start) == sorted(keys, key=lambda c: c.start)
-    bundles = [item for item in work if item.keys is not None]
-    assert bundles or block == 4
-    for bundle in bundles:
-        padded = bundle.blocks[0].hidden.numel()
-        assert max(chain.num_queries for chain in bundle.chains) <= block
-        assert padded <= chain_attention._MAX_PADDED * sum(c.num_queries * c.num_keys for c in bundle.chains)
-        assert padded * 4 <= chain_attention._BUNDLE_SCORES
-
-
-def test_chains_that_differ_much_are_not_bundled() -> None:
-    one, other = ChainKeys(0, 2, ((0, 2),)), ChainKeys(2, 12, ((0, 12),))
-    assert not any(w.keys is not None for w in plan_chains([one, other], num_tokens=12, num_heads=1, window=None))
+    return build_tree(paths_of(random_samples(seed, count=count)))
 
 
 def plain_attention(
@@ -83,7 +51,7 @@ def test_values_and_gradients_equal_plain_attention(
         for n, d in ((num_heads, 8), (groups, 8), (groups, 6))
     )
     sinks = torch.randn(num_heads, generator=generator, requires_grad=True) if with_sinks else None
-    work = plan_chains(chain_keys(tree), num_tokens=num_tokens, num_heads=num_heads, window=window)
+    work = plan_chains(tree.chains, num_tokens=num_tokens, num_heads=num_heads, window=window)
     positions, ends = torch.from_numpy(tree.positions), torch.from_numpy(tree.subtree_end)
     layout = TreeLayout(positions, positions, ends, chains=[], kernel="dense")
     inputs = [query, key, value, *([] if sinks is None else [sinks])]
@@ -92,7 +60,7 @@ def test_values_and_gradients_equal_plain_attention(
     gradients = torch.autograd.grad(expected, inputs, weights)
     for ours in (
         attend_chains(query, key, value, work, 0.3, sinks),
-        attend_dense(query, key, value, layout, Formula(0.3, window, sinks)),
+        attend_dense(query, key, value, layout, AttentionFormula(0.3, window, sinks)),
     ):
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
         for one, other in zip(torch.autograd.grad(ours, inputs, weights), gradients, strict=True):

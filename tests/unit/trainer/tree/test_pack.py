@@ -9,15 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art.protocol.samples import plain_sample
-from art.trainer.tree.pack import (
+from art.trainer.step.plans import split_batches, split_minibatches
+from art.trainer.tree import (
+    SamplePath,
+    build_tree,
+    check_sample,
     count_tree_tokens,
+    deal,
     group_by_rollout,
     group_samples,
     pack,
-    split_batches,
-    split_minibatches,
+    pack_shares,
 )
-from art.trainer.tree.tree import SamplePath, build_tree, check_sample
+from tests.support.trainer_samples import paths_of, random_samples
 
 paths_of_few_tokens = st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=12), min_size=1, max_size=12)
 
@@ -33,7 +37,7 @@ def checked(
     return [path for path in result if path is not None]
 
 
-@settings(max_examples=300)
+@settings(max_examples=40)
 @given(paths_of_few_tokens, st.integers(1, 40))
 def test_every_sample_once_and_within_the_budget(tokens: list[list[int]], max_tokens: int) -> None:
     paths = checked(tokens)
@@ -45,6 +49,7 @@ def test_every_sample_once_and_within_the_budget(tokens: list[list[int]], max_to
         assert len(tree) <= max_tokens or len(distinct) == 1
 
 
+@settings(max_examples=40)
 @given(paths_of_few_tokens, st.integers(1, 40), st.randoms(use_true_random=False))
 def test_does_not_depend_on_the_order_of_samples(tokens: list[list[int]], max_tokens: int, rng: object) -> None:
     paths = checked(tokens)
@@ -57,7 +62,7 @@ def test_does_not_depend_on_the_order_of_samples(tokens: list[list[int]], max_to
     assert names(pack(paths, max_tokens=max_tokens), paths) == names(pack(shuffled, max_tokens=max_tokens), shuffled)
 
 
-@settings(max_examples=300)
+@settings(max_examples=40)
 @given(paths_of_few_tokens, st.integers(1, 40))
 def test_without_branches_every_chain_is_a_whole_sequence(tokens: list[list[int]], max_tokens: int) -> None:
     """A path that extends another shares its chain. The budget counts what is laid out."""
@@ -109,7 +114,7 @@ def num_targets(paths: Sequence[SamplePath]) -> int:
     return sum(len(path.query_positions) for path in paths)
 
 
-@settings(max_examples=300)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(0, 6), st.integers(2, 30)), min_size=1, max_size=24),
     st.integers(1, 6),
@@ -129,16 +134,6 @@ def test_minibatches_are_whole_groups_and_balanced(
     sizes = [num_targets(part) for part in parts]
     assert max(sizes) - min(sizes) <= max(num_targets(group) for group in groups)
     assert split_minibatches(paths, num_minibatches, seed=seed) == parts
-
-
-def test_twenty_equal_samples_of_five_groups_make_equal_minibatches() -> None:
-    """Prompts of very different lengths do not count: what is balanced is what is learnt."""
-    members = [(group, member) for group in range(5) for member in range(4)]
-    paths = [
-        replace(path, query_positions=path.query_positions[-3:])
-        for path in checked([[g] * (200 if g == 0 else 10) + [m] for g, m in members], groups=[g for g, _ in members])
-    ]
-    assert sorted(len(part) for part in split_minibatches(paths, 3, seed=1)) == [4, 8, 8]
 
 
 def test_the_seed_shuffles_groups_and_nothing_else_does() -> None:
@@ -181,3 +176,51 @@ def test_branches_of_a_rollout_stay_together() -> None:
         ids = {path.sample.rollout_id for path in part}
         assert sum(path.sample.rollout_id in ids for path in paths) == len(part)
     assert [len(batch) for batch in split_batches(paths, 3)] == [5, 1]
+
+
+# -- dealing to processes --
+
+
+def loads_of(paths: list[SamplePath], shares: list[list[list[int]]]) -> list[int]:
+    """Tokens of the trees of each share."""
+    return [sum(len(build_tree([paths[index] for index in batch])) for batch in share) for share in shares]
+
+
+@given(sizes=st.lists(st.integers(1, 1000), max_size=40), num_shares=st.integers(1, 8))
+def test_dealt_shares_differ_by_no_more_than_the_largest_piece(sizes: list[int], num_shares: int) -> None:
+    shares = deal(sizes, num_shares)
+    assert len(shares) == num_shares
+    assert sorted(index for share in shares for index in share) == list(range(len(sizes)))
+    loads = [sum(sizes[index] for index in share) for share in shares]
+    assert max(loads) - min(loads) <= max(sizes, default=0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10_000), count=st.integers(1, 30), max_tokens=st.integers(8, 200), num_shares=st.integers(1, 5)
+)
+def test_packed_shares(seed: int, count: int, max_tokens: int, num_shares: int) -> None:
+    paths = paths_of(random_samples(seed, count))
+    shares = pack_shares(paths, max_tokens=max_tokens, num_shares=num_shares)
+    assert sorted(index for share in shares for batch in share for index in batch) == list(range(len(paths)))
+    batches = [batch for share in shares for batch in share]
+    sizes = [len(build_tree([paths[index] for index in batch])) for batch in batches]
+    assert sizes == [count_tree_tokens([paths[index] for index in batch]) for batch in batches]
+    longest = [max(len(paths[index].token_ids) for index in batch) for batch in batches]
+    assert all(size <= max(max_tokens, alone) for size, alone in zip(sizes, longest, strict=True))
+    loads = loads_of(paths, shares)
+    assert max(loads) - min(loads) <= max(sizes)
+    whole = [count_tree_tokens([paths[index] for index in batch]) for batch in pack(paths, max_tokens=max_tokens)]
+    assert max(loads) <= sum(whole)  # never more to do than one process alone would have
+
+
+def test_a_group_with_a_long_prompt_is_cut_once_per_process_and_not_to_pieces() -> None:
+    prompt = list(range(40))
+    paths = paths_of([plain_sample([*prompt, 41 + i, *[50] * 9], str(i)) for i in range(8)])
+    shares = pack_shares(paths, max_tokens=1000, num_shares=2)
+    assert [len(share) for share in shares] == [1, 1]
+    assert loads_of(paths, shares) == [40 + 4 * 9] * 2  # the last token of a sample is only predicted
+
+
+def test_one_sample_leaves_the_others_idle() -> None:
+    assert pack_shares(paths_of([plain_sample([1, 2, 3], "0")]), max_tokens=64, num_shares=3) == [[[0]], [], []]

@@ -10,23 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art.errors import TrajectoryError
-from art.protocol.samples import TrainingSample, plain_sample
-from art.trainer.attention.flex import flex_rule
-from art.trainer.attention.tree_attention import dense_mask
-from art.trainer.tree.tree import PrefixTree, SamplePath, build_tree, check_sample
-from tests.support.trainer_samples import VOCAB_SIZE, make_sample, random_samples
+from art.protocol.samples import plain_sample
+from art.trainer.flex_attention import flex_rule
+from art.trainer.tree import PrefixTree, SamplePath, build_tree, check_sample
+from art.trainer.tree_attention import dense_mask
+from tests.support.trainer_samples import VOCAB_SIZE, make_sample, paths_of, random_samples
 
 # Few different tokens, so that paths often share prefixes, repeat and extend each other.
 paths_of_few_tokens = st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=9), min_size=1, max_size=8)
 
 
-def checked(samples: list[TrainingSample]) -> list[SamplePath]:
-    return [path for sample in samples if (path := check_sample(sample, vocab_size=VOCAB_SIZE)) is not None]
-
-
 def tree_of(paths: list[list[int]]) -> tuple[PrefixTree, list[SamplePath]]:
     samples = [replace(plain_sample(path, "probe"), sample_id=str(i)) for i, path in enumerate(paths)]
-    return build_tree(checked(samples)), checked(samples)
+    return build_tree(paths_of(samples)), paths_of(samples)
 
 
 def visible(tree: PrefixTree, query: int) -> list[int]:
@@ -46,7 +42,7 @@ def test_worked_example_of_the_docstring() -> None:
     ]
 
 
-@settings(max_examples=300)
+@settings(max_examples=40)
 @given(paths_of_few_tokens)
 def test_every_query_sees_exactly_its_own_sequence(paths: list[list[int]]) -> None:
     tree, samples = tree_of(paths)
@@ -63,7 +59,7 @@ def test_every_query_sees_exactly_its_own_sequence(paths: list[list[int]]) -> No
         start += len(sample.query_positions)
 
 
-@settings(max_examples=300)
+@settings(max_examples=40)
 @given(paths_of_few_tokens)
 def test_every_prefix_is_laid_out_once(paths: list[list[int]]) -> None:
     tree, _ = tree_of(paths)
@@ -71,7 +67,7 @@ def test_every_prefix_is_laid_out_once(paths: list[list[int]]) -> None:
     assert len(tree) == len(prefixes)
 
 
-@settings(max_examples=300)
+@settings(max_examples=40)
 @given(paths_of_few_tokens)
 def test_chains_cover_the_layout_and_agree_with_the_rule(paths: list[list[int]]) -> None:
     tree, _ = tree_of(paths)
@@ -83,6 +79,7 @@ def test_chains_cover_the_layout_and_agree_with_the_rule(paths: list[list[int]])
             assert chain.path[: prefix + query - chain.start + 1].tolist() == visible(tree, query)
 
 
+@settings(max_examples=40)
 @given(paths_of_few_tokens, st.randoms(use_true_random=False))
 def test_layout_does_not_depend_on_the_order_of_samples(paths: list[list[int]], rng: random.Random) -> None:
     tree, samples = tree_of(paths)
@@ -95,7 +92,7 @@ def test_layout_does_not_depend_on_the_order_of_samples(paths: list[list[int]], 
 
 @pytest.mark.parametrize("window", [None, 1, 3])
 def test_dense_mask_and_flex_rule_are_the_rule(window: int | None) -> None:
-    tree = build_tree(checked(random_samples(3)))
+    tree = build_tree(paths_of(random_samples(3)))
     positions, ends = torch.from_numpy(tree.positions), torch.from_numpy(tree.subtree_end)
     mask = dense_mask(positions, ends, window)
     rule = flex_rule(positions, ends, window)
@@ -116,7 +113,7 @@ def test_targets_keep_what_samples_say() -> None:
         temperature=0.0,
         component="sft",
     )
-    targets = build_tree(checked([sample])).targets
+    targets = build_tree(paths_of([sample])).targets
     assert targets.queries.tolist() == [1, 3]
     assert targets.token_ids.tolist() == [6, 8]
     assert targets.sampling_logprobs.tolist() == [-1.5, -2.5]
@@ -128,7 +125,7 @@ def test_targets_keep_what_samples_say() -> None:
 
 def test_equal_tokens_merge_and_keep_their_targets() -> None:
     tree = build_tree(
-        checked(
+        paths_of(
             [replace(plain_sample([1, 2, 3], "probe"), sample_id=name, weight=w) for name, w in (("a", 1), ("b", 2))]
         )
     )
@@ -138,7 +135,7 @@ def test_equal_tokens_merge_and_keep_their_targets() -> None:
 
 def test_tokens_behind_the_last_query_are_not_laid_out() -> None:
     sample = replace(plain_sample([1, 2, 3, 4, 5], "probe"), loss_mask=[False, True, False, False, False])
-    assert len(build_tree(checked([sample]))) == 1
+    assert len(build_tree(paths_of([sample]))) == 1
 
 
 @pytest.mark.parametrize(

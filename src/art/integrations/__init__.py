@@ -1,1 +1,0 @@
-"""Use agents and environments of other frameworks as rollouts. Each module needs the extra with its name."""

@@ -1,1 +1,0 @@
-"""The page of a server: who may see it, and how its files are sent."""

@@ -1,5 +1,0 @@
-"""The package from which older code imports `ServerlessBackend`; today it is `art.ServerlessBackend`."""
-
-from art.backends.serverless.serverless_backend import ServerlessBackend
-
-__all__ = ["ServerlessBackend"]

@@ -1,1 +1,0 @@
-"""The generator of realistic mailboxes with questions."""

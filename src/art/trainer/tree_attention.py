@@ -1,0 +1,275 @@
+"""Attention over a prefix tree, through transformers' own attention interface.
+
+Every kernel computes the same rule, query q attends key k iff k <= q < subtree_end[k]:
+
+    dense    scaled-dot-product attention with the rule as a boolean mask: the reference, and fast for small layouts
+    chains   for the CPU: each chain of the layout is a causal sequence that follows its ancestors
+             (`art.trainer.chain_attention`)
+    flex     FlexAttention with a block mask, for CUDA
+    own      none of these: the model's own attention, for layouts in which every chain is a whole sequence
+
+A layer may add a sliding window to the rule, and sinks to the softmax (gpt-oss): see `AttentionFormula`.
+`art.trainer.step.kernel_choice` chooses the kernel of a layout.
+
+The model is loaded with `attn_implementation=ATTENTION_NAME` and called with `tree_layout=TreeLayout(...)`. Every layer
+passes that keyword argument on to the attention function.
+
+A layer can be checkpointed without its attention. `torch.utils.checkpoint` runs a layer's forward pass a second time
+for the tensors that the backward pass needs. Under the contexts of `keep_attention` the attention's own tensors are
+kept from the first time, and its output is used again in the second. So the longest part at long contexts runs once,
+whatever kernel computes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from art.errors import ConfigError
+from art.trainer.chain_attention import attend_chains, plan_chains
+from art.trainer.flex_attention import BLOCK_SIZE, FlexKind, make_block_mask, run_flex
+from art.trainer.tree import Chain, IntArray, PrefixTree
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Outputs of the attention in one checkpointed layer, in the order of its calls."""
+
+    outputs: list[Tensor] = field(default_factory=list)
+    num_used: int | None = None
+    """How many outputs the second forward pass has used; `None` during the first."""
+
+
+_current: ContextVar[_Kept | None] = ContextVar("kept_attention", default=None)
+
+
+def keep_attention() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return contexts for the first and the second forward pass: a `context_fn` of `torch.utils.checkpoint`."""
+    kept = _Kept()
+    return _using(kept, replays=False), _using(kept, replays=True)
+
+
+def attend_once(compute: Callable[[], Tensor]) -> Tensor:
+    """Return `compute()`, or in the second forward pass of a checkpointed layer what it returned in the first."""
+    kept = _current.get()
+    if kept is None:
+        return compute()
+    if kept.num_used is not None:
+        out = kept.outputs[kept.num_used]
+        kept.num_used += 1
+        return out.detach().requires_grad_(out.requires_grad)
+    # These hooks hide those of the checkpoint, so that what the attention saves is kept and not computed again.
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        out = compute()
+    kept.outputs.append(out.detach().requires_grad_(out.requires_grad))
+    return out
+
+
+@contextlib.contextmanager
+def _using(kept: _Kept, *, replays: bool) -> Iterator[None]:
+    kept.num_used = 0 if replays else None
+    token = _current.set(kept)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+ATTENTION_NAME = "art_prefix_tree"
+KernelName = Literal["dense", "chains", "flex", "own"]
+
+_UNSUPPORTED = ("softcap", "position_bias")
+"""Attention features that change the formula. No kernel here computes them."""
+
+_LENGTHS_PER_OCTAVE: Final = 32
+_MIN_LENGTH: Final = 512
+"""Shortest layout for flex."""
+
+_SINK_WIDTH = 8
+"""Columns that sinks add to each head: fast kernels need a head size that is a multiple of 8."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionFormula:
+    """Parameters of the attention formula in one layer."""
+
+    scale: float
+    window: int | None = None
+    """A query sees its own token and the `window - 1` before it; `None` for all."""
+    sinks: Tensor | None = None
+    """[H] logits that take part in the softmax and have no value."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeLayout:
+    """A batch's prefix tree, in which shared prefixes occur once, as T tokens on the device of the model."""
+
+    token_ids: Tensor  # [T]
+    positions: Tensor  # [T]
+    subtree_end: Tensor  # [T]
+    chains: list[Chain]
+    kernel: KernelName
+    num_padding: int = 0
+    """Number of tokens at the end that belong to no sequence. They see only themselves, and nothing sees them."""
+    derived: dict[Any, Any] = field(default_factory=dict)
+    """Masks and plans by (kernel, window), cached by the first layer that needs them."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of the tree, without padding."""
+        return len(self.token_ids) - self.num_padding
+
+
+def make_layout(tree: PrefixTree, *, device: torch.device, kernel: KernelName) -> TreeLayout:
+    """Copy `tree` to `device`, with what the attention kernel needs. For flex it is padded to `padded_length`."""
+    size = len(tree)
+    num_padding = padded_length(size) - size if kernel == "flex" else 0
+
+    def padded(values: IntArray, padding: IntArray) -> Tensor:
+        return torch.from_numpy(np.concatenate([values, padding]) if num_padding else values).to(device)
+
+    zeros = np.zeros(num_padding, dtype=np.int64)
+    return TreeLayout(
+        token_ids=padded(tree.token_ids, zeros),
+        positions=padded(tree.positions, zeros),
+        subtree_end=padded(tree.subtree_end, np.arange(size, size + num_padding) + 1),
+        chains=tree.chains if kernel in ("chains", "own") else [],
+        kernel=kernel,
+        num_padding=num_padding,
+    )
+
+
+def padded_length(num_tokens: int) -> int:
+    """Round `num_tokens` up to a length for flex: a multiple of 128 up to 8,192, then of 1/64 to 1/32 of the length.
+
+    So whole blocks are computed, lengths recur, and padding is at most 127 tokens or 1/32 of the layout, the larger of
+    the two. Shorter layouts than 512 become 512: torch compiles small numbers of blocks separately.
+    """
+    step = max(BLOCK_SIZE, (1 << num_tokens.bit_length() - 1) // _LENGTHS_PER_OCTAVE)
+    return max(_MIN_LENGTH, -(-num_tokens // step) * step)
+
+
+def register_attention() -> None:
+    """Register the attention over prefix trees with transformers, as `ATTENTION_NAME`. May be called repeatedly."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(ATTENTION_NAME, attend)
+    # Without a mask function, transformers infers packed sequences from jumps in positions, and positions of a tree
+    # jump everywhere. The layout carries the mask, so the function returns none.
+    AttentionMaskInterface.register(ATTENTION_NAME, lambda *_, **__: None)
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,  # [1, H, T, D]
+    key: Tensor,  # [1, G, T, D]
+    value: Tensor,  # [1, G, T, D]
+    attention_mask: Tensor | None,
+    *,
+    tree_layout: TreeLayout | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Compute one layer's attention over a prefix tree: [1, T, H, D]. transformers calls this in every layer.
+
+    Raises:
+        ConfigError: the model's layers do not pass on the layout, or use a feature that the trainer does not compute.
+    """
+    if tree_layout is None:
+        raise ConfigError(
+            f"{type(module).__name__} does not pass keyword arguments on to its attention function; this model family "
+            "cannot be trained"
+        )
+    if attention_mask is not None:
+        raise ConfigError(f"{type(module).__name__} makes an attention mask of its own, which is not that of the tree")
+    for name in _UNSUPPORTED:
+        if kwargs.get(name) is not None:
+            raise ConfigError(
+                f"{type(module).__name__} uses `{name}` in its attention, which the trainer does not compute"
+            )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    formula = AttentionFormula(scale, sliding_window, kwargs.get("s_aux"))
+    return attend_once(lambda: KERNELS[tree_layout.kernel](query, key, value, tree_layout, formula)), None
+
+
+def attend_dense(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formula: AttentionFormula) -> Tensor:
+    """Compute attention over a prefix tree with a [T, T] boolean mask. Memory and time are quadratic in T."""
+    if (mask := layout.derived.get(("dense", formula.window))) is None:
+        mask = dense_mask(layout.positions, layout.subtree_end, formula.window)
+        layout.derived["dense", formula.window] = mask
+    if (times := query.shape[1] // key.shape[1]) > 1:
+        key, value = (x.repeat_interleave(times, dim=1) for x in (key, value))
+    if formula.sinks is not None:
+        # A sink is one more key with value 0: [q, sink] . [0, 1] is the sink, and [q, sink] . [k, 0] is q . k.
+        sinks = (formula.sinks / formula.scale)[:, None]
+        columns = pad(sinks, (0, _SINK_WIDTH - 1))[None, :, None].to(query.dtype)  # [1, H, 1, width]
+        query = torch.cat([query, columns.expand(-1, -1, query.shape[2], -1)], dim=-1)
+        size = key.shape[-1]
+        key, value = pad(key, (0, _SINK_WIDTH, 0, 1)), pad(value, (0, 0, 0, 1))
+        key[:, :, -1, size] = 1
+        mask = pad(mask, (0, 1), value=True)
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=formula.scale).transpose(1, 2)
+
+
+def dense_mask(positions: Tensor, subtree_end: Tensor, window: int | None) -> Tensor:
+    """Make the prefix tree's attention mask, [T, T] booleans, queries by keys.
+
+    A query sees its ancestors and itself; with `window`, only keys that are at most `window - 1` positions back.
+    """
+    index = torch.arange(len(subtree_end), device=subtree_end.device)
+    mask = (index[None, :] <= index[:, None]) & (index[:, None] < subtree_end[None, :])
+    if window is not None:
+        mask &= positions[:, None] - positions[None, :] < window
+    return mask
+
+
+def _attend_chains(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formula: AttentionFormula) -> Tensor:
+    (num_heads, num_tokens), window = query.shape[1:3], formula.window
+    if (work := layout.derived.get(("chains", num_heads, window))) is None:
+        work = plan_chains(layout.chains, num_tokens=num_tokens, num_heads=num_heads, window=window)
+        layout.derived["chains", num_heads, window] = work
+    return attend_chains(query, key, value, work, formula.scale, formula.sinks)
+
+
+def attend_flex(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: TreeLayout,
+    formula: AttentionFormula,
+    *,
+    compiles: bool | None = None,
+) -> Tensor:
+    """Compute attention over a prefix tree by torch's FlexAttention with a block mask.
+
+    It is compiled on CUDA. Elsewhere it is not, unless `compiles` says so: see `run_flex`.
+    """
+    window, sinks = formula.window, formula.sinks
+    if (mask := layout.derived.get(("flex", window))) is None:
+        mask = make_block_mask(layout.positions, layout.subtree_end, window)
+        layout.derived["flex", window] = mask
+    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+    kind = FlexKind(window, formula.scale, needs_grad, returns_lse=sinks is not None)
+    is_compiled = query.device.type == "cuda" if compiles is None else compiles
+    out, lse = run_flex(query, key, value, mask, kind, compiles=is_compiled)
+    if sinks is not None:  # attention without a sink, scaled down by the sink's share of the softmax
+        assert lse is not None
+        out = out * torch.sigmoid(lse - sinks.float()[:, None])[..., None].to(out.dtype)
+    return out.transpose(1, 2)
+
+
+KERNELS: dict[KernelName, Callable[[Tensor, Tensor, Tensor, TreeLayout, AttentionFormula], Tensor]] = {
+    "dense": attend_dense,
+    "chains": _attend_chains,
+    "flex": attend_flex,
+}

@@ -1,0 +1,1 @@
+"""The programs of engine and trainer, and how the server starts, watches and restarts them."""

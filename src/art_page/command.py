@@ -1,0 +1,223 @@
+"""`art view [DIR]`: open the page about a data directory in a browser, also of one that was copied here.
+
+If a server runs on the directory, its own page is opened, which also shows what is sampled now. Otherwise the page is
+served from the files until Ctrl-C, for this machine only. Nothing is written but an index of the rollouts.
+
+    art view                                      the page of .art
+    art view runs/monday --json                   paths of answers, for programs
+    art view runs/monday --json runs              one answer, as JSON
+    art view --url http://gpu-machine:5000        the page of a server elsewhere, with the key in ART_API_KEY
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import time
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from art.client.client import ServerClient
+from art.config import ServerConfig
+from art.errors import ArtError, ConfigError, NotFoundError
+from art.protocol.keys import check_api_key
+from art.storage.layout import DataDir
+from art.storage.local_key import LOOPBACK, find_local_key
+from art.storage.lock import lock_holder
+
+UNREACHABLE_S = 5.0
+"""Seconds to reach a server."""
+MIN_KEY_LENGTH = 16
+INDEX_WAIT_S = 3600.0
+"""Longest wait for the index. A million rollouts take minutes."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("data_dir", nargs="?", type=Path, metavar="DIR", help="data directory (default: .art)")
+    parser.add_argument("--url", help="of a server elsewhere (default: ART_SERVER_URL, unless DIR is given)")
+    parser.add_argument("--port", type=int, help="serve the files on this port (default: a free one)")
+    parser.add_argument("--host", help="serve the files on this address; others than loopback need ART_API_KEY")
+    parser.add_argument("--open", action="store_true", help="open the browser too")
+    parser.add_argument(
+        "--json", nargs="*", metavar="PATH", help="print the answers of these paths as JSON; without PATH, the paths"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.json is not None and not args.json:
+        return print_paths()
+    url = args.url or (os.environ.get("ART_SERVER_URL") if args.data_dir is None else None)
+    if url is not None and (args.host or args.port is not None):
+        raise ConfigError("--host and --port serve the files of a directory; leave them out with the URL of a server")
+    if args.json is not None and url is not None:
+        asyncio.run(_print_answers_of_server(args.json, url))
+        return 0
+    if args.json is not None:
+        return print_answers(args.json, check_data_dir(args.data_dir))
+    if url is not None:
+        link = asyncio.run(_link(url, os.environ.get("ART_API_KEY") or find_local_key(url)))
+        return _show(f"The page of {url}", link, args.open)
+    data_dir = check_data_dir(args.data_dir)
+    if args.host is None and args.port is None and (running := _running_page(data_dir)) is not None:
+        return _show(f"A server runs on {data_dir.root}; this is its page", running, args.open)
+    return serve_files(data_dir, args.host or "127.0.0.1", args.port or 0, args.open)
+
+
+def check_data_dir(path: Path | None) -> DataDir:
+    """Return the data directory at a path, by default `.art`.
+
+    Raises:
+        ConfigError: there is no such folder, or it is not a data directory.
+    """
+    root = (path or Path(".art")).absolute()
+    how = "name one, e.g. `art view path/to/.art`; training scripts make `.art` where they run"
+    if not root.is_dir():
+        what = f"{root} is a file, not a folder" if root.exists() else f"there is no folder {root}"
+        raise ConfigError(f"{what}; {how}", param="data_dir")
+    if _holds_data(root):
+        return DataDir(root)
+    below = filter(_holds_data, (*root.glob("*/"), *root.glob("*/*/")))
+    inside = max(below, key=lambda one: one.stat().st_mtime, default=None)  # art demo makes a folder for each run
+    hint = how if inside is None else f"did you mean {inside}?"
+    raise ConfigError(
+        f"{root} is not a data directory: it has neither art.db nor a folder PROJECT/models/NAME; {hint}",
+        param="data_dir",
+    )
+
+
+def _holds_data(root: Path) -> bool:
+    return (
+        DataDir(root).is_known or DataDir(root).comparisons.is_dir() or next(root.glob("*/models/*/"), None) is not None
+    )
+
+
+def _running_page(data_dir: DataDir) -> str | None:
+    """Return a login link of the server that runs on a directory; `None` if there is none that this user may use."""
+    try:
+        if lock_holder(data_dir.lock) is None:
+            return None
+        url = data_dir.address.read_text(encoding="utf-8").strip()
+        is_own = not hasattr(os, "getuid") or data_dir.address.stat().st_uid == os.getuid()
+    except OSError:  # a copy that may only be read, or a server of an older version
+        return None
+    if not is_own or urlsplit(url).hostname not in LOOPBACK:  # a key is not sent to wherever a file says
+        print(f"a server runs on {data_dir.root}; `art view --url {url}` opens its page. These are the files")
+        return None
+    key = os.environ.get("ART_API_KEY") or find_local_key(url)
+    try:
+        return asyncio.run(_link(url, key))
+    except ArtError as error:
+        print(f"a server runs on {data_dir.root}, but gives no link to its page ({error}); showing the files instead")
+        return None
+
+
+async def _link(url: str, key: str | None) -> str:
+    async with ServerClient(url, key, unreachable_deadline_s=UNREACHABLE_S) as client:
+        try:
+            return await client.page_link()
+        except NotFoundError as error:
+            why = "it is of an older version of ART, or none is installed there"
+            raise NotFoundError(f"the server at {url} has no page: {why}") from error
+
+
+def _show(what: str, link: str, opens: bool) -> int:
+    print(f"{what}:\n{link}\n(opens once, within 15 minutes)", flush=True)
+    if opens:
+        webbrowser.open(link)
+    return 0
+
+
+def serve_files(data_dir: DataDir, host: str, port: int, opens: bool) -> int:
+    """Serve the page from files until Ctrl-C, without a runtime.
+
+    Raises:
+        ConfigError: the port is taken, the extra `local` is missing, or others could reach it without a key.
+    """
+    key = check_api_key(os.environ.get("ART_API_KEY", ""))
+    if host not in LOOPBACK and len(key) < MIN_KEY_LENGTH:
+        raise ConfigError(
+            f"refusing to show the files on {host} without a key: set ART_API_KEY to at least {MIN_KEY_LENGTH} random "
+            "characters, e.g. of `openssl rand -hex 32`"
+        )
+    import uvicorn
+
+    from art.server.app import App
+    from art.server.connections import Connection
+    from art_page.page import TrainingPage
+
+    try:
+        sock = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
+    name = socket.gethostname() if host in ("0.0.0.0", "::") else host
+    address = f"http://[{name}]" if ":" in name else f"http://{name}"
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    app = App(
+        None, api_key=key or secrets.token_urlsafe(24), config=ServerConfig(host=name), data_dir=data_dir.root,
+        pages=[TrainingPage],
+    )  # fmt: skip
+    (page,) = app.pages
+    assert isinstance(page, TrainingPage)
+    link = page.link(f"{address}:{sock.getsockname()[1]}")
+    print(f"{data_dir.root} (files only; no server runs on it):\n{link}\n(opens once; Ctrl-C ends it)", flush=True)
+    if opens:
+        webbrowser.open(link)
+    settings = uvicorn.Config(
+        app, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
+        timeout_graceful_shutdown=1, http=Connection,
+    )  # fmt: skip
+    try:
+        asyncio.run(uvicorn.Server(settings).serve(sockets=[sock]))
+    except KeyboardInterrupt:
+        pass
+    finally:
+        app.close()
+    return 0
+
+
+def print_paths() -> int:
+    """Print every path of `--json` with its parameters, one on a line."""
+    from art_page.paths import PATHS, query_parameters
+
+    width = max(len(row.path) for row in PATHS)
+    for row in PATHS:
+        names = ", ".join(query_parameters(row))
+        print(f"{row.path:{width}}  {row.summary}" + (f" (?{names})" if names else ""))
+    print("\nExample: art view .art --json 'runs/games/agent-001/rollouts?step=12&sort=reward&limit=5'")
+    return 0
+
+
+def print_answers(paths: Sequence[str], data_dir: DataDir) -> int:
+    """Print one line of JSON for each path, when all rollouts are indexed.
+
+    Raises:
+        NotFoundError: there is no such path, run, step or rollout.
+        InvalidRequestError: a parameter is wrong.
+    """
+    from art_page.paths import find_path
+    from art_page.viewer import Viewer
+
+    with contextlib.closing(Viewer(data_dir)) as viewer:
+        for text in paths:
+            row, asked = find_path(text)
+            of_path = asked.values.get("project"), asked.values.get("name")
+            runs = [of_path] if all(of_path) else [(run.project, run.name) for run in viewer.runs().runs]
+            until = time.monotonic() + INDEX_WAIT_S
+            for project, name in runs:
+                while viewer.indexer.ensure(project or "", name or "", wait_s=1.0)[1] and time.monotonic() < until:
+                    pass
+            print(row.read(viewer, asked).model_dump_json())
+    return 0
+
+
+async def _print_answers_of_server(paths: Sequence[str], url: str) -> None:
+    async with ServerClient(url, os.environ.get("ART_API_KEY") or find_local_key(url)) as client:
+        for text in paths:
+            print((await client.request("GET", f"/view/api/{text.lstrip('/')}")).decode())

@@ -1,0 +1,332 @@
+"""The page: its files and login, what it shows as JSON (one route for each row of `art_page.paths`), and what happens
+now, as server-sent events. These routes are for browsers; programs send their key to all others.
+
+The files are part of the package: `index.html`, modules, styles, and the vendored chart library. They are listed once,
+and nothing that a request says becomes part of a path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import hashlib
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import TYPE_CHECKING, Self, TypeVar
+from urllib.parse import parse_qs
+
+from pydantic import Field, model_validator
+from starlette.requests import Request
+from starlette.responses import Response
+
+import art
+from art.errors import AuthenticationError, NotFoundError, PermissionDeniedError
+from art.protocol.keys import LOGIN_MARK, Empty, KeyScope, PageLink
+from art.protocol.live import LiveEvent, SystemAnswer
+from art.protocol.training import Wire
+from art.server.answers import UNBUFFERED, EventStream, json_response
+from art.server.auth import SERVER_KEY_ID, Caller
+from art.server.call import ApiCall, Page, Route
+from art.server.state import ServerState
+from art.storage.layout import DataDir
+from art_page.paths import PATHS, ReadPath, RunsQuery, query_parameters
+from art_page.sessions import Addresses, FailedLogins, Sessions, make_cookie, read_cookies
+from art_page.viewer import Viewer
+
+if TYPE_CHECKING:
+    from art.runtime.runtime import Runtime
+
+T = TypeVar("T")
+
+INDEX = "index.html"
+CONTENT_TYPES = {
+    ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml", ".LICENSE": "text/plain; charset=utf-8",
+}  # fmt: skip
+BASE = "/view/api/"
+READERS = 3
+"""Threads that read for the page. It has its own, so that a slow view holds up nothing of training and sampling."""
+RETRY_MS = 1000
+"""Milliseconds after which a browser reconnects to a broken stream of events."""
+_ADDRESS = re.compile(r'\b(href|src)="([\w./-]+)"')
+_SAMPLED = frozenset({"request_started", "tokens"})
+"""Events that hold what models wrote, and nothing of the machine."""
+_HTML, _ANY = ("text/html",), ("text/javascript", "text/css", "image/svg+xml", "text/plain")
+
+
+class LoginRequest(Wire):
+    """Open a session of the page, by a key or by the one-time code of a login link."""
+
+    key: str | None = Field(default=None, max_length=512)
+    code: str | None = Field(default=None, max_length=128)
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.key is None) == (self.code is None):
+            raise ValueError("give `key` or `code`, and not both")
+        return self
+
+
+class PageSession(Wire):
+    """What a request of the page may do: as much as the key that opened its session."""
+
+    key_id: str
+    project: str | None
+    """The only project that it sees; null for all."""
+    scopes: list[KeyScope]
+    has_server: bool
+    """Whether a server runs. False for `art view`, which reads files only."""
+    base_url: str | None
+    """Where clients find the server's OpenAI-compatible API; null without a server."""
+    version: str
+    """Version of ART."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageFiles:
+    """The files of the page."""
+
+    content: dict[str, bytes]
+    """Content by the name relative to the page's folder, e.g. `lib/dom.js`."""
+    version: str
+    """Digest of all of them. It is part of their addresses, so browsers may keep them for ever."""
+
+    def index(self) -> bytes:
+        """Return the first page, with the address of each file that it names."""
+
+        def address(match: re.Match[str]) -> str:
+            name, target = match.groups()
+            return f'{name}="static/{self.version}/{target}"' if target in self.content else match[0]
+
+        return _ADDRESS.sub(address, self.content[INDEX].decode()).encode()
+
+
+@functools.cache
+def page_files() -> PageFiles:
+    """Read the files of the page from the package."""
+
+    def read(folder: Traversable, prefix: str) -> list[tuple[str, bytes]]:
+        entries: list[tuple[str, bytes]] = []
+        for entry in folder.iterdir():
+            if entry.is_dir():
+                entries += read(entry, f"{prefix}{entry.name}/")
+            elif any(entry.name.endswith(suffix) for suffix in CONTENT_TYPES):
+                entries.append((prefix + entry.name, entry.read_bytes()))
+        return entries
+
+    content = dict(sorted(read(files("art_page").joinpath("static"), "")))
+    digest = hashlib.sha256()
+    for name, data in content.items():
+        digest.update(f"{name}\n{len(data)}\n".encode() + data)
+    return PageFiles(content, digest.hexdigest()[:16])
+
+
+class TrainingPage(Page):
+    """The page about a data directory, and about the server that runs on it."""
+
+    def __init__(self, server: ServerState, runtime: Runtime | None) -> None:
+        super().__init__(server, runtime)
+        self.addresses = Addresses(server.config.host, server.config.cors_origins)
+        self.sessions = Sessions()
+        self._failed_logins = FailedLogins()
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="page")
+
+    @functools.cached_property
+    def viewer(self) -> Viewer:
+        """Reader of the data directory, opened when the first answer needs it.
+
+        Raises:
+            NotFoundError: the server was started without a data directory.
+        """
+        if (folder := self.server.paths.data_dir) is None:
+            raise NotFoundError("this server has no data directory to show")
+        return Viewer(DataDir(folder), activity=None if self.runtime is None else self.runtime.overview.activity)
+
+    def routes(self) -> list[Route]:
+        routes = [
+            Route("GET", "/", self.index, scope=None, media=_HTML),
+            Route("GET", "/static/{version}/{file}", self.static_file, scope=None, media=_ANY),
+            Route("GET", "/static/{version}/{folder}/{file}", self.static_file, scope=None, media=_ANY),
+            Route("POST", "/view/login", self.login, scope=None, request=LoginRequest, response=PageSession),
+            Route("POST", "/view/logout", self.logout, scope=None, request=Empty, response=Empty),
+            Route("GET", f"{BASE}session", self.session, scope="infer", response=PageSession),
+            *(
+                Route(
+                    "GET", BASE + row.path, self._handler(row), scope="infer", response=row.answer,
+                    query=query_parameters(row),
+                )
+                for row in PATHS
+            ),
+        ]  # fmt: skip
+        if self.runtime is not None:
+            routes += [
+                Route("GET", f"{BASE}system", self.system, scope="infer", response=SystemAnswer),
+                Route("GET", f"{BASE}live", self.live, scope="infer", media=("text/event-stream",)),
+            ]
+        own = [dataclasses.replace(route, from_page=True) for route in routes]
+        link = Route("POST", "/view/links", self.make_link, scope="infer", request=Empty, response=PageLink)
+        return own if self.runtime is None else [*own, link]
+
+    def identify(self, request: Request, route: Route | None) -> Caller | None:
+        if route is None and not request.scope["path"].startswith(BASE):
+            return None  # a session learns that an address does not exist; without one, unknown routes look like known
+        if route is not None and route.scope is None:
+            if route.method == "GET":
+                self.addresses.check_host(request)  # a link on any other page may lead here
+            else:
+                self.addresses.check_page_request(request)
+        elif texts := read_cookies(request, https=self.addresses.is_https(request)):
+            self.addresses.check_page_request(request)
+            return self.server.keyring.caller(self.sessions.find(*texts).key_id)
+        return None
+
+    def link(self, url: str) -> str:
+        """Make a link to the page of the server at an address, which opens once without a key."""
+        return f"{url}/{LOGIN_MARK}{self.sessions.make_code(SERVER_KEY_ID)[0]}"
+
+    def greeting(self, url: str) -> str:
+        return f"see it learn: {self.link(url)}  (opens once; later: art view {self.server.paths.data_dir})"
+
+    def close(self) -> None:
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        if "viewer" in self.__dict__:
+            self.viewer.close()
+
+    # -- files and login --
+
+    async def index(self, call: ApiCall) -> Response:
+        """Show the page. It asks for a key if the browser has no session."""
+        page = await asyncio.to_thread(page_files)
+        headers = {"cache-control": "no-cache", "etag": f'"{page.version}"'}
+        if call.header("if-none-match") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(page.index(), headers=headers | {"content-type": CONTENT_TYPES[".html"]})
+
+    async def static_file(self, call: ApiCall) -> Response:
+        """Send a file of the page. Its address changes with its content, so browsers may keep it for ever."""
+        page = await asyncio.to_thread(page_files)
+        name = "/".join(call.path[part] for part in ("folder", "file") if part in call.path)
+        if call.path["version"] != page.version or name not in page.content:
+            raise NotFoundError("there is no such file of the page; reload the page if the server was updated")
+        headers = {"cache-control": "public, max-age=31536000, immutable"}
+        headers["content-type"] = CONTENT_TYPES[name[name.rindex(".") :]]
+        return Response(page.content[name], headers=headers)
+
+    async def login(self, call: ApiCall) -> Response:
+        """Open a session of the page, by a key or a one-time code, and set its cookie."""
+        request, keyring = await call.body(LoginRequest), self.server.keyring
+        address = call.request.client.host if call.request.client else "?"
+        self._failed_logins.check(address)
+        try:
+            if request.key is not None:
+                caller = keyring.find(request.key.encode("latin-1", "replace"))
+            else:
+                caller = keyring.caller(self.sessions.redeem(request.code or ""))
+        except AuthenticationError as error:
+            self._failed_logins.note(address)
+            if request.key is not None and error.message.startswith("the API key is wrong"):
+                raise AuthenticationError("this key does not open the page of this server") from None
+            raise
+        caller.check_scope("infer")  # all that the page shows needs it
+        text, _ = self.sessions.open(caller.key_id)
+        cookie = make_cookie(call.request, text, https=self.addresses.is_https(call.request))
+        body = self._describe(call, caller).model_dump_json().encode()
+        return json_response(body, headers={"set-cookie": cookie, "cache-control": "no-store"})
+
+    async def session(self, call: ApiCall) -> PageSession:
+        """Return what this session of the page, or this key, may do."""
+        return self._describe(call, call.caller)
+
+    def _describe(self, call: ApiCall, caller: Caller) -> PageSession:
+        base_url = None if self.runtime is None else f"{call.request.scope['scheme']}://{call.header('host')}/v1"
+        return PageSession(
+            key_id=caller.key_id, project=caller.project, scopes=sorted(caller.scopes), base_url=base_url,
+            has_server=self.runtime is not None, version=art.__version__,
+        )  # fmt: skip
+
+    async def logout(self, call: ApiCall) -> Response:
+        """End the session, and remove its cookie."""
+        await call.body(Empty)
+        https = self.addresses.is_https(call.request)
+        for text in read_cookies(call.request, https=https):
+            self.sessions.close(text)
+        return json_response(b"{}", headers={"set-cookie": make_cookie(call.request, "", https=https)})
+
+    async def make_link(self, call: ApiCall) -> PageLink:
+        """Make a one-time code that opens the page in a browser, with the rights of the key that asks."""
+        await call.body(Empty)
+        code, expires_at = self.sessions.make_code(call.caller.key_id)
+        return PageLink(code=code, expires_at=expires_at)
+
+    # -- what it shows --
+
+    def _handler(self, row: ReadPath) -> Callable[[ApiCall], Awaitable[Response]]:
+        """Make the handler of a row."""
+
+        async def answer(call: ApiCall) -> Response:
+            query_string = call.request.scope["query_string"].decode("latin-1")
+            asked = row.asked(call.path, parse_qs(query_string))
+            if row.query is RunsQuery and call.caller.project is not None:  # the only path that covers several projects
+                call.caller.check_project(asked.query.project or call.caller.project)
+                asked = row.asked(call.path, {"project": [call.caller.project]})
+            elif "project" not in row.path and call.caller.project is not None:
+                raise PermissionDeniedError(
+                    f"key {call.caller.key_id} is for project {call.caller.project!r}, and comparisons of models can "
+                    "have models of several projects",
+                    param="project",
+                )
+
+            def read(viewer: Viewer) -> tuple[str, bytes | None]:
+                """Return the tag of the answer, and the answer if the browser does not have it."""
+                project = asked.values.get("project") or getattr(asked.query, "project", None)
+                version = viewer.version(project, asked.values.get("name"), of_log=row.is_of_log)
+                # of the files, of what was asked, and of who asked, since not all see the same
+                parts = (version, call.request.scope["path"], query_string, call.caller.key_id)
+                etag = f'"{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}"'
+                is_known = etag == call.header("if-none-match")
+                return etag, None if is_known else row.read(viewer, asked).model_dump_json().encode()
+
+            etag, body = await self._read(read)
+            headers = {"etag": etag, "cache-control": "private, no-cache", "vary": "cookie, authorization"}
+            if body is None:
+                return Response(status_code=304, headers=headers)
+            return json_response(call.without_paths(body) if row.names_files else body, headers=headers)
+
+        answer.__doc__ = f"{row.summary[0].upper()}{row.summary[1:]}, for the page."
+        return answer
+
+    async def _read(self, ask: Callable[[Viewer], T]) -> T:
+        """Ask the viewer, in a thread of the page."""
+        viewer, context = self.viewer, contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(self._readers, lambda: context.run(ask, viewer))
+
+    # -- what happens now --
+
+    async def system(self, call: ApiCall) -> Response:
+        """Return processes, memory, queues, throughput, running jobs and disk of the server."""
+        answer = await call.runtime.overview.system(call.caller.project)
+        return json_response(call.without_paths(answer.model_dump_json().encode()))
+
+    async def live(self, call: ApiCall) -> EventStream:
+        """Stream what agents say while it is sampled, and how training goes on."""
+        events = call.runtime.live.watch(call.caller.project)
+
+        def frame(event: LiveEvent) -> bytes:
+            shown = event.body if event.data.kind in _SAMPLED else call.without_paths(event.body)
+            return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.number, event.data.kind.encode(), shown)
+
+        async def frames() -> AsyncGenerator[bytes, None]:
+            yield f"retry: {RETRY_MS}\n\n".encode()
+            async with contextlib.aclosing(events):
+                async for batch in events:
+                    self.server.keyring.caller(call.caller.key_id)  # raises if the key was revoked: the stream ends
+                    yield b"".join(map(frame, batch)) or b": alive\n\n"
+
+        return EventStream(frames(), UNBUFFERED)

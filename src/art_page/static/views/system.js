@@ -1,0 +1,156 @@
+/** System: processes, memory, queues, throughput, jobs and disk of the server. */
+import { get, getSession } from "../lib/api.js";
+import { h, replace } from "../lib/dom.js";
+import { formatBytes, formatCount, formatNumber, formatPercent, formatSeconds, plural } from "../lib/format.js";
+import { link } from "../lib/router.js";
+import { missing, showWhenLoaded } from "../lib/states.js";
+
+/** @typedef {Record<string, any>} SystemAnswer  the wire type of protocol/live/system.py */
+
+/** @type {import("../lib/context.js").View} */
+export const systemView = {
+  title: () => "System",
+  async show(root, _route, ctx) {
+    if (!getSession().has_server) {
+      replace(root, missing("No server runs here: this page reads the files of a data directory. `art-server` shows its processes, memory and queues in this place."));
+      return;
+    }
+    const load = () => get("system", {}, ctx.signal);
+    const draw = (/** @type {SystemAnswer} */ answer) => replace(root, drawSystem(answer));
+    await showWhenLoaded(root, ctx.signal, load, draw);
+    ctx.refreshEvery(2, async () => {
+      const answer = await load();
+      if (!ctx.signal.aborted && !isReading(root)) draw(answer);
+    });
+  },
+};
+
+/**
+ * Whether the reader has marked text in the view or holds the focus there, which drawing again would take away.
+ * @param {HTMLElement} root
+ */
+function isReading(root) {
+  const marked = getSelection();
+  const hasMarked = marked !== null && !marked.isCollapsed && marked.anchorNode !== null && root.contains(marked.anchorNode);
+  return hasMarked || root.contains(document.activeElement);
+}
+
+/** @param {SystemAnswer} answer */
+function drawSystem(answer) {
+  return [
+    h("div", { class: "head" }, h("h1", null, "System")),
+    systemFigures(answer),
+    answer.is_whole ? null : h("p", { class: "soft" }, "This key sees one project: the processes and the machine are shown to keys for all projects."),
+    answer.is_whole ? listed("Processes", processTable(answer.processes)) : null,
+    answer.is_whole ? listed("Engines", answer.engines.length > 0 ? engineTable(answer.engines) : nothing("No engine is up.")) : null,
+    listed("Jobs", answer.jobs.length > 0 ? jobTable(answer.jobs) : nothing("No job runs or waits.")),
+    listed("Tokens since the server began", answer.tokens.length > 0 ? tokenTable(answer.tokens) : nothing("No model has been asked.")),
+  ];
+}
+
+/** @param {SystemAnswer} answer */
+function systemFigures({ at, started_at: startedAt, disk, memory_bytes: memory, processes, tokens, num_viewers: numViewers }) {
+  const used = processes.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + (one.rss_bytes ?? 0), 0);
+  const sampled = rateOf(tokens, "sampled_per_s");
+  const trained = rateOf(tokens, "trained_per_s");
+  /** @type {[string, string | null][]} */
+  const figures = [
+    ["up for", formatSeconds(at - startedAt)],
+    ["sampled", sampled === null ? null : `${formatNumber(sampled)} tokens/s`],
+    ["trained", trained === null ? null : `${formatNumber(trained)} tokens/s`],
+    ["memory of all processes", memory === null ? null : `${formatBytes(used)} of ${formatBytes(memory)}`],
+    ["free disk", disk === null ? null : `${formatBytes(disk.free_bytes)} of ${formatBytes(disk.total_bytes)}`],
+    ["live viewers", formatCount(numViewers)],
+  ];
+  return h("dl", { class: "figures" }, figures.filter(([, text]) => text !== null).map(([word, text]) => h("div", null, h("dt", null, word), h("dd", null, text))));
+}
+
+/**
+ * @param {Record<string, any>[]} tokens
+ * @param {string} name
+ */
+function rateOf(tokens, name) {
+  const known = tokens.map((one) => one[name]).filter((value) => value !== null);
+  return known.length === 0 ? null : known.reduce((sum, value) => sum + value, 0);
+}
+
+/**
+ * @param {string} title
+ * @param {HTMLElement} content
+ */
+function listed(title, content) {
+  return h("section", null, h("h2", null, title), h("div", { class: "scroll", tabindex: 0 }, content));
+}
+
+/** @param {string} text */
+function nothing(text) {
+  return h("p", { class: "soft" }, text);
+}
+
+/**
+ * @param {string[]} titles  those that begin with # are columns of numbers
+ * @param {import("../lib/dom.js").Child[][]} rows
+ */
+function plainTable(titles, rows) {
+  const isNumber = titles.map((title) => title.startsWith("#"));
+  const head = titles.map((title, at) => h("th", { scope: "col", class: isNumber[at] ? "number" : null }, title.replace(/^#/, "")));
+  return h("table", { class: "nowrap" }, h("thead", null, h("tr", null, head)), h("tbody", null, rows.map((row) => h("tr", null, row.map((cell, at) => h("td", { class: isNumber[at] ? "number" : null }, cell))))));
+}
+
+/** @param {Record<string, any>[]} processes */
+function processTable(processes) {
+  const looks = /** @type {Record<string, string>} */ ({ up: "chip-good", starting: "chip-note", failed: "chip-bad" });
+  return plainTable(["Process", "State", "Does", "Runs on", "#pid", "#Memory", "#Restarts"], processes.map((one) => [
+    one.name,
+    h("span", { class: `chip ${looks[one.state] ?? ""}` }, one.state),
+    one.doing === null ? "" : `${one.doing}${one.doing_s === null || one.doing_s < 2 ? "" : `, for ${formatSeconds(one.doing_s)}`}`,
+    one.place ?? "",
+    one.pid === null ? "" : String(one.pid),
+    formatBytes(one.rss_bytes),
+    one.num_restarts === 0 ? "0" : h("span", { class: "note", title: one.last_end ?? "" }, formatCount(one.num_restarts)),
+  ]));
+}
+
+/** @param {Record<string, any>[]} engines */
+function engineTable(engines) {
+  return plainTable(["Engine", "Base model", "#Requests computed", "#Requests waiting", "#Adapters", "Cache of keys and values"], engines.map((one) => [
+    one.name, one.base_model, formatCount(one.num_running), formatCount(one.num_waiting), formatCount(one.num_adapters),
+    one.kv_cache_share === null ? "" : shareBar(one.kv_cache_share, formatPercent(one.kv_cache_share)),
+  ]));
+}
+
+/** @param {Record<string, any>[]} jobs */
+function jobTable(jobs) {
+  return plainTable(["Model", "Job", "State", "#Since", "Queue"], jobs.map((one) => [
+    h("a", { href: link("run", [one.project, one.name]) }, `${one.project}/${one.name}`),
+    one.kind,
+    one.runs ? jobProgress(one.progress) : `waits${one.queue_place === null ? "" : `, place ${one.queue_place}`}`,
+    formatSeconds(one.age_s),
+    one.lane,
+  ]));
+}
+
+/** @param {{phase: string, done: number, total: number} | null} progress */
+function jobProgress(progress) {
+  if (progress === null) return "runs";
+  const unit = progress.phase === "train" ? plural(progress.total, "micro-batch", "micro-batches") : formatCount(progress.total);
+  return progress.total > 0 ? shareBar(progress.done / progress.total, `${progress.phase}: ${formatCount(progress.done)} of ${unit}`) : progress.phase;
+}
+
+/** @param {Record<string, any>[]} tokens */
+function tokenTable(tokens) {
+  return plainTable(["Model", "#Prompt", "#From the cache", "#Sampled", "#per second", "#Trained", "#per second"], tokens.map((one) => [
+    h("a", { href: link("run", [one.project, one.name]) }, `${one.project}/${one.name}`),
+    formatCount(one.prompt), formatPercent(one.prompt > 0 ? one.cached / one.prompt : null), formatCount(one.sampled), formatNumber(one.sampled_per_s),
+    formatCount(one.trained), formatNumber(one.trained_per_s),
+  ]));
+}
+
+/**
+ * @param {number} share  from 0 to 1
+ * @param {string} text
+ */
+function shareBar(share, text) {
+  const filled = h("span", { style: { width: `${Math.max(0, Math.min(1, share)) * 100}%` } });
+  return h("span", { class: "nowrap" }, h("span", { class: "share", "aria-hidden": "true" }, filled), text);
+}

@@ -1,0 +1,196 @@
+"""`art compare TASK --models A,B,...`: compare models on the same held-out scenarios of a task.
+
+    art compare tic_tac_toe --models scripted,tiny                        the best player, an untrained model
+    art compare tic_tac_toe --models agent@latest,agent@0,openai/gpt-5    a checkpoint, its base, a provider's model
+    art compare shop.py:Shop --models llama3=http://gpu:8000/v1#GPU_KEY   any OpenAI-compatible server
+
+A model is `scripted`, `tiny`, PROVIDER/MODEL, MODEL=URL#KEY_VARIABLE, NAME@STEP or PROJECT/NAME@STEP of the data
+directory (step 0 is the base, `latest` the newest), a folder or a hub id. Rollouts that fail get no score and are
+counted. Ctrl-C keeps every finished rollout, and the same command goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress as ProgressBars
+from rich.progress import TaskID
+from rich.table import Table
+
+from art.cli.arguments import TASK_HELP, add_settings, add_task_options, config_of, options_of, task_for
+from art.cli.output import EXIT_NO_SCORE, run_coroutine
+from art.cli.screen import Screen, print_page_line, progress_bar
+from art.cli.training import build_with_progress, default_folder
+from art.client.terminal import EXIT_INTERRUPTED, stopped
+from art.costs import TokenPrice
+from art.errors import ConfigError
+from art.recipes.progress import Progress
+from art.task import Task, draw_scenarios, get_task
+from art.task.names import other_task
+from art.task.options import is_tiny_model
+from art.testing.scripted_model import ScriptedModel
+from art_recipes.comparing.compare_models import compare_models, comparison_folder, registered
+from art_recipes.comparing.compared_models import (
+    BaseModel,
+    Checkpoint,
+    CompareConfig,
+    ComparedModel,
+    OwnModel,
+    check_labels,
+    parse_models,
+)
+from art_recipes.comparing.model_comparison import (
+    JSON_FILE,
+    SCORE_COLUMNS,
+    ModelComparison,
+    cells,
+    columns,
+    heading,
+    read_comparison,
+    remarks,
+)
+
+WIDTH = 140
+"""Characters of a table's line where the output is no terminal."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("task", help=TASK_HELP)
+    add_task_options(parser)
+    parser.add_argument(
+        "--models", nargs="+", required=True, metavar="MODEL", help="models, with commas or spaces between them"
+    )
+    what = ("games", "rollouts", "seed", "split", "reference", "data_dir", "out")
+    add_settings(parser, CompareConfig, *what)
+    asking = parser.add_argument_group("requests", "how models are asked")
+    add_settings(asking, CompareConfig, "concurrency", "call_timeout", "attempts", "rollout_timeout", "max_tokens")
+    costs = parser.add_argument_group("costs", "a price that is not known is shown as such, never as 0")
+    costs.add_argument(
+        "--price", nargs="+", default=[], metavar="MODEL=PROMPT,COMPLETION",
+        help="USD per million prompt and completion tokens of a model, by its label",
+    )  # fmt: skip
+    add_settings(costs, CompareConfig, "price_per_hour")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the comparison for scripts")
+
+
+def run(args: argparse.Namespace) -> int:
+    console, config = Screen(), config_of(CompareConfig, args)
+    data_dir = config.data_dir.resolve()
+    texts = [text for part in args.models for text in part.split(",") if text]
+    named = parse_models(texts, data_dir, lambda text: _Word(label=text) if text in ("scripted", "tiny") else None)
+    task = _task(console, args, named, data_dir)
+    models = _priced([_made(console, model, task, data_dir, config.seed) for model in named], args.price)
+    folder = comparison_folder(task, config)
+    try:
+        with progress_bar(console, "score") as bars:
+            on_update = partial(_update, bars, {})
+            result = run_coroutine(
+                compare_models(task, models, config=config, on_progress=partial(_say, bars), on_update=on_update)
+            )
+    except KeyboardInterrupt:
+        console.print(f"\n{stopped()}; the same command goes on", highlight=False, soft_wrap=True)
+        if (folder / JSON_FILE).exists():
+            _show(console, read_comparison(folder), folder, args.json)
+        return EXIT_INTERRUPTED
+    _show(console, result, folder, args.json)
+    if config.out is None:
+        print_page_line(console, data_dir)
+    return EXIT_NO_SCORE if any(row.headline is None for row in result.models) else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Word(ComparedModel):
+    """A model that is made for the task, with the label `scripted` or `tiny`."""
+
+
+def _task(console: Console, args: argparse.Namespace, models: list[ComparedModel], data_dir: Path) -> Task:
+    """Make the task. All models play the same form of it: the one for tiny models if one of them is tiny."""
+    has_word = any(isinstance(model, _Word) and model.label == "tiny" for model in models)
+    paths = [registered(model, data_dir)[0] for model in models if isinstance(model, Checkpoint)]
+    paths += [model.path for model in models if isinstance(model, BaseModel)]
+    tiny = [path for path in paths if is_tiny_model(path)]
+    if not tiny and not has_word:
+        return get_task(args.task, options_of(args))
+    task = task_for(console, args, tiny[0] if tiny else None)
+    for path in tiny[1:]:
+        if warning := other_task(task, path):
+            console.print(warning, style="yellow", highlight=False, soft_wrap=True)
+    return task
+
+
+def _made(console: Console, model: ComparedModel, task: Task, data_dir: Path, seed: int) -> ComparedModel:
+    """Make the model of a word, or return any other model as it is."""
+    if not isinstance(model, _Word):
+        return model
+    common = {field.name: getattr(model, field.name) for field in fields(ComparedModel)}
+    if model.label == "scripted":
+        task.player(draw_scenarios(task, "test", seed=seed, count=1)[0])  # raises if the task has none
+        return OwnModel(model=ScriptedModel(task), **common)
+    path = default_folder(data_dir, task, seed=seed, head_dim=16)
+    if not (path / "model.safetensors").exists():
+        build_with_progress(console, path, task=task, seed=seed)
+    return BaseModel(path=str(path), **common)
+
+
+def _priced(models: list[ComparedModel], prices: list[str]) -> list[ComparedModel]:
+    """Return the models with the prices of `--price`."""
+    check_labels(models)
+    by_label = {model.label: model for model in models}
+    for text in prices:
+        label, has_price, numbers = text.rpartition("=")
+        if not has_price or label not in by_label:
+            raise ConfigError(
+                f"--price {text}: expected MODEL=PROMPT,COMPLETION, where MODEL is one of {', '.join(by_label)}"
+            )
+        try:
+            prompt, completion, *cached = [float(number) for number in numbers.split(",")]
+        except ValueError:
+            prompt, completion, cached = -1.0, -1.0, []
+        if min(prompt, completion, *cached) < 0 or len(cached) > 1:
+            raise ConfigError(
+                f"--price {text}: a price is two numbers, USD per million prompt and completion tokens, and perhaps a "
+                f"third for cached ones; e.g. {label}=1.25,10"
+            )
+        price = TokenPrice(prompt=prompt, completion=completion, cached=cached[0] if cached else None)
+        by_label[label] = replace(by_label[label], price=price)
+    return list(by_label.values())
+
+
+def _say(bars: ProgressBars, progress: Progress) -> None:
+    style = "yellow" if progress.kind == "warning" else None
+    bars.console.print(progress.text, style=style, highlight=False, soft_wrap=True)
+
+
+def _update(bars: ProgressBars, tasks: dict[str, TaskID], comparison: ModelComparison) -> None:
+    """Move the bar of each model."""
+    total = comparison.num_scenarios * comparison.rollouts_per_scenario
+    for row in comparison.models:
+        if row.label not in tasks:
+            tasks[row.label] = bars.add_task(row.label, total=total, score="")
+        score = "" if row.headline is None else f"{comparison.headline_metric} {row.headline.mean:.2f}"
+        failed = f", {row.num_failed_rollouts} failed" if row.num_failed_rollouts else ""
+        done = row.num_rollouts + row.num_failed_rollouts
+        bars.update(tasks[row.label], completed=done, score=f"{score}{failed}")
+
+
+def _show(console: Console, comparison: ModelComparison, folder: Path, json_file: Path | None) -> None:
+    """Print the table of a comparison and what the table hides, and write the file for scripts."""
+    console.print(heading(comparison), highlight=False, soft_wrap=True)
+    wide = console if console.is_terminal else Screen(width=WIDTH, file=console.file)  # a file needs no line breaks
+    labels = [row.label for row in comparison.models]
+    rows = [cells(comparison, row)[1:] for row in comparison.models]
+    for part in (slice(0, SCORE_COLUMNS), slice(SCORE_COLUMNS, None)):  # two tables fit into a terminal, one does not
+        table = Table("model", *columns(comparison)[1:][part])
+        for label, texts in zip(labels, rows, strict=True):
+            table.add_row(label, *texts[part])
+        wide.print(table)
+    for remark in remarks(comparison):
+        console.print(remark, highlight=False, soft_wrap=True)
+    if json_file is not None:
+        json_file.write_bytes((folder / JSON_FILE).read_bytes())
+    console.print(f"numbers     {folder / JSON_FILE}", highlight=False, soft_wrap=True)
+    console.print(f"rollouts    {folder / 'rollouts'}", highlight=False, soft_wrap=True)

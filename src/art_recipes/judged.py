@@ -1,0 +1,440 @@
+"""Runs a training whose rewards come from a judge: train, compare with the untrained policy, write the report.
+
+    train_and_compare
+      train                 the training loop
+      compare               newest checkpoint and step 0 on the held-out scenarios, judged together
+      publish               report.html, report.json and the last lines, however the run ended
+
+AutoRL and MCP-RL differ in where scenarios come from. From there on both are a task, a judge and a `JudgedRun`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from art.costs import Ledger
+from art.errors import BudgetError, TrainingError
+from art.metrics.scores import estimate
+from art.model import TrainableModel
+from art.recipes.comparison import CheckpointComparison, ComparedScenario, compare_checkpoints
+from art.recipes.progress import (
+    Course,
+    OnProgress,
+    Progress,
+    ProgressKind,
+    RecipeResult,
+    Remedies,
+    book_last,
+    describe_faults,
+    describe_untrained,
+    log_progress,
+    reach_verdict,
+    report_costs,
+    report_verdict,
+)
+from art.recipes.recipe_config import RecipeConfig
+from art.recipes.training_loop import StepReport, duration, step_to_report, train_task
+from art.rewards import GroupScorer, JudgeSettings, Ruler
+from art.rewards.ruler import DEFAULT_JUDGE
+from art.storage.history import means_by_step
+from art.storage.layout import DataDir
+from art.task import Scenario, Task
+from art.trajectory import Trajectory
+from art_recipes.report import (
+    Curve,
+    Headline,
+    Report,
+    ScenarioResult,
+    ScoredRollout,
+    Section,
+    SideBySide,
+    Table,
+    write_report,
+)
+
+
+class JudgedConfig(RecipeConfig):
+    """Settings that the recipes `auto` and `mcp_rl` share. `auto` keeps exactly these in `run.toml`."""
+
+    judge: str = DEFAULT_JUDGE
+    """Language model that compares rollouts, as litellm names it."""
+    generator: str | None = None
+    """Language model that writes scenarios, as litellm names it; the judge by default."""
+    generator_url: str | None = None
+    """Address of an OpenAI-compatible server that serves the generator."""
+    evaluate: int = Field(default=4, ge=0)
+    """Rollouts of each held-out scenario before and after training; 0 for no evaluation."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_older_settings(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Leave out the empty lists that `run.toml` of an older version has for settings that are gone."""
+        return {name: value for name, value in values.items() if value or name not in ("stop_on", "rollback_on")}
+
+    @property
+    def serves_one_step(self) -> bool:
+        """Whether the engine holds one checkpoint at a time, which rules out a comparison with the untrained policy."""
+        return self.full_finetuning and self.engine == "vllm"
+
+    @property
+    def writer(self) -> tuple[str, str | None]:
+        """Name and address of the model that writes scenarios."""
+        url = self.generator_url or (self.judge_url if self.generator is None else None)
+        return self.generator or self.judge, url
+
+    def writer_settings(self, ledger: Ledger) -> JudgeSettings:
+        """Settings of requests to the model that writes scenarios. `judge_price` is used only if that is the judge."""
+        settings = JudgeSettings(budget=ledger)
+        return settings if self.generator else self.judge_settings(settings, ledger)
+
+
+ONE_STEP = (
+    "vLLM holds the weights of one step at a time with --full-finetuning: there is no comparison with the untrained "
+    "policy. With --engine torch, or with an adapter, there is one."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedResult(RecipeResult):
+    """The result of a call of AutoRL (`auto`) or MCP-RL (`mcp_rl`)."""
+
+    report_path: Path
+    """The report as a page. `report.json` beside it has the same for programs."""
+    headline: Headline | None
+    """Judged score on held-out scenarios `before` and `after`, with their `change`; `None` if nothing was compared."""
+
+
+@dataclass(slots=True, kw_only=True)
+class JudgedRun:
+    """The state of one call of AutoRL or MCP-RL: settings, model, task and judge, and the results so far."""
+
+    config: JudgedConfig
+    model: TrainableModel[Any, Any]
+    task: Task
+    judge: Ruler
+    out: Path
+    """Folder of the report."""
+    clock: Clock
+    command: str = ""
+    """Command that repeats the run, for the report."""
+    on_progress: OnProgress = log_progress
+    step: int = 0
+    """Step of the newest checkpoint."""
+    comparison: CheckpointComparison | None = None
+    groups_without_scores: int = 0
+    stopped: str = ""
+    """Why the run ended early; empty if it did not."""
+    reports: list[StepReport] = field(default_factory=list)
+    """The steps that this call tried."""
+
+    @property
+    def compared(self) -> Sequence[ComparedScenario]:
+        return () if self.comparison is None else self.comparison.compared
+
+    def say(self, text: str, kind: ProgressKind = "note") -> None:
+        self.on_progress(Progress(text, kind))
+
+
+async def train_and_compare(
+    run: JudgedRun, *, held_out: Sequence[Scenario], describe: Callable[[], Report]
+) -> JudgedResult:
+    """Train, compare with the untrained policy, and write the report, however the run ends.
+
+    Args:
+        held_out: scenarios of the comparison after the training.
+        describe: makes the report of the run as it is now.
+
+    Raises:
+        TrainingError: nothing could be learnt in several steps in a row; the comparison was made all the same.
+        FaultRateError: too many rollouts failed, or the judge scored too few groups.
+    """
+    ended, is_over_budget = None, False
+    compares = run.config.evaluate and not run.config.serves_one_step
+    if run.config.evaluate and run.config.serves_one_step:
+        run.say(ONE_STEP, "warning")
+    try:
+        try:
+            await train(run)
+        except TrainingError as error:  # the policy has collapsed, or the task is solved: the comparison tells which
+            ended = error
+        if compares and run.step:
+            await compare(run, held_out)
+        if ended is not None:
+            raise ended
+    except BudgetError as error:
+        is_over_budget, run.stopped = True, error.message
+        run.say(f"Stopped at step {run.step}: {error}. Every finished step is kept")
+    except asyncio.CancelledError:
+        run.stopped = "it was interrupted"
+        raise
+    except Exception as error:
+        run.stopped = str(error)
+        raise
+    finally:
+        await book_last(run.model)
+        report = describe()
+        path = publish(run, report)
+        report_costs(run.on_progress, run.model.costs)
+    return JudgedResult(
+        model=run.model, step=run.step, reports=run.reports, verdict=report.verdict, is_over_budget=is_over_budget,
+        report_path=path, headline=report.headline,
+    )  # fmt: skip
+
+
+async def train(run: JudgedRun) -> None:
+    """Train the run's model from its newest checkpoint up to the last step."""
+    defaults = run.config.loop_defaults(run.task.defaults)
+    # A judge that is down ends the run at its first step, not after many.
+    scorer = GroupScorer(run.judge, window=defaults.groups_per_step)
+    first = await step_to_report(run.model)
+    run.say(f"{run.model.get_inference_name()} is at step {first} of {defaults.num_steps}")
+
+    def on_step(report: StepReport) -> None:
+        run.clock.add("rollouts and judging", report.timing.rollout_s)
+        run.clock.add("training", report.timing.train_s)
+        run.clock.add("publishing", report.timing.publish_s)
+        run.step = report.step
+        run.reports.append(report)
+        run.say(f"step {report.step:>4}/{defaults.num_steps}  {report.line(run.task.headline_metric)}")
+
+    try:
+        await train_task(
+            run.model, run.task, defaults, num_steps=defaults.num_steps, seed=run.config.seed, on_step=on_step,
+            score=scorer, pace=run.config.pace(defaults),
+        )  # fmt: skip
+        run.step = await run.model.get_step()
+    finally:
+        run.groups_without_scores += scorer.num_faults
+
+
+async def compare(run: JudgedRun, scenarios: Sequence[Scenario]) -> None:
+    """Compare the newest checkpoint with the untrained policy."""
+    rollouts, step = run.config.evaluate, run.step
+    run.say(f"{len(scenarios)} held-out scenarios, {rollouts} rollouts before and after ...", "busy")
+    with run.clock.measure("held-out evaluation"):
+        run.comparison = await compare_checkpoints(
+            run.model, run.task, scenarios, before=0, after=step, rollouts=rollouts,
+            score=GroupScorer(run.judge, window=len(scenarios)),
+        )  # fmt: skip
+    for at, side in ((0, "before"), (step, "after")):
+        trajectories = [t for item in run.comparison.compared for t in getattr(item, side)]
+        await run.model.log(trajectories, split="test", step=at)
+
+
+def publish(run: JudgedRun, report: Report) -> Path:
+    """Write the report as a page, report its result as progress, and return the path of the page."""
+    path = write_report(run.out, report)
+    if (line := report.headline) is not None:
+        change = line.change.text(sign=True)
+        run.say(f"{line.measure}: {line.before.text()} before, {line.after.text()} after; change {change}")
+    if report.verdict is not None:
+        report_verdict(run.on_progress, report.verdict)
+    run.say(f"report  {path}")
+    return path
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds that this call of a recipe spent on each activity."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, what: str, seconds: float) -> None:
+        self.seconds[what] = self.seconds.get(what, 0.0) + seconds
+
+    @contextlib.contextmanager
+    def measure(self, what: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(what, time.perf_counter() - started)
+
+
+NOTE = (
+    "The judge saw the rollouts of a scenario from before and after together, in an order drawn at random, and was not "
+    "told which is which: one question, one scale. Its scores of one question say nothing about those of another. "
+    "Pairs are means over the rollouts of a scenario."
+)
+REWARD_NOTE = (
+    "Relative to the other rollouts of the same step, so it can stay level while the policy improves; the result above "
+    "is the fair comparison."
+)
+_EXPLANATION = "RULER explanation: "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportWords:
+    """The texts, curves and sections that one recipe adds to the parts of a report that recipes share."""
+
+    title: str
+    summary: str
+    remedies: Remedies
+    text_of: Callable[[Scenario], str]
+    """Returns a scenario as text for people."""
+    note_of: Callable[[Trajectory], str]
+    """Returns a few words about how a rollout ended."""
+    curves: Sequence[Curve] = ()
+    """Curves after that of the reward."""
+    sections: Sequence[Section] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings that only this recipe has."""
+    warnings: Sequence[str] = ()
+    """Problems of the scenarios, one sentence each."""
+
+
+def make_report(run: JudgedRun, words: ReportWords) -> Report:
+    """Make the report of a run from its results so far."""
+    headline = None
+    if run.comparison is not None and run.compared:
+        headline = Headline(
+            measure=f"judged score on {len(run.compared)} held-out scenarios, {run.config.evaluate} rollouts of each "
+            "before and after", change=run.comparison.change(), note=NOTE,
+            before=estimate([item.before_score for item in run.compared]),
+            after=estimate([item.after_score for item in run.compared]),
+        )  # fmt: skip
+    results = [
+        ScenarioResult(
+            scenario=words.text_of(item.scenario), before=item.before_score, after=item.after_score,
+            label=f"difficulty {item.scenario.inputs['difficulty']}" if "difficulty" in item.scenario.inputs else "",
+        )
+        for item in run.compared
+    ]  # fmt: skip
+    course = course_of(run, headline, words.remedies.endings)
+    rewards = curve_of(run, "train/reward", "judged score of training rollouts", REWARD_NOTE, (0, 1))
+    return Report(
+        title=words.title, summary=words.summary, headline=headline, verdict=reach_verdict(course, words.remedies),
+        curves=[rewards, *words.curves],
+        scenarios=results, comparisons=telling_comparisons(run.compared, words),
+        seconds=run.clock.seconds, costs=cost_table(run), faults=[*words.warnings, *faults_of(run, course)],
+        command=run.command, settings={**settings_of(run), **words.settings}, sections=words.sections,
+    )  # fmt: skip
+
+
+def curve_of(run: JudgedRun, metric: str, title: str, note: str, bounds: tuple[float, float] | None = None) -> Curve:
+    """A curve for the report: the mean of a metric at each step of the run's history."""
+    return Curve(title=title, note=note, bounds=bounds, points=history_of(run, metric))
+
+
+def history_of(run: JudgedRun, metric: str) -> list[tuple[int, float]]:
+    """Pairs of a step and a metric's mean at that step, over all calls that trained the model."""
+    folder = DataDir(run.config.data_dir).model(run.model.project, run.model.name)
+    return sorted(means_by_step(folder.history, metric)[0].items())
+
+
+def telling_comparisons(compared: Sequence[ComparedScenario], words: ReportWords) -> list[SideBySide]:
+    """Choose rollouts to show side by side: largest gain, typical scenario, and largest loss if there is one.
+
+    Of a scenario they are the two with equal random numbers whose change is closest to that of the scenario.
+    """
+    ranked = sorted(compared, key=lambda item: -item.change)
+    if not ranked:
+        return []
+    changes = [item.change for item in ranked]
+    kinds = {0: "largest gain"}
+    kinds.setdefault(changes.index(statistics.median_low(changes)), "typical")
+    if changes[-1] < 0:
+        kinds.setdefault(len(ranked) - 1, "largest loss")
+
+    def shown(trajectory: Trajectory) -> ScoredRollout:
+        messages: list[Any] = list(trajectory.messages())
+        explanation = next((log for log in reversed(trajectory.logs) if log.startswith(_EXPLANATION)), "")
+        return ScoredRollout(
+            messages=messages, score=trajectory.reward, note=words.note_of(trajectory),
+            explanation=explanation.removeprefix(_EXPLANATION),
+        )  # fmt: skip
+
+    sides = []
+    for index, kind in kinds.items():
+        item = ranked[index]
+        pairs = list(zip(item.before, item.after, strict=False))
+        before, after = min(pairs, key=lambda pair: abs(pair[1].reward - pair[0].reward - changes[index]))
+        text = f"{words.text_of(item.scenario)} ({kind})"
+        sides.append(SideBySide(scenario=text, before=shown(before), after=shown(after)))
+    return sides
+
+
+def cost_table(run: JudgedRun) -> Table:
+    """Make a table of the model's costs over all calls, by source."""
+    rows = []
+    for source, amount in run.model.costs.totals().items():
+        usd = f"{amount.usd:.4f}" if amount.priced else "no price" if amount.unpriced else ""
+        seconds = duration(amount.seconds) if amount.seconds else ""
+        requests = f"{count:,}" if (count := amount.priced + amount.unpriced) and not amount.seconds else ""
+        tokens = [f"{count:,}" if count else "" for count in (amount.prompt_tokens, amount.completion_tokens)]
+        rows.append([source, requests, *tokens, seconds, usd])
+    return Table(columns=["for what", "requests", "prompt tokens", "completion tokens", "time", "USD"], rows=rows)
+
+
+def course_of(run: JudgedRun, headline: Headline | None, endings: Iterable[str]) -> Course:
+    """Collect the facts about a training from which its verdict is made.
+
+    Args:
+        headline: result of the comparison, if one was made.
+        endings: metrics that are 1 for a rollout that the policy spoilt in this way.
+    """
+    first = run.reports[0].step if run.reports else 0
+    shares = {}
+    for name in endings:
+        values = [share for step, share in history_of(run, f"train/{name}") if step >= first]
+        shares[name] = statistics.fmean(values) if values else 0.0
+    return Course(
+        step=run.step, num_steps=run.config.loop_defaults(run.task.defaults).num_steps, reports=run.reports,
+        stopped=run.stopped, measure="the judged score on held-out scenarios",
+        change=headline.change if headline else None, endings=shares,
+    )  # fmt: skip
+
+
+def faults_of(run: JudgedRun, course: Course) -> list[str]:
+    """What went wrong in a run, one sentence each; if nothing did, one sentence that says so."""
+    faults = [f"The run ended early: {run.stopped}"] if run.stopped else []
+    faults += [text for text in (describe_untrained(course), describe_faults(course)) if text]
+    if run.config.serves_one_step:
+        faults.append(ONE_STEP)
+    missing, failed = (run.comparison.num_left_out, run.comparison.num_failed_rollouts) if run.comparison else (0, 0)
+    counts = {
+        "groups of the last call got no scores from the judge and were left out.": run.groups_without_scores,
+        "held-out scenarios are missing: they got no scores, or one side has no rollout.": missing,
+        "held-out rollouts failed, through no fault of the policy.": failed,
+    }
+    faults += [f"{count} {text}" for text, count in counts.items() if count]
+    return faults or ["Nothing: every group was judged and every step trained, and no rollout failed in the last call."]
+
+
+def settings_of(run: JudgedRun) -> dict[str, str]:
+    """The settings and versions that somebody needs to repeat the run, by name."""
+    config, defaults = run.config, run.config.loop_defaults(run.task.defaults)
+    # Importing `art` here would be a circle: it names this package for type checkers.
+    version = sys.modules["art"].__version__
+    return {
+        "base model": str(config.base_model),
+        "trained": trained_part(config),
+        "steps": str(defaults.num_steps),
+        "scenarios per step": str(defaults.groups_per_step),
+        "rollouts per scenario": str(defaults.rollouts_per_group),
+        "learning rate": f"{defaults.learning_rate:g}",
+        "judge": f"{config.judge}{f' at {config.judge_url}' if config.judge_url else ''}, passes {config.judge_passes}",
+        "engine": config.engine,
+        "seed": str(config.seed),
+        "art": f"{version}, Python {platform.python_version()}, {platform.system()} {platform.machine()}",
+    }
+
+
+def trained_part(config: RecipeConfig) -> str:
+    return "all weights" if config.full_finetuning else f"an adapter of rank {config.lora_rank}"
+
+
+def scenario_table(rows: Sequence[tuple[str, int | None]]) -> Table:
+    """Make a table of scenarios and their difficulties."""
+    return Table(columns=["scenario", "difficulty"], rows=[[text, "" if d is None else str(d)] for text, d in rows])

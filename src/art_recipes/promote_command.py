@@ -1,0 +1,107 @@
+"""`art promote MODEL[@STEP]`: let a checkpoint answer requests to PROJECT/NAME@promoted, if it is certain to be better.
+
+    art promote games/agent                                     the newest step, as it is
+    art promote games/agent@40 --require 0.02                   if it beats the promoted one by more than 0.02,
+                                                                by the `val` rollouts in the model's log
+    art promote games/agent@40 --require 0.02 --task tic_tac_toe --games 200      by rollouts that are made now
+    art promote games/agent@40 --require 0.02 --force --note "the old one has a leak"
+
+The improvement counts if its interval lies above --require. `art checkpoints list` shows what was decided. The server
+is at --url or ART_SERVER_URL, and the key is in ART_API_KEY.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from pathlib import Path
+
+from art.cli.arguments import TASK_HELP, ModelArgument, add_task_options, task_for
+from art.cli.output import PlainLines
+from art.errors import ConfigError
+from art.protocol.promotions import Gate, MeasuredScores
+from art.protocol.training import ModelStatus
+from art.remote_backend import RemoteBackend
+from art.storage.local_key import find_local_key
+
+GAMES = 200
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", help="of the server (default: ART_SERVER_URL)")
+    parser.add_argument("model", type=ModelArgument.parse, help="PROJECT/NAME or PROJECT/NAME@STEP")
+    parser.add_argument("--step", type=int, help="default: the one after @, else the newest")
+    parser.add_argument("--require", type=float, metavar="X", help="least improvement, e.g. 0.02 or 0 (default: none)")
+    parser.add_argument("--split", help="held-out split (default: val of the log; with --task test, or val)")
+    parser.add_argument("--metric", default="reward", help="metric of the logged rollouts (default: reward)")
+    parser.add_argument("--force", action="store_true", help="promote it even if it is refused; the history says so")
+    parser.add_argument("--note", default="", metavar="TEXT", help="why, for the history")
+    now = parser.add_argument_group("measure now", "instead of reading the log, by the rewards of a task")
+    now.add_argument("--task", help=TASK_HELP)
+    add_task_options(now)
+    now.add_argument("--games", type=int, default=GAMES, metavar="N", help=f"scenarios (default: {GAMES})")
+    now.add_argument("--rollouts", type=int, default=1, metavar="N", help="of each scenario (default: 1)")
+    now.add_argument("--seed", type=int, default=0, metavar="N", help="of the scenarios; another one draws fresh ones")
+    now.add_argument("--data-dir", type=Path, default=Path(".art"), help="where the rollouts are kept (default: .art)")
+
+
+def run(args: argparse.Namespace) -> int:
+    async def act() -> None:
+        async with RemoteBackend(args.url) as backend:
+            await promote(backend, args)
+
+    asyncio.run(act())
+    return 0
+
+
+async def promote(backend: RemoteBackend, args: argparse.Namespace) -> None:
+    model: ModelArgument = args.model
+    if None not in (args.step, model.step) and args.step != model.step:
+        raise ConfigError(f"{model} names step {model.step} and --step {args.step}; leave one out")
+    step = model.step if args.step is None else args.step
+    if args.require is None and args.task is not None:
+        raise ConfigError("--task measures an improvement, so say how much is needed: --require 0, for example")
+    gate = None
+    if args.require is not None:
+        status = await backend.get_status(model)
+        step = status.step if step is None else step
+        needless = args.task is None or step == status.promoted_step
+        measured = None if needless else await _measure(args, status, step)
+        gate = Gate(require=args.require, split=args.split or "val", metric=args.metric, measured=measured)
+    promotion = await backend.checkpoints.promote(model, step, gate=gate, force=args.force, note=args.note)
+    before = promotion.previous_step
+    if before == promotion.step:
+        print(f"step {before} is already the one that answers requests to {promotion.inference_name}")
+        return
+    replaced = "" if before is None else f" in place of step {before}"
+    print(f"step {promotion.step} answers requests to {promotion.inference_name}{replaced}")
+    if promotion.verdict is not None:
+        print(f"{'passed' if promotion.verdict.passed else 'forced'}: {promotion.verdict.reason}")
+
+
+async def _measure(args: argparse.Namespace, status: ModelStatus, step: int) -> MeasuredScores:
+    """Roll out a task with the candidate and with what is promoted now."""
+    from art_recipes.comparing.compare_models import measure_pair
+    from art_recipes.comparing.compared_models import CompareConfig, Endpoint
+
+    if args.split not in (None, "test", "val"):
+        raise ConfigError(f"with --task, --split is test or val, got {args.split!r}")
+    model, reference, lines = args.model, status.promoted_step or 0, PlainLines()
+    config = CompareConfig(
+        games=args.games, rollouts=args.rollouts, seed=args.seed, split=args.split or "test", data_dir=args.data_dir
+    )
+    task = task_for(lines, args, status.base_model, warns=False)
+    server = args.url or os.environ["ART_SERVER_URL"]
+    url = f"{server.rstrip('/')}/projects/{model.project}/v1"
+    key = os.environ.get("ART_API_KEY") or find_local_key(server)
+    reference_model, candidate = (
+        Endpoint(label=f"{model.name}@{one}", url=url, model=f"{model.project}/{model.name}@{one}", api_key=key)
+        for one in (reference, step)
+    )
+    reference_values, values = await measure_pair(
+        task, reference_model, candidate, config,
+        lambda progress: lines.print(progress.text),
+    )  # fmt: skip
+    source = f"{task.label}, split {config.split}, seed {config.seed}, measured by `art promote`"
+    return MeasuredScores(source=source, reference_step=reference, reference=reference_values, candidate=values)

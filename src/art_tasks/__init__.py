@@ -1,0 +1,1 @@
+"""Ready tasks, and environments of other frameworks as tasks."""

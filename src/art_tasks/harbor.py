@@ -1,0 +1,483 @@
+"""Task directories of Harbor as a task: an agent with the tools `bash` and `submit`, and the directory's own verifier.
+
+    task = HarborTask("my-tasks")                                  # art train harbor:my-tasks --base-model ...
+    trajectory = await task.rollout(model, task.scenarios("train", seed=0, count=1)[0])
+
+Each rollout has a fresh container of the environment's image. When the agent submits or runs out of turns or time, all
+its processes are ended, `tests/` is copied to /tests, and `tests/test.sh` writes the reward.
+
+A directory is read here too, and refused if it has what would have no effect:
+
+instruction.md      what the agent is asked to do
+task.toml           time limits, resources, variables
+environment/        a Dockerfile and the files that it copies, unless task.toml names an image
+tests/test.sh       writes the reward to /logs/verifier/reward.txt or reward.json
+solution/solve.sh   a solution; only the scripted player sees it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import math
+import random
+import re
+import shlex
+import tarfile
+import time
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from weakref import WeakKeyDictionary
+
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from art.config.base import describe_invalid
+from art.errors import ConfigError, ToolServerError
+from art.task import Player, Scenario, Split, TaskDefaults, TaskOptions, derive_seed, take_turn
+from art.task.interface import PlacedTask
+from art.trajectory import Trajectory
+from art_tasks.containers import Container, ContainerEngine, Limits
+
+if TYPE_CHECKING:
+    from art.model import Model
+
+INSTEAD = "Let Harbor run this one and point its agent at ART's address: docs/rollouts.md"
+_FETCHES = re.compile(
+    r"\b(apt-get|apt|apk|yum|dnf)\s+(-\S+\s+)*(install|add|update)|\b(uvx|npx)\b|\buv\s+(pip|tool|add|sync)\b"
+    r"|\bpip3?\s+install|\bnpm\s+(i|ci|install)\b|\b(curl|wget)\b[^\n]*https?://(?!localhost|127\.)"
+)
+"""Commands that take something from the network."""
+_UNITS = {"": 1, "M": 1, "MB": 1, "MI": 1, "MIB": 1, "G": 1024, "GB": 1024, "GI": 1024, "GIB": 1024}
+
+
+def _megabytes(value: Any) -> int:
+    """The size in MB, from `memory_mb = 2048` or the older `memory = "2G"`."""
+    match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", str(value))
+    if match is None or match[2].upper() not in _UNITS:
+        raise ValueError(f'a size must be like 2048 or "2G", got {value!r}')
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def _fixed(env: dict[str, str]) -> dict[str, str]:
+    if any("${" in value for value in env.values()):
+        raise ValueError("`env` must have fixed values; the user's environment is not given to tasks")
+    return env
+
+
+Megabytes = Annotated[int | None, BeforeValidator(_megabytes)]
+Seconds = Annotated[float, Field(gt=0, strict=True)]
+Variables = Annotated[dict[str, str], AfterValidator(_fixed)]
+
+
+class _Section(BaseModel):
+    """A section of task.toml. It refuses what would have no effect here."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
+
+
+class EnvironmentSection(_Section):
+    build_timeout_sec: Seconds = 600.0
+    docker_image: str | None = None
+    """Without one, the Dockerfile of `environment` is built."""
+    workdir: str | None = None
+    """Folder in which commands start. `None` means the folder that the image names."""
+    cpus: float | None = None
+    memory_mb: Megabytes = Field(default=None, validation_alias=AliasChoices("memory_mb", "memory"))
+    storage_mb: Megabytes = Field(default=None, validation_alias=AliasChoices("storage_mb", "storage"))
+    env: Variables = {}
+    os: Literal["linux"] = "linux"
+    gpus: Literal[0] = 0
+    allow_internet: Literal[False] = False
+    network_mode: Literal["no-network"] = "no-network"
+
+
+class AgentSection(_Section):
+    timeout_sec: Seconds = 600.0
+    user: Literal["root", "0", 0] = "root"
+
+
+class VerifierSection(AgentSection):
+    env: Variables = {}
+    environment_mode: Literal["shared"] = "shared"
+
+
+class SolutionSection(BaseModel):
+    env: Variables = {}
+
+
+class TaskToml(_Section):
+    """The content of task.toml."""
+
+    model_config = ConfigDict(title="task.toml")
+
+    environment: EnvironmentSection = EnvironmentSection()
+    agent: AgentSection = AgentSection()
+    verifier: VerifierSection = VerifierSection()
+    solution: SolutionSection = SolutionSection()
+    version: Any = None
+    schema_version: Any = None
+    task: Any = None
+    metadata: Any = None
+    source: Any = None
+    artifacts: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFolder:
+    """A task directory that can be done here."""
+
+    path: Path
+    instruction: str
+    settings: TaskToml
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def tests(self) -> bytes:
+        return _pack(self.path / "tests")
+
+    def solution(self) -> bytes:
+        """The solution's files below /solution.
+
+        Raises:
+            ConfigError: the task has no `solution/solve.sh`.
+        """
+        if not (self.path / "solution" / "solve.sh").is_file():
+            raise ConfigError(f"{self.path} has no solution/solve.sh, so it has no scripted player")
+        return _pack(self.path / "solution")
+
+
+def find_folders(path: Path) -> list[TaskFolder]:
+    """Read a task directory, or all that lie directly in a folder, sorted by name.
+
+    Raises:
+        ConfigError: there is none, or one cannot be done here.
+    """
+    if (path / "task.toml").is_file():
+        return [read_folder(path)]
+    folders = sorted(toml.parent for toml in path.glob("*/task.toml")) if path.is_dir() else []
+    if not folders:
+        raise ConfigError(f"{path} is no task directory of Harbor, and contains none: there is no task.toml")
+    return [read_folder(folder) for folder in folders]
+
+
+def read_folder(path: Path) -> TaskFolder:
+    """Read one task directory.
+
+    Raises:
+        ConfigError: a file is missing or wrong, or asks for what does not exist here.
+    """
+    try:
+        settings = TaskToml.model_validate(tomllib.loads((path / "task.toml").read_text(encoding="utf-8")))
+    except ValidationError as error:
+        raise ConfigError(
+            f"{path}/task.toml: {describe_invalid(error)}. Commands here run in one container with Linux, as root, "
+            f"without network and GPUs. {INSTEAD}"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}/task.toml cannot be read: {error}") from error
+    if files := [file.name for file in (path / "environment").glob("*compose*.y*ml")]:
+        raise ConfigError(f"{path}/environment/{files[0]} asks for several containers. {INSTEAD}")
+    instruction, test = path / "instruction.md", path / "tests" / "test.sh"
+    for file in (instruction, test):
+        if not file.is_file():
+            raise ConfigError(f"{path} has no {file.relative_to(path)}")
+    for number, line in enumerate(test.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.lstrip().startswith("#") and (match := _FETCHES.search(line)):
+            raise ConfigError(
+                f"{test}, line {number}: {line.strip()[:200]}\n`{match[0].strip()}` takes something from the network, "
+                f"and commands here have none. Let the Dockerfile install what the tests need. {INSTEAD}"
+            )
+    if settings.environment.docker_image is None and not (path / "environment" / "Dockerfile").is_file():
+        raise ConfigError(f"{path} has no environment/Dockerfile, and its task.toml names no `docker_image`")
+    return TaskFolder(path=path, instruction=instruction.read_text(encoding="utf-8").strip(), settings=settings)
+
+
+def _pack(folder: Path) -> bytes:
+    """Pack a folder, as one at the root, into a tar archive whose files belong to root."""
+
+    def belong_to_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        member.uid = member.gid = 0
+        member.uname = member.gname = "root"
+        return member
+
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        archive.add(folder, arcname=folder.name, filter=belong_to_root)
+    return packed.getvalue()
+
+
+SYSTEM = (
+    "You solve a task on a Linux machine by calling the tool bash. Each call starts in the working directory; files "
+    "and background processes stay. There is no network. When the task is done, call submit."
+)
+
+
+def _tool(name: str, description: str, properties: dict[str, Any]) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+TOOLS: list[Any] = [
+    _tool("bash", "Run a command with bash and see its output", {"command": {"type": "string"}}),
+    _tool("submit", "End the task and have it checked", {}),
+]
+
+FEWEST_BY_HASH = 30
+"""Number of tasks from which the last digit of the hash alone decides, so that further tasks move none."""
+_TENTHS: dict[int, Split] = {8: "val", 9: "test"}
+
+_LOGS = "/logs/verifier"
+
+
+class HarborOptions(TaskOptions):
+    """Options of tasks of Harbor."""
+
+    not_in_label: ClassVar[frozenset[str]] = frozenset({"max_containers", "program"})
+    max_turns: int = Field(default=30, ge=1)
+    """Largest number of answers of the model."""
+    command_timeout: float = Field(default=120.0, gt=0)
+    """Seconds after which a command is killed. The task's own time limit for the agent holds as well."""
+    max_containers: int = Field(default=8, ge=1)
+    """Largest number of rollouts at once, each with a container of its own."""
+    program: Literal["podman", "docker"] | None = None
+    """What runs containers (default: Podman, or Docker where there is no Podman)."""
+    output_chars: int = Field(default=8000, ge=100)
+    """Characters of a command's output that the model sees: the first and the last half."""
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of an answer of the model."""
+
+
+class HarborTask(PlacedTask):
+    """Trains on task directories of Harbor, in containers of this machine: see docs/integrations.md.
+
+    A hash of a task's name decides its split. Metrics: `solved` (1 for a reward of at least 1), `num_turns`,
+    `num_commands`, `num_failed_commands`, `malformed_calls`, and each value of `reward.json` as `reward/NAME`.
+    `metadata["ending"]` is `submitted`, `no_call`, `out_of_turns`, `out_of_time`, `cut_short` or `context_full`. All
+    but the first are the policy's fault; what the agent has done until then is checked and rewarded. The task's time
+    limit for the agent counts the time of its commands, not that of the model's server.
+    """
+
+    name: ClassVar[str] = "harbor"
+    description: ClassVar[str] = "task directories of Harbor, in containers on this machine"
+    place_word: ClassVar[str] = "DIR"
+    place_help: ClassVar[str] = "a task directory of Harbor, or a folder of them"
+    headline_metric: ClassVar[str] = "solved"
+    options_class = HarborOptions
+    options: HarborOptions
+    rubric: ClassVar[str | None] = (
+        "The agent was asked to reach a state of files on a machine. A good rollout looks at what is there first, does "
+        "what the instruction asks and no more, checks its result by a command, and then submits. A rollout that does "
+        "not submit, claims what its commands do not show, or searches for the tests, is bad."
+    )
+    defaults: ClassVar[TaskDefaults] = TaskDefaults(
+        num_steps=50, groups_per_step=8, num_minibatches=1, schedule="constant"
+    )
+
+    def __init__(self, directory: str | Path, **options: Any) -> None:
+        """
+        Args:
+            directory: a task directory, or a folder of task directories.
+
+        Raises:
+            ConfigError: there is no task, one cannot be done here, or this machine cannot run containers.
+        """
+        super().__init__(**options)
+        self.folders = {folder.name: folder for folder in find_folders(Path(directory).expanduser())}
+        self._engine = ContainerEngine.find(self.options.program)
+        self._images: dict[str, str] = {}
+        self._splits = split_names(self.folders)
+        self._gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+    def place_name(self) -> str:
+        """The folder's name, and a hash of its path, since many folders are called `tasks`."""
+        path = Path(str(self.place)).expanduser().resolve()
+        return f"{path.name}-{derive_seed(str(path)) % 2**32:08x}"
+
+    def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
+        """Draw tasks of a split: in training at random, none twice before all were drawn; else each once."""
+        names = self._splits[split]
+        if split != "train":
+            return [self.scenario(split, seed, index, {"task": name}) for index, name in enumerate(names[:count])]
+        rng = random.Random(derive_seed(self.name, split, seed))
+        drawn: list[str] = []
+        while len(drawn) < count:
+            drawn += rng.sample(names, min(len(names), count - len(drawn)))
+        return [self.scenario(split, seed, index, {"task": name}) for index, name in enumerate(drawn)]
+
+    async def rollout(
+        self, model: Model[Any, Any], scenario: Scenario, *, rollout_index: int = 0, step: int | None = None
+    ) -> Trajectory:
+        """Let the agent work in a fresh container, and reward what it leaves.
+
+        Raises:
+            ConfigError: the image cannot be built.
+            ToolServerError: the container failed, or the verifier wrote no reward.
+        """
+        folder = self.folders[scenario.inputs["task"]]
+        gate = self._gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.options.max_containers))
+        async with gate:
+            environment, plain = folder.settings.environment, Limits()
+            # Rollouts of a task that begin together get the same image from the program's cache.
+            image = (
+                self._images.get(folder.name)
+                or environment.docker_image
+                or await self._engine.build(folder.path / "environment", timeout_s=environment.build_timeout_sec)
+            )
+            self._images[folder.name] = image
+            limits = Limits(
+                memory_mb=environment.memory_mb or plain.memory_mb, file_mb=environment.storage_mb or plain.file_mb,
+                cpus=environment.cpus,
+            )  # fmt: skip
+            workdir = environment.workdir or await self._engine.workdir(image)
+            trajectory = Trajectory(
+                messages_and_choices=[
+                    {"role": "system", "content": SYSTEM},
+                    {"role": "user", "content": f"{folder.instruction}\n\nWorking directory: {workdir}"},
+                ],
+                tools=TOOLS,
+                metadata={"scenario_id": scenario.id, "task": folder.name},
+                metrics={"num_turns": 0, "num_commands": 0, "num_failed_commands": 0, "malformed_calls": 0},
+            )  # fmt: skip
+            async with self._engine.open(image, limits) as container:
+                work = _Work(folder, container, self.options)
+                ending = await self._work(model, trajectory, work, derive_seed(scenario.seed, rollout_index), step)
+                await container.kill_all()
+                trajectory.reward, parts = await verify(folder, container)
+        trajectory.metrics |= {"solved": float(trajectory.reward >= 1.0), **parts}
+        trajectory.metadata |= {"ending": ending, "outcome": "ok" if ending == "submitted" else "policy_fault"}
+        return trajectory.finish()
+
+    async def _work(
+        self, model: Model[Any, Any], trajectory: Trajectory, work: _Work, seed: int, step: int | None
+    ) -> str:
+        """Let the agent take turns. Returns how it ended."""
+        request: dict[str, Any] = {"temperature": 1.0}
+        if self.options.max_completion_tokens is not None:
+            request["max_completion_tokens"] = self.options.max_completion_tokens
+        for turn in range(self.options.max_turns):
+            calls = await take_turn(model, trajectory, step=step, seed=derive_seed(seed, turn), **request)
+            if isinstance(calls, str):
+                return calls
+            if not calls:
+                return "no_call"
+            for call in calls:
+                if call.function.name == "submit":
+                    return "submitted"
+                answer = {"role": "tool", "tool_call_id": call.id, "content": await work.do(trajectory, call.function)}
+                trajectory.messages_and_choices.append(answer)  # type: ignore[arg-type]
+                if work.seconds_left <= 0:
+                    return "out_of_time"
+        return "out_of_turns"
+
+    def player(self, scenario: Scenario, *, rollout_index: int = 0) -> Player:
+        """Play the directory's own solution, by the same tools as the agent."""
+        folder = self.folders[scenario.inputs["task"]]
+        packed = base64.b64encode(folder.solution()).decode()
+        env = " ".join(f"{key}={shlex.quote(value)}" for key, value in folder.settings.solution.env.items())
+        solve = f"base64 -d <<'END' | tar -xf - -C /\n{packed}\nEND\n{env} bash /solution/solve.sh"
+        calls = iter([("bash", {"command": solve}), ("submit", {})])
+        functions = ({"name": name, "arguments": arguments} for name, arguments in calls)
+        return lambda messages, tools: {"tool_calls": [{"function": next(functions)}]}
+
+
+class _Work:
+    """The agent's side of one rollout."""
+
+    def __init__(self, folder: TaskFolder, container: Container, options: HarborOptions) -> None:
+        self._folder, self._container, self._options = folder, container, options
+        self.seconds_left = folder.settings.agent.timeout_sec
+        """Time that its commands may still take."""
+
+    async def do(self, trajectory: Trajectory, function: Any) -> str:
+        """Run a call of `bash`. Returns what the model is shown."""
+        try:
+            command = json.loads(function.arguments)["command"]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            command = None
+        if function.name != "bash" or not isinstance(command, str) or "\0" in command:
+            trajectory.metrics["malformed_calls"] += 1
+            return 'Error: the tools are bash, with arguments like {"command": "ls"}, and submit, with {}'
+        trajectory.metrics["num_commands"] += 1
+        seconds = min(self._options.command_timeout, self.seconds_left)
+        environment, started = self._folder.settings.environment, time.monotonic()
+        finished = await self._container.run(command, cwd=environment.workdir, env=environment.env, timeout_s=seconds)
+        self.seconds_left -= seconds if finished.timed_out else time.monotonic() - started
+        trajectory.metrics["num_failed_commands"] += finished.code != 0
+        shown, limit = finished.output.rstrip(), self._options.output_chars
+        if len(shown) > limit:
+            gap = len(shown) - limit
+            shown = f"{shown[: limit // 2]}\n[... {gap} characters left out ...]\n{shown[-(limit // 2) :]}"
+        if finished.timed_out:
+            return f"{shown}\n[killed after {seconds:.0f} s]".lstrip()
+        return f"{shown}\n[exit code {finished.code}]".lstrip() if finished.code else shown or "[no output]"
+
+
+async def verify(folder: TaskFolder, container: Container) -> tuple[float, dict[str, float]]:
+    """Run the verifier of a task. Returns the reward, and the values of `reward.json` as metrics.
+
+    Raises:
+        ToolServerError: it wrote no reward, or none that is a number.
+    """
+    await container.run(f"rm -rf /tests {_LOGS} && mkdir -p {_LOGS}", timeout_s=30)
+    await container.put(folder.tests())
+    environment, verifier = folder.settings.environment, folder.settings.verifier
+    done = await container.run(
+        "bash /tests/test.sh", cwd=environment.workdir, env=environment.env | verifier.env,
+        timeout_s=verifier.timeout_sec,
+    )  # fmt: skip
+    read = f"cd {_LOGS} && for f in reward.json reward.txt; do [ -f $f ] && head -c 10000 $f && exit; done; exit 9"
+    written = await container.run(read, timeout_s=30)
+    how = f"timed out after {verifier.timeout_sec:g} s" if done.timed_out else f"ended with code {done.code}"
+    tail = f"tests/test.sh of {folder.path} {how}: {done.output.strip()[-1500:]}"
+    if done.timed_out or written.code:
+        raise ToolServerError(f"the verifier wrote no reward to {_LOGS}/reward.txt or reward.json; {tail}")
+    try:
+        return read_reward(written.output)
+    except ValueError as error:
+        raise ToolServerError(f"the verifier's reward {written.output[:200]!r} {error}; {tail}") from None
+
+
+def read_reward(text: str) -> tuple[float, dict[str, float]]:
+    """Read the text of `reward.txt` or `reward.json`.
+
+    Example: "1" gives 1.0; {"reward": 0.5, "style": 1} gives 0.5 and metrics `reward/reward`, `reward/style`.
+
+    Raises:
+        ValueError: it is no number, or several of which none is named `reward`.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError:
+        raise ValueError("is neither a number nor JSON") from None
+    parts = value if isinstance(value, dict) else {"reward": value}
+    numbers = {key: float(part) for key, part in parts.items() if isinstance(part, int | float)}
+    reward = numbers.get("reward", next(iter(numbers.values())) if len(numbers) == 1 else None)
+    if reward is None or len(numbers) < len(parts) or not all(map(math.isfinite, numbers.values())):
+        raise ValueError("must be one finite number, or JSON of numbers with one named `reward`")
+    return reward, {f"reward/{key}": number for key, number in numbers.items()} if isinstance(value, dict) else {}
+
+
+def split_names(names: Iterable[str]) -> dict[Split, list[str]]:
+    """Divide names into splits, eight tenths for training. Each name is in one.
+
+    With fewer than 30 names, the one with the lowest hash is the test split and the next one the validation split (each
+    one tenth, at least one). Two names are for training and test; a single name is for training.
+    """
+    ordered = sorted(names, key=lambda name: (derive_seed(name), name))
+    splits: dict[Split, list[str]] = {"train": [], "val": [], "test": []}
+    if len(ordered) >= FEWEST_BY_HASH:
+        for name in sorted(ordered):
+            splits[_TENTHS.get(derive_seed(name) % 10, "train")].append(name)
+        return splits
+    num_test = max(len(ordered) // 10, 1) if len(ordered) > 1 else 0
+    num_val = num_test if len(ordered) > 2 else 0
+    splits["test"], splits["val"] = ordered[:num_test], ordered[num_test : num_test + num_val]
+    splits["train"] = sorted(ordered[num_test + num_val :])
+    return splits

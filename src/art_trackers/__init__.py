@@ -1,0 +1,1 @@
+"""Trackers that `report_metrics` can name: one module each."""

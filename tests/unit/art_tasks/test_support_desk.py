@@ -1,0 +1,99 @@
+"""The task `support_desk`: its reward, its messages by split, and the play of the warm start."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from art.errors import ConfigError
+from art.testing.scripted_model import ScriptedModel
+from art.trajectory import Trajectory
+from art_tasks.support_desk import CODES, DESKS, SupportDesk, matters_of
+
+
+async def answered(answer: str, **options: Any) -> Trajectory:
+    """A rollout that gives this answer to a message for billing."""
+    task = SupportDesk(**options)
+    scenario = next(s for s in task.scenarios("val", seed=0, count=50) if s.inputs["desk"] == 0)
+    task.player = lambda scenario, *, rollout_index=0: lambda messages, tools: {"content": answer}  # type: ignore[method-assign]
+    return await ScriptedModel(task).play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward", "right"),
+    [
+        ("billing", 1.0, 1),
+        (" Billing\n", 1.0, 1),
+        ("It is for billing.", 0.6, 1),
+        ("shipping", 0.0, 0),
+        ("billing or shipping", -0.5, 0),
+        ("rebilling", -0.5, 0),
+        ("sorry", -0.5, 0),
+        ("", -0.5, 0),
+        ("account", -0.5, 0),
+    ],
+)
+async def test_reward(answer: str, reward: float, right: int) -> None:
+    got = await answered(answer)
+    assert (got.reward, got.metrics["right"]) == (reward, right)
+    assert sum(v for name, v in got.metrics.items() if name.startswith("reward/")) == pytest.approx(reward)
+    assert got.metadata["outcome"] == ("policy_fault" if reward < 0 else "ok")
+    assert "billing is right" in str(got.metadata["why"]) or right
+
+
+async def test_the_player_is_right_under_every_name() -> None:
+    for options in ({}, {"desks": 5}, {"names": "codes", "desks": 4}):
+        task = SupportDesk(**options)
+        for scenario in task.scenarios("test", seed=1, count=8):
+            assert (await ScriptedModel(task).play(scenario)).reward == 1.0
+    prompt = SupportDesk(names="codes").system_prompt
+    assert "desk A, desk B or desk C" in prompt
+    assert not any(desk in prompt for desk in DESKS)
+    assert (await answered("desk B", names="codes")).reward == 0.0
+    assert len(CODES) == len(DESKS)
+
+
+def test_no_matter_is_in_two_splits() -> None:
+    task = SupportDesk(desks=5)
+    drawn = {
+        split: {s.inputs["message"] for s in task.scenarios(split, seed=0, count=count)}
+        for split, count in (("train", 2000), ("val", 400), ("test", 400))
+    }
+    assert not drawn["train"] & drawn["test"]
+    assert not drawn["train"] & drawn["val"]
+    trained = [matter.lower() for desk in range(5) for matter in matters_of(desk, "train")]
+    held_out = {message for message in drawn["test"] | drawn["val"]}
+    assert not [m for m in held_out if any(matter in m.lower() for matter in trained)], "no trained matter is held out"
+    assert all(matters_of(desk, split) for desk in range(5) for split in ("train", "val", "test"))
+    assert task.scenarios("test", seed=3, count=5) == task.scenarios("test", seed=3, count=5)
+
+
+def desk_of(message: str) -> int:
+    """The only desk whose matter a message of the training split contains."""
+    text = message.lower()
+    (desk,) = {desk for desk in range(5) if any(matter.lower() in text for matter in matters_of(desk, "train"))}
+    return desk
+
+
+def test_an_aside_does_not_decide_the_desk() -> None:
+    task = SupportDesk(desks=5, asides=1.0)
+    scenarios = task.scenarios("train", seed=0, count=300)
+    assert all("was fine, but" in s.inputs["message"] for s in scenarios)
+    assert all(desk_of(s.inputs["message"]) == s.inputs["desk"] for s in scenarios)
+    assert not any("was fine" in s.inputs["message"] for s in SupportDesk(asides=0).scenarios("val", seed=0, count=50))
+
+
+def test_play_names_a_desk_and_depends_on_skill() -> None:
+    task, rng = SupportDesk(), random.Random(0)
+    for skill, low, high in ((0.0, 0.2, 0.5), (1.0, 1.0, 1.0)):
+        played = [task.play(rng, skill).messages for _ in range(150)]
+        right = [m[-1]["content"] == task.names[desk_of(str(m[1]["content"]))] for m in played]
+        assert all(messages[-1]["content"] in task.names for messages in played)
+        assert low <= sum(right) / 150 <= high
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ConfigError, match="desks"):
+        SupportDesk(desks=9)
