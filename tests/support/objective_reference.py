@@ -316,6 +316,15 @@ def _gspo(branch: list[Token], term: Any, config: TrainConfig, clips: Clips) -> 
     return [loss] * len(branch)
 
 
+def _sapo(branch: list[Token], term: Any, config: TrainConfig, clips: Clips) -> list[Tensor]:
+    losses = []
+    for token in branch:
+        ratio = (token.policy - token.anchor(config)).exp()
+        steepness = term.temperature_positive if token.advantage > 0 else term.temperature_negative
+        losses.append(-token.advantage * 4 / (steepness * (1 + (-steepness * (ratio - 1)).exp())))
+    return losses
+
+
 def _weighted(
     weigh: Callable[[float, Any], float], credit: Callable[[Token, Any], float]
 ) -> Callable[[list[Token], Any, TrainConfig, Clips], list[Tensor]]:
@@ -380,6 +389,7 @@ LOSSES: dict[str, Callable[[list[Token], Any, TrainConfig, Clips], list[Tensor]]
     "ppo": _ppo,
     "dppo": _dppo,
     "gspo": _gspo,
+    "sapo": _sapo,
     "cispo": _weighted(lambda ratio, term: min(max(ratio, 1 - term.clip_low), 1 + term.clip_high), _advantage),
     "reinforce": _weighted(lambda ratio, term: ratio, _advantage),
     "distill": _weighted(lambda ratio, term: min(ratio, 5.0), _teacher_gain),

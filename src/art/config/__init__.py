@@ -23,6 +23,7 @@ from art.config.losses import (
     Objective,
     PpoConfig,
     ReinforceConfig,
+    SapoConfig,
     SftConfig,
 )
 from art.config.processes import AnyEngineConfig, EngineConfig, EngineSettings, LoraConfig, TrainerConfig, VllmConfig
@@ -37,7 +38,7 @@ __all__ = [
     "DppoConfig", "Dtype", "EngineConfig", "EngineSettings", "EntropyConfig", "GspoConfig", "KlConfig", "LearningRate",
     "LimitsConfig", "LoraConfig", "LossConfig", "LossTerm", "MismatchConfig", "ModelSettings", "Objective",
     "OptimizerConfig", "PipelineConfig", "PpoConfig", "PricesConfig", "Quantization", "ReinforceConfig", "RenderConfig",
-    "SamplingConfig", "ScheduleConfig", "ServerConfig", "SftConfig", "TrainConfig", "TrainSFTConfig",
+    "SamplingConfig", "SapoConfig", "ScheduleConfig", "ServerConfig", "SftConfig", "TrainConfig", "TrainSFTConfig",
     "TrainerConfig", "VllmConfig",
 ]  # fmt: skip
 

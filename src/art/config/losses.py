@@ -56,6 +56,18 @@ class GspoConfig(LossTerm):
     """Upper bound of a sample's ratio, as an offset from 1 (GSPO, arXiv 2507.18071)."""
 
 
+class SapoConfig(LossTerm):
+    """SAPO: each token's importance ratio goes through a soft gate, so no token is dropped and none can run away."""
+
+    type: Literal["sapo"] = "sapo"
+    """Name of the loss."""
+    temperature_positive: float = Field(default=1.0, gt=0)
+    """Steepness of the gate of tokens with a positive advantage (SAPO, arXiv 2511.20347)."""
+    temperature_negative: float = Field(default=1.05, gt=0)
+    """Steepness of the gate of tokens with a negative advantage. A larger one lets them move less: they are the less
+    stable ones (SAPO, arXiv 2511.20347)."""
+
+
 class CispoConfig(LossTerm):
     """CISPO: a policy gradient whose importance weights are clipped constants, so every token trains (MiniMax-M1)."""
 
@@ -169,7 +181,7 @@ class CustomLossConfig(LossTerm):
         return function
 
 
-Objective = DppoConfig | PpoConfig | GspoConfig | CispoConfig | ReinforceConfig | DpoConfig
+Objective = DppoConfig | PpoConfig | GspoConfig | SapoConfig | CispoConfig | ReinforceConfig | DpoConfig
 """Losses that learn from rewards; a step has at most one."""
 LossConfig = Annotated[
     Objective | SftConfig | DistillConfig | KlConfig | EntropyConfig | CustomLossConfig, Field(discriminator="type")

@@ -24,6 +24,7 @@ from art.config.losses import (
     Objective,
     PpoConfig,
     ReinforceConfig,
+    SapoConfig,
     SftConfig,
 )
 from art.errors import ConfigError
@@ -42,6 +43,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "dr_grpo": {"loss": PpoConfig(clip_high=0.2)},
     "dapo": {"loss": PpoConfig(), "scale_rewards": "group"},
     "gspo": {"loss": GspoConfig(), "scale_rewards": "group", "normalize": "rollout"},
+    "sapo": {"loss": SapoConfig(), "scale_rewards": "group", "normalize": "rollout"},
     "rloo": {"loss": ReinforceConfig(), "baseline": "leave_one_out"},
     "maxrl": {"loss": ReinforceConfig(), "scale_rewards": "mean"},
 }  # fmt: skip
@@ -51,6 +53,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     dr_grpo   arXiv 2503.20783   GRPO without division by the deviation; `normalize` divides in place of the length
     dapo      arXiv 2503.14476   GRPO with a wider upper clip and a mean over all tokens
     gspo      arXiv 2507.18071   GRPO with one importance ratio, and so one clip, per sample instead of per token
+    sapo      arXiv 2511.20347   GRPO with a soft gate on the importance ratio of each token in place of the clip
     rloo      arXiv 2402.14740   REINFORCE whose baseline is the mean reward of the group's other rollouts
     maxrl     arXiv 2602.02710   maximum-likelihood RL: for rewards of 0 and 1; a rare 1 counts more
 """

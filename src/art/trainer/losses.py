@@ -30,6 +30,7 @@ from art.config import (
     KlConfig,
     LossConfig,
     PpoConfig,
+    SapoConfig,
 )
 from art.config.losses import LOSS_PATH_VARIABLE
 from art.errors import ConfigError, TrainingError
@@ -218,6 +219,22 @@ def gspo_loss(inputs: LossInputs, config: GspoConfig) -> LossOutput:
     with torch.no_grad():
         of_sample = mean_per_sample(inputs, log_ratio(inputs)).exp()[inputs.samples]
     return _clipped_surrogate(of_sample * (policy - policy.detach()).exp(), inputs.advantages, config)
+
+
+def sapo_loss(inputs: LossInputs, config: SapoConfig) -> LossOutput:
+    """SAPO: a smooth gate in place of PPO's clip.
+
+        r = pi / anchor,   t = temperature_positive if A > 0, else temperature_negative
+        loss   -4 / t * sigmoid(t * (r - 1)) * A
+
+    At r = 1 the gradient is that of the plain policy gradient. It falls smoothly on both sides and is never cut off, so
+    no token counts as clipped.
+
+    Source: "Soft Adaptive Policy Optimization" (arXiv 2511.20347), equations 5 and 6, with its temperatures.
+    """
+    ratio, advantages = log_ratio(inputs).exp(), inputs.advantages
+    temperature = torch.where(advantages > 0, config.temperature_positive, config.temperature_negative)
+    return unclipped(-4 / temperature * torch.sigmoid(temperature * (ratio - 1)) * advantages)
 
 
 def distill_loss(inputs: LossInputs) -> LossOutput:
@@ -433,6 +450,7 @@ _LOSSES: Mapping[str, Callable[[LossInputs, Any], LossOutput]] = {
     "dppo": dppo_loss,
     "ppo": ppo_loss,
     "gspo": gspo_loss,
+    "sapo": sapo_loss,
     "cispo": cispo_loss,
     "reinforce": lambda inputs, _: reinforce_loss(inputs),
     "dpo": lambda inputs, _: dpo_loss(inputs),

@@ -152,7 +152,7 @@ def test_the_engine_follows_the_trainer_where_both_must_agree(as_json: bool) -> 
          "wrong training settings: `learning_rate` must be less than or equal to 1, got 2; "
          "`num_minibatches` must be greater than or equal to 1, got 0"),
         ({"loss": "pop"}, "wrong training settings: `loss` must be one of dppo, ppo, cispo, reinforce, sft, dpo, grpo, "
-         "dr_grpo, dapo, gspo, rloo, maxrl; got 'pop'"),
+         "dr_grpo, dapo, gspo, sapo, rloo, maxrl; got 'pop'"),
     ],
 )  # fmt: skip
 def test_wrong_values_are_told_in_plain_words(settings: dict[str, Any], message: str) -> None:

@@ -30,6 +30,7 @@ from art.config import (
     OptimizerConfig,
     PpoConfig,
     ReinforceConfig,
+    SapoConfig,
     SftConfig,
     TrainConfig,
 )
@@ -102,6 +103,8 @@ def test_clipped_objectives(term: LossConfig, bench: Bench, monkeypatch: pytest.
 @pytest.mark.parametrize(
     "term",
     [
+        SapoConfig(),
+        SapoConfig(temperature_negative=3.0),
         ReinforceConfig(),
         SftConfig(),
         DistillConfig(teacher="p/t"),

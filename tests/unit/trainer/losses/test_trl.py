@@ -24,6 +24,7 @@ from art.config import (
     MismatchConfig,
     PpoConfig,
     ReinforceConfig,
+    SapoConfig,
     TrainConfig,
 )
 from art.protocol.samples import TrainingSample
@@ -71,6 +72,7 @@ GRPO_CASES = {
     "dapo": ({"loss_type": "dapo", **CLIPS}, settings(PPO)),
     # `dr_grpo` divides by sequences times `max_completion_length`.
     "dr_grpo": ({"loss_type": "dr_grpo", **CLIPS}, settings(PPO, normalize=MAX_COMPLETION_LENGTH)),
+    "sapo": ({"loss_type": "sapo"}, settings(SapoConfig(), normalize="rollout")),
     "gspo": (
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.05, "epsilon_high": 0.1},
         settings(GspoConfig(clip_low=0.05, clip_high=0.1), normalize="rollout"),
