@@ -291,6 +291,12 @@ def read_actions(text: str, _schemas: Schemas) -> list[ToolCall] | None:
     return all_calls([make_call(value, "parameters") for value in named])
 
 
+def read_plugin(text: str, _schemas: Schemas) -> list[ToolCall] | None:
+    """Read InternLM's call: the tag of its kind, then one JSON object with `parameters`."""
+    kind, _, call = text.lstrip().partition(">")
+    return all_calls([make_call(load_json(call), "parameters")]) if kind == "<|plugin|" else None
+
+
 def read_objects(text: str, _schemas: Schemas) -> list[ToolCall] | None:
     """Read JSON objects with `parameters` (Llama) or `arguments`, one after another, with or without semicolons."""
     decoder, rest, calls = DECODER, text.strip().removeprefix("<|python_tag|>").strip(), []
@@ -375,6 +381,7 @@ CALL_FORMATS = (
     CallFormat("phi-4", read_list, "<|tool_call|>", "<|/tool_call|>"),
     CallFormat("granite", read_list, "<|tool_call|>", write=write_granite,
                described_by=re.compile(r"<\|tool_call\|> followed by a JSON list")),
+    CallFormat("internlm", read_plugin, "<|action_start|>", "<|action_end|>"),
     CallFormat("cohere", read_actions, "<|START_ACTION|>", "<|END_ACTION|>"),
     CallFormat("lfm2", _python_reader(is_escaped=True), *_LFM2_TAGS, write=write_python,
                described_by=re.compile("List of tools: ")),
