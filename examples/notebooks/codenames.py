@@ -40,7 +40,7 @@ GAMES = 200  # held-out games, before and after
 # spymaster and, in `additional_histories`, that of the guesser. They share one reward, so that a good clue and a good
 # guess are both reinforced.
 #
-# The smaller form for tiny models has 40 words of eight themes, whose names are the clues: a tiny model knows no other
+# The smaller form for tiny models has 24 words of six themes, whose names are the clues: a tiny model knows no other
 # words.
 
 # %%

@@ -22,34 +22,12 @@ ROLES: tuple[Role, ...] = ("spymaster", "guesser")
 
 
 class CodenamesOptions(TaskOptions):
-    """Board, words, players, and which role is trained. The defaults are the full game."""
+    """Which board is played, and against whom."""
 
-    train: Literal["both", "spymaster", "guesser"] = "both"
-    """The trained role. `both` lets one policy play both roles, with one reward for the team."""
-    partner_skill: float = Field(default=0.9, ge=0, le=1)
-    """With one trained role, share of the moves of the scripted partner in the other one that are good."""
+    board: Literal["full", "short"] = "full"
+    """`full`: the whole game. `short`: one turn with five words, which a tiny model can learn; see `BOARD_FORMS`."""
     opponent_skill: float = Field(default=0.6, ge=0, le=1)
     """Share of the scripted opponents' moves that are good."""
-    first_words: int = Field(default=9, ge=1, le=100)
-    """Number of words of the team that begins."""
-    second_words: int = Field(default=8, ge=0, le=100)
-    """Number of words of the other team."""
-    neutral_words: int = Field(default=7, ge=0, le=100)
-    """Number of words that belong to nobody."""
-    assassin_words: int = Field(default=1, ge=0, le=10)
-    """Number of words that lose the game for the team that names one."""
-    begins: Literal["policy", "opponent", "random"] = "random"
-    """The team that begins."""
-    max_turns: int = Field(default=12, ge=1, le=100)
-    """Turns of the policy's team, after which the game ends without a winner."""
-    layout: Literal["mixed", "themed"] = "mixed"
-    """Boards of any words, or boards on which the policy's words share a theme that no other word has."""
-    themes: str = "all"
-    """Themes of the words, with commas between them: `themes=fruit,castle,space`."""
-    words_per_theme: int = Field(default=10, ge=1, le=10)
-    """Number of words of each theme, the most typical first."""
-    clues: Literal["any", "themes"] = "any"
-    """Legal clues: any word of letters, or only the names of the `themes`."""
     max_tokens: int = Field(default=64, ge=4, le=100_000)
     """Largest number of tokens of an answer. Give a model room here that thinks before it answers."""
 
@@ -60,6 +38,32 @@ Outcome = Literal["win", "loss", "assassin", "turn_limit"]
 """How a game ends for the policy's team. `assassin` is a loss by the team's own guess."""
 
 KINDS: tuple[Kind, ...] = ("ours", "theirs", "neutral", "assassin")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoardForm:
+    """How the boards of a form of the game are drawn."""
+
+    first_words: int
+    """Number of words of the team that begins; then of the other team, of nobody, and of the assassin."""
+    second_words: int
+    neutral_words: int
+    assassin_words: int = 1
+    max_turns: int
+    """Turns of the policy's team, after which the game ends without a winner."""
+    themes: tuple[str, ...] = ()
+    """If there are any, only words of these are used, their names are the only legal clues, the policy begins, and its
+    words share a theme that no other word has."""
+    words_per_theme: int = 10
+    """Number of words of each theme, the most typical first."""
+
+
+BOARD_FORMS: Mapping[str, BoardForm] = {
+    "full": BoardForm(first_words=9, second_words=8, neutral_words=7, max_turns=12),
+    "short": BoardForm(
+        first_words=2, second_words=1, neutral_words=1, max_turns=1, words_per_theme=4,
+        themes=("sea", "farm", "body", "tools", "music", "road"),
+    ),
+}  # fmt: skip
+
 PASS = "pass"
 _OTHER: Mapping[Kind, Kind] = {"ours": "theirs", "theirs": "ours", "neutral": "neutral", "assassin": "assassin"}
 _CLUE = re.compile(r"(\S+?)[\s,:]+(\d{1,3})\.?", re.DOTALL)
@@ -175,7 +179,7 @@ class CodenamesGame:
             self.outcome = "assassin" if turn.team == "us" else "win"
         elif not self.words_of("us", "ours"):
             self.outcome = "win"
-        elif self.board.count("theirs") and not self.words_of("us", "theirs"):
+        elif not self.words_of("us", "theirs"):
             self.outcome = "loss"
         is_own = kind == ("ours" if turn.team == "us" else "theirs")
         return self.outcome is None and is_own and turn.guesses_left > 0

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
-from art.errors import ConfigError
+from art_tasks.codenames.game import BOARD_FORMS, BoardForm
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,23 +67,14 @@ class Lexicon:
 
 
 @cache
-def load_lexicon(themes: str = "all", words_per_theme: int = 10, clues: str = "any") -> Lexicon:
-    """Make the words, clues and vectors that `CodenamesOptions` describes.
-
-    Raises:
-        ConfigError: a theme is unknown, or there are fewer than two clues.
-    """
+def load_lexicon(form: BoardForm = BOARD_FORMS["full"]) -> Lexicon:
+    """Make the words, clues and vectors of a form of the game."""
     every = {clue_words[0]: tuple(words) for _, clue_words, words in read_themes()}
-    names = list(every) if themes == "all" else [name.strip() for name in themes.split(",")]
-    if unknown := [name for name in names if name not in every]:
-        raise ConfigError(f"there is no theme {unknown[0]!r}; the themes are {', '.join(every)}")
-    chosen = {name: every[name][:words_per_theme] for name in names}
+    chosen = {name: every[name][: form.words_per_theme] for name in form.themes or every}
     words = tuple(dict.fromkeys(word for theme in chosen.values() for word in theme))
-    allowed = None if clues == "any" else frozenset(chosen)
+    allowed = frozenset(form.themes) or None
     vectors = _own_vectors()
-    usable = tuple(word for word in (vectors if allowed is None else sorted(allowed)) if word.isalpha())
-    if len(usable) < 2:
-        raise ConfigError("with clues=themes, the scripted players need two themes or more")
+    usable = tuple(word for word in (sorted(allowed) if allowed else vectors) if word.isalpha())
     return Lexicon(words, usable, chosen, vectors, allowed)
 
 

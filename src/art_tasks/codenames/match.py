@@ -56,12 +56,11 @@ The number says how many words of the board the clue fits. In a turn you may nam
 {_GOAL}
 Answer with one word of the board and nothing else. After the first word of a turn, "pass" ends the turn.""",
 }
-_MAX_LISTED = 100
 
 
 def system_text(role: Role, allowed_clues: frozenset[str] | None) -> str:
-    """The instructions for a role, with the allowed clues if there are few."""
-    if role == "guesser" or allowed_clues is None or len(allowed_clues) > _MAX_LISTED:
+    """The instructions for a role, with the allowed clues if not any word is one."""
+    if role == "guesser" or allowed_clues is None:
         return _SYSTEM[role]
     return "\n".join([_SYSTEM[role], "The clue has to be one of these words:", *sorted(allowed_clues)])
 
@@ -211,17 +210,16 @@ class SeatAnswer:
     cut: str | None = None
 
 
-Seat = Callable[[Trajectory], Awaitable[SeatAnswer]]
+Seat = Callable[[Role, Trajectory], Awaitable[SeatAnswer]]
 """Answers the last message of a role's conversation, and appends the answer to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedMatch:
-    """A finished game, with what each role was told and answered."""
+    """A finished game."""
 
     game: CodenamesGame
     fault: Fault | None
-    conversations: Mapping[Role, Trajectory]
 
     def reward_parts(self) -> dict[str, float]:
         """The parts of the reward, whose sum is the reward."""
@@ -261,13 +259,13 @@ class PlayedMatch:
 
 
 async def play_match(
-    game: CodenamesGame, opponent: ScriptedPlayer, seats: Mapping[Role, Seat], conversations: Mapping[Role, Trajectory]
+    game: CodenamesGame, opponent: ScriptedPlayer, seat: Seat, conversations: Mapping[Role, Trajectory]
 ) -> PlayedMatch:
-    """Play a game to its end with these seats. Then the roles that took part are told how it ended."""
+    """Play a game to its end with `seat` in both roles. Then the roles that took part are told how it ended."""
 
     async def ask(role: Role, message: str) -> SeatAnswer:
         conversations[role].messages_and_choices.append({"role": "user", "content": message})
-        return await seats[role](conversations[role])
+        return await seat(role, conversations[role])
 
     async def play_our_turn() -> Fault | None:
         answer = await ask("spymaster", key_text(game))
@@ -290,10 +288,10 @@ async def play_match(
     while game.outcome is None and fault is None:
         if is_our_turn:
             fault = await play_our_turn()
-        elif game.board.count("theirs"):
+        else:
             play_turn(game, "them", opponent)
         is_our_turn = not is_our_turn
-    match = PlayedMatch(game=game, fault=fault, conversations=conversations)
+    match = PlayedMatch(game=game, fault=fault)
     for conversation in conversations.values():
         if len(conversation.messages_and_choices) > 1:
             conversation.messages_and_choices.append({"role": "user", "content": match.why()})
@@ -303,12 +301,12 @@ async def play_match(
 def model_seat(model: Any, *, seed: int, step: int | None, max_tokens: int) -> Seat:
     """Let a model answer. Each request of a game has a seed of its own, made from `seed`."""
 
-    async def answer(conversation: Trajectory) -> SeatAnswer:
+    async def answer(role: Role, conversation: Trajectory) -> SeatAnswer:
         num_messages = len(conversation.messages_and_choices)
         try:
             choice = await sample_answer(
                 model, conversation, step=step, temperature=1.0, max_completion_tokens=max_tokens,
-                seed=derive_seed(seed, num_messages),
+                seed=derive_seed(seed, role, num_messages),
             )  # fmt: skip
         except Exception as error:
             if getattr(error, "code", None) == ContextLengthError.code and num_messages > 2:
@@ -323,7 +321,7 @@ def model_seat(model: Any, *, seed: int, step: int | None, max_tokens: int) -> S
 def scripted_seat(player: Player) -> Seat:
     """Let a scripted player answer, as plain messages that are never trained."""
 
-    async def answer(conversation: Trajectory) -> SeatAnswer:
+    async def answer(role: Role, conversation: Trajectory) -> SeatAnswer:
         message: Any = player(conversation.messages(), None)
         conversation.messages_and_choices.append(message)
         return SeatAnswer(message["content"])
