@@ -148,9 +148,9 @@ await BACKEND.close()
 # ## Your own agent, and a real model
 #
 # - **Long games.** Put what the next move depends on into the last message, and earlier turns into
-#   `trajectory.additional_histories`. `OPTIONS = {"history": "all"}` keeps one long conversation instead.
+#   `trajectory.additional_histories`.
 # - **In one command.** `art train game_2048 --evaluate 400`.
 # - **Model.** On a machine with a GPU set `BASE_MODEL = "Qwen/Qwen2.5-7B-Instruct"`: the full game is played to 2048
-#   on 4 x 4 cells, with moves as XML or, by `OPTIONS = {"moves": "tool"}`, as tool calls. A lower goal makes shorter
+#   on 4 x 4 cells, with moves as XML. A lower goal makes shorter
 #   games: `OPTIONS = {"goal": 128}`. `art doctor MODEL --task game_2048` says before the training whether the model
 #   fits and how long a step takes.

@@ -73,11 +73,15 @@ def legal_moves(cells: Cells) -> list[str]:
     return [move for move in MOVES if slide(cells, move).cells != cells]
 
 
-def add_tile(cells: Cells, rng: random.Random, chance_of_4: float) -> Cells:
-    """Put a 2, or a 4 with probability `chance_of_4`, on a free cell."""
+CHANCE_OF_4 = 0.1
+"""Probability that a new tile is a 4, not a 2."""
+
+
+def add_tile(cells: Cells, rng: random.Random) -> Cells:
+    """Put a 2, or a 4 with probability `CHANCE_OF_4`, on a free cell."""
     free = [i for i, exponent in enumerate(cells) if not exponent]
     chosen = free[int(rng.random() * len(free))]
-    tile = 2 if rng.random() < chance_of_4 else 1
+    tile = 2 if rng.random() < CHANCE_OF_4 else 1
     return (*cells[:chosen], tile, *cells[chosen + 1 :])
 
 
@@ -116,7 +120,7 @@ _POINTS = 0.02
 """Value of a point that a merge wins, beside the value of the board."""
 
 
-def best_move(cells: Cells, *, depth: int, chance_of_4: float, pull: float = 0.0) -> str:
+def best_move(cells: Cells, *, depth: int, pull: float = 0.0) -> str:
     """Return the best legal move by expectimax.
 
     Args:
@@ -127,32 +131,31 @@ def best_move(cells: Cells, *, depth: int, chance_of_4: float, pull: float = 0.0
     Raises:
         ValueError: there is no legal move.
     """
-    values = _values_of(cells, depth, chance_of_4, pull)
+    values = _values_of(cells, depth, pull)
     if not values:
         raise ValueError(f"no move is legal on {cells}")
     return max(values, key=lambda move: values[move])
 
 
-def _values_of(cells: Cells, depth: int, chance_of_4: float, pull: float) -> dict[str, float]:
+def _values_of(cells: Cells, depth: int, pull: float) -> dict[str, float]:
     """The values of the legal moves."""
     values = {}
     for move in MOVES:
         slid, points = slide(cells, move)
         if slid != cells:
-            board = evaluate(slid, pull) if depth == 0 else _expect(slid, depth, chance_of_4, pull)
+            board = evaluate(slid, pull) if depth == 0 else _expect(slid, depth, pull)
             values[move] = board + _POINTS * points
     return values
 
 
-def _expect(slid: Cells, depth: int, chance_of_4: float, pull: float) -> float:
+def _expect(slid: Cells, depth: int, pull: float) -> float:
     """The mean value over all places and numbers of the next tile, if the best move follows each."""
     free = [i for i, exponent in enumerate(slid) if not exponent]
     total = 0.0
     for i in free:
-        for tile, chance in ((1, 1 - chance_of_4), (2, chance_of_4)):
-            if chance:
-                values = _values_of((*slid[:i], tile, *slid[i + 1 :]), depth - 1, chance_of_4, pull)
-                total += chance * max(values.values(), default=_LOST)
+        for tile, chance in ((1, 1 - CHANCE_OF_4), (2, CHANCE_OF_4)):
+            values = _values_of((*slid[:i], tile, *slid[i + 1 :]), depth - 1, pull)
+            total += chance * max(values.values(), default=_LOST)
     return total / len(free)
 
 
@@ -176,8 +179,10 @@ def _evaluate_line(line: Cells) -> float:
     return line.count(0) + 0.7 * sum(a == b for a, b in pairs) - 0.5 * steps - 0.5 * min(rises, falls)
 
 
-Moves = Literal["xml", "letter"]
-_LONGEST_ANSWER: dict[Moves, int] = {"xml": 256, "letter": 4}
+TileSigns = Literal["numbers", "letters"]
+_LONGEST_ANSWER: dict[TileSigns, int] = {"numbers": 256, "letters": 4}
+_MAX_IDLE_TURNS = 5
+"""Moves in a row that change nothing, after which the game ends."""
 
 
 class Game2048Options(TaskOptions):
@@ -187,34 +192,23 @@ class Game2048Options(TaskOptions):
     """Cells on each side of the board."""
     goal: int = Field(default=2048, ge=8, le=131072)
     """Tile to reach, a power of 2. The game is won, and ends, with it."""
-    chance_of_4: float = Field(default=0.1, ge=0, le=1)
-    """Probability that a new tile is a 4, not a 2."""
-    moves: Moves = "xml"
-    """How the agent names a move: `<move>left</move>`, possibly after other text; or the bare word `left` or its letter
-    `l`."""
-    board: Literal["numbers", "letters"] = "numbers"
-    """How the board is shown: numbers in columns; or one sign for each cell, `A` for 2, `B` for 4, and so on."""
-    max_turns: int | None = Field(default=None, ge=1)
-    """Turns of a game. By default the number of the goal: 2048 turns for the tile 2048, twice what a game needs."""
-    max_idle_turns: int = Field(default=5, ge=1)
-    """Moves in a row that change nothing, after which the game ends."""
+    signs: TileSigns = "numbers"
+    """`numbers`: the board has numbers in columns, and a move is `<move>left</move>`, possibly after other text.
+    `letters`: the board has one sign for each cell, `A` for 2, `B` for 4 and so on, and a move is the bare letter `l` or
+    word `left`."""
     max_completion_tokens: int | None = Field(default=None, ge=1)
     """Longest answer in tokens. By default 4 for a letter, and 256 for XML. A model that thinks before it answers needs
     more."""
 
     @property
-    def turn_limit(self) -> int:
-        return self.goal if self.max_turns is None else self.max_turns
-
-    @property
     def answer_limit(self) -> int:
-        return self.max_completion_tokens or _LONGEST_ANSWER[self.moves]
+        return self.max_completion_tokens or _LONGEST_ANSWER[self.signs]
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:
         if self.goal & (self.goal - 1):
             raise ValueError(f"goal must be a power of 2 such as 64 or 2048, got {self.goal}")
-        highest = 1 << (self.size**2 + (self.chance_of_4 > 0))  # by a chain of merges over all cells
+        highest = 1 << (self.size**2 + 1)  # by a chain of merges over all cells
         if self.goal > highest:
             raise ValueError(
                 f"goal {self.goal} does not fit on a board of {self.size} x {self.size}: its highest possible tile is "
@@ -253,7 +247,7 @@ class TileGame:
     def __post_init__(self) -> None:
         rng = random.Random(derive_seed(self.seed, "first"))
         for _ in range(2):
-            self.cells = add_tile(self.cells or (0,) * self.options.size**2, rng, self.options.chance_of_4)
+            self.cells = add_tile(self.cells or (0,) * self.options.size**2, rng)
 
     @property
     def highest_tile(self) -> int:
@@ -265,8 +259,7 @@ class TileGame:
         moved = slid != self.cells
         if moved:
             self.num_moves, self.idle_in_a_row, self.points = self.num_moves + 1, 0, self.points + points
-            rng = random.Random(derive_seed(self.seed, self.num_moves))
-            self.cells = add_tile(slid, rng, self.options.chance_of_4)
+            self.cells = add_tile(slid, random.Random(derive_seed(self.seed, self.num_moves)))
         else:
             self.num_idle, self.idle_in_a_row = self.num_idle + 1, self.idle_in_a_row + 1
         reached = f"the highest tile was {self.highest_tile}"
@@ -274,10 +267,10 @@ class TileGame:
             self.end("goal", f"reached {self.highest_tile} in {self.num_moves} moves")
         elif not legal_moves(self.cells):
             self.end("no_legal_move", f"no move was possible after {self.num_moves} moves; {reached}")
-        elif self.idle_in_a_row >= self.options.max_idle_turns:
+        elif self.idle_in_a_row >= _MAX_IDLE_TURNS:
             self.end("idle", f"{self.idle_in_a_row} moves in a row changed nothing; {reached}")
-        elif self.num_moves + self.num_idle >= self.options.turn_limit:
-            self.end("out_of_turns", f"the game stopped after {self.options.turn_limit} turns; {reached}")
+        elif self.num_moves + self.num_idle >= self.options.goal:  # twice what a game needs
+            self.end("out_of_turns", f"the game stopped after {self.options.goal} turns; {reached}")
         return moved
 
     def end(self, ending: str, why: str) -> None:
@@ -314,9 +307,9 @@ def reward_parts(highest_tile: int, points: int, goal: int) -> dict[str, float]:
 FREE = "."
 _SHORT = {move[0]: move for move in MOVES}
 _TAG = re.compile(r"<move>\s*(\w+)\s*</move>")
-_ASKS: dict[Moves, str] = {
-    "xml": "Answer with one move: <move>left</move>, <move>right</move>, <move>up</move> or <move>down</move>.",
-    "letter": "Answer with one letter: l for left, r for right, u for up or d for down.",
+_ASKS: dict[TileSigns, str] = {
+    "numbers": "Answer with one move: <move>left</move>, <move>right</move>, <move>up</move> or <move>down</move>.",
+    "letters": "Answer with one letter: l for left, r for right, u for up or d for down.",
 }
 
 
@@ -329,17 +322,17 @@ def system_prompt(options: Game2048Options) -> str:
         "After a move that changed the board a new tile, 2 or 4, comes to a free cell.",
         f"Reach the tile {goal}. The game is lost when no move can change the board.",
     ]
-    if options.board == "letters":
+    if options.signs == "letters":
         letters = ", ".join(f"{_letter(i)} is {2**i}" for i in range(1, goal.bit_length()))
         lines.append(f"A dot is a free cell, and tiles are letters: {letters}.")
     else:
         lines.append("A dot is a free cell.")
-    return "\n".join([*lines, _ASKS[options.moves]])
+    return "\n".join([*lines, _ASKS[options.signs]])
 
 
 def show(cells: Cells, options: Game2048Options) -> str:
     """Write a board. Example of numbers: `   2    .`; of letters: `A.`."""
-    if options.board == "letters":
+    if options.signs == "letters":
         signs = [_letter(exponent) for exponent in cells]
         separator = ""
     else:
@@ -353,7 +346,7 @@ def show(cells: Cells, options: Game2048Options) -> str:
 def read_board(text: str, options: Game2048Options) -> Cells:
     """Read the board in a message that `show_turn` wrote."""
     lines = text.splitlines()[-options.size :]
-    if options.board == "letters":
+    if options.signs == "letters":
         return tuple(0 if sign == FREE else ord(sign) - ord("A") + 1 for line in lines for sign in line)
     return tuple(0 if sign == FREE else int(math.log2(int(sign))) for line in lines for sign in line.split())
 
@@ -368,13 +361,13 @@ def show_turn(cells: Cells, idle_move: str | None, options: Game2048Options) -> 
     return board if idle_move is None else f"Nothing moved {idle_move}.\n{board}"
 
 
-def read_move(message: Any, moves: Moves) -> str | None:
+def read_move(message: Any, signs: TileSigns) -> str | None:
     """The move in an assistant's message; `None` unless it names exactly one, in the way that was asked for.
 
-    Example: with `letter`, "u" and "up" are `up`, and "u!", "go up" and "" give `None`.
+    Example: with `letters`, "u" and "up" are `up`, and "u!", "go up" and "" give `None`.
     """
     text = str(message.content or "").strip().lower()
-    if moves == "letter":
+    if signs == "letters":
         word = _SHORT.get(text, text)
     else:
         named = _TAG.findall(text)
@@ -382,9 +375,9 @@ def read_move(message: Any, moves: Moves) -> str | None:
     return word if word in MOVES else None
 
 
-def say_move(move: str, moves: Moves) -> dict[str, Any]:
+def say_move(move: str, signs: TileSigns) -> dict[str, Any]:
     """The assistant's message with a move. Example: `{"role": "assistant", "content": "u"}`."""
-    return {"role": "assistant", "content": move[0] if moves == "letter" else f"<move>{move}</move>"}
+    return {"role": "assistant", "content": move[0] if signs == "letters" else f"<move>{move}</move>"}
 
 
 _SPLITS: Mapping[int, Split] = {8: "val", 9: "test"}  # by the last digit of a game's seed; the others are for training
@@ -409,7 +402,7 @@ class Game2048(Task):
     headline_metric: ClassVar[str] = "goal"
     options_class: ClassVar[type[Game2048Options]] = Game2048Options
     options: Game2048Options
-    tiny_options: ClassVar[Mapping[str, Any]] = {"size": 2, "goal": 16, "moves": "letter", "board": "letters"}
+    tiny_options: ClassVar[Mapping[str, Any]] = {"size": 2, "goal": 16, "signs": "letters"}
     rubric: ClassVar[str | None] = (
         "A good game of 2048 keeps to the rules in every turn, wastes no turn on a move that changes nothing, and "
         "reaches a high tile. Each doubling of the highest tile is worth as much as the one before it, and reaching "
@@ -449,7 +442,7 @@ class Game2048(Task):
                 game.end("context_full", "the conversation filled the model's context")
                 break
             message = trajectory.messages_and_choices[-1].message  # type: ignore[union-attr]
-            move = None if calls == "cut_short" else read_move(message, options.moves)
+            move = None if calls == "cut_short" else read_move(message, options.signs)
             if move is None:
                 what = "was cut short before a move" if calls == "cut_short" else "is no move"
                 game.end("invalid_move", f"the answer {str(message.content or '')[:60]!r} {what}")
@@ -479,8 +472,8 @@ class Game2048(Task):
 
         def answer(messages: Any, tools: Any) -> dict[str, Any]:
             cells = read_board(str(messages[-1]["content"]), self.options)
-            move = best_move(cells, depth=_PLAYER_DEPTH, chance_of_4=self.options.chance_of_4)
-            return say_move(move, self.options.moves)
+            move = best_move(cells, depth=_PLAYER_DEPTH)
+            return say_move(move, self.options.signs)
 
         return answer
 
@@ -489,13 +482,13 @@ class Game2048(Task):
         game = TileGame(options=self.options, seed=self._draw_game("train", rng))
         turns: list[tuple[str, str]] = []
         while game.ending is None:
-            good = best_move(game.cells, depth=0, chance_of_4=self.options.chance_of_4, pull=_PULL)
+            good = best_move(game.cells, depth=0, pull=_PULL)
             move = good if rng.random() < skill else rng.choice(legal_moves(game.cells))
             turns.append((show_turn(game.cells, None, self.options), move))
             game.play(move)
         messages: list[Any] = [{"role": "system", "content": system_prompt(self.options)}]
         for shown, move in rng.sample(turns, min(len(turns), _SHOWN_TURNS)):
-            messages += [_user(shown), say_move(move, self.options.moves)]
+            messages += [_user(shown), say_move(move, self.options.signs)]
         return Conversation(messages=messages)
 
     def render_trajectory(self, trajectory: Trajectory) -> str:

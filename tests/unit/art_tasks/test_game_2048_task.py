@@ -24,9 +24,9 @@ async def played(task: Game2048, *, index: int = 1, answers: Any = None) -> Traj
     return await ScriptedModel(task).play(scenario)
 
 
-@pytest.mark.parametrize(("moves", "board"), [("xml", "numbers"), ("letter", "letters")])
-async def test_the_player_wins_in_every_form(moves: str, board: str) -> None:
-    task = Game2048(size=2, goal=16, moves=moves, board=board)
+@pytest.mark.parametrize("signs", ["numbers", "letters"])
+async def test_the_player_wins_in_every_form(signs: str) -> None:
+    task = Game2048(size=2, goal=16, signs=signs)
     game = await played(task)
     assert game.metrics["goal"] == 1, game.metadata["why"]
     assert game.reward > 0.95
@@ -53,12 +53,12 @@ async def test_the_player_wins_most_games() -> None:
 @pytest.mark.parametrize(
     ("options", "answer"),
     [
-        ({"moves": "xml"}, {"content": "left"}),
-        ({"moves": "xml"}, {"content": "<move>left</move> or <move>up</move>"}),
-        ({"moves": "xml"}, {"content": "<move>sideways</move>"}),
-        ({"moves": "letter"}, {"content": "x"}),
-        ({"moves": "letter"}, {"content": ""}),
-        ({"moves": "letter"}, {"content": "Game over: reached 16; points: 999, highest tile: 16."}),
+        ({"signs": "numbers"}, {"content": "left"}),
+        ({"signs": "numbers"}, {"content": "<move>left</move> or <move>up</move>"}),
+        ({"signs": "numbers"}, {"content": "<move>sideways</move>"}),
+        ({"signs": "letters"}, {"content": "x"}),
+        ({"signs": "letters"}, {"content": ""}),
+        ({"signs": "letters"}, {"content": "Game over: reached 16; points: 999, highest tile: 16."}),
     ],
 )  # fmt: skip
 async def test_an_answer_that_is_no_move_ends_the_game_below_all_others(
@@ -72,25 +72,25 @@ async def test_an_answer_that_is_no_move_ends_the_game_below_all_others(
 
 
 @pytest.mark.parametrize(
-    ("moves", "answer"),
-    [("xml", "Two 4s could meet.\n<move> Left </move>"), ("letter", " L\n"), ("letter", "left")],
+    ("signs", "answer"),
+    [("numbers", "Two 4s could meet.\n<move> Left </move>"), ("letters", " L\n"), ("letters", "left")],
 )
-async def test_moves_that_are_understood(moves: str, answer: str) -> None:
-    game = await played(Game2048(**SMALL, moves=moves, max_idle_turns=3), answers=[{"content": answer}] * 40)
+async def test_moves_that_are_understood(signs: str, answer: str) -> None:
+    game = await played(Game2048(**SMALL, signs=signs), answers=[{"content": answer}] * 40)
     assert game.metrics["invalid_move"] == 0
     assert game.metrics["idle"] == 1, "only left ends with moves that change nothing"
-    assert game.metrics["num_idle_moves"] >= 3
-    assert "3 moves in a row changed nothing" in str(game.metadata["why"])
+    assert game.metrics["num_idle_moves"] >= 5
+    assert "5 moves in a row changed nothing" in str(game.metadata["why"])
 
 
 async def test_the_agent_reads_that_its_move_changed_nothing() -> None:
-    game = await played(Game2048(**SMALL, moves="letter"), answers=[{"content": "l"}] * 40)
+    game = await played(Game2048(**SMALL, signs="letters"), answers=[{"content": "l"}] * 40)
     histories = (*game.additional_histories, game)
     assert "Nothing moved left." in "\n".join(str(m["content"]) for h in histories for m in h.messages())
 
 
 async def test_games_are_shown_with_their_moves_and_end() -> None:
-    task = Game2048(**SMALL, moves="letter", board="letters")
+    task = Game2048(**SMALL, signs="letters")
     shown = task.render_trajectory(await played(task)).split("\n\n")
     assert shown[1] in "lrud"
     assert "reached 16" in shown[-1]
