@@ -6,7 +6,7 @@ Of the index: where it lies, its tables, its connections, and the language of se
                     `-1:n- sums (of rewards and metrics, for intervals)
 
 A file is `trajectories/<split>/<step>.jsonl`, or the plan records of a step whose rollouts nobody logged. The index can
-be deleted at any time. One that is damaged, or of an older form, is deleted and made again.
+be deleted while nobody shows the page. One that is damaged when it is opened, or of an older form, is made again.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _ABSENT = ("no such table", "no such column")
 FORMAT = 2
 """Number of the tables' form. An index of another form is made again."""
 BUSY_TIMEOUT_S = 10.0
+_RESTART = "restart what shows the page, `art view` or the server"
 SORTED = ("reward", "advantage", "num_tokens", "num_turns", "started_at", "duration_s", "judge_score")
 """Columns by which the table of rollouts can be sorted. Each has an index."""
 FILTERED = ("outcome", "stop", "dropped", "scenario")
@@ -112,8 +113,6 @@ class IndexStore:
         Args:
             path: the file. Where it cannot be written, a file in the user's cache folder takes its place.
         """
-        self.generation = 0
-        """A number that changes when the file was deleted or made again: what is remembered of it no longer holds."""
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         self._idle: list[sqlite3.Connection] = []
@@ -149,13 +148,12 @@ class IndexStore:
         """Lend a connection for one query or transaction.
 
         Raises:
-            StorageError: the index cannot be read or written. A damaged one was deleted; the next call makes it again.
+            StorageError: the index cannot be read or written, or somebody has deleted or replaced it.
         """
-        with self._lock:  # connections that are kept are of no use once somebody has deleted or replaced the file
-            if inode_of(self.path) != self._inode:
-                self._begin_again()
+        if inode_of(self.path) != self._inode:
+            raise StorageError(f"the index of rollouts {self.path} was deleted or replaced; {_RESTART}")
+        with self._lock:
             connection = self._idle.pop() if self._idle else None
-        generation = self.generation
         try:
             connection = connection or _open(self.path)
             yield connection
@@ -164,24 +162,10 @@ class IndexStore:
                 connection.close()
             if not isinstance(error, sqlite3.Error):
                 raise
-            with self._lock:
-                if _is_damage(error) and generation == self.generation:
-                    logger.warning("the index %s is damaged (%s) and is made again", self.path, error)
-                    self._begin_again()
-                    _delete(self.path)
-            raise StorageError(f"the index of rollouts {self.path} cannot be used: {error}") from error
+            advice = f"; delete it, and {_RESTART}" if _is_damage(error) else ""
+            raise StorageError(f"the index of rollouts {self.path} cannot be used: {error}{advice}") from error
         with self._lock:
-            if generation == self.generation:
-                self._inode = self._inode or inode_of(self.path)
-                self._idle.append(connection)
-                return
-        connection.close()
-
-    def _begin_again(self) -> None:
-        self.generation += 1
-        self._inode = 0
-        while self._idle:
-            self._idle.pop().close()
+            self._idle.append(connection)
 
     def _choose(self, first: Path) -> Path:
         problem: Exception | None = None

@@ -146,7 +146,6 @@ class _Run:
     paths: ModelPaths
     number: int
     """Number of the run in the index."""
-    generation: int
     lock: threading.RLock = field(default_factory=threading.RLock)
     """Held for a moment, while what is below changes."""
     writing: threading.Lock = field(default_factory=threading.Lock)
@@ -336,13 +335,12 @@ class Indexer:
     def _run(self, project: str, name: str) -> _Run:
         with self._lock:
             run = self._runs.get((project, name))
-            if run is None or run.generation != self.store.generation:
+            if run is None:
                 run = self._runs[project, name] = self._load(project, name)
             run.asked_at = time.monotonic()
             return run
 
     def _load(self, project: str, name: str) -> _Run:
-        generation = self.store.generation
         find = "SELECT id FROM runs WHERE project = ? AND name = ?"
         rows = self.store.read(find, (project, name))
         if not rows:
@@ -354,7 +352,7 @@ class Indexer:
         sql = "SELECT split, step, size, changed_ns, plan_ns FROM files WHERE run = ?"
         files = self.store.read(sql, (rows[0][0],))
         indexed = {(split, step): FileState(*state) for split, step, *state in files}
-        return _Run(self.store, self._database, paths, rows[0][0], generation, indexed=indexed)
+        return _Run(self.store, self._database, paths, rows[0][0], indexed=indexed)
 
     def _update(self, run: _Run, place: Place, state: FileState) -> None:
         """Index a file. One that cannot be read is tried again when it has changed."""

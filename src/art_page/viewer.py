@@ -27,7 +27,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from art.config import ModelSettings
-from art.errors import InvalidRequestError, NotFoundError, StorageError
+from art.errors import InvalidRequestError, NotFoundError
 from art.metrics.catalogue import meaning_of
 from art.metrics.scores import t_quantile
 from art.protocol.live import Activity
@@ -428,22 +428,10 @@ class Viewer:
         *,
         wait_s: float = 0.0,
     ) -> T:
-        """Bring the index of a run up to date, and answer from it. An index that breaks meanwhile is made again."""
+        """Bring the index of a run up to date, and answer from it."""
         run = self.run_files(project, name)
-
-        def ask() -> T:
-            run.number, indexing = self.indexer.ensure(project, name, places=places, wait_s=wait_s)
-            return answer(run, indexing)
-
-        generation = self.store.generation
-        try:
-            result = ask()
-            if self.store.generation == generation:
-                return result
-        except StorageError:
-            if self.store.generation == generation:
-                raise
-        return ask()
+        run.number, indexing = self.indexer.ensure(project, name, places=places, wait_s=wait_s)
+        return answer(run, indexing)
 
     def _summary(self, project: str, name: str) -> run_answers.RunSummary:
         """Describe a run in one line, with what happens at this moment."""

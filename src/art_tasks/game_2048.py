@@ -194,8 +194,8 @@ class Game2048Options(TaskOptions):
     """Tile to reach, a power of 2. The game is won, and ends, with it."""
     signs: TileSigns = "numbers"
     """`numbers`: the board has numbers in columns, and a move is `<move>left</move>`, possibly after other text.
-    `letters`: the board has one sign for each cell, `A` for 2, `B` for 4 and so on, and a move is the bare letter `l` or
-    word `left`."""
+    `letters`: the board has one sign for each cell, `A` for 2, `B` for 4 and so on, and a move is the bare letter `l`
+    or word `left`."""
     max_completion_tokens: int | None = Field(default=None, ge=1)
     """Longest answer in tokens. By default 4 for a letter, and 256 for XML. A model that thinks before it answers needs
     more."""

@@ -46,7 +46,8 @@ _COMPANY_LAST = (
     "Optics", "Paper", "Power", "Print", "Robotics", "Software", "Steel", "Supplies", "Textiles",
 )  # fmt: skip
 COMPANIES = tuple(f"{first} {last}" for first in _COMPANY_FIRST for last in _COMPANY_LAST)
-MAX_PEOPLE = len(FIRST_NAMES) * len(LAST_NAMES) // 4
+NUM_PEOPLE = 40
+"""Number of people of a mailbox."""
 OUTSIDE_SHARE = 0.3
 """Share of the people who work elsewhere."""
 
@@ -74,13 +75,13 @@ class Person:
         return self.domain == DOMAIN
 
 
-def draw_people(rng: random.Random, count: int) -> list[Person]:
+def draw_people(rng: random.Random) -> list[Person]:
     """Draw people with different names. The first is the owner of the mailbox, a colleague of the next ones."""
-    names = rng.sample([(first, last) for first in FIRST_NAMES for last in LAST_NAMES], count)
-    num_outside = round(count * OUTSIDE_SHARE)
+    names = rng.sample([(first, last) for first in FIRST_NAMES for last in LAST_NAMES], NUM_PEOPLE)
+    num_outside = round(NUM_PEOPLE * OUTSIDE_SHARE)
     people = []
     for i, (first, last) in enumerate(names):
-        if i >= count - num_outside:
+        if i >= NUM_PEOPLE - num_outside:
             company = rng.choice(COMPANIES)
             people.append(
                 Person(first, last, "Account Manager", company, company.replace(" ", "").lower() + ".example")

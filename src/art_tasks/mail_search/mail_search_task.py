@@ -51,7 +51,6 @@ from art.task import (
     take_turn,
 )
 from art.trajectory import Trajectory
-from art_tasks.mail_search.facts import MAX_PEOPLE
 from art_tasks.mail_search.mailbox import TOOLS, Desk, Hit, Search
 from art_tasks.mail_search.questions import NO_IDEA, Level, MailQuestion, is_right, numbers_in, plain, says_no_idea
 from art_tasks.mail_search.world import World, generate, generate_short
@@ -78,10 +77,6 @@ class MailSearchOptions(TaskOptions):
     """Number of assistant messages of a rollout."""
     size: int = Field(1_000, ge=100, le=50_000)
     """Number of emails of a generated mailbox."""
-    people: int = Field(40, ge=20, le=MAX_PEOPLE)
-    """Number of people of a generated mailbox."""
-    mailboxes: int = Field(16, ge=1, le=1_000)
-    """Number of generated mailboxes in each split. Each has a question for about four emails."""
     level: Literal["all"] | Level = "all"
     """Difficulty of the questions about a generated mailbox. `easy`: one email states the answer in the question's
     words. `medium`: it was changed in a reply, is in an attachment, or is asked for in other words. `hard`: several
@@ -90,7 +85,7 @@ class MailSearchOptions(TaskOptions):
     @model_validator(mode="after")
     def _fits_the_mailbox(self) -> MailSearchOptions:
         fields = type(self).model_fields
-        names = ("size", "people", "mailboxes", "level")
+        names = ("size", "level")
         unused = [name for name in names if self.mailbox == "short" and getattr(self, name) != fields[name].default]
         if unused:
             raise ValueError(f"{', '.join(unused)} has no effect with mailbox={self.mailbox}; leave it out")
@@ -328,8 +323,8 @@ def _supports(text: str, question: str, answer: str) -> bool:
     return stated and bool(answer.strip()) and 2 * len(shared) >= len(words) + (len(words) <= 2)
 
 
-SHORT_MAILBOXES = 256
-"""Number of short mailboxes in each split. Each has twelve questions."""
+MAILBOXES, SHORT_MAILBOXES = 16, 256
+"""Number of mailboxes in each split. A generated one has a question for about four emails, a short one has twelve."""
 _SHORT_SYSTEM = f"Answer from the mailbox. If it is not there: {NO_IDEA}"
 _SHORT_SYSTEM_OF_PROMPTS = (
     f"Today is {{today:%A}}, {{today}}. {_SHORT_SYSTEM}. Name emails by their subject or their id."
@@ -370,7 +365,7 @@ class MailSearch(Task):
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
         """Draw questions. Splits have different mailboxes."""
         rng = random.Random(derive_seed(self.name, split, seed))
-        num_mailboxes = SHORT_MAILBOXES if self.options.mailbox == "short" else self.options.mailboxes
+        num_mailboxes = SHORT_MAILBOXES if self.options.mailbox == "short" else MAILBOXES
         inputs: list[dict[str, Any]] = []
         empty: set[int] = set()
         while len(inputs) < count:
@@ -387,7 +382,7 @@ class MailSearch(Task):
     def _world(self, mailbox: int) -> World:
         if self.options.mailbox == "short":
             return generate_short(mailbox)
-        return generate(mailbox, self.options.size, self.options.people)
+        return generate(mailbox, self.options.size)
 
     def prompt_scenario(self, prompt: str) -> Scenario:
         """Ask a question of your own about the first test mailbox. The answer is known if it was generated with it."""

@@ -26,7 +26,7 @@ CREATE TABLE emails (
     id INTEGER PRIMARY KEY, message_id TEXT UNIQUE NOT NULL, thread_id TEXT NOT NULL, date TEXT NOT NULL,
     folder TEXT NOT NULL, is_read INTEGER NOT NULL, from_name TEXT NOT NULL, from_address TEXT NOT NULL,
     subject TEXT NOT NULL, body TEXT NOT NULL, attachments TEXT NOT NULL,
-    "to" TEXT NOT NULL, cc TEXT NOT NULL, bcc TEXT NOT NULL
+    "to" TEXT NOT NULL, cc TEXT NOT NULL
 );
 CREATE VIRTUAL TABLE emails_fts USING fts5(
     subject, body, attachments, content='emails', content_rowid='id', tokenize='porter unicode61'
@@ -56,7 +56,6 @@ class Email:
     from_name: str = ""
     to: tuple[str, ...] = ()
     cc: tuple[str, ...] = ()
-    bcc: tuple[str, ...] = ()
     thread_id: str = ""
     folder: str = "inbox"
     is_read: bool = True
@@ -120,7 +119,7 @@ class Mailbox:
         """Write emails to a new database in memory.
 
         Raises:
-            ConfigError: SQLite has no FTS5, or two emails have the same id.
+            ConfigError: SQLite has no FTS5.
         """
         database = sqlite3.connect(":memory:", check_same_thread=False)
         try:
@@ -129,14 +128,12 @@ class Mailbox:
                 row = (
                     email.message_id, email.thread_id, email.date, email.folder, email.is_read, email.from_name,
                     email.from_address, email.subject, email.body, email.attachments,
-                    *("\n".join(addresses) for addresses in (email.to, email.cc, email.bcc)),
+                    *("\n".join(addresses) for addresses in (email.to, email.cc)),
                 )  # fmt: skip
                 database.execute(f"INSERT INTO emails VALUES (NULL{', ?' * len(row)})", row)
             database.executescript(INDEXES)
         except sqlite3.OperationalError as error:
             raise ConfigError(f"task 'mail_search' needs SQLite with FTS5, and this one failed: {error}") from error
-        except sqlite3.IntegrityError as error:
-            raise ConfigError(f"two emails have the same `message_id`: {error}") from error
         return cls(database)
 
     def search(self, search: Search) -> list[Hit]:
@@ -167,12 +164,12 @@ class Mailbox:
         return [self._email(row) for row in rows]
 
     def _email(self, row: tuple[Any, ...]) -> Email:
-        _, message_id, thread_id, date, folder, is_read, from_name, from_address, subject, body, attachments = row[:-3]
-        to, cc, bcc = (tuple(addresses.splitlines()) for addresses in row[-3:])
+        _, message_id, thread_id, date, folder, is_read, from_name, from_address, subject, body, attachments = row[:-2]
+        to, cc = (tuple(addresses.splitlines()) for addresses in row[-2:])
         return Email(
             message_id=message_id, thread_id=thread_id, date=date, folder=folder, is_read=bool(is_read),
             from_name=from_name, from_address=from_address, subject=subject, body=body, attachments=attachments,
-            to=to, cc=cc, bcc=bcc,
+            to=to, cc=cc,
         )  # fmt: skip
 
 
@@ -181,7 +178,7 @@ def _conditions(search: Search) -> tuple[list[str], list[Any]]:
     is_unread = search.folder is not None and search.folder.lower() == UNREAD
     conditions = {
         "instr(lower(e.from_name || ' ' || e.from_address), lower(?)) > 0": search.from_addr,
-        'instr(e."to" || char(10) || e.cc || char(10) || e.bcc, lower(?)) > 0': search.to_addr,
+        'instr(e."to" || char(10) || e.cc, lower(?)) > 0': search.to_addr,
         "e.date >= ?": search.sent_after,
         "e.date < ?": search.sent_before,
         "e.is_read = ?": 0 if is_unread else None,

@@ -1,6 +1,6 @@
 """Generate a realistic mailbox with questions. The same arguments give the same mailbox in every process.
 
-world = generate(seed=7, size=1000, num_people=40)
+world = generate(seed=7, size=1000)
 world.mailbox        1,000 emails: threads with replies and quotes, folders, unread emails, attachments
 world.questions      about 250 questions, each with its answer and the ids of the emails that state it
 
@@ -421,10 +421,10 @@ class World:
 
 
 @lru_cache(maxsize=32)
-def generate(seed: int, size: int, num_people: int) -> World:
+def generate(seed: int, size: int) -> World:
     """Generate a mailbox of exactly `size` emails. Each question's emails are among them."""
     rng = random.Random(seed)
-    people = draw_people(rng, num_people)
+    people = draw_people(rng)
     pen = Pen(rng, people)
     threads: list[list[DraftEmail]] = []
     questions: list[tuple[MailQuestion, list[DraftEmail]]] = []

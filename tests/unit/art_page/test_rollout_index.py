@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from art.errors import StorageError
 from art.storage.layout import DataDir
 from art.trajectory import TrajectoryGroup
 from art_page.databases import IndexStore
@@ -95,28 +96,24 @@ def test_a_damaged_index_is_made_again(data_dir: DataDir, content: bytes) -> Non
     viewer.close()
 
 
-def test_an_index_damaged_while_it_is_open_is_made_again(data_dir: DataDir) -> None:
+def test_an_index_that_is_damaged_or_deleted_while_it_is_used_is_named(viewer: Viewer, data_dir: DataDir) -> None:
     for step in range(1, 30):
         log(data_dir, [TrajectoryGroup([rollout(1.0, "word " * 300)])], step=step)
-    viewer = Viewer(data_dir)
     assert page(viewer).total == 29
     viewer.close()
     size = data_dir.viewer_index.stat().st_size
     with data_dir.viewer_index.open("r+b") as file:
         file.seek(8192)
         file.write(os.urandom(size - 8192))
-    viewer = Viewer(data_dir)
-    assert page(viewer, text="word").total == 29
-    viewer.close()
-
-
-def test_an_index_that_somebody_deletes_is_made_again(viewer: Viewer, data_dir: DataDir) -> None:
-    log(data_dir, [TrajectoryGroup([rollout(1.0)])], step=1)
-    assert page(viewer).total == 1
-    for file in data_dir.root.glob(".viewer.db*"):
-        file.unlink()
-    assert page(viewer).total == 1
-    assert viewer.runs().runs[0].num_rollouts == 1
+    with pytest.raises(StorageError, match="delete it, and restart"):
+        page(Viewer(data_dir), text="word")
+    for path in data_dir.root.glob(".viewer.db*"):
+        path.unlink()
+    with pytest.raises(StorageError, match=r"\.viewer\.db was deleted or replaced"):
+        viewer.store.read("SELECT 1")
+    again = Viewer(data_dir)
+    assert page(again, text="word").total == 29
+    again.close()
 
 
 def test_an_index_of_an_older_form_is_made_again(data_dir: DataDir) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from art.errors import ConfigError
-from art.task import Scenario, draw_conversations, draw_scenarios, get_task
+from art.task import Scenario, draw_scenarios, get_task
 from art.testing.scripted_model import ScriptedModel
 from art.trajectory import Trajectory, is_policy_fault
 from art_tasks.codenames.codenames_task import Codenames

@@ -19,7 +19,7 @@ from art_tasks.mail_search.mailbox import TOOLS, Desk, Email, Mailbox, Search
 from art_tasks.mail_search.questions import MailQuestion
 from art_tasks.mail_search.world import TOPICS, generate, generate_short
 
-SMALL = {"size": 200, "people": 20, "mailboxes": 2}
+SMALL = {"size": 200}
 SHORT = {"mailbox": "short", "max_turns": 6}
 Act = Callable[[list[Any]], dict[str, Any]]
 
@@ -172,9 +172,9 @@ def test_the_same_arguments_give_the_same_scenarios_and_mailboxes() -> None:
     task = MailSearch(**SMALL)
     assert task.scenarios("test", seed=1, count=9) == task.scenarios("test", seed=1, count=9)
     assert task.scenarios("test", seed=1, count=9) != task.scenarios("test", seed=2, count=9)
-    first = generate(5, 200, 20).mailbox.all()
+    first = generate(5, 200).mailbox.all()
     generate.cache_clear()
-    assert generate(5, 200, 20).mailbox.all() == first != generate(6, 200, 20).mailbox.all()
+    assert generate(5, 200).mailbox.all() == first != generate(6, 200).mailbox.all()
     assert task.scenarios("test", seed=1, count=1)[0].id.startswith(f"{task.label}/test")
 
 
@@ -182,11 +182,11 @@ def test_levels_and_sizes() -> None:
     for level in ("easy", "medium", "hard"):
         scenarios = MailSearch(**SMALL, level=level).scenarios("train", seed=0, count=20)
         assert {scenario.inputs["question"]["level"] for scenario in scenarios} == {level}
-    assert len(generate(1, 137, 20).mailbox.all()) == 137
+    assert len(generate(1, 137).mailbox.all()) == 137
 
 
 def test_generated_mailboxes_look_like_mailboxes() -> None:
-    world = generate(4, 600, 30)
+    world = generate(4, 600)
     emails = world.mailbox.all()
     address = world.owner.split("<")[1].rstrip(">")
     assert all(address in (email.from_address, *email.to, *email.cc) for email in emails)
@@ -236,8 +236,6 @@ def test_searches() -> None:
     snippets = {hit.email.message_id: hit.snippet for hit in mailbox.search(Search(keywords=["lamp"]))}
     assert snippets == {"1": "The orders for blue **lamps**, please.", "2": "", "3": "[a.csv] **lamp**,1"}
     assert len(mailbox.search(Search(keywords=["lamp"], max_results=2))) == 2
-    with pytest.raises(ConfigError, match="same `message_id`"):
-        Mailbox.create([email("1", "2026-03-01 09:00")] * 2)
 
 
 def calls_of(messages: list[Any]) -> list[dict[str, Any]]:
@@ -351,7 +349,7 @@ def test_prompts_with_a_known_and_with_no_known_answer() -> None:
         assert task.prompt_scenario(unclear).inputs["question"]["kind"] == "open"
     full = MailSearch(**SMALL)
     box = full.prompt_scenario("?").inputs["mailbox"]
-    for question in generate(box, SMALL["size"], SMALL["people"]).questions[:20]:
+    for question in generate(box, SMALL["size"]).questions[:20]:
         assert MailQuestion(**full.prompt_scenario(question.text.upper()).inputs["question"]) == question
 
 

@@ -109,7 +109,7 @@ def solve_quote(database: sqlite3.Connection, order: str) -> tuple[str | None, s
 
 
 def disagreements(seed: int, size: int) -> Iterator[str]:
-    world = generate(seed, size, 30)
+    world = generate(seed, size)
     assert len({question.text for question in world.questions}) == len(world.questions)
     for question in world.questions:
         answer, sources = solve(world.mailbox.database, question.text)
@@ -123,18 +123,18 @@ def disagreements(seed: int, size: int) -> Iterator[str]:
 
 
 def test_100_answers_are_in_the_sources_and_the_only_ones() -> None:
-    assert len(generate(1, 500, 30).questions) >= 100
+    assert len(generate(1, 500).questions) >= 100
     assert list(disagreements(1, 500)) == []
 
 
 @pytest.mark.slow
 def test_1000_answers_are_in_the_sources_and_the_only_ones() -> None:
-    assert len(generate(2, 5_000, 30).questions) >= 1_000
+    assert len(generate(2, 5_000).questions) >= 1_000
     assert list(disagreements(2, 5_000)) == []
 
 
 def test_the_solver_notices_a_newer_email() -> None:
-    world = generate(1, 500, 30)
+    world = generate(1, 500)
     question = next(question for question in world.questions if question.text.startswith("What is the deadline for"))
     database = sqlite3.connect(":memory:")
     world.mailbox.database.backup(database)
@@ -150,5 +150,5 @@ def test_the_solver_notices_a_newer_email() -> None:
         "",
         f"The deadline for {subject} is 1 May 2027.",
     )
-    database.execute(f"INSERT INTO emails VALUES (NULL{', ?' * 9}, '', '', '', '')", later)
+    database.execute(f"INSERT INTO emails VALUES (NULL{', ?' * 9}, '', '', '')", later)
     assert solve(database, question.text) == ("1 May 2027", {"new"})
