@@ -85,10 +85,15 @@ def exchange_ids(trajectory: Row) -> list[str]:
     return list(dict.fromkeys(exchange_id for exchange_id in ids if exchange_id is not None))
 
 
-def num_logprobs(choice: Row) -> int | None:
-    """Return the number of sampled tokens of a choice; `None` where it has no log-probs."""
+def exchange(choice: Row) -> Row:
+    """Return what a choice says of its record: the fields of `ChoiceExchange`."""
+    return mapping(choice.get("exchange"))
+
+
+def num_tokens(choice: Row) -> int | None:
+    """Return the number of sampled tokens of a choice; `None` where neither its record nor log-probs say it."""
     content = mapping(choice.get("logprobs")).get("content")
-    return len(content) if isinstance(content, list) else None
+    return len(content) if isinstance(content, list) else whole(exchange(choice).get("completion_tokens"))
 
 
 def reasoning(message: Row) -> str | None:

@@ -170,9 +170,9 @@ def trajectory_entry(trajectory: Row, group_metadata: Row) -> RolloutEntry:
     numbers = {name: value for name, item in metrics.items() if (value := talk.number(item)) is not None}
     outcome = "policy_fault" if says_policy_fault(metadata, numbers) else "ok"
     choices, ids = talk.choices(trajectory), talk.exchange_ids(trajectory)
-    sizes = [talk.num_logprobs(choice) for choice in choices]
+    sizes = [talk.num_tokens(choice) for choice in choices]
     known = [size for size in sizes if size is not None]
-    exchanges = [talk.mapping(choice.get("exchange")) for choice in choices]
+    exchanges = [talk.exchange(choice) for choice in choices]
     starts, ends = (
         [at for exchange in exchanges if (at := talk.number(exchange.get(name))) is not None]
         for name in ("started_at", "ended_at")

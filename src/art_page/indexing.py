@@ -14,10 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import NamedTuple
-
-import orjson
 
 from art.errors import StorageError
 from art.metrics.groups import metric_name
@@ -243,23 +240,7 @@ class _Run:
                 yield None
                 continue
             plans = [next((fates[i] for i in entry.exchange_ids if i in fates), None) for entry in entries]
-            yield _Group(offset, length, list(self._with_token_counts(entries, plans)), plans)
-
-    def _with_token_counts(
-        self, entries: list[RolloutEntry], plans: Sequence[RolloutPlan | None]
-    ) -> Iterator[RolloutEntry]:
-        """Fill in the number of sampled tokens, where neither the file nor the plan of the step says it."""
-        pairs = list(zip(entries, plans, strict=True))
-        unknown = [entry for entry, plan in pairs if plan is None and entry.values.num_tokens is None]
-        ids = list(chain.from_iterable(entry.exchange_ids for entry in unknown))
-        sql = "SELECT id, length(completion) / 4 FROM exchanges WHERE id IN (SELECT value FROM json_each(?))"
-        lengths = dict(self.database.read(sql, (orjson.dumps(ids).decode(),))) if ids else {}
-        for entry, plan in pairs:
-            counts = [lengths[i] for i in entry.exchange_ids if i in lengths]
-            is_unknown = plan is None and entry.values.num_tokens is None
-            if is_unknown and counts and len(counts) == len(entry.exchange_ids):
-                entry = entry._replace(values=entry.values._replace(num_tokens=sum(counts)))
-            yield entry
+            yield _Group(offset, length, entries, plans)
 
 
 class Indexer:

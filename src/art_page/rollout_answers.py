@@ -159,7 +159,7 @@ class Item(PageAnswer):
     """Number of sampled tokens."""
     started_at: float | None = None
     duration_s: float | None = None
-    """Seconds from the request to the end of the answer, with the time that it waited."""
+    """Seconds in the engine, from the beginning of the request to the end of the answer."""
 
 
 class Tool(PageAnswer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import orjson
@@ -56,8 +56,6 @@ MOST_IN_GROUP = 64
 _CHANGED = "The file of this {} has changed since it was read; look again in a moment."
 _FORGOTTEN = "Nobody logged this rollout, and the server has deleted its record of it: only its numbers are known."
 _IN_FILE = "file = (SELECT id FROM files WHERE run = ? AND split = ? AND step = ?)"
-_Answers = Mapping[str, tuple[int, int, float]]
-"""What the record knows of answers, by exchange: policy version, number of tokens, Unix time of the end."""
 
 
 def list_rollouts(run: RunFiles, query: RolloutTableQuery, indexing: Indexing | None) -> RolloutTable:
@@ -233,18 +231,10 @@ def trained_rollouts(run: RunFiles, step: int) -> dict[tuple[int, int], Row]:
 
 def describe(run: RunFiles, row: Row, content: Row, missing: str | None) -> RolloutDetail:
     """Describe a rollout by its row in the index and its trajectory or exception."""
-    answers: _Answers = {}
-    if exchange_ids := talk.exchange_ids(content):
-        rows = run.database.read(
-            "SELECT id, policy_version, length(completion) / 4, created_at FROM exchanges "
-            "WHERE id IN (SELECT value FROM json_each(?))",
-            (orjson.dumps(exchange_ids).decode(),),
-        )
-        answers = {exchange_id: (version, size, at) for exchange_id, version, size, at in rows}
     histories = [
         RolloutConversation(
             name="main" if number == 0 else f"further {number}",
-            items=[_item(message, choice, answers) for message, choice in talk.items(history)],
+            items=[_item(message, choice) for message, choice in talk.items(history)],
             tools=[_tool(tool) for tool in dicts(history.get("tools"))],
         )
         for number, history in enumerate(talk.histories(content))
@@ -288,7 +278,7 @@ def judgement(content: Row) -> RolloutJudgement | None:
     )  # fmt: skip
 
 
-def _item(message: Row, choice: Row | None, answers: _Answers) -> Item:
+def _item(message: Row, choice: Row | None) -> Item:
     item = Item(
         role=str(message.get("role") or ("assistant" if choice else "unknown")),
         text=talk.as_text(message.get("content")), reasoning=talk.reasoning(message),
@@ -300,22 +290,13 @@ def _item(message: Row, choice: Row | None, answers: _Answers) -> Item:
     item.is_sampled = True
     item.exchange_id = talk.text_or_none(choice.get("exchange_id"))
     item.finish_reason = talk.text_or_none(choice.get("finish_reason"))
-    item.num_tokens = talk.num_logprobs(choice)
-    if (answer := answers.get(item.exchange_id or "")) is not None:
-        item.policy_version, item.num_tokens, ended_at = answer
-        asked = asked_at(item.exchange_id)
-        item.started_at = asked or ended_at
-        item.duration_s = None if asked is None else max(0.0, ended_at - asked)
+    item.num_tokens = talk.num_tokens(choice)
+    recorded = talk.exchange(choice)
+    item.policy_version = talk.whole(recorded.get("policy_version"))
+    item.started_at, ended_at = (talk.number(recorded.get(name)) for name in ("started_at", "ended_at"))
+    if item.started_at is not None and ended_at is not None:
+        item.duration_s = max(0.0, ended_at - item.started_at)
     return item
-
-
-def asked_at(exchange_id: str | None) -> float | None:
-    """Return when an exchange began, which its id says in microseconds since the epoch."""
-    digits = (exchange_id or "").removeprefix("ex_")[:14]
-    try:
-        return int(digits, 16) / 1e6 if len(digits) == 14 else None
-    except ValueError:
-        return None
 
 
 def _tool(tool: Row) -> Tool:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
 from typing import Any
 
 import pytest
 
 from art.errors import InvalidRequestError, NotFoundError
-from art.record.recorder import exchange_id_at
 from art.storage.layout import DataDir
 from art.trajectory import History, Trajectory, TrajectoryGroup
 from art_page.rollout_answers import RolloutDetail, RolloutKey, RolloutTableQuery
@@ -75,11 +73,11 @@ def test_a_conversation_is_shown_whole(viewer: Viewer, data_dir: DataDir) -> Non
 
 
 def test_an_answer_has_what_the_record_knows_of_it(viewer: Viewer, data_dir: DataDir) -> None:
-    exchange_id = exchange_id_at(1000.5) + "a" * 12
-    with sqlite3.connect(data_dir.database) as database:
-        database.execute("CREATE TABLE exchanges (id, policy_version, completion, created_at)")
-        database.execute("INSERT INTO exchanges VALUES (?, 7, ?, 1002.0)", (exchange_id, bytes(12)))
-    messages: list[Any] = [{"role": "user", "content": "?"}, choice("yes", exchange_id), choice("no", "ex_gone")]
+    recorded = choice("yes", "ex_1")
+    recorded.exchange = {
+        "policy_version": 7, "started_at": 1000.5, "ended_at": 1002.0, "prompt_tokens": 2, "completion_tokens": 3,
+    }  # fmt: skip
+    messages: list[Any] = [{"role": "user", "content": "?"}, recorded, choice("no", "ex_gone")]
     log(data_dir, [TrajectoryGroup([Trajectory(messages_and_choices=messages)])], step=1)
     _, known, unknown = read(viewer).histories[0].items
     assert (known.policy_version, known.num_tokens, known.started_at, known.duration_s) == (7, 3, 1000.5, 1.5)
