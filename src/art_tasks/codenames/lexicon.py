@@ -4,14 +4,12 @@
     lexicon.relatedness("farm", ["cow", "wave"])        # array([0.93, 0.  ])
 
 Relatedness is the cosine of two vectors, which are made from the table `THEMES`. Words of a theme are close, words of a
-family a little, and typical words are closer to the theme's name than others. A clue that is not in the table is
-compared with words by their pairs of letters ("plan" for "plane").
+family a little, and typical words are closer to the theme's name than others.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
@@ -59,11 +57,10 @@ class Lexicon:
         return table
 
     def relatedness(self, clue: str, words: Sequence[str]) -> NDArray[np.float32]:
-        """Cosine [W] of a clue with each of `words`. A clue without a vector is compared by its letters."""
+        """Cosine [W] of a clue of the table with each of `words`."""
         import numpy as np
 
-        vectors = self.vectors if clue in self.vectors else _letter_vectors([clue, *words])
-        return np.array([vectors[clue] @ vectors[word] for word in words], np.float32)
+        return np.array([self.vectors[clue] @ self.vectors[word] for word in words], np.float32)
 
 
 @cache
@@ -93,11 +90,6 @@ def _own_vectors() -> Vectors:
             mine = features.setdefault(word, {f"word {word}": _OWN + _PER_RANK * rank})
             mine |= {f"theme {clues[0]}": 1.0, f"family {family}": _FAMILY}
     return _dense(features)
-
-
-def _letter_vectors(words: Iterable[str]) -> Vectors:
-    """Make vectors of the counts of pairs of letters, with the ends of the word as letters."""
-    return _dense({word: Counter(map("".join, zip(f"^{word}", f"{word}$", strict=True))) for word in words})
 
 
 def _dense(features: Mapping[str, Mapping[str, float]]) -> Vectors:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 
 from art.errors import ConfigError
 from art.testing.scripted_model import ScriptedModel
 from art.trajectory import Trajectory
-from art_tasks.support_desk import CODES, DESKS, SupportDesk, matters_of
+from art_tasks.support_desk import DESKS, SupportDesk, matters_of
 
 
-async def answered(answer: str, **options: Any) -> Trajectory:
+async def answered(answer: str) -> Trajectory:
     """A rollout that gives this answer to a message for billing."""
-    task = SupportDesk(**options)
+    task = SupportDesk()
     scenario = next(s for s in task.scenarios("val", seed=0, count=50) if s.inputs["desk"] == 0)
     task.player = lambda scenario, *, rollout_index=0: lambda messages, tools: {"content": answer}  # type: ignore[method-assign]
     return await ScriptedModel(task).play(scenario)
@@ -43,57 +42,50 @@ async def test_reward(answer: str, reward: float, right: int) -> None:
     assert "billing is right" in str(got.metadata["why"]) or right
 
 
-async def test_the_player_is_right_under_every_name() -> None:
-    for options in ({}, {"desks": 5}, {"names": "codes", "desks": 4}):
-        task = SupportDesk(**options)
-        for scenario in task.scenarios("test", seed=1, count=8):
-            assert (await ScriptedModel(task).play(scenario)).reward == 1.0
-    prompt = SupportDesk(names="codes").system_prompt
-    assert "desk A, desk B or desk C" in prompt
-    assert not any(desk in prompt for desk in DESKS)
-    assert (await answered("desk B", names="codes")).reward == 0.0
-    assert len(CODES) == len(DESKS)
+async def test_the_player_is_right() -> None:
+    task = SupportDesk()
+    for scenario in task.scenarios("test", seed=1, count=8):
+        assert (await ScriptedModel(task).play(scenario)).reward == 1.0
 
 
 def test_no_matter_is_in_two_splits() -> None:
-    task = SupportDesk(desks=5)
+    task = SupportDesk()
     drawn = {
         split: {s.inputs["message"] for s in task.scenarios(split, seed=0, count=count)}
         for split, count in (("train", 2000), ("val", 400), ("test", 400))
     }
     assert not drawn["train"] & drawn["test"]
     assert not drawn["train"] & drawn["val"]
-    trained = [matter.lower() for desk in range(5) for matter in matters_of(desk, "train")]
+    trained = [matter.lower() for desk in DESKS for matter in matters_of(desk, "train")]
     held_out = {message for message in drawn["test"] | drawn["val"]}
     assert not [m for m in held_out if any(matter in m.lower() for matter in trained)], "no trained matter is held out"
-    assert all(matters_of(desk, split) for desk in range(5) for split in ("train", "val", "test"))
+    assert all(matters_of(desk, split) for desk in DESKS for split in ("train", "val", "test"))
     assert task.scenarios("test", seed=3, count=5) == task.scenarios("test", seed=3, count=5)
 
 
 def desk_of(message: str) -> int:
     """The only desk whose matter a message of the training split contains."""
     text = message.lower()
-    (desk,) = {desk for desk in range(5) if any(matter.lower() in text for matter in matters_of(desk, "train"))}
+    (desk,) = {i for i, name in enumerate(DESKS) if any(m.lower() in text for m in matters_of(name, "train"))}
     return desk
 
 
 def test_an_aside_does_not_decide_the_desk() -> None:
-    task = SupportDesk(desks=5, asides=1.0)
-    scenarios = task.scenarios("train", seed=0, count=300)
-    assert all("was fine, but" in s.inputs["message"] for s in scenarios)
+    scenarios = SupportDesk().scenarios("train", seed=0, count=600)
+    with_aside = [s for s in scenarios if "was fine, but" in s.inputs["message"]]
+    assert 200 < len(with_aside) < 400
     assert all(desk_of(s.inputs["message"]) == s.inputs["desk"] for s in scenarios)
-    assert not any("was fine" in s.inputs["message"] for s in SupportDesk(asides=0).scenarios("val", seed=0, count=50))
 
 
 def test_play_names_a_desk_and_depends_on_skill() -> None:
     task, rng = SupportDesk(), random.Random(0)
     for skill, low, high in ((0.0, 0.2, 0.5), (1.0, 1.0, 1.0)):
         played = [task.play(rng, skill).messages for _ in range(150)]
-        right = [m[-1]["content"] == task.names[desk_of(str(m[1]["content"]))] for m in played]
-        assert all(messages[-1]["content"] in task.names for messages in played)
+        right = [m[-1]["content"] == DESKS[desk_of(str(m[1]["content"]))] for m in played]
+        assert all(messages[-1]["content"] in DESKS for messages in played)
         assert low <= sum(right) / 150 <= high
 
 
 def test_options_are_checked() -> None:
-    with pytest.raises(ConfigError, match="desks"):
+    with pytest.raises(ConfigError, match="takes no options, got 'desks'"):
         SupportDesk(desks=9)
