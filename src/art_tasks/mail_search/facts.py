@@ -242,10 +242,6 @@ def draw_day(rng: random.Random) -> str:
     return _day(rng, "")
 
 
-def draw_workshop(rng: random.Random) -> str:
-    return _SUBJECTS["workshop"][0](rng)
-
-
 def draw_order(rng: random.Random) -> str:
     place = f"{rng.choice(CITIES)} {rng.choice(('office', 'warehouse', 'shop'))}"
     return f"the {rng.randrange(4, 60)} {rng.choice(ITEMS)} for the {place}"

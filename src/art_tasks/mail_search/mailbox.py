@@ -1,7 +1,7 @@
 """Emails in SQLite with full-text search (FTS5), and the tools of a rollout that search and read them.
 
 emails       one row per email; `date` is "2026-03-11 14:20", so that it sorts as text; an address is a line
-emails_fts   the index over subject, body and attachments; its words are reduced to their stems
+emails_fts   the index over subject and body; its words are reduced to their stems
 
 mailbox = Mailbox.create(emails)
 mailbox.search(Search(keywords=["heron", "budget"], sent_after="2026-03-01"))    # newest first
@@ -25,11 +25,11 @@ SCHEMA = """
 CREATE TABLE emails (
     id INTEGER PRIMARY KEY, message_id TEXT UNIQUE NOT NULL, thread_id TEXT NOT NULL, date TEXT NOT NULL,
     folder TEXT NOT NULL, is_read INTEGER NOT NULL, from_name TEXT NOT NULL, from_address TEXT NOT NULL,
-    subject TEXT NOT NULL, body TEXT NOT NULL, attachments TEXT NOT NULL,
+    subject TEXT NOT NULL, body TEXT NOT NULL,
     "to" TEXT NOT NULL, cc TEXT NOT NULL
 );
 CREATE VIRTUAL TABLE emails_fts USING fts5(
-    subject, body, attachments, content='emails', content_rowid='id', tokenize='porter unicode61'
+    subject, body, content='emails', content_rowid='id', tokenize='porter unicode61'
 );
 """
 INDEXES = """
@@ -59,8 +59,6 @@ class Email:
     thread_id: str = ""
     folder: str = "inbox"
     is_read: bool = True
-    attachments: str = ""
-    """Texts of the attachments, each after a line with its name: `[quote.csv]`."""
 
 
 class Search(BaseModel):
@@ -69,7 +67,7 @@ class Search(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     keywords: list[str] = Field(default_factory=list)
-    """Words or phrases that the email must contain in subject, body or attachments, in any form (`order`, `orders`)."""
+    """Words or phrases that the email must contain in subject or body, in any form (`order`, `orders`)."""
     from_addr: str | None = None
     """Part of the sender's address or name."""
     to_addr: str | None = None
@@ -102,7 +100,7 @@ class Search(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A search result: the email, and the place in its body or attachments that matches, with these words in `**`."""
+    """A search result: the email, and the place in its body that matches, with these words in `**`."""
 
     email: Email
     snippet: str
@@ -127,7 +125,7 @@ class Mailbox:
             for email in emails:
                 row = (
                     email.message_id, email.thread_id, email.date, email.folder, email.is_read, email.from_name,
-                    email.from_address, email.subject, email.body, email.attachments,
+                    email.from_address, email.subject, email.body,
                     *("\n".join(addresses) for addresses in (email.to, email.cc)),
                 )  # fmt: skip
                 database.execute(f"INSERT INTO emails VALUES (NULL{', ?' * len(row)})", row)
@@ -142,8 +140,7 @@ class Mailbox:
             return []
         where, values = _conditions(search)
         if search.terms:
-            body, attachments = (f"snippet(emails_fts, {i}, '**', '**', ' ... ', {_SNIPPET_TOKENS})" for i in (1, 2))
-            snippet = f"iif(instr({body}, '**') OR NOT instr({attachments}, '**'), {body}, {attachments})"
+            snippet = f"snippet(emails_fts, 1, '**', '**', ' ... ', {_SNIPPET_TOKENS})"
             source = "emails_fts JOIN emails e ON e.id = emails_fts.rowid"
             where, values = ["emails_fts MATCH ?", *where], [" AND ".join(search.terms), *values]
         else:
@@ -164,11 +161,11 @@ class Mailbox:
         return [self._email(row) for row in rows]
 
     def _email(self, row: tuple[Any, ...]) -> Email:
-        _, message_id, thread_id, date, folder, is_read, from_name, from_address, subject, body, attachments = row[:-2]
+        _, message_id, thread_id, date, folder, is_read, from_name, from_address, subject, body = row[:-2]
         to, cc = (tuple(addresses.splitlines()) for addresses in row[-2:])
         return Email(
             message_id=message_id, thread_id=thread_id, date=date, folder=folder, is_read=bool(is_read),
-            from_name=from_name, from_address=from_address, subject=subject, body=body, attachments=attachments,
+            from_name=from_name, from_address=from_address, subject=subject, body=body,
             to=to, cc=cc,
         )  # fmt: skip
 
@@ -213,7 +210,7 @@ TOOLS: list[Any] = [
         folder=_text(f"a folder: inbox, sent, archive, newsletters, or {UNREAD}"),
         max_results={"type": "integer", "minimum": 1, "maximum": MAX_RESULTS, "description": "10 if left out"},
     ),
-    _tool("read_email", "Read an email with its attachments.", ["message_id"], message_id=_text("id of the email")),
+    _tool("read_email", "Read an email.", ["message_id"], message_id=_text("id of the email")),
     _tool(
         "return_final_answer", "End with an answer.", ["answer", "sources"],
         answer=_text("short answer to the question, or: I don't know"),
@@ -315,5 +312,5 @@ def describe(email: Email) -> str:
         "cc": ", ".join(email.cc), "subject": email.subject,
     }  # fmt: skip
     lines = [f"{name}: {value}" for name, value in head.items() if value]
-    text = "\n".join([*lines, "", email.body, *(["", "Attached:", email.attachments] if email.attachments else [])])
+    text = "\n".join([*lines, "", email.body])
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}\n... ({len(text) - MAX_SHOWN} more characters)"

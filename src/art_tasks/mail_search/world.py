@@ -1,7 +1,7 @@
 """Generate a realistic mailbox with questions. The same arguments give the same mailbox in every process.
 
 world = generate(seed=7, size=1000)
-world.mailbox        1,000 emails: threads with replies and quotes, folders, unread emails, attachments
+world.mailbox        1,000 emails: threads with replies and quotes, folders, unread emails
 world.questions      about 250 questions, each with its answer and the ids of the emails that state it
 
 The functions that write threads make the questions too, which each thread answers or leaves open:
@@ -10,9 +10,7 @@ write_fact         a value is stated, and perhaps changed in a reply or in anoth
 write_gap          a value is asked for and never stated
 write_chatter      no answer to anything, in words that other emails have too
 write_approval     one of several people approves an order
-write_invitation   people say whether they come, and some change their minds
 write_order        a number in one email, the day of delivery of that number in another
-write_quote        a price in an attachment, and perhaps a revised one
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ from art_tasks.mail_search.facts import (
     COMPANY,
     DROPPED,
     FILLERS,
-    ITEMS,
     MENTIONED,
     NEWS,
     REPLIES,
@@ -41,7 +38,6 @@ from art_tasks.mail_search.facts import (
     draw_order,
     draw_people,
     draw_subject,
-    draw_workshop,
 )
 from art_tasks.mail_search.mailbox import Email, Mailbox
 from art_tasks.mail_search.questions import LEVELS, MailQuestion
@@ -70,7 +66,6 @@ class DraftEmail:
     """The sender's own words, without the quoted emails."""
     when: datetime.datetime
     parent: DraftEmail | None = None
-    attachments: str = ""
     folder: str | None = None
     message_id: str = ""
     """Set when all emails of the mailbox are written."""
@@ -90,7 +85,7 @@ class DraftEmail:
         return Email(
             message_id=self.message_id, thread_id=thread_id, date=f"{self.when:%Y-%m-%d %H:%M}", folder=folder,
             is_read=is_read, from_name=self.sender.name, from_address=self.sender.address, subject=self.subject,
-            body=self.body(), attachments=self.attachments, to=tuple(person.address for person in self.to),
+            body=self.body(), to=tuple(person.address for person in self.to),
             cc=tuple(person.address for person in self.cc),
         )  # fmt: skip
 
@@ -126,7 +121,7 @@ class Pen:
 
     def start(
         self, sender: Person, to: Sequence[Person], subject: str, sentences: Sequence[str], *,
-        after: datetime.datetime | None = None, attachments: str = "",
+        after: datetime.datetime | None = None,
     ) -> DraftEmail:  # fmt: skip
         """Begin a thread, on any day or a few days after a time. The owner of the mailbox gets a copy."""
         if after is None:
@@ -136,18 +131,16 @@ class Pen:
             when = self._working_time(after + datetime.timedelta(days=self.rng.uniform(1, 12)))
         cc = [] if self.owner in (sender, *to) else [self.owner]
         text = self._letter(sender, to, sentences)
-        return DraftEmail(sender, [*to], cc, subject, text, when, attachments=attachments)
+        return DraftEmail(sender, [*to], cc, subject, text, when)
 
-    def reply(
-        self, parent: DraftEmail, sender: Person, sentences: Sequence[str], *, attachments: str = ""
-    ) -> DraftEmail:
+    def reply(self, parent: DraftEmail, sender: Person, sentences: Sequence[str]) -> DraftEmail:
         """Answer an email to all of its people."""
         everyone = [person for person in (parent.sender, *parent.to) if person != sender]
         to, cc = everyone[:1], [person for person in (*everyone[1:], *parent.cc) if person != sender]
         subject = parent.subject if parent.subject.startswith("Re: ") else f"Re: {parent.subject}"
         delay = datetime.timedelta(minutes=10 + self.rng.expovariate(1 / 400))
         when = self._working_time(parent.when + delay)
-        return DraftEmail(sender, to, cc, subject, self._letter(sender, to, sentences), when, parent, attachments)
+        return DraftEmail(sender, to, cc, subject, self._letter(sender, to, sentences), when, parent)
 
     def _letter(self, sender: Person, to: Sequence[Person], sentences: Sequence[str]) -> str:
         rng = self.rng
@@ -287,11 +280,6 @@ def _title(subject: str) -> str:
     return subject[0].upper() + subject[1:]
 
 
-YES = ("Count me in.", "I will be there.", "Yes, I am coming.")
-NO = ("Sorry, I cannot make it.", "I have to say no this time.")
-YES_AFTER_ALL, NO_AFTER_ALL = "Good news, I can come after all.", "I am sorry, I cannot come after all."
-
-
 def write_approval(pen: Pen) -> Written:
     rng = pen.rng
     order = pen.draw(draw_order)
@@ -310,31 +298,6 @@ def write_approval(pen: Pen) -> Written:
         keywords=[order.removeprefix("the "), "approve"],
     )  # fmt: skip
     return Written([thread], [(question, [source])])
-
-
-def write_invitation(pen: Pen) -> Written:
-    rng = pen.rng
-    workshop = pen.draw(draw_workshop)
-    host, *guests = pen.draw_people(rng.randint(5, 9))
-    text = f"You are invited to {workshop}. Please reply to all whether you come."
-    invitation = pen.start(host, [pen.owner, *guests], f"Invitation to {workshop}", [text])
-    thread, coming = [invitation], dict[Person, DraftEmail]()
-    last = invitation
-    for guest in rng.sample(guests, len(guests)):
-        comes = rng.random() < 0.7
-        last = _reply_after(pen, last, invitation, guest, rng.choice(YES if comes else NO))
-        thread.append(last)
-        coming |= {guest: last} if comes else {}
-    for guest in rng.sample(guests, 2):
-        last = _reply_after(pen, last, invitation, guest, NO_AFTER_ALL if guest in coming else YES_AFTER_ALL)
-        thread.append(last)
-        if coming.pop(guest, None) is None:
-            coming[guest] = last
-    question = MailQuestion(
-        text=f"How many people have replied that they come to {workshop}?", kind="number", answer=str(len(coming)),
-        level="hard", keywords=[f"invited to {workshop}"],
-    )  # fmt: skip
-    return Written([thread], [(question, [*coming.values()])])
 
 
 def write_order(pen: Pen) -> Written:
@@ -365,43 +328,8 @@ def write_order(pen: Pen) -> Written:
     return Written([[placed], notices], [(asked_number, [placed]), (asked_day, [notices[-1]])])
 
 
-def write_quote(pen: Pen) -> Written:
-    rng = pen.rng
-    order, vendor = pen.draw(draw_order), pen.draw_outsider()
-    prices: set[str] = set()
-
-    def sheet(name: str) -> tuple[str, str]:
-        price = pen.draw_value(lambda: f"{rng.randrange(12, 400)}.{rng.choice(('00', '50', '90'))}", prices)
-        item, other = next(item for item in ITEMS if item in order), rng.choice(("delivery", "assembly"))
-        rows = [f"{item},{order.split()[1]},{price}", f"{other},1,{rng.randrange(20, 90)}.00"]
-        return price, "\n".join([f"[{name}.csv]", "item,quantity,price per piece in EUR", *rows])
-
-    price, attachment = sheet("quote")
-    sentences = [f"Thank you for asking about {order}.", "Our quote is attached."]
-    thread = [pen.start(vendor, [pen.owner], f"Quote for {order}", sentences, attachments=attachment)]
-    level = "medium"
-    if rng.random() < 0.4:
-        level = "hard"
-        thread.append(pen.reply(thread[0], pen.owner, [f"Is that the best that you can do for {order}?"]))
-        price, attachment = sheet("revised-quote")
-        thread.append(pen.reply(thread[-1], vendor, ["Please find a revised quote attached."], attachments=attachment))
-    question = MailQuestion(
-        text=f"What is the price per piece in the newest quote for {order}?", kind="number", answer=f"{price} EUR",
-        wrong=sorted(prices - {price}), level=level, keywords=["quote", order.removeprefix("the ")],
-    )  # fmt: skip
-    return Written([thread], [(question, [thread[-1]])])
-
-
-def _reply_after(pen: Pen, last: DraftEmail, parent: DraftEmail, sender: Person, text: str) -> DraftEmail:
-    """Answer an email later than another answer to it."""
-    answer = pen.reply(parent, sender, [text])
-    answer.when = max(answer.when, pen.reply(last, sender, [text]).when)
-    return answer
-
-
 _WEIGHTS: dict[Callable[[Pen], Written], float] = {
-    write_chatter: 0.36, write_fact: 0.36, write_gap: 0.06, write_approval: 0.06, write_invitation: 0.02,
-    write_order: 0.07, write_quote: 0.07,
+    write_chatter: 0.36, write_fact: 0.36, write_gap: 0.06, write_approval: 0.08, write_order: 0.14,
 }  # fmt: skip
 _UNREAD_DAYS, _UNREAD = 14, 0.4
 """Emails in the inbox of this many last days are unread in this share."""

@@ -15,7 +15,7 @@ import pytest
 from art_tasks.mail_search.questions import is_right
 from art_tasks.mail_search.world import generate
 
-Row = tuple[str, str, str, str]  # id, sender, own words, attachments
+Row = tuple[str, str, str]  # id, sender, own words
 
 ATTRIBUTES = {
     r"What is the budget for (.+)\?|How much may we spend on (.+)\?": "budget",
@@ -34,13 +34,12 @@ ATTRIBUTES = {
 
 
 def rows(database: sqlite3.Connection, phrase: str) -> list[Row]:
-    """Emails with a phrase in subject, body or attachments, oldest first, without what they quote."""
+    """Emails with a phrase in subject or body, oldest first, without what they quote."""
     found_rows = database.execute(
-        "SELECT message_id, from_name, body, attachments FROM emails "
-        "WHERE instr(subject || char(10) || body || attachments, ?) ORDER BY date",
+        "SELECT message_id, from_name, body FROM emails WHERE instr(subject || char(10) || body, ?) ORDER BY date",
         (phrase,),
     )
-    return [(i, name, own_words(body), attachments) for i, name, body, attachments in found_rows]
+    return [(i, name, own_words(body)) for i, name, body in found_rows]
 
 
 def own_words(body: str) -> str:
@@ -56,10 +55,8 @@ def solve(database: sqlite3.Connection, text: str) -> tuple[str | None, set[str]
             return solve_fact(database, subject, attribute)
     for pattern, solver in {
         r"Who approved (.+)\?": solve_approval,
-        r"How many people have replied that they come to (.+)\?": solve_invitation,
         r"What is the order number of (.+)\?": solve_order_number,
         r"When will (.+) be delivered\?": solve_delivery,
-        r"What is the price per piece in the newest quote for (.+)\?": solve_quote,
     }.items():
         if match := re.fullmatch(pattern, text):
             return solver(database, match[1])
@@ -68,44 +65,27 @@ def solve(database: sqlite3.Connection, text: str) -> tuple[str | None, set[str]
 
 def solve_fact(database: sqlite3.Connection, subject: str, attribute: str) -> tuple[str | None, set[str]]:
     stated = re.compile(rf"the {attribute} for {re.escape(subject)} is (?:now )?(.+?)(?:, not |\sinstead of |\.)", re.I)
-    statements = [(i, m[1]) for i, _, words, _ in rows(database, subject) if (m := stated.search(words))]
-    assert all(len(stated.findall(words)) <= 1 for _, _, words, _ in rows(database, subject))
+    statements = [(i, m[1]) for i, _, words in rows(database, subject) if (m := stated.search(words))]
+    assert all(len(stated.findall(words)) <= 1 for _, _, words in rows(database, subject))
     return (statements[-1][1], {statements[-1][0]}) if statements else (None, set())
 
 
 def solve_approval(database: sqlite3.Connection, order: str) -> tuple[str | None, set[str]]:
-    ((message_id, name),) = [(i, name) for i, name, words, _ in rows(database, order) if f"I approve {order}" in words]
+    ((message_id, name),) = [(i, name) for i, name, words in rows(database, order) if f"I approve {order}" in words]
     return name, {message_id}
-
-
-def solve_invitation(database: sqlite3.Connection, workshop: str) -> tuple[str | None, set[str]]:
-    yes = re.compile(r"Count me in|I will be there|Yes, I am coming|I can come after all")
-    no = re.compile(r"I cannot make it|I have to say no|I cannot come after all")
-    newest: dict[str, str | None] = {}
-    for message_id, name, words, _ in rows(database, f"Invitation to {workshop}"):
-        if yes.search(words) or no.search(words):
-            newest[name] = message_id if yes.search(words) else None
-    coming = {message_id for message_id in newest.values() if message_id is not None}
-    return str(len(coming)), coming
 
 
 def solve_order_number(database: sqlite3.Connection, order: str) -> tuple[str | None, set[str]]:
     ordered = re.compile(rf"ordered {re.escape(order)} from .*The order number is (\d+)\.")
-    ((message_id, number),) = [(i, m[1]) for i, _, words, _ in rows(database, order) if (m := ordered.search(words))]
+    ((message_id, number),) = [(i, m[1]) for i, _, words in rows(database, order) if (m := ordered.search(words))]
     return number, {message_id}
 
 
 def solve_delivery(database: sqlite3.Connection, order: str) -> tuple[str | None, set[str]]:
     number, _ = solve_order_number(database, order)
     told = re.compile(r"will (?:now )?be delivered on (\d+ \w+ \d{4})")
-    days = [(i, m[1]) for i, _, words, _ in rows(database, str(number)) if (m := told.search(words))]
+    days = [(i, m[1]) for i, _, words in rows(database, str(number)) if (m := told.search(words))]
     return days[-1][1], {days[-1][0]}
-
-
-def solve_quote(database: sqlite3.Connection, order: str) -> tuple[str | None, set[str]]:
-    sheets = [(i, text) for i, _, _, text in rows(database, f"Quote for {order}") if text]
-    (line,) = [line for line in sheets[-1][1].splitlines() if line.split(",")[0] in order and line.count(",") == 2]
-    return f"{line.split(',')[2]} EUR", {sheets[-1][0]}
 
 
 def disagreements(seed: int, size: int) -> Iterator[str]:
@@ -150,5 +130,5 @@ def test_the_solver_notices_a_newer_email() -> None:
         "",
         f"The deadline for {subject} is 1 May 2027.",
     )
-    database.execute(f"INSERT INTO emails VALUES (NULL{', ?' * 9}, '', '', '')", later)
+    database.execute(f"INSERT INTO emails VALUES (NULL{', ?' * 9}, '', '')", later)
     assert solve(database, question.text) == ("1 May 2027", {"new"})
