@@ -140,7 +140,7 @@ await BACKEND.close()
 # %% [markdown]
 # ## Your own agent, and a real model
 #
-# - **Puzzles.** `OPTIONS` choose the size of a case, the kinds of clues and the difficulty;
+# - **Puzzles.** `OPTIONS` choose the size of a case and the kinds of clues;
 #   [docs/tasks.md](../../docs/tasks.md) has the page of the task. For puzzles of your own, write a task whose reward
 #   counts right answers.
 # - **In one command.** `art train temporal_clue --evaluate 400`.

@@ -196,26 +196,8 @@ class CaseQuestion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Puzzle:
-    """Clues about a cast and questions, whose answers may be unknown."""
-
-    cast: Cast
-    clues: tuple[CaseClue, ...]
-    questions: tuple[CaseQuestion, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Solution:
-    """The answers to a puzzle, and how hard it is to prove that there are no others."""
-
-    answers: tuple[str, ...]
-    num_assumptions: int
-    """Number of values that the solver has to try in its proof, after it has supposed a murderer and an hour."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DraftCase:
-    """A world and the questions about it, for which clues are still to be chosen."""
+    """A world and the questions about it."""
 
     model: CaseModel
     world: World
@@ -229,12 +211,7 @@ class DraftCase:
 
     @property
     def answers(self) -> tuple[str, ...]:
-        return answers_in(self.world, self.questions, self.model)
-
-
-def answers_in(world: World, questions: Iterable[CaseQuestion], model: CaseModel) -> tuple[str, ...]:
-    """The answers that hold in a world."""
-    return tuple(question.options(model.cast)[world[question.variable(model)]] for question in questions)
+        return tuple(one.options(self.model.cast)[self.world[one.variable(self.model)]] for one in self.questions)
 
 
 def choose_questions(cast: Cast, num: int, rng: random.Random) -> tuple[CaseQuestion, ...]:
@@ -311,28 +288,6 @@ def choose_clues(draft: DraftCase, options: ClueOptions, rng: random.Random) -> 
     return rng.sample(chosen, len(chosen))
 
 
-def solve(puzzle: Puzzle) -> Solution:
-    """Solve a puzzle.
-
-    Raises:
-        ValueError: the clues contradict each other, or leave an answer open.
-    """
-    model = CaseModel(puzzle.cast)
-    solver = Solver(model, [limit for clue in puzzle.clues for limit in limits_of(clue, model)])
-    world = solver.any_world()
-    if world is None:
-        raise ValueError("the clues contradict each other")
-    solver.num_assumptions = 0
-    answers = answers_in(world, puzzle.questions, model)
-    variables = [question.variable(model) for question in puzzle.questions]
-    other = solver.other_world({variable: world[variable] for variable in variables})
-    if other is not None:
-        pairs = zip(answers, answers_in(other, puzzle.questions, model), strict=True)
-        index, (one, two) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
-        raise ValueError(f"the clues leave open whether the answer to question {index + 1} is {one} or {two}")
-    return Solution(answers=answers, num_assumptions=solver.num_assumptions)
-
-
 def _shuffled(clues: Iterable[CaseClue], rng: random.Random) -> list[CaseClue]:
     """Clues in random order. Each kind is about as frequent as the others, although some can say more."""
     clues = list(clues)
@@ -340,11 +295,7 @@ def _shuffled(clues: Iterable[CaseClue], rng: random.Random) -> list[CaseClue]:
     return sorted(clues, key=lambda clue: rng.expovariate(1 / counts[clue.kind]))
 
 
-Grade = Literal["easy", "medium", "hard"]
 MAX_QUESTIONS = 8
-MEDIUM = 20
-"""Largest number of assumptions of a puzzle that counts as `medium`. About a fifth of the puzzles of four suspects,
-rooms, hours, weapons and motives need more."""
 
 
 class ClueOptions(TaskOptions):
@@ -367,8 +318,6 @@ class ClueOptions(TaskOptions):
     redundant: int = Field(0, ge=0, le=100)
     """Number of true clues that are added to those that suffice, if there are that many. They make a puzzle easier to
     solve and longer to read."""
-    difficulty: Literal["any", Grade] = "any"
-    """Grade of the puzzles."""
     style: Style = "sentences"
     """How clues and questions are written: in sentences or in short."""
     max_completion_tokens: int = Field(2048, ge=8, le=131072)
@@ -398,12 +347,3 @@ class ClueOptions(TaskOptions):
             weapons=tuple(rng.sample(WEAPONS[: self.words], self.weapons)),
             motives=tuple(rng.sample(MOTIVES[: self.words], self.motives)),
         )
-
-
-def grade_of(num_assumptions: int) -> Grade:
-    """Grade a puzzle by the number of assumptions that its proof needs.
-
-    `easy`: for each murderer and hour, the clues contradict each other by plain deduction. `medium`: at most 20 times a
-    value has to be assumed and refuted. `hard`: more often.
-    """
-    return "easy" if not num_assumptions else "medium" if num_assumptions <= MEDIUM else "hard"

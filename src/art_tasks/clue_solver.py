@@ -190,15 +190,9 @@ class Solver:
 
     def __init__(self, model: CaseModel, clues: Limits) -> None:
         self.model = model
-        self.num_assumptions = 0
-        """Number of values that were tried where no limit decided; it counts over all searches of this solver."""
         self._start = _Worlds.all(model.sizes)
         self._weights = [1] * len(model.sizes)
         self._is_possible = self._keep_to(self._start, [*model.rules, *clues])
-
-    def any_world(self) -> World | None:
-        """Find a world that keeps to the clues."""
-        return next((world for case in self._cases() for world in self._search(case)), None)
 
     def other_world(self, answers: Mapping[int, int]) -> World | None:
         """Find a world in which one of these variables has another value. `None` proves that there is none."""
@@ -229,7 +223,6 @@ class Solver:
         variable = min(undecided, key=lambda v: worlds.values[v].bit_count() / self._weights[v])
         for value in range(self.model.sizes[variable]):
             if worlds.values[variable] >> value & 1:
-                self.num_assumptions += 1
                 assumed = worlds.copy()
                 if self._keep_to(assumed, [ValueLimit(variable, 1 << value)]):
                     yield from self._search(assumed)

@@ -26,14 +26,12 @@ from art.errors import ConfigError
 from art.task import Conversation, Player, Scenario, Split, Task, TaskDefaults, derive_seed, sample_answer
 from art.trajectory import Trajectory
 from art_tasks.clue_puzzle import (
+    CaseClue,
     ClueOptions,
-    Puzzle,
-    Solution,
+    DraftCase,
     Style,
     choose_clues,
     draw_draft,
-    grade_of,
-    solve,
     write,
 )
 from art_tasks.clue_solver import VICTIM
@@ -67,17 +65,17 @@ _LISTS = ("Suspects", "Rooms", "Hours", "Weapons", "Motives")
 LABELS = ascii_uppercase
 
 
-def write_prompt(puzzle: Puzzle, style: Style) -> str:
+def write_prompt(case: DraftCase, clues: Sequence[CaseClue], style: Style) -> str:
     """Write the message of the user. Lists without words are left out."""
-    cast = puzzle.cast
+    cast = case.model.cast
     lists = (cast.suspects, cast.rooms, cast.hours, cast.weapons, cast.motives)
     lines = [f"{name}: {', '.join(words)}" for name, words in zip(_LISTS, lists, strict=True) if words]
-    clues = [f"- {write(clue, cast, style)}" for clue in puzzle.clues]
+    told = [f"- {write(clue, cast, style)}" for clue in clues]
     asked = [
         f"{label}. {_QUESTIONS[style][one.fact].format(p=cast.people[one.person], h=cast.hours[one.hour])}"
-        for label, one in zip(LABELS, puzzle.questions, strict=False)
+        for label, one in zip(LABELS, case.questions, strict=False)
     ]
-    return "\n".join([*lines, "Clues:", *clues, "Questions:", *asked])
+    return "\n".join([*lines, "Clues:", *told, "Questions:", *asked])
 
 
 _SPLIT_OF_TENTH: dict[int, Split] = {8: "val", 9: "test"}  # the other eight tenths are for training
@@ -113,38 +111,28 @@ class TemporalClue(Task):
         """Make `count` cases. The hash of a case's words, questions and answers decides its split.
 
         Raises:
-            ConfigError: there are no puzzles of the wanted difficulty.
+            ConfigError: even all clues leave an answer open in every case of this size.
         """
         rng = random.Random(derive_seed(self.name, split, seed))
         return [self.scenario(split, seed, index, self._inputs(*self._draw(split, rng))) for index in range(count)]
 
-    def _draw(self, split: Split, rng: random.Random) -> tuple[Puzzle, Solution]:
-        options = self.options
+    def _draw(self, split: Split, rng: random.Random) -> tuple[DraftCase, list[CaseClue]]:
+        """Draw a case, and clues from which its answers follow."""
         for _ in range(_MAX_TRIES):
-            draft = draw_draft(options, rng)
-            while _SPLIT_OF_TENTH.get(derive_seed(draft.content) % 10, "train") != split:
-                draft = draw_draft(options, rng)
-            clues = choose_clues(draft, options, rng)
-            if clues is not None:
-                puzzle = Puzzle(cast=draft.model.cast, clues=tuple(clues), questions=draft.questions)
-                solution = solve(puzzle)
-                if options.difficulty in ("any", grade_of(solution.num_assumptions)):
-                    return puzzle, solution
-        raise ConfigError(
-            f"task {self.name!r}: found no {options.difficulty} puzzle in {_MAX_TRIES} tries. Choose another "
-            "`difficulty`; for harder puzzles also more `suspects`, `rooms` or `hours`, `statements=all` and fewer "
-            "`redundant` clues"
-        )
+            case = draw_draft(self.options, rng)
+            while _SPLIT_OF_TENTH.get(derive_seed(case.content) % 10, "train") != split:
+                case = draw_draft(self.options, rng)
+            if (clues := choose_clues(case, self.options, rng)) is not None:
+                return case, clues
+        raise ConfigError(f"task {self.name!r}: found no puzzle in {_MAX_TRIES} tries; choose `statements=all`")
 
-    def _inputs(self, puzzle: Puzzle, solution: Solution) -> dict[str, Any]:
+    def _inputs(self, case: DraftCase, clues: Sequence[CaseClue]) -> dict[str, Any]:
         return {
-            "prompt": write_prompt(puzzle, self.options.style),
-            "facts": {label: question.fact for label, question in zip(LABELS, puzzle.questions, strict=False)},
-            "options": _options_of(puzzle),
-            "answers": dict(zip(LABELS, solution.answers, strict=False)),
-            "difficulty": grade_of(solution.num_assumptions),
-            "num_assumptions": solution.num_assumptions,
-            "num_clues": len(puzzle.clues),
+            "prompt": write_prompt(case, clues, self.options.style),
+            "facts": {label: question.fact for label, question in zip(LABELS, case.questions, strict=False)},
+            "options": _options_of(case),
+            "answers": dict(zip(LABELS, case.answers, strict=False)),
+            "num_clues": len(clues),
         }
 
     async def rollout(
@@ -152,8 +140,7 @@ class TemporalClue(Task):
     ) -> Trajectory:
         inputs = scenario.inputs
         trajectory = Trajectory(
-            messages_and_choices=_opening(inputs["prompt"]),
-            metadata={"scenario_id": scenario.id, "difficulty": inputs["difficulty"]},
+            messages_and_choices=_opening(inputs["prompt"]), metadata={"scenario_id": scenario.id}
         )
         choice = await sample_answer(
             model, trajectory, step=step, temperature=1.0, max_completion_tokens=self.options.max_completion_tokens,
@@ -177,12 +164,12 @@ class TemporalClue(Task):
 
     def play(self, rng: random.Random, skill: float) -> Conversation:
         """Answer a case of the training split. An answer is right with probability `skill`, else any of its list."""
-        puzzle, solution = self._draw("train", rng)
+        case, clues = self._draw("train", rng)
         answers = [
             f"{label}. {answer if rng.random() < skill else rng.choice(words)}"
-            for (label, words), answer in zip(_options_of(puzzle).items(), solution.answers, strict=True)
+            for (label, words), answer in zip(_options_of(case).items(), case.answers, strict=True)
         ]
-        opening = _opening(write_prompt(puzzle, self.options.style))
+        opening = _opening(write_prompt(case, clues, self.options.style))
         return Conversation(messages=[*opening, {"role": "assistant", "content": "\n".join(answers)}])
 
     def player(self, scenario: Scenario, *, rollout_index: int = 0) -> Player:
@@ -200,10 +187,9 @@ def _opening(prompt: str) -> list[Any]:
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
 
 
-def _options_of(puzzle: Puzzle) -> dict[str, list[str]]:
-    return {
-        label: list(question.options(puzzle.cast)) for label, question in zip(LABELS, puzzle.questions, strict=False)
-    }
+def _options_of(case: DraftCase) -> dict[str, list[str]]:
+    pairs = zip(LABELS, case.questions, strict=False)
+    return {label: list(question.options(case.model.cast)) for label, question in pairs}
 
 
 SHARE, ALL_RIGHT, UNREADABLE = 0.8, 0.2, -0.2

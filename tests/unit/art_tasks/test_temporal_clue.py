@@ -126,7 +126,7 @@ def test_play_is_legal_and_as_good_as_its_skill() -> None:
         ({"weapons": 3}, "`weapons` must be 0 or at least `suspects` \\(4\\), got 3"),
         ({"suspects": 2, "hours": 1, "weapons": 0, "motives": 0, "questions": 8}, "`questions` must be at most 5"),
         ({"rooms": 1}, "rooms"),
-        ({"difficulty": "fiendish"}, "easy, medium, hard"),
+        ({"difficulty": "hard"}, "has no option 'difficulty'"),
         ({"clues": 3}, "has no option 'clues'"),
     ],
 )
