@@ -2,14 +2,13 @@
 
     invoke_agent NAME             the rollout; events `gen_ai.evaluation.result` for the reward and each judge's score
       chat PROJECT/NAME           each answer of the model
-      execute_tool TOOL           each tool call that got an answer
 
 Every id is a hash of the rollout's place in the log and of its content, so a repeated delivery has the same ids. Texts
 (messages, tools, judges' explanations, metadata) are left out unless `SpanSettings.content` asks for them.
 
-A choice that our server sampled names the start and end of its request. Nothing else in a log has times of its own, so
-these are estimated, and marked: choices of another endpoint share the gap between their neighbours evenly, and a tool
-call fills the gap between the answer that asked for it and the next request.
+A choice that our server sampled names the start and end of its request. Nothing else in a log has times of its own:
+choices of another endpoint get those of their rollout, marked as estimated. Tool calls have no spans, since nobody
+knows when they ran; their arguments and results are in the messages.
 
 The forms of messages and tools are those of the conventions' JSON schemas for `gen_ai.input.messages`,
 `gen_ai.output.messages` and `gen_ai.tool.definitions`. Each attribute holds JSON text that stays valid below its limit:
@@ -197,13 +196,14 @@ class _Rollout:
         history, rewards = self._histories[number], self._trajectory.turn_rewards if number == 0 else []
         items = history.messages_and_choices
         places = [i for i, item in enumerate(items) if is_choice(item)]
-        periods = _choice_periods([items[i] for i in places], self._period)
         spans = []
-        for turn, (place, period) in enumerate(zip(places, periods, strict=True)):
+        for turn, place in enumerate(places):
             recorded = exchange_id(items[place])
             if recorded and recorded in sent:
                 continue
             sent.add(recorded)
+            unknown = Period(self._period.start, self._period.end, is_estimated=True)
+            period = _recorded_period(items[place]) or unknown
             attributes = self._conversation | _chat_attributes(self._place.run, items[place]) | {"art.history": number}
             if self._texts:
                 attributes |= self._texts[number].request(place)
@@ -211,11 +211,6 @@ class _Rollout:
             reward = finite_number(rewards[turn]) if turn < len(rewards) else None
             events = [] if reward is None else [_evaluation(period.end, "turn_reward", reward, None, recorded)]
             spans.append(self._trace.span(("chat", number, place, recorded), name, period, attributes, events))
-            until = periods[turn + 1].start if turn + 1 < len(periods) else self._period.end
-            between = Period(period.end, max(period.end, until), is_estimated=True)
-            for k, call in enumerate(_tool_attributes(history, place, self._settings)):
-                name = f"execute_tool {call['gen_ai.tool.name']}"
-                spans.append(self._trace.span(("tool", number, place, k), name, between, self._conversation | call))
         return spans
 
 
@@ -253,39 +248,6 @@ def _chat_attributes(run: Run, choice: Any) -> dict[str, Value]:
         if (count := _count(_exchange(choice).get(key))) is not None:
             attributes[f"gen_ai.usage.{name}_tokens"] = count
     return attributes
-
-
-def _tool_attributes(history: History, place: int, settings: SpanSettings) -> list[dict[str, Value]]:
-    """Attributes of each call of the answer at `place` that a tool answered before the next request.
-
-    A call without an answer may never have run, so it is left out.
-    """
-    results: dict[str, Mapping[str, Any]] = {}
-    for item in history.messages_and_choices[place + 1 :]:
-        if is_choice(item):
-            break
-        if isinstance(item, Mapping) and item.get("role") == "tool":
-            results.setdefault(str(item.get("tool_call_id")), item)
-    calls = []
-    for call in _calls(to_message(history.messages_and_choices[place])):
-        call_id, name = call["id"], call["name"]
-        if call_id is None or call_id not in results:
-            continue
-        attributes: dict[str, Value] = {
-            "gen_ai.operation.name": "execute_tool",
-            "gen_ai.tool.name": name[:MAX_NAME],
-            "gen_ai.tool.call.id": call_id[:MAX_NAME],
-            "gen_ai.tool.type": "function",
-        }
-        if settings.content:
-            limit = settings.max_characters
-            attributes["gen_ai.tool.call.arguments"] = short_text(to_json(call["arguments"]), limit)
-            attributes["gen_ai.tool.call.result"] = short_text(tool_result(results[call_id]), limit)
-            described = (one.get("description") for one in map(_definition, history.tools or ()) if one["name"] == name)
-            if (description := next((text for text in described if isinstance(text, str)), None)) is not None:
-                attributes["gen_ai.tool.description"] = short_text(description, limit)
-        calls.append(attributes)
-    return calls
 
 
 def _scores(trajectory: Trajectory, *, with_reasons: bool) -> list[tuple[str, float, str | None]]:
@@ -347,20 +309,6 @@ def _rollout_period(trajectory: Trajectory, choices: Sequence[Any]) -> Period:
     ended = None if begun is None or duration is None or duration < 0 else _seconds(start + duration)
     end = max([start if ended is None else ended, *(period.end for period in known)])
     return Period(min([start, *starts]), end, is_estimated=ended is None)
-
-
-def _choice_periods(choices: Sequence[Any], rollout: Period) -> list[Period]:
-    """The period of each choice of one conversation. Those of unknown time share the gap between their neighbours."""
-    known = [_recorded_period(choice) for choice in choices]
-    periods: list[Period] = []
-    for i, period in enumerate(known):
-        if period is None:
-            left = periods[-1].end if periods else rollout.start
-            later = [(k, one.start) for k, one in enumerate(known) if k > i and one is not None]
-            following, right = later[0] if later else (len(known), rollout.end)
-            period = Period(left, left + max(0.0, right - left) / (following - i), is_estimated=True)
-        periods.append(period)
-    return periods
 
 
 def _seconds(value: Any) -> float | None:

@@ -11,20 +11,18 @@ from collections.abc import Mapping
 from typing import Any
 
 INTERNAL, CLIENT = 1, 3
-KINDS = {"invoke_agent": INTERNAL, "chat": CLIENT, "execute_tool": INTERNAL}
+KINDS = {"invoke_agent": INTERNAL, "chat": CLIENT}
 REQUIRED = {
     "invoke_agent": {"gen_ai.provider.name": str, "gen_ai.agent.name": str, "gen_ai.conversation.id": str},
     "chat": {"gen_ai.provider.name": str, "gen_ai.request.model": str, "gen_ai.conversation.id": str},
-    "execute_tool": {"gen_ai.tool.name": str},
 }
 TYPES = {
     "gen_ai.usage.input_tokens": int, "gen_ai.usage.output_tokens": int, "gen_ai.response.finish_reasons": list,
-    "gen_ai.response.id": str, "gen_ai.response.model": str, "gen_ai.tool.call.id": str, "gen_ai.tool.type": str,
-    "gen_ai.agent.version": str, "error.type": str, "gen_ai.tool.description": str,
+    "gen_ai.response.id": str, "gen_ai.response.model": str,
+    "gen_ai.agent.version": str, "error.type": str,
 }  # fmt: skip
 OPT_IN = {
     "gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.system_instructions", "gen_ai.tool.definitions",
-    "gen_ai.tool.call.arguments", "gen_ai.tool.call.result",
 }  # fmt: skip
 PARTS: dict[str, dict[str, Any]] = {
     "text": {"content": str},
@@ -44,7 +42,7 @@ def check_span(name: str, kind: int, attributes: Mapping[str, Any]) -> None:
     assert kind == KINDS[operation], f"{operation} has kind {kind}"
     for key, of in REQUIRED[operation].items():
         assert isinstance(attributes.get(key), of), f"{operation} has no {key}"
-    target = {"invoke_agent": "agent.name", "chat": "request.model", "execute_tool": "tool.name"}[operation]
+    target = {"invoke_agent": "agent.name", "chat": "request.model"}[operation]
     assert name == f"{operation} {attributes[f'gen_ai.{target}']}"
     for key, of in TYPES.items():
         assert key not in attributes or isinstance(attributes[key], of), f"{key} is {attributes[key]!r}"
@@ -62,9 +60,6 @@ def check_event(name: str, attributes: Mapping[str, Any]) -> None:
 
 def check_content(key: str, text: str) -> None:
     """Assert that an attribute with content follows its JSON schema."""
-    if key in ("gen_ai.tool.call.arguments", "gen_ai.tool.call.result"):
-        assert isinstance(text, str)
-        return
     items = json.loads(text)
     assert isinstance(items, list)
     for item in items:

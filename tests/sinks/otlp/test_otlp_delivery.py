@@ -122,7 +122,7 @@ async def test_a_resumed_run_sends_each_rollout_once(collector: Receiver, tmp_pa
     await second.close()
     places = [tuple(span.attributes[f"art.{key}"] for key in ("split", "step", "group")) for span in collector.rollouts]
     assert places == [("train", 1, 0), ("train", 1, 1), ("val", 2, 0)]
-    assert len({(span.trace_id, span.span_id) for span in collector.spans}) == len(collector.spans) == 12
+    assert len({(span.trace_id, span.span_id) for span in collector.spans}) == len(collector.spans) == 9
 
 
 async def test_a_collector_that_goes_away_and_comes_back_gets_all(
@@ -143,7 +143,7 @@ async def test_a_collector_that_goes_away_and_comes_back_gets_all(
         await asyncio.to_thread(wait_until, lambda: len(after.rollouts) == 1)
         await model.close()
     assert after.rollouts[0].attributes["art.step"] == 2
-    assert len(after.spans) == 4
+    assert len(after.spans) == 3
 
 
 def test_a_busy_collector_is_left_alone_for_as_long_as_it_asks(
@@ -155,7 +155,7 @@ def test_a_busy_collector_is_left_alone_for_as_long_as_it_asks(
         sink.groups(groups())
     assert caught.value.retry_after_s == 30
     sink.groups(groups())
-    assert len(collector.spans) == 8
+    assert len(collector.spans) == 6
 
 
 def test_the_rest_of_a_partial_success_is_not_repeated(collector: Receiver, tmp_path: Path) -> None:
