@@ -5,7 +5,6 @@
     art launch status
     art launch tunnel gpu-box                    keep it running: it makes the server reachable here
     art launch logs gpu-box --follow
-    art launch pull gpu-box games/agent --to ./checkpoints
     art launch stop gpu-box                      its data stays; the next launch goes on with it
     art launch down gpu-box --delete-data
 
@@ -29,7 +28,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from art.cli.arguments import ModelArgument
 from art.cli.output import duration, print_table, run_coroutine
 from art.config import ServerConfig
 from art.errors import ArtError, ConfigError, NotFoundError, StorageError
@@ -46,7 +44,6 @@ _NAMED = {
     "status": "show the servers that were launched here, or one of them",
     "logs": "print the last lines of a server's log, and with --follow what comes",
     "tunnel": "make a server reachable on this machine until Ctrl-C, and start it again whenever it dies",
-    "pull": "fetch the newest checkpoints of a server's models",
     "stop": "stop a server; its data stays where it is",
     "down": "stop a server and delete its environment, key and settings; the record here stays as long as its data",
 }
@@ -88,9 +85,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         if name == "logs":
             action.add_argument("--lines", type=int, default=50, help="number of lines (default: 50)")
             action.add_argument("--follow", action="store_true", help="go on until Ctrl-C")
-        if name == "pull":
-            action.add_argument("model", nargs="?", metavar="PROJECT/NAME", help="(default: all models)")
-            action.add_argument("--to", default="checkpoints", metavar="FOLDER", help="(default: checkpoints)")
         if name == "down":
             action.add_argument("--delete-data", action="store_true", help="delete its models and checkpoints too")
 
@@ -101,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         return run_coroutine(launch(launched, args))
     if args.action == "status":
         return run_coroutine(show_status(launched, args.server))
-    act = {"logs": logs, "tunnel": tunnel, "pull": pull, "stop": stop, "down": down}[args.action]
+    act = {"logs": logs, "tunnel": tunnel, "stop": stop, "down": down}[args.action]
     return run_coroutine(act(launched, launched.find(args.server), args))
 
 
@@ -189,29 +183,6 @@ async def tunnel(launched: Launched, record: LaunchRecord, args: argparse.Namesp
         print(f"{record.name} is reachable at {record.url} until Ctrl-C")
         _print_use(launched, record)
         await asyncio.Event().wait()
-    return 0
-
-
-async def pull(launched: Launched, record: LaunchRecord, args: argparse.Namespace) -> int:
-    """Fetch the newest checkpoint of one model or of all, each as FOLDER/project/name/step."""
-    backend = backend_of(record)
-    backend.local_port = None  # a free one, since `art launch tunnel` may hold the recorded one
-    async with backend:
-        client = await backend.open()
-        if args.model is not None:
-            models = [args.model]
-        else:
-            models = sorted(
-                {card.id.partition("@")[0] for card in await client.list_models() if not card.is_base_model}
-            )
-        if not models:
-            raise NotFoundError(f"the server {record.name!r} has no models")
-        for text in models:
-            model = ModelArgument.parse(text)
-            step = (await client.model_status(model.project, model.name)).step
-            folder = Path(args.to) / model.project / model.name / f"{step:04d}"
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            print(await backend.download_checkpoint(model, folder, step=step), flush=True)
     return 0
 
 

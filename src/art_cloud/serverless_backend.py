@@ -56,11 +56,8 @@ from art_cloud.serverless_service import (
 )
 from art_cloud.serverless_steps import ServiceTraining, StepWork
 
-BASE_URLS = {
-    "wandb": "https://api.training.wandb.ai/v1",
-    "coreweave": "https://forge.coreweave.com/api/training/v1",
-}
-"""Known addresses of the service. Both are given by its documentation."""
+BASE_URL = "https://api.training.wandb.ai/v1"
+"""Address of the service by its documentation, which also gives https://forge.coreweave.com/api/training/v1."""
 _NO_SERVER = "the service is no ART server"
 _NO_PROMOTION = "the service has no promoted name; ask a step by `model.get_inference_name(step)`"
 _NO_FILES = "the service gives no files; a checkpoint is an artifact in W&B, see docs/serverless.md"
@@ -175,8 +172,7 @@ class ServerlessBackend(Backend):
         """
         Args:
             api_key: W&B's API key; by default the variable WANDB_API_KEY.
-            base_url: address of the service with `/v1` at its end, or "wandb" or "coreweave" for the known ones; by
-                default that of "wandb".
+            base_url: address of the service with `/v1` at its end; by default `BASE_URL`.
             entity: team or user in W&B that owns the models; by default the variable WANDB_ENTITY, or the owner of the
                 key.
             path: folder in which the jobs that were sent are written down, `<project>/models/<name>/sent_jobs.json`.
@@ -195,14 +191,10 @@ class ServerlessBackend(Backend):
         self._entity = entity or os.environ.get("WANDB_ENTITY") or None
         self._data = DataDir(Path(path).expanduser().resolve())
         self._patience = patience or Patience()
-        url = BASE_URLS.get(base_url or "wandb", base_url or "").rstrip("/")
+        url = (base_url or BASE_URL).rstrip("/")
         check_no_userinfo(url, "base_url")
         if not url.startswith(("http://", "https://")):
-            raise ConfigError(
-                f"base_url must be an address like {BASE_URLS['wandb']}, or {' or '.join(map(repr, BASE_URLS))}; got "
-                f"{base_url!r}",
-                param="base_url",
-            )
+            raise ConfigError(f"base_url must be an address like {BASE_URL}, got {base_url!r}", param="base_url")
         self._service = Service(url, key, self._patience)
         self._trainings: dict[str, ServiceTraining] = {}
 

@@ -46,17 +46,12 @@ _NO_ANSWER = re.compile(
 
 
 class Sky:
-    """SkyPilot's program `sky`, which is looked for when it is first needed.
+    """SkyPilot's program, that of ART_SKY or else `sky` on PATH, which is looked for when it is first needed.
 
     It is used as a program from an environment of its own, since the versions that it needs fight those of others.
     """
 
-    def __init__(self, executable: str | Path | None = None) -> None:
-        """
-        Args:
-            executable: path of the program; by default that of ART_SKY, then `sky` on PATH.
-        """
-        self._executable = str(executable) if executable else None
+    def __init__(self) -> None:
         self._found: str | None = None
 
     async def find(self) -> str:
@@ -78,7 +73,7 @@ class Sky:
         return self._found
 
     def _locate(self) -> str:
-        named = self._executable or os.environ.get(EXECUTABLE_VARIABLE) or "sky"
+        named = os.environ.get(EXECUTABLE_VARIABLE) or "sky"
         path = shutil.which(str(Path(named).expanduser()))
         if path is None:
             raise ConfigError(
@@ -157,10 +152,6 @@ class SkyConfig:
     """Region of that cloud, or context of Kubernetes."""
     spot: bool = False
     """Whether to take a machine that is cheaper, and that its cloud may take away at any time."""
-    disk_gb: int | None = None
-    """Size of the machine's disk in GB; by default SkyPilot's, 256 GB on most clouds."""
-    image: str | None = None
-    """Image of the machine, as SkyPilot names it: `docker:owner/image:tag`, or the id of a cloud's image."""
     idle_minutes: int = 30
     """Minutes without rollouts and jobs after which the machine goes, whether or not a client is connected."""
     on_idle: Literal["stop", "down"] | None = None
@@ -169,9 +160,7 @@ class SkyConfig:
     volume: str | None = None
     """SkyPilot volume (`sky volumes`) for the server and its data, which outlives the machine."""
     resources: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of SkyPilot's `resources`, such as `{"cpus": "16+", "max_hourly_cost": 4.0}`."""
-    sky: str | None = None
-    """Path of SkyPilot's program `sky`; see `Sky`."""
+    """Further fields of SkyPilot's `resources`, such as `{"cpus": "16+", "disk_size": 500, "image_id": "docker:a/b"}`."""
     ssh_config: str | None = None
     """Configuration file of ssh in place of `~/.ssh/config`, into which SkyPilot writes the names of its machines."""
 
@@ -208,7 +197,7 @@ class SkyConfig:
         resources = {
             "infra": self.cloud and self.cloud + (f"/{self.region}" if self.region else ""),
             "accelerators": self.gpu and (self.gpu if ":" in self.gpu else f"{self.gpu}:1"),
-            "use_spot": self.spot or None, "disk_size": self.disk_gb, "image_id": self.image, **self.resources,
+            "use_spot": self.spot or None, **self.resources,
             "autostop": {"idle_minutes": sky_minutes, "down": deletes, "wait_for": "jobs_and_ssh"},
         }  # fmt: skip
         task: dict[str, Any] = {"name": cluster, "num_nodes": 1}
@@ -228,20 +217,6 @@ class SkyConfig:
         """A command for the shell of the machine that makes the folder of the server, and of its data."""
         own = f"[ -w {VOLUME_PATH} ] || sudo chown $(id -u) {VOLUME_PATH}; " if self.volume is not None else ""
         return f"{own}mkdir -p {shell_path(folder)}/data"
-
-
-def write_yaml(value: Mapping[str, Any], indent: int = 0) -> str:
-    """Write a mapping as YAML. Texts of several lines become blocks; the rest is written as JSON, which YAML reads."""
-    lines = []
-    for key, item in value.items():
-        head = f"{' ' * indent}{key}:"
-        if isinstance(item, Mapping) and item:
-            lines += [head, write_yaml(item, indent + 2).rstrip("\n")]
-        elif isinstance(item, str) and "\n" in item:
-            lines += [f"{head} |", *(f"{' ' * (indent + 2)}{line}".rstrip() for line in item.splitlines())]
-        else:
-            lines.append(f"{head} {json.dumps(item)}")
-    return "\n".join(lines) + "\n"
 
 
 class SkyPilotBackend(SshBackend):
@@ -295,7 +270,7 @@ class SkyPilotBackend(SshBackend):
         self.cluster = cluster
         self.environment: dict[str, str] = {}
         """Variables of the server on the machine, such as HF_TOKEN. Set them before the first use."""
-        self._sky = Sky(self.config.sky)
+        self._sky = Sky()
         self._home_copy = Path("~/.art/clusters").expanduser() / cluster
 
     @classmethod
@@ -342,8 +317,8 @@ class SkyPilotBackend(SshBackend):
         return backend
 
     def task(self) -> str:
-        """Return the content of the task file for SkyPilot, as YAML."""
-        return write_yaml(self.config.task(self.cluster, self.server_folder))
+        """Return the content of the task file for SkyPilot, as JSON, which YAML contains."""
+        return json.dumps(self.config.task(self.cluster, self.server_folder), indent=2) + "\n"
 
     async def is_up(self) -> bool:
         """Whether the cloud says that the machine runs now."""

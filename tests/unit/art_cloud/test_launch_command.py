@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -107,19 +106,6 @@ def test_data_that_was_left_can_still_be_deleted(machine: FakeMachine, capsys: p
     assert capsys.readouterr().err.endswith("box is down\n")
     assert not machine.server_folder.exists()
     assert Launched().names() == []
-
-
-def test_pulling_needs_no_port_that_an_open_tunnel_holds(
-    machine: FakeMachine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(list(LAUNCH)) == 0
-    record = Launched().find("box")
-    with socket.create_server(("127.0.0.1", record.local_port)):
-        main(["launch", "pull", "box"])
-    said = capsys.readouterr().err
-    assert "ready at http://127.0.0.1:" in said
-    assert "in use" not in said
-    assert Launched().find("box").url == record.url
 
 
 @pytest.mark.slow

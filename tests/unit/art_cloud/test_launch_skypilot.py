@@ -33,11 +33,11 @@ def test_a_dry_run_shows_the_task_file_and_rents_nothing(sky: FakeSky, capsys: p
     assert main(["launch", *words, "--source", "art==1.2.3", "--name", CLUSTER, "--dry-run"]) == 0
     printed = capsys.readouterr().out
     for line in (
-        '  infra: "aws/us-east-1"',
-        '  accelerators: "H100:1"',
-        "  use_spot: true",
+        '"infra": "aws/us-east-1",',
+        '"accelerators": "H100:1",',
+        '"use_spot": true,',
     ):
-        assert f"{line}\n" in printed
+        assert f"    {line}\n" in printed
     assert "-mmin -115 " in printed
     assert sky.calls("launch") == []
     assert sky.clusters() == {}

@@ -14,13 +14,13 @@ import pytest
 import yaml
 
 from art.errors import ConfigError, MachineError, UnreachableError
-from art_cloud.skypilot_backend import Sky, SkyConfig, SkyPilotBackend, write_yaml
+from art_cloud.skypilot_backend import Sky, SkyConfig, SkyPilotBackend
 from tests.support.fake_sky import RECORDED, FakeSky
 
 FOLDER = "~/.art/servers/art"
 
 
-async def test_the_program_is_that_of_the_option_then_of_the_variable_then_of_path(
+async def test_the_program_is_that_of_the_variable_then_of_path(
     sky: FakeSky, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     on_path = sky.machine.bin_dir / "sky"
@@ -30,9 +30,9 @@ async def test_the_program_is_that_of_the_option_then_of_the_variable_then_of_pa
     other.chmod(0o755)
     monkeypatch.setenv("ART_SKY", str(other))
     assert await Sky().find() == str(other)
-    assert await Sky(on_path).find() == str(on_path)
+    monkeypatch.setenv("ART_SKY", "/nowhere/sky")
     with pytest.raises(ConfigError, match=r"'/nowhere/sky'.*uv tool install"):
-        await Sky("/nowhere/sky").find()
+        await Sky().find()
 
 
 async def test_scripts_and_settings_of_the_callers_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -46,10 +46,11 @@ async def test_scripts_and_settings_of_the_callers_folder(monkeypatch: pytest.Mo
     program.chmod(0o755)
     (folder / "sky.py").write_text("print('mine')")
     monkeypatch.chdir(folder)
-    for named in (program, Path("../bin/sky")):
-        assert (await Sky(named).run("status")).split() == ["version", "0.14.0", "None"]
+    for named in (Path("../bin/sky"), program):
+        monkeypatch.setenv("ART_SKY", str(named))
+        assert (await Sky().run("status")).split() == ["version", "0.14.0", "None"]
     (folder / ".sky.yaml").write_text("{}")
-    assert (await Sky(program).run("status")).split() == ["version", "0.14.0", f"{folder}/.sky.yaml", "None"]
+    assert (await Sky().run("status")).split() == ["version", "0.14.0", f"{folder}/.sky.yaml", "None"]
 
 
 @pytest.mark.parametrize(("version", "is_new_enough"), [("0.9.3", False), ("0.13.0", False), ("0.14.1", True),
@@ -115,15 +116,14 @@ def test_a_name_that_skypilot_would_not_take_is_refused(name: str) -> None:
 
 
 def test_the_task_file_is_yaml_that_says_what_was_asked_for() -> None:
-    made = SkyConfig(gpu="H100", cloud="aws", region="us-east-1", spot=True, disk_gb=500, image="docker:a/b:1",
-                     resources={"cpus": "16+", "labels": {"team": "x: y"}}).task("art", FOLDER)  # fmt: skip
-    text = write_yaml(made)
+    config = SkyConfig(gpu="H100", cloud="aws", region="us-east-1", spot=True,
+                       resources={"cpus": "16+", "labels": {"team": "x: y"}})  # fmt: skip
+    backend = SkyPilotBackend(config=config)
+    made, text = config.task("art", backend.server_folder), backend.task()
     assert yaml.safe_load(text) == made
-    assert "\nrun: |\n  # Ends 25 minutes after" in text
     assert "ports" not in text
     assert made["resources"] == {
-        "infra": "aws/us-east-1", "accelerators": "H100:1", "use_spot": True, "disk_size": 500,
-        "image_id": "docker:a/b:1", "cpus": "16+", "labels": {"team": "x: y"},
+        "infra": "aws/us-east-1", "accelerators": "H100:1", "use_spot": True, "cpus": "16+", "labels": {"team": "x: y"},
         "autostop": {"idle_minutes": 5, "down": True, "wait_for": "jobs_and_ssh"},
     }  # fmt: skip
 

@@ -142,7 +142,7 @@ async def test_older_code_makes_a_cluster_and_restarts_its_server(sky: FakeSky, 
     backend = await initialize()
     pid = (await (await backend.open()).health())["pid"]
     assert (sky.machine.server_folder / "environment.sh").read_text() == "export HF_TOKEN=hf_1\n"
-    assert '  infra: "lambda"\n' in sky.task()
+    assert '"infra": "lambda"' in sky.task()
     assert "7999" not in sky.task()
     await backend.close()
     backend = await initialize(force_restart=True)

@@ -6,13 +6,14 @@ home directory made for the test, with a catalogue of three machines.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from art_cloud.skypilot_backend import SkyConfig, write_yaml
+from art_cloud.skypilot_backend import SkyConfig
 
 PYTHON = os.environ.get("ART_SKYPILOT_PYTHON", "")
 pytestmark = [
@@ -25,8 +26,10 @@ pytestmark = [
 CONFIGS = {
     "plain": SkyConfig(gpu="H100:1", cloud="lambda"),
     "spot": SkyConfig(gpu="H100:1", cloud="runpod", spot=True, resources={"cpus": "8+", "max_hourly_cost": 3.0}),
-    "kept": SkyConfig(gpu="A100:1", cloud="lambda", region="us-west-3", on_idle="stop", disk_gb=500),
-    "volume": SkyConfig(gpu="H100:1", cloud="kubernetes", volume="alice-disk", image="docker:python:3.12"),
+    "kept": SkyConfig(gpu="A100:1", cloud="lambda", region="us-west-3", on_idle="stop", resources={"disk_size": 500}),
+    "volume": SkyConfig(
+        gpu="H100:1", cloud="kubernetes", volume="alice-disk", resources={"image_id": "docker:python:3.12"}
+    ),
 }
 _CATALOGUE = {
     "lambda/vms.csv": """\
@@ -73,7 +76,7 @@ def files(tmp_path: Path) -> dict[str, Path]:
     paths = {}
     for name, config in CONFIGS.items():
         paths[name] = tmp_path / f"{name}.sky.yaml"
-        paths[name].write_text(write_yaml(config.task(f"art-{name}", "~/.art/servers/art")))
+        paths[name].write_text(json.dumps(config.task(f"art-{name}", "~/.art/servers/art")))
     for name, text in _CATALOGUE.items():
         path = tmp_path / "home" / ".sky" / "catalogs" / "v8" / name
         path.parent.mkdir(parents=True, exist_ok=True)
