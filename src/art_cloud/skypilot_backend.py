@@ -160,7 +160,7 @@ class SkyConfig:
     volume: str | None = None
     """SkyPilot volume (`sky volumes`) for the server and its data, which outlives the machine."""
     resources: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of SkyPilot's `resources`, such as `{"cpus": "16+", "disk_size": 500, "image_id": "docker:a/b"}`."""
+    """Further fields of SkyPilot's `resources`, such as `{"disk_size": 500, "image_id": "docker:a/b"}`."""
     ssh_config: str | None = None
     """Configuration file of ssh in place of `~/.ssh/config`, into which SkyPilot writes the names of its machines."""
 

@@ -57,8 +57,7 @@ def read_series(run: RunFiles, query: SeriesQuery) -> SeriesAnswer:
             as_series(name, thin(curve(run, name, query.first, query.last), query.max_points))
             for name in dict.fromkeys(query.metric)
         ]
-        damaged = run.history.num_damaged
-    return SeriesAnswer(series=series, num_unreadable_lines=damaged)
+    return SeriesAnswer(series=series)
 
 
 def curve(run: RunFiles, metric: str, first: int | None = None, last: int | None = None) -> list[CurvePoint]:

@@ -5,8 +5,8 @@ Of the index: where it lies, its tables, its connections, and the language of se
     runs -1:n- files -1:n- rollouts -1:1- words (FTS5, without the texts themselves)
                     `-1:n- sums (of rewards and metrics, for intervals)
 
-A file is `trajectories/<split>/<step>.jsonl`, or the plan records of a step whose rollouts nobody logged. The index can
-be deleted while nobody shows the page. One that is damaged when it is opened, or of an older form, is made again.
+A file is `trajectories/<split>/<step>.jsonl`. The index can be deleted while nobody shows the page. One that is damaged
+when it is opened, or of an older form, is made again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ABSENT = ("no such table", "no such column")
-FORMAT = 2
+FORMAT = 3
 """Number of the tables' form. An index of another form is made again."""
 BUSY_TIMEOUT_S = 10.0
 _RESTART = "restart what shows the page, `art view` or the server"
@@ -46,7 +46,7 @@ CREATE TABLE IF NOT EXISTS runs (
 CREATE TABLE IF NOT EXISTS files (
     id INTEGER PRIMARY KEY AUTOINCREMENT, run INTEGER NOT NULL, split TEXT NOT NULL, step INTEGER NOT NULL,
     size INTEGER NOT NULL, changed_ns INTEGER NOT NULL, plan_ns INTEGER NOT NULL,
-    num_groups INTEGER NOT NULL, num_rollouts INTEGER NOT NULL, num_damaged INTEGER NOT NULL,
+    num_groups INTEGER NOT NULL, num_rollouts INTEGER NOT NULL,
     UNIQUE (run, split, step)
 );
 CREATE TABLE IF NOT EXISTS rollouts (

@@ -1,4 +1,4 @@
-"""What the index is made from: files of a run, rows of logged groups, and plan records of steps that nobody logged."""
+"""What the index is made from: files of a run, rows of logged groups, and what training did with them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ from datetime import UTC, datetime
 from itertools import chain, takewhile
 from pathlib import Path
 from stat import S_ISREG
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import orjson
 
 from art.errors import InvalidRequestError
-from art.record.recorder import Exchange, Recorder
-from art.record.rollout_store import rollout_histories
-from art.storage.database import Database
 from art.storage.layout import ModelPaths, validate_name
 from art.storage.step_files import RolloutPlan, read_plans
 from art.trajectory import says_policy_fault
 from art_page import conversation as talk
 from art_page.conversation import Row
-from art_page.databases import ReadOnlyDatabase, searchable
+from art_page.databases import searchable
 
 TRAIN = "train"
 
@@ -61,13 +58,11 @@ def survey(paths: ModelPaths) -> dict[Place, FileState]:
                     continue
                 plan_ns = plans.get(step, 0) if split == TRAIN else 0
                 states[split, step] = FileState(stat.st_size, stat.st_mtime_ns, plan_ns)
-    for step, changed_ns in plans.items():
-        states.setdefault((TRAIN, step), FileState(plan_ns=changed_ns))
     return states
 
 
-def read_groups(path: Path) -> Iterator[tuple[int, int, Row | None]]:
-    """Yield offset and length in bytes of each complete line, and its group; `None` for a damaged line.
+def read_groups(path: Path) -> Iterator[tuple[int, int, Row]]:
+    """Yield offset and length in bytes of each complete line, and its group. A damaged line is skipped.
 
     A last line without a newline counts if it is a JSON object. Else a writer is in the middle of it, or crashed there.
 
@@ -80,8 +75,8 @@ def read_groups(path: Path) -> Iterator[tuple[int, int, Row | None]]:
             row = read_row(line)
             if row is None and not line.endswith(b"\n"):
                 return
-            if line.strip():
-                yield offset, len(line), row if row is not None and isinstance(row.get("trajectories"), list) else None
+            if row is not None and isinstance(row.get("trajectories"), list):
+                yield offset, len(line), row
             offset += len(line)
 
 
@@ -238,39 +233,3 @@ def read_fates(folder: Path) -> dict[str, RolloutPlan]:
     groups = chain.from_iterable(record.groups for record in read_plans(folder))
     plans = chain.from_iterable(group.rollouts for group in groups)
     return {exchange_id: plan for plan in plans for exchange_id in exchanges_of(plan)}
-
-
-def planned_rollouts(database: ReadOnlyDatabase, folder: Path) -> list[list[tuple[RolloutPlan, Row]]]:
-    """Rebuild the rollouts of a step from the record, in the form of logged ones, for those that nobody logged.
-
-    Returns:
-        The groups of all jobs that ended at the step, the oldest job first: what training did with each rollout, and
-        its trajectory, without answers that have been deleted.
-    """
-    groups = [group.rollouts for record in read_plans(folder) for group in record.groups]
-    ids = chain.from_iterable(exchanges_of(plan) for group in groups for plan in group)
-    # The recorder only reads here, and needs no more of its database than that.
-    exchanges = Recorder(cast("Database", database)).find(ids)
-    return [[(plan, _as_trajectory(database, plan, exchanges)) for plan in group] for group in groups]
-
-
-def _as_trajectory(database: ReadOnlyDatabase, plan: RolloutPlan, exchanges: dict[str, Exchange]) -> Row:
-    recorded = [exchanges[i] for i in exchanges_of(plan) if i in exchanges]
-    histories: list[Row] = rollout_histories(recorded) if recorded else []
-    first: Row = histories[0] if histories else {"messages_and_choices": [], "tools": None}
-    trajectory: Row = {**first, "additional_histories": histories[1:], "reward": plan.reward, "metrics": {}}
-    trajectory["metadata"] = {}
-    if not recorded:
-        return trajectory
-    trajectory["initial_policy_version"] = recorded[0].policy_version
-    if (rollout_id := recorded[0].rollout_id) is None:
-        return trajectory
-    # What another program told about its rollout.
-    rows = database.read(
-        "SELECT scenario_id, outcome, metrics, metadata FROM rollouts WHERE project = ? AND id = ?",
-        (recorded[0].project, rollout_id),
-    )
-    scenario, outcome, metrics, metadata = rows[0] if rows else (None, None, "{}", "{}")
-    known = {"rollout_id": rollout_id, "scenario_id": scenario, "outcome": outcome}
-    told = {key: value for key, value in known.items() if value is not None}
-    return trajectory | {"metrics": orjson.loads(metrics), "metadata": {**orjson.loads(metadata), **told}}

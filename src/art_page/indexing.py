@@ -21,19 +21,16 @@ from art.metrics.groups import metric_name
 from art.metrics.scores import t_quantile
 from art.storage.layout import DataDir, ModelPaths
 from art.storage.step_files import RolloutPlan
-from art_page.databases import IndexStore, ReadOnlyDatabase
+from art_page.databases import IndexStore
 from art_page.index_files import (
-    TRAIN,
     FileState,
     Place,
     RolloutEntry,
     RolloutValues,
     group_entries,
-    planned_rollouts,
     read_fates,
     read_groups,
     survey,
-    trajectory_entry,
 )
 from art_page.rollout_answers import Indexing, Interval
 
@@ -139,7 +136,6 @@ class _Run:
     """What is known of one run, and how its files become rows of the index."""
 
     store: IndexStore
-    database: ReadOnlyDatabase
     paths: ModelPaths
     number: int
     """Number of the run in the index."""
@@ -177,19 +173,11 @@ class _Run:
 
         def index(db: sqlite3.Connection) -> None:
             self._forget(db, place)
-            row = (self.number, *place, *state, 0, 0, 0)
-            file_id = db.execute("INSERT INTO files VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row).lastrowid
+            row = (self.number, *place, *state, 0, 0)
+            file_id = db.execute("INSERT INTO files VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)", row).lastrowid
             sums: dict[str, Sums] = {}
-            num_groups = num_rollouts = num_damaged = 0
-            planned = []
-            if not state.size and place[0] == TRAIN:  # the step was trained, and nobody logged it
-                for pairs in planned_rollouts(self.database, self.paths.step(place[1])):
-                    entries = [trajectory_entry(row, {}) for _, row in pairs]
-                    planned.append(_Group(0, 0, entries, [plan for plan, _ in pairs]))
-            for group in self._logged(place, state) if state.size else planned:
-                if group is None:
-                    num_damaged += 1
-                    continue
+            num_groups = num_rollouts = 0
+            for group in self._logged(place, state):
                 for number, (entry, plan) in enumerate(zip(group.entries, group.plans, strict=True)):
                     values = entry.values
                     told: tuple[float | None, int | None, str | None] = (None, None, None)
@@ -211,8 +199,8 @@ class _Run:
                 num_rollouts += len(group.entries)
             rows = [(file_id, metric, *values) for metric, values in sums.items()]
             db.executemany("INSERT INTO sums VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
-            counts = (num_groups, num_rollouts, num_damaged, file_id)
-            db.execute("UPDATE files SET num_groups = ?, num_rollouts = ?, num_damaged = ? WHERE id = ?", counts)
+            counts = (num_groups, num_rollouts, file_id)
+            db.execute("UPDATE files SET num_groups = ?, num_rollouts = ? WHERE id = ?", counts)
 
         self.store.write(index)
 
@@ -226,18 +214,14 @@ class _Run:
         for table, column in (("rollouts", "file"), ("sums", "file"), ("files", "id")):
             db.execute(f"DELETE FROM {table} WHERE {column} = {where}", (self.number, *place))
 
-    def _logged(self, place: Place, state: FileState) -> Iterator[_Group | None]:
-        """Yield the groups of a file; `None` for a line that is damaged or has a form that nobody has thought of."""
+    def _logged(self, place: Place, state: FileState) -> Iterator[_Group]:
+        """Yield the groups of a file, without those that have a form that nobody has thought of."""
         fates = read_fates(self.paths.step(place[1])) if state.plan_ns else {}
         for offset, length, row in read_groups(self.paths.trajectories(*place)):
-            if row is None:
-                yield None
-                continue
             try:
                 entries = group_entries(row)
             except Exception:
                 logger.exception("skipped the line at byte %d of a file of %s", offset, self.paths.root)
-                yield None
                 continue
             plans = [next((fates[i] for i in entry.exchange_ids if i in fates), None) for entry in entries]
             yield _Group(offset, length, entries, plans)
@@ -246,9 +230,8 @@ class _Run:
 class Indexer:
     """Indexes the runs of a data directory on demand. Any thread may ask."""
 
-    def __init__(self, store: IndexStore, database: ReadOnlyDatabase, data_dir: DataDir) -> None:
+    def __init__(self, store: IndexStore, data_dir: DataDir) -> None:
         self.store = store
-        self._database = database
         self._data_dir = data_dir
         self._runs: dict[tuple[str, str], _Run] = {}
         self._lock = threading.Lock()
@@ -333,7 +316,7 @@ class Indexer:
         sql = "SELECT split, step, size, changed_ns, plan_ns FROM files WHERE run = ?"
         files = self.store.read(sql, (rows[0][0],))
         indexed = {(split, step): FileState(*state) for split, step, *state in files}
-        return _Run(self.store, self._database, paths, rows[0][0], indexed=indexed)
+        return _Run(self.store, paths, rows[0][0], indexed=indexed)
 
     def _update(self, run: _Run, place: Place, state: FileState) -> None:
         """Index a file. One that cannot be read is tried again when it has changed."""

@@ -95,8 +95,6 @@ class RolloutTableRow(PageAnswer):
     snippet: Snippet | None = None
     group_rewards: list[float | None] | None = None
     """In a list of rollouts, the rewards of all rollouts of its group by index, at most 32."""
-    is_logged: bool = True
-    """False for a rollout that was trained and that no script logged; it has what the server's record has."""
 
 
 class RolloutTableQuery(PageQuery):
@@ -215,8 +213,6 @@ class GroupAnswer(PageAnswer):
     num_rollouts: int
     metrics: dict[str, float | None]
     logs: list[str]
-    judges: list[RolloutJudgement]
-    """The judgement of the group as a whole, one per judge: its mean score and disagreement with itself."""
     dropped_because: str | None
     """Why the group was not trained; null if it was, or if that is not known."""
     missing: str | None = None

@@ -13,7 +13,7 @@ from art.errors import NotFoundError
 from art_page import conversation as talk
 from art_page.conversation import Row, dicts, texts
 from art_page.databases import IndexStore, find_in, match_query
-from art_page.index_files import Place, judge_name, planned_rollouts, read_line
+from art_page.index_files import Place, judge_name, read_line
 from art_page.rollout_answers import (
     GroupAnswer,
     Indexing,
@@ -38,7 +38,7 @@ _COLUMNS = {
         "id", "file", "place", "length", "split", "step", "scenario", "reward", "advantage", "num_turns", "num_tokens",
         "stop", "outcome", "started_at", "duration_s", "policy_version", "judge_score",
     )
-} | {"group": "grp", "index": "idx", "dropped_because": "dropped", "is_logged": "length > 0"}  # fmt: skip
+} | {"group": "grp", "index": "idx", "dropped_because": "dropped"}  # fmt: skip
 """What is read of a rollout from the index: the fields of `RolloutTableRow`, and where its line is."""
 _ORDER: dict[SortKey, str] = {
     "reward": "reward", "advantage": "advantage", "tokens": "num_tokens", "turns": "num_turns",
@@ -54,7 +54,6 @@ MOST_SHOWN = 32
 """Rewards of one group in a row; larger groups show their first ones."""
 MOST_IN_GROUP = 64
 _CHANGED = "The file of this {} has changed since it was read; look again in a moment."
-_FORGOTTEN = "Nobody logged this rollout, and the server has deleted its record of it: only its numbers are known."
 _IN_FILE = "file = (SELECT id FROM files WHERE run = ? AND split = ? AND step = ?)"
 
 
@@ -139,8 +138,8 @@ def _snippets(run: RunFiles, rows: Sequence[Row], search: str) -> dict[int, Snip
     groups: dict[tuple[str, int, int], Row | None] = {}
     deadline = time.monotonic() + _SNIPPET_S
     for row in rows:
-        if not row["length"] or time.monotonic() > deadline:
-            continue
+        if time.monotonic() > deadline:
+            break
         key = (row["split"], row["step"], row["place"])
         if key not in groups:
             groups[key] = read_line(run.paths.trajectories(row["split"], row["step"]), row["place"], row["length"])
@@ -190,14 +189,8 @@ def read_rollout(run: RunFiles, key: RolloutKey) -> RolloutDetail:
         NotFoundError: there is no such rollout.
     """
     row = find_row(run, key)
-    if row["length"]:
-        group = read_line(run.paths.trajectories(key.split, key.step), row["place"], row["length"])
-        content = member(group, key.index)
-        missing = None if content else _CHANGED.format("rollout")
-    else:
-        content = trained_rollouts(run, key.step).get((key.group, key.index), {})
-        missing = None if content.get("messages_and_choices") else _FORGOTTEN
-    detail = describe(run, row, content, missing)
+    content = member(read_line(run.paths.trajectories(key.split, key.step), row["place"], row["length"]), key.index)
+    detail = describe(run, row, content, None if content else _CHANGED.format("rollout"))
     sql = "SELECT grp, idx FROM rollouts WHERE file = ? ORDER BY grp, idx"
     places = run.indexer.store.read(sql, (row["file"],))
     at = places.index((key.group, key.index))
@@ -221,12 +214,6 @@ def find_row(run: RunFiles, key: RolloutKey) -> Row:
             f"{run.project}/{run.name} has no rollout {key.index} in group {key.group} of step {key.step} ({key.split})"
         )
     return rows[0]
-
-
-def trained_rollouts(run: RunFiles, step: int) -> dict[tuple[int, int], Row]:
-    """Rebuild the rollouts of a step that nobody logged from the record, by group and index."""
-    groups = planned_rollouts(run.database, run.paths.step(step))
-    return {(number, index): row for number, group in enumerate(groups) for index, (_, row) in enumerate(group)}
 
 
 def describe(run: RunFiles, row: Row, content: Row, missing: str | None) -> RolloutDetail:
@@ -323,31 +310,13 @@ def read_group(run: RunFiles, split: str, step: int, group: int) -> GroupAnswer:
     if not rows:
         raise NotFoundError(f"{run.project}/{run.name} has no group {group} in step {step} of {split}")
     first = rows[0]
-    content: Row | None = None
-    if first["length"]:
-        content = read_line(run.paths.trajectories(split, step), first["place"], first["length"])
-        members = {index: member(content, index) for index in range(len(rows))}
-    else:
-        members = {index: row for (place, index), row in trained_rollouts(run, step).items() if place == group}
+    content = read_line(run.paths.trajectories(split, step), first["place"], first["length"])
+    members = {index: member(content, index) for index in range(len(rows))}
     shown = [describe(run, row, members.get(row["index"], {}), None) for row in rows[:MOST_IN_GROUP]]
-    metrics = _metrics(content or {})
-    # Each judge of the group: the mean of its scores, and its disagreement with itself.
-    judged = [rollout.judge for rollout in shown if rollout.judge is not None]
-    judges = []
-    for name in dict.fromkeys(judge.name for judge in judged):
-        scores = [judge.score for judge in judged if judge.name == name and judge.score is not None]
-        passes = [judge.passes for judge in judged if judge.name == name and judge.passes is not None]
-        is_regular = len({len(values) for values in passes}) == 1
-        of_group = RolloutJudgement(
-            name=name, score=statistics.fmean(scores) if scores else None,
-            passes=[statistics.fmean(values) for values in zip(*passes, strict=True)] if is_regular else None,
-            disagreement=metrics.get("judge_disagreement"),
-        )  # fmt: skip
-        judges.append(of_group)
     reasons = {row["dropped_because"] for row in rows}
     return GroupAnswer(
         split=split, step=step, group=group, scenario=first["scenario"], rollouts=shown, num_rollouts=len(rows),
-        metrics=metrics, logs=_logs(content or {}), judges=judges,
+        metrics=_metrics(content or {}), logs=_logs(content or {}),
         dropped_because=reasons.pop() if len(reasons) == 1 else None,
-        missing=_CHANGED.format("group") if first["length"] and content is None else None,
+        missing=_CHANGED.format("group") if content is None else None,
     )  # fmt: skip

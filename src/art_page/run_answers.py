@@ -127,15 +127,6 @@ class CurrentReward(Interval):
     step: int
 
 
-class Trend(PageAnswer):
-    """How the main metric changes, by a straight line through its newest steps (at most 50)."""
-
-    change_per_step: float
-    low: float | None
-    high: float | None
-    """Ends of the 95 % interval of the slope; null for fewer than three steps."""
-
-
 class Series(PageAnswer):
     """One metric over steps. All lists have one entry per point.
 
@@ -173,11 +164,10 @@ class RunSummary(PageAnswer):
     num_rollouts: int
     """Number of logged rollouts; a lower bound while `indexing` is not null."""
     reward: CurrentReward | None
-    trend: Trend | None
     spark: Series | None
     """The main metric in at most 60 points."""
     main_metric: str | None
-    """Name of the metric of `reward`, `trend` and `spark`; `val/reward` is chosen before `train/reward`."""
+    """Name of the metric of `reward` and `spark`; `val/reward` is chosen before `train/reward`."""
     seconds_per_step: float | None
     """Median time between the newest steps (at most 20)."""
     costs_usd: float | None
@@ -246,8 +236,6 @@ class RunDetail(RunSummary):
     """The newest 1,000, newest first."""
     jobs: list[RunJob]
     """The newest 20, newest first."""
-    num_unreadable_lines: int
-    """Lines of the run's files that are damaged and were skipped."""
 
 
 class SeriesQuery(PageQuery):
@@ -265,8 +253,6 @@ class SeriesQuery(PageQuery):
 class SeriesAnswer(PageAnswer):
     series: list[Series]
     """In the order of the query; a metric without values has empty lists."""
-    num_unreadable_lines: int
-    """Damaged lines of `history.jsonl`, which were skipped."""
 
 
 class StepLedger(PageAnswer):
@@ -306,7 +292,7 @@ class StepDetail(PageAnswer):
     """Time by phase: `trainer`, `updates`, `publish`, `gpu/rollouts` ... Phases may contain each other."""
     num_groups: int
     num_rollouts: int
-    """Rollouts of the split `train` that were logged or trained."""
+    """Rollouts of the split `train` that were logged."""
     previous: int | None
     next: int | None
     """Neighbouring steps that have metrics."""

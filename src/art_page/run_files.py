@@ -106,7 +106,7 @@ _NOT_METRICS = ("step", "training_step", "recorded_at")
 class HistoryFile:
     """The logged rows of one run. `refresh` takes those that are new.
 
-    A damaged line is skipped and counted. An incomplete last line waits until its writer has finished it.
+    A damaged line is skipped. An incomplete last line waits until its writer has finished it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -117,7 +117,6 @@ class HistoryFile:
         self.columns = Columns()
         self.times: list[tuple[int, float]] = []
         """Step and Unix time of each row that has both."""
-        self.num_damaged = 0
         self._offset = 0
         self._seen = (0, 0, 0)
 
@@ -142,9 +141,7 @@ class HistoryFile:
                     return
                 self._offset += len(line)
                 step = None if row is None else whole(row.get("step", row.get("training_step")))
-                if row is None or step is None:
-                    self.num_damaged += bool(line.strip())
-                else:
+                if row is not None and step is not None:
                     self.columns.add(step, {name: value for name, value in row.items() if name not in _NOT_METRICS})
                     with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
                         self.times.append((step, datetime.fromisoformat(row["recorded_at"]).timestamp()))

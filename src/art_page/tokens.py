@@ -315,16 +315,11 @@ class TokenReader:
             NotFoundError: there is no such rollout, or it has no such path.
         """
         values = find_row(run, key)
-        training = None
-        if values["length"]:
-            line = read_line(run.paths.trajectories(key.split, key.step), values["place"], values["length"])
-            histories = [_exchange_ids(history) for history in talk.histories(member(line, key.index))]
-        else:
-            training = _planned(run.paths, key)
-            histories = [] if training is None else training.rollout.exchange_ids
+        line = read_line(run.paths.trajectories(key.split, key.step), values["place"], values["length"])
+        histories = [_exchange_ids(history) for history in talk.histories(member(line, key.index))]
         exchange_ids = list(dict.fromkeys(itertools.chain.from_iterable(histories)))
         recorded = read_exchanges(self._database, exchange_ids)
-        training = training or find_training(run.paths, key.step, exchange_ids)
+        training = find_training(run.paths, key.step, exchange_ids)
         return describe_tokens(
             join_paths(histories, recorded, read_branch_reasons(self._database, recorded)),
             training, self._texts.of_run(run.project, run.name, run.paths), query, model=(run.project, run.name),
@@ -418,13 +413,3 @@ def _why_missing(
             "record in `steps/` is gone or damaged."
         )
     return notes
-
-
-def _planned(paths: ModelPaths, key: RolloutKey) -> RolloutTraining | None:
-    """Find a rollout that was trained and that nobody logged, by its place among all jobs that ended at the step."""
-    plans = read_plans(paths.step(key.step)) if key.split == TRAIN else []
-    groups = [(plan, group) for plan in plans for group in plan.groups]
-    if key.group >= len(groups) or key.index >= len(groups[key.group][1].rollouts):
-        return None
-    plan, group = groups[key.group]
-    return RolloutTraining(plan=plan, rollout=group.rollouts[key.index], file=open_token_file(paths, plan))

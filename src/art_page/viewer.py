@@ -14,7 +14,6 @@ import contextlib
 import functools
 import hashlib
 import itertools
-import math
 import os
 import statistics
 import threading
@@ -29,7 +28,6 @@ from pydantic import ValidationError
 from art.config import ModelSettings
 from art.errors import InvalidRequestError, NotFoundError
 from art.metrics.catalogue import meaning_of
-from art.metrics.scores import t_quantile
 from art.protocol.live import Activity
 from art.storage.checkpoints import list_steps
 from art.storage.layout import DataDir, validate_name
@@ -37,7 +35,6 @@ from art.storage.lock import lock_holder
 from art_page import run_answers
 from art_page.checkpoints import compare_steps, list_checkpoints, measure_change
 from art_page.curves import (
-    CurvePoint,
     as_series,
     banded_metrics,
     curve,
@@ -85,7 +82,6 @@ LOCK_S = 2.0
 MAIN_METRICS = ("val/reward", "train/reward", "test/reward", "data/reward_mean", "loss/sft", "loss/train")
 """The main metric is the first of these that has two values, or else any value."""
 _SPARK_POINTS = 60
-_TREND_STEPS = 50
 _PACE_STEPS = 20
 _FINDINGS = 5
 MODELS_FOLDER = "models"
@@ -139,7 +135,7 @@ def summarize(run: RunFiles) -> tuple[run_answers.RunSummary, run_answers.RunJob
     passed = [seconds for seconds in passed if seconds > 0]
     summary = run_answers.RunSummary(
         headline=measure_change(run), project=run.project, name=run.name, base_model=base_model, state="finished",
-        step=int(step), num_rollouts=int(num_rollouts), reward=reward, trend=_trend(points[-_TREND_STEPS:]),
+        step=int(step), num_rollouts=int(num_rollouts), reward=reward,
         spark=as_series(metric, thin(points, _SPARK_POINTS)) if metric and points else None, main_metric=metric,
         seconds_per_step=statistics.median(passed) if passed else None, costs_usd=total_usd(run.costs()),
         findings=findings, updated_at=max(moments, default=created_at or None),
@@ -159,22 +155,6 @@ def _folders(folder: Path) -> list[Path]:
     return paths
 
 
-def _trend(points: Sequence[CurvePoint]) -> run_answers.Trend | None:
-    """Fit a straight line through points by least squares."""
-    if len(points) < 2:
-        return None
-    steps, values = [float(point.step) for point in points], [point.mean for point in points]
-    slope, start = statistics.linear_regression(steps, values)
-    if len(points) == 2:
-        return run_answers.Trend(change_per_step=slope, low=None, high=None)
-    middle = statistics.fmean(steps)
-    spread = math.fsum((step - middle) ** 2 for step in steps)
-    residuals = math.fsum((value - start - slope * step) ** 2 for step, value in zip(steps, values, strict=True))
-    degrees = len(points) - 2
-    half = t_quantile(degrees) * math.sqrt(residuals / degrees / spread)
-    return run_answers.Trend(change_per_step=slope, low=slope - half, high=slope + half)
-
-
 _UNITS = (
     ("_usd", "USD"), ("_per_s", "per second"), ("_s", "s"), ("_sec", "s"), ("_bytes", "bytes"), ("_share", "share"),
     ("_rate", "share"), ("_tokens", "tokens"), ("_per_rollout", "per rollout"),
@@ -188,7 +168,6 @@ def detail(run: RunFiles, summary: run_answers.RunSummary, files: dict[Place, Fi
         files: the files on the disk that have its rollouts.
     """
     banded = banded_metrics(run)
-    ((num_damaged,),) = run.indexer.store.read("SELECT total(num_damaged) FROM files WHERE run = ?", (run.number,))
     with run.refreshed():
         names = sorted({*run.metric_names(), *banded})
         metrics = [
@@ -199,7 +178,6 @@ def detail(run: RunFiles, summary: run_answers.RunSummary, files: dict[Place, Fi
             for name in names
         ]  # fmt: skip
         findings, jobs = run.jobs.findings[::-1], run.jobs.newest
-        num_damaged += run.history.num_damaged
     steps: dict[str, list[int]] = defaultdict(list)
     for split, step in files:
         steps[split].append(step)
@@ -211,7 +189,6 @@ def detail(run: RunFiles, summary: run_answers.RunSummary, files: dict[Place, Fi
         settings = {}
     return run_answers.RunDetail(
         **summary.model_dump(), metrics=metrics, all_findings=findings, jobs=jobs,
-        num_unreadable_lines=int(num_damaged),
         splits=[run_answers.SplitSteps(split=split, steps=ranges(numbers)) for split, numbers in sorted(steps.items())],
         settings={**recorded.pop("settings", {}), **settings, **recorded},
     )  # fmt: skip
@@ -264,7 +241,7 @@ class Viewer:
         self.database = ReadOnlyDatabase(data_dir.database)
         self._tokens = TokenReader(self.database)
         self.store = IndexStore(index_path or data_dir.viewer_index)
-        self.indexer = Indexer(self.store, self.database, data_dir)
+        self.indexer = Indexer(self.store, data_dir)
         self._activity = activity
         self._files = functools.lru_cache(maxsize=MOST_KEPT)(
             lambda project, name: RunFiles(project, name, data_dir.model(project, name), self.database, self.indexer)

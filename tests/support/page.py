@@ -23,7 +23,7 @@ ALL_ROUTES = App(cast(Any, TwoProjects()), api_key=OPERATOR, pages=[TrainingPage
 
 def summary(project: str, base_model: str = "/usr/share/models/qwen") -> RunSummary:
     return RunSummary(
-        headline=None, project=project, name="agent", base_model=base_model, state="idle", step=3, num_rollouts=8, reward=None, trend=None,
+        headline=None, project=project, name="agent", base_model=base_model, state="idle", step=3, num_rollouts=8, reward=None,
         spark=None, main_metric=None, seconds_per_step=None, costs_usd=None, findings=[], updated_at=None, started_at=None,
     )  # fmt: skip
 
@@ -46,7 +46,7 @@ class ScriptedViewer:
         self.asked.append(("run", project, name))
         return RunDetail(
             **summary(project).model_dump(), splits=[], metrics=[], settings={"note": float("nan")}, all_findings=[],
-            jobs=[], num_unreadable_lines=0,
+            jobs=[],
         )  # fmt: skip
 
     def costs(self, project: str, name: str) -> CostsAnswer:

@@ -151,7 +151,7 @@ def test_a_judge_is_shown_with_its_passes(viewer: Viewer, data_dir: DataDir) -> 
     assert (judge.name, judge.score, judge.passes, judge.explanation) == ("ruler", 0.7, [0.8, 0.6], "it is right")
     assert judge.parts == {"tone": 0.9}
     assert judge.disagreement == pytest.approx(0.1 * 2**0.5)
-    assert [(j.name, j.passes, j.disagreement) for j in answer.judges] == [("ruler", [0.8, 0.6], 0.1)]
+    assert answer.metrics["judge_disagreement"] == 0.1
     assert answer.rollouts[0].judge_score == 0.7
 
 

@@ -1,4 +1,4 @@
-/** Parts that say how a run goes: its state, reward, trend and findings. */
+/** Parts that say how a run goes: its state, reward and findings. */
 import { h } from "../lib/dom.js";
 import { formatBounds, formatFixed, formatInterval, formatSigned, plural } from "../lib/format.js";
 
@@ -33,18 +33,6 @@ export function headlineText({ a, b, before, after, difference, num_scenarios: t
   const look = !isKnown || (difference.low <= 0 && difference.high >= 0) ? "soft" : difference.mean > 0 ? "good" : "bad";
   return h("span", { class: "nowrap", title: hint }, h("span", { class: "soft" }, `${formatFixed(before?.mean, 3)} → `), h("b", null, formatFixed(after?.mean, 3)),
     difference ? h("span", { class: look, title: `paired difference on ${plural(total, "scenario")}` }, ` ${formatSigned(difference.mean)}${isKnown ? ` ${formatBounds(difference.low, difference.high)}` : ""}`) : null);
-}
-
-/**
- * What the trend allows one to say: it rises or falls only if its interval leaves out 0.
- * @param {{change_per_step: number, low: number | null, high: number | null} | null} trend
- */
-export function trendText(trend) {
-  if (!trend || trend.low === null || trend.high === null) return h("span", { class: "soft" }, "too few steps");
-  const hint = `slope ${formatSigned(trend.change_per_step, 4)} per step, 95 % interval ${formatBounds(trend.low, trend.high, 4)}`;
-  if (trend.low <= 0 && trend.high >= 0) return h("span", { class: "soft", title: hint }, "no clear trend");
-  const rises = trend.change_per_step > 0;
-  return h("span", { class: rises ? "good nowrap" : "bad nowrap", title: hint }, `${rises ? "rising" : "falling"} ${formatSigned(trend.change_per_step, 3)}/step`);
 }
 
 /**

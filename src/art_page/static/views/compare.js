@@ -9,7 +9,7 @@ import { CurvePanes } from "../curves/curve_panes.js";
 import { readSettings, settingControls, writeSettings } from "../curves/curve_settings.js";
 import { formatOf } from "../curves/lines.js";
 import { MetricList } from "../curves/metric_list.js";
-import { baseModelText, headlineText, rewardText, stateChip, trendText } from "../parts/run_summary.js";
+import { baseModelText, headlineText, rewardText, stateChip } from "../parts/run_summary.js";
 import { settingsTable } from "../parts/settings_table.js";
 
 const FEWEST = 2;
@@ -98,7 +98,6 @@ class ComparePage {
       ["Step", (detail) => formatCount(detail.step)],
       ["Held-out", (detail) => (detail.headline ? [headlineText(detail.headline), h("span", { class: "small soft" }, ` ${detail.headline.split}/${detail.headline.metric}`)] : UNKNOWN)],
       ["Reward", (detail) => [rewardText(detail.reward), detail.reward ? h("span", { class: "small soft" }, ` ${detail.reward.split}`) : null]],
-      ["Trend", (detail) => trendText(detail.trend)],
       ["Per step", (detail) => formatSeconds(detail.seconds_per_step)],
       ["Cost", (detail) => formatUsd(detail.costs_usd)],
       ["Base model", (detail) => baseModelText(detail.base_model)],

@@ -7,7 +7,6 @@ import { formatNumber, formatSigned, plural } from "../lib/format.js";
 import { go, link, setQuery } from "../lib/router.js";
 import { empty, missing, showWhenLoaded } from "../lib/states.js";
 import { aroundDifference, firstDifference, numAlikeItems, partsOf } from "../rollout/first_difference.js";
-import { judgementView } from "../rollout/judge.js";
 import { messageView, speakerOf, toolNamesOf } from "../rollout/message.js";
 import { oneLine, reasonText, rewardStrip } from "../rollout/row_columns.js";
 import { namedValue, saidNodes } from "../rollout/said_text.js";
@@ -64,7 +63,7 @@ class GroupPage {
       replace(this.root, this.#header(), empty("This group has no rollout.", "All of them failed before they had a trajectory."));
       return;
     }
-    replace(this.root, this.#header(), answer.missing ? missing(answer.missing) : null, this.#judges(), this.choice, this.columns);
+    replace(this.root, this.#header(), answer.missing ? missing(answer.missing) : null, this.choice, this.columns);
     this.#drawChoice();
     this.#drawColumns();
     this.ctx.keys([
@@ -96,12 +95,6 @@ class GroupPage {
         namedValue("rollouts", String(answer.num_rollouts ?? answer.rollouts.length)), namedValue("rewards, best first", rewardStrip(rewards, -1)),
         answer.dropped_because ? namedValue("dropped because", reasonText(answer.dropped_because)) : null,
         metrics.slice(0, 8).map(([name, value]) => namedValue(saidNodes(name), formatNumber(/** @type {number} */ (value))))));
-  }
-
-  #judges() {
-    const judges = this.answer.judges ?? [];
-    if (judges.length === 0) return null;
-    return h("details", { class: "group-judges" }, h("summary", null, `judge of the group: ${judges.map((/** @type {any} */ judge) => visibleText(judge.name)).join(", ")}`), judges.map(judgementView));
   }
 
   #drawChoice() {

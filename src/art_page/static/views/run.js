@@ -6,7 +6,7 @@ import { formatAge, formatCount, formatInterval, formatSeconds, formatUsd } from
 import { link, setQuery } from "../lib/router.js";
 import { empty, orShowFailure, showWhenLoaded } from "../lib/states.js";
 import { mainPanes, paneFormat } from "../curves/main_panes.js";
-import { baseModelText, headlineText, rewardText, stateChip, trendText } from "../parts/run_summary.js";
+import { baseModelText, headlineText, rewardText, stateChip } from "../parts/run_summary.js";
 import { findingList, groupFindings, pinsOf } from "../parts/findings.js";
 import { settingsList } from "../parts/settings_table.js";
 import { StepPanel } from "../parts/step_panel.js";
@@ -86,7 +86,6 @@ class RunPage {
     const figures = [
       ...(run.headline ? [/** @type {[string, import("../lib/dom.js").Child]} */ ([`${run.headline.split}/${run.headline.metric}`, h("a", { href: link("checkpoints", this.run) }, headlineText(run.headline))])] : []),
       [run.main_metric ?? "reward", rewardText(run.reward)],
-      ["trend", trendText(run.trend)],
       ["step", formatCount(run.step)],
       ["rollouts", h("a", { href: link("rollouts", this.run) }, formatCount(run.num_rollouts))],
       ["per step", formatSeconds(run.seconds_per_step)],

@@ -7,11 +7,11 @@ import { go, link, setQuery } from "../lib/router.js";
 import { showWhenLoaded } from "../lib/states.js";
 import { firstSteps } from "../parts/first_steps.js";
 import { groupFindings } from "../parts/findings.js";
-import { baseModelText, headlineText, rewardText, stateChip, trendText } from "../parts/run_summary.js";
+import { baseModelText, headlineText, rewardText, stateChip } from "../parts/run_summary.js";
 
 const MAX_COMPARED = 6;
 const SEARCH_FROM = 6;
-const COLUMNS = ["Compare", "Run", "State", "Step", "Held-out", "Reward", "Trend", "Curve", "Per step", "Cost", "Updated"];
+const COLUMNS = ["Compare", "Run", "State", "Step", "Held-out", "Reward", "Curve", "Per step", "Cost", "Updated"];
 
 /** @type {import("../lib/context.js").View} */
 export const runsView = {
@@ -119,7 +119,6 @@ class RunRows {
       h("td", { class: "number", "data-label": "Step" }, h("a", { href: link("rollouts", address, { step: run.step }) }, formatCount(run.step))),
       h("td", { "data-label": "Held-out" }, run.headline ? [headlineText(run.headline), h("div", { class: "small soft" }, `${run.headline.split}/${run.headline.metric}`)] : h("span", { class: "soft" }, UNKNOWN)),
       h("td", { "data-label": "Reward" }, rewardText(run.reward), run.reward ? h("span", { class: "small soft" }, ` ${run.reward.split}`) : null),
-      h("td", { "data-label": "Trend" }, trendText(run.trend)),
       h("td", { class: "run-curve" }, spark),
       h("td", { class: "number", "data-label": "Per step" }, formatSeconds(run.seconds_per_step)),
       h("td", { class: "number", "data-label": "Cost" }, h("a", { href: link("costs", address) }, formatUsd(run.costs_usd))),
