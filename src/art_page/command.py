@@ -4,8 +4,6 @@ If a server runs on the directory, its own page is opened, which also shows what
 served from the files until Ctrl-C, for this machine only. Nothing is written but an index of the rollouts.
 
     art view                                      the page of .art
-    art view runs/monday --json                   paths of answers, for programs
-    art view runs/monday --json runs              one answer, as JSON
     art view --url http://gpu-machine:5000        the page of a server elsewhere, with the key in ART_API_KEY
 """
 
@@ -13,14 +11,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
 import socket
-import time
 import webbrowser
-from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -35,8 +30,6 @@ from art.storage.lock import lock_holder
 UNREACHABLE_S = 5.0
 """Seconds to reach a server."""
 MIN_KEY_LENGTH = 16
-INDEX_WAIT_S = 3600.0
-"""Longest wait for the index. A million rollouts take minutes."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -45,22 +38,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, help="serve the files on this port (default: a free one)")
     parser.add_argument("--host", help="serve the files on this address; others than loopback need ART_API_KEY")
     parser.add_argument("--open", action="store_true", help="open the browser too")
-    parser.add_argument(
-        "--json", nargs="*", metavar="PATH", help="print the answers of these paths as JSON; without PATH, the paths"
-    )
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.json is not None and not args.json:
-        return print_paths()
     url = args.url or (os.environ.get("ART_SERVER_URL") if args.data_dir is None else None)
     if url is not None and (args.host or args.port is not None):
         raise ConfigError("--host and --port serve the files of a directory; leave them out with the URL of a server")
-    if args.json is not None and url is not None:
-        asyncio.run(_print_answers_of_server(args.json, url))
-        return 0
-    if args.json is not None:
-        return print_answers(args.json, check_data_dir(args.data_dir))
     if url is not None:
         link = asyncio.run(_link(url, os.environ.get("ART_API_KEY") or find_local_key(url)))
         return _show(f"The page of {url}", link, args.open)
@@ -180,44 +163,3 @@ def serve_files(data_dir: DataDir, host: str, port: int, opens: bool) -> int:
     finally:
         app.close()
     return 0
-
-
-def print_paths() -> int:
-    """Print every path of `--json` with its parameters, one on a line."""
-    from art_page.paths import PATHS, query_parameters
-
-    width = max(len(row.path) for row in PATHS)
-    for row in PATHS:
-        names = ", ".join(query_parameters(row))
-        print(f"{row.path:{width}}  {row.summary}" + (f" (?{names})" if names else ""))
-    print("\nExample: art view .art --json 'runs/games/agent-001/rollouts?step=12&sort=reward&limit=5'")
-    return 0
-
-
-def print_answers(paths: Sequence[str], data_dir: DataDir) -> int:
-    """Print one line of JSON for each path, when all rollouts are indexed.
-
-    Raises:
-        NotFoundError: there is no such path, run, step or rollout.
-        InvalidRequestError: a parameter is wrong.
-    """
-    from art_page.paths import find_path
-    from art_page.viewer import Viewer
-
-    with contextlib.closing(Viewer(data_dir)) as viewer:
-        for text in paths:
-            row, asked = find_path(text)
-            of_path = asked.values.get("project"), asked.values.get("name")
-            runs = [of_path] if all(of_path) else [(run.project, run.name) for run in viewer.runs().runs]
-            until = time.monotonic() + INDEX_WAIT_S
-            for project, name in runs:
-                while viewer.indexer.ensure(project or "", name or "", wait_s=1.0)[1] and time.monotonic() < until:
-                    pass
-            print(row.read(viewer, asked).model_dump_json())
-    return 0
-
-
-async def _print_answers_of_server(paths: Sequence[str], url: str) -> None:
-    async with ServerClient(url, os.environ.get("ART_API_KEY") or find_local_key(url)) as client:
-        for text in paths:
-            print((await client.request("GET", f"/view/api/{text.lstrip('/')}")).decode())

@@ -1,7 +1,6 @@
 """The table of what can be asked of a `Viewer` by a path, e.g. `runs/games/agent-001/rollouts?step=12`.
 
-The server has a route for each row below `/view/api/`, `art view --json` takes the same paths, and the export writes
-the same answers into files.
+The server has a route for each row below `/view/api/`.
 """
 
 from __future__ import annotations
@@ -10,11 +9,10 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_origin, get_type_hints
-from urllib.parse import parse_qs, unquote
 
 from pydantic import ValidationError
 
-from art.errors import InvalidRequestError, NotFoundError
+from art.errors import InvalidRequestError
 from art.protocol.chat_completions import invalid_request
 from art.storage.layout import validate_name
 from art_page.rollout_answers import (
@@ -140,27 +138,6 @@ PATHS: list[ReadPath] = [
     ReadPath(f"{_RUN}/costs", Viewer.costs, is_of_log=True),
 ]
 """All paths. Each is one method of `Viewer`."""
-
-
-def find_path(text: str) -> tuple[ReadPath, Asked]:
-    """Parse a path with its query, as `art view --json` takes it.
-
-    Raises:
-        NotFoundError: there is no such path.
-        InvalidRequestError: a parameter or the query is wrong.
-    """
-    path, _, query = text.partition("?")
-    components = [unquote(part) for part in path.strip("/").split("/")]
-    for row in PATHS:
-        names = row.path.split("/")
-        if len(names) == len(components) and all(
-            name.startswith("{") or name == component for name, component in zip(names, components, strict=True)
-        ):
-            values = {name[1:-1]: part for name, part in zip(names, components, strict=True) if name[0] == "{"}
-            return row, row.asked(values, parse_qs(query))
-    if components in (["system"], ["live"]):
-        raise NotFoundError(f"{path!r} is answered by a running server only; give its address with --url", param="path")
-    raise NotFoundError(f"there is no path {path!r}; `art view --json` alone lists the paths", param="path")
 
 
 def query_parameters(row: ReadPath) -> dict[str, Any]:

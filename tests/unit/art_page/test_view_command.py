@@ -1,8 +1,7 @@
-"""`art view`: the page about a folder, and its answers for programs."""
+"""`art view`: the page about a folder."""
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from art.errors import NotFoundError
 from art.storage.layout import DataDir
 from art.storage.lock import DirectoryLock
 from art_page import command as view
-from art_page.paths import PATHS
 from tests.support.logged_run import log_run
 
 
@@ -27,43 +25,17 @@ async def data_dir(tmp_path: Path) -> Path:
 
 
 def test_a_folder_that_is_none(tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["view", str(tmp_path / "nowhere"), "--json", "runs"]) == 1
+    assert main(["view", str(tmp_path / "nowhere")]) == 1
     assert f"there is no folder {tmp_path / 'nowhere'}" in capsys.readouterr().err
-    assert main(["view", str(tmp_path), "--json", "runs"]) == 1
+    assert main(["view", str(tmp_path)]) == 1
     error = capsys.readouterr().err
     assert "neither art.db nor a folder PROJECT/models/NAME" in error
     assert f"did you mean {data_dir}?" in error
-    assert main(["view", str(tmp_path.parent), "--json", "runs"]) == 1  # a folder of several, as `art demo` makes
+    assert main(["view", str(tmp_path.parent)]) == 1  # a folder of several, as `art demo` makes
     assert f"did you mean {data_dir}?" in capsys.readouterr().err
     (tmp_path / "notes").write_text("a file")
-    assert main(["view", str(tmp_path / "notes"), "--json", "runs"]) == 1
+    assert main(["view", str(tmp_path / "notes")]) == 1
     assert "is a file, not a folder" in capsys.readouterr().err
-
-
-def test_the_paths_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["view", "--json"]) == 0
-    listed = capsys.readouterr().out
-    assert all(row.path in listed for row in PATHS)
-    assert "sort" in listed
-
-
-def test_answers_for_programs(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = "runs/games/agent"
-    assert main(["view", str(data_dir), "--json", "runs", f"{run}/rollouts?split=train&step=2&limit=1"]) == 0
-    runs, rollouts = map(json.loads, capsys.readouterr().out.splitlines())
-    assert runs["runs"][0]["num_rollouts"] == 12, "it waits for the index"
-    assert (rollouts["total"], len(rollouts["rows"])) == (4, 1)
-    for path, message in (
-        ("runs/games/nobody", "nobody"),
-        (f"{run}/nothing", "art view --json"),
-        ("system", "--url"),
-        (f"{run}/rollouts?colour=red", "colour"),
-        (f"{run}/rollouts?limit=many", "limit"),
-        ("runs/../etc", "project"),
-        (f"{run}/steps/two", "step"),
-    ):
-        assert main(["view", str(data_dir), "--json", path]) == 1
-        assert message in capsys.readouterr().err
 
 
 def test_a_server_that_runs_on_the_folder_shows_its_own_page(
