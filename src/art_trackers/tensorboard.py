@@ -5,17 +5,14 @@ The number of events tells how many rows the files have, so a killed run continu
 
 from __future__ import annotations
 
-import json
 import os
-import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from art.sinks import Row, Run, Sink
 
-_ROWS, _CONFIG = ".rows", ".config"
-"""Ends of the names of event files: with rows, and with the run's config."""
+_ROWS = ".rows"
+"""End of the names of event files."""
 
 
 class TensorboardSink(Sink):
@@ -31,7 +28,6 @@ class TensorboardSink(Sink):
         """
         self._folder = None if folder is None else Path(folder)
         self._writer: Any = None
-        self._config: Any = None
 
     def start(self, run: Run) -> int | None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -40,25 +36,19 @@ class TensorboardSink(Sink):
         folder = self._folder or (Path(root, run.project, run.name) if root else run.folder / "tensorboard")
         folder.mkdir(parents=True, exist_ok=True)
         num_rows = count_rows(folder)
-        self._config = EventFileWriter(str(folder), filename_suffix=_CONFIG)
-        self.configure(run.config)
         self._writer = EventFileWriter(str(folder), filename_suffix=_ROWS)
         return num_rows
 
-    def configure(self, config: Mapping[str, Any]) -> None:
-        text = json.dumps(dict(config), indent=2, ensure_ascii=False)
-        self._config.add_event(_event(time.time(), 0, [_text("config", text)]))
-        self._config.flush()
-
     def metrics(self, row: Row) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in row.metrics.items()]
-        self._writer.add_event(_event(row.recorded_at.timestamp(), row.step, values))
+        at = row.recorded_at.timestamp()
+        self._writer.add_event(Event(wall_time=at, step=row.step, summary=Summary(value=values)))
         self._writer.flush()
 
     def close(self, timeout_s: float) -> None:
-        self._config.close()
         self._writer.close()
 
 
@@ -71,25 +61,3 @@ def count_rows(folder: Path) -> int:
         Event.FromString(data) for path in folder.glob(f"*{_ROWS}") for data in RawEventFileLoader(str(path)).Load()
     )
     return sum(event.HasField("summary") for event in events)
-
-
-def _event(wall_time: float, step: int, values: list[Any]) -> Any:
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    return Event(wall_time=wall_time, step=step, summary=Summary(value=values))
-
-
-def _text(tag: str, text: str) -> Any:
-    """Make a value for TensorBoard's page of texts. It shows Markdown; indented lines are shown as they are."""
-    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-    from tensorboard.compat.proto.tensor_pb2 import TensorProto
-    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
-    from tensorboard.compat.proto.types_pb2 import DT_STRING
-
-    strings = ["\n".join(f"    {line}" for line in text.splitlines()).encode()]
-    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
-    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-    return Summary.Value(
-        tag=tag, metadata=metadata, tensor=TensorProto(dtype=DT_STRING, string_val=strings, tensor_shape=shape)
-    )

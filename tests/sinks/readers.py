@@ -18,7 +18,8 @@ class Seen:
 
     curves: Curves
     num_runs: int
-    config: str = ""
+    config: str | None = ""
+    """The run's config as text; `None` for a tracker that has none."""
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -76,8 +77,7 @@ def see_tensorboard(folder: Path) -> Seen:
     events = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0})
     events.Reload()
     curves = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-    config = events.Tensors("config")[0].tensor_proto.string_val[0].decode()
-    return Seen(curves, 1, config)
+    return Seen(curves, 1, None)
 
 
 def see_trackio(folder: Path) -> Seen:
