@@ -27,7 +27,6 @@ from art_cloud.ssh_backend import Install, SshBackend, say
 EXECUTABLE_VARIABLE = "ART_SKY"
 MIN_VERSION = (0, 14)
 """The first release with which this part was tried."""
-_PROJECT_CONFIG = "SKYPILOT_PROJECT_CONFIG"
 QUESTION_TIMEOUT_S = 300.0
 """Seconds for an answer. The first question also starts SkyPilot's own server on this machine."""
 CHANGE_TIMEOUT_S = 3600.0
@@ -124,15 +123,9 @@ class Sky:
 
 
 async def _run(command: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
-    ran = await run_process(command, timeout_s=timeout_s, cwd=os.path.dirname(command[0]), env=_environment())
+    ran = await run_process(command, timeout_s=timeout_s, cwd=os.path.dirname(command[0]))
     ran.stdout, ran.stderr = _COLOUR.sub("", ran.stdout), _COLOUR.sub("", ran.stderr)
     return ran
-
-
-def _environment() -> dict[str, str]:
-    """The environment of `sky`, which finds the settings of the caller's folder (`.sky.yaml`) from its own too."""
-    config = Path(os.environ.get(_PROJECT_CONFIG, ".sky.yaml")).expanduser().absolute()
-    return {**os.environ, _PROJECT_CONFIG: str(config)} if config.is_file() else dict(os.environ)
 
 
 SKY_IDLE_MINUTES = 5
@@ -438,12 +431,9 @@ def _read_environment(path: Path) -> dict[str, str]:
         raise ConfigError(f"env_path: cannot read {path}: {error}", param="env_path") from error
     values = {}
     for number, line in enumerate(lines, start=1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        match = re.fullmatch(r"\s*(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(.*?)\s*", line)
-        if match is None:
-            raise ConfigError(f"env_path: line {number} of {path} is not NAME=value", param="env_path")
-        name, value = match.groups()
-        is_quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'"
-        values[name] = value[1:-1] if is_quoted else value
+        for word in shlex.split(line, comments=True):
+            name, is_value, value = word.partition("=")
+            if name != "export" and not (is_value and name.isidentifier()):
+                raise ConfigError(f"env_path: line {number} of {path} is not NAME=value", param="env_path")
+            values |= {name: value} if is_value else {}
     return values

@@ -23,9 +23,6 @@ from art.storage.layout import ModelPaths
 from art_page.databases import ReadOnlyDatabase
 from art_page.rollout_answers import SpanRole
 
-_SELECT_OLDER = SELECT_ANSWERS.replace(" segments,", " NULL,")
-"""Query for a database that has no column `segments` yet."""
-
 
 @dataclass(frozen=True, slots=True)
 class PathBranch:
@@ -63,7 +60,7 @@ def read_exchanges(database: ReadOnlyDatabase, ids: Iterable[str]) -> dict[str, 
     if not unique_ids:
         return {}
     parameters = (orjson.dumps(sorted(unique_ids)).decode(),)
-    rows = database.read(SELECT_ANSWERS, parameters) or database.read(_SELECT_OLDER, parameters)
+    rows = database.read(SELECT_ANSWERS, parameters)
     try:
         answers = assemble_answers(rows)
     except KeyError:  # an ancestor is gone, which retention never does alone

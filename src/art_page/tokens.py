@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -305,7 +304,7 @@ class TokenReader:
     def __init__(self, database: ReadOnlyDatabase) -> None:
         self._database = database
         self._texts = TokenTexts(database)
-        self._trees: OrderedDict[tuple[str, str], StepTree] = OrderedDict()
+        self._trees: dict[tuple[str, str], StepTree] = {}
         self._lock = threading.Lock()
 
     def rollout(self, run: RunFiles, key: RolloutKey, query: TokensQuery) -> RolloutTokens:
@@ -355,12 +354,11 @@ class TokenReader:
         """Return the tree of a step, built at most once while it is looked at."""
         key = (str(file.path), file.job_id)
         with self._lock:
-            if key not in self._trees:
-                self._trees[key] = StepTree.build(file, plan)
-                while len(self._trees) > _MOST_TREES:
-                    self._trees.popitem(last=False)
-            self._trees.move_to_end(key)
-            return self._trees[key]
+            tree = self._trees.pop(key, None) or StepTree.build(file, plan)
+            self._trees[key] = tree
+            for oldest in list(self._trees)[:-_MOST_TREES]:
+                del self._trees[oldest]
+        return tree
 
 
 def tree_places(step: int) -> list[tuple[str, int]]:

@@ -16,7 +16,6 @@ import hashlib
 import itertools
 import os
 import statistics
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -77,8 +76,6 @@ INDEX_WAIT_S = 0.2
 """An answer that needs the whole index waits this long for it, and then says how far it has got."""
 MOST_KEPT = 8
 """Runs whose numbers stay in memory: a few MB each."""
-LOCK_S = 2.0
-"""Whether a server uses the directory is looked up this often."""
 MAIN_METRICS = ("val/reward", "train/reward", "test/reward", "data/reward_mean", "loss/sft", "loss/train")
 """The main metric is the first of these that has two values, or else any value."""
 _SPARK_POINTS = 60
@@ -247,8 +244,6 @@ class Viewer:
             lambda project, name: RunFiles(project, name, data_dir.model(project, name), self.database, self.indexer)
         )
         self._lines: dict[tuple[str, str], tuple[str, run_answers.RunSummary, run_answers.RunJob | None]] = {}
-        self._lock = threading.Lock()
-        self._used = (-LOCK_S, False)
 
     def close(self) -> None:
         """End indexing and close the files."""
@@ -438,15 +433,10 @@ class Viewer:
 
     def _is_used(self) -> bool:
         """Whether a server uses the directory."""
-        with self._lock:
-            at, is_used = self._used
-            if time.monotonic() - at >= LOCK_S:
-                try:
-                    is_used = lock_holder(self.data_dir.lock) is not None
-                except OSError:  # the directory cannot be written, so no server runs in it
-                    is_used = False
-                self._used = (time.monotonic(), is_used)
-            return is_used
+        try:
+            return lock_holder(self.data_dir.lock) is not None
+        except OSError:  # the directory cannot be written, so no server runs in it
+            return False
 
 
 def _stat(path: Path) -> tuple[int, int]:

@@ -35,22 +35,20 @@ async def test_the_program_is_that_of_the_variable_then_of_path(
         await Sky().find()
 
 
-async def test_scripts_and_settings_of_the_callers_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A script `sky.py` there is not what Python imports, and SkyPilot's settings there hold."""
+async def test_a_script_of_the_callers_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A script `sky.py` there is not what Python imports."""
     program, folder = tmp_path / "bin" / "sky", tmp_path / "mine"
     program.parent.mkdir()
     folder.mkdir()
     # Like SkyPilot's program, it starts `python -m sky...`, which looks for `sky` in the working directory first.
     command = f"exec {sys.executable} -c \"import importlib.util as u; print(u.find_spec('sky'))\""
-    program.write_text(f'#!/bin/sh\necho "version 0.14.0"; echo "$SKYPILOT_PROJECT_CONFIG"; {command}\n')
+    program.write_text(f'#!/bin/sh\necho "version 0.14.0"; {command}\n')
     program.chmod(0o755)
     (folder / "sky.py").write_text("print('mine')")
     monkeypatch.chdir(folder)
     for named in (Path("../bin/sky"), program):
         monkeypatch.setenv("ART_SKY", str(named))
         assert (await Sky().run("status")).split() == ["version", "0.14.0", "None"]
-    (folder / ".sky.yaml").write_text("{}")
-    assert (await Sky().run("status")).split() == ["version", "0.14.0", f"{folder}/.sky.yaml", "None"]
 
 
 @pytest.mark.parametrize(("version", "is_new_enough"), [("0.9.3", False), ("0.13.0", False), ("0.14.1", True),

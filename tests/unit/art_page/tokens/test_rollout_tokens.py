@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from art.errors import NotFoundError
-from art.record.recorder import Recorder
-from art.storage.database import Database
 from art.storage.layout import ModelPaths
 from art.storage.step_files import (
     GroupPlan,
@@ -24,9 +22,8 @@ from art.storage.step_files import (
     write_plan,
     write_token_file,
 )
-from art_page.databases import ReadOnlyDatabase
 from art_page.rollout_answers import MAX_TOKENS, RolloutTokens, TokensQuery
-from art_page.token_paths import ExchangePath, join_paths, read_exchanges
+from art_page.token_paths import ExchangePath, join_paths
 from art_page.tokens import RolloutTraining, describe_tokens, find_training
 from tests.support.recorded_exchanges import AGAIN, BRANCH, FIRST, SECOND, USER, exchange, recorded_answer
 
@@ -213,15 +210,3 @@ def test_the_newest_token_files_are_kept(paths: ModelPaths) -> None:
     remove_old_token_files(paths.steps, newest=8, keep=0)
     assert not list(paths.steps.rglob("tokens.safetensors"))
     remove_old_token_files(paths.root / "none", newest=8, keep=0)
-
-
-async def test_a_database_of_before_the_parts_of_answers_can_be_read(tmp_path: Path) -> None:
-    database = Database(tmp_path / "art.db")
-    recorder = Recorder(database)
-    await recorder.start()
-    await recorder.append(FIRST, conversation=b"c")
-    await database.run(lambda db: db.execute("ALTER TABLE exchanges DROP COLUMN segments"))
-    database.close()
-    (answer,) = read_exchanges(ReadOnlyDatabase(tmp_path / "art.db"), ["e1"]).values()
-    assert answer.completion_token_ids.tolist() == FIRST.completion_token_ids
-    assert answer.parts() == [(FIRST.policy_version, 2)]
