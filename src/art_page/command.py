@@ -29,28 +29,26 @@ from art.storage.lock import lock_holder
 
 UNREACHABLE_S = 5.0
 """Seconds to reach a server."""
-MIN_KEY_LENGTH = 16
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data_dir", nargs="?", type=Path, metavar="DIR", help="data directory (default: .art)")
     parser.add_argument("--url", help="of a server elsewhere (default: ART_SERVER_URL, unless DIR is given)")
     parser.add_argument("--port", type=int, help="serve the files on this port (default: a free one)")
-    parser.add_argument("--host", help="serve the files on this address; others than loopback need ART_API_KEY")
     parser.add_argument("--open", action="store_true", help="open the browser too")
 
 
 def run(args: argparse.Namespace) -> int:
     url = args.url or (os.environ.get("ART_SERVER_URL") if args.data_dir is None else None)
-    if url is not None and (args.host or args.port is not None):
-        raise ConfigError("--host and --port serve the files of a directory; leave them out with the URL of a server")
+    if url is not None and args.port is not None:
+        raise ConfigError("--port serves the files of a directory; leave it out with the URL of a server")
     if url is not None:
         link = asyncio.run(_link(url, os.environ.get("ART_API_KEY") or find_local_key(url)))
         return _show(f"The page of {url}", link, args.open)
     data_dir = check_data_dir(args.data_dir)
-    if args.host is None and args.port is None and (running := _running_page(data_dir)) is not None:
+    if args.port is None and (running := _running_page(data_dir)) is not None:
         return _show(f"A server runs on {data_dir.root}; this is its page", running, args.open)
-    return serve_files(data_dir, args.host or "127.0.0.1", args.port or 0, args.open)
+    return serve_files(data_dir, args.port or 0, args.open)
 
 
 def check_data_dir(path: Path | None) -> DataDir:
@@ -117,18 +115,12 @@ def _show(what: str, link: str, opens: bool) -> int:
     return 0
 
 
-def serve_files(data_dir: DataDir, host: str, port: int, opens: bool) -> int:
-    """Serve the page from files until Ctrl-C, without a runtime.
+def serve_files(data_dir: DataDir, port: int, opens: bool) -> int:
+    """Serve the page from files on this machine's loopback until Ctrl-C, without a runtime.
 
     Raises:
-        ConfigError: the port is taken, the extra `local` is missing, or others could reach it without a key.
+        ConfigError: the port is taken, or the extra `local` is missing.
     """
-    key = check_api_key(os.environ.get("ART_API_KEY", ""))
-    if host not in LOOPBACK and len(key) < MIN_KEY_LENGTH:
-        raise ConfigError(
-            f"refusing to show the files on {host} without a key: set ART_API_KEY to at least {MIN_KEY_LENGTH} random "
-            "characters, e.g. of `openssl rand -hex 32`"
-        )
     import uvicorn
 
     from art.server.app import App
@@ -136,19 +128,18 @@ def serve_files(data_dir: DataDir, host: str, port: int, opens: bool) -> int:
     from art_page.page import TrainingPage
 
     try:
-        sock = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        sock = socket.create_server(("127.0.0.1", port))
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
-    name = socket.gethostname() if host in ("0.0.0.0", "::") else host
-    address = f"http://[{name}]" if ":" in name else f"http://{name}"
+        raise ConfigError(f"cannot listen on port {port}: {error.strerror}; choose another --port") from error
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    key = check_api_key(os.environ.get("ART_API_KEY", ""))
     app = App(
-        None, api_key=key or secrets.token_urlsafe(24), config=ServerConfig(host=name), data_dir=data_dir.root,
+        None, api_key=key or secrets.token_urlsafe(24), config=ServerConfig(), data_dir=data_dir.root,
         pages=[TrainingPage],
     )  # fmt: skip
     (page,) = app.pages
     assert isinstance(page, TrainingPage)
-    link = page.link(f"{address}:{sock.getsockname()[1]}")
+    link = page.link(f"http://127.0.0.1:{sock.getsockname()[1]}")
     print(f"{data_dir.root} (files only; no server runs on it):\n{link}\n(opens once; Ctrl-C ends it)", flush=True)
     if opens:
         webbrowser.open(link)

@@ -3,7 +3,7 @@
     art train chat_rubric -o prompts=questions.txt --judge openai/o3 --base-model Qwen/Qwen2.5-7B-Instruct
 
     prompts.txt      one prompt a line
-    prompts.jsonl    {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}, perhaps with "split"
+    prompts.jsonl    {"prompt": "..."}, perhaps with "split"
 
 `-o prompts=sample` takes small requests that are built in, to try it with a tiny model and a scripted judge:
 
@@ -18,9 +18,9 @@ import json
 import random
 import re
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from art.errors import ConfigError
 from art.task import Conversation, Scenario, Split, TaskDefaults, TaskOptions
@@ -37,36 +37,13 @@ _POLITE, _CURT = ("Dear ", "many thanks"), ("", "thanks")
 _LETTER = re.compile(r"(Dear )?(\w+), (many )?thanks for the (\w+)\.")
 
 
-class _Message(BaseModel, extra="forbid"):
-    role: Literal["system", "user", "assistant"]
-    content: str
-
-
 class Prompt(BaseModel):
-    """A prompt of a file: a text, or the messages before the answer that is to be trained."""
+    """A prompt of a file."""
 
-    prompt: str = ""
-    messages: list[_Message] = []
+    model_config = ConfigDict(str_strip_whitespace=True)
+
+    prompt: str = Field(min_length=1)
     split: Split | None = None
-
-    @model_validator(mode="after")
-    def _has_one(self) -> Self:
-        if bool(self.prompt.strip()) == bool(self.messages):
-            raise ValueError("expected either `prompt` or `messages`")
-        if self.messages and self.messages[-1].role != "user":
-            raise ValueError(f"the last of the `messages` must be the user's, got {self.messages[-1].role!r}")
-        return self
-
-    def said(self) -> list[dict[str, str]]:
-        return [m.model_dump() for m in self.messages] or [{"role": "user", "content": self.prompt.strip()}]
-
-    @property
-    def text(self) -> str:
-        """The messages as one text: what the user says, and what was said before, if anything."""
-        said = self.said()
-        if len(said) == 1:
-            return said[0]["content"].strip()
-        return "\n".join(f"{message['role']}: {message['content']}" for message in said).strip()
 
 
 def read_prompts(path: Path) -> list[Prompt]:
@@ -94,7 +71,7 @@ def read_prompts(path: Path) -> list[Prompt]:
             raise ConfigError(f"{path}:{number}: {place}: {first['msg']}") from None
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path}:{number}: this is not JSON: {error}") from None
-        prompts.setdefault(prompt.text, prompt)
+        prompts.setdefault(prompt.prompt, prompt)
     if not prompts:
         raise ConfigError(f"prompts={path}: there is no prompt in it")
     return list(prompts.values())
@@ -126,17 +103,12 @@ class ChatRubric(DatasetTask):
         super(DatasetTask, self).__init__(**options)
         chosen = self.options.prompts
         prompts = _sample() if chosen == SAMPLE else read_prompts(Path(chosen).expanduser()) if chosen else []
-        if self.options.system_prompt and any(prompt.said()[0]["role"] == "system" for prompt in prompts):
-            raise ConfigError(
-                f"prompts={chosen}: some `messages` have a system prompt already; leave out `system_prompt`"
-            )
-        self._messages = {prompt.text: prompt.said() for prompt in prompts}
         text = TaskText(
             description=self.description,
             system_prompt=self.options.system_prompt.strip() or "-",  # not shown; see `opening`
             max_completion_tokens=self.options.max_completion_tokens,
         )
-        written = [WrittenScenario(input=prompt.text, split=prompt.split) for prompt in prompts]
+        written = [WrittenScenario(input=prompt.prompt, split=prompt.split) for prompt in prompts]
         if not any(prompt.split for prompt in prompts):
             written = with_splits(written)  # moves a prompt if there would be none to train on or to test with
         self.dataset = Dataset(task=text, scenarios=written)
@@ -154,8 +126,8 @@ class ChatRubric(DatasetTask):
 
     def _after_system(self, prompt: str) -> list[dict[str, str]]:
         system = self.options.system_prompt
-        said = self._messages.get(prompt, [{"role": "user", "content": prompt}])
-        return [*([{"role": "system", "content": system}] if system else []), *said]
+        asked = {"role": "user", "content": prompt}
+        return [{"role": "system", "content": system}, asked] if system else [asked]
 
     def play(self, rng: random.Random, skill: float) -> Conversation:
         """Answer a built-in request: each of name, gift and politeness is right with probability `skill`."""

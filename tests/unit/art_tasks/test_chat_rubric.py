@@ -18,12 +18,6 @@ from art.testing.scripted_model import ScriptedModel
 from art.trajectory import Trajectory
 from art_tasks.chat_rubric import ChatRubric, read_prompts
 
-DIALOGUE = [
-    {"role": "user", "content": "Which day is it?"},
-    {"role": "assistant", "content": "Monday."},
-    {"role": "user", "content": "And tomorrow?"},
-]
-
 
 def write(folder: Path, name: str, *lines: str) -> Path:
     path = folder / name
@@ -33,11 +27,10 @@ def write(folder: Path, name: str, *lines: str) -> Path:
 
 def test_prompts_of_every_kind_of_file(tmp_path: Path) -> None:
     lines = write(tmp_path, "a.txt", "Hello", "", "  Good night ", "Hello")
-    assert [prompt.text for prompt in read_prompts(lines)] == ["Hello", "Good night"]
-    rows = [{"prompt": "Hello", "id": 3}, {"prompt": "Bye", "split": "test"}, {"messages": DIALOGUE}]
-    hello, bye, dialogue = read_prompts(write(tmp_path, "b.jsonl", *map(json.dumps, rows)))
-    assert (hello.text, hello.split, bye.text, bye.split) == ("Hello", None, "Bye", "test")
-    assert dialogue.said() == DIALOGUE
+    assert [prompt.prompt for prompt in read_prompts(lines)] == ["Hello", "Good night"]
+    rows = [{"prompt": "Hello", "id": 3}, {"prompt": "Bye", "split": "test"}]
+    hello, bye = read_prompts(write(tmp_path, "b.jsonl", *map(json.dumps, rows)))
+    assert (hello.prompt, hello.split, bye.prompt, bye.split) == ("Hello", None, "Bye", "test")
 
 
 @pytest.mark.parametrize(
@@ -47,11 +40,9 @@ def test_prompts_of_every_kind_of_file(tmp_path: Path) -> None:
         ("a.txt", "  ", "there is no prompt in it"),
         ("a.jsonl", "Hello", "a.jsonl:1: this is not JSON"),
         ("a.jsonl", '"Hello"', "a.jsonl:1: "),
-        ("a.jsonl", '{"text": "Hello"}', "expected either `prompt` or `messages`"),
+        ("a.jsonl", '{"text": "Hello"}', "prompt: Field required"),
         ("a.jsonl", '{"prompt": 3}', "prompt"),
         ("a.jsonl", '{"prompt": "Hello", "split": "dev"}', "split"),
-        ("a.jsonl", '{"messages": [{"role": "tool", "content": "x"}]}', "role"),
-        ("a.jsonl", '{"messages": [{"role": "assistant", "content": "x"}]}', "must be the user's, got 'assistant'"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, name: str, line: str, message: str) -> None:
@@ -75,17 +66,13 @@ def test_no_prompt_is_in_two_splits(tmp_path: Path) -> None:
 
 
 def test_what_the_policy_is_shown(tmp_path: Path) -> None:
-    path = write(
-        tmp_path, "a.jsonl", json.dumps({"messages": DIALOGUE, "split": "train"}), '{"prompt": "Hi", "split": "val"}'
-    )
-    task = ChatRubric(prompts=str(path), system_prompt="Be brief.")
-    dialogue = next(s for s in task.scenarios("train", seed=0, count=1))
-    assert task.opening(dialogue) == [{"role": "system", "content": "Be brief."}, *DIALOGUE]
-    assert ChatRubric(prompts=str(path)).opening(dialogue) == DIALOGUE
+    path = str(write(tmp_path, "a.jsonl", '{"prompt": "Hello", "split": "train"}', '{"prompt": "Hi", "split": "val"}'))
+    task = ChatRubric(prompts=path, system_prompt="Be brief.")
+    (scenario,) = task.scenarios("train", seed=0, count=1)
+    hello = {"role": "user", "content": "Hello"}
+    assert task.opening(scenario) == [{"role": "system", "content": "Be brief."}, hello]
+    assert ChatRubric(prompts=path).opening(scenario) == [hello]
     assert task.opening(task.prompt_scenario("And now?"))[1:] == [{"role": "user", "content": "And now?"}]
-    system = json.dumps({"messages": [{"role": "system", "content": "Rhyme."}, *DIALOGUE]})
-    with pytest.raises(ConfigError, match="have a system prompt already"):
-        ChatRubric(prompts=str(write(tmp_path, "b.jsonl", system)), system_prompt="Be brief.")
 
 
 class Thankful(ChatRubric):
