@@ -32,7 +32,7 @@ from art.testing.tiny_model import build_tiny_model
 
 # %% tags=["parameters"]
 BASE_MODEL = "tiny"  # made below; with a GPU e.g. "Qwen/Qwen2.5-14B-Instruct"
-OPTIONS = {}  # of the task, such as {"level": "easy"}; a tiny model gets a smaller form of the task
+OPTIONS = {}  # of the task, such as {"size": 500}; a tiny model gets a smaller form of the task
 BACKEND = art.LocalBackend(path="runs/art_e")  # trains on this machine
 # BACKEND = art.RemoteBackend("http://gpu-machine:5000", api_key="...")  # or a server that can load the base model
 NAME = "mail-agent-001"  # a name that exists is trained further; take another to begin again

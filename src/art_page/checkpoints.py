@@ -145,10 +145,10 @@ def measure_change(run: RunFiles) -> StepChange | None:
 def _sides(run: RunFiles, query: CompareQuery) -> tuple[str, list[_Side], dict[int, str | None]]:
     """Return the metric that is compared, its values at both steps by scenario, and the names of the scenarios."""
     headline = talk.mapping(run.recorded_settings().get("task")).get("headline_metric")
-    for metric in (query.metric or str(headline or "reward"), "reward"):
+    for metric in (str(headline or "reward"), "reward"):
         names: dict[int, str | None] = {}
         sides = [_values(run, (query.split, step), metric, names) for step in (query.a, query.b)]
-        if query.metric or all(sides):
+        if all(sides):
             break
     return metric, sides, names
 

@@ -67,8 +67,6 @@ class CompareQuery(PageQuery):
     a: int
     b: int
     split: str = "val"
-    metric: str | None = None
-    """A metric of rollouts, or `reward`. Null: the headline metric of the run's task, if the rollouts have it."""
     offset: int = Field(default=0, ge=0)
     limit: int = Field(default=100, ge=1, le=1000)
 

@@ -52,7 +52,7 @@ from art.task import (
 )
 from art.trajectory import Trajectory
 from art_tasks.mail_search.mailbox import TOOLS, Desk, Hit, Search
-from art_tasks.mail_search.questions import NO_IDEA, Level, MailQuestion, is_right, numbers_in, plain, says_no_idea
+from art_tasks.mail_search.questions import NO_IDEA, MailQuestion, is_right, numbers_in, plain, says_no_idea
 from art_tasks.mail_search.world import World, generate, generate_short
 
 if TYPE_CHECKING:
@@ -77,18 +77,11 @@ class MailSearchOptions(TaskOptions):
     """Number of assistant messages of a rollout."""
     size: int = Field(1_000, ge=100, le=50_000)
     """Number of emails of a generated mailbox."""
-    level: Literal["all"] | Level = "all"
-    """Difficulty of the questions about a generated mailbox. `easy`: one email states the answer in the question's
-    words. `medium`: it was changed in a reply, or is asked for in other words. `hard`: several
-    changes, several emails, or no answer."""
 
     @model_validator(mode="after")
     def _fits_the_mailbox(self) -> MailSearchOptions:
-        fields = type(self).model_fields
-        names = ("size", "level")
-        unused = [name for name in names if self.mailbox == "short" and getattr(self, name) != fields[name].default]
-        if unused:
-            raise ValueError(f"{', '.join(unused)} has no effect with mailbox={self.mailbox}; leave it out")
+        if self.mailbox == "short" and self.size != type(self).model_fields["size"].default:
+            raise ValueError("size has no effect with mailbox=short; leave it out")
         return self
 
 
@@ -366,16 +359,10 @@ class MailSearch(Task):
         rng = random.Random(derive_seed(self.name, split, seed))
         num_mailboxes = SHORT_MAILBOXES if self.options.mailbox == "short" else MAILBOXES
         inputs: list[dict[str, Any]] = []
-        empty: set[int] = set()
-        while len(inputs) < count:
+        for _ in range(count):
             mailbox = derive_seed("mail_search", split, "mailbox", rng.randrange(num_mailboxes))
-            level, world = self.options.level, self._world(mailbox)
-            if questions := [question for question in world.questions if level in ("all", question.level)]:
-                inputs.append({"mailbox": mailbox, "question": rng.choice(questions).model_dump()})
-            else:
-                empty.add(mailbox)
-            if len(empty) == num_mailboxes:
-                raise ConfigError(f"no mailbox has a question of level={self.options.level}; use a larger size")
+            question = rng.choice(self._world(mailbox).questions)
+            inputs.append({"mailbox": mailbox, "question": question.model_dump()})
         return [self.scenario(split, seed, index, each) for index, each in enumerate(inputs)]
 
     def _world(self, mailbox: int) -> World:
@@ -398,7 +385,7 @@ class MailSearch(Task):
         desk = Desk(mailbox=world.mailbox, is_short=is_short, shows_state=not question.keywords)
         trajectory = Trajectory(
             messages_and_choices=self._opening(world, question), tools=TOOLS,
-            metadata={"scenario_id": scenario.id, "question": question.text, "level": question.level},
+            metadata={"scenario_id": scenario.id, "question": question.text},
         )  # fmt: skip
         num_turns = 0
         while not desk.is_over and num_turns < self.options.max_turns:

@@ -1,7 +1,7 @@
 """Questions about a mailbox, and whether an answer is right.
 
 MailQuestion(text="What is the budget for Project Blue Heron?", kind="number", answer="48,300 EUR",
-         wrong=["45,000 EUR"], sources=["m48213"], level="medium")
+         wrong=["45,000 EUR"], sources=["m48213"])
 
 is_right(question, "It is 48.300 euros since 12 March.")     True
 is_right(question, "45,000 or 48,300 EUR")                   False: two numbers are a guess
@@ -16,8 +16,6 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 NO_IDEA = "I don't know"
-Level = Literal["easy", "medium", "hard"]
-LEVELS: tuple[Level, ...] = ("easy", "medium", "hard")
 MAX_NAME_WORDS = 40
 """Longest answer, in words, that may name a person, a place or a code. A longer one is a copy of an email."""
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -58,7 +56,6 @@ class MailQuestion(BaseModel):
     """Values that a right answer must not name, e.g. those that are out of date."""
     sources: list[str] = Field(default_factory=list)
     """Ids of the emails that state the answer."""
-    level: Level = "easy"
     keywords: list[str] = Field(default_factory=list)
     """Words with which a search finds the sources."""
 

@@ -40,7 +40,7 @@ from art_tasks.mail_search.facts import (
     draw_subject,
 )
 from art_tasks.mail_search.mailbox import Email, Mailbox
-from art_tasks.mail_search.questions import LEVELS, MailQuestion
+from art_tasks.mail_search.questions import MailQuestion
 
 TODAY = datetime.date(2026, 3, 16)
 """The day on which questions are asked, a Monday. All emails are older."""
@@ -222,11 +222,9 @@ def write_fact(pen: Pen) -> Written:
         source = thread[-1]
     add_chatter(pen, thread, group)
     paraphrased = rng.random() < 0.4
-    difficulty = num_changes + paraphrased + (len(threads) > 1)
     question = MailQuestion(
         text=attribute.questions[paraphrased].format(subject), kind=attribute.kind, answer=value,
-        wrong=sorted(values - {value}), level=LEVELS[min(difficulty, 2)],
-        keywords=[subject, attribute.name],
+        wrong=sorted(values - {value}), keywords=[subject, attribute.name],
     )  # fmt: skip
     return Written(threads, [(question, [source])])
 
@@ -244,9 +242,7 @@ def write_gap(pen: Pen) -> Written:
         thread.append(pen.reply(thread[-1], group[1], pen.say(DROPPED, value=wrong[0], **names)))
     add_chatter(pen, thread, group)
     text = attribute.questions[0].format(subject)
-    question = MailQuestion(
-        text=text, kind=attribute.kind, wrong=wrong, level="hard", keywords=[subject, attribute.name]
-    )
+    question = MailQuestion(text=text, kind=attribute.kind, wrong=wrong, keywords=[subject, attribute.name])
     return Written([thread], [(question, [])])
 
 
@@ -294,7 +290,7 @@ def write_approval(pen: Pen) -> Written:
     source = thread[-1]
     add_chatter(pen, thread, [asking, other])
     question = MailQuestion(
-        text=f"Who approved {order}?", kind="name", answer=approving.name, wrong=[other.name], level="medium",
+        text=f"Who approved {order}?", kind="name", answer=approving.name, wrong=[other.name],
         keywords=[order.removeprefix("the "), "approve"],
     )  # fmt: skip
     return Written([thread], [(question, [source])])
@@ -318,11 +314,11 @@ def write_order(pen: Pen) -> Written:
         notices.append(pen.reply(notices[0], vendor, [late]))
     item = order.removeprefix("the ")
     asked_number = MailQuestion(
-        text=f"What is the order number of {order}?", kind="code", answer=number, level="medium",
+        text=f"What is the order number of {order}?", kind="code", answer=number,
         keywords=[item, "ordered"],
     )  # fmt: skip
     asked_day = MailQuestion(
-        text=f"When will {order} be delivered?", kind="date", answer=day, wrong=wrong, level="hard",
+        text=f"When will {order} be delivered?", kind="date", answer=day, wrong=wrong,
         keywords=[f"order {number}"],
     )  # fmt: skip
     return Written([[placed], notices], [(asked_number, [placed]), (asked_day, [notices[-1]])])
