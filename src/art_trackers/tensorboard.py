@@ -21,19 +21,14 @@ class TensorboardSink(Sink):
     name = "tensorboard"
     package, extra = "tensorboard", "tensorboard"
 
-    def __init__(self, folder: Path | str | None = None) -> None:
-        """
-        Args:
-            folder: folder of the event files.
-        """
-        self._folder = None if folder is None else Path(folder)
+    def __init__(self) -> None:
         self._writer: Any = None
 
     def start(self, run: Run) -> int | None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         root = os.environ.get("TENSORBOARD_LOGGING_DIR")
-        folder = self._folder or (Path(root, run.project, run.name) if root else run.folder / "tensorboard")
+        folder = Path(root, run.project, run.name) if root else run.folder / "tensorboard"
         folder.mkdir(parents=True, exist_ok=True)
         num_rows = count_rows(folder)
         self._writer = EventFileWriter(str(folder), filename_suffix=_ROWS)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from datetime import date, datetime, timedelta
 from typing import Any, ClassVar
 
-from art_tasks.desks.server_task import Call, Case, DeskJob, LocalServer, ServerTask, field_job, planned_job
+from art_tasks.desks.server_task import RUBRIC, Call, Case, DeskJob, LocalServer, ServerTask, field_job, planned_job
 
 PEOPLE = ["ann", "bob", "cleo", "dan"]
 MONDAY = date(2030, 1, 7)
@@ -192,12 +192,8 @@ class Calendar(ServerTask):
     description: ClassVar[str] = (
         "answer questions about a week's events, and change them, with the tools of an MCP server"
     )
-    rubric: ClassVar[str | None] = (
-        "A good rollout does exactly what the user asks about the calendar: it makes the change that was asked for and "
-        "no other, for the right event, person, day and time, or looks the answer up. It ends with complete_task and a "
-        "summary that states the result which the tools returned, such as the start or the title, in few words. Calls "
-        "that fail or are not needed make it worse. A wrong change is worse than no change, an answer that no tool "
-        "result supports is a guess, and a rollout without complete_task is worst."
+    rubric: ClassVar[str | None] = RUBRIC.format(
+        subject="the calendar", right="for the right event, person, day and time", result="the start or the title"
     )
     server: ClassVar[LocalServer] = LocalServer("calendar_server")
 

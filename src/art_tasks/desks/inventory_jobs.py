@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from art_tasks.desks.server_task import Call, Case, DeskJob, LocalServer, ServerTask, field_job, planned_job
+from art_tasks.desks.server_task import RUBRIC, Call, Case, DeskJob, LocalServer, ServerTask, field_job, planned_job
 
 LOOKUPS = (
     ("What is the price of {}?", "price", "stock"),
@@ -159,12 +159,8 @@ class Inventory(ServerTask):
 
     name: ClassVar[str] = "inventory"
     description: ClassVar[str] = "answer questions about a shop's stock, and change it, with the tools of an MCP server"
-    rubric: ClassVar[str | None] = (
-        "A good rollout does exactly what the user asks about the shop's stock: it makes the change that was asked for "
-        "and no other, with the right product and number, or looks the answer up. It ends with complete_task and a "
-        "summary that states the result which the tools returned, such as the price or the stock, in few words. Calls "
-        "that fail or are not needed make it worse. A wrong change is worse than no change, an answer that no tool "
-        "result supports is a guess, and a rollout without complete_task is worst."
+    rubric: ClassVar[str | None] = RUBRIC.format(
+        subject="the shop's stock", right="with the right product and number", result="the price or the stock"
     )
     server: ClassVar[LocalServer] = LocalServer("inventory_server")
 

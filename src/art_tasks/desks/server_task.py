@@ -287,6 +287,15 @@ WITH_TOOLS = 0.2
 _SPLITS: dict[int, Split] = {7: "val", 8: "test", 9: "test"}  # by the hash of a job's text; the others are for training
 
 
+RUBRIC = (
+    "A good rollout does exactly what the user asks about {subject}: it makes the change that was asked for and no "
+    "other, {right}, or looks the answer up. It ends with complete_task and a summary that states the result which the "
+    "tools returned, such as {result}, in few words. Calls that fail or are not needed make it worse. A wrong change "
+    "is worse than no change, an answer that no tool result supports is a guess, and a rollout without complete_task "
+    "is worst."
+)
+
+
 class ServerOptions(TaskOptions):
     """What a user may choose about a task with a server."""
 
