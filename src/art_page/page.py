@@ -286,7 +286,7 @@ class TrainingPage(Page):
             def read(viewer: Viewer) -> tuple[str, bytes | None]:
                 """Return the tag of the answer, and the answer if the browser does not have it."""
                 project = asked.values.get("project") or getattr(asked.query, "project", None)
-                version = viewer.version(project, asked.values.get("name"), of_log=row.is_of_log)
+                version = viewer.version(project, asked.values.get("name"))
                 # of the files, of what was asked, and of who asked, since not all see the same
                 parts = (version, call.request.scope["path"], query_string, call.caller.key_id)
                 etag = f'"{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}"'

@@ -71,8 +71,6 @@ class ReadPath:
     query: type[PageQuery] = NoQuery
     names_files: bool = False
     """Whether the answer can say where files lie on the machine, which only keys with scope `admin` may see."""
-    is_of_log: bool = False
-    """Whether the answer is made of files, jobs and the index only, and so stays the same between two steps."""
 
     @property
     def summary(self) -> str:
@@ -123,19 +121,19 @@ _ROLLOUT = f"{_RUN}/rollouts/{{split}}/{{step}}/{{group}}/{{index}}"
 PATHS: list[ReadPath] = [
     ReadPath("runs", Viewer.runs, RunsQuery, names_files=True),
     ReadPath(_RUN, Viewer.run, names_files=True),
-    ReadPath(f"{_RUN}/series", Viewer.series, SeriesQuery, is_of_log=True),
-    ReadPath(f"{_RUN}/rollouts", Viewer.rollouts, RolloutTableQuery, is_of_log=True),
+    ReadPath(f"{_RUN}/series", Viewer.series, SeriesQuery),
+    ReadPath(f"{_RUN}/rollouts", Viewer.rollouts, RolloutTableQuery),
     ReadPath(_ROLLOUT, Viewer.rollout),
     ReadPath(f"{_ROLLOUT}/tokens", Viewer.tokens, TokensQuery),
     ReadPath(f"{_RUN}/groups/{{split}}/{{step}}/{{group}}", Viewer.group),
-    ReadPath(f"{_RUN}/steps/{{step}}", Viewer.step, is_of_log=True),
+    ReadPath(f"{_RUN}/steps/{{step}}", Viewer.step),
     ReadPath(f"{_RUN}/steps/{{step}}/tree", Viewer.tree, TreeQuery),
-    ReadPath(f"{_RUN}/ledger", Viewer.ledger, LedgerQuery, is_of_log=True),
+    ReadPath(f"{_RUN}/ledger", Viewer.ledger, LedgerQuery),
     ReadPath(f"{_RUN}/checkpoints", Viewer.checkpoints),
     ReadPath(f"{_RUN}/checkpoints/compare", Viewer.compare, CompareQuery),
     ReadPath("comparisons", Viewer.comparisons, names_files=True),
     ReadPath("comparisons/{comparison}", Viewer.comparison, names_files=True),
-    ReadPath(f"{_RUN}/costs", Viewer.costs, is_of_log=True),
+    ReadPath(f"{_RUN}/costs", Viewer.costs),
 ]
 """All paths. Each is one method of `Viewer`."""
 

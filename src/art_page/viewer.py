@@ -258,30 +258,19 @@ class Viewer:
             raise NotFoundError(f"there is no run {project}/{name} in this data directory", param="name")
         return self._files(project, name)
 
-    def version(self, project: str | None = None, name: str | None = None, *, of_log: bool = False) -> str:
+    def version(self, project: str | None = None, name: str | None = None) -> str:
         """Return a text that changes when an answer about the run can change; of all runs without a name. It is made
         of sizes and times of files, and costs no more than looking at them.
-
-        Args:
-            of_log: for an answer that is made of files, jobs and the index only. It does not change with every
-                request to the model, as the state of the server and its record of exchanges do.
         """
         names = [(project, name)] if project and name else list_names(self.data_dir, self.database, project)
-        if of_log:
-            jobs = (
-                "SELECT count(*), max(rowid), group_concat(state) FROM (SELECT rowid, state FROM jobs "
-                "WHERE project = ? AND name = ? ORDER BY rowid DESC LIMIT 20)"
-            )
-            states: list[object] = [self.database.read(jobs, each) for each in names]
-        else:
-            states = [_stat(Path(f"{self.data_dir.database}{suffix}")) for suffix in ("", "-wal")]
+        states: list[object] = [_stat(Path(f"{self.data_dir.database}{suffix}")) for suffix in ("", "-wal")]
         if project is None:
             states += [_stat(path) for path in comparison_files(self.data_dir)]
         for each in names:
             paths = self.data_dir.model(*each)
             files = (paths.history, paths.costs, paths.state, paths.settings, paths.checkpoints, paths.steps)
             states += [_stat(path) for path in (*files, paths.root / "trajectories" / TRAIN)]
-        for activity in (self._activity(*each) for each in names if self._activity is not None and not of_log):
+        for activity in (self._activity(*each) for each in names if self._activity is not None):
             if activity is not None:  # what changes when something happens, and not with every second
                 states.append([(job.kind, job.runs, job.progress, job.queue_place) for job in activity.jobs])
                 states.append((activity.num_requests, activity.num_sampling))

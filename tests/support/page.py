@@ -35,7 +35,7 @@ class ScriptedViewer:
         self.asked: list[Any] = []
         self.tag = "1"
 
-    def version(self, project: str | None = None, name: str | None = None, *, of_log: bool = False) -> str:
+    def version(self, project: str | None = None, name: str | None = None) -> str:
         return self.tag
 
     def runs(self, project: str | None = None) -> RunList:

@@ -108,31 +108,6 @@ def test_answers_change_their_version_when_files_do(viewer: Viewer, data_dir: Da
     assert viewer.version(*RUN) != before
 
 
-def test_answers_of_the_log_keep_their_version_while_the_model_answers(viewer: Viewer, data_dir: DataDir) -> None:
-    log(data_dir, [TrajectoryGroup([rollout(1.0)])], step=1)
-    complete(viewer)
-    database = sqlite3.connect(data_dir.database)
-    database.execute("CREATE TABLE jobs (project, name, kind, state, status)")
-    database.execute("CREATE TABLE exchanges (id)")
-    database.commit()
-    all_of_it, of_log = viewer.version(*RUN), viewer.version(*RUN, of_log=True)
-    database.execute("INSERT INTO exchanges VALUES ('one')")
-    database.commit()
-    assert viewer.version(*RUN) != all_of_it
-    assert viewer.version(*RUN, of_log=True) == of_log
-    database.execute("INSERT INTO jobs VALUES (?, ?, 'train', 'running', '{}')", RUN)
-    database.commit()
-    running = viewer.version(*RUN, of_log=True)
-    assert running != of_log
-    database.execute("UPDATE jobs SET state = 'succeeded'")
-    database.commit()
-    database.close()
-    ended = viewer.version(*RUN, of_log=True)
-    assert ended != running
-    log(data_dir, [], step=2, train__reward=3.0)
-    assert viewer.version(*RUN, of_log=True) != ended
-
-
 # -- curves --
 
 
