@@ -4,7 +4,7 @@
     art launch --cloud ssh --host alice@gpu-box --gpu --model qwen-2.5-7b
     art launch status
     art launch tunnel gpu-box                    keep it running: it makes the server reachable here
-    art launch logs gpu-box --follow
+    art launch logs gpu-box
     art launch stop gpu-box                      its data stays; the next launch goes on with it
     art launch down gpu-box --delete-data
 
@@ -20,7 +20,6 @@ import dataclasses
 import os
 import re
 import shlex
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -33,7 +32,7 @@ from art.config import ServerConfig
 from art.errors import ArtError, ConfigError, NotFoundError, StorageError
 from art.storage.atomic import storage_errors, temporary_name
 from art_cloud.skypilot_backend import SkyConfig, SkyPilotBackend
-from art_cloud.ssh import Ssh, free_port, in_sh, shell_path
+from art_cloud.ssh import Ssh, free_port, shell_path
 from art_cloud.ssh_backend import Install, SshBackend
 
 _COLUMNS = ("name", "kind", "machine", "state", "version", "launched", "data")
@@ -42,7 +41,7 @@ _SKY_OPTIONS = ("region", "spot", "idle_minutes", "volume")
 """Fields of `SkyConfig` that are options here; `SkyPilotBackend(config=...)` takes all."""
 _NAMED = {
     "status": "show the servers that were launched here, or one of them",
-    "logs": "print the last lines of a server's log, and with --follow what comes",
+    "logs": "print the last lines of a server's log",
     "tunnel": "make a server reachable on this machine until Ctrl-C, and start it again whenever it dies",
     "stop": "stop a server; its data stays where it is",
     "down": "stop a server and delete its environment, key and settings; the record here stays as long as its data",
@@ -84,7 +83,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action.add_argument("server", nargs="?", help="name of its record (default: the only one)")
         if name == "logs":
             action.add_argument("--lines", type=int, default=50, help="number of lines (default: 50)")
-            action.add_argument("--follow", action="store_true", help="go on until Ctrl-C")
         if name == "down":
             action.add_argument("--delete-data", action="store_true", help="delete its models and checkpoints too")
 
@@ -164,14 +162,11 @@ async def _row(record: LaunchRecord) -> tuple[str, ...]:
 
 
 async def logs(launched: Launched, record: LaunchRecord, args: argparse.Namespace) -> int:
-    """Print the last lines of a server's log, and with `--follow` what is added to it, until Ctrl-C."""
+    """Print the last lines of a server's log."""
     backend = backend_of(record)
-    tail = f"tail -n {args.lines} {'-F' if args.follow else ''} {shell_path(backend.server_data_dir)}/logs/server.log"
-    if args.follow:  # the end of our side is the end of its input; `tail` itself would stay until the next line
-        tail = f"exec 3<&0; {tail} & {{ cat <&3; kill $!; }} > /dev/null 2>&1 & wait $!"
-    command = [*backend.ssh.base_command(), in_sh(tail)]
-    process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE)
-    return await process.wait()
+    done = await backend.ssh.run(f"tail -n {args.lines} {shell_path(backend.server_data_dir)}/logs/server.log")
+    print(done.stdout + done.stderr, end="")
+    return done.returncode
 
 
 async def tunnel(launched: Launched, record: LaunchRecord, args: argparse.Namespace) -> int:

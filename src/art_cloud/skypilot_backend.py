@@ -429,7 +429,7 @@ def _read_environment(path: Path) -> dict[str, str]:
         lines = path.expanduser().read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"env_path: cannot read {path}: {error}", param="env_path") from error
-    values = {}
+    values: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):
         for word in shlex.split(line, comments=True):
             name, is_value, value = word.partition("=")

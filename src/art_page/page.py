@@ -1,5 +1,5 @@
-"""The page: its files and login, what it shows as JSON (one route for each row of `art_page.paths`), and what happens
-now, as server-sent events. These routes are for browsers; programs send their key to all others.
+"""The page: its files and login, what it shows as JSON (one route for each row of `PATHS`), and what happens now, as
+server-sent events. These routes are for browsers; programs send their key to all others.
 
 The files are part of the package: `index.html`, modules, styles, and the vendored chart library. They are listed once,
 and nothing that a request says becomes part of a path.
@@ -13,21 +13,23 @@ import contextvars
 import dataclasses
 import functools
 import hashlib
+import inspect
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, get_origin, get_type_hints
 from urllib.parse import parse_qs
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
 import art
-from art.errors import AuthenticationError, NotFoundError, PermissionDeniedError
+from art.errors import AuthenticationError, InvalidRequestError, NotFoundError, PermissionDeniedError
+from art.protocol.chat_completions import invalid_request
 from art.protocol.keys import LOGIN_MARK, Empty, KeyScope, PageLink
 from art.protocol.live import LiveEvent, SystemAnswer
 from art.protocol.training import Wire
@@ -35,8 +37,9 @@ from art.server.answers import UNBUFFERED, EventStream, json_response
 from art.server.auth import SERVER_KEY_ID, Caller
 from art.server.call import ApiCall, Page, Route
 from art.server.state import ServerState
-from art.storage.layout import DataDir
-from art_page.paths import PATHS, ReadPath, RunsQuery, query_parameters
+from art.storage.layout import DataDir, validate_name
+from art_page.rollout_answers import PageAnswer, PageQuery, RolloutKey, RolloutTableQuery, TokensQuery, TreeQuery
+from art_page.run_answers import CompareQuery, SeriesQuery
 from art_page.sessions import Addresses, FailedLogins, Sessions, make_cookie, read_cookies
 from art_page.viewer import Viewer
 
@@ -126,6 +129,116 @@ def page_files() -> PageFiles:
     for name, data in content.items():
         digest.update(f"{name}\n{len(data)}\n".encode() + data)
     return PageFiles(content, digest.hexdigest()[:16])
+
+
+NUMBERS = frozenset({"step", "group", "index"})
+"""Parameters of paths that are whole numbers. All others are names."""
+_MOST_DIGITS = 9
+
+
+class RunsQuery(PageQuery):
+    """Which runs to list."""
+
+    project: str | None = None
+    """Only those of one project."""
+
+
+class LedgerQuery(PageQuery):
+    """Which steps to sum, both ends included; null for no bound."""
+
+    first: int | None = None
+    last: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a path asks for: the run and the parameters in the path, and the query."""
+
+    values: Mapping[str, str]
+    query: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPath:
+    """One row of the table."""
+
+    path: str
+    """The path, in which `{name}` is a parameter that matches one component."""
+    method: Callable[..., PageAnswer]
+    """Method of `Viewer` that answers. Its parameters are those of the path and `query`, or fields of the query."""
+    query: type[PageQuery] = PageQuery
+    names_files: bool = False
+    """Whether the answer can say where files lie on the machine, which only keys with scope `admin` may see."""
+
+    @property
+    def summary(self) -> str:
+        line = (inspect.getdoc(self.method) or "").partition("\n")[0].rstrip(".")
+        return line[0].lower() + line[1:]
+
+    @property
+    def answer(self) -> type[PageAnswer]:
+        answer: type[PageAnswer] = get_type_hints(self.method)["return"]
+        return answer
+
+    def read(self, viewer: Viewer, asked: Asked) -> PageAnswer:
+        """Ask the viewer."""
+        values = {name: int(text) if name in NUMBERS else text for name, text in asked.values.items()}
+        known = {**asked.query.__dict__, **values, "query": asked.query}
+        arguments = {
+            name: RolloutKey.model_validate({field: values[field] for field in RolloutKey.model_fields})
+            if name == "key"
+            else known[name]
+            for name in inspect.signature(self.method).parameters
+            if name != "self"
+        }
+        answer: PageAnswer = getattr(viewer, self.method.__name__)(**arguments)
+        return answer
+
+    def asked(self, values: Mapping[str, str], query: Mapping[str, Sequence[str]]) -> Asked:
+        """Check parameters and query.
+
+        Raises:
+            InvalidRequestError: a parameter is not a name or number, or the query has an unknown or wrong value.
+        """
+        for param, value in values.items():
+            validate_name(value, param=param)
+            if param in NUMBERS and not (value.isascii() and value.isdecimal() and len(value) <= _MOST_DIGITS):
+                raise InvalidRequestError(f"`{param}` must be a whole number, got {value[:40]!r}", param=param)
+        lists = {name for name, field in self.query.model_fields.items() if get_origin(field.annotation) is list}
+        values_by_name = {name: list(texts) if name in lists else texts[-1] for name, texts in query.items()}
+        try:
+            return Asked(values, self.query.model_validate(values_by_name))
+        except ValidationError as error:
+            raise invalid_request(error) from None
+
+
+_RUN = "runs/{project}/{name}"
+_ROLLOUT = f"{_RUN}/rollouts/{{split}}/{{step}}/{{group}}/{{index}}"
+
+
+PATHS: list[ReadPath] = [
+    ReadPath("runs", Viewer.runs, RunsQuery, names_files=True),
+    ReadPath(_RUN, Viewer.run, names_files=True),
+    ReadPath(f"{_RUN}/series", Viewer.series, SeriesQuery),
+    ReadPath(f"{_RUN}/rollouts", Viewer.rollouts, RolloutTableQuery),
+    ReadPath(_ROLLOUT, Viewer.rollout),
+    ReadPath(f"{_ROLLOUT}/tokens", Viewer.tokens, TokensQuery),
+    ReadPath(f"{_RUN}/groups/{{split}}/{{step}}/{{group}}", Viewer.group),
+    ReadPath(f"{_RUN}/steps/{{step}}", Viewer.step),
+    ReadPath(f"{_RUN}/steps/{{step}}/tree", Viewer.tree, TreeQuery),
+    ReadPath(f"{_RUN}/ledger", Viewer.ledger, LedgerQuery),
+    ReadPath(f"{_RUN}/checkpoints", Viewer.checkpoints),
+    ReadPath(f"{_RUN}/checkpoints/compare", Viewer.compare, CompareQuery),
+    ReadPath("comparisons", Viewer.comparisons, names_files=True),
+    ReadPath("comparisons/{comparison}", Viewer.comparison, names_files=True),
+    ReadPath(f"{_RUN}/costs", Viewer.costs),
+]
+"""All paths. Each is one method of `Viewer`."""
+
+
+def query_parameters(row: ReadPath) -> dict[str, Any]:
+    """Names and types of the parameters that the query of a path may have."""
+    return {name: field.annotation for name, field in row.query.model_fields.items()}
 
 
 class TrainingPage(Page):

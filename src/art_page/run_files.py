@@ -434,16 +434,14 @@ def _about_job(job: JobActivity, step: int) -> str:
 
 
 def _about_requests(activity: Activity, *, trains: bool) -> str:
-    count, sampling = activity.num_requests, activity.num_sampling
+    count = activity.num_requests
     requests, s = ("1 request", "s") if count == 1 else (f"{count} requests", "")
     if activity.engine_sleeps:
         return f"{requests} wait{s} for the trainer, which uses the engine's device."
     if activity.engine != "up":
         return f"{requests} wait{s} for the engine."
-    sampled = "are being sampled" if count != 1 else "is being sampled"
-    if sampling is not None and sampling < count:
-        sampled = f"run{s}; {sampling} of them sample{'s' if sampling == 1 else ''}"
-    return f"{requests} {sampled}" + ("." if trains else "; the trainer waits for rollouts.")
+    sampled = f"{requests} {'is' if count == 1 else 'are'} being sampled"
+    return sampled + ("." if trains else "; the trainer waits for rollouts.")
 
 
 def _ago(seconds: float) -> str:

@@ -106,10 +106,6 @@ class TeamTurn:
     guesses: list[tuple[str, Kind]] = field(default_factory=list)
     """The words that the guesser named, and what was under them, as `us` sees it."""
 
-    @property
-    def guesses_left(self) -> int:
-        return self.clue.number + 1 - len(self.guesses)
-
 
 class CodenamesGame:
     """A game under way."""
@@ -182,7 +178,7 @@ class CodenamesGame:
         elif not self.words_of("us", "theirs"):
             self.outcome = "loss"
         is_own = kind == ("ours" if turn.team == "us" else "theirs")
-        return self.outcome is None and is_own and turn.guesses_left > 0
+        return self.outcome is None and is_own and len(turn.guesses) <= turn.clue.number
 
     def end_turn(self) -> None:
         """End the game if the turn was the last one of the policy's team."""

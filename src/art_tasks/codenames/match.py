@@ -202,16 +202,9 @@ class Fault:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class SeatAnswer:
-    """What a seat answered; `cut` says why there is no whole answer."""
-
-    text: str
-    cut: str | None = None
-
-
-Seat = Callable[[Role, Trajectory], Awaitable[SeatAnswer]]
-"""Answers the last message of a role's conversation, and appends the answer to it."""
+Seat = Callable[[Role, Trajectory], Awaitable[tuple[str, str | None]]]
+"""Answers the last message of a role's conversation, and appends the answer to it. Returns the text, and why it is no
+whole answer if it is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,23 +256,23 @@ async def play_match(
 ) -> PlayedMatch:
     """Play a game to its end with `seat` in both roles. Then the roles that took part are told how it ended."""
 
-    async def ask(role: Role, message: str) -> SeatAnswer:
+    async def ask(role: Role, message: str) -> tuple[str, str | None]:
         conversations[role].messages_and_choices.append({"role": "user", "content": message})
         return await seat(role, conversations[role])
 
     async def play_our_turn() -> Fault | None:
-        answer = await ask("spymaster", key_text(game))
-        clue = answer.cut or game.read_clue(answer.text)
+        text, cut = await ask("spymaster", key_text(game))
+        clue = cut or game.read_clue(text)
         if isinstance(clue, str):
             return Fault("spymaster", clue)
         turn = TeamTurn("us", clue)
         game.turns.append(turn)
         may_guess = True
         while may_guess:
-            answer = await ask("guesser", board_text(game, turn))
-            word = game.read_guess(answer.text, turn)
-            if answer.cut or word is None:
-                return Fault("guesser", answer.cut or f"the answer {answer.text[:40]!r} is not a word of the board")
+            text, cut = await ask("guesser", board_text(game, turn))
+            word = game.read_guess(text, turn)
+            if cut or word is None:
+                return Fault("guesser", cut or f"the answer {text[:40]!r} is not a word of the board")
             may_guess = word != PASS and game.guess(turn, word)
         game.end_turn()
         return None
@@ -301,7 +294,7 @@ async def play_match(
 def model_seat(model: Any, *, seed: int, step: int | None, max_tokens: int) -> Seat:
     """Let a model answer. Each request of a game has a seed of its own, made from `seed`."""
 
-    async def answer(role: Role, conversation: Trajectory) -> SeatAnswer:
+    async def answer(role: Role, conversation: Trajectory) -> tuple[str, str | None]:
         num_messages = len(conversation.messages_and_choices)
         try:
             choice = await sample_answer(
@@ -310,10 +303,10 @@ def model_seat(model: Any, *, seed: int, step: int | None, max_tokens: int) -> S
             )  # fmt: skip
         except Exception as error:
             if getattr(error, "code", None) == ContextLengthError.code and num_messages > 2:
-                return SeatAnswer("", "the conversation fills the context of the model")
+                return "", "the conversation fills the context of the model"
             raise
         cut = f"the answer was cut off after {max_tokens} tokens" if choice.finish_reason == "length" else None
-        return SeatAnswer(choice.message.content or "", cut)
+        return choice.message.content or "", cut
 
     return answer
 
@@ -321,10 +314,10 @@ def model_seat(model: Any, *, seed: int, step: int | None, max_tokens: int) -> S
 def scripted_seat(player: Player) -> Seat:
     """Let a scripted player answer, as plain messages that are never trained."""
 
-    async def answer(role: Role, conversation: Trajectory) -> SeatAnswer:
+    async def answer(role: Role, conversation: Trajectory) -> tuple[str, str | None]:
         message: Any = player(conversation.messages(), None)
         conversation.messages_and_choices.append(message)
-        return SeatAnswer(message["content"])
+        return message["content"], None
 
     return answer
 

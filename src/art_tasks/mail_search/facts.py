@@ -276,10 +276,3 @@ TALK = (
     ("Presentation", "Could you look at my slides before the customer comes?"),
     ("Deadline of the survey", "The survey about the canteen closes soon, please take part."),
 )  # fmt: skip
-NEWS = (
-    ("Five ideas for better meetings", "Begin on time, end on time, and leave the phones outside. Read more online."),
-    ("This month in logistics", "Freight rates were stable, and the ports expect a calm summer. Read more online."),
-    ("Your office, greener", "Plants make an office quieter. See our offers for the spring. Discount codes inside."),
-    ("The hotel letter", "New houses have opened in many towns. Book early for the best rooms."),
-    ("Contracts explained", "What to look for before a contract is signed, in three minutes."),
-)  # fmt: skip

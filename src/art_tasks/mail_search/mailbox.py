@@ -207,7 +207,7 @@ TOOLS: list[Any] = [
         to_addr=_text("part of a recipient's address"),
         sent_after=_text("first day, YYYY-MM-DD"),
         sent_before=_text("day after the last day, YYYY-MM-DD"),
-        folder=_text(f"a folder: inbox, sent, archive, newsletters, or {UNREAD}"),
+        folder=_text(f"a folder: inbox, sent, archive, or {UNREAD}"),
         max_results={"type": "integer", "minimum": 1, "maximum": MAX_RESULTS, "description": "10 if left out"},
     ),
     _tool("read_email", "Read an email.", ["message_id"], message_id=_text("id of the email")),

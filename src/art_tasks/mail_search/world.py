@@ -28,7 +28,6 @@ from art_tasks.mail_search.facts import (
     DROPPED,
     FILLERS,
     MENTIONED,
-    NEWS,
     REPLIES,
     STATED,
     TALK,
@@ -66,7 +65,6 @@ class DraftEmail:
     """The sender's own words, without the quoted emails."""
     when: datetime.datetime
     parent: DraftEmail | None = None
-    folder: str | None = None
     message_id: str = ""
     """Set when all emails of the mailbox are written."""
 
@@ -248,11 +246,6 @@ def write_gap(pen: Pen) -> Written:
 
 def write_chatter(pen: Pen) -> Written:
     rng = pen.rng
-    if rng.random() < 0.2:
-        title, text = rng.choice(NEWS)
-        letter = pen.start(pen.draw_outsider(), [pen.owner], title, [text])
-        letter.folder = "newsletters"
-        return Written([[letter]])
     group = [pen.owner, *pen.draw_people(rng.randint(1, 3))]
     rng.shuffle(group)
     title, text = rng.choice(TALK)
@@ -392,7 +385,7 @@ def _finish(rng: random.Random, owner: Person, threads: list[list[DraftEmail]]) 
             draft.message_id = f"m{next(ids)}"
         for draft in thread:
             age = (TODAY - draft.when.date()).days
-            folder = draft.folder or ("inbox" if age <= _INBOX_DAYS or rng.random() < 0.1 else "archive")
+            folder = "inbox" if age <= _INBOX_DAYS or rng.random() < 0.1 else "archive"
             folder = "sent" if draft.sender == owner else folder
             unread = folder == "inbox" and age <= _UNREAD_DAYS and rng.random() < _UNREAD
             emails.append(draft.finish(f"t{number}", folder, is_read=not unread))

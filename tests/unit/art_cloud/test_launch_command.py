@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -129,27 +128,6 @@ def test_a_tunnel_makes_a_server_reachable_at_its_recorded_address_and_starts_it
         time.sleep(0.02)
     assert machine.processes("-L") == {}
     assert len(machine.processes("server.py")) == 1
-
-
-@pytest.mark.slow
-def test_a_log_is_followed_until_ctrl_c(machine: FakeMachine) -> None:
-    assert main(list(LAUNCH)) == 0
-    command = [sys.executable, "-m", "art.cli.main", "launch", "logs", "box", "--lines", "1", "--follow"]
-    following = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert following.stdout is not None
-    assert following.stdout.readline() == "art-server listens\n"
-    with (machine.server_folder / "data/logs/server.log").open("a", encoding="utf-8") as file:
-        file.write("a line\n")
-    assert following.stdout.readline() == "a line\n"
-    following.send_signal(signal.SIGINT)
-    out, errors = following.communicate()
-    assert (following.returncode, out) == (130, "")
-    assert "Traceback" not in errors
-    deadline = time.monotonic() + 60
-    while machine.processes("tail ") and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert machine.processes("tail ") == {}
-    assert len(machine.processes("server.py")) == 1, "the server goes on"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from art.errors import InvalidRequestError, NotFoundError
 from art.storage.layout import DataDir
-from art_page.paths import PATHS, query_parameters
+from art_page.page import PATHS, query_parameters
 from art_page.viewer import Viewer
 from tests.support.logged_run import log_run
 

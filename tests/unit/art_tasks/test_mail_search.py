@@ -188,7 +188,7 @@ def test_generated_mailboxes_look_like_mailboxes() -> None:
     address = world.owner.split("<")[1].rstrip(">")
     assert all(address in (email.from_address, *email.to, *email.cc) for email in emails)
     assert all((email.folder == "sent") == (email.from_address == address) for email in emails)
-    assert {email.folder for email in emails} == {"inbox", "sent", "archive", "newsletters"}
+    assert {email.folder for email in emails} == {"inbox", "sent", "archive"}
     assert all(email.date < "2026-03-16" for email in emails)
     assert 0.01 < sum(not email.is_read for email in emails) / 600 < 0.2
     assert sum("> " in email.body for email in emails) > 150

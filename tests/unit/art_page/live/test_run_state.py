@@ -48,7 +48,7 @@ def test_a_queued_step_names_the_model_that_it_waits_for() -> None:
 
 def test_sampling_says_that_the_trainer_waits_for_rollouts() -> None:
     now = describe_run(FACTS, replace(CALM, num_requests=8, num_sampling=5))
-    assert (now.state, now.now) == ("serving", "8 requests run; 5 of them sample; the trainer waits for rollouts.")
+    assert (now.state, now.now) == ("serving", "8 requests are being sampled; the trainer waits for rollouts.")
     one = describe_run(FACTS, replace(CALM, num_requests=1))
     assert one.now == "1 request is being sampled; the trainer waits for rollouts."
 
