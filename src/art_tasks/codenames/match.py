@@ -314,7 +314,7 @@ def model_seat(model: Any, *, seed: int, step: int | None, max_tokens: int) -> S
 def scripted_seat(player: Player) -> Seat:
     """Let a scripted player answer, as plain messages that are never trained."""
 
-    async def answer(role: Role, conversation: Trajectory) -> tuple[str, str | None]:
+    async def answer(_: Role, conversation: Trajectory) -> tuple[str, str | None]:
         message: Any = player(conversation.messages(), None)
         conversation.messages_and_choices.append(message)
         return message["content"], None
