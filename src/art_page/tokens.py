@@ -400,7 +400,7 @@ def _why_missing(
             "`record_retention_s` deletes old ones."
         )
     if training is not None and training.file is None and training.plan.trained and num_named:
-        notes.append("The trainer's log-probs of this step are not kept: only newer steps keep theirs.")
+        notes.append("The trainer's log-probs of this step have been deleted: only newer steps keep theirs.")
     if training is None and key.split == TRAIN and not read_plans(paths.step(key.step or 1)):
         notes.append(
             "What the step learnt from this rollout is not known: it was trained by an older version of ART, or the "

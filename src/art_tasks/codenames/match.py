@@ -203,8 +203,7 @@ class Fault:
 
 
 Seat = Callable[[Role, Trajectory], Awaitable[tuple[str, str | None]]]
-"""Answers the last message of a role's conversation, and appends the answer to it. Returns the text, and why it is no
-whole answer if it is none."""
+"""Appends an answer to a role's conversation. Returns its text, and why it is no whole answer if it is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
