@@ -24,7 +24,6 @@ class Metric:
     when: str = ALWAYS
 
 
-FOLLOWED = 'steps of `art.pipeline` with `max_concurrent="auto"`'
 USEFUL = "steps of `art.pipeline` with a useful group"
 PIPELINE_METRICS: dict[str, Metric] = {
     "time/step_wall_s": Metric("seconds from the end of the step before to the end of this one"),
@@ -50,18 +49,8 @@ PIPELINE_METRICS: dict[str, Metric] = {
         "costs that the step's rollouts and judges booked, in USD, per group with spread",
         f"{USEFUL}, if costs are booked",
     ),
-    "pipeline/concurrency_limit": Metric(
-        "most rollouts at once, at the end of the step", "steps of `art.pipeline` with a limit"
-    ),
     "pipeline/concurrency_running": Metric("rollouts that ran at the end of the step"),
     "pipeline/concurrency_wait_s": Metric("seconds that rollouts waited for a slot, summed over those that got one"),
-    "pipeline/concurrency_rollouts_mean": Metric(
-        "mean number of rollouts that ran, while the engine was awake", FOLLOWED
-    ),
-    "pipeline/engine_seats_used_share": Metric(
-        "mean share of the engine's seats in which a request was computed", FOLLOWED
-    ),
-    "pipeline/engine_waiting_mean": Metric("mean number of the project's requests that waited at the engine", FOLLOWED),
 }
 """Metrics that `art.pipeline` adds to a step."""
 
