@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from art.metrics.findings import RUN_STEPS, WINDOW
 from art.metrics.groups import SECTIONS
 
 ALWAYS = "every step"
@@ -68,7 +67,6 @@ CONSTRAINED = "steps with answers drawn under a grammar, `top_k`, `top_p` or `mi
 BASE = "steps that measured the base model"
 WEIGHED = "steps with a loss that uses advantages"
 LATER = "steps after the first one of a server"
-TWENTIETH = f"steps with at least {WINDOW - 1} steps before them"
 
 
 TRAINER_METRICS: dict[str, Metric] = {
@@ -238,23 +236,6 @@ SFT_METRICS: dict[str, Metric] = {
 }
 """Metrics that the server adds to a step with supervised data."""
 
-TREND_METRICS: dict[str, Metric] = {
-    "trend/reward_rise": Metric(f"rise of a line fitted to `data/reward_mean` of the last {WINDOW} steps", TWENTIETH),
-    "trend/reward_rise_error": Metric(
-        "standard error of `trend/reward_rise`, by the scatter around the line", TWENTIETH
-    ),
-    "trend/run_rise": Metric(f"`trend/reward_rise` over all steps of the run, up to {RUN_STEPS}", TWENTIETH),
-    "trend/run_rise_error": Metric("standard error of `trend/run_rise`", TWENTIETH),
-    "trend/learning_rate_share": Metric("`loss/learning_rate` over its highest value in the run", TWENTIETH),
-    "trend/groups_trainable_share": Metric(
-        f"mean of `data/step_num_groups_trainable` / `data/step_num_groups_submitted` over {WINDOW} steps", TWENTIETH
-    ),
-    "trend/top_reward_share": Metric(
-        f"mean share of rollouts in the highest bin of `data/reward_hist`, over the last {WINDOW} steps", TWENTIETH
-    ),
-}
-"""Metrics that the server adds to a step of reinforcement learning. They follow from this step and earlier ones."""
-
 JOB_METRICS: dict[str, Metric] = {
     "publish/probe_gap": Metric("largest difference between log-probs of engine and trainer on the probe, in nats"),
     "publish/base_gap": Metric("`publish/probe_gap` for the base model: effect of number types and kernels"),
@@ -337,7 +318,7 @@ FAULT_METRICS: dict[str, Metric] = {
 }
 """Metrics of failed rollouts and failed judges, which `FaultWatch` and `GroupScorer` count."""
 CATALOGUE: dict[str, Metric] = {
-    **LOG_METRICS, **FAULT_METRICS, **JOB_METRICS, **PIPELINE_METRICS, **TREND_METRICS, **SFT_METRICS, **PLAN_METRICS,
+    **LOG_METRICS, **FAULT_METRICS, **JOB_METRICS, **PIPELINE_METRICS, **SFT_METRICS, **PLAN_METRICS,
     **TRAINER_METRICS,
 }  # fmt: skip
 """Every metric of ART, by name. A name that ends in `*` is for all that begin like it."""
