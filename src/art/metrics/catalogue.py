@@ -283,9 +283,6 @@ LOG_METRICS: dict[str, Metric] = {
     "sinks/*_waiting_rows": Metric(
         "rows before this one that a tracker does not have yet, by its name", "rows while a tracker fails or is slow"
     ),
-    "sinks/*_lost": Metric(
-        "rows and groups that a tracker has refused in this run, by its name", "rows after such a loss"
-    ),
     "data/cum/num_unique_scenarios": Metric(
         "number of different scenarios since the model was created: by `scenario_id` in the metadata of the groups or "
         "rollouts of `train`, and by `add_data(scenario_ids=)` of the metrics builder",

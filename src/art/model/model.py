@@ -67,15 +67,13 @@ class ModelSinks:
         """
 
         def start_once() -> None:
-            from art.metrics.choose_sinks import choose_sinks
+            from art.metrics.delivery import choose_sinks, start_reporting
 
             with self._lock:
                 if paths.root in self._by_folder:
                     return
                 reporting = None
                 if choices := choose_sinks(report_metrics):
-                    from art.metrics.delivery import start_reporting
-
                     reporting = start_reporting(paths, config(), choices)
                 self._by_folder[paths.root] = reporting
 
@@ -196,7 +194,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         Raises:
             ConfigError: a tracker of `report_metrics` is not installed, or cannot be reached.
         """
-        from art.metrics.choose_sinks import choose_sinks
+        from art.metrics.delivery import choose_sinks
 
         choose_sinks(self.report_metrics)  # raises before anything is started
         registration, _ = await asyncio.gather(backend.register(self), asyncio.to_thread(load_openai))
@@ -337,7 +335,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
             await asyncio.to_thread(reporting.configure, self._run_config())
 
     async def _keep_settings(self) -> None:
-        from art.metrics.choose_sinks import plain_config
+        from art.storage.logs import plain_config
 
         own = ("project", "name", "config")  # `config` may hold anything, and the folder has the names
         settings = plain_config({name: part for name, part in self._run_config().items() if name not in own})
