@@ -8,14 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import math
 import random
 import re
-import sqlite3
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, TypeVar
 
@@ -26,16 +23,11 @@ from art.rewards.judge import Judgement, JudgeSettings, Verdict
 from art.rewards.judge_client import JudgeAnswer, JudgeClient
 from art.trajectory import MetricValue
 
-logger = logging.getLogger(__name__)
-
-_BUSY_TIMEOUT_S = 10.0
 OVERSHOOT = 0.02
 """A score outside 0 to 1 by at most this is set to the bound. A larger one means another scale, and is a fault."""
 _MAX_EXPLANATION = 2000
 _MAX_STARTS = 1000
 """Number of brackets at which a JSON value is searched."""
-_VERSION = 2
-"""Version of the prompts below, part of the cache key."""
 
 _ROLE = {
     "relative": "You compare trajectories: records of AI agents that were all given the same task. Work out from them "
@@ -76,7 +68,7 @@ Rubric = str | Mapping[str, Criterion]
 
 
 class Grader:
-    """Asks one judge model to score trajectories by one rubric, and caches its judgements."""
+    """Asks one judge model to score trajectories by one rubric."""
 
     def __init__(
         self,
@@ -98,7 +90,6 @@ class Grader:
         self.settings = settings
         self.name = name
         self._rubric, self._kind = rubric, kind
-        self._cache_path = settings.cache_path
         self._weights = {} if isinstance(rubric, str) else {name: item.weight for name, item in rubric.items()}
         if not isinstance(rubric, str) and not (self._weights and sum(self._weights.values()) > 0):
             raise ConfigError(f"a rubric needs at least one criterion and a sum of weights above 0, got {rubric!r}")
@@ -130,50 +121,6 @@ class Grader:
             )
         raise JudgeAnswerError(f"the judge gave {len(answers)} answers that could not be used, the last one: {faults}")
 
-    async def grade_cached(
-        self, evidence: Sequence[Evidence], tag: object, grade: Callable[[], Awaitable[Judgement]]
-    ) -> Judgement:
-        """Return the cached judgement of this evidence, in any order, or call `grade` and cache the result.
-
-        Args:
-            evidence: what the judge sees of each trajectory; no two may be equal.
-            tag: anything else on which the question depends, part of the cache key.
-        """
-        digests = [item.digest for item in evidence]
-        key = self._key(sorted(digests), tag)
-        row = await self._execute("SELECT value FROM judgements WHERE key = ?", key)
-        stored = None if row is None else json.loads(row[0])
-        if isinstance(stored, dict) and stored.keys() == set(digests):
-            verdicts = [Verdict(**stored[name]) for name in digests]
-            metrics = count_answers([]) | {"judge_cached": 1}
-            return Judgement(verdicts=verdicts, costs_usd={self.name: 0.0}, metrics=metrics)
-        judgement = await grade()
-        value = json.dumps(dict(zip(digests, map(asdict, judgement.verdicts), strict=True)))
-        await self._execute("INSERT OR REPLACE INTO judgements VALUES (?, ?, ?)", key, value, time.time())
-        return judgement
-
-    async def _execute(self, statement: str, *values: object) -> Any:
-        """Execute a statement on the table of judgements in the cache file, and return the first row, if any.
-
-        Several processes may share the file. If it cannot be used, a warning is logged, and nothing is cached any more.
-        """
-        if (path := self._cache_path) is None:
-            return None
-
-        def execute() -> Any:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S)) as database, database:
-                columns = "key TEXT PRIMARY KEY, value TEXT NOT NULL, created_at REAL NOT NULL"
-                database.execute(f"CREATE TABLE IF NOT EXISTS judgements ({columns})")
-                return database.execute(statement, values).fetchone()
-
-        try:
-            return await asyncio.to_thread(execute)
-        except (sqlite3.Error, OSError) as error:
-            self._cache_path = None
-            logger.warning("continuing without the cache of judgements in %s: %s", path, error)
-            return None
-
     def join(self, judgements: Sequence[Judgement], verdicts: list[Verdict]) -> Judgement:
         """Make one judgement of `verdicts`, with the summed costs and counts of several judgements."""
         return Judgement(
@@ -201,11 +148,7 @@ class Grader:
         """Make the random generator for the order and ids of one group. With a seed it depends on the evidence only."""
         if self.settings.seed is None:
             return random.SystemRandom()
-        return random.Random(f"{self.settings.seed}/{self._key([item.digest for item in evidence], None)}")
-
-    def _key(self, digests: Sequence[str], tag: object) -> str:
-        rubric = self._rubric if isinstance(self._rubric, str) else [(n, asdict(c)) for n, c in self._rubric.items()]
-        return digest([_VERSION, self._kind, self.client.identity, rubric, digests, tag])
+        return random.Random(f"{self.settings.seed}/{digest([item.digest for item in evidence])}")
 
     def _messages(self, document: Document, reference: str | None) -> list[dict[str, Any]]:
         if isinstance(self._rubric, str):
@@ -232,7 +175,6 @@ def count_answers(answers: Sequence[JudgeAnswer]) -> dict[str, MetricValue]:
         "judge_requests": len(answers),
         "judge_seconds": sum(answer.seconds for answer in answers),
         "judge_answers_refused": max(0, len(answers) - 1),
-        "judge_cached": 0,
     }
 
 

@@ -26,7 +26,6 @@ MAX_WAIT_S = 60.0
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 _TRANSIENT_STATUS = frozenset({408, 409, 425, 429})
 _FORMAT_WORDS = ("response_format", "json_schema", "structured output")
-_SECRETS = ("key", "token", "secret", "password", "credential", "header")
 _gates: WeakKeyDictionary[Any, dict[Any, asyncio.Semaphore]] = WeakKeyDictionary()
 """Semaphores that limit concurrent requests, by event loop, and by judge model, address and limit."""
 
@@ -80,11 +79,9 @@ class JudgeClient:
         """Whether to send `response_format`; false once the provider has refused it."""
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """The model's name and the parameters of its requests, without secrets, as a part of the cache key."""
-        name = self._model if isinstance(self._model, str) else f"{self._address}/{self._model.get_inference_name()}"
-        params = {k: repr(v) for k, v in self._params.items() if not any(word in k.lower() for word in _SECRETS)}
-        return {"model": name, **params}
+    def name(self) -> str:
+        """The model's name, with its address if it is an `art.Model`."""
+        return self._model if isinstance(self._model, str) else f"{self._address}/{self._model.get_inference_name()}"
 
     @property
     def _address(self) -> str | None:
@@ -126,7 +123,7 @@ class JudgeClient:
             self._settings.budget.check()
         limit = self._settings.max_concurrent
         gates = _gates.setdefault(asyncio.get_running_loop(), {})
-        gate = gates.setdefault((self.identity["model"], self._address, limit), asyncio.Semaphore(limit))
+        gate = gates.setdefault((self.name, self._address, limit), asyncio.Semaphore(limit))
         try:
             async with gate, asyncio.timeout(self._settings.timeout_s):
                 started = time.monotonic()
@@ -142,7 +139,7 @@ class JudgeClient:
 
     def _before_retry(self, failure: Failure) -> None:
         """Raise the error for a failure that another attempt cannot cure, or after the last attempt."""
-        error, who = failure.error, f"{self._role} {self.identity['model']}"
+        error, who = failure.error, f"{self._role} {self.name}"
         if isinstance(error, (JudgeError, ConfigError, BudgetError)):
             raise error
         text = str(error).lower()

@@ -75,7 +75,7 @@ class Ruler:
                 trainable or not.
             rubric: what makes a trajectory good, in prose or as criteria.
             extra_litellm_params: further arguments of each request: `base_url`, `api_key`, `temperature`, ...
-            settings: time limits, attempts, passes, prices, budget and cache.
+            settings: time limits, attempts, passes, prices and budget.
             name: name of the judge in metrics: `<name>_score` and `costs/judge/<name>`.
         """
         self.name = name
@@ -105,8 +105,8 @@ class Ruler:
         order = list(range(len(evidence)))
         self.grader.rng(evidence).shuffle(order)
         if self.settings.passes == 1 or len(evidence) == 1:
-            return await self._one_pass(evidence, order, 0)
-        passes = await run_together([self._one_pass(evidence, order, 0), self._one_pass(evidence, order[::-1], 1)])
+            return await self._one_pass(evidence, order)
+        passes = await run_together([self._one_pass(evidence, order), self._one_pass(evidence, order[::-1])])
         first, second = ([verdict.score for verdict in judgement.verdicts] for judgement in passes)
         agreement = compare_passes(first, second)
         verdicts = [
@@ -121,18 +121,15 @@ class Ruler:
         further = {"judge_disagreement": agreement.disagreement, "judge_reliability": agreement.reliability}
         return replace(judgement, metrics=judgement.metrics | further)
 
-    async def _one_pass(self, evidence: list[Evidence], order: list[int], index: int) -> Judgement:
-        async def grade() -> Judgement:
-            try:
-                judgement = await self.grader.grade([evidence[i] for i in order])
-            except ContextLengthError as error:
-                problem = f"the {len(evidence)} trajectories of a group do not fit into the judge's context"
-                hint = "choose a judge with a longer context, or make smaller groups"
-                raise JudgeError(f"{problem}; {hint}: {error.message}") from error
-            by_place = dict(zip(order, judgement.verdicts, strict=True))
-            return replace(judgement, verdicts=[by_place[i] for i in range(len(evidence))])
-
-        return await self.grader.grade_cached(evidence, ["pass", index], grade)
+    async def _one_pass(self, evidence: list[Evidence], order: list[int]) -> Judgement:
+        try:
+            judgement = await self.grader.grade([evidence[i] for i in order])
+        except ContextLengthError as error:
+            problem = f"the {len(evidence)} trajectories of a group do not fit into the judge's context"
+            hint = "choose a judge with a longer context, or make smaller groups"
+            raise JudgeError(f"{problem}; {hint}: {error.message}") from error
+        by_place = dict(zip(order, judgement.verdicts, strict=True))
+        return replace(judgement, verdicts=[by_place[i] for i in range(len(evidence))])
 
 
 class AbsoluteJudge:
@@ -159,7 +156,7 @@ class AbsoluteJudge:
             reference: where to find the right answer: a key in the metadata of the trajectory or its group, or a
                 function of the trajectory.
             extra_litellm_params: further arguments of each request: `base_url`, `api_key`, `temperature`, ...
-            settings: time limits, attempts, prices, budget and cache.
+            settings: time limits, attempts, prices and budget.
             name: name of the judge in metrics: `<name>_score` and `costs/judge/<name>`.
         """
         self.name = name
@@ -173,9 +170,8 @@ class AbsoluteJudge:
 
     async def judge(self, group: TrajectoryGroup) -> Judgement:
         async def grade(evidence: Evidence, reference: str | None) -> Judgement:
-            grader, tag = self._grader, ["reference", reference]
             try:
-                return await grader.grade_cached([evidence], tag, lambda: grader.grade([evidence], reference))
+                return await self._grader.grade([evidence], reference)
             except ContextLengthError as error:
                 raise JudgeError(f"a trajectory is longer than the judge's context: {error}") from error
 

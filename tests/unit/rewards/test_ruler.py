@@ -304,28 +304,6 @@ async def test_the_price_of_a_known_model_comes_from_litellm(start_judge, addres
     assert 0 < float(scored.trajectories[0].metrics["costs/judge/ruler"]) < 0.01
 
 
-async def test_judgements_are_cached_on_disk_but_failures_are_not(
-    start_judge, address, make_group, settings, tmp_path
-) -> None:
-    judge = start_judge(always="401", noise=0.2)
-    kept = replace(settings, cache_path=tmp_path / "cache" / "judge.sqlite", seed=None)
-    group = make_group(*SCORES)
-    with pytest.raises(JudgeError):
-        await ruler_score_group(group, JUDGE, address(judge), settings=kept)
-    judge.always = None
-    first = await ruler_score_group(group, JUDGE, address(judge), settings=kept)
-    group.trajectories.reverse()
-    second = await ruler_score_group(group, JUDGE, address(judge), settings=kept)
-    assert rewards(second) == rewards(first)[::-1]
-    assert len(judge.requests) == 2
-    assert second is not None
-    assert second.metrics["judge_cached"] == 1
-    await ruler_score_group(group, JUDGE, address(judge), "Shorter is better.", settings=kept)
-    assert len(judge.requests) == 3, "another rubric is another question"
-    kept.cache_path.write_bytes(b"this is no database")
-    assert rewards(await ruler_score_group(group, JUDGE, address(judge), settings=kept))
-
-
 async def test_concurrent_requests_are_limited(start_judge, address, make_group, settings) -> None:
     now, most, lock = 0, 0, threading.Lock()
 
