@@ -13,7 +13,7 @@ import itertools
 import logging
 import statistics
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -111,13 +111,10 @@ class Slots:
         self._num_queued = 0
         self._will_fill = False
         """Whether `_fill` runs in the next turn of the event loop."""
-        self._waited_s = 0.0
-        """Seconds that rollouts waited since the last `metrics`."""
 
     @asynccontextmanager
     async def slot(self, order: Order) -> AsyncGenerator[None]:
         """Wait for a slot, and hold it during the body. Of those that wait, the lowest `order` is next."""
-        arrived = now()
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._num_queued += 1
         heapq.heappush(self._waiting, (order, self._num_queued, turn))
@@ -129,17 +126,11 @@ class Slots:
                 self.num_running -= 1
                 self._fill_soon()
             raise
-        self._waited_s += now() - arrived
         try:
             yield
         finally:
             self.num_running -= 1
             self._fill_soon()
-
-    def metrics(self) -> dict[str, float]:
-        """Return numbers about the time since the last call, as `pipeline/concurrency_...`."""
-        waited_s, self._waited_s = self._waited_s, 0.0
-        return {"pipeline/concurrency_running": float(self.num_running), "pipeline/concurrency_wait_s": waited_s}
 
     def _fill_soon(self) -> None:
         if not self._will_fill:
@@ -235,10 +226,9 @@ class RolloutRunner:
         context.rollout_finished(result)
         return result
 
-    def stragglers(self, groups: Iterable[int], most: int = 3) -> list[str]:
-        """Describe the running rollouts of some groups that have run longest, at most `most` of them."""
-        numbers = set(groups)
-        late = sorted((began, *order, name) for order, (began, name) in self._began.items() if order[0] in numbers)
+    def stragglers(self, most: int = 3) -> list[str]:
+        """Describe the running rollouts that have run longest, at most `most` of them, without those of evaluations."""
+        late = sorted((began, *order, name) for order, (began, name) in self._began.items() if order[0] >= 0)
         median = f", the median takes {statistics.median(self._seconds):.1f} s" if self._seconds else ""
         return [
             f"rollout {index} of scenario {name} (group {group}) has run for {now() - began:.0f} s{median}"
@@ -357,7 +347,7 @@ class Flow:
         """Wait until the next step can begin, and return the numbers of its groups.
 
         Args:
-            on_wait: called each `REPORT_AFTER_S` seconds with descriptions of the rollouts that it waits for.
+            on_wait: called each `REPORT_AFTER_S` seconds with descriptions of the rollouts that have run longest.
 
         Raises:
             BudgetError: the budget is spent, and every group that was paid for is trained.
@@ -377,7 +367,7 @@ class Flow:
                 async with asyncio.timeout(REPORT_AFTER_S):
                     await self._changed.wait()
             except TimeoutError:
-                on_wait(self._rollouts.stragglers(self.pace.missing()))
+                on_wait(self._rollouts.stragglers())
 
     def begin(self, numbers: list[int]) -> list[UnderWay]:
         """Begin the step that takes these groups, and return them."""

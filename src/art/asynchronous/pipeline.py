@@ -208,7 +208,6 @@ class PipelineRun:
                 self._evaluator = Evaluator(self._inputs.held_out, self._rollouts, self._journal, folder, self._log)
                 opened.push_async_callback(self._evaluator.close)
             self._lap_began = now()
-            self._spent_usd = self._model.costs.spent_usd
             self._open = opened.pop_all()
         return self
 
@@ -337,7 +336,7 @@ class PipelineRun:
             wall_s=self._lap_began - began, waited_for_rollouts_s=self._waiting.lap(), train_s=self._training.lap(),
             held_s=self._held.lap(),
         )  # fmt: skip
-        metrics = dict(result.metrics) | self._measure(taken, timing, result)
+        metrics = dict(result.metrics) | self._measure(taken, timing)
         async with self._log_lock:
             await self._model.log(groups, split="train", metrics=metrics, step=result.step, row_id=pending.job_id)
         evaluator, is_last = self._evaluator, result.step >= self._last_step
@@ -368,19 +367,13 @@ class PipelineRun:
             self._ended = [best, *rest]
         return step
 
-    def _measure(self, taken: Sequence[UnderWay], timing: PipelineTiming, result: TrainResult) -> dict[str, float]:
-        """Return the pipeline's metrics of a step: who waited, how rollouts ended, what a useful group cost."""
+    def _measure(self, taken: Sequence[UnderWay], timing: PipelineTiming) -> dict[str, float]:
+        """Return the pipeline's metrics of a step: who waited, how rollouts ended."""
         flow = self._flow
         num_lost = 0 if flow is None else flow.take_num_lost()
         num_groups = len(taken) + num_lost
         rewards = ([trajectory.reward for group in one.groups for trajectory in group] for one in taken)
         num_useful = sum(max(own) - min(own) > SPREAD_TOLERANCE for own in rewards)
-        spent_usd, self._spent_usd = self._spent_usd, self._model.costs.spent_usd
-        costs = {"rollouts": float(num_groups * self._config.rollouts_per_group), "seconds": timing.wall_s}
-        if (tokens := result.metrics.get("ledger/sampled_tokens")) is not None:
-            costs["tokens"] = tokens
-        if self._spent_usd > spent_usd:
-            costs["usd"] = self._spent_usd - spent_usd
         # What failed has no step if its whole group was lost, so faults are counted since the step before. Those of
         # the policy are trained on, and rollouts that run ahead belong to later steps: they are the step's own.
         own = FaultWatch(max_rate=1.0)
@@ -390,19 +383,17 @@ class PipelineRun:
         metrics |= {
             "pipeline/groups_useful_share": num_useful / max(1, num_groups),
             "pipeline/groups_lost": float(num_lost),
-            "pipeline/rollouts_run": costs["rollouts"],
+            "pipeline/rollouts_run": float(num_groups * self._config.rollouts_per_group),
             "time/step_wall_s": timing.wall_s,
             "time/step_waited_for_rollouts_s": timing.waited_for_rollouts_s,
             "time/step_held_s": timing.held_s,
             "pipeline/trainer_idle_share": timing.waited_for_rollouts_s / timing.wall_s if timing.wall_s else 0.0,
         }
-        if num_useful:
-            metrics |= {f"pipeline/{name}_per_useful_group": cost / num_useful for name, cost in costs.items()}
         if flow is not None:
             metrics["pipeline/groups_running"] = float(flow.num_running)
             metrics["pipeline/groups_waiting"] = float(len(flow.pace.finished))
         measure = getattr(self._inputs.after_each, "metrics", None)
-        return metrics | self._rollouts.slots.metrics() | (measure() if callable(measure) else {})
+        return metrics | (measure() if callable(measure) else {})
 
     async def _log(self, trajectories: Sequence[Trajectory], step: int) -> None:
         async with self._log_lock:

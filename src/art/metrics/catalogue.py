@@ -23,7 +23,6 @@ class Metric:
     when: str = ALWAYS
 
 
-USEFUL = "steps of `art.pipeline` with a useful group"
 PIPELINE_METRICS: dict[str, Metric] = {
     "time/step_wall_s": Metric("seconds from the end of the step before to the end of this one"),
     "time/step_waited_for_rollouts_s": Metric(
@@ -41,15 +40,6 @@ PIPELINE_METRICS: dict[str, Metric] = {
     ),
     "pipeline/groups_lost": Metric("number of groups without any scored rollout; they were not trained"),
     "pipeline/rollouts_run": Metric("number of rollouts that were run for the step, failed ones included"),
-    "pipeline/rollouts_per_useful_group": Metric("`pipeline/rollouts_run` per group with spread", USEFUL),
-    "pipeline/seconds_per_useful_group": Metric("seconds since the step before, per group with spread", USEFUL),
-    "pipeline/tokens_per_useful_group": Metric("`ledger/sampled_tokens` per group with spread", USEFUL),
-    "pipeline/usd_per_useful_group": Metric(
-        "costs that the step's rollouts and judges booked, in USD, per group with spread",
-        f"{USEFUL}, if costs are booked",
-    ),
-    "pipeline/concurrency_running": Metric("rollouts that ran at the end of the step"),
-    "pipeline/concurrency_wait_s": Metric("seconds that rollouts waited for a slot, summed over those that got one"),
 }
 """Metrics that `art.pipeline` adds to a step."""
 
