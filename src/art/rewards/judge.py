@@ -31,7 +31,7 @@ class Verdict:
     """The new reward. Language models give 0 to 1."""
     explanation: str = ""
     parts: dict[str, float] = field(default_factory=dict)
-    """Scores that make up `score`, by name: criteria of a rubric, or judges of a weighted sum."""
+    """Scores that make up `score`, by name: judges of a weighted sum, or passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

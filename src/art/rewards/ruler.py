@@ -28,7 +28,7 @@ from art.errors import ConfigError, ContextLengthError, JudgeError
 from art.messages import Messages, Tools
 from art.model import Model
 from art.rewards.evidence import Evidence, evidence_of
-from art.rewards.grader import Grader, Rubric, run_together
+from art.rewards.grader import Grader, run_together
 from art.rewards.judge import Judgement, JudgeSettings, Verdict
 from art.rewards.outcomes import score_group
 from art.trajectory import Trajectory, TrajectoryGroup
@@ -64,7 +64,7 @@ class Ruler:
         self,
         judge_model: str | Model[Any, Any] = DEFAULT_JUDGE,
         *,
-        rubric: Rubric = DEFAULT_RUBRIC,
+        rubric: str = DEFAULT_RUBRIC,
         extra_litellm_params: Mapping[str, Any] | None = None,
         settings: JudgeSettings | None = None,
         name: str = "ruler",
@@ -73,7 +73,7 @@ class Ruler:
         Args:
             judge_model: a model name in litellm's form (`openai/o3`, `ollama_chat/qwen3:8b`), or an `art.Model`,
                 trainable or not.
-            rubric: what makes a trajectory good, in prose or as criteria.
+            rubric: what makes a trajectory good.
             extra_litellm_params: further arguments of each request: `base_url`, `api_key`, `temperature`, ...
             settings: time limits, attempts, passes, prices and budget.
             name: name of the judge in metrics: `<name>_score` and `costs/judge/<name>`.
@@ -143,7 +143,7 @@ class AbsoluteJudge:
         self,
         judge_model: str | Model[Any, Any],
         *,
-        rubric: Rubric = ABSOLUTE_RUBRIC,
+        rubric: str = ABSOLUTE_RUBRIC,
         reference: str | Callable[[Trajectory], str] | None = None,
         extra_litellm_params: Mapping[str, Any] | None = None,
         settings: JudgeSettings | None = None,
@@ -152,7 +152,7 @@ class AbsoluteJudge:
         """
         Args:
             judge_model: a model name in litellm's form (`openai/o3`, `ollama_chat/qwen3:8b`), or an `art.Model`.
-            rubric: what makes a trajectory good, in prose or as criteria.
+            rubric: what makes a trajectory good.
             reference: where to find the right answer: a key in the metadata of the trajectory or its group, or a
                 function of the trajectory.
             extra_litellm_params: further arguments of each request: `base_url`, `api_key`, `temperature`, ...
@@ -226,7 +226,7 @@ async def ruler(
     message_lists: Sequence[Messages],
     judge_model: str | Model[Any, Any] = DEFAULT_JUDGE,
     extra_litellm_params: Mapping[str, Any] | None = None,
-    rubric: Rubric = DEFAULT_RUBRIC,
+    rubric: str = DEFAULT_RUBRIC,
     tools: Tools | None = None,
     *,
     debug: bool = False,
@@ -257,7 +257,7 @@ async def ruler_score_group(
     group: TrajectoryGroup,
     judge_model: str | Model[Any, Any] = DEFAULT_JUDGE,
     extra_litellm_params: Mapping[str, Any] | None = None,
-    rubric: Rubric = DEFAULT_RUBRIC,
+    rubric: str = DEFAULT_RUBRIC,
     *,
     swallow_exceptions: bool = False,
     debug: bool = False,

@@ -14,7 +14,7 @@ import pytest
 
 import art
 from art.errors import BudgetError, JudgeAnswerError, JudgeError
-from art.rewards import Budget, Criterion, Ruler, ruler, ruler_score_group, score_group
+from art.rewards import Budget, Ruler, ruler, ruler_score_group, score_group
 from art.rewards.evidence import evidence_of, write_document
 from art.rewards.ruler import DEFAULT_RUBRIC, compare_passes
 from art.testing.judge import read_prompt
@@ -116,20 +116,6 @@ async def test_with_a_seed_the_question_is_the_same_each_time(start_judge, addre
     for _ in range(2):
         await ruler_score_group(make_group(*SCORES), JUDGE, address(judge), settings=settings)
     assert judge.requests[0] == judge.requests[1]
-
-
-async def test_each_criterion_is_scored(start_judge, address, make_group, settings) -> None:
-    judge = start_judge()
-    rubric = {"right": Criterion(description="the answer is right", weight=3), "short": Criterion(description="short")}
-    with pytest.raises(JudgeAnswerError, match="criteria"):
-        await ruler_score_group(make_group(0.2, 0.8), JUDGE, address(judge), rubric, settings=settings)
-    asked = judge.requests[0]["response_format"]["json_schema"]["schema"]["properties"]["scores"]["items"]
-    assert asked["properties"]["criteria"]["required"] == ["right", "short"]
-    judge.criteria = {"short": lambda trajectory: 1.0}
-    scored = await ruler_score_group(make_group(0.2, 0.8), JUDGE, address(judge), rubric, settings=settings)
-    assert rewards(scored) == pytest.approx([(3 * 0.2 + 1) / 4, (3 * 0.8 + 1) / 4])
-    assert scored is not None
-    assert scored.trajectories[0].metrics["ruler/right"] == pytest.approx(0.2)
 
 
 # -- a judge that fails --
