@@ -61,7 +61,6 @@ def pipeline(
     after_each: AfterEach | None = None,
     evaluate: Sequence[Any] | tuple[Sequence[Any], Rollout] | None = None,
     every: int | None = None,
-    faults: FaultWatch | None = None,
     **settings: Any,
 ) -> Pipeline:
     """Make a pipeline, which trains a model while further rollouts run.
@@ -83,7 +82,6 @@ def pipeline(
             rollout function.
         every: steps between two evaluations; 20 by default. The first is of the checkpoint that the training begins
             with, and the last of the one that it ends with.
-        faults: decides how many rollouts may fail, instead of `max_fault_rate`.
         settings: fields of `PipelineConfig` by name.
 
     Raises:
@@ -99,24 +97,20 @@ def pipeline(
         raise ConfigError("`every` does nothing without `evaluate`, held-out scenarios", param="every")
     if every is not None and every < 1:
         raise ConfigError(f"`every` must be at least 1, got {every}", param="every")
-    if faults is not None and "max_fault_rate" in chosen.model_fields_set:
-        raise ConfigError("`max_fault_rate` does nothing beside `faults`; keep one", param="max_fault_rate")
     function = RolloutFunction(rollout)
     inputs = Inputs(
         source=make_source(scenarios, chosen), rollout=function, after_each=after_each,
         held_out=read_held_out(evaluate, function), evaluate_every=every or EVALUATE_EVERY,
     )  # fmt: skip
-    return Pipeline(model, chosen, inputs, faults or FaultWatch(chosen.max_fault_rate))
+    return Pipeline(model, chosen, inputs)
 
 
 class Pipeline:
     """Trains one model while further rollouts run; `art.pipeline` makes it. Use it in one event loop."""
 
-    def __init__(
-        self, model: TrainableModel[Any, Any], config: PipelineConfig, inputs: Inputs, faults: FaultWatch
-    ) -> None:
+    def __init__(self, model: TrainableModel[Any, Any], config: PipelineConfig, inputs: Inputs) -> None:
         self.model, self.config = model, config
-        self._inputs, self._faults = inputs, faults
+        self._inputs, self._faults = inputs, FaultWatch(config.max_fault_rate)
         self._run: PipelineRun | None = None
 
     async def train(

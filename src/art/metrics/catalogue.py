@@ -7,6 +7,7 @@ few quantiles and a histogram of `NUM_BINS` counts between the smallest and the 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -270,9 +271,6 @@ LOG_METRICS: dict[str, Metric] = {
     "throughput/avg_actor_tok_per_s": Metric(
         "`data/cum/actor_tokens` / `time/cum/actor_s`", "rows with both as metrics of your own"
     ),
-    "sinks/*_waiting_rows": Metric(
-        "rows before this one that a tracker does not have yet, by its name", "rows while a tracker fails or is slow"
-    ),
     "data/cum/num_unique_scenarios": Metric(
         "number of different scenarios since the model was created: by `scenario_id` in the metadata of the groups or "
         "rollouts of `train`, and by `add_data(scenario_ids=)` of the metrics builder",
@@ -321,6 +319,7 @@ def describe(name: str, values: Sequence[float]) -> dict[str, float]:
     ordered = sorted(values)
     low, high = ordered[0], ordered[-1]
     mean = math.fsum(ordered) / len(ordered)
+    quartiles = statistics.quantiles(ordered, n=4, method="inclusive") if len(ordered) > 1 else ordered * 3
     counts = [0] * NUM_BINS
     for value in ordered:
         counts[min(int((value - low) / (high - low) * NUM_BINS), NUM_BINS - 1) if high > low else 0] += 1
@@ -328,19 +327,10 @@ def describe(name: str, values: Sequence[float]) -> dict[str, float]:
         f"{name}_mean": mean,
         f"{name}_std": math.sqrt(math.fsum((value - mean) ** 2 for value in ordered) / len(ordered)),
         f"{name}_min": low,
-        f"{name}_p25": _quantile(ordered, 0.25),
-        f"{name}_p50": _quantile(ordered, 0.5),
-        f"{name}_p75": _quantile(ordered, 0.75),
+        **dict(zip((f"{name}_p25", f"{name}_p50", f"{name}_p75"), quartiles, strict=True)),
         f"{name}_max": high,
         **{f"{name}_hist/{number}": float(count) for number, count in enumerate(counts)},
     }
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 _PATTERNS = sorted((name for name in CATALOGUE if name.endswith("*")), key=len, reverse=True)

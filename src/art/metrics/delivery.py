@@ -39,8 +39,6 @@ CLOSE_S = 30.0
 """Time to deliver what is left when a model is closed."""
 CLOSE_FAILING_S = 5.0
 """Time for a tracker that failed already. What it does not get is sent by the next run."""
-MANY = 20
-"""Rows waiting for a slow tracker beyond which the log says so."""
 POLL_S = 2.0
 """The log is looked at this often for rows of other processes; this process wakes the worker."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
@@ -537,15 +535,6 @@ class Reporting:
         """Deliver what was just logged."""
         for worker in self._workers:
             worker.wake.set()
-
-    def metrics(self) -> dict[str, float]:
-        """Return what the trackers do not have, for the next row of the history. Nothing if all is well."""
-        metrics: dict[str, float] = {}
-        for worker in self._workers:
-            waiting = worker.num_waiting()
-            if waiting > MANY or (waiting and worker.failure is not None):
-                metrics[f"sinks/{worker.name}_waiting_rows"] = waiting
-        return metrics
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Deliver what is left and close all sinks. What could not be delivered is said in a warning."""

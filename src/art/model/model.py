@@ -454,8 +454,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
     ) -> tuple[dict[str, float], dict[str, Any]]:
         """Add a row to the local log, from which the trackers take it. Returns what `RunLog.append` returns."""
         reporting = await self._sinks.start(self._paths(), self.report_metrics, self._run_config)
-        late = {} if reporting is None else await asyncio.to_thread(reporting.metrics)
-        metrics = late | self._run_log.take_pending(split) | dict(metrics)
+        metrics = self._run_log.take_pending(split) | dict(metrics)
         await self.book_costs(trainer_s=metrics.get("time/step_trainer_s", 0.0), split=split)
         if self._recorded and not self._run_log.has_settings(self._paths()):
             await self._keep_settings()

@@ -44,10 +44,6 @@ def group(*rewards: float, text: str = "x") -> art.TrajectoryGroup:
     return art.TrajectoryGroup([art.Trajectory(messages_and_choices=messages, reward=reward) for reward in rewards])
 
 
-def history(model: art.Model) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in model._paths().history.read_text().splitlines()]
-
-
 # --- what arrives ---
 
 
@@ -185,7 +181,6 @@ async def test_a_failing_tracker_gets_everything_once_it_is_back(
     for step in range(1, 5):
         await model.log(metrics={"x": float(step)}, step=step)
         tracker.wait_for_calls(3)  # one that worked, one that failed, and one after the failure was noted
-    assert any("sinks/fake_waiting_rows" in row for row in history(model)), "the log says who did not get it"
     tracker.error = None
     tracker.wait_for(5)
     await model.close()
