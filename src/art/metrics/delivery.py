@@ -505,15 +505,21 @@ class Worker:
 class Reporting:
     """Feeds the sinks of one model from its log."""
 
-    def __init__(self, paths: ModelPaths, run: Run, choices: Sequence[Choice]) -> None:
-        self._workers = [Worker(choice.make, choice.name, paths, run) for choice in choices]
+    def __init__(self, paths: ModelPaths, config: Mapping[str, Any], choices: Sequence[Choice]) -> None:
+        """Start the sinks, and say in the log which and why. It blocks until each is connected.
 
-    def start(self) -> None:
-        """Start all sinks. It blocks until each is connected.
+        Args:
+            config: what trackers are told about the run; `project` and `name` identify it.
 
         Raises:
-            Exception: the first error of a sink's `start`. Those that started are closed.
+            ConfigError: a sink cannot start. Those that started are closed.
         """
+        project, name = config["project"], config["name"]
+        paths.sinks.mkdir(parents=True, exist_ok=True)
+        run = Run(project=project, name=name, folder=paths.sinks, config=plain_config(config))
+        self._workers = [Worker(choice.make, choice.name, paths, run) for choice in choices]
+        for choice in choices:
+            logger.info("metrics of %s/%s go to %s, because %s", project, name, choice.name, choice.why)
         for worker in self._workers:
             worker.thread.start()
         try:
@@ -548,22 +554,3 @@ class Reporting:
                     worker.name, waiting, "" if worker.failure is None else f" ({worker.failure})",
                 )  # fmt: skip
         atexit.unregister(self.close)
-
-
-def start_reporting(paths: ModelPaths, config: Mapping[str, Any], choices: Sequence[Choice]) -> Reporting:
-    """Start the sinks of a model, and say in the log which and why.
-
-    Args:
-        config: what trackers are told about the run; `project` and `name` identify it.
-
-    Raises:
-        Exception: a sink cannot start.
-    """
-    project, name = config["project"], config["name"]
-    paths.sinks.mkdir(parents=True, exist_ok=True)
-    run = Run(project=project, name=name, folder=paths.sinks, config=plain_config(config))
-    for choice in choices:
-        logger.info("metrics of %s/%s go to %s, because %s", project, name, choice.name, choice.why)
-    reporting = Reporting(paths, run, choices)
-    reporting.start()
-    return reporting

@@ -67,14 +67,14 @@ class ModelSinks:
         """
 
         def start_once() -> None:
-            from art.metrics.delivery import choose_sinks, start_reporting
+            from art.metrics.delivery import Reporting, choose_sinks
 
             with self._lock:
                 if paths.root in self._by_folder:
                     return
                 reporting = None
                 if choices := choose_sinks(report_metrics):
-                    reporting = start_reporting(paths, config(), choices)
+                    reporting = Reporting(paths, config(), choices)
                 self._by_folder[paths.root] = reporting
 
         if paths.root not in self._by_folder:
