@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,15 +92,9 @@ class PipelineStep:
         """The newest evaluation that has ended since the step before; `None` if none has."""
         return self.evaluations[-1] if self.evaluations else None
 
-    @property
-    def trained_share(self) -> float:
-        """Share of the sampled tokens that were trained on, from the ledger; NaN if the step was not trained."""
-        sampled = self.metrics.get("ledger/sampled_tokens", 0.0)
-        return self.metrics.get("ledger/trained_tokens", 0.0) / sampled if sampled else math.nan
-
     def line(self) -> str:
         """Return the step as a line of text: reward, staleness, who waited for whom, and the ledger."""
-        timing, ledger = self.timing, self.trained_share
+        timing, sampled = self.timing, self.metrics.get("ledger/sampled_tokens")
         parts = [
             f"step {self.number:>4}",
             f"reward {self.reward:+.3f}",
@@ -111,8 +104,9 @@ class PipelineStep:
             f"waited for rollouts {timing.waited_for_rollouts_s:.1f} s",
             f"rollouts held {timing.held_s:.1f} s",
         ]
-        if not math.isnan(ledger):
-            parts.append(f"{ledger:.0%} of {self.metrics['ledger/sampled_tokens']:,.0f} tokens trained")
+        if sampled:
+            share = self.metrics.get("ledger/trained_tokens", 0.0) / sampled
+            parts.append(f"{share:.0%} of {sampled:,.0f} tokens trained")
         if not self.trained:
             parts.append("(nothing to learn: not trained)")
         parts += [evaluation.text() for evaluation in self.evaluations]

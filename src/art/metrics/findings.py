@@ -136,14 +136,6 @@ RULES: dict[str, Rule] = {
         advice="Use a lower `learning_rate` or fewer `num_minibatches`",
         source="SkyRL and verl mask tokens at ratios of 0.5 and 2; healthy runs of `art demo` reach a KL of 0.3",
     ),
-    "many_clipped": Rule(
-        limits=(Limit("loss/masked_share", high=0.5),),
-        meaning="the loss clipped or dropped this share of the tokens, and nothing is learnt from them",
-        advice="Use a lower `learning_rate` or fewer `num_minibatches`, or the default clip bounds if yours are "
-        "tighter",
-        source="losses that clip single tokens usually clip less than 5 %; GSPO clips far more by design (arXiv "
-        "2507.18071), but not most",
-    ),
     "entropy_gone": Rule(
         limits=(Limit("loss/entropy", low=0.01),),
         only_if=(Limit(_IS_RL), Limit("loss/entropy_varying", high=1.0), _NOT_SOLVED),
