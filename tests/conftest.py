@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from art.backoff import Backoff
-from art.metrics.choose_sinks import load_tracker
+from art.metrics.delivery import load_tracker
 from art.plugins import find_plugins
 
 if TYPE_CHECKING:

@@ -73,9 +73,7 @@ class _Course:
         about, started = environment("cpu", []), time.perf_counter()
         ruler = Ruler(
             "openai/judge", extra_litellm_params=params_at(judge.base_url),
-            settings=JudgeSettings(
-                passes=arm.passes, cache_path=None,  # a group that comes again is judged again
-            ),
+            settings=JudgeSettings(passes=arm.passes),
         )  # fmt: skip
         noise, before, curve = 0.0, None, [first]
         if arm.reliability is not None:

@@ -52,7 +52,6 @@ from art.trajectory import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from art.client.collector import RolloutCollector
-    from art.protocol.answers import EnginePressure
     from art.protocol.training import PreflightReport, PreflightRequest
 
 logger = logging.getLogger(__name__)
@@ -374,14 +373,6 @@ class Backend:
     async def get_status(self, model: NamedModel) -> ModelStatus:
         """Return what the server says about `model`: its step, its tokens, the steps that its engine serves at once."""
         return await (await self._connection()).model_status(model.project, model.name)
-
-    async def engine_pressure(self, model: NamedModel) -> EnginePressure:
-        """Return how busy the engine of `model` is: what it computes, what waits, and the seats it has.
-
-        Raises:
-            NotFoundError: the model is not registered.
-        """
-        return await (await self._connection()).engine_pressure(model.project, model.name)
 
     async def missing_exchanges(self, model: NamedModel, exchange_ids: list[str]) -> list[str]:
         """Return those of some exchanges (recorded answers) that the server of `model` does not have."""

@@ -30,15 +30,7 @@ from art.trajectory import TrajectoryGroup
 
 
 class Refused(Exception):
-    """The tracker will never accept this delivery. It is counted as lost, and the next one is sent."""
-
-    def __init__(self, message: str, *, num_lost: int | None = None) -> None:
-        """
-        Args:
-            num_lost: how much of the delivery was refused, if the tracker has accepted the rest.
-        """
-        super().__init__(message)
-        self.num_lost = num_lost
+    """The tracker will never accept this delivery, or a part of it. It is lost there, and the next one is sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

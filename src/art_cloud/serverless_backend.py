@@ -158,7 +158,6 @@ class ServerlessBackend(Backend):
     put_rollout: Any = RefusedMethod(f"{_NO_SERVER} that records requests of other programs")
     rollout_collector: Any = RefusedMethod(f"{_NO_SERVER} that records requests of other programs")
     missing_exchanges: Any = RefusedMethod(f"{_NO_SERVER} that records answers")
-    engine_pressure: Any = RefusedMethod("the service does not tell how busy it is; give `max_concurrent` a number")
 
     def __init__(
         self,

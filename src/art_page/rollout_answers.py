@@ -184,7 +184,7 @@ class RolloutJudgement(PageAnswer):
     disagreement: float | None = None
     """Standard deviation of the scores of its passes."""
     parts: dict[str, float] = {}
-    """Scores that make up its score, by name: criteria of a rubric, or judges of a weighted sum."""
+    """Scores that make up its score, by name: judges of a weighted sum, or passes."""
     explanation: str | None = None
 
 

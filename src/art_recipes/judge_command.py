@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     rubric = (get_task(args.task).rubric if args.task else None) or DEFAULT_RUBRIC
     if args.judge_rubric is not None:
         rubric = args.judge_rubric.read_text(encoding="utf-8")
-    where, settings = params_at(args.judge_url), JudgeSettings(cache_path=None)
+    where, settings = params_at(args.judge_url), JudgeSettings()
     judge = Ruler(args.judge, rubric=rubric, extra_litellm_params=where, settings=settings)
     if not any(len(group) > 1 for group in groups):
         raise ConfigError(f"{args.file} has no group of at least two trajectories, so there is nothing to compare")

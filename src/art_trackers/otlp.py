@@ -101,16 +101,14 @@ class OtlpSink(Sink):
         """Take a row without sending it: a clock is the wrong axis for a training curve."""
 
     def groups(self, groups: LoggedGroups) -> None:
-        lost: set[int] = set()
         reasons: list[str] = []
         for spans in self._requests(groups):
             try:
                 self._export(spans)
             except Refused as error:
-                lost |= {span.context.trace_id for span in spans if span.context}
                 reasons.append(str(error))
         if reasons:
-            raise Refused("; ".join(dict.fromkeys(reasons)), num_lost=len(lost))
+            raise Refused("; ".join(dict.fromkeys(reasons)))
 
     def close(self, timeout_s: float) -> None:
         if self._exporter is not None:

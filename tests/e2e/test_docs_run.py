@@ -233,7 +233,7 @@ async def look_at_step(reader: Reader) -> None:
     """The loop of the block has trained up to the step that it asked for."""
     step, pipeline = reader.names["step"], reader.names["pipeline"]
     assert step.number == await pipeline.model.get_step() > 0
-    assert step.trained_share == 1 or not step.trained
+    assert not step.trained or step.metrics["ledger/trained_tokens"] == step.metrics["ledger/sampled_tokens"]
 
 
 async def run_main(reader: Reader) -> None:

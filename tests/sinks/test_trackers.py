@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from art.metrics.choose_sinks import is_installed, load_tracker
+from art.metrics.delivery import is_installed, load_tracker
 from tests.sinks.readers import READERS, Seen, environment, model_folder
 
 PROGRAM = Path(__file__).with_name("program.py")

@@ -14,7 +14,6 @@ from art.metrics.catalogue import (
     PLAN_METRICS,
     SFT_METRICS,
     TRAINER_METRICS,
-    TREND_METRICS,
     Metric,
 )
 from art.metrics.findings import BEFORE, RULES, Limit, Rule
@@ -54,7 +53,6 @@ A step has the finding of a row if the condition in the second column is true. I
 _SECTIONS: Sequence[tuple[str, Mapping[str, Metric]]] = (
     ("What the trainer measures", TRAINER_METRICS),
     ("What the server adds to a step of reinforcement learning", PLAN_METRICS),
-    ("What the server adds to a step of reinforcement learning from the steps before it", TREND_METRICS),
     ("What the server adds to a step with supervised data", SFT_METRICS),
     ("What the server adds when the step is published", JOB_METRICS),
     ("What `art.pipeline` adds", PIPELINE_METRICS),

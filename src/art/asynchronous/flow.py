@@ -1,34 +1,250 @@
-"""`Flow`: the groups under way. It starts them when the pace allows, and hands finished ones to the next step."""
+"""The rollouts of a pipeline: which groups of them run, and how each one runs.
+
+Slots           how many rollouts run at once; the oldest group is next
+RolloutRunner   runs single rollouts, each with a slot, a checkpoint, a seed and a time limit
+Flow            the groups under way: starts them when the pace allows, and hands finished ones to the next step
+"""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import itertools
 import logging
+import statistics
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from art.asynchronous.journal import Journal, KeptGroup
 from art.asynchronous.pace import Pace
-from art.asynchronous.running import Inputs, RolloutCall, RolloutRunner, all_or_nothing
-from art.asynchronous.source import Placed, PlannedGroup, group_seed
-from art.asynchronous.step import Stopwatch
-from art.client.rollout_context import derive_seed
-from art.errors import BudgetError, ConfigError, TrainingError
+from art.asynchronous.source import Inputs, Placed, PlannedGroup, RolloutFunction, RolloutOutcome, group_seed
+from art.client.arguments import describe
+from art.client.rollout_context import RolloutContext, derive_seed, inside_rollout
+from art.config.pipeline import PipelineConfig
+from art.errors import BudgetError, ConfigError, TrainingError, TrajectoryError
+from art.faults import FaultWatch
 from art.gather import GatherContext, finish_group, set_gather_context
-from art.trajectory import PydanticException, Trajectory, TrajectoryGroup, cancel_and_wait
+from art.trajectory import (
+    PydanticException,
+    Trajectory,
+    TrajectoryGroup,
+    cancel_and_wait,
+    close_unstarted,
+    infra_fault,
+    within,
+)
+
+if TYPE_CHECKING:
+    from art.model import TrainableModel
 
 logger = logging.getLogger(__name__)
 
-_STARTS_PER_TURN = 16
-"""Groups that start at once; then everything else in the event loop has its turn."""
+STARTS_PER_TURN = 16
+"""Rollouts, or groups, that begin in one turn of the event loop. All rollouts at once would keep server and engine
+waiting until the last has made its request, and then come to the engine one by one: `art demo` takes an eighth
+longer."""
 MAX_BARREN_STEPS = 5
 """Steps in a row without anything to learn after which the training ends: the policy collapsed or is perfect."""
 REPORT_AFTER_S = 60.0
 """Seconds that a step waits for rollouts before the log names those that it waits for."""
 FAULT_WINDOW = 64
 """Number of recent rollouts whose share of failures `max_fault_rate` bounds."""
+
+Order: TypeAlias = tuple[int, int]
+"""Number of the group, and index of the rollout in it."""
+
+
+def now() -> float:
+    """Return the time of the running event loop in seconds."""
+    return asyncio.get_running_loop().time()
+
+
+class Stopwatch:
+    """Adds up the seconds in which something is the case."""
+
+    def __init__(self) -> None:
+        self._total_s = 0.0
+        self._since: float | None = None
+
+    def set(self, is_so: bool) -> None:
+        """Say whether it is the case from now on."""
+        if is_so == (self._since is not None):
+            return
+        if self._since is not None:
+            self._total_s += now() - self._since
+        self._since = now() if is_so else None
+
+    def lap(self) -> float:
+        """Return the seconds since the last call of `lap`, and begin again."""
+        running = self._since is not None
+        self.set(False)
+        total_s, self._total_s = self._total_s, 0.0
+        self.set(running)
+        return total_s
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Context manager: it is the case during the body."""
+        self.set(True)
+        try:
+            yield
+        finally:
+            self.set(False)
+
+
+class Slots:
+    """Limits how many rollouts run at once. It belongs to one event loop."""
+
+    def __init__(self, limit: int | None) -> None:
+        """
+        Args:
+            limit: most rollouts at once; `None` for no limit.
+        """
+        self.limit = limit
+        self.num_running = 0
+        """Rollouts that hold a slot."""
+        self._waiting: list[tuple[Order, int, asyncio.Future[None]]] = []
+        """Rollouts that wait for a slot, as a heap; those that were cancelled too, until their turn comes."""
+        self._num_queued = 0
+        self._will_fill = False
+        """Whether `_fill` runs in the next turn of the event loop."""
+
+    @asynccontextmanager
+    async def slot(self, order: Order) -> AsyncGenerator[None]:
+        """Wait for a slot, and hold it during the body. Of those that wait, the lowest `order` is next."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._num_queued += 1
+        heapq.heappush(self._waiting, (order, self._num_queued, turn))
+        self._fill_soon()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it was given its slot just before
+                self.num_running -= 1
+                self._fill_soon()
+            raise
+        try:
+            yield
+        finally:
+            self.num_running -= 1
+            self._fill_soon()
+
+    def _fill_soon(self) -> None:
+        if not self._will_fill:
+            self._will_fill = True
+            asyncio.get_running_loop().call_soon(self._fill)
+
+    def _fill(self) -> None:
+        """Give slots to those that wait, in this turn of the event loop and the next ones."""
+        self._will_fill = False
+        for _ in range(STARTS_PER_TURN):
+            if not self._waiting or (self.limit is not None and self.num_running >= self.limit):
+                return
+            turn = heapq.heappop(self._waiting)[2]
+            if not turn.cancelled():
+                self.num_running += 1
+                turn.set_result(None)
+        self._fill_soon()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutCall:
+    """One rollout that is to be run."""
+
+    function: RolloutFunction
+    scenario: Any
+    scenario_id: str
+    order: Order
+    """Number of its group, and index in it. Rollouts wait for a slot in this order: the oldest group first."""
+    seed: int
+    """Seed of its sampling, in [0, 2^63)."""
+    step: int | None
+    """Checkpoint that answers the rollout's requests; `None` for the newest at each token."""
+
+
+class RolloutRunner:
+    """Runs single rollouts of one model, and knows how long they take."""
+
+    def __init__(self, model: TrainableModel[Any, Any], config: PipelineConfig, faults: FaultWatch) -> None:
+        self.model, self.config, self.faults = model, config, faults
+        self.slots = Slots(config.max_concurrent)
+        self.num_queued = 0
+        """Rollouts that were planned and have no slot yet."""
+        self.on_slot: Callable[[], None] = lambda: None
+        """Called when a slot is free again."""
+        self._began: dict[tuple[int, int], tuple[float, str]] = {}
+        """Time at which each running rollout began and the id of its scenario."""
+        self._seconds: deque[float] = deque(maxlen=256)
+        """Seconds that the last rollouts took."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a rollout that is planned now would get a slot at once."""
+        limit = self.slots.limit
+        return limit is None or self.slots.num_running + self.num_queued < limit
+
+    async def run(self, call: RolloutCall, context: GatherContext) -> RolloutOutcome:
+        """Run one rollout when it gets a slot. The caller has added it to `num_queued`.
+
+        Args:
+            context: counts how the rollout ends.
+
+        Raises:
+            TrajectoryError: it returned something else than a trajectory.
+            Exception: an error that ends every gather (`art.faults.FATAL`).
+        """
+        name = f"{self.model.project}/{self.model.name}"
+        rollout = RolloutContext(model=name, step=call.step, seed=call.seed, switches=call.step is None)
+        is_queued = True
+        try:
+            async with self.slots.slot(call.order):
+                is_queued = False
+                self.num_queued -= 1
+                began = now()
+                self._began[call.order] = began, call.scenario_id
+                try:
+                    with set_gather_context(context), inside_rollout(rollout):
+                        running = call.function(self.model, call.scenario, rollout_index=call.order[1], seed=call.seed)
+                        result = await within(running, self.config.rollout_timeout_s)
+                finally:
+                    del self._began[call.order]
+                    self._seconds.append(now() - began)
+        except Exception as error:
+            context.rollout_failed(error)
+            return PydanticException.from_exception(error)
+        finally:
+            self.num_queued -= is_queued
+            self.on_slot()
+        if not isinstance(result, Trajectory):
+            raise TrajectoryError(f"a rollout returned {describe(result)}; it must return an art.Trajectory")
+        if (fault := infra_fault(result)) is not None:
+            context.rollout_failed(fault)
+            return PydanticException.from_exception(fault)
+        context.rollout_finished(result)
+        return result
+
+    def stragglers(self, most: int = 3) -> list[str]:
+        """Describe the running rollouts that have run longest, at most `most` of them, without those of evaluations."""
+        late = sorted((began, *order, name) for order, (began, name) in self._began.items() if order[0] >= 0)
+        median = f", the median takes {statistics.median(self._seconds):.1f} s" if self._seconds else ""
+        return [
+            f"rollout {index} of scenario {name} (group {group}) has run for {now() - began:.0f} s{median}"
+            for began, group, index, name in late[:most]
+        ]
+
+
+async def all_or_nothing(coroutines: list[Any]) -> None:
+    """Run coroutines at once. The first error, or cancellation, cancels the others and waits for their end."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        await cancel_and_wait(tasks)
+        close_unstarted(coroutines)
+        raise
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,7 +320,7 @@ class Flow:
             for num_started in itertools.count():
                 if has_ended or not self._rollouts.has_room or not self.pace.may_start():
                     break
-                if num_started == _STARTS_PER_TURN:
+                if num_started == STARTS_PER_TURN:
                     asyncio.get_running_loop().call_soon(self.fill)
                     break
                 self._rollouts.model.costs.check()
@@ -131,7 +347,7 @@ class Flow:
         """Wait until the next step can begin, and return the numbers of its groups.
 
         Args:
-            on_wait: called each `REPORT_AFTER_S` seconds with descriptions of the rollouts that it waits for.
+            on_wait: called each `REPORT_AFTER_S` seconds with descriptions of the rollouts that have run longest.
 
         Raises:
             BudgetError: the budget is spent, and every group that was paid for is trained.
@@ -151,7 +367,7 @@ class Flow:
                 async with asyncio.timeout(REPORT_AFTER_S):
                     await self._changed.wait()
             except TimeoutError:
-                on_wait(self._rollouts.stragglers(self.pace.missing()))
+                on_wait(self._rollouts.stragglers())
 
     def begin(self, numbers: list[int]) -> list[UnderWay]:
         """Begin the step that takes these groups, and return them."""

@@ -151,17 +151,6 @@ class Pace:
             return None
         return self._oldest()
 
-    def missing(self) -> list[int]:
-        """Return the running groups that the next step waits for; at least one of them has to end before it begins.
-
-        They are those that are due first, or all if any group will do. Empty if no step waits for a running group.
-        """
-        if self.is_training or self._is_over or self.next_step() is not None:
-            return []
-        left = self._due - self._dues_of(self._oldest())
-        late = next((due for due in sorted(left) if not self._is_feasible(left, self.step + 1, due)), None)
-        return [number for number in self.running if late is None or self._running[number] + self.max_staleness <= late]
-
     def begin(self, numbers: list[int]) -> None:
         """Begin the next step with the groups that `next_step` has returned."""
         if self.is_training:
@@ -204,18 +193,12 @@ class Pace:
     def _dues_of(self, numbers: list[int]) -> Counter[int]:
         return Counter(self._finished[number] + self.max_staleness for number in numbers)
 
-    def _is_feasible(self, due: Counter[int], step: int, until: int | None = None) -> bool:
-        """Whether steps from `step` on, with `groups_per_step` groups each, can train every group by its due date.
-
-        Args:
-            until: look at the groups that are due up to this step alone; by default at all.
-        """
+    def _is_feasible(self, due: Counter[int], step: int) -> bool:
+        """Whether steps from `step` on, with `groups_per_step` groups each, can train every group by its due date."""
         # With the earliest due date first it suffices to compare, for each due date, the groups that are due by then
         # with the places of the steps up to it.
         count = 0
         for last in sorted(due):
-            if until is not None and last > until:
-                break
             count += due[last]
             if count and count > self.groups_per_step * max(last - step + 1, 0):
                 return False

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from art.client.arguments import describe
 from art.client.rollout_context import derive_seed
 from art.config.pipeline import PipelineConfig
 from art.errors import ConfigError
+from art.gather import AfterEach
 from art.trajectory import PydanticException, Trajectory
 
 RolloutOutcome = Trajectory | PydanticException
@@ -139,3 +141,70 @@ def id_of(scenario: Any, index: int) -> str:
     """Return the `id` of a scenario, an attribute or a key of a dictionary; by default its index."""
     known = scenario.get("id") if isinstance(scenario, Mapping) else getattr(scenario, "id", None)
     return str(index if known is None else known)
+
+
+_EXTRA = ("rollout_index", "seed")
+"""Parameters that a rollout function may have besides the model and the scenario."""
+
+
+class RolloutFunction:
+    """The user's function `rollout(model, scenario)`, which may also have parameters `rollout_index` and `seed`."""
+
+    def __init__(self, function: Callable[..., Awaitable[Trajectory]]) -> None:
+        """
+        Raises:
+            ConfigError: it is not a function of a model and a scenario.
+        """
+        expected = "expected `async def rollout(model, scenario)`, which may also take `rollout_index` and `seed`"
+        try:
+            parameters = inspect.signature(function).parameters
+            extra = [name for name in _EXTRA if name in parameters]
+            inspect.signature(function).bind(None, None, **dict.fromkeys(extra))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"`rollout` cannot be called with a model and a scenario ({error}); {expected}") from None
+        self._function, self._extra = function, extra
+
+    def __call__(self, model: Any, scenario: Any, *, rollout_index: int, seed: int) -> Awaitable[Any]:
+        """Begin a rollout.
+
+        Raises:
+            ConfigError: the function returned something else than a coroutine.
+        """
+        values = {"rollout_index": rollout_index, "seed": seed}
+        running = self._function(model, scenario, **{name: values[name] for name in self._extra})
+        if not inspect.isawaitable(running):
+            raise ConfigError(f"`rollout` returned {describe(running)}; make it an `async def`")
+        return running
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """Held-out scenarios, and the function that runs a rollout of each."""
+
+    scenarios: Sequence[Any]
+    ids: Sequence[str]
+    """Id of each scenario."""
+    rollout: RolloutFunction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What a pipeline was given to run."""
+
+    source: Source
+    rollout: RolloutFunction
+    after_each: AfterEach | None
+    held_out: HeldOut | None
+    evaluate_every: int
+    """Steps between two evaluations."""
+
+
+def read_held_out(evaluate: Any, function: RolloutFunction) -> HeldOut | None:
+    if evaluate is None:
+        return None
+    if isinstance(evaluate, tuple) and len(evaluate) == 2 and callable(evaluate[1]):
+        evaluate, function = evaluate[0], RolloutFunction(evaluate[1])
+    if not isinstance(evaluate, Sequence) or isinstance(evaluate, (str, bytes)):
+        raise ConfigError("`evaluate` takes a list of held-out scenarios, or a pair of it and a rollout function")
+    scenarios = Passes(evaluate, seed=0, shuffle=False)
+    return HeldOut(scenarios=scenarios.scenarios, ids=scenarios.ids, rollout=function)

@@ -1,15 +1,27 @@
-"""`PipelineStep`: what one step of a pipeline did, and who waited for whom."""
+"""`PipelineStep`: what one step of a pipeline did, and who waited for whom; and the evaluations beside the training."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from art.metrics.scores import Estimate
-from art.trajectory import Trajectory, TrajectoryGroup
+from art.asynchronous.flow import RolloutCall, RolloutRunner, all_or_nothing, now
+from art.asynchronous.journal import Journal
+from art.asynchronous.source import HeldOut, RolloutOutcome
+from art.client.rollout_context import derive_seed
+from art.errors import FaultRateError
+from art.faults import FaultWatch
+from art.gather import GatherContext
+from art.metrics.scores import Estimate, estimate_change, mean_with_interval
+from art.storage.atomic import write_file
+from art.trajectory import Trajectory, TrajectoryGroup, cancel_and_wait, finite_number
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,15 +92,9 @@ class PipelineStep:
         """The newest evaluation that has ended since the step before; `None` if none has."""
         return self.evaluations[-1] if self.evaluations else None
 
-    @property
-    def trained_share(self) -> float:
-        """Share of the sampled tokens that were trained on, from the ledger; NaN if the step was not trained."""
-        sampled = self.metrics.get("ledger/sampled_tokens", 0.0)
-        return self.metrics.get("ledger/trained_tokens", 0.0) / sampled if sampled else math.nan
-
     def line(self) -> str:
         """Return the step as a line of text: reward, staleness, who waited for whom, and the ledger."""
-        timing, ledger = self.timing, self.trained_share
+        timing, sampled = self.timing, self.metrics.get("ledger/sampled_tokens")
         parts = [
             f"step {self.number:>4}",
             f"reward {self.reward:+.3f}",
@@ -98,47 +104,124 @@ class PipelineStep:
             f"waited for rollouts {timing.waited_for_rollouts_s:.1f} s",
             f"rollouts held {timing.held_s:.1f} s",
         ]
-        if not math.isnan(ledger):
-            parts.append(f"{ledger:.0%} of {self.metrics['ledger/sampled_tokens']:,.0f} tokens trained")
+        if sampled:
+            share = self.metrics.get("ledger/trained_tokens", 0.0) / sampled
+            parts.append(f"{share:.0%} of {sampled:,.0f} tokens trained")
         if not self.trained:
             parts.append("(nothing to learn: not trained)")
         parts += [evaluation.text() for evaluation in self.evaluations]
         return "  ".join(parts)
 
 
-def now() -> float:
-    """Return the time of the running event loop in seconds."""
-    return asyncio.get_running_loop().time()
+class Evaluator:
+    """Evaluates checkpoints with one rollout of each held-out scenario, as tasks of their own."""
 
+    def __init__(
+        self, held_out: HeldOut, rollouts: RolloutRunner, journal: Journal, folder: Path,
+        log: Callable[[Sequence[Trajectory], int], Awaitable[None]],
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            folder: folder of the pipeline, which keeps the rewards of the first evaluation.
+            log: logs the trajectories of an evaluation of a checkpoint.
+        """
+        self._held_out, self._rollouts, self._journal, self._log = held_out, rollouts, journal, log
+        self._path = folder / "evaluation.json"
+        self._state: dict[str, Any] = {"steps": [], "first": {}}
+        if self._path.exists():
+            self._state = json.loads(self._path.read_text(encoding="utf-8"))
+        self._writing = asyncio.Lock()
+        """Held while the file is written: several evaluations may end at once."""
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._ended: list[PipelineEvaluation] = []
+        self._findings: list[str] = []
 
-class Stopwatch:
-    """Adds up the seconds in which something is the case."""
+    async def start(self, step: int, kept: Mapping[int, RolloutOutcome] | None = None) -> None:
+        """Begin the evaluation of checkpoint `step`, unless it was evaluated before.
 
-    def __init__(self) -> None:
-        self._total_s = 0.0
-        self._since: float | None = None
-
-    def set(self, is_so: bool) -> None:
-        """Say whether it is the case from now on."""
-        if is_so == (self._since is not None):
+        Args:
+            kept: rollouts that an earlier run has finished, by index.
+        """
+        if step in self._tasks or step in self._state["steps"]:
             return
-        if self._since is not None:
-            self._total_s += now() - self._since
-        self._since = now() if is_so else None
+        if kept is None:
+            await self._journal.evaluation_begun(step)
+        self._tasks[step] = asyncio.create_task(self._run(step, dict(kept or {})), name=f"pipeline-evaluation-{step}")
 
-    def lap(self) -> float:
-        """Return the seconds since the last call of `lap`, and begin again."""
-        running = self._since is not None
-        self.set(False)
-        total_s, self._total_s = self._total_s, 0.0
-        self.set(running)
-        return total_s
+    async def resume(self, kept: Mapping[int, Mapping[int, RolloutOutcome]], newest: int | None) -> None:
+        """Go on with the evaluations of an earlier run, or begin with checkpoint `newest` if there was none."""
+        for step, outcomes in kept.items():
+            if step in self._state["steps"]:  # killed when it had only to be crossed off
+                await self._journal.evaluation_ended(step)
+            else:
+                await self.start(step, outcomes)
+        if newest is not None and not self._tasks and not self._state["steps"]:
+            await self.start(newest)
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Context manager: it is the case during the body."""
-        self.set(True)
+    def take(self) -> tuple[list[PipelineEvaluation], list[str]]:
+        """Return the evaluations that have ended since the last call, and what went wrong with others."""
+        ended, self._ended = sorted(self._ended, key=lambda one: one.step), []
+        findings, self._findings = self._findings, []
+        return ended, findings
+
+    async def wait(self) -> None:
+        """Wait until no evaluation is under way."""
+        while self._tasks:
+            await asyncio.wait(self._tasks.values())
+
+    async def close(self) -> None:
+        """Cancel the evaluations under way, and wait for their end. A later run goes on with them."""
+        await cancel_and_wait(self._tasks.values())
+
+    async def _run(self, step: int, outcomes: dict[int, RolloutOutcome]) -> None:
         try:
-            yield
+            evaluation = await self._evaluate(step, outcomes)
+            self._ended.append(evaluation)
+        except FaultRateError as error:
+            self._findings.append(f"no evaluation of checkpoint {step}: {error.message}")
+            logger.warning("%s", self._findings[-1])
+            await self._journal.evaluation_ended(step)
+        except Exception as error:
+            self._findings.append(f"no evaluation of checkpoint {step}: {type(error).__name__}: {error}")
+            logger.exception("no evaluation of checkpoint %d", step)
         finally:
-            self.set(False)
+            del self._tasks[step]
+
+    async def _evaluate(self, step: int, outcomes: dict[int, RolloutOutcome]) -> PipelineEvaluation:
+        held_out, config, began = self._held_out, self._rollouts.config, now()
+        count = len(held_out.scenarios)
+        context = GatherContext(faults=FaultWatch(config.max_fault_rate, window=count))
+
+        async def run(index: int) -> None:
+            call = RolloutCall(
+                function=held_out.rollout, scenario=held_out.scenarios[index], scenario_id=held_out.ids[index],
+                order=(-1 - step, index), seed=derive_seed("val", config.seed, index), step=step,
+            )  # fmt: skip
+            outcomes[index] = await self._rollouts.run(call, context)
+            await self._journal.evaluation_rollout_ended(step, index, outcomes[index])
+
+        missing = [index for index in range(count) if index not in outcomes]
+        self._rollouts.num_queued += len(missing)
+        await all_or_nothing([run(index) for index in missing])
+        scored = {
+            held_out.ids[index]: outcome
+            for index in range(count)
+            if isinstance(outcome := outcomes[index], Trajectory) and finite_number(outcome.reward) is not None
+        }
+        rewards = {name: float(trajectory.reward) for name, trajectory in scored.items()}
+        first: dict[str, float] = self._state["first"]
+        change = estimate_change(first.items(), rewards.items()) if first.keys() & rewards.keys() else None
+        for name, trajectory in scored.items():
+            trajectory.metadata.setdefault("scenario_id", name)
+        if scored:
+            await self._log(list(scored.values()), step)
+        self._state = {"steps": [*self._state["steps"], step], "first": self._state["first"] or rewards}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        async with self._writing:
+            await asyncio.to_thread(write_file, self._path, json.dumps(self._state).encode())
+        await self._journal.evaluation_ended(step)
+        mean, interval = mean_with_interval(list(rewards.values()))
+        return PipelineEvaluation(
+            step=step, mean=mean, interval=interval, change=change, trajectories=list(scored.values()),
+            seconds=now() - began,
+        )  # fmt: skip

@@ -39,7 +39,7 @@ from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, Roll
 from art.protocol.training import ENDED, JobKind, JobList, JobStatus, ModelStatus, RegisterRequest
 
 if TYPE_CHECKING:
-    from art.protocol.answers import EnginePressure, ModelCard
+    from art.protocol.answers import ModelCard
     from art.protocol.usage_report import Quota, UsageReport
 
 
@@ -89,12 +89,6 @@ class ServerClient(HttpClient):
 
     async def model_status(self, project: str, name: str) -> ModelStatus:
         return await self.typed(ModelStatus, "GET", model_path(project, name))
-
-    async def engine_pressure(self, project: str, name: str) -> EnginePressure:
-        """Return how busy the engine of a model is for the model's project."""
-        from art.protocol.answers import EnginePressure
-
-        return await self.typed(EnginePressure, "GET", model_path(project, name, "pressure"))
 
     async def usage(self, *, month: str | None = None, project: str | None = None) -> UsageReport:
         """Return what projects have used in a month, by default the current one."""

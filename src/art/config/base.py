@@ -54,6 +54,7 @@ LEFT: dict[str, dict[str, Any]] = {
         "handshake_tolerance": None, "restarts": None, "memory": None, "memory_limit_bytes": None,
         "min_free_bytes": 2**30, "stall_timeout_s": 1800.0, "report_after_s": 60.0, "nodes": None,
     },
+    "PricesConfig": {"cached_usd": None},
     "PipelineConfig": {
         "refill": 0.0, "early_stop": None, "curriculum": False, "curriculum_floor": 0.1, "every": 20,
         "max_barren_steps": 5, "report_after_s": 60.0,
@@ -92,6 +93,7 @@ INSTEAD: dict[str, str] = {
     "handshake_tolerance": "leave it out, and give trainer and engine the same dtype",
     **dict.fromkeys(("memory", "memory_limit_bytes"), "limit the memory of the server's container or service"),
     "nodes": "leave it out: a server trains on its own machine",
+    "cached_usd": "set `prompt_usd` to what a prompt token costs on average",
     "refill": "use more `groups_per_step`",
     **dict.fromkeys(("early_stop", "curriculum"), "leave scenarios that are always or never solved out of the list"),
     "every": "pass it to `art.pipeline`",

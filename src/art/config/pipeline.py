@@ -5,7 +5,7 @@ Import it from this module where it is needed: `import art` does not load it.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -33,9 +33,9 @@ class PipelineConfig(Config):
     """What a running rollout does when a step is published. "finish": it ends with the checkpoint that it began with,
     which adapters make free. "switch": it goes on with the new weights, and each token is trained with the version that
     sampled it; engines that hold a single policy need this."""
-    max_concurrent: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
-    """Most rollouts that run at once. "auto" follows the engine's load, because more requests than its seats only wait
-    in its queue; `None` starts every rollout that the staleness allows, for agents that hardly use the engine."""
+    max_concurrent: int | None = Field(default=None, ge=1)
+    """Most rollouts that run at once; `None` starts every rollout that the staleness allows. Give a number where the
+    tools or the engine's memory bear no more: rollouts of the oldest group then run first."""
     rollout_timeout_s: float | None = Field(default=1800.0, gt=0)
     """Seconds after which a rollout is cancelled and counts as failed; `None` waits for ever. Half an hour is longer
     than nearly every agent needs, and an agent that hangs delays the step that waits for it by no more than this."""

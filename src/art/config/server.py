@@ -144,17 +144,13 @@ class PricesConfig(Config):
     device_usd_per_hour: float = Field(default=0.0, ge=0)
     """Price of one device (GPU) for each hour in which it samples or trains."""
     prompt_usd: float = Field(default=0.0, ge=0)
-    """Price of a million prompt tokens."""
-    cached_usd: float | None = Field(default=None, ge=0)
-    """Price of a million prompt tokens that the engine had in its cache; `None`: the same as `prompt_usd`."""
+    """Price of a million prompt tokens, cached ones included."""
     completion_usd: float = Field(default=0.0, ge=0)
     """Price of a million sampled tokens."""
 
-    def usd(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int, device_s: float) -> float:
-        """Return the price of some usage in USD. `cached_tokens` are a part of `prompt_tokens`."""
-        cached = self.prompt_usd if self.cached_usd is None else self.cached_usd
-        fresh_tokens = prompt_tokens - cached_tokens
-        tokens = fresh_tokens * self.prompt_usd + cached_tokens * cached + completion_tokens * self.completion_usd
+    def usd(self, *, prompt_tokens: int, completion_tokens: int, device_s: float) -> float:
+        """Return the price of some usage in USD."""
+        tokens = prompt_tokens * self.prompt_usd + completion_tokens * self.completion_usd
         return tokens / 1e6 + device_s * self.device_usd_per_hour / 3600
 
 

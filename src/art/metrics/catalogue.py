@@ -7,10 +7,10 @@ few quantiles and a histogram of `NUM_BINS` counts between the smallest and the 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from art.metrics.findings import RUN_STEPS, WINDOW
 from art.metrics.groups import SECTIONS
 
 ALWAYS = "every step"
@@ -24,8 +24,6 @@ class Metric:
     when: str = ALWAYS
 
 
-FOLLOWED = 'steps of `art.pipeline` with `max_concurrent="auto"`'
-USEFUL = "steps of `art.pipeline` with a useful group"
 PIPELINE_METRICS: dict[str, Metric] = {
     "time/step_wall_s": Metric("seconds from the end of the step before to the end of this one"),
     "time/step_waited_for_rollouts_s": Metric(
@@ -43,25 +41,6 @@ PIPELINE_METRICS: dict[str, Metric] = {
     ),
     "pipeline/groups_lost": Metric("number of groups without any scored rollout; they were not trained"),
     "pipeline/rollouts_run": Metric("number of rollouts that were run for the step, failed ones included"),
-    "pipeline/rollouts_per_useful_group": Metric("`pipeline/rollouts_run` per group with spread", USEFUL),
-    "pipeline/seconds_per_useful_group": Metric("seconds since the step before, per group with spread", USEFUL),
-    "pipeline/tokens_per_useful_group": Metric("`ledger/sampled_tokens` per group with spread", USEFUL),
-    "pipeline/usd_per_useful_group": Metric(
-        "costs that the step's rollouts and judges booked, in USD, per group with spread",
-        f"{USEFUL}, if costs are booked",
-    ),
-    "pipeline/concurrency_limit": Metric(
-        "most rollouts at once, at the end of the step", "steps of `art.pipeline` with a limit"
-    ),
-    "pipeline/concurrency_running": Metric("rollouts that ran at the end of the step"),
-    "pipeline/concurrency_wait_s": Metric("seconds that rollouts waited for a slot, summed over those that got one"),
-    "pipeline/concurrency_rollouts_mean": Metric(
-        "mean number of rollouts that ran, while the engine was awake", FOLLOWED
-    ),
-    "pipeline/engine_seats_used_share": Metric(
-        "mean share of the engine's seats in which a request was computed", FOLLOWED
-    ),
-    "pipeline/engine_waiting_mean": Metric("mean number of the project's requests that waited at the engine", FOLLOWED),
 }
 """Metrics that `art.pipeline` adds to a step."""
 
@@ -79,7 +58,6 @@ CONSTRAINED = "steps with answers drawn under a grammar, `top_k`, `top_p` or `mi
 BASE = "steps that measured the base model"
 WEIGHED = "steps with a loss that uses advantages"
 LATER = "steps after the first one of a server"
-TWENTIETH = f"steps with at least {WINDOW - 1} steps before them"
 
 
 TRAINER_METRICS: dict[str, Metric] = {
@@ -249,23 +227,6 @@ SFT_METRICS: dict[str, Metric] = {
 }
 """Metrics that the server adds to a step with supervised data."""
 
-TREND_METRICS: dict[str, Metric] = {
-    "trend/reward_rise": Metric(f"rise of a line fitted to `data/reward_mean` of the last {WINDOW} steps", TWENTIETH),
-    "trend/reward_rise_error": Metric(
-        "standard error of `trend/reward_rise`, by the scatter around the line", TWENTIETH
-    ),
-    "trend/run_rise": Metric(f"`trend/reward_rise` over all steps of the run, up to {RUN_STEPS}", TWENTIETH),
-    "trend/run_rise_error": Metric("standard error of `trend/run_rise`", TWENTIETH),
-    "trend/learning_rate_share": Metric("`loss/learning_rate` over its highest value in the run", TWENTIETH),
-    "trend/groups_trainable_share": Metric(
-        f"mean of `data/step_num_groups_trainable` / `data/step_num_groups_submitted` over {WINDOW} steps", TWENTIETH
-    ),
-    "trend/top_reward_share": Metric(
-        f"mean share of rollouts in the highest bin of `data/reward_hist`, over the last {WINDOW} steps", TWENTIETH
-    ),
-}
-"""Metrics that the server adds to a step of reinforcement learning. They follow from this step and earlier ones."""
-
 JOB_METRICS: dict[str, Metric] = {
     "publish/probe_gap": Metric("largest difference between log-probs of engine and trainer on the probe, in nats"),
     "publish/base_gap": Metric("`publish/probe_gap` for the base model: effect of number types and kernels"),
@@ -310,12 +271,6 @@ LOG_METRICS: dict[str, Metric] = {
     "throughput/avg_actor_tok_per_s": Metric(
         "`data/cum/actor_tokens` / `time/cum/actor_s`", "rows with both as metrics of your own"
     ),
-    "sinks/*_waiting_rows": Metric(
-        "rows before this one that a tracker does not have yet, by its name", "rows while a tracker fails or is slow"
-    ),
-    "sinks/*_lost": Metric(
-        "rows and groups that a tracker has refused in this run, by its name", "rows after such a loss"
-    ),
     "data/cum/num_unique_scenarios": Metric(
         "number of different scenarios since the model was created: by `scenario_id` in the metadata of the groups or "
         "rollouts of `train`, and by `add_data(scenario_ids=)` of the metrics builder",
@@ -348,7 +303,7 @@ FAULT_METRICS: dict[str, Metric] = {
 }
 """Metrics of failed rollouts and failed judges, which `FaultWatch` and `GroupScorer` count."""
 CATALOGUE: dict[str, Metric] = {
-    **LOG_METRICS, **FAULT_METRICS, **JOB_METRICS, **PIPELINE_METRICS, **TREND_METRICS, **SFT_METRICS, **PLAN_METRICS,
+    **LOG_METRICS, **FAULT_METRICS, **JOB_METRICS, **PIPELINE_METRICS, **SFT_METRICS, **PLAN_METRICS,
     **TRAINER_METRICS,
 }  # fmt: skip
 """Every metric of ART, by name. A name that ends in `*` is for all that begin like it."""
@@ -364,6 +319,7 @@ def describe(name: str, values: Sequence[float]) -> dict[str, float]:
     ordered = sorted(values)
     low, high = ordered[0], ordered[-1]
     mean = math.fsum(ordered) / len(ordered)
+    quartiles = statistics.quantiles(ordered, n=4, method="inclusive") if len(ordered) > 1 else ordered * 3
     counts = [0] * NUM_BINS
     for value in ordered:
         counts[min(int((value - low) / (high - low) * NUM_BINS), NUM_BINS - 1) if high > low else 0] += 1
@@ -371,19 +327,10 @@ def describe(name: str, values: Sequence[float]) -> dict[str, float]:
         f"{name}_mean": mean,
         f"{name}_std": math.sqrt(math.fsum((value - mean) ** 2 for value in ordered) / len(ordered)),
         f"{name}_min": low,
-        f"{name}_p25": _quantile(ordered, 0.25),
-        f"{name}_p50": _quantile(ordered, 0.5),
-        f"{name}_p75": _quantile(ordered, 0.75),
+        **dict(zip((f"{name}_p25", f"{name}_p50", f"{name}_p75"), quartiles, strict=True)),
         f"{name}_max": high,
         **{f"{name}_hist/{number}": float(count) for number, count in enumerate(counts)},
     }
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 _PATTERNS = sorted((name for name in CATALOGUE if name.endswith("*")), key=len, reverse=True)

@@ -1,16 +1,19 @@
 """Delivery: reads the local log of a model and feeds its sinks, each in a thread of its own.
 
-A `Worker` is the thread of one sink: it delivers the log, repeats what failed after a pause, and closes the sink at the
+`choose_sinks` says which sinks a model has: those of its `report_metrics`, or those that the environment chooses. A
+`Worker` is the thread of one sink: it delivers the log, repeats what failed after a pause, and closes the sink at the
 end. `Reporting` is all sinks of one model: started together, asked for their state, closed.
 """
 
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import itertools
 import logging
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from art.errors import ConfigError, OverloadedError
-from art.metrics.choose_sinks import Choice, plain_config
+from art.plugins import find_plugins, load_plugin
 from art.sinks import LoggedGroups, Refused, Row, Run, Sink
 from art.storage.atomic import write_file
 from art.storage.jsonl import append_lines, encode, read_lines, read_lines_from
 from art.storage.layout import ModelPaths
 from art.storage.lock import take_lock
+from art.storage.logs import plain_config
 from art.storage.trajectories import parse_group
 from art.trajectory import TrajectoryGroup
 
@@ -35,13 +39,127 @@ CLOSE_S = 30.0
 """Time to deliver what is left when a model is closed."""
 CLOSE_FAILING_S = 5.0
 """Time for a tracker that failed already. What it does not get is sent by the next run."""
-MANY = 20
-"""Rows waiting for a slow tracker beyond which the log says so."""
+POLL_S = 2.0
+"""The log is looked at this often for rows of other processes; this process wakes the worker."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+"""Pauses after a first failure, and after many: each is twice as long as the one before."""
+CLOSING_PAUSE_S = 1.0
+"""Longest pause while the sink is being closed."""
 _STARTING = threading.Lock()
 """Held while a sink starts: several at once have failed, probably because their libraries import the same packages."""
 PIECE_BYTES = 8 * 2**20
 """Groups are delivered in pieces of about this size, so that a large log does not fill the memory."""
 _NO_METRICS = frozenset({"step", "training_step", "recorded_at"})
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_warned: set[str] = set()
+"""Trackers that the environment names and that are not installed, once they were reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One sink of a model, not started yet."""
+
+    name: str
+    make: Callable[[], Sink]
+    why: str
+
+
+def choose_sinks(
+    report_metrics: Sequence[str | Callable[[], Sink]] | None, environment: Mapping[str, str] = os.environ
+) -> list[Choice]:
+    """Return the sinks of a model.
+
+    Args:
+        report_metrics: names of trackers, or classes of sinks (or functions that make one). `None` leaves the choice
+            to the environment; an empty list chooses none.
+
+    Raises:
+        ConfigError: there is no such tracker, its package is not installed, or one is given twice.
+    """
+    if report_metrics is None:
+        trackers = [load_tracker(name) for name in find_plugins("art.trackers")]
+        return [choice for tracker in trackers if (choice := _chosen_by(environment, tracker)) is not None]
+    choices = []
+    for item in report_metrics:
+        if isinstance(item, str):
+            tracker = load_tracker(item)
+            if not is_installed(tracker):
+                raise ConfigError(
+                    f"report_metrics has {item!r}, but the package {tracker.package!r} is not installed: "
+                    f"{_how_to_install(tracker)}, or leave {item!r} out",
+                    param="report_metrics",
+                )
+            choices.append(Choice(item, tracker, "`report_metrics` names it"))
+            continue
+        sink = item() if callable(item) else item
+        if not callable(item) or not isinstance(sink, Sink) or not _NAME.fullmatch(getattr(sink, "name", "")):
+            raise ConfigError(
+                f"report_metrics has {item!r}; expected names of trackers, or subclasses of `art.sinks.Sink` whose "
+                "`name` is made of letters, digits, '-' and '_'",
+                param="report_metrics",
+            )
+        choices.append(Choice(sink.name, item, "`report_metrics` has it"))
+    names = [choice.name for choice in choices]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ConfigError(f"report_metrics has {', '.join(sorted(twice))} more than once", param="report_metrics")
+    return choices
+
+
+def load_tracker(name: str) -> type[Sink]:
+    """Import the class of a tracker by its name. Its library is not imported.
+
+    Raises:
+        ConfigError: no installed package has such a tracker, or its entry point names something else.
+    """
+    trackers = find_plugins("art.trackers")
+    if name not in trackers:
+        raise ConfigError(
+            f"report_metrics has {name!r}, which is no tracker; there are {', '.join(trackers)}. A tracker of your own "
+            "is a subclass of `art.sinks.Sink`: pass the class instead of a name",
+            param="report_metrics",
+        )
+    tracker = load_plugin("art.trackers", name)
+    if not (isinstance(tracker, type) and issubclass(tracker, Sink) and tracker.name == name):
+        raise ConfigError(
+            f"the entry point {name!r} of the group 'art.trackers' ({trackers[name].value}) must be a subclass of "
+            f"`art.sinks.Sink` with name = {name!r}"
+        )
+    return tracker
+
+
+def is_installed(tracker: type[Sink]) -> bool:
+    """Whether the library that a tracker needs is installed."""
+    if tracker.package is None:
+        return True
+    try:
+        spec = importlib.util.find_spec(tracker.package)
+    except ModuleNotFoundError:  # not even the package around it
+        return False
+    # A folder of data, like the ./wandb that wandb makes, looks like a package but has no file of code.
+    return spec is not None and (spec.origin is not None or "." in tracker.package)
+
+
+def _chosen_by(environment: Mapping[str, str], tracker: type[Sink]) -> Choice | None:
+    """The choice of a tracker whose variables are set; `None` if they are not, or its library is not installed."""
+    is_set = [any(environment.get(name) for name in names.split("|")) for names in tracker.environment]
+    is_off = any(environment.get(name, "").lower() == value for name, value in tracker.switched_off_by)
+    if not is_set or not all(is_set) or is_off:
+        return None
+    variables = " and ".join(tracker.environment).replace("|", " or ")
+    if is_installed(tracker):
+        return Choice(tracker.name, tracker, f"{variables} is set; `report_metrics=[]` switches it off")
+    if tracker.name not in _warned:
+        _warned.add(tracker.name)
+        logger.warning(
+            "%s is set, but %s is not installed, so nothing is reported there: %s, or pass `report_metrics=[]`",
+            variables, tracker.package, _how_to_install(tracker),
+        )  # fmt: skip
+    return None
+
+
+def _how_to_install(tracker: type[Sink]) -> str:
+    what = tracker.package if tracker.extra is None else f"'agent-reinforcement-trainer[{tracker.extra}]'"
+    return f"pip install {what}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +216,6 @@ class Delivery:
     """`None`: there is nothing to send, because a line is damaged or the sink does not take it."""
     file: str
     after: Position
-    num_damaged: int = 0
-    """Lines that are lost for this sink because they are damaged."""
 
 
 class LogReader:
@@ -145,7 +261,7 @@ class LogReader:
         place = self._cursor.get(self._history) or Position()
         for row, end in read_lines_from(self._paths.history, place.offset):
             if row is None:
-                yield Delivery(None, self._history, Position(end, place.count), num_damaged=1)
+                yield Delivery(None, self._history, Position(end, place.count))
                 continue
             if self._sink.takes_groups:
                 step = _step_of(row)
@@ -179,7 +295,7 @@ class LogReader:
         if _size(path) <= place.offset:
             return
         groups: list[TrajectoryGroup] = []
-        first, start, num_damaged = place.count, place.offset, 0
+        first, start = place.count, place.offset
         lines = itertools.chain(read_lines_from(path, place.offset), [(None, -1)])
         for line, end in lines:
             is_last = end < 0
@@ -189,13 +305,12 @@ class LogReader:
                     group = None if line is None else parse_group(line)
                 except (ValueError, TypeError, AttributeError) as error:  # `ValidationError` is a `ValueError`
                     logger.warning("a line of %s is not a trajectory group, so sinks do not get it: %s", path, error)
-                num_damaged += group is None
                 groups += [] if group is None else [group]
                 place = Position(end, place.count + 1)
             if (is_last and place.offset > start) or place.offset - start >= PIECE_BYTES:
                 content = LoggedGroups(split=split, step=step, first=first, groups=groups) if groups else None
-                yield Delivery(content, file, place, num_damaged)
-                groups, first, start, num_damaged = [], place.count, place.offset, 0
+                yield Delivery(content, file, place)
+                groups, first, start = [], place.count, place.offset
 
 
 def _size(path: Path) -> int:
@@ -209,28 +324,15 @@ def _step_of(row: dict[str, Any]) -> int:
     return int(row.get("step", row.get("training_step", 0)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pauses:
-    """Times of a worker, in seconds."""
-
-    poll_s: float = 2.0
-    """The log is looked at this often for rows of other processes; this process wakes the worker."""
-    first_s: float = 1.0
-    """Pause after a first failure; each further one is twice as long."""
-    longest_s: float = 60.0
-    closing_s: float = 1.0
-    """Longest pause while the sink is being closed."""
-
-
 class Worker:
     """Delivers one model's log to one sink, in a thread that ends with `close` or with the process.
 
     Of all workers with the same log and tracker, in all processes, one delivers; the others wait to take its place.
     """
 
-    def __init__(self, make_sink: Callable[[], Sink], name: str, paths: ModelPaths, run: Run, pauses: Pauses) -> None:
+    def __init__(self, make_sink: Callable[[], Sink], name: str, paths: ModelPaths, run: Run) -> None:
         self.name = name
-        self._make_sink, self._paths, self._run, self._pauses = make_sink, paths, run, pauses
+        self._make_sink, self._paths, self._run = make_sink, paths, run
         self._reader: LogReader | None = None
         self._sink: Sink | None = None
         self._config: Mapping[str, Any] | None = None
@@ -245,8 +347,6 @@ class Worker:
         """Time at which the thread ends, on the monotonic clock, once it was told to."""
         self.failure: str | None = None
         """The latest error, while deliveries fail."""
-        self.num_lost = 0
-        """Rows and groups (or rollouts) that the tracker refused or that were damaged, since the start."""
         self.thread = threading.Thread(target=self._work, name=f"art-sink-{name}", daemon=True)
 
     # --- for other threads ---
@@ -319,10 +419,10 @@ class Worker:
                     )  # fmt: skip
                 self.failure = f"{type(error).__name__}: {error}"
                 asked_s = error.retry_after_s if isinstance(error, OverloadedError) else 0.0
-                pause_s = max(asked_s, min(self._pauses.first_s * 2.0 ** (failures - 1), self._pauses.longest_s))
+                pause_s = max(asked_s, min(FIRST_PAUSE_S * 2.0 ** (failures - 1), LONGEST_PAUSE_S))
                 if self._closing.wait(pause_s) and self._deadline is not None:  # shorter while the sink is closed
                     left_s = max(self._deadline - time.monotonic(), 0.0)
-                    time.sleep(min(self._pauses.closing_s, pause_s, left_s))
+                    time.sleep(min(CLOSING_PAUSE_S, pause_s, left_s))
                 if self._deadline is not None and time.monotonic() > self._deadline:
                     break
             else:
@@ -331,7 +431,7 @@ class Worker:
                     self._note_success()
                 if is_last_pass:
                     break
-                self.wake.wait(self._pauses.poll_s)
+                self.wake.wait(POLL_S)
         self._close_sink()
         self._release()
 
@@ -364,28 +464,23 @@ class Worker:
         for delivery in self._reader.pending():
             if self._deadline is not None and time.monotonic() > self._deadline:
                 return False
-            self._send(delivery)
+            self._send(delivery.content)
             self._reader.done(delivery)
             self._note_success()
         return True
 
-    def _send(self, delivery: Delivery) -> None:
+    def _send(self, content: Row | LoggedGroups | None) -> None:
         assert self._sink is not None
-        self.num_lost += delivery.num_damaged
-        content = delivery.content
         try:
             if isinstance(content, Row):
                 self._sink.metrics(content)
             elif isinstance(content, LoggedGroups):
                 self._sink.groups(content)
         except Refused as error:
-            whole = len(content.groups) if isinstance(content, LoggedGroups) else 1
-            self.num_lost += whole if error.num_lost is None else error.num_lost
             what = f"row {content.number} (step {content.step})" if isinstance(content, Row) else "groups"
             if isinstance(content, LoggedGroups):
                 what = f"{len(content.groups)} groups of {content.split}, step {content.step}"
-            part = "" if error.num_lost is None else "a part of "
-            logger.warning("%s refused %s%s, which is lost there: %s", self.name, part, what, error)
+            logger.warning("%s refused %s, which is lost there: %s", self.name, what, error)
 
     def _note_success(self) -> None:
         if self.failure is not None:
@@ -410,16 +505,21 @@ class Worker:
 class Reporting:
     """Feeds the sinks of one model from its log."""
 
-    def __init__(self, paths: ModelPaths, run: Run, choices: Sequence[Choice], pauses: Pauses | None = None) -> None:
-        pauses = pauses or Pauses()
-        self._workers = [Worker(choice.make, choice.name, paths, run, pauses) for choice in choices]
+    def __init__(self, paths: ModelPaths, config: Mapping[str, Any], choices: Sequence[Choice]) -> None:
+        """Start the sinks, and say in the log which and why. It blocks until each is connected.
 
-    def start(self) -> None:
-        """Start all sinks. It blocks until each is connected.
+        Args:
+            config: what trackers are told about the run; `project` and `name` identify it.
 
         Raises:
-            Exception: the first error of a sink's `start`. Those that started are closed.
+            ConfigError: a sink cannot start. Those that started are closed.
         """
+        project, name = config["project"], config["name"]
+        paths.sinks.mkdir(parents=True, exist_ok=True)
+        run = Run(project=project, name=name, folder=paths.sinks, config=plain_config(config))
+        self._workers = [Worker(choice.make, choice.name, paths, run) for choice in choices]
+        for choice in choices:
+            logger.info("metrics of %s/%s go to %s, because %s", project, name, choice.name, choice.why)
         for worker in self._workers:
             worker.thread.start()
         try:
@@ -442,17 +542,6 @@ class Reporting:
         for worker in self._workers:
             worker.wake.set()
 
-    def metrics(self) -> dict[str, float]:
-        """Return what the trackers do not have, for the next row of the history. Nothing if all is well."""
-        metrics: dict[str, float] = {}
-        for worker in self._workers:
-            waiting = worker.num_waiting()
-            if waiting > MANY or (waiting and worker.failure is not None):
-                metrics[f"sinks/{worker.name}_waiting_rows"] = waiting
-            if worker.num_lost:
-                metrics[f"sinks/{worker.name}_lost"] = worker.num_lost
-        return metrics
-
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Deliver what is left and close all sinks. What could not be delivered is said in a warning."""
         for worker in self._workers:
@@ -464,25 +553,4 @@ class Reporting:
                     "%s did not get %d rows%s. They stay in the log, and the next run of this model sends them",
                     worker.name, waiting, "" if worker.failure is None else f" ({worker.failure})",
                 )  # fmt: skip
-            if worker.num_lost:
-                logger.warning("%s lost %d rows or groups in this run", worker.name, worker.num_lost)
         atexit.unregister(self.close)
-
-
-def start_reporting(paths: ModelPaths, config: Mapping[str, Any], choices: Sequence[Choice]) -> Reporting:
-    """Start the sinks of a model, and say in the log which and why.
-
-    Args:
-        config: what trackers are told about the run; `project` and `name` identify it.
-
-    Raises:
-        Exception: a sink cannot start.
-    """
-    project, name = config["project"], config["name"]
-    paths.sinks.mkdir(parents=True, exist_ok=True)
-    run = Run(project=project, name=name, folder=paths.sinks, config=plain_config(config))
-    for choice in choices:
-        logger.info("metrics of %s/%s go to %s, because %s", project, name, choice.name, choice.why)
-    reporting = Reporting(paths, run, choices)
-    reporting.start()
-    return reporting

@@ -1,74 +1,18 @@
 """Explain a step's metrics in plain words: one finding for each rule of `RULES` that is broken.
 
-    metrics of this step and of those before it --measure_trends--> `trend/...` metrics
     metrics of this step and of the step before --find_findings--> "what was observed: what it means. What to do"
 
 docs/metrics.md is made from the table of rules. Bounds come from papers and tools of the field, or lie well outside of
-what healthy runs show: a finding is worth a look, and a healthy step has none. Only steps of reinforcement learning
-have trends.
+what healthy runs show: a finding is worth a look, and a healthy step has none.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from art.config.losses import MASKED_ALARM
-
-WINDOW = 20
-"""Number of steps for the trend of the reward, including the current one. In ten steps of 128 rollouts, the rise of a
-run that learns often hides in the scatter."""
-RUN_STEPS = 1000
-"""Most steps that count as the whole run."""
-
-
-def measure_trends(metrics: Mapping[str, float], earlier: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Compute the trends at a step. Trends for which there are too few steps are left out.
-
-    Args:
-        metrics: metrics of the step.
-        earlier: metrics of the steps that it continues without a gap, oldest first; up to `RUN_STEPS` - 1 count.
-    """
-    run = [row for row in [*earlier, metrics][-RUN_STEPS:] if "data/reward_mean" in row]
-    rows = [*earlier, metrics][-WINDOW:]
-    if any("data/reward_mean" not in row for row in rows):
-        return {}
-    if len(rows) < WINDOW:
-        return {}
-    rise, error = _fit_rise([row["data/reward_mean"] for row in rows])
-    run_rise, run_error = _fit_rise([row["data/reward_mean"] for row in run])
-    rates = [row.get("loss/learning_rate", 0.0) for row in run]
-
-    def mean_share(part: str, whole: str) -> float:
-        return statistics.fmean(row.get(part, 0.0) / row[whole] if row.get(whole) else 0.0 for row in rows)
-
-    return {
-        "trend/reward_rise": rise,
-        "trend/reward_rise_error": error,
-        "trend/run_rise": run_rise,
-        "trend/run_rise_error": run_error,
-        "trend/learning_rate_share": rates[-1] / max(rates) if max(rates) > 0 else 1.0,
-        "trend/groups_trainable_share": mean_share("data/step_num_groups_trainable", "data/step_num_groups_submitted"),
-        "trend/top_reward_share": mean_share("data/reward_hist/9", "data/step_num_trajectories"),
-    }
-
-
-def _fit_rise(values: Sequence[float]) -> tuple[float, float]:
-    """The rise of a line fitted to `values` by least squares, from the first to the last value, and its standard error.
-
-    Example: 0, 1, 2, 3 rise by 3, with an error of 0.
-    """
-    count = len(values)
-    places = [place - (count - 1) / 2 for place in range(count)]
-    mean = statistics.fmean(values)
-    spread = math.fsum(place**2 for place in places)
-    slope = math.fsum(place * (value - mean) for place, value in zip(places, values, strict=True)) / spread
-    residuals = [value - mean - slope * place for place, value in zip(places, values, strict=True)]
-    variance = math.fsum(residual**2 for residual in residuals) / (count - 2)
-    return slope * (count - 1), math.sqrt(variance / spread) * (count - 1)
-
 
 BEFORE = "the step before"
 """Value of `Limit.over` that means: divide by the same metric's value in the step before."""
@@ -138,7 +82,7 @@ _FEW_GROUPS_SOURCE = (
     "such groups have no gradient (DAPO, arXiv 2503.14476, section 3.2); if less than a quarter of the groups is left, "
     "a step costs more than four times what it needs to"
 )
-_LOWEST, _HIGHEST = (f"data/reward_hist/{number}" for number in (0, 9))
+_HIGHEST = "data/reward_hist/9"
 _OF_ROLLOUTS = "data/step_num_trajectories"
 _NOT_SOLVED = Limit(_HIGHEST, high=0.75, over=_OF_ROLLOUTS)
 """Where most rollouts get the highest reward, answers become alike because the right ones are known."""
@@ -180,13 +124,6 @@ RULES: dict[str, Rule] = {
         source="an engine draws only allowed tokens, so one that is not allowed means a damaged record or another "
         "tokenizer",
     ),
-    "stale_rollouts": Rule(
-        limits=(Limit("offpolicy/max_staleness", high=8.0),),
-        meaning="some tokens were sampled many steps ago, and the policy has changed since",
-        advice="Train on rollouts sooner, or leave out old ones",
-        source="the bound of prime-rl; AReaL (arXiv 2505.24298) finds a similar one for a loss that corrects for "
-        "staleness",
-    ),
     "moved_too_far": Rule(
         limits=(
             Limit("offpolicy/last_update_kl", high=1.0),
@@ -198,14 +135,6 @@ RULES: dict[str, Rule] = {
         "a different policy",
         advice="Use a lower `learning_rate` or fewer `num_minibatches`",
         source="SkyRL and verl mask tokens at ratios of 0.5 and 2; healthy runs of `art demo` reach a KL of 0.3",
-    ),
-    "many_clipped": Rule(
-        limits=(Limit("loss/masked_share", high=0.5),),
-        meaning="the loss clipped or dropped this share of the tokens, and nothing is learnt from them",
-        advice="Use a lower `learning_rate` or fewer `num_minibatches`, or the default clip bounds if yours are "
-        "tighter",
-        source="losses that clip single tokens usually clip less than 5 %; GSPO clips far more by design (arXiv "
-        "2507.18071), but not most",
     ),
     "entropy_gone": Rule(
         limits=(Limit("loss/entropy", low=0.01),),
@@ -229,21 +158,6 @@ RULES: dict[str, Rule] = {
         advice="Use a lower `learning_rate`; at this pace all answers are the same after a few steps",
         source="in healthy runs of `art demo` each step keeps at least 56 %. A run that finds the right answers may "
         "lose more, so the rule is silent if most rollouts get the highest reward",
-    ),
-    "entropy_rose": Rule(
-        limits=(Limit("loss/entropy", high=2.0, over=BEFORE),),
-        only_if=(Limit(_IS_RL), Limit("loss/entropy", low=1.0), _NOT_FEW),
-        meaning="the policy's answers became random in one step",
-        advice="Read a few rollouts. If they make no sense, continue from an earlier checkpoint with a lower "
-        "`learning_rate`",
-        source="in healthy runs of `art demo` a step adds at most a third",
-    ),
-    "gradient_jumped": Rule(
-        limits=(Limit("loss/grad_norm", high=10.0, over=BEFORE),),
-        only_if=(Limit("loss/grad_clipped_share", low=0.5), _NOT_FEW),
-        meaning="the gradient is much larger than in the step before, and was clipped",
-        advice="Look at this step's rewards and advantages (`data/advantage_max`) for outliers",
-        source="in healthy runs of `art demo` neighbouring steps differ by at most a factor of 3",
     ),
     "gradient_large": Rule(
         limits=(Limit("loss/grad_norm", high=10.0),),
@@ -274,39 +188,14 @@ RULES: dict[str, Rule] = {
         advice="Stop training, or use harder scenarios or a reward that still separates good from better rollouts",
         source=_FEW_GROUPS_SOURCE,
     ),
-    "too_hard": Rule(
-        limits=(_FEW_GROUPS,),
-        only_if=(Limit(_LOWEST, low=0.75, over=_OF_ROLLOUTS),),
-        meaning="most groups had nothing to learn from, because most rollouts get the lowest reward",
-        advice="Use easier scenarios, more rollouts per group, rewards for partial success, or start with supervised "
-        "fine-tuning",
-        source=_FEW_GROUPS_SOURCE,
-    ),
     "groups_alike": Rule(
         limits=(_FEW_GROUPS,),
-        only_if=(_NOT_SOLVED, Limit(_LOWEST, high=0.75, over=_OF_ROLLOUTS)),
+        only_if=(_NOT_SOLVED,),
         meaning="most groups had nothing to learn from, because the rollouts of a group all get the same reward",
-        advice="Use more rollouts per group. Check whether rollouts differ at all (temperature, random opponents), "
-        "and whether the reward depends on the answer",
+        advice="If that is the lowest one, use easier scenarios, rewards for partial success, or start with supervised "
+        "fine-tuning. Otherwise use more rollouts per group, and check whether rollouts differ at all (temperature, "
+        "random opponents), and whether the reward depends on the answer",
         source=_FEW_GROUPS_SOURCE,
-    ),
-    "reward_flat": Rule(
-        limits=(Limit("trend/reward_rise", low=1.0, over="trend/reward_rise_error"),),
-        only_if=(
-            Limit("trend/groups_trainable_share", low=0.5),
-            Limit("trend/top_reward_share", high=0.6),
-            _NOT_FEW,
-            Limit("trend/run_rise", high=2.0, over="trend/run_rise_error"),
-            Limit("trend/learning_rate_share", low=0.25),
-        ),
-        meaning=f"the reward has not risen for {WINDOW} steps, although rewards differ within most groups. Luck may "
-        "decide them more than skill",
-        advice="Read a few rollouts. If the answers depend on what the model is shown, a higher `learning_rate` or "
-        "more rollouts per group may help. If not, teach the model by supervised fine-tuning first. Ignore this if "
-        "your rewards only rank the rollouts of a group: such rewards cannot rise",
-        source="without learning, the rise exceeds its standard error by chance in one of six cases. The rule is "
-        "silent if most rollouts get the highest reward already, if the reward has risen over the whole run by twice "
-        "the standard error, and once the learning rate has fallen to a quarter",
     ),
     "malformed_rollouts": Rule(
         limits=(Limit("data/step_malformed_share", high=0.5),),
@@ -333,13 +222,6 @@ RULES: dict[str, Rule] = {
         source="at 3 nats, a token of the policy has on average a twentieth of its probability under the base model; "
         "healthy runs of `art demo` reach 1",
     ),
-    "preferences_reversed": Rule(
-        limits=(Limit("loss/preference_margin", low=-1.0),),
-        meaning="the policy clearly prefers the rollouts with the lower rewards",
-        advice="Check whether rewards have the wrong sign, or use a lower `learning_rate`",
-        source="margins start at 0 and grow (DPO, arXiv 2305.18290); at -1 the policy gives the better rollout a "
-        "chance of 27 %",
-    ),
     "messages_left_out": Rule(
         limits=(Limit("ledger/dropped_messages/template_rewrites_history", high=0.0),),
         meaning="the chat template changes the text of these assistant messages, so the policy could never write "
@@ -351,23 +233,19 @@ RULES: dict[str, Rule] = {
 """All rules by name, in the order of their findings."""
 
 
-def find_findings(
-    metrics: Mapping[str, float], before: Mapping[str, float], *, highs: Mapping[str, float] | None = None
-) -> list[Finding]:
+def find_findings(metrics: Mapping[str, float], before: Mapping[str, float]) -> list[Finding]:
     """Find the rules that a step breaks, in the order of `RULES`.
 
     Args:
         before: metrics of the step that this one continues, or empty. They are ignored if one of the two steps is
             supervised and the other is not.
-        highs: upper bounds for this step that replace those of the rules, by metric.
     """
     comparable = before if (_IS_RL in before) == (_IS_RL in metrics) else {}
     findings = []
     for name, rule in RULES.items():
         if not all(limit.holds(limit.value(metrics, comparable)) for limit in rule.only_if):
             continue
-        limits = [replace(limit, high=(highs or {}).get(limit.metric, limit.high)) for limit in rule.limits]
-        values = [(limit, limit.value(metrics, comparable)) for limit in limits]
+        values = [(limit, limit.value(metrics, comparable)) for limit in rule.limits]
         seen = [limit.describe(value) for limit, value in values if value is not None and not limit.holds(value)]
         if seen:
             findings.append(Finding(name, rule, "; ".join(seen)))

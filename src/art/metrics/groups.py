@@ -15,9 +15,12 @@ from art.errors import InvalidRequestError, TrajectoryError
 from art.storage.layout import validate_name
 from art.trajectory import Trajectory, TrajectoryGroup
 
-_OLDER_SECTIONS = ("reward", "loss", "offpolicy", "pipeline", "throughput", "costs", "time", "data")
-"""The sections of ART 0.5. Programs of that time log metrics of their own as `pipeline/...`."""
-SECTIONS = frozenset((*_OLDER_SECTIONS, "ledger", "publish", "findings", "trend", "sinks"))
+SECTIONS = frozenset(
+    ("reward", "loss", "offpolicy", "pipeline", "throughput", "costs", "time", "data", "ledger", "publish", "findings",
+     "trend", "sinks")
+)  # fmt: skip
+"""The first eight are those of ART 0.5. Programs of that time log metrics of their own as `pipeline/...`; the last two
+are in older logs."""
 SPLITS = frozenset({"train", "val", "test"})
 
 

@@ -70,10 +70,7 @@ def mean_with_interval(values: Sequence[float]) -> tuple[float, tuple[float, flo
     """
     if not values:
         return math.nan, (math.nan, math.nan)
-    if all(value in (0.0, 1.0) for value in values):
-        mean = statistics.fmean(values)
-        return mean, wilson_interval(mean, len(values))
-    own = estimate(values)
+    own = score_scenarios([[value] for value in values]).as_estimate()
     return own.mean, (own.low, own.high)
 
 

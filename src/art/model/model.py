@@ -67,16 +67,14 @@ class ModelSinks:
         """
 
         def start_once() -> None:
-            from art.metrics.choose_sinks import choose_sinks
+            from art.metrics.delivery import Reporting, choose_sinks
 
             with self._lock:
                 if paths.root in self._by_folder:
                     return
                 reporting = None
                 if choices := choose_sinks(report_metrics):
-                    from art.metrics.delivery import start_reporting
-
-                    reporting = start_reporting(paths, config(), choices)
+                    reporting = Reporting(paths, config(), choices)
                 self._by_folder[paths.root] = reporting
 
         if paths.root not in self._by_folder:
@@ -196,7 +194,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         Raises:
             ConfigError: a tracker of `report_metrics` is not installed, or cannot be reached.
         """
-        from art.metrics.choose_sinks import choose_sinks
+        from art.metrics.delivery import choose_sinks
 
         choose_sinks(self.report_metrics)  # raises before anything is started
         registration, _ = await asyncio.gather(backend.register(self), asyncio.to_thread(load_openai))
@@ -337,7 +335,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
             await asyncio.to_thread(reporting.configure, self._run_config())
 
     async def _keep_settings(self) -> None:
-        from art.metrics.choose_sinks import plain_config
+        from art.storage.logs import plain_config
 
         own = ("project", "name", "config")  # `config` may hold anything, and the folder has the names
         settings = plain_config({name: part for name, part in self._run_config().items() if name not in own})
@@ -456,8 +454,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
     ) -> tuple[dict[str, float], dict[str, Any]]:
         """Add a row to the local log, from which the trackers take it. Returns what `RunLog.append` returns."""
         reporting = await self._sinks.start(self._paths(), self.report_metrics, self._run_config)
-        late = {} if reporting is None else await asyncio.to_thread(reporting.metrics)
-        metrics = late | self._run_log.take_pending(split) | dict(metrics)
+        metrics = self._run_log.take_pending(split) | dict(metrics)
         await self.book_costs(trainer_s=metrics.get("time/step_trainer_s", 0.0), split=split)
         if self._recorded and not self._run_log.has_settings(self._paths()):
             await self._keep_settings()

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from art.metrics.choose_sinks import is_secret
-from art.storage.logs import HIDDEN, known_secrets, redact
+from art.storage.logs import HIDDEN, is_secret, known_secrets, redact
 
 _PACKAGES = {"art": "agent-reinforcement-trainer", "torch": "torch", "transformers": "transformers", "vllm": "vllm"}
 """Names in the settings of the packages whose versions are recorded, if they are installed."""

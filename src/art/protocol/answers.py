@@ -51,28 +51,6 @@ class OpenApi(OpenAnswer):
     """Version of the specification."""
 
 
-class EnginePressure(Wire):
-    """How busy the engine of a model is, for the requests of the model's project. Other projects are not counted.
-
-    Example: 40 requests are computed, 24 more wait because the memory for keys and values is full, and 8 wait for a
-    seat; nobody else uses the engine:
-        EnginePressure(running=40, waiting=32, seats=64, kv_used_share=0.99)
-    """
-
-    running: int = Field(ge=0)
-    """Requests of the project that the engine computes now."""
-    waiting: int = Field(ge=0)
-    """Requests of the project that the engine does not compute yet: they wait for a seat or for memory."""
-    seats: int = Field(ge=0)
-    """Seats that the project can use now: those that its requests hold, and those that are free for it. A seat is one
-    completion that the engine computes."""
-    kv_used_share: float | None = Field(default=None, ge=0, le=1)
-    """Used share of the engine's memory for keys and values; `None` for an engine that cannot tell."""
-    asleep: bool = False
-    """Whether requests wait because the engine sleeps, exchanges its weights or is not up. The other numbers then say
-    nothing about its speed."""
-
-
 class ModelCard(Wire):
     id: str
     """Name to send as `model` in a request."""

@@ -170,7 +170,7 @@ class RecipeConfig(Config):
         return replace(settings, budget=ledger, prompt_usd_per_million=prompt, completion_usd_per_million=completion)
 
     def make_judge(self, costs: Ledger, *, rubric: str | None = None) -> Ruler:
-        """Make the judge that scores rollouts, with its cache in `data_dir`.
+        """Make the judge that scores rollouts.
 
         Args:
             costs: ledger in which its answers are booked.
@@ -181,9 +181,7 @@ class RecipeConfig(Config):
         """
         if self.judge is None:
             raise ConfigError("say who judges by `--judge`, e.g. openai/o3")
-        settings = JudgeSettings(
-            passes=self.judge_passes, seed=self.seed, cache_path=self.data_dir / "cache" / "judge.sqlite"
-        )  # fmt: skip
+        settings = JudgeSettings(passes=self.judge_passes, seed=self.seed)
         judge = Ruler(
             self.judge, rubric=rubric or DEFAULT_RUBRIC, extra_litellm_params=params_at(self.judge_url),
             settings=self.judge_settings(settings, costs),

@@ -210,7 +210,6 @@ async def train_task(
     running = pipeline(
         model, PipelineConfig(**{name: getattr(pace, name) for name in pace.model_fields_set} | sizes),
         scenarios=lambda position: draw(position // size)[position % size], rollout=rollout, after_each=score,
-        faults=FaultWatch(MAX_FAULT_RATE),
     )  # fmt: skip
     config = TrainConfig(learning_rate=defaults.rate_schedule(num_steps), num_minibatches=defaults.num_minibatches)
 

@@ -77,9 +77,8 @@ class UsageBook:
     def count(self, project: str, name: str, amounts: Amounts) -> Pending:
         """Price amounts as `add` does, and return them for a caller that stores them in a transaction of its own."""
         amounts.usd += self.prices.usd(
-            prompt_tokens=amounts.prompt, cached_tokens=amounts.cached, completion_tokens=amounts.completion,
-            device_s=amounts.device_s,
-        )  # fmt: skip
+            prompt_tokens=amounts.prompt, completion_tokens=amounts.completion, device_s=amounts.device_s
+        )
         return {(self._month(), project, name): amounts}
 
     def take_pending(self) -> Pending:

@@ -1,6 +1,5 @@
 """Rewards: judges that compare or grade trajectories, plain reward functions, and weighted sums of both."""
 
-from art.rewards.grader import Criterion
 from art.rewards.judge import Budget, Judge, Judgement, JudgeSettings, Verdict, params_at
 from art.rewards.outcomes import GroupScorer, as_judge, combine, score_group
 from art.rewards.ruler import DEFAULT_RUBRIC, AbsoluteJudge, Ruler, TrajectoryScore, ruler, ruler_score_group
@@ -9,7 +8,6 @@ __all__ = [
     "DEFAULT_RUBRIC",
     "AbsoluteJudge",
     "Budget",
-    "Criterion",
     "GroupScorer",
     "Judge",
     "JudgeSettings",

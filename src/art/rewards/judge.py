@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from art.costs import Ledger
@@ -32,7 +31,7 @@ class Verdict:
     """The new reward. Language models give 0 to 1."""
     explanation: str = ""
     parts: dict[str, float] = field(default_factory=dict)
-    """Scores that make up `score`, by name: criteria of a rubric, or judges of a weighted sum."""
+    """Scores that make up `score`, by name: judges of a weighted sum, or passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +93,6 @@ class JudgeSettings:
     """Price of a million prompt tokens in US dollars. Replaces litellm's price; set both prices or none."""
     completion_usd_per_million: float | None = None
     """Price of a million completion tokens in US dollars."""
-    cache_path: Path | None = Path(".art/cache/judge.sqlite")
-    """File in which judgements are cached; `None` for no cache."""
     seed: int | None = None
     """Seed of the order and the ids of trajectories in a question. By default they are random each time."""
     passes: Literal[1, 2] = 1

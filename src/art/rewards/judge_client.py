@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from art.backoff import Backoff, Failure, call_with_retries
@@ -23,10 +22,8 @@ logger = logging.getLogger(__name__)
 
 INSTALL = "pip install 'agent-reinforcement-trainer[rewards]'"
 MAX_WAIT_S = 60.0
-_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 _TRANSIENT_STATUS = frozenset({408, 409, 425, 429})
 _FORMAT_WORDS = ("response_format", "json_schema", "structured output")
-_SECRETS = ("key", "token", "secret", "password", "credential", "header")
 _gates: WeakKeyDictionary[Any, dict[Any, asyncio.Semaphore]] = WeakKeyDictionary()
 """Semaphores that limit concurrent requests, by event loop, and by judge model, address and limit."""
 
@@ -80,11 +77,9 @@ class JudgeClient:
         """Whether to send `response_format`; false once the provider has refused it."""
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """The model's name and the parameters of its requests, without secrets, as a part of the cache key."""
-        name = self._model if isinstance(self._model, str) else f"{self._address}/{self._model.get_inference_name()}"
-        params = {k: repr(v) for k, v in self._params.items() if not any(word in k.lower() for word in _SECRETS)}
-        return {"model": name, **params}
+    def name(self) -> str:
+        """The model's name, with its address if it is an `art.Model`."""
+        return self._model if isinstance(self._model, str) else f"{self._address}/{self._model.get_inference_name()}"
 
     @property
     def _address(self) -> str | None:
@@ -126,12 +121,12 @@ class JudgeClient:
             self._settings.budget.check()
         limit = self._settings.max_concurrent
         gates = _gates.setdefault(asyncio.get_running_loop(), {})
-        gate = gates.setdefault((self.identity["model"], self._address, limit), asyncio.Semaphore(limit))
+        gate = gates.setdefault((self.name, self._address, limit), asyncio.Semaphore(limit))
         try:
             async with gate, asyncio.timeout(self._settings.timeout_s):
                 started = time.monotonic()
                 response = await self._send(messages, response_format)
-                return await self._read(response, time.monotonic() - started)
+                return self._read(response, time.monotonic() - started)
         except Exception as error:
             is_refusal = getattr(error, "status_code", None) in (400, 404, 415, 422)
             names_format = any(word in str(error).lower() for word in _FORMAT_WORDS)
@@ -142,7 +137,7 @@ class JudgeClient:
 
     def _before_retry(self, failure: Failure) -> None:
         """Raise the error for a failure that another attempt cannot cure, or after the last attempt."""
-        error, who = failure.error, f"{self._role} {self.identity['model']}"
+        error, who = failure.error, f"{self._role} {self.name}"
         if isinstance(error, (JudgeError, ConfigError, BudgetError)):
             raise error
         text = str(error).lower()
@@ -179,7 +174,7 @@ class JudgeClient:
         defaults = {"num_retries": 0, "max_retries": 0, "caching": False, "timeout": self._settings.timeout_s}
         return await litellm.acompletion(**{**defaults, "model": self._model, **request})
 
-    async def _read(self, response: Any, seconds: float) -> JudgeAnswer:
+    def _read(self, response: Any, seconds: float) -> JudgeAnswer:
         usage = getattr(response, "usage", None)
         prompt_tokens = int(getattr(usage, "prompt_tokens", 0) or 0)
         completion_tokens = int(getattr(usage, "completion_tokens", 0) or 0)
@@ -188,23 +183,16 @@ class JudgeClient:
         return JudgeAnswer(
             text=(message.content or getattr(message, "refusal", None) or "") if message else "",
             prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cached_tokens=int(cached_tokens),
-            cost_usd=await self._cost(response, usage, prompt_tokens, completion_tokens), seconds=seconds,
+            cost_usd=self._cost(response, usage, prompt_tokens, completion_tokens), seconds=seconds,
         )  # fmt: skip
 
-    async def _cost(self, response: Any, usage: Any, prompt_tokens: int, completion_tokens: int) -> float | None:
-        """The price in the settings, else what the provider reports (OpenRouter does), else litellm's table."""
+    def _cost(self, response: Any, usage: Any, prompt_tokens: int, completion_tokens: int) -> float | None:
+        """The price in the settings, else what the provider or litellm reports."""
         prompt_price, price = self._settings.prompt_usd_per_million, self._settings.completion_usd_per_million
         if prompt_price is not None and price is not None:
             return (prompt_tokens * prompt_price + completion_tokens * price) / 1e6
         hidden = getattr(response, "_hidden_params", None) or {}
         charged = hidden.get("response_cost") if (cost := getattr(usage, "cost", None)) is None else cost
-        on_this_machine = urlsplit(self._address or "").hostname in _LOOPBACK  # where the table's prices do not apply
-        if charged is None and isinstance(self._model, Model) and not on_this_machine and _has_litellm():
-            litellm = await _load_litellm()
-            price_of = litellm.model_cost.get(self._model.get_inference_name(), {})
-            if "input_cost_per_token" in price_of and "output_cost_per_token" in price_of:
-                charged = prompt_tokens * price_of["input_cost_per_token"]
-                charged += completion_tokens * price_of["output_cost_per_token"]
         return None if charged is None else float(charged)
 
 

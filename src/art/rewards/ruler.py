@@ -28,7 +28,7 @@ from art.errors import ConfigError, ContextLengthError, JudgeError
 from art.messages import Messages, Tools
 from art.model import Model
 from art.rewards.evidence import Evidence, evidence_of
-from art.rewards.grader import Grader, Rubric, run_together
+from art.rewards.grader import Grader, run_together
 from art.rewards.judge import Judgement, JudgeSettings, Verdict
 from art.rewards.outcomes import score_group
 from art.trajectory import Trajectory, TrajectoryGroup
@@ -64,7 +64,7 @@ class Ruler:
         self,
         judge_model: str | Model[Any, Any] = DEFAULT_JUDGE,
         *,
-        rubric: Rubric = DEFAULT_RUBRIC,
+        rubric: str = DEFAULT_RUBRIC,
         extra_litellm_params: Mapping[str, Any] | None = None,
         settings: JudgeSettings | None = None,
         name: str = "ruler",
@@ -73,9 +73,9 @@ class Ruler:
         Args:
             judge_model: a model name in litellm's form (`openai/o3`, `ollama_chat/qwen3:8b`), or an `art.Model`,
                 trainable or not.
-            rubric: what makes a trajectory good, in prose or as criteria.
+            rubric: what makes a trajectory good.
             extra_litellm_params: further arguments of each request: `base_url`, `api_key`, `temperature`, ...
-            settings: time limits, attempts, passes, prices, budget and cache.
+            settings: time limits, attempts, passes, prices and budget.
             name: name of the judge in metrics: `<name>_score` and `costs/judge/<name>`.
         """
         self.name = name
@@ -105,8 +105,8 @@ class Ruler:
         order = list(range(len(evidence)))
         self.grader.rng(evidence).shuffle(order)
         if self.settings.passes == 1 or len(evidence) == 1:
-            return await self._one_pass(evidence, order, 0)
-        passes = await run_together([self._one_pass(evidence, order, 0), self._one_pass(evidence, order[::-1], 1)])
+            return await self._one_pass(evidence, order)
+        passes = await run_together([self._one_pass(evidence, order), self._one_pass(evidence, order[::-1])])
         first, second = ([verdict.score for verdict in judgement.verdicts] for judgement in passes)
         agreement = compare_passes(first, second)
         verdicts = [
@@ -121,18 +121,15 @@ class Ruler:
         further = {"judge_disagreement": agreement.disagreement, "judge_reliability": agreement.reliability}
         return replace(judgement, metrics=judgement.metrics | further)
 
-    async def _one_pass(self, evidence: list[Evidence], order: list[int], index: int) -> Judgement:
-        async def grade() -> Judgement:
-            try:
-                judgement = await self.grader.grade([evidence[i] for i in order])
-            except ContextLengthError as error:
-                problem = f"the {len(evidence)} trajectories of a group do not fit into the judge's context"
-                hint = "choose a judge with a longer context, or make smaller groups"
-                raise JudgeError(f"{problem}; {hint}: {error.message}") from error
-            by_place = dict(zip(order, judgement.verdicts, strict=True))
-            return replace(judgement, verdicts=[by_place[i] for i in range(len(evidence))])
-
-        return await self.grader.grade_cached(evidence, ["pass", index], grade)
+    async def _one_pass(self, evidence: list[Evidence], order: list[int]) -> Judgement:
+        try:
+            judgement = await self.grader.grade([evidence[i] for i in order])
+        except ContextLengthError as error:
+            problem = f"the {len(evidence)} trajectories of a group do not fit into the judge's context"
+            hint = "choose a judge with a longer context, or make smaller groups"
+            raise JudgeError(f"{problem}; {hint}: {error.message}") from error
+        by_place = dict(zip(order, judgement.verdicts, strict=True))
+        return replace(judgement, verdicts=[by_place[i] for i in range(len(evidence))])
 
 
 class AbsoluteJudge:
@@ -146,7 +143,7 @@ class AbsoluteJudge:
         self,
         judge_model: str | Model[Any, Any],
         *,
-        rubric: Rubric = ABSOLUTE_RUBRIC,
+        rubric: str = ABSOLUTE_RUBRIC,
         reference: str | Callable[[Trajectory], str] | None = None,
         extra_litellm_params: Mapping[str, Any] | None = None,
         settings: JudgeSettings | None = None,
@@ -155,11 +152,11 @@ class AbsoluteJudge:
         """
         Args:
             judge_model: a model name in litellm's form (`openai/o3`, `ollama_chat/qwen3:8b`), or an `art.Model`.
-            rubric: what makes a trajectory good, in prose or as criteria.
+            rubric: what makes a trajectory good.
             reference: where to find the right answer: a key in the metadata of the trajectory or its group, or a
                 function of the trajectory.
             extra_litellm_params: further arguments of each request: `base_url`, `api_key`, `temperature`, ...
-            settings: time limits, attempts, prices, budget and cache.
+            settings: time limits, attempts, prices and budget.
             name: name of the judge in metrics: `<name>_score` and `costs/judge/<name>`.
         """
         self.name = name
@@ -173,9 +170,8 @@ class AbsoluteJudge:
 
     async def judge(self, group: TrajectoryGroup) -> Judgement:
         async def grade(evidence: Evidence, reference: str | None) -> Judgement:
-            grader, tag = self._grader, ["reference", reference]
             try:
-                return await grader.grade_cached([evidence], tag, lambda: grader.grade([evidence], reference))
+                return await self._grader.grade([evidence], reference)
             except ContextLengthError as error:
                 raise JudgeError(f"a trajectory is longer than the judge's context: {error}") from error
 
@@ -230,7 +226,7 @@ async def ruler(
     message_lists: Sequence[Messages],
     judge_model: str | Model[Any, Any] = DEFAULT_JUDGE,
     extra_litellm_params: Mapping[str, Any] | None = None,
-    rubric: Rubric = DEFAULT_RUBRIC,
+    rubric: str = DEFAULT_RUBRIC,
     tools: Tools | None = None,
     *,
     debug: bool = False,
@@ -261,7 +257,7 @@ async def ruler_score_group(
     group: TrajectoryGroup,
     judge_model: str | Model[Any, Any] = DEFAULT_JUDGE,
     extra_litellm_params: Mapping[str, Any] | None = None,
-    rubric: Rubric = DEFAULT_RUBRIC,
+    rubric: str = DEFAULT_RUBRIC,
     *,
     swallow_exceptions: bool = False,
     debug: bool = False,

@@ -12,7 +12,6 @@ from art.config import SamplingConfig, VllmConfig
 from art.config.base_models import SHORT_NAMES
 from art.errors import ArtError, CorruptCheckpointError, NotFoundError
 from art.gateway.policies import PolicyRef, find_model, parse_model_name
-from art.protocol.answers import EnginePressure
 from art.protocol.training import ModelStatus, TokenCounts
 from art.record.recorder import Recorder
 from art.runtime.hosting.adapter_table import MAX_LOADED_FULL
@@ -109,11 +108,6 @@ class Models:
     def list_all(self) -> list[ModelStatus]:
         return [status_of(model) for model in self.by_key.values()]
 
-    async def pressure(self, project: str, name: str) -> EnginePressure:
-        """Return how busy the engine of a model is for the project. Raises `NotFoundError` if the model is not
-        registered."""
-        return await engine_pressure(self.find(project, name)[1], project)
-
     async def status(self, project: str, name: str) -> ModelStatus:
         """The status of a model with the number of tokens that it has read and sampled. Raises `NotFoundError` if the
         model is not registered."""
@@ -141,26 +135,6 @@ async def engine_stats(host: BaseModelHost) -> dict[str, float]:
             return await host.engine.stats()
     except (TimeoutError, ArtError):
         return {}
-
-
-async def engine_pressure(host: BaseModelHost, project: str) -> EnginePressure:
-    """Return how busy the engine of `host` is for `project`. Pipelines ask about once a second, and it costs one
-    question to the engine's process.
-
-    The engine does not know projects. Of the requests that have a seat and still wait inside the engine, the project
-    is counted with its share of the seats.
-    """
-    stats = await engine_stats(host)
-    seats = host.engine.seats.of(project)
-    inside = max(0.0, stats.get("waiting", 0.0) - host.engine.seats.num_waiting)
-    stalled = min(seats.held, round(inside * seats.held / max(1, seats.held_by_all)))
-    return EnginePressure(
-        running=seats.held - stalled,
-        waiting=seats.waiting + stalled,
-        seats=seats.held + seats.free,
-        kv_used_share=stats.get("kv_cache_usage"),
-        asleep=not stats or host.engine.closed.lasts,
-    )
 
 
 class PolicyResolver:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
 
 from art.errors import InvalidRequestError
 
 NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _NAME = re.compile(NAME_PATTERN)
-_DEVICES = frozenset({"AUX", "CON", "NUL", "PRN", *(f"{port}{n}" for port in ("COM", "LPT") for n in range(10))})
 
 
 def validate_name(value: str, *, param: str) -> str:
@@ -23,19 +21,7 @@ def validate_name(value: str, *, param: str) -> str:
             f"'..'; got {value!r}",
             param=param,
         )
-    if sys.platform == "win32" and is_refused_by_windows(value):
-        raise InvalidRequestError(
-            f"`{param}` is {value!r}, which Windows refuses as the name of a file; choose another one", param=param
-        )
     return value
-
-
-def is_refused_by_windows(name: str) -> bool:
-    """Whether Windows refuses a name of letters, digits, dots, hyphens and underscores for a file or a folder.
-
-    It names a device, with any ending (`con`, `nul.txt`), or ends in a dot, which Windows drops.
-    """
-    return name.partition(".")[0].upper() in _DEVICES or name.endswith(".")
 
 
 def other_spelling(path: Path) -> str | None:

@@ -10,6 +10,7 @@ first line of a record                     further lines of a record are indente
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -58,6 +59,9 @@ _PATTERNS = (
 )
 _NAMED_SECRET = re.compile(r"(?i)(?:key(?:_id)?|token|secret|password|passwd|credentials?)$")
 """Names of environment variables that hold secrets."""
+_SECRET_SETTING = re.compile(
+    r"(?i).*(api|access|secret|private|account)[_-]?key(_?id)?|(.*[_-])?(key|token|secret|password|passwd|credentials?)"
+)
 _CONTROL = re.compile(
     # C0 but for tab and line feed, DEL and C1; line and paragraph separators; marks that turn the direction of text;
     # lone surrogates, which no file can hold.
@@ -95,6 +99,33 @@ def known_secrets(more: Iterable[str] = (), variables: Mapping[str, str] = os.en
     """
     named = (value for name, value in variables.items() if _NAMED_SECRET.search(name))
     return sorted({one for one in (*more, *named) if len(one) >= MIN_SECRET_LENGTH}, key=len, reverse=True)
+
+
+def plain_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values as plain JSON for a tracker, without those that look like secrets. Other objects become text."""
+    plain: dict[str, Any] = json.loads(json.dumps(values, default=_as_plain))
+    return {key: _without_secrets(key, value) for key, value in plain.items()}
+
+
+def _as_plain(value: Any) -> Any:
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    return vars(value) if hasattr(value, "__dict__") and not callable(value) else str(value)
+
+
+def _without_secrets(name: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_secrets(key, item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(name, item) for item in value]
+    if isinstance(value, str):
+        return HIDDEN if value and is_secret(name) else redact(value)
+    return value
+
+
+def is_secret(name: str) -> bool:
+    """Whether a setting of this name is likely to be a key or a password."""
+    return _SECRET_SETTING.fullmatch(name) is not None
 
 
 class LogFormatter(logging.Formatter):

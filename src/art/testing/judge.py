@@ -38,8 +38,6 @@ class ScriptedJudge(ScriptedRole[Fault]):
     grade: Grade
     """Returns the true score of a trajectory `{"id": ..., "messages": [...], ...}`, optionally with an explanation.
     Messages that all trajectories share are in `context`."""
-    criteria: dict[str, Callable[[dict[str, Any]], float]] | None = None
-    """Scores by criterion, for a rubric of criteria. A criterion without a function gets the score of `grade`."""
     position_bias: float = 0.0
     """Bias by position: added to the score of the first trajectory, subtracted from the last, linear in between."""
     noise: float = 0.0
@@ -75,12 +73,7 @@ class ScriptedJudge(ScriptedRole[Fault]):
             true, explanation = graded if isinstance(graded, tuple) else (graded, "as the script says")
             identity, score = trajectory["id"], self.misjudge(true, position, len(trajectories), rng)
             score = float(orders.get(identity, score))
-            row: dict[str, Any] = {"trajectory_id": identity, "explanation": explanation, "score": score}
-            if self.criteria is not None:
-                item = body["response_format"]["json_schema"]["schema"]["properties"]["scores"]["items"]
-                asked = item["properties"]["criteria"]["required"]
-                row["criteria"] = {k: self.criteria[k](trajectory) if k in self.criteria else score for k in asked}
-            rows.append(row)
+            rows.append({"trajectory_id": identity, "explanation": explanation, "score": score})
         return rows
 
 

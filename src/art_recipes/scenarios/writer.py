@@ -76,7 +76,7 @@ class Writer:
     @property
     def name(self) -> str:
         """Name of the model."""
-        return str(self._client.identity["model"])
+        return self._client.name
 
     async def write(
         self, ask: Callable[[str | None], Messages], read: Callable[[str], T], response_format: Mapping[str, Any]

@@ -50,7 +50,6 @@ class Run:
 
     def _begin(self, numbers: list[int]) -> None:
         pace = self.pace
-        assert pace.missing() == []
         assert len(set(numbers)) == len(numbers) == pace.groups_per_step
         assert numbers == sorted(numbers)
         self.staleness.update(pace.step - self.started[number] for number in numbers)
@@ -142,12 +141,11 @@ def test_the_example_of_the_module() -> None:
     assert not pace.may_start()
 
 
-def test_a_step_waits_for_groups_that_are_due_and_names_them() -> None:
+def test_a_step_waits_for_groups_that_are_due() -> None:
     pace = Pace(groups_per_step=2, max_staleness=1)
     for _ in range(4):
         pace.start()
     pace.finish(1)
-    assert pace.missing() == [0, 2, 3]  # any of them will do
     pace.finish(3)
     pace.begin([1, 3])
     pace.publish(1)
@@ -155,9 +153,7 @@ def test_a_step_waits_for_groups_that_are_due_and_names_them() -> None:
     pace.finish(4)
     pace.finish(5)
     assert pace.next_step() is None  # 0 and 2 are due now, though two younger groups have finished
-    assert pace.missing() == [0, 2]
     pace.finish(0)
-    assert pace.missing() == [2]
     pace.lose(2)
     assert pace.next_step() == [0, 4]
 
@@ -174,7 +170,6 @@ def test_a_step_does_not_take_young_groups_if_the_old_ones_could_then_not_all_be
     for number in young:
         pace.finish(number)
     assert pace.next_step() is None  # 2 to 5 are due in step 2, which takes only two of them
-    assert pace.missing() == [2, 3, 4, 5]
     pace.finish(5)
     pace.finish(3)
     assert pace.next_step() == [3, 5]

@@ -18,7 +18,6 @@ from art.asynchronous.pipeline import Pipeline
 from art.asynchronous.step import PipelineStep
 from art.client.rollout_context import current_rollout
 from art.errors import BudgetError, ConfigError, FaultRateError, TrainingError, TrajectoryError
-from art.protocol.answers import EnginePressure
 from tests.support.scripted_backend import ScriptedBackend, run_skipping
 
 SCENARIOS = [f"s{index}" for index in range(6)]
@@ -351,12 +350,3 @@ async def test_rollouts_that_go_on_with_new_weights_name_no_checkpoint(tmp_path:
             match=r'2 checkpoints of shop/agent at a time.*serves 1.*in_flight="switch", or max_staleness=0',
         ):
             await collect(make(backend, rollout), 4)
-
-
-async def test_auto_follows_the_engine_of_the_model(tmp_path: Path) -> None:
-    class Backend(ScriptedBackend):
-        async def engine_pressure(self, model: Any) -> EnginePressure:
-            return EnginePressure(running=0, waiting=0, seats=5)
-
-    steps = await collect(make(Backend(tmp_path), Agent(), max_concurrent="auto"), 2)
-    assert steps[-1].metrics["pipeline/concurrency_limit"] == 5

@@ -20,7 +20,6 @@ from art.errors import (
     PayloadTooLargeError,
     ProcessError,
 )
-from art.protocol.answers import EnginePressure
 from art.protocol.checkpoint_calls import CheckpointInfo, CheckpointList
 from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
 from art.protocol.training import (
@@ -44,7 +43,6 @@ ROLLOUT = RolloutStatus(
     last_policy_version=2, trained_by=None, created_at=1.5,
 )  # fmt: skip
 STATUS = ModelStatus(project="p", name="m", base_model="b", step=3, inference_name="p/m")
-PRESSURE = EnginePressure(running=3, waiting=1, seats=3, kv_used_share=0.5)
 
 
 class Rollouts:
@@ -94,10 +92,6 @@ class Runtime:
     async def status(self, project: str, name: str) -> ModelStatus:
         self.note(project, name)
         return STATUS
-
-    async def pressure(self, project: str, name: str) -> EnginePressure:
-        self.note(project, name)
-        return PRESSURE
 
     async def list_all(self, project: str, name: str, best_metric: str) -> list[CheckpointInfo]:
         return [
@@ -179,7 +173,6 @@ async def test_every_call_arrives_as_it_was_made(client: ServerClient, runtime: 
     assert (await client.health())["status"] == "ok"
     assert await client.register(register) == STATUS
     assert await client.model_status("p", "m") == STATUS
-    assert await client.engine_pressure("p", "m") == PRESSURE
     assert (await client.typed(CheckpointList, "GET", model_path("p", "m", "checkpoints"))).steps == [1, 3]
     path, keep = model_path("p", "m", "checkpoints/delete"), DeleteCheckpointsRequest(keep_steps=[3])
     deleted = await client.typed(DeleteCheckpointsResponse, "POST", path, body=keep)
@@ -190,7 +183,6 @@ async def test_every_call_arrives_as_it_was_made(client: ServerClient, runtime: 
     assert runtime.asked == [
         ("health",),
         (register,),
-        ("p", "m"),
         ("p", "m"),
         (3,),
         (request(),),

@@ -347,7 +347,7 @@ async def test_a_judge_that_is_down(
     model: art.TrainableModel, server: FakeArtServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(judge_client, "_has_litellm", lambda: False)  # importing it takes seconds
-    settings = JudgeSettings(cache_path=None, max_attempts=2, first_wait_s=0.001, budget=model.costs,
+    settings = JudgeSettings(max_attempts=2, first_wait_s=0.001, budget=model.costs,
                              prompt_usd_per_million=1.0, completion_usd_per_million=1.0)  # fmt: skip
     with ScriptedJudge(lambda trajectory: 0.9, faults=["500"] * 8) as judge:
         outside = {"base_url": judge.base_url, "api_key": "none"}

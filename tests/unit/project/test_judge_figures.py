@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from art.rewards import JudgeSettings, Ruler, params_at
+from art.rewards import Ruler, params_at
 from art.task import get_task
 from art.testing.judge import ScriptedJudge, grade_messages
 from art.trajectory import Trajectory, TrajectoryGroup
@@ -61,8 +61,7 @@ async def test_the_judge_has_the_reliability_that_a_check_measures() -> None:
     with ScriptedJudge(grade_messages(task.score_messages)) as judge:
         noise = find_noise(judge, [[t.reward for t in group] for group in groups], 0.6)
         set_noise(judge, noise)
-        settings = JudgeSettings(cache_path=None)
-        ruler = Ruler("openai/judge", extra_litellm_params=params_at(judge.base_url), settings=settings)
+        ruler = Ruler("openai/judge", extra_litellm_params=params_at(judge.base_url))
         measured = await measure(ruler, groups)
     assert measured is not None
     assert measured.reliability == pytest.approx(0.6, abs=0.15)

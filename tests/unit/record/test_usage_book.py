@@ -50,7 +50,7 @@ def books(tmp_path: Path) -> Books:
 
 async def test_amounts_add_up_by_project_and_model(books: Books) -> None:
     book = await books.open()
-    book.prices = PricesConfig(device_usd_per_hour=3.6, prompt_usd=1.0, cached_usd=0.5, completion_usd=4.0)
+    book.prices = PricesConfig(device_usd_per_hour=3.6, prompt_usd=1.0, completion_usd=4.0)
     book.add("search", "agent", Amounts(prompt=1_000_000, cached=500_000, completion=250_000))
     book.add("search", "agent", Amounts(sampling_s=100.0, training_s=900.0))
     book.add("search", "other", Amounts(steps=2))
@@ -60,7 +60,7 @@ async def test_amounts_add_up_by_project_and_model(books: Books) -> None:
     search, shop = report.projects
     assert (search.project, search.prompt, search.cached, search.completion) == ("search", 1_000_000, 500_000, 250_000)
     assert (search.steps, search.sampling_s, search.training_s) == (2, 100.0, 900.0)
-    assert search.usd == pytest.approx(0.5 + 0.25 + 1.0 + 1.0)
+    assert search.usd == pytest.approx(1.0 + 1.0 + 1.0)
     assert [(model.name, model.steps) for model in search.models] == [("agent", 0), ("other", 2)]
     assert (shop.completion, shop.quota) == (1, None)
     (own,) = (await book.report(None, "shop")).projects

@@ -37,7 +37,7 @@ def make_group_fixture() -> Callable[..., TrajectoryGroup]:
 
 @pytest.fixture
 def settings() -> JudgeSettings:
-    return JudgeSettings(cache_path=None, first_wait_s=0.01, seed=0)
+    return JudgeSettings(first_wait_s=0.01, seed=0)
 
 
 @pytest.fixture

@@ -13,11 +13,12 @@ import pytest
 
 import art
 from art.errors import ConfigError
-from art.metrics import choose_sinks as choose
-from art.metrics.choose_sinks import choose_sinks, is_installed, load_tracker, plain_config
+from art.metrics import delivery
+from art.metrics.delivery import choose_sinks, is_installed, load_tracker
 from art.plugins import find_plugins
 from art.recipes.recipe_config import reported_to
 from art.sinks import Run, Sink
+from art.storage.logs import plain_config
 
 ROOT = Path(__file__).parents[3]
 
@@ -50,9 +51,9 @@ class OfAnotherName(Mine):
 def _trackers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trackers whose packages exist or not, whatever is installed here."""
     trackers = {"gone": Gone, "here": Here}
-    monkeypatch.setattr(choose, "find_plugins", lambda group: trackers)
-    monkeypatch.setattr(choose, "load_plugin", lambda group, name: trackers[name])
-    monkeypatch.setattr(choose, "_warned", set())
+    monkeypatch.setattr(delivery, "find_plugins", lambda group: trackers)
+    monkeypatch.setattr(delivery, "load_plugin", lambda group, name: trackers[name])
+    monkeypatch.setattr(delivery, "_warned", set())
 
 
 def names(report_metrics: Any, **environment: str) -> list[str]:
@@ -107,8 +108,8 @@ def test_a_folder_of_data_is_no_package(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("named", [OfAnotherName, Mine(), dict])
 def test_an_entry_point_must_name_a_sink_of_its_name(monkeypatch: pytest.MonkeyPatch, named: object) -> None:
     point = EntryPoint("mine", "theirs:Mine", "art.trackers")
-    monkeypatch.setattr(choose, "find_plugins", lambda group: {"mine": point})
-    monkeypatch.setattr(choose, "load_plugin", lambda group, name: named)
+    monkeypatch.setattr(delivery, "find_plugins", lambda group: {"mine": point})
+    monkeypatch.setattr(delivery, "load_plugin", lambda group, name: named)
     with pytest.raises(ConfigError, match=r"\(theirs:Mine\) must be a subclass of `art.sinks.Sink` with name = 'mine'"):
         choose_sinks(["mine"])
 

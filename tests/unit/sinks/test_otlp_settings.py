@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from art.errors import ConfigError
-from art.metrics.choose_sinks import choose_sinks
+from art.metrics.delivery import choose_sinks
 from art.sinks import Run
 from art_trackers.otlp import OtlpSink, read_content
 

@@ -13,20 +13,6 @@ from art.storage.layout import DataDir
 from art.storage.lock import lock_holder, take_lock
 
 
-@pytest.mark.parametrize("name", ["con", "NUL", "aux.txt", "Com1", "lpt9.log", "agent."])
-def test_windows_refuses_names_of_devices_and_dots_at_the_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert layout.is_refused_by_windows(name)
-    assert layout.validate_name(name, param="name") == name
-    monkeypatch.setattr(layout.sys, "platform", "win32")
-    with pytest.raises(InvalidRequestError, match="which Windows refuses"):
-        layout.validate_name(name, param="name")
-
-
-@pytest.mark.parametrize("name", ["agent", "console", "com", "com10", "a.con", "v1.0"])
-def test_windows_takes_other_names(name: str) -> None:
-    assert not layout.is_refused_by_windows(name)
-
-
 @pytest.fixture
 def ignores_case(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the file system took `Agent` and `agent` for one name, as those of macOS and Windows do."""

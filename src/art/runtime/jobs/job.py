@@ -340,21 +340,6 @@ class JobStore:
         )
         return [JobStatus.model_validate_json(row[0]) for row in rows]
 
-    async def step_metrics(self, project: str, name: str, step: int, limit: int) -> list[dict[str, float]]:
-        """Metrics of up to `limit` consecutive reinforcement-learning steps up to `step`, oldest first."""
-        rows = await self._read(
-            "SELECT kind, status FROM jobs WHERE project = ? AND name = ? AND state = 'succeeded' "
-            "AND kind IN ('train', 'train_sft', 'fork', 'pull') ORDER BY rowid DESC LIMIT ?",
-            (project, name, limit),
-        )
-        metrics: list[dict[str, float]] = []
-        for kind, text in rows:
-            status = orjson.loads(text)  # not validated: there may be a thousand of them
-            if kind != "train" or status["step"] != step - len(metrics):
-                break
-            metrics.append(status["metrics"])
-        return metrics[::-1]
-
     async def needed_checkpoints(self) -> list[str]:
         """Paths of checkpoints that unfinished jobs need."""
         rows = await self._read(f"SELECT needs FROM jobs WHERE state IN ({_UNFINISHED}) AND needs != '[]'")

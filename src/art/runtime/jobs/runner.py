@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from art.config import TrainSFTConfig
-from art.config.losses import MASKED_ALARM
 from art.credit.ledger import CONSTRAINT_MISMATCH, SAMPLER_MISMATCH, close_ledger, close_unused_ledger
 from art.credit.samples import build_samples
 from art.credit.sft import sft_samples
@@ -26,7 +24,7 @@ from art.errors import (
     StorageError,
     TrainingError,
 )
-from art.metrics.findings import RUN_STEPS, find_findings, measure_trends
+from art.metrics.findings import find_findings
 from art.protocol.calls import Train, TrainSft
 from art.protocol.samples import TrainingSample
 from art.record.recorder import Recorder
@@ -125,13 +123,8 @@ class TrainingWork:
         metrics = result.metrics | plan.metrics | ledger | published
         metrics["time/step_job_s"] = time.perf_counter() - started
         metrics |= host.end_of_step()
-        metrics |= measure_trends(
-            metrics, await self._store.step_metrics(job.project, job.name, from_step, RUN_STEPS - 1)
-        )
-        has_gate = not isinstance(payload.config, TrainSFTConfig) and payload.config.mismatch is not None
-        highs = {"offpolicy/mismatch_masked_share": MASKED_ALARM} if has_gate else {}
         before = (await asyncio.to_thread(checkpoints.read_state, source)).metrics
-        measured = find_findings(metrics, before, highs=highs)
+        measured = find_findings(metrics, before)
         metrics |= {f"findings/{finding.name}": 1.0 for finding in measured}
         findings = [*plan.findings, *result.findings, *map(str, measured)]
         for text in findings:

@@ -16,7 +16,7 @@ from typing import Any
 from art.config import CustomLossConfig, DistillConfig, ServerConfig, VllmConfig
 from art.config.base_models import is_local, resolve_base_model
 from art.errors import NotFoundError, PermissionDeniedError
-from art.protocol.answers import EnginePressure, ModelCard, ModelList
+from art.protocol.answers import ModelCard, ModelList
 from art.protocol.chat import short
 from art.protocol.checkpoint_calls import Logged, LogRequest
 from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
@@ -205,12 +205,6 @@ async def register(call: ApiCall, request: RegisterRequest) -> ModelStatus:
 async def model_status(call: ApiCall) -> ModelStatus:
     """Return a model's status, with its newest step and its token counts."""
     return await call.runtime.models.status(*call.model)
-
-
-@ROUTES.add("GET", f"{_MODEL}/pressure", scope="infer")
-async def pressure(call: ApiCall) -> EnginePressure:
-    """Return how busy the engine of a model is for the requests of the model's project."""
-    return await call.runtime.models.pressure(*call.model)
 
 
 @ROUTES.add("POST", f"{_MODEL}/train", scope="train", status=202, training_data=True)

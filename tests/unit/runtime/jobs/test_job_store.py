@@ -56,39 +56,6 @@ def job(job_id: str, project: str = "p") -> Job:
     return Job(job_id, "train", project, "m", "l", payload)
 
 
-def test_metrics_of_the_steps_before_survive_a_restart_and_end_at_a_gap(tmp_path: Path) -> None:
-    async def run() -> None:
-        database, store = await open_store(tmp_path / "art.db")
-
-        async def finish(kind: JobKind, step: int, name: str = "m") -> None:
-            job_id = f"{name}-{kind}-{step}"
-            await store.add(replace(job(job_id), kind=kind, name=name), "1")
-            await store.move(job_id, "running")
-            metrics = {"data/reward_mean": float(step)}
-            await store.finish(job_id, Done({"step": step, "metrics": metrics}, published_step=step))
-
-        async def rewards(limit: int = 9) -> list[float]:
-            return [row["data/reward_mean"] for row in await store.step_metrics("p", "m", 5, limit)]
-
-        await finish("train", 1)
-        await finish("train_sft", 2)
-        for step in (3, 4, 5):
-            await finish("train", step)
-        await finish("train", 6, name="other")
-        await finish("export", 5)
-        await store.add(job("failed"), "1")
-        await store.move("failed", "cancelled")
-        database.close()
-        database, store = await open_store(tmp_path / "art.db")
-        assert await rewards() == [3.0, 4.0, 5.0]
-        assert await rewards(2) == [4.0, 5.0]
-        await finish("fork", 5)  # another policy from here on
-        assert await rewards() == []
-        database.close()
-
-    asyncio.run(run())
-
-
 def test_the_table_is_whole() -> None:
     assert set(NEXT_STATES) == set(STATES) == ENDED | set(UNFINISHED)
     assert {"succeeded", "failed", "cancelled"} == ENDED
