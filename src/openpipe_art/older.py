@@ -6,7 +6,7 @@ older          modules and names, those that no longer exist with what to use to
 dev            the dictionaries of `art.dev`, and `_internal_config`
 train_words    older words of `train`
 metrics        `model.metrics_builder()` and `track_api_cost`
-utils, sft, benchmarking, types     modules of `art`, by the table `ALIASES`
+utils, sft, types     modules of `art`, by the table `ALIASES`
 """
 
 from __future__ import annotations
@@ -56,11 +56,6 @@ ALIASES = {
     "art.types": "openpipe_art.types",
     "art.utils": "openpipe_art.utils",
     **{f"art.utils.{name}": "openpipe_art.utils" for name in _IN_UTILS},
-    "art.utils.benchmarking": "openpipe_art.benchmarking",
-    **{
-        f"art.utils.benchmarking.{name}": "openpipe_art.benchmarking"
-        for name in ("charts", "load_trajectories", "types")
-    },
     "art.utils.sft": "openpipe_art.sft",
 }
 """Where the modules of older code are today."""
@@ -131,9 +126,8 @@ MODULES: dict[str, str] = {
     "art.tinker": _SERVER,
     "art.tinker_native": _SERVER,
     "art.unsloth": _OURS,
-    "art.utils.benchmarking.log_constant_metrics_wandb": "use `await model.log(metrics=..., step=...)` with the extra "
-    "`wandb`",
-    "art.utils.benchmarking.pull_model_trajectories": _FILES + "; logs of models are kept where the script runs",
+    "art.utils.benchmarking": _FILES + "; the page (`art view`) and `art compare` show models side by side, and "
+    "`await model.log(metrics=..., step=...)` adds metrics",
     "art.utils.deployment": _DEPLOY,
     "art.utils.s3": _STORE,
     "art.utils.s3_checkpoint_utils": _STORE,

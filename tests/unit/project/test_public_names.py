@@ -111,9 +111,6 @@ ELSEWHERE = {
         "TrainSFTConfig",
         "Verbosity",
     ],
-    "art.utils.benchmarking.charts": ["percentage_comparison_bar_chart", "training_progress_chart"],
-    "art.utils.benchmarking.load_trajectories": ["load_trajectories"],
-    "art.utils.benchmarking.types": ["BenchmarkModelKey"],
     "art.utils.get_repo_root_path": ["get_repo_root_path"],
     "art.utils.sft": [
         "SFTChunk",
