@@ -15,8 +15,7 @@ import importlib
 import logging
 import os
 import sys
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
@@ -31,7 +30,7 @@ from openpipe_art.dev import in_older_names, optimizer_from_internal_config, set
 from openpipe_art.train_words import drop_older_fields, train_config, with_nested
 
 __all__ = [
-    "check_gather_options", "drop_older_fields", "find_experimental", "find_module", "find_name", "in_older_names",
+    "drop_older_fields", "find_experimental", "find_module", "find_name", "in_older_names",
     "optimizer_from_internal_config", "settings_from_internal_config", "train_config", "with_nested",
 ]  # fmt: skip
 
@@ -161,19 +160,6 @@ def find_name(name: str) -> Any:
     if name == "LocalTrainResult":
         return importlib.import_module("art").TrainResult
     return refuse("art", name)
-
-
-def check_gather_options(options: Mapping[str, Any]) -> None:
-    """Warn about an option of the gather functions that only older code passes, and that has no effect.
-
-    Raises:
-        TypeError: the option never existed.
-    """
-    if unknown := sorted(options.keys() - {"pbar_total_completion_tokens"}):
-        raise TypeError(f"unknown option {', '.join(unknown)}")
-    if options["pbar_total_completion_tokens"]:
-        text = "pbar_total_completion_tokens is deprecated and does nothing; leave it out"
-        warnings.warn(text, DeprecationWarning, stacklevel=4)
 
 
 # -- checkpoints --

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
@@ -302,30 +301,6 @@ async def test_exports_compute_what_was_trained(
     assert float((merged - logprobs_of(tiny_model)).abs().max()) > 1e-2
     with pytest.raises(NotFoundError):
         await backend.download_checkpoint(model, tmp_path / "none", step=2, format="merged")
-
-
-@pytest.mark.slow
-@in_module_loop
-async def test_gguf_needs_llama_cpp(
-    backend: InProcess, model: art.TrainableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(ConfigError, match=r"convert_hf_to_gguf\.py of llama\.cpp.*clone"):
-        await backend.export(model, "gguf")
-    script = "import json, pathlib, sys\nargs = sys.argv[1:]\nassert pathlib.Path(args[0], {needs!r}).is_file()\n"
-    script += "pathlib.Path(args[args.index('--outfile') + 1]).write_text(json.dumps(args))\n"
-    for name, needs in (
-        ("convert_hf_to_gguf.py", "model.safetensors"),
-        ("convert_lora_to_gguf.py", "adapter_config.json"),
-    ):
-        (tmp_path / name).write_text(script.format(needs=needs))
-    monkeypatch.setenv("ART_LLAMA_CPP", str(tmp_path))
-    await backend.export(model, "gguf", path=tmp_path / "whole")
-    await backend.export(model, "gguf-lora", path=tmp_path / "lora")
-    assert "--base" in json.loads((tmp_path / "lora" / "adapter.gguf").read_text())
-    assert (tmp_path / "whole" / "model.gguf").is_file()
-    assert not [
-        entry for entry in backend.runtime.data_dir.model("p", "agent").exports.iterdir() if entry.name[0] == "."
-    ]
 
 
 @pytest.fixture

@@ -148,8 +148,6 @@ async def test_without_the_package_an_older_spelling_is_an_unknown_name(monkeypa
         _ = art.PipelineTrainer
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'art\.tinker'"):
         importlib.import_module("art.tinker")
-    with pytest.raises(TypeError, match="unknown option pbar_total_completion_tokens"):
-        await art.gather_trajectories([], pbar_total_completion_tokens=True)
     with pytest.raises(ValueError, match="entity"):
         art.Model(name="m", project="p", entity="me")
     with pytest.raises(AttributeError, match="_experimental_push_to_s3"):
