@@ -18,9 +18,7 @@ import json
 import logging
 import math
 import os
-import random
 import shutil
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,9 +44,6 @@ VLLM_HEAD_DIM = 32
 """The smallest head size that vLLM's attention kernels support. Half as many heads keep the number of parameters."""
 NUM_CONVERSATIONS = 3000
 MIN_CONTEXT = 16
-MIN_READS = 0.1
-"""A warning is logged below this, see `measure_reads`. Small games in which reinforcement learning failed had 0.02 to
-0.05; games in which it worked had 0.38 and more."""
 Progress = Callable[[int, int, float], None]
 """Function that is called with the number of steps done, the number of all steps, and the loss."""
 
@@ -62,8 +57,6 @@ MATRIX_LEARNING_RATE = 0.02
 """Learning rate of Muon, for the matrices of the layers."""
 WARM_UP, COOL_DOWN = 0.03, 0.5
 """Shares of the steps, at the beginning and at the end, in which the learning rates rise and fall."""
-NUM_PROBED = 32
-"""Number of answers on which it is measured whether the model reads what it was shown."""
 _ASSISTANT_HEAD = "<|im_start|>assistant\n"
 _EMPTY_REASONING = "<think>\n\n</think>\n\n"
 
@@ -139,11 +132,11 @@ def build_tiny_model(
         raise ConfigError(f"`context` must be a number of tokens, at least {MIN_CONTEXT}, got {context}")
     if task is not None and conversations is not None:
         raise ConfigError("`build_tiny_model` takes either `task` or `conversations`, got both")
-    defaults, needs_reading, form = TaskDefaults(), True, None
+    defaults, form = TaskDefaults(), None
     if conversations is None:
         source = task if isinstance(task, Task) else get_task(task or "tic_tac_toe")
         conversations = draw_conversations(source, seed=seed, count=NUM_CONVERSATIONS, skill=play_skill)
-        defaults, needs_reading, form = source.defaults, source.needs_reading, TinyForm.of_task(source)
+        defaults, form = source.defaults, TinyForm.of_task(source)
     elif play_skill is not None:
         raise ConfigError("`play_skill` applies to a task's play, not to `conversations`; leave it out")
     num_steps = defaults.warm_start_steps if warm_start_steps is None else warm_start_steps
@@ -152,14 +145,6 @@ def build_tiny_model(
     tokenizer = make_tokenizer(conversations, texts, vocab_size=defaults.tiny_vocab_size, max_length=context)
     model = create_model(tokenizer, seed=seed, head_dim=head_dim, max_context=context)
     warm_start(model, tokenizer, texts, num_steps=num_steps, seed=seed, on_progress=on_progress)
-    reads = measure_reads(model, tokenizer, conversations, seed=seed) if num_steps else None
-    if needs_reading and reads is not None and reads < MIN_READS:
-        logger.warning(
-            "the tiny model's answers hardly depend on what it was shown (%.2f nats per answer, below %g). That is "
-            "fine if the best answer is always the same. Otherwise training will find little to improve: use a higher "
-            "`play_skill`, more `warm_start_steps`, shorter messages, or one sign for each thing that matters",
-            *(reads, MIN_READS),
-        )
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     partial.mkdir(parents=True)
     model.config.architectures = [type(model).__name__]
@@ -170,7 +155,7 @@ def build_tiny_model(
     save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
     task_form = None if form is None else form.model_dump(mode="json")
     calls_tools = any(conversation.tools for conversation in conversations)
-    manifest = {"seed": seed, "warm_start_steps": num_steps, "reads": reads, "tools": calls_tools, "task": task_form}
+    manifest = {"seed": seed, "warm_start_steps": num_steps, "tools": calls_tools, "task": task_form}
     (partial / TINY_MODEL_FILE).write_text(json.dumps(manifest) + "\n", encoding="utf-8")
     if path.exists():
         shutil.rmtree(path)
@@ -222,52 +207,6 @@ def warm_start(
     model.eval()
 
 
-def mean_answer_logprob(model: Any, tokenizer: Any, texts: Sequence[str]) -> float:
-    """Return the mean log-prob of the last answer of each conversation, in nats per answer."""
-    paths = _tokenize(tokenizer, texts, max_length=model.config.max_position_embeddings, last_only=True)
-    with torch.no_grad(), _tree_attention(model):
-        return float(_answer_logprobs(model, paths).sum() / len(paths))
-
-
-def measure_reads(model: Any, tokenizer: Any, conversations: Sequence[Conversation], *, seed: int) -> float | None:
-    """Measure how much the model's answers depend on what it was shown, in nats per answer.
-
-        conversation   user "board A"  assistant "7"  user "board B"  assistant "3"
-        swapped        user "board A"  assistant "7"  user "board C"  assistant "3"
-        difference     log p("3" | conversation) - log p("3" | swapped)     mean over answers
-
-    The observation of an answer is the last user or tool message before it. The other one is from the same turn of
-    another conversation and of the most similar length, so that it differs in content and not in kind. A policy that
-    ignores its observations gives both the same probability, and reinforcement learning has nothing to improve.
-    Returns `None` if the play never shows different things in the same turn.
-    """
-    rng = random.Random(seed)
-    answers = []  # the messages up to an answer, the index of its observation, its turn and role, and the tools
-    shown: dict[tuple[int, str], dict[str, None]] = defaultdict(dict)
-    for conversation in rng.sample(list(conversations), min(len(conversations), 4 * NUM_PROBED)):
-        messages: list[Any] = list(conversation.messages)
-        place = None
-        for end, message in enumerate(messages):
-            if message["role"] in ("user", "tool") and isinstance(message.get("content"), str):
-                place = end
-            elif message["role"] == "assistant" and place is not None:
-                turn = sum(earlier["role"] == "assistant" for earlier in messages[:place])
-                slot = turn, messages[place]["role"]
-                shown[slot][messages[place]["content"]] = None
-                answers.append((messages[: end + 1], place, slot, conversation.tools))
-    pairs: list[list[str]] = []
-    for messages, place, slot, tools in rng.sample(answers, len(answers)):
-        own = messages[place]["content"]
-        others = [(abs(len(text) - len(own)), rng.random(), text) for text in shown[slot] if text != own]
-        if others and len(pairs) < NUM_PROBED:
-            swapped = [*messages[:place], {**messages[place], "content": min(others)[2]}, *messages[place + 1 :]]
-            pairs.append([render(Conversation(messages=turns, tools=tools)) for turns in (messages, swapped)])
-    if not pairs:
-        return None
-    as_shown, as_swapped = (mean_answer_logprob(model, tokenizer, texts) for texts in zip(*pairs, strict=True))
-    return as_shown - as_swapped
-
-
 def _answer_logprobs(model: Any, paths: Sequence[SamplePath]) -> Tensor:
     """Log-probs [N] of all answer tokens of `paths`."""
     tree = build_tree(paths)
@@ -296,8 +235,8 @@ def _tree_attention(model: Any) -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def _tokenize(tokenizer: Any, texts: Sequence[str], *, max_length: int, last_only: bool = False) -> list[SamplePath]:
-    """Tokenise conversations to paths that train on all answers, or on the last ones, with their end-of-turn tokens."""
+def _tokenize(tokenizer: Any, texts: Sequence[str], *, max_length: int) -> list[SamplePath]:
+    """Tokenise conversations to paths that train on all answers, with their end-of-turn tokens."""
     sampled = []
     for text in texts:  # without the empty thinking block that the template writes into the last turn
         context, start, answer = text.rpartition(_ASSISTANT_HEAD)
@@ -313,7 +252,7 @@ def _tokenize(tokenizer: Any, texts: Sequence[str], *, max_length: int, last_onl
     for number, tokens in enumerate(encoded):
         mask = [False] * len(tokens)
         answers = [at + len(head) for at in range(len(tokens)) if tokens[at : at + len(head)] == head]
-        for first in answers[-1:] if last_only else answers:
+        for first in answers:
             last = tokens.index(end, first)
             mask[first : last + 1] = [True] * (last + 1 - first)
         zeros = [0.0] * len(tokens)
