@@ -390,7 +390,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         token: Token[Any] = self.metrics_builder(cost_context).activate()
         return token
 
-    async def book_costs(self, *, trainer_s: float = 0.0, split: str = "train") -> None:
+    async def book_costs(self, *, trainer_s: float = 0.0) -> None:
         """Do nothing: only a `TrainableModel` has tokens and device time to book. `log` calls this for every model."""
 
     def read_state(self) -> StateT | None:
@@ -458,7 +458,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         reporting = await self._sinks.start(self._paths(), self.report_metrics, self._run_config)
         late = {} if reporting is None else await asyncio.to_thread(reporting.metrics)
         metrics = late | self._run_log.take_pending(split) | dict(metrics)
-        await self.book_costs(trainer_s=metrics.get("time/step_trainer_s", 0.0), split=split)
+        await self.book_costs(trainer_s=metrics.get("time/step_trainer_s", 0.0))
         if self._recorded and not self._run_log.has_settings(self._paths()):
             await self._keep_settings()
         row = await self._run_log.append(self._paths(), self.costs, groups, metrics, split, step, row_id=row_id)
