@@ -14,15 +14,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from art.cli.main import main
 from art.errors import ConfigError, ContextLengthError
 from art.task import LEARNING_RATE, TINY_LEARNING_RATE, Conversation, Task, TaskDefaults, draw_conversations
-from art.testing.tiny_model import (
-    BATCH_SIZE,
-    Muon,
-    build_tiny_model,
-    create_model,
-    orthogonalize,
-    warm_start,
-)
-from art.testing.tiny_tokenizer import make_tokenizer, render
+from art.testing.tiny_model import BATCH_SIZE, build_tiny_model, create_model, make_tokenizer, render, warm_start
 
 ECHO_TOOL: Any = {"type": "function", "function": {"name": "say", "parameters": {"type": "object", "properties": {}}}}
 
@@ -98,34 +90,6 @@ def test_the_context_of_a_tiny_model_can_be_chosen(tmp_path: Path) -> None:
     assert main([*command, "--context", "4096"]) == 0
     assert json.loads((tmp_path / "tiny/config.json").read_text())["max_position_embeddings"] == 4096
     assert main([*command, "--context", "3"]) != 0
-
-
-@pytest.mark.parametrize("shape", [(5, 8), (8, 5), (6, 6)])
-def test_updates_are_nearly_orthogonal(shape: tuple[int, int]) -> None:
-    matrices = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
-    made = orthogonalize(matrices)
-    assert made.shape == matrices.shape
-    singular = torch.linalg.svdvals(made)
-    assert float(singular.min()) > 0.6
-    assert float(singular.max()) < 1.3
-    u, _, v = torch.linalg.svd(matrices, full_matrices=False)
-    cosine = (made * (u @ v)).sum((1, 2)) / (made.norm(dim=(1, 2)) * (u @ v).norm(dim=(1, 2)))
-    assert float(cosine.min()) > 0.97
-
-
-def test_muon_is_that_of_torch() -> None:
-    """The update is `torch.optim.Muon`'s, which rounds to bfloat16 on its way."""
-    generator = torch.Generator().manual_seed(0)
-    start = torch.randn(12, 6, generator=generator)
-    ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
-    optimizers = [Muon([ours], lr=0.1), torch.optim.Muon([theirs], lr=0.1, weight_decay=0.0, adjust_lr_fn="original")]
-    for _ in range(3):
-        grad = torch.randn(12, 6, generator=generator)
-        for param, optimizer in zip((ours, theirs), optimizers, strict=True):
-            param.grad = grad.clone()
-            optimizer.step()
-    moved = (ours - start).norm()
-    assert float((ours - theirs).norm() / moved) < 0.03
 
 
 def test_a_tiny_model_learns_to_look(tmp_path: Path) -> None:
