@@ -11,7 +11,6 @@ import asyncio
 import inspect
 import math
 import re
-import sys
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
@@ -19,7 +18,6 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import PurePath
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SerializeAsAny, field_serializer
@@ -505,21 +503,3 @@ def _load_trajectory(item: Any) -> Any:
         queue += children
     fitting = [cls for cls in reversed(known) if item.keys() <= cls.model_fields.keys()]
     return min(fitting, key=lambda cls: len(cls.model_fields), default=Trajectory).model_validate(item)
-
-
-class _CallableModule(ModuleType):
-    """Makes `art.trajectory(rollout(model))` run a rollout and return the trajectory of its chat completions."""
-
-    async def __call__(self, coroutine: Coroutine[Any, Any, Any]) -> Trajectory:
-        """
-        Raises:
-            TypeError: it is not a coroutine. The requests of a task that already runs cannot be captured.
-        """
-        if not isinstance(coroutine, Coroutine):
-            raise TypeError(f"art.trajectory takes a coroutine, such as rollout(model), got {type(coroutine).__name__}")
-        with Trajectory() as trajectory:
-            await coroutine
-        return trajectory
-
-
-sys.modules[__name__].__class__ = _CallableModule

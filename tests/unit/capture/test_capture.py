@@ -340,21 +340,19 @@ async def test_a_trajectory_is_a_block_too(served: ServedApp, whose: str) -> Non
 async def test_rollouts_that_keep_no_record_become_a_group(served: ServedApp) -> None:
     served.app.bench.answers(*["hi"] * 3)
 
-    async def rollout(number: int) -> str:
+    async def rollout(number: int) -> art.Trajectory:
         if number == 2:
             raise ValueError("the tool is down")
-        await ask(served.policy, user(str(number)))
-        art.current_trajectory(required=True).reward = number
-        return "done"
+        with art.Trajectory() as trajectory:
+            await ask(served.policy, user(str(number)))
+            art.current_trajectory(required=True).reward = number
+        return trajectory
 
-    group = await art.trajectory_group((art.trajectory(rollout(i)) for i in range(3)), return_exceptions=True)
+    group = await art.trajectory_group((rollout(i) for i in range(3)), return_exceptions=True)
     assert [trajectory.reward for trajectory in group] == [0, 1]
     assert [texts(trajectory) for trajectory in group] == [["0", "hi"], ["1", "hi"]]
     assert group.exceptions[0].message == "the tool is down"
     with pytest.raises(ValueError, match="the tool is down"):
-        await art.trajectory_group([art.trajectory(rollout(2))])
-    task = asyncio.create_task(rollout(0))
-    with pytest.raises(TypeError, match="takes a coroutine"):
-        await art.trajectory(task)  # type: ignore[arg-type]
+        await art.trajectory_group([rollout(2)])
     with pytest.raises(RuntimeError, match="no capture surrounds"):
-        await task
+        art.current_trajectory(required=True)
