@@ -19,7 +19,6 @@ from collections.abc import Callable
 from functools import partial
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NoReturn
 
@@ -112,7 +111,11 @@ REFUSED: dict[str, dict[str, str]] = {
         "PipelineTrainer": _PIPELINE,
         "make_group_rollout_fn": _PIPELINE,
     },
-    "backend": {"_experimental_deploy": _DEPLOY},
+    "backend": {
+        "_experimental_deploy": _DEPLOY,
+        "_experimental_pull_model_checkpoint": "use `await backend.download_checkpoint(model, folder, step=...)`, "
+        'after `await backend.pull(model, "s3://bucket/prefix")` if it is in a bucket',
+    },
     "art.utils": dict.fromkeys(("deploy_model", "LoRADeploymentProvider", "LoRADeploymentJob"), _DEPLOY),
 }  # fmt: skip
 """What to use today, by module and older name."""
@@ -237,43 +240,13 @@ async def experimental_pull_from_s3(
         logger.warning("nothing is pulled, and the model begins as it is: %s", error)  # the first run of a script
 
 
-async def experimental_pull_model_checkpoint(
-    checkpoints: Checkpoints,
-    model: NamedModel,
-    *,
-    step: int | Literal["latest"] | None = None,
-    local_path: str | None = None,
-    s3_bucket: str | None = None,
-    prefix: str | None = None,
-    verbose: bool = False,
-) -> str:
-    """Download a checkpoint, by default the newest, and return its folder. With a bucket, pull it from there first.
-
-    Args:
-        local_path: Folder to make; by default `checkpoints/<project>/<name>/<step>` in the working directory.
-
-    Raises:
-        NotFoundError: there is no such checkpoint.
-    """
-    chosen = None if step == "latest" else step
-    if s3_bucket is not None:
-        chosen = await checkpoints.pull(model, _target(s3_bucket, prefix, False), step=chosen, show=verbose)
-    if chosen is None:
-        chosen = max((checkpoint.step for checkpoint in await checkpoints.list(model)), default=0)
-    folder = Path(local_path or Path("checkpoints", model.project, model.name, f"{chosen:04d}"))
-    return str(await checkpoints.download(model, folder, step=chosen))
-
-
 def find_experimental(name: str, checkpoints: Checkpoints) -> Callable[..., Any]:
     """Return the method `backend._experimental_...` of this name.
 
     Raises:
         AttributeError, ImportError: there is none; the message says what to use today.
     """
-    methods = (
-        experimental_fork_checkpoint, experimental_pull_from_s3, experimental_pull_model_checkpoint,
-        experimental_push_to_s3,
-    )  # fmt: skip
+    methods = (experimental_fork_checkpoint, experimental_pull_from_s3, experimental_push_to_s3)
     method = next((method for method in methods if name == f"_{method.__name__}"), None)
     return refuse("backend", name) if method is None else partial(method, checkpoints)
 
