@@ -64,8 +64,7 @@ NAMES = {
 
 ELSEWHERE_IN_ART = [
     "LocalTrainResult", "Message", "MessageOrChoice", "Messages", "MessagesAndChoices", "PydanticException", "Tools",
-    "capture_auto_trajectory", "capture_yielded_trajectory", "dev", "gather", "retry", "trajectories", "types", "utils",
-    "yield_trajectory",
+    "capture_auto_trajectory", "dev", "gather", "retry", "trajectories", "types", "utils",
 ]  # fmt: skip
 """Importable, for older code or rarely needed; not in `art.__all__`."""
 
