@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import warnings
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -299,8 +300,9 @@ async def gather_trajectory_groups(
         faults: decides how many failures are too many, instead of `max_exceptions`, and counts them for the log.
         rollout_timeout_s: time limit of each rollout of a `TrajectoryGroup(coroutines)`; by default there is none. A
             late rollout is cancelled and counts as failed.
-        pbar_total_completion_tokens: has no effect; older code passes it.
+        pbar_total_completion_tokens: has no effect, as in ART 0.5, and a warning says so.
     """
+    _warn_of_older_option(pbar_total_completion_tokens)
     groups = check_pending_groups(groups)
     context = GatherContext(
         max_exceptions=max_exceptions, max_metrics=max_metrics, faults=faults, rollout_timeout_s=rollout_timeout_s
@@ -358,6 +360,7 @@ async def gather_trajectories(
     Returns:
         The results in input order. A rollout whose failure was tolerated gives its exception.
     """
+    _warn_of_older_option(pbar_total_completion_tokens)
     rollouts = check_rollouts(trajectories)
     context = GatherContext(max_exceptions=max_exceptions, faults=faults, rollout_timeout_s=rollout_timeout_s)
 
@@ -426,6 +429,7 @@ async def trajectory_group_batches(
 
     The other options are those of `gather_trajectory_groups`; each batch has a progress bar.
     """
+    _warn_of_older_option(pbar_total_completion_tokens)
     waiting = iter(groups)
     close_unstarted(islice(waiting, batch_size * skip_batches))
     joined, failures = GatherContext(max_exceptions=max_batch_exceptions), FailureLog()
@@ -478,3 +482,9 @@ async def trajectory_group(
         return_exceptions: keep the exceptions of failed rollouts in the group, instead of raising the first.
     """
     return TrajectoryGroup(await asyncio.gather(*trajectories, return_exceptions=return_exceptions))
+
+
+def _warn_of_older_option(pbar_total_completion_tokens: bool) -> None:
+    if pbar_total_completion_tokens:
+        text = "pbar_total_completion_tokens is deprecated and does nothing; leave it out"
+        warnings.warn(text, DeprecationWarning, stacklevel=3)

@@ -260,8 +260,9 @@ async def test_bar_shows_running_means() -> None:
     assert context.pbar.shown["invalid_guess"] == "1 (1 of 3)", "a mean of 1 would look as if all were invalid"
 
 
-async def test_an_option_of_older_code_has_no_effect() -> None:
-    assert len(await gather([[1]], pbar_total_completion_tokens=True)) == 1
+async def test_deprecated_option_warns() -> None:
+    with pytest.warns(DeprecationWarning, match="pbar_total_completion_tokens"):
+        await gather([[1]], pbar_total_completion_tokens=True)
 
 
 # --- batches ---
