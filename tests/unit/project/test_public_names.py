@@ -147,7 +147,7 @@ PARAMETERS = {
     "art.gather_trajectories": "trajectories pbar_desc max_exceptions faults rollout_timeout_s pbar_total_completion_tokens",
     "art.trajectory_group_batches": "groups batch_size max_batch_exceptions max_concurrent_batches skip_batches pbar_desc "
     "faults rollout_timeout_s pbar_total_completion_tokens",
-    "art.retry": "max_attempts delay backoff_factor exceptions on_retry jitter",
+    "art.retry": "max_attempts delay backoff_factor exceptions on_retry",
     "art.utils.iterate_dataset": "dataset groups_per_step num_epochs initial_step use_tqdm seed",
     "art.utils.limit_concurrency": "n derive_key",
     "art.Model.log": "self trajectories split metrics step row_id",
