@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from art.backoff import retry as retry
     from art.capture import capture_auto_trajectory as capture_auto_trajectory
     from art.faults import FaultWatch
+    from art.gather import capture_yielded_trajectory as capture_yielded_trajectory
     from art.gather import gather_trajectories, gather_trajectory_groups, trajectory_group, trajectory_group_batches
+    from art.gather import yield_trajectory as yield_trajectory
     from art.local_backend import LocalBackend
     from art.messages import Message as Message
     from art.messages import MessageOrChoice as MessageOrChoice
@@ -111,10 +113,12 @@ _LAZY_NAMES = {
         "art.capture": ("capture_auto_trajectory",),
         "art.faults": ("FaultWatch",),
         "art.gather": (
+            "capture_yielded_trajectory",
             "gather_trajectories",
             "gather_trajectory_groups",
             "trajectory_group",
             "trajectory_group_batches",
+            "yield_trajectory",
         ),
         "art.local_backend": ("LocalBackend",),
         "art.messages": ("Message", "MessageOrChoice", "Messages", "MessagesAndChoices", "Tools"),

@@ -20,6 +20,7 @@ import warnings
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeVar, cast
@@ -488,3 +489,34 @@ def _warn_of_older_option(pbar_total_completion_tokens: bool) -> None:
     if pbar_total_completion_tokens:
         text = "pbar_total_completion_tokens is deprecated and does nothing; leave it out"
         warnings.warn(text, DeprecationWarning, stacklevel=3)
+
+
+_yielded: ContextVar[list[Trajectory] | None] = ContextVar("art_yielded_trajectory", default=None)
+
+
+def yield_trajectory(trajectory: Trajectory) -> None:
+    """Hand a trajectory to the surrounding `capture_yielded_trajectory`; the last one counts.
+
+    Raises:
+        RuntimeError: no `capture_yielded_trajectory` surrounds the caller.
+    """
+    if (taken := _yielded.get()) is None:
+        raise RuntimeError("no call takes this trajectory: run this in `await art.capture_yielded_trajectory(...)`")
+    taken.append(trajectory)
+
+
+async def capture_yielded_trajectory(awaitable: Awaitable[Any]) -> Trajectory:
+    """Run a rollout that returns something else, and return the trajectory that it yielded with `yield_trajectory`.
+
+    Raises:
+        RuntimeError: the rollout yielded no trajectory.
+    """
+    taken: list[Trajectory] = []
+    token = _yielded.set(taken)
+    try:
+        await awaitable
+    finally:
+        _yielded.reset(token)
+    if not taken:
+        raise RuntimeError("the rollout yielded no trajectory: it must call `art.yield_trajectory(trajectory)`")
+    return taken[-1]

@@ -110,7 +110,6 @@ REFUSED: dict[str, dict[str, str]] = {
         "MegatronBackend": "use `art.LocalBackend`; `TrainerConfig(num_processes=...)` trains on several GPUs",
         "PipelineTrainer": _PIPELINE,
         "make_group_rollout_fn": _PIPELINE,
-        **dict.fromkeys(("yield_trajectory", "capture_yielded_trajectory"), "return the trajectory from the rollout"),
     },
     "backend": {
         "_experimental_deploy": _DEPLOY,

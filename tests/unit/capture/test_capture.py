@@ -198,6 +198,23 @@ async def test_wrong_use(served: ServedApp) -> None:
             _ = captured.base_url
 
 
+async def test_yielded_trajectories() -> None:
+    async def rollout(name: str) -> str:
+        art.yield_trajectory(art.Trajectory(logs=["early"]))
+        await asyncio.sleep(0)
+        art.yield_trajectory(art.Trajectory(logs=[name]))
+        return name
+
+    async def silent() -> None: ...
+
+    both = await asyncio.gather(*(art.capture_yielded_trajectory(rollout(name)) for name in "ab"))
+    assert [trajectory.logs for trajectory in both] == [["a"], ["b"]]
+    with pytest.raises(RuntimeError, match="yielded no trajectory"):
+        await art.capture_yielded_trajectory(silent())
+    with pytest.raises(RuntimeError, match="no call takes this trajectory"):
+        art.yield_trajectory(art.Trajectory())
+
+
 def read(chunks: list[dict[str, Any]] | dict[str, Any], *, compressed: bool = False) -> list[Any]:
     """The choices of an answer."""
     headers = {"content-type": "application/json"}

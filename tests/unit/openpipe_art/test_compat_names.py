@@ -28,7 +28,6 @@ from openpipe_art.older import REFUSED
         ("from art.utils.s3 import pull_model_from_s3", r"backend\.pull"),
         ("from art.utils.benchmarking.load_trajectories import load_trajectories", r"read_groups"),
         ("from art import PipelineTrainer", "trajectory_group_batches"),
-        ("from art import yield_trajectory", "return the trajectory"),
     ],
 )
 def test_what_is_gone_says_what_to_use(statement: str, advice: str) -> None:

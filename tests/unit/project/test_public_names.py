@@ -64,7 +64,8 @@ NAMES = {
 
 ELSEWHERE_IN_ART = [
     "LocalTrainResult", "Message", "MessageOrChoice", "Messages", "MessagesAndChoices", "PydanticException", "Tools",
-    "capture_auto_trajectory", "dev", "gather", "retry", "trajectories", "types", "utils",
+    "capture_auto_trajectory", "capture_yielded_trajectory", "dev", "gather", "retry", "trajectories", "types", "utils",
+    "yield_trajectory",
 ]  # fmt: skip
 """Importable, for older code or rarely needed; not in `art.__all__`."""
 
