@@ -123,7 +123,7 @@ def figures(args: argparse.Namespace, engine_s: float = 0.0) -> list[dict[str, A
 def make_model(directory: str) -> None:
     """The tiny model's tokenizer and template; in a process of its own, since this loads transformers."""
     from art.task import Conversation
-    from art.testing.tiny_tokenizer import make_tokenizer, render
+    from art.testing.tiny_model import make_tokenizer, render
 
     talk = Conversation(messages=[{"role": "user", "content": BOARD}, {"role": "assistant", "content": ANSWER}])
     make_tokenizer([talk], [render(talk)], vocab_size=400, max_length=4096).save_pretrained(directory)

@@ -103,10 +103,10 @@ def retry(
     backoff_factor: float = 2.0,
     exceptions: tuple[type[Exception], ...] = (Exception,),
     on_retry: Callable[[Exception, int], None] | None = None,
-    *,
-    jitter: float = 0.25,
 ) -> Callable[[F], F]:
     """Decorate a function, async or not, to be called again when it raises one of `exceptions`.
+
+    Each wait is a little different, so that rollouts that failed together do not retry together.
 
     Args:
         max_attempts: calls in total; the last failure is raised.
@@ -114,12 +114,10 @@ def retry(
         backoff_factor: factor from one wait to the next.
         exceptions: errors after which the function is called again.
         on_retry: called with the error and the number of the failed attempt, from 1.
-        jitter: share by which each wait is changed at random, so that rollouts that failed together do not retry
-            together.
     """
     if max_attempts < 1:
         raise ValueError(f"max_attempts must be at least 1, got {max_attempts}")
-    backoff = Backoff(first_s=delay, factor=backoff_factor, jitter=jitter)
+    backoff = Backoff(first_s=delay, factor=backoff_factor)
 
     def before_retry(error: Exception, attempt: int) -> None:
         if attempt == max_attempts:

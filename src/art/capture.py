@@ -38,7 +38,7 @@ from weakref import WeakSet, WeakValueDictionary
 from art.client.rollout_context import request_headers
 from art.errors import ConfigError, NotFoundError
 from art.messages import join_stream, load_choice, message_key
-from art.trajectory import ChatExchange, History, Trajectory, capture_with
+from art.trajectory import History, Trajectory, capture_with
 
 if TYPE_CHECKING:
     import httpx2  # imported when a model is asked
@@ -165,14 +165,12 @@ class Captured:
         if self._is_over or not self._follows(model):
             return
         try:
-            exchange = read_exchange(asked, headers, raw)
-            add_exchange(self._histories, exchange)
+            add_exchange(self._histories, json.loads(asked), read_completion(headers, raw))
         except Exception as error:
             why = f"an answer is not captured: {type(error).__name__}: {error}"
             self.trajectory.log(why)
             self._missed[why] = None
         else:
-            self.trajectory.exchanges.chat_completions.append(exchange)
             self._show(self._histories)
 
     def _takes(self, model: AnyModel) -> bool:
@@ -510,14 +508,14 @@ def _watch(send: Callable[..., Any]) -> Callable[..., Any]:
 # -- answers on their way to the client --
 
 
-def add_exchange(histories: list[History], exchange: ChatExchange) -> None:
-    """Append a request and its answers to the longest conversation that they continue, or begin one.
+def add_exchange(histories: list[History], request: dict[str, Any], completion: dict[str, Any]) -> None:
+    """Append the messages of a request and its answers to the longest conversation that they continue, or begin one.
 
     Further choices of the same request, and branches, become conversations of their own. They repeat earlier answers as
     plain messages, so that no answer counts twice.
     """
-    messages, tools = exchange.request["messages"], exchange.request.get("tools")
-    choices = [load_choice(choice) for choice in exchange.completion["choices"]]
+    messages, tools = request["messages"], request.get("tools")
+    choices = [load_choice(choice) for choice in completion["choices"]]
     keys = [message_key(message) for message in messages]
     for choice in choices:
         main = None
@@ -533,8 +531,8 @@ def add_exchange(histories: list[History], exchange: ChatExchange) -> None:
         main.messages_and_choices.append(choice)
 
 
-def read_exchange(asked: bytes, headers: httpx2.Headers, raw: bytes) -> ChatExchange:
-    """Read an exchange from the body of a request and the raw body of its answer, which may be compressed.
+def read_completion(headers: httpx2.Headers, raw: bytes) -> dict[str, Any]:
+    """Read a completion from the raw body of its answer, which may be compressed; a stream is joined to a whole one.
 
     Raises:
         ValueError: the body is no JSON, or the stream was closed before its end.
@@ -543,7 +541,8 @@ def read_exchange(asked: bytes, headers: httpx2.Headers, raw: bytes) -> ChatExch
 
     answer = httpx2.Response(200, headers=headers, content=raw)
     is_stream = "text/event-stream" in headers.get("content-type", "")
-    return ChatExchange(json.loads(asked), join_stream(answer.text) if is_stream else answer.json())
+    whole: dict[str, Any] = join_stream(answer.text) if is_stream else answer.json()
+    return whole
 
 
 def keep(response: Any, read: Callable[[bytes], None]) -> None:

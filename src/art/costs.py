@@ -373,10 +373,6 @@ class Prices(_Price):
         return None if self.device_usd_per_hour is None else self.device_usd_per_hour * seconds / 3600
 
 
-CostCalculator = Callable[[int, int, str], Mapping[str, float]]
-"""Function of prompt tokens, completion tokens and `train` or `eval` to costs in USD by name."""
-
-
 class PolicyMeter:
     """Measures device time between two bookings, and books it with the policy's tokens.
 
@@ -384,8 +380,6 @@ class PolicyMeter:
     """
 
     def __init__(self) -> None:
-        self.calculator: CostCalculator | None = None
-        """Computes the costs of the policy's tokens in place of `prices.policy`, if it is set."""
         self._since: float | None = None
         """Time of the last lap, by `time.monotonic`."""
 
@@ -405,7 +399,7 @@ class PolicyMeter:
 
     def book(
         self, ledger: Ledger, prices: Prices, counters: tuple[int, int, int] | None, *,
-        passed_s: float, trainer_s: float, split: str,
+        passed_s: float, trainer_s: float,
     ) -> None:  # fmt: skip
         """Book the policy's tokens and the device time of the last lap.
 
@@ -413,12 +407,9 @@ class PolicyMeter:
             counters: prompt, cached and completion tokens since the server started; `None` if they are not known.
             passed_s: length of the last lap.
             trainer_s: part of the lap in which the trainer worked. The rest went to rollouts, rewards and waiting.
-            split: split of the sampled rollouts, `train`, `val` or `test`.
         """
 
         def price(prompt: int, cached: int, completion: int) -> float | None:
-            if self.calculator is not None:
-                return sum(self.calculator(prompt, completion, context_of(split)).values())
             if prices.policy is None:
                 return None
             return prices.policy.usd(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion)

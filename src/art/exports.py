@@ -3,11 +3,10 @@
 peft       the adapter, for `peft.PeftModel.from_pretrained`
 vllm-lora  the adapter with the commands to serve it, for production servers of vLLM and SGLang
 merged     a whole Hugging Face model, for transformers, `vllm serve` and other readers of that format
-gguf       the merged model for llama.cpp, made by llama.cpp's converter
-gguf-lora  the adapter for llama.cpp (`--lora`), made by llama.cpp's converter
 
-vLLM and SGLang read the files of peft. The scale of a rsLoRA is written as a plain alpha, because SGLang and llama.cpp
-know no other. `README.md` in the folder has the commands, and what requests must have.
+vLLM and SGLang read the files of peft. The scale of a rsLoRA is written as a plain alpha for them, because SGLang and
+llama.cpp know no other. `README.md` in the folder has the commands, and what requests must have. llama.cpp's converters
+read the folders of `merged` and `vllm-lora`.
 
 A folder appears complete or not at all: it is filled under a temporary name, given a manifest, then renamed. A store is
 laid out as a data directory, `s3://<bucket>/<prefix>/<project>/models/<name>/checkpoints/<step>/<file>`. The manifest
@@ -19,19 +18,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shlex
 import shutil
 import struct
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from art.errors import ConfigError, NotFoundError, ProcessError, StorageError
+from art.errors import ConfigError, NotFoundError, StorageError
 from art.protocol.calls import Export
 from art.protocol.checkpoint_calls import HubTarget, S3Target
 from art.storage import checkpoints
@@ -41,8 +36,6 @@ OnBytes = Callable[[int, int], None]
 """Called with the number of bytes that are done, and of all bytes."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of vLLM's `--max-lora-rank`."""
-LLAMA_CPP = "ART_LLAMA_CPP"
-"""Environment variable that names a checkout of llama.cpp."""
 INDEX = "model.safetensors.index.json"
 ROWS = 1024
 """Rows of a weight that are changed at once."""
@@ -89,37 +82,24 @@ def export(call: Export, on_bytes: OnBytes) -> dict[str, object]:
         The names of the files, their size in all, and the commands that serve them, for the job's status.
 
     Raises:
-        ConfigError: this checkpoint has no such export, or a program that the export needs is missing.
-        ProcessError: llama.cpp's converter failed.
+        ConfigError: this checkpoint has no such export.
     """
     checkpoint, form, is_full = call.source, call.format, checkpoints.is_full(call.source)
-    if is_full and form in ("peft", "vllm-lora", "gguf-lora"):
-        raise ConfigError(f"this model was trained as a whole, and {form!r} is an adapter; export 'merged' or 'gguf'")
+    if is_full and form != "merged":
+        raise ConfigError(f"this model was trained as a whole, and {form!r} is an adapter; export 'merged'")
     checkpoints.verify(checkpoint)
-    base = base_folder(call.base_model) if form in ("merged", "gguf", "gguf-lora") and not is_full else checkpoint
+    base = base_folder(call.base_model) if form == "merged" and not is_full else checkpoint
     result: dict[str, object] = {}
     with new_directory(call.target, replace=True) as folder:
-        if form == "peft":
+        if form == "merged":
+            merge(checkpoint, base, folder, on_bytes)
+        else:
             copy_files(checkpoint, folder, checkpoints.ADAPTER_FILES, on_bytes)
-        elif form == "vllm-lora":
-            _copy_plain_adapter(checkpoint, folder, on_bytes)
+        if form == "vllm-lora":
+            _write_plain_scale(folder / checkpoints.ADAPTER_CONFIG)
             commands = serve_commands(folder, call.base_model, call.model_name, call.template_kwargs)
             (folder / "README.md").write_text(_readme(call, commands), encoding="utf-8")
             result["commands"] = commands
-        elif form == "merged":
-            merge(checkpoint, base, folder, on_bytes)
-        elif form == "gguf":
-            converter = _find_converter("convert_hf_to_gguf.py")
-            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".merged-") as merged:
-                merge(checkpoint, base, Path(merged), on_bytes)
-                _convert(converter, [merged, "--outfile", str(folder / "model.gguf")])
-        elif form == "gguf-lora":
-            converter = _find_converter("convert_lora_to_gguf.py")
-            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".adapter-") as plain:
-                _copy_plain_adapter(checkpoint, Path(plain), on_bytes)
-                _convert(converter, [plain, "--base", str(base), "--outfile", str(folder / "adapter.gguf")])
-        else:
-            raise ConfigError(f"no export format {form!r}; there are peft, vllm-lora, merged, gguf and gguf-lora")
         checkpoints.write_manifest(folder)
     files = checkpoints.list_files(call.target)
     return {"files": sorted(files), "size_bytes": sum(entry.size for entry in files.values()), **result}
@@ -157,37 +137,12 @@ def base_folder(base_model: str) -> Path:
         raise ConfigError(f"cannot find the files of base model {base_model!r}: {error}") from error
 
 
-def _copy_plain_adapter(checkpoint: Path, folder: Path, on_bytes: OnBytes) -> None:
-    """Copy an adapter, with the scale of a rsLoRA as an alpha that is divided by the rank."""
-    copy_files(checkpoint, folder, checkpoints.ADAPTER_FILES, on_bytes)
-    file = folder / checkpoints.ADAPTER_CONFIG
+def _write_plain_scale(file: Path) -> None:
+    """Write the scale of a rsLoRA, which models of older versions may be, as an alpha that is divided by the rank."""
     config = json.loads(file.read_bytes())
     if config.get("use_rslora"):
         config |= {"lora_alpha": config["lora_alpha"] * math.sqrt(config["r"]), "use_rslora": False}
         file.write_text(json.dumps(config, indent=1, sort_keys=True), encoding="utf-8")
-
-
-def _find_converter(name: str) -> Path:
-    """Find one of llama.cpp's converter scripts, in its checkout or on the PATH."""
-    if folder := os.environ.get(LLAMA_CPP):
-        if (Path(folder) / name).is_file():
-            return Path(folder) / name
-        raise ConfigError(f"{folder} has no {name}; expected a checkout of llama.cpp")
-    if converter := shutil.which(name):
-        return Path(converter)
-    hint = "clone https://github.com/ggml-org/llama.cpp, install its requirements, and set the variable"
-    raise ConfigError(f"this needs {name} of llama.cpp: {hint} {LLAMA_CPP} of the server to the folder")
-
-
-def _convert(converter: Path, arguments: Sequence[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, str(converter), *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
-    if done.returncode != 0:
-        last = "\n".join(f"{done.stdout}\n{done.stderr}".strip().splitlines()[-15:])
-        error = ProcessError(f"{converter.name} failed with status {done.returncode}; its last lines:\n{last}")
-        error.transient = False
-        raise error
 
 
 def serve_commands(adapter: Path, base_model: str, name: str, template_kwargs: Mapping[str, Any]) -> dict[str, str]:

@@ -16,20 +16,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import warnings
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, TypedDict, TypeVar, Unpack, cast
+from typing import Any, TypeVar, cast
 
 from art.client.arguments import GROUP_EXAMPLE, check_pending_groups, check_rollouts, describe
 from art.client.terminal import announce_wait, progress_bar
 from art.errors import ArtError, JudgeError, RolloutError, TrajectoryError
 from art.faults import FailureLog, FaultWatch, raise_if_fatal
 from art.messages import is_choice
-from art.plugins import find_older
 from art.trajectory import (
     PendingGroup,
     PydanticException,
@@ -47,14 +47,6 @@ from art.trajectory import (
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-class OlderOptions(TypedDict, total=False):
-    """Keyword arguments that only older code passes. They have no effect."""
-
-    pbar_total_completion_tokens: bool
-
-
 REPORT_AFTER_S = 60.0
 """Seconds between two reports about the rollouts that a gather waits for, as in a pipeline."""
 AfterEach = Callable[[TrajectoryGroup], Awaitable[TrajectoryGroup | list[TrajectoryGroup] | None]]
@@ -117,10 +109,8 @@ class GatherContext:
         max_exceptions: float = 0,
         max_metrics: int | None = None,
         num_rollouts: int | None = None,
-        increment_pbar: bool = True,
         faults: FaultWatch | None = None,
         rollout_timeout_s: float | None = None,
-        **older: Unpack[OlderOptions],
     ) -> None:
         """
         Args:
@@ -128,11 +118,9 @@ class GatherContext:
             max_exceptions: failures to tolerate: a count, or below 1 a share of the rollouts.
             max_metrics: number of metrics that the bar shows beside the reward.
             num_rollouts: rollouts that a share in `max_exceptions` refers to; by default the total of the bar.
-            increment_pbar: whether each rollout advances the bar by one.
             faults: decides how many failures are too many, instead of `max_exceptions`.
             rollout_timeout_s: time limit of each rollout.
         """
-        _check_options(older)
         self.pbar, self.max_metrics = pbar, max_metrics
         self.metric_sums: Counter[str] = Counter()
         """Sum of each metric over the rollouts that have finished; `exceptions` counts failures."""
@@ -140,7 +128,6 @@ class GatherContext:
         """Number of rollouts that had the metric."""
         self.budget = CountBudget(self, max_exceptions, num_rollouts)
         self.policy: CountBudget | FaultWatch = self.budget if faults is None else faults
-        self.increment_pbar = increment_pbar
         self.rollout_timeout_s = rollout_timeout_s
         self._seen: dict[int, Trajectory] = {}
 
@@ -162,7 +149,7 @@ class GatherContext:
             if (number := finite_number(value)) is not None:
                 self.metric_sums[name] += number  # type: ignore[assignment]
                 self.metric_divisors[name] += 1
-        self.show(int(self.increment_pbar))
+        self.show()
 
     def rollout_failed(self, error: Exception) -> None:
         """Count a failed rollout.
@@ -172,7 +159,7 @@ class GatherContext:
             FaultRateError: it is one more than `faults` allows.
         """
         self.metric_sums["exceptions"] += 1
-        self.show(int(self.increment_pbar))
+        self.show()
         raise_if_fatal(error)
         if "'coroutine' object" in str(error):
             error.add_note("(was `await` forgotten?)")
@@ -220,7 +207,7 @@ class GatherContext:
         """
         self.metric_sums.update(part.metric_sums)
         self.metric_divisors.update(part.metric_divisors)
-        self.show(1)
+        self.show()
         self.budget.num_failed += part.budget.num_failed
         self.budget.last_error = part.budget.last_error
         self.budget.raise_if_exceeded()
@@ -229,8 +216,8 @@ class GatherContext:
     def num_exceptions(self) -> int:
         return int(self.metric_sums["exceptions"])
 
-    def show(self, n: int) -> None:
-        """Advance the bar by `n` and show the means, with the number of rollouts where not all have the metric."""
+    def show(self) -> None:
+        """Advance the bar by one and show the means, with the number of rollouts where not all have the metric."""
         if self.pbar is None:
             return
         names = [name for name in self.metric_divisors if name != "reward"][: self.max_metrics]
@@ -245,7 +232,7 @@ class GatherContext:
         if self.num_exceptions:
             means["exceptions"] = self.num_exceptions
         self.pbar.set_postfix(means, refresh=False)
-        self.pbar.update(n)
+        self.pbar.update(1)
 
     def close_bar(self) -> None:
         if self.pbar is not None:
@@ -298,7 +285,7 @@ async def gather_trajectory_groups(
     after_each: AfterEach | None = None,
     faults: FaultWatch | None = None,
     rollout_timeout_s: float | None = None,
-    **older: Unpack[OlderOptions],
+    pbar_total_completion_tokens: bool = False,
 ) -> list[TrajectoryGroup]:
     """Run all rollouts of all groups and return the groups in input order.
 
@@ -314,9 +301,9 @@ async def gather_trajectory_groups(
         faults: decides how many failures are too many, instead of `max_exceptions`, and counts them for the log.
         rollout_timeout_s: time limit of each rollout of a `TrajectoryGroup(coroutines)`; by default there is none. A
             late rollout is cancelled and counts as failed.
-        older: options of older code, which have no effect.
+        pbar_total_completion_tokens: has no effect, as in ART 0.5, and a warning says so.
     """
-    _check_options(older)
+    _warn_of_older_option(pbar_total_completion_tokens)
     groups = check_pending_groups(groups)
     context = GatherContext(
         max_exceptions=max_exceptions, max_metrics=max_metrics, faults=faults, rollout_timeout_s=rollout_timeout_s
@@ -365,7 +352,7 @@ async def gather_trajectories(
     max_exceptions: float = 0,
     faults: FaultWatch | None = None,
     rollout_timeout_s: float | None = None,
-    **older: Unpack[OlderOptions],
+    pbar_total_completion_tokens: bool = False,
 ) -> list[T]:
     """Run rollouts that are not grouped; each returns a trajectory or several.
 
@@ -374,7 +361,7 @@ async def gather_trajectories(
     Returns:
         The results in input order. A rollout whose failure was tolerated gives its exception.
     """
-    _check_options(older)
+    _warn_of_older_option(pbar_total_completion_tokens)
     rollouts = check_rollouts(trajectories)
     context = GatherContext(max_exceptions=max_exceptions, faults=faults, rollout_timeout_s=rollout_timeout_s)
 
@@ -431,7 +418,7 @@ async def trajectory_group_batches(
     pbar_desc: str | None = "batches",
     faults: FaultWatch | None = None,
     rollout_timeout_s: float | None = None,
-    **older: Unpack[OlderOptions],
+    pbar_total_completion_tokens: bool = False,
 ) -> AsyncGenerator[list[TrajectoryGroup], None]:
     """Yield lists of `batch_size` finished groups, in the order in which they finish; the last may be shorter.
 
@@ -443,7 +430,7 @@ async def trajectory_group_batches(
 
     The other options are those of `gather_trajectory_groups`; each batch has a progress bar.
     """
-    _check_options(older)
+    _warn_of_older_option(pbar_total_completion_tokens)
     waiting = iter(groups)
     close_unstarted(islice(waiting, batch_size * skip_batches))
     joined, failures = GatherContext(max_exceptions=max_batch_exceptions), FailureLog()
@@ -498,6 +485,12 @@ async def trajectory_group(
     return TrajectoryGroup(await asyncio.gather(*trajectories, return_exceptions=return_exceptions))
 
 
+def _warn_of_older_option(pbar_total_completion_tokens: bool) -> None:
+    if pbar_total_completion_tokens:
+        text = "pbar_total_completion_tokens is deprecated and does nothing; leave it out"
+        warnings.warn(text, DeprecationWarning, stacklevel=3)
+
+
 _yielded: ContextVar[list[Trajectory] | None] = ContextVar("art_yielded_trajectory", default=None)
 
 
@@ -527,16 +520,3 @@ async def capture_yielded_trajectory(awaitable: Awaitable[Any]) -> Trajectory:
     if not taken:
         raise RuntimeError("the rollout yielded no trajectory: it must call `art.yield_trajectory(trajectory)`")
     return taken[-1]
-
-
-def _check_options(older: OlderOptions) -> None:
-    """Check options that the gather functions do not have: older code passes some.
-
-    Raises:
-        TypeError: no version of ART had the option.
-    """
-    if not older:
-        return
-    if (package := find_older()) is None:
-        raise TypeError(f"unknown option {', '.join(older)}")
-    package.check_gather_options(older)

@@ -11,16 +11,13 @@ import asyncio
 import inspect
 import math
 import re
-import sys
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import PurePath
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SerializeAsAny, field_serializer
@@ -60,50 +57,6 @@ class History(Record):
     def messages(self) -> Messages:
         """Return the conversation as plain messages, to send to a model."""
         return get_messages(self.messages_and_choices)
-
-
-@dataclass(frozen=True, slots=True)
-class ChatExchange:
-    """A request for a chat completion and its answer, as they were sent."""
-
-    request: dict[str, Any]
-    """Body of the request."""
-    completion: dict[str, Any]
-    """The answer. A stream is joined to a whole one."""
-
-    @property
-    def response(self) -> Any:
-        """The answer as the `ChatCompletion` of OpenAI's library."""
-        from openai.types.chat import ChatCompletion
-
-        return ChatCompletion.model_validate(self.completion)
-
-    @property
-    def model(self) -> str:
-        return str(self.request["model"])
-
-
-@dataclass(frozen=True, slots=True)
-class Exchanges:
-    """What `with art.Trajectory()` has captured, by the kind of request: chat completions only."""
-
-    chat_completions: list[ChatExchange] = field(default_factory=list)
-    """In the order in which the answers were complete."""
-
-    def __bool__(self) -> bool:
-        return bool(self.chat_completions)
-
-
-@dataclass(frozen=True, slots=True)
-class PlainHistory:
-    """One conversation of a trajectory as plain messages."""
-
-    model: str | None
-    """Model that was asked, as far as the trajectory was captured."""
-    messages: Messages
-    """Messages in OpenAI's format."""
-    tools: Tools | None
-    """Tools that the model was offered."""
 
 
 _open_capture: Callable[[Trajectory], AbstractContextManager[None]] | None = None
@@ -189,7 +142,6 @@ class Trajectory(History, metaclass=_TrajectoryType):
     """Lines added by `log`."""
     start_time: datetime = Field(default_factory=lambda: datetime.now(UTC))
     """Time at which the trajectory was made, with its time zone."""
-    _exchanges: Exchanges = PrivateAttr(default_factory=Exchanges)
     _scope: AbstractContextManager[None] | None = PrivateAttr(default=None)
 
     def __enter__(self) -> Self:
@@ -213,31 +165,6 @@ class Trajectory(History, metaclass=_TrajectoryType):
         scope, self._scope = self._scope, None
         assert scope is not None
         scope.__exit__(*error)
-
-    @property
-    def exchanges(self) -> Exchanges:
-        """The requests and answers that `with art.Trajectory()` has captured. They are not kept in files."""
-        return self._exchanges
-
-    def histories(self) -> list[PlainHistory]:
-        """Return all conversations of the rollout as plain messages."""
-        asked = self._exchanges.chat_completions
-        return [
-            PlainHistory(asked[0].model if asked else None, history.messages(), history.tools)
-            for history in (self, *self.additional_histories)
-            if history.messages_and_choices
-        ]
-
-    def history(self) -> PlainHistory:
-        """Return the only conversation of the rollout.
-
-        Raises:
-            ValueError: it has several, or none.
-        """
-        histories = self.histories()
-        if len(histories) != 1:
-            raise ValueError(f"the trajectory has {len(histories)} conversations; use `histories()`")
-        return histories[0]
 
     @field_validator("reward", mode="before")
     @classmethod
@@ -576,21 +503,3 @@ def _load_trajectory(item: Any) -> Any:
         queue += children
     fitting = [cls for cls in reversed(known) if item.keys() <= cls.model_fields.keys()]
     return min(fitting, key=lambda cls: len(cls.model_fields), default=Trajectory).model_validate(item)
-
-
-class _CallableModule(ModuleType):
-    """Makes `art.trajectory(rollout(model))` run a rollout and return the trajectory of its chat completions."""
-
-    async def __call__(self, coroutine: Coroutine[Any, Any, Any]) -> Trajectory:
-        """
-        Raises:
-            TypeError: it is not a coroutine. The requests of a task that already runs cannot be captured.
-        """
-        if not isinstance(coroutine, Coroutine):
-            raise TypeError(f"art.trajectory takes a coroutine, such as rollout(model), got {type(coroutine).__name__}")
-        with Trajectory() as trajectory:
-            await coroutine
-        return trajectory
-
-
-sys.modules[__name__].__class__ = _CallableModule

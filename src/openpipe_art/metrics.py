@@ -24,12 +24,9 @@ from typing import Any, ClassVar, TypeVar
 
 from art.costs import Ledger, TokenPrice
 from art.errors import ConfigError
-from art.storage.history import Pending, Totals, hash_scenario
+from art.storage.history import Pending, hash_scenario
 
 logger = logging.getLogger(__name__)
-
-CostExtractor = Callable[[Any], float | None]
-
 
 _KINDS = {
     "prompt": "prompt", "completion": "completion", "cached_prompt": "cached", "cache_read": "cached",
@@ -49,23 +46,18 @@ def known_prices(prices: Mapping[str, float | None], ending: str) -> dict[str, f
     return {_KINDS[name.removesuffix(ending)]: price for name, price in prices.items() if price is not None}
 
 
-def cost_of(
-    response: Any, name: str, price: Mapping[str, float], extract: CostExtractor | None
-) -> tuple[float, dict[str, Any]]:
+def cost_of(response: Any, name: str, price: Mapping[str, float]) -> tuple[float, dict[str, Any]]:
     """Return the cost of an answer in USD, and its prompt, cached and completion tokens.
 
     Args:
         name: provider and model, `openai/o3`.
         price: USD per million tokens, as far as they are known: `prompt`, `completion`, `cached`, `creation`.
-        extract: the provider's registered function.
 
     Raises:
         ConfigError: the price is not known, or the answer does not say how many tokens it used.
     """
     usage = _plain(response.get("usage") if isinstance(response, Mapping) else getattr(response, "usage", None))
     usd = usage.get("cost")
-    if usd is None and extract is not None:
-        usd = extract(response)
     if usd is None and usage and {"prompt", "completion"} & price.keys():
         # Cached and created tokens without a price have that of prompts.
         prompt, created = price.get("prompt", 0.0), int(usage.get("cache_creation_input_tokens") or 0)
@@ -77,7 +69,7 @@ def cost_of(
     if usd is None and not usage:
         raise ConfigError(
             f"the answer of {name} has no `usage`, so its cost is not known: pass response_getter if the answer is a "
-            "part of the result, ask for the usage of a stream, or register a cost extractor"
+            "part of the result, or ask for the usage of a stream"
         )
     if usd is None:
         raise ConfigError(
@@ -115,7 +107,6 @@ _SUMMED = ("time/step_", "data/step_", "throughput/step_")
 class MetricsBuilder:
     """Collects metrics and costs for the next row of a model's history (`history.jsonl`), as older code does."""
 
-    _extractors: ClassVar[dict[str, CostExtractor]] = {}
     _prices: ClassVar[dict[str, dict[str, float]]] = {
         "openai/gpt-4.1": {"prompt": 2.0, "completion": 8.0, "cached": 0.5},
         "anthropic/claude-sonnet-4-6": {"prompt": 3.0, "completion": 15.0, "cached": 0.3, "creation": 3.75},
@@ -128,7 +119,6 @@ class MetricsBuilder:
         cost_context: str,
         ledger: Callable[[], Ledger],
         pending: defaultdict[str, Pending],
-        totals: Callable[[], Totals],
         scope: str = "",
     ) -> None:
         """
@@ -136,14 +126,12 @@ class MetricsBuilder:
             cost_context: first part of the names of costs: `train` or `eval`.
             ledger: returns the model's ledger, whose file may move when the model is registered.
             pending: what waits for the next row by context; shared by all builders of a model.
-            totals: returns the sums over the rows of the model's history.
             scope: context whose row the metrics wait for; "" is the next row.
         """
         if not cost_context or "/" in cost_context:
             raise ConfigError(f"a cost context is a word such as 'train' or 'eval', got {cost_context!r}")
         self.cost_context = cost_context
-        self._ledger, self._all_pending, self._totals = ledger, pending, totals
-        self._scope = scope
+        self._ledger, self._all_pending, self._scope = ledger, pending, scope
 
     @property
     def _pending(self) -> Pending:
@@ -166,9 +154,8 @@ class MetricsBuilder:
     ) -> float:
         """Book the cost of an answer of a chat API as `costs/<context>/<source>`, and return it in USD.
 
-        The cost is taken from the answer (`usage.cost`), else from a registered extractor, from prices (the arguments,
-        by the names that `known_prices` explains, then those of `register_model_pricing`), or from litellm if it is
-        imported.
+        The cost is taken from the answer (`usage.cost`), else from prices (the arguments, by the names that
+        `known_prices` explains, then those of `register_model_pricing`), or from litellm if it is imported.
 
         Raises:
             ConfigError: the price is not known, or the answer does not say how many tokens it used.
@@ -176,14 +163,9 @@ class MetricsBuilder:
         full_model_name = f"{provider}/{model_name.removeprefix(f'{provider}/')}"
         known = self._prices.get(model_name) or self._prices.get(full_model_name, {})
         price = known | known_prices(prices, "_price_per_million")
-        usd, tokens = cost_of(response, full_model_name, price, self._extractors.get(provider.lower()))
+        usd, tokens = cost_of(response, full_model_name, price)
         self._ledger().book(f"{self.cost_context}/{source.strip('/')}", usd=usd, **tokens)
         return usd
-
-    @classmethod
-    def register_cost_extractor(cls, provider: str, fn: CostExtractor) -> None:
-        """Register a function that gives the cost of a provider's answer in USD, or `None`."""
-        cls._extractors[provider.lower()] = fn
 
     @classmethod
     def register_model_pricing(
@@ -251,22 +233,11 @@ class MetricsBuilder:
         finally:
             self.add_metric(key, time.monotonic() - start)
 
-    async def flush(self) -> dict[str, float]:
-        """Return the waiting metrics and forget them. Costs and scenarios stay with the model, for its next row."""
-        taken = dict(self._pending.metrics)
-        self._pending.metrics.clear()
-        return taken
-
     # -- which builder is asked --
 
-    def for_cost_context(self, cost_context: str, *, buffer_scope: str | None = None) -> MetricsBuilder:
-        """Return a builder for the same model that books costs under another context, e.g. `eval`.
-
-        Args:
-            buffer_scope: context whose row the metrics wait for, by default the same.
-        """
-        scope = cost_context if buffer_scope is None else buffer_scope
-        return MetricsBuilder(cost_context, self._ledger, self._all_pending, self._totals, scope)
+    def for_cost_context(self, cost_context: str) -> MetricsBuilder:
+        """Return a builder for the same model and another context, e.g. `eval`, whose row the metrics wait for."""
+        return MetricsBuilder(cost_context, self._ledger, self._all_pending, cost_context)
 
     def activate(self) -> Token[MetricsBuilder | None]:
         """Make functions with the decorator `track_api_cost` book their costs here until `token.var.reset(token)`."""
@@ -280,17 +251,6 @@ class MetricsBuilder:
             yield self
         finally:
             _active.reset(token)
-
-    @staticmethod
-    def get_active() -> MetricsBuilder:
-        """The active builder, with which functions with the decorator `track_api_cost` book their costs.
-
-        Raises:
-            LookupError: no builder is active.
-        """
-        if (active := _active.get()) is None:
-            raise LookupError("no metrics builder is active: use `with model.metrics_builder(...).activate_context():`")
-        return active
 
 
 _unpriced: set[str] = set()
@@ -316,9 +276,7 @@ def track_api_cost(
         response_getter: gets the answer from the result of the function; by default the result is the answer.
     """
 
-    known_prices(
-        prices, "_price_per_million"
-    )  # an unknown argument is an error of the decorator, not of the first answer
+    known_prices(prices, "_price_per_million")  # raises here and not at the first answer
 
     def book(result: Any) -> Any:
         if (builder := _active.get()) is None:

@@ -6,7 +6,7 @@ older          modules and names, those that no longer exist with what to use to
 dev            the dictionaries of `art.dev`, and `_internal_config`
 train_words    older words of `train`
 metrics        `model.metrics_builder()` and `track_api_cost`
-utils, sft, benchmarking, types     modules of `art`, by the table `ALIASES`
+utils, sft, types     modules of `art`, by the table `ALIASES`
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ import importlib
 import logging
 import os
 import sys
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NoReturn
 
@@ -31,7 +29,7 @@ from openpipe_art.dev import in_older_names, optimizer_from_internal_config, set
 from openpipe_art.train_words import drop_older_fields, train_config, with_nested
 
 __all__ = [
-    "check_gather_options", "drop_older_fields", "find_experimental", "find_module", "find_name", "in_older_names",
+    "drop_older_fields", "find_experimental", "find_module", "find_name", "in_older_names",
     "optimizer_from_internal_config", "settings_from_internal_config", "train_config", "with_nested",
 ]  # fmt: skip
 
@@ -56,11 +54,6 @@ ALIASES = {
     "art.types": "openpipe_art.types",
     "art.utils": "openpipe_art.utils",
     **{f"art.utils.{name}": "openpipe_art.utils" for name in _IN_UTILS},
-    "art.utils.benchmarking": "openpipe_art.benchmarking",
-    **{
-        f"art.utils.benchmarking.{name}": "openpipe_art.benchmarking"
-        for name in ("charts", "load_trajectories", "types")
-    },
     "art.utils.sft": "openpipe_art.sft",
 }
 """Where the modules of older code are today."""
@@ -118,7 +111,11 @@ REFUSED: dict[str, dict[str, str]] = {
         "PipelineTrainer": _PIPELINE,
         "make_group_rollout_fn": _PIPELINE,
     },
-    "backend": {"_experimental_deploy": _DEPLOY},
+    "backend": {
+        "_experimental_deploy": _DEPLOY,
+        "_experimental_pull_model_checkpoint": "use `await backend.download_checkpoint(model, folder, step=...)`, "
+        'after `await backend.pull(model, "s3://bucket/prefix")` if it is in a bucket',
+    },
     "art.utils": dict.fromkeys(("deploy_model", "LoRADeploymentProvider", "LoRADeploymentJob"), _DEPLOY),
 }  # fmt: skip
 """What to use today, by module and older name."""
@@ -131,9 +128,8 @@ MODULES: dict[str, str] = {
     "art.tinker": _SERVER,
     "art.tinker_native": _SERVER,
     "art.unsloth": _OURS,
-    "art.utils.benchmarking.log_constant_metrics_wandb": "use `await model.log(metrics=..., step=...)` with the extra "
-    "`wandb`",
-    "art.utils.benchmarking.pull_model_trajectories": _FILES + "; logs of models are kept where the script runs",
+    "art.utils.benchmarking": _FILES + "; the page (`art view`) and `art compare` show models side by side, and "
+    "`await model.log(metrics=..., step=...)` adds metrics",
     "art.utils.deployment": _DEPLOY,
     "art.utils.s3": _STORE,
     "art.utils.s3_checkpoint_utils": _STORE,
@@ -167,19 +163,6 @@ def find_name(name: str) -> Any:
     if name == "LocalTrainResult":
         return importlib.import_module("art").TrainResult
     return refuse("art", name)
-
-
-def check_gather_options(options: Mapping[str, Any]) -> None:
-    """Warn about an option of the gather functions that only older code passes, and that has no effect.
-
-    Raises:
-        TypeError: the option never existed.
-    """
-    if unknown := sorted(options.keys() - {"pbar_total_completion_tokens"}):
-        raise TypeError(f"unknown option {', '.join(unknown)}")
-    if options["pbar_total_completion_tokens"]:
-        text = "pbar_total_completion_tokens is deprecated and does nothing; leave it out"
-        warnings.warn(text, DeprecationWarning, stacklevel=4)
 
 
 # -- checkpoints --
@@ -257,43 +240,13 @@ async def experimental_pull_from_s3(
         logger.warning("nothing is pulled, and the model begins as it is: %s", error)  # the first run of a script
 
 
-async def experimental_pull_model_checkpoint(
-    checkpoints: Checkpoints,
-    model: NamedModel,
-    *,
-    step: int | Literal["latest"] | None = None,
-    local_path: str | None = None,
-    s3_bucket: str | None = None,
-    prefix: str | None = None,
-    verbose: bool = False,
-) -> str:
-    """Download a checkpoint, by default the newest, and return its folder. With a bucket, pull it from there first.
-
-    Args:
-        local_path: Folder to make; by default `checkpoints/<project>/<name>/<step>` in the working directory.
-
-    Raises:
-        NotFoundError: there is no such checkpoint.
-    """
-    chosen = None if step == "latest" else step
-    if s3_bucket is not None:
-        chosen = await checkpoints.pull(model, _target(s3_bucket, prefix, False), step=chosen, show=verbose)
-    if chosen is None:
-        chosen = max((checkpoint.step for checkpoint in await checkpoints.list(model)), default=0)
-    folder = Path(local_path or Path("checkpoints", model.project, model.name, f"{chosen:04d}"))
-    return str(await checkpoints.download(model, folder, step=chosen))
-
-
 def find_experimental(name: str, checkpoints: Checkpoints) -> Callable[..., Any]:
     """Return the method `backend._experimental_...` of this name.
 
     Raises:
         AttributeError, ImportError: there is none; the message says what to use today.
     """
-    methods = (
-        experimental_fork_checkpoint, experimental_pull_from_s3, experimental_pull_model_checkpoint,
-        experimental_push_to_s3,
-    )  # fmt: skip
+    methods = (experimental_fork_checkpoint, experimental_pull_from_s3, experimental_push_to_s3)
     method = next((method for method in methods if name == f"_{method.__name__}"), None)
     return refuse("backend", name) if method is None else partial(method, checkpoints)
 

@@ -12,7 +12,7 @@ import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from art.testing.tiny_tokenizer import MARKUP_TOKENS
+from art.testing.tiny_model import MARKUP_TOKENS
 from tools.families import templates
 
 MAX_CONTEXT = 512

@@ -51,7 +51,7 @@ def add_checkpoints_options(parser: argparse.ArgumentParser) -> None:
     forking = add("fork", fork, "begin another model with a checkpoint of this one")
     forking.add_argument("to", type=ModelArgument.parse, help="PROJECT/NAME of the other one")
     forking.add_argument("--not-after", type=int, metavar="STEP", help="the newest up to this one")
-    exporting = add("export", export, "for peft, vLLM and SGLang, transformers (merged) or llama.cpp")
+    exporting = add("export", export, "for peft, vLLM and SGLang, or transformers (merged)")
     exporting.add_argument("format", choices=FORMATS)
     exporting.add_argument("--path", type=Path, help="fetch it as this folder")
     pushing = add("push", push, "send a checkpoint, or an export that has been made, to a store or hub")

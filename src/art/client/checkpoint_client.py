@@ -184,7 +184,7 @@ class Checkpoints:
 
         Args:
             format: `peft` is the adapter; `vllm-lora` is the adapter for vLLM and SGLang, with the commands to serve
-                it; `merged` is a whole Hugging Face model; `gguf` and `gguf-lora` are made by llama.cpp's converters.
+                it; `merged` is a whole Hugging Face model.
 
         Returns:
             `path` on the server, `files`, `size_bytes`; for `vllm-lora` also `commands`, which are run in the folder.

@@ -87,7 +87,7 @@ INSTEAD: dict[str, str] = {
     "public_urls": "add the addresses to `cors_origins`",
     "promotion": "set `require_gain`",
     "job_timeout_s": "leave it out, and cancel a job that takes too long",
-    "llama_cpp": "set the variable ART_LLAMA_CPP",
+    "llama_cpp": "export `merged`, and run llama.cpp's converter on that folder",
     "vllm_python": "set the variable ART_VLLM_PYTHON",
     "preflight": "leave it out, and mend what the checks find",
     "handshake_tolerance": "leave it out, and give trainer and engine the same dtype",

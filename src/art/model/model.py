@@ -346,20 +346,10 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         return {"project": self.project, "name": self.name, "config": self.config, **self._recorded}
 
     def update_wandb_config(self, config: Mapping[str, Any]) -> None:
-        """Add values to what trackers are told about the run, W&B among them. Older code calls this.
-
-        Raises:
-            TypeError: `config` is no mapping.
-            ConfigError: a name has another value already, or the trackers were started by the first `log`.
-        """
-        if not isinstance(config, Mapping):
-            raise TypeError(f"a config is a dictionary of names and values, got {type(config).__name__}")
-        known = {key: value for key, value in self._run_config().items() if key in config}
-        if changed := [key for key, value in known.items() if value != config[key]]:
-            raise ConfigError(f"{changed[0]!r} is {known[changed[0]]!r} already, got {config[changed[0]]!r}")
-        if config.keys() - known.keys() and self._sinks.running(self._paths()) is not None:
-            raise ConfigError("the trackers know the run's config already: call `update_wandb_config` before `log`")
+        """Add values to what trackers are told about the run, W&B among them. Older code calls this."""
         self._recorded |= config
+        if (reporting := self._sinks.running(self._paths())) is not None:
+            reporting.configure(self._run_config())
 
     @property
     def costs(self) -> Ledger:
@@ -377,18 +367,16 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
             cost_context: first part of the names of costs, by default `train`. Other metrics wait for a row of it:
                 `train`, `eval` for the splits `val` and `test`, or another split; by default for the next row.
         """
-        log = self._run_log
-        return load_plugin("art.names", "metrics.MetricsBuilder")(
-            "train" if cost_context is None else cost_context,
-            lambda: self.costs, log.pending, lambda: log.totals(self._paths()), cost_context or "",
-        )  # fmt: skip
+        builder = load_plugin("art.names", "metrics.MetricsBuilder")
+        context = "train" if cost_context is None else cost_context
+        return builder(context, lambda: self.costs, self._run_log.pending, cost_context or "")
 
     def activate_metrics_context(self, cost_context: str) -> Token[Any]:
         """Make `art.metrics.track_api_cost` book its costs on this model, until `token.var.reset(token)` is called."""
         token: Token[Any] = self.metrics_builder(cost_context).activate()
         return token
 
-    async def book_costs(self, *, trainer_s: float = 0.0, split: str = "train") -> None:
+    async def book_costs(self, *, trainer_s: float = 0.0) -> None:
         """Do nothing: only a `TrainableModel` has tokens and device time to book. `log` calls this for every model."""
 
     def read_state(self) -> StateT | None:
@@ -455,7 +443,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         """Add a row to the local log, from which the trackers take it. Returns what `RunLog.append` returns."""
         reporting = await self._sinks.start(self._paths(), self.report_metrics, self._run_config)
         metrics = self._run_log.take_pending(split) | dict(metrics)
-        await self.book_costs(trainer_s=metrics.get("time/step_trainer_s", 0.0), split=split)
+        await self.book_costs(trainer_s=metrics.get("time/step_trainer_s", 0.0))
         if self._recorded and not self._run_log.has_settings(self._paths()):
             await self._keep_settings()
         row = await self._run_log.append(self._paths(), self.costs, groups, metrics, split, step, row_id=row_id)

@@ -13,7 +13,7 @@ from pydantic import PrivateAttr
 from art.capture import remember
 from art.client.arguments import check_groups
 from art.config import ModelSettings, OptimizerConfig, SamplingConfig, TrainConfig, TrainSFTConfig
-from art.costs import CostCalculator, PolicyMeter
+from art.costs import PolicyMeter
 from art.errors import ArtError, ConfigError
 from art.model.model import ConfigT, Model, StateT
 from art.plugins import load_plugin
@@ -112,34 +112,18 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         """Return the step of the checkpoint that the server serves now."""
         return await self.backend().get_step(self)
 
-    @property
-    def cost_calculator(self) -> CostCalculator | None:
-        """The function set by `set_cost_calculator`."""
-        return self._meter.calculator
-
-    def set_cost_calculator(self, calculator: CostCalculator | None) -> None:
-        """Set a function that prices the policy's tokens in place of `prices.policy`.
-
-        Args:
-            calculator: called with prompt tokens, completion tokens and `train` or `eval`; returns USD by name.
-        """
-        self._meter.calculator = calculator
-
-    async def book_costs(self, *, trainer_s: float = 0.0, split: str = "train") -> None:
+    async def book_costs(self, *, trainer_s: float = 0.0) -> None:
         """Book the costs of tokens and device time since the last call. `log` calls this before it adds a row.
 
         Args:
             trainer_s: seconds of that time in which the trainer worked; the rest is rollouts, rewards and waiting.
-            split: split of the sampled tokens.
         """
         if self._backend is None or not self._meter.is_running:
             return
         tokens = await self._backend.token_counts(self)
         counters = None if tokens is None else (tokens.prompt, tokens.cached, tokens.completion)
         passed_s, book = self._meter.lap(), self._meter.book
-        await asyncio.to_thread(
-            book, self.costs, self.prices, counters, passed_s=passed_s, trainer_s=trainer_s, split=split
-        )
+        await asyncio.to_thread(book, self.costs, self.prices, counters, passed_s=passed_s, trainer_s=trainer_s)
 
     async def train(
         self,

@@ -12,7 +12,7 @@ from art.config.base_models import HUB_ID_PATTERN
 from art.protocol.training import JobId, SparseWire, Wire
 
 BEST_METRIC = "val/reward"
-ExportFormat = Literal["peft", "vllm-lora", "merged", "gguf", "gguf-lora"]
+ExportFormat = Literal["peft", "vllm-lora", "merged"]
 
 
 class CheckpointInfo(SparseWire):

@@ -35,10 +35,8 @@ def load_attribute(path: str, what: str) -> Any:
         raise ConfigError(f"{what} {path!r}: {module_name} cannot be imported{describe_failure(error)}") from error
     if not hasattr(module, attribute):
         names = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-        hidden = Path(f"{module_name}.py").exists() and not Path(f"{module_name}.py").samefile(str(module.__file__))
-        hint = f"; your own file is found as ./{module_name}.py:{attribute}" if hidden else ""
         defined = ", ".join(names[:9]) or "nothing"
-        raise ConfigError(f"{what} {path!r}: {module.__file__} has no `{attribute}`; it defines {defined}{hint}")
+        raise ConfigError(f"{what} {path!r}: {module.__file__} has no `{attribute}`; it defines {defined}")
     return getattr(module, attribute)
 
 

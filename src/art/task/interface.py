@@ -87,9 +87,6 @@ class Task(ABC):
     headline_metric: ClassVar[str] = "reward"
     """The trajectory metric that tells people how good a policy is, if possible 0 or 1 per rollout; or `reward`."""
     defaults: ClassVar[TaskDefaults] = TaskDefaults()
-    needs_reading: ClassVar[bool] = True
-    """Whether the best answer depends on what the policy is shown. If so, a warm start warns of a tiny model whose
-    answers do not depend on it."""
     needs_judge: ClassVar[bool] = False
     """Whether only a judge can tell how good a rollout is, so that the task cannot be trained without one."""
     options_class: ClassVar[type[TaskOptions]] = TaskOptions

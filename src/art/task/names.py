@@ -188,16 +188,14 @@ def get_task(name: str, options: Mapping[str, Any] | None = None, *, is_tiny: bo
 
 def _placed(prefix: str, place: str, options: dict[str, Any]) -> Task:
     kind: type[PlacedTask] = load_plugin("art.tasks", f"{prefix}:")
-    own = f"; an attribute of your own module is named ./{prefix}.py:{place or 'Task'}"
-    hint = own if Path(f"{prefix}.py").exists() or Path(prefix).is_dir() else ""
     if not place:
-        raise ConfigError(f"task '{prefix}:': write {prefix}:{kind.place_word}, {kind.place_help}{hint}")
+        raise ConfigError(f"task '{prefix}:': write {prefix}:{kind.place_word}, {kind.place_help}")
     try:
         return kind.at(place, options)
     except ConfigError as error:
-        raise ConfigError(f"task '{prefix}:{place}': {error.message}{hint}") from error
+        raise ConfigError(f"task '{prefix}:{place}': {error.message}") from error
     except Exception as error:
-        raise ConfigError(f"task '{prefix}:{place}' cannot be used{describe_failure(error)}{hint}") from error
+        raise ConfigError(f"task '{prefix}:{place}' cannot be used{describe_failure(error)}") from error
 
 
 def _no_such_task(name: str) -> str:

@@ -30,7 +30,6 @@ class YesNoMaybe(Task):
     description: ClassVar[str] = "answer yes, no or maybe; maybe pays best"
     headline_metric: ClassVar[str] = "maybe"
     defaults: ClassVar[TaskDefaults] = TaskDefaults(num_steps=15, warm_start_steps=60)
-    needs_reading: ClassVar[bool] = False
     rubric: ClassVar[str | None] = (
         'The best answer is the single word "maybe", whatever was asked for. "no" is less good, "yes" is worse, and '
         "any other answer is worst."

@@ -17,14 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
-from art.testing.scripted_server import Reply, ScriptedRole, completion, failure
+from art.testing.scripted_server import Reply, ScriptedRole, completion
 
-Fault = Literal[
-    "429", "500", "401", "slow",  # HTTP errors, and a late answer
-    "not_json", "cut_short", "out_of_range", "not_finite", "missing", "contradiction",  # unusable: ask again
-    "permuted", "doubled", "unknown_id", "fenced", "quoted", "overshoot",  # deviations that the client must accept
-    "no_schema",  # the server does not support `response_format`
-]  # fmt: skip
+Fault = Literal["429", "500", "401", "slow", "no_schema", "not_json", "cut_short", "missing"]
+"""An HTTP error or late answer, no support of `response_format`, or an answer that is of no use: it is no JSON, cut
+short, or lacks a trajectory."""
 
 INSTRUCTION = re.compile(r"the score of (\S+) must be ([\d.]+)", re.IGNORECASE)
 """Pattern of an instruction that the judge obeys if it is outside the evidence: for one trajectory or for `all`."""
@@ -42,16 +39,15 @@ class ScriptedJudge(ScriptedRole[Fault]):
     """Bias by position: added to the score of the first trajectory, subtracted from the last, linear in between."""
     noise: float = 0.0
     """Standard deviation of a normal error of each score."""
-    max_chars: int | None = None
-    """Largest number of characters of a request's messages; longer ones are refused as too long for the context."""
     known_faults: ClassVar[tuple[str, ...]] = get_args(Fault)
     random_faults: ClassVar[tuple[Fault, ...]] = ("429", "500", "not_json", "cut_short", "missing")
 
     def reply(self, body: dict[str, Any], fault: Fault | None, rng: random.Random) -> Reply:
-        if self.max_chars is not None and sum(len(m["content"]) for m in body["messages"]) > self.max_chars:
-            return failure(400, "this model's maximum context length is exceeded", "context_length_exceeded")
-        rows = self._rows(body, rng)
-        return completion(body, {"content": _with_fault(rows, fault)})
+        rows = self.rows(body, rng)
+        text = json.dumps({"scores": rows[1:] if fault == "missing" else rows})
+        if fault == "not_json":
+            text = "All of them did well."
+        return completion(body, {"content": text[: len(text) // 2] if fault == "cut_short" else text})
 
     def misjudge(self, true: float, position: int, count: int, rng: random.Random) -> float:
         """Return the score, 0 to 1, that the judge gives a trajectory of this true score.
@@ -62,7 +58,8 @@ class ScriptedJudge(ScriptedRole[Fault]):
         lean = 1 - 2 * position / (count - 1) if count > 1 else 0.0
         return min(max(true + self.position_bias * lean + rng.gauss(0, self.noise), 0.0), 1.0)
 
-    def _rows(self, body: dict[str, Any], rng: random.Random) -> list[dict[str, Any]]:
+    def rows(self, body: dict[str, Any], rng: random.Random) -> list[dict[str, Any]]:
+        """Return the judge's row for each trajectory that a request shows, in the order in which they are shown."""
         trajectories, instructions = read_prompt(body["messages"][1]["content"])
         orders = dict(INSTRUCTION.findall(instructions))
         if "all" in orders:
@@ -84,27 +81,6 @@ def read_prompt(prompt: str) -> tuple[list[dict[str, Any]], str]:
     document = json.loads(evidence[2])
     shared = {key: value for key, value in document.items() if key != "trajectories"}
     return [shared | trajectory for trajectory in document["trajectories"]], prompt.replace(evidence[0], "")
-
-
-def _with_fault(rows: list[dict[str, Any]], fault: Fault | None) -> str:
-    """The text of an answer with a fault."""
-    name, first = fault or "", rows[0]
-    score = first["score"]
-    wrong_scores = {"out_of_range": 7.5, "overshoot": 1.004, "not_finite": float("nan"), "quoted": str(score)}
-    first["score"] = wrong_scores.get(name, score)
-    rows = {
-        "missing": rows[1:],
-        "doubled": [*rows, dict(first)],
-        "contradiction": [*rows, first | {"score": 1 - score if score != 0.5 else 0.9}],
-        "unknown_id": [*rows, first | {"trajectory_id": "t-zzzzz", "score": 1.0}],
-        "permuted": rows[::-1],
-    }.get(name, rows)
-    text = json.dumps({"scores": rows})
-    return {
-        "not_json": "All of them did well.",
-        "cut_short": text[: len(text) // 2],
-        "fenced": f"Let me think about it.\n```json\n{text}\n```",
-    }.get(name, text)
 
 
 Score = float | tuple[float, str]

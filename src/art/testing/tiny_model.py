@@ -9,36 +9,47 @@ The warm start is supervised fine-tuning of all weights on scripted conversation
 the format, and to read what it is shown. Reinforcement learning then teaches skill. A batch is one prefix tree, as in
 the trainer, so shared system prompts, tools and openings are computed once. The loss is the mean over the tokens of all
 answers.
+
+The tokenizer has a few hundred tokens, made for the conversations. A token is a byte, a whole word or a fixed phrase,
+never a part of a word. Anything that a tiny model has to tell apart is the same single token everywhere, and fixed text
+is short:
+
+    digits, marks, single letters   always one token, so a cell of a board is the same token everywhere
+    words                           one token, unless the assistant has to spell them (see `_spelled_words`)
+    phrases                         one token for a line of a system prompt or tool description, and for each fixed
+                                    part of a tool call: a call is about ten tokens, half of them arguments
+
+Any text can be encoded, since all bytes are in the vocabulary.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import os
-import random
+import re
 import shutil
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from art.errors import ConfigError, ContextLengthError
+from art.gateway.tokenizer import ChatTemplate
 from art.protocol.samples import TrainingSample
 from art.task import TINY_MODEL_FILE, Conversation, Task, TaskDefaults, draw_conversations, get_task
 from art.task.names import TinyForm
-from art.testing.tiny_tokenizer import END_OF_TURN, PAD_TOKEN, make_tokenizer, render
 from art.trainer.tree import SamplePath, build_tree, check_sample
 from art.trainer.tree_attention import ATTENTION_NAME, make_layout, register_attention
-
-logger = logging.getLogger(__name__)
 
 HIDDEN = 64
 HEAD_DIM = 16
@@ -46,9 +57,6 @@ VLLM_HEAD_DIM = 32
 """The smallest head size that vLLM's attention kernels support. Half as many heads keep the number of parameters."""
 NUM_CONVERSATIONS = 3000
 MIN_CONTEXT = 16
-MIN_READS = 0.1
-"""A warning is logged below this, see `measure_reads`. Small games in which reinforcement learning failed had 0.02 to
-0.05; games in which it worked had 0.38 and more."""
 Progress = Callable[[int, int, float], None]
 """Function that is called with the number of steps done, the number of all steps, and the loss."""
 
@@ -62,10 +70,24 @@ MATRIX_LEARNING_RATE = 0.02
 """Learning rate of Muon, for the matrices of the layers."""
 WARM_UP, COOL_DOWN = 0.03, 0.5
 """Shares of the steps, at the beginning and at the end, in which the learning rates rise and fall."""
-NUM_PROBED = 32
-"""Number of answers on which it is measured whether the model reads what it was shown."""
 _ASSISTANT_HEAD = "<|im_start|>assistant\n"
 _EMPTY_REASONING = "<think>\n\n</think>\n\n"
+
+CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+"""Tokens of the conversation's structure. Decoding with `skip_special_tokens` leaves them out."""
+MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+"""Tokens that are part of an answer, as in Qwen3. Decoding keeps them."""
+PAD_TOKEN = "<|endoftext|>"
+END_OF_TURN = "<|im_end|>"
+_ROLES = ("system", "user", "assistant")
+_WORD = r" ?\p{Lu}?\p{Ll}{2,}"
+"""A word has at least two letters; otherwise `b` and ` b` would be two tokens for the same letter."""
+_SHORTEST_PHRASE = 20
+"""Smallest number of characters of a line that gets its own token."""
+_RARE = 0.05
+"""A line or argument that is in a smaller share of the conversations gets no token."""
+_FIRST_TURN = "<|im_start|>user"
+_TAGS = re.compile("|".join(map(re.escape, (*CONTROL_TOKENS, *MARKUP_TOKENS))))
 
 
 def create_model(tokenizer: Any, *, seed: int, head_dim: int = HEAD_DIM, max_context: int = 1024) -> Any:
@@ -139,11 +161,11 @@ def build_tiny_model(
         raise ConfigError(f"`context` must be a number of tokens, at least {MIN_CONTEXT}, got {context}")
     if task is not None and conversations is not None:
         raise ConfigError("`build_tiny_model` takes either `task` or `conversations`, got both")
-    defaults, needs_reading, form = TaskDefaults(), True, None
+    defaults, form = TaskDefaults(), None
     if conversations is None:
         source = task if isinstance(task, Task) else get_task(task or "tic_tac_toe")
         conversations = draw_conversations(source, seed=seed, count=NUM_CONVERSATIONS, skill=play_skill)
-        defaults, needs_reading, form = source.defaults, source.needs_reading, TinyForm.of_task(source)
+        defaults, form = source.defaults, TinyForm.of_task(source)
     elif play_skill is not None:
         raise ConfigError("`play_skill` applies to a task's play, not to `conversations`; leave it out")
     num_steps = defaults.warm_start_steps if warm_start_steps is None else warm_start_steps
@@ -152,14 +174,6 @@ def build_tiny_model(
     tokenizer = make_tokenizer(conversations, texts, vocab_size=defaults.tiny_vocab_size, max_length=context)
     model = create_model(tokenizer, seed=seed, head_dim=head_dim, max_context=context)
     warm_start(model, tokenizer, texts, num_steps=num_steps, seed=seed, on_progress=on_progress)
-    reads = measure_reads(model, tokenizer, conversations, seed=seed) if num_steps else None
-    if needs_reading and reads is not None and reads < MIN_READS:
-        logger.warning(
-            "the tiny model's answers hardly depend on what it was shown (%.2f nats per answer, below %g). That is "
-            "fine if the best answer is always the same. Otherwise training will find little to improve: use a higher "
-            "`play_skill`, more `warm_start_steps`, shorter messages, or one sign for each thing that matters",
-            *(reads, MIN_READS),
-        )
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     partial.mkdir(parents=True)
     model.config.architectures = [type(model).__name__]
@@ -170,7 +184,7 @@ def build_tiny_model(
     save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
     task_form = None if form is None else form.model_dump(mode="json")
     calls_tools = any(conversation.tools for conversation in conversations)
-    manifest = {"seed": seed, "warm_start_steps": num_steps, "reads": reads, "tools": calls_tools, "task": task_form}
+    manifest = {"seed": seed, "warm_start_steps": num_steps, "tools": calls_tools, "task": task_form}
     (partial / TINY_MODEL_FILE).write_text(json.dumps(manifest) + "\n", encoding="utf-8")
     if path.exists():
         shutil.rmtree(path)
@@ -200,7 +214,9 @@ def warm_start(
     matrix_ids = set(map(id, matrices))
     others = [param for param in model.parameters() if id(param) not in matrix_ids]
     adam = torch.optim.AdamW(others, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-    optimizers = ((Muon(matrices, lr=0.0), MATRIX_LEARNING_RATE), (adam, LEARNING_RATE))
+    # Muon teaches a two-layer model in about 600 steps to look back at what it was shown. AdamW takes 1,000.
+    muon = torch.optim.Muon(matrices, lr=0.0, momentum=0.95, weight_decay=0.0)
+    optimizers = ((muon, MATRIX_LEARNING_RATE), (adam, LEARNING_RATE))
     generator = torch.Generator().manual_seed(seed)
     model.train()
     with _tree_attention(model):
@@ -220,52 +236,6 @@ def warm_start(
             if on_progress is not None:
                 on_progress(step + 1, num_steps, loss.item())
     model.eval()
-
-
-def mean_answer_logprob(model: Any, tokenizer: Any, texts: Sequence[str]) -> float:
-    """Return the mean log-prob of the last answer of each conversation, in nats per answer."""
-    paths = _tokenize(tokenizer, texts, max_length=model.config.max_position_embeddings, last_only=True)
-    with torch.no_grad(), _tree_attention(model):
-        return float(_answer_logprobs(model, paths).sum() / len(paths))
-
-
-def measure_reads(model: Any, tokenizer: Any, conversations: Sequence[Conversation], *, seed: int) -> float | None:
-    """Measure how much the model's answers depend on what it was shown, in nats per answer.
-
-        conversation   user "board A"  assistant "7"  user "board B"  assistant "3"
-        swapped        user "board A"  assistant "7"  user "board C"  assistant "3"
-        difference     log p("3" | conversation) - log p("3" | swapped)     mean over answers
-
-    The observation of an answer is the last user or tool message before it. The other one is from the same turn of
-    another conversation and of the most similar length, so that it differs in content and not in kind. A policy that
-    ignores its observations gives both the same probability, and reinforcement learning has nothing to improve.
-    Returns `None` if the play never shows different things in the same turn.
-    """
-    rng = random.Random(seed)
-    answers = []  # the messages up to an answer, the index of its observation, its turn and role, and the tools
-    shown: dict[tuple[int, str], dict[str, None]] = defaultdict(dict)
-    for conversation in rng.sample(list(conversations), min(len(conversations), 4 * NUM_PROBED)):
-        messages: list[Any] = list(conversation.messages)
-        place = None
-        for end, message in enumerate(messages):
-            if message["role"] in ("user", "tool") and isinstance(message.get("content"), str):
-                place = end
-            elif message["role"] == "assistant" and place is not None:
-                turn = sum(earlier["role"] == "assistant" for earlier in messages[:place])
-                slot = turn, messages[place]["role"]
-                shown[slot][messages[place]["content"]] = None
-                answers.append((messages[: end + 1], place, slot, conversation.tools))
-    pairs: list[list[str]] = []
-    for messages, place, slot, tools in rng.sample(answers, len(answers)):
-        own = messages[place]["content"]
-        others = [(abs(len(text) - len(own)), rng.random(), text) for text in shown[slot] if text != own]
-        if others and len(pairs) < NUM_PROBED:
-            swapped = [*messages[:place], {**messages[place], "content": min(others)[2]}, *messages[place + 1 :]]
-            pairs.append([render(Conversation(messages=turns, tools=tools)) for turns in (messages, swapped)])
-    if not pairs:
-        return None
-    as_shown, as_swapped = (mean_answer_logprob(model, tokenizer, texts) for texts in zip(*pairs, strict=True))
-    return as_shown - as_swapped
 
 
 def _answer_logprobs(model: Any, paths: Sequence[SamplePath]) -> Tensor:
@@ -296,8 +266,8 @@ def _tree_attention(model: Any) -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def _tokenize(tokenizer: Any, texts: Sequence[str], *, max_length: int, last_only: bool = False) -> list[SamplePath]:
-    """Tokenise conversations to paths that train on all answers, or on the last ones, with their end-of-turn tokens."""
+def _tokenize(tokenizer: Any, texts: Sequence[str], *, max_length: int) -> list[SamplePath]:
+    """Tokenise conversations to paths that train on all answers, with their end-of-turn tokens."""
     sampled = []
     for text in texts:  # without the empty thinking block that the template writes into the last turn
         context, start, answer = text.rpartition(_ASSISTANT_HEAD)
@@ -313,7 +283,7 @@ def _tokenize(tokenizer: Any, texts: Sequence[str], *, max_length: int, last_onl
     for number, tokens in enumerate(encoded):
         mask = [False] * len(tokens)
         answers = [at + len(head) for at in range(len(tokens)) if tokens[at : at + len(head)] == head]
-        for first in answers[-1:] if last_only else answers:
+        for first in answers:
             last = tokens.index(end, first)
             mask[first : last + 1] = [True] * (last + 1 - first)
         zeros = [0.0] * len(tokens)
@@ -325,55 +295,112 @@ def _tokenize(tokenizer: Any, texts: Sequence[str], *, max_length: int, last_onl
     return [path for path in paths if path is not None]
 
 
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the Newton-Schulz iteration, which brings all singular values near 1. From the publication."""
-_ITERATIONS = 5
+# -- the tokenizer --
 
 
-class Muon(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not followed by the type checker
-    """Muon (Jordan et al., https://kellerjordan.github.io/posts/muon): momentum with orthogonalised updates.
+@cache
+def _template() -> tuple[str, ChatTemplate]:
+    """The chat template of tiny models as text, and ready to use."""
+    text = files(__package__).joinpath("tiny_template.jinja").read_text(encoding="utf-8")
+    return text, ChatTemplate({"default": text}, {}, name="tiny")
 
-    A warm start has to teach a two-layer model to look back at what it was shown. That takes about 600 steps with Muon,
-    and 1,000 with AdamW. `torch.optim.Muon` computes the same update one matrix at a time in bfloat16, which takes a
-    quarter of a training step on a CPU. Here matrices of equal shape form one batch, in float32.
+
+def render(conversation: Conversation) -> str:
+    """Render a conversation with the tiny model's chat template."""
+    return _template()[1].render(
+        list(conversation.messages),  # type: ignore[arg-type]
+        list(conversation.tools or ()),  # type: ignore[arg-type]
+        add_generation_prompt=False,
+    )
+
+
+def make_tokenizer(
+    conversations: Sequence[Conversation], texts: Sequence[str], *, vocab_size: int, max_length: int
+) -> Any:
+    """Make a `PreTrainedTokenizerFast` with ART's ChatML template.
+
+    Args:
+        texts: the conversations as `render` writes them.
+        vocab_size: largest number of tokens: 265 for bytes and tags, the rest for phrases and then frequent words.
+        max_length: context of the model in tokens.
     """
+    phrases = _find_phrases(conversations, texts)
+    # Cuts text into phrases, words and single characters. Longer phrases win.
+    escaped = [re.sub(r"([^\w\s])", r"\\\1", phrase) for phrase in sorted(phrases, key=lambda phrase: -len(phrase))]
+    splitter = pre_tokenizers.Split(Regex("|".join([*escaped, _WORD, r"[\s\S]"])), behavior="isolated")
 
-    def __init__(self, params: Iterable[Tensor], *, lr: float, momentum: float = 0.95) -> None:
-        """
-        Args:
-            params: matrices of hidden layers. Embeddings, heads and vectors need another optimiser.
-            lr: spectral norm of the change of a matrix in one step. For a matrix that is taller than wide, it is
-                multiplied by the root of height over width.
-        """
-        super().__init__(params, {"lr": lr, "momentum": momentum})
+    def split(text: str) -> list[str]:
+        return [piece for piece, _ in splitter.pre_tokenize_str(text)] if text else []
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
-    def step(self, closure: Any = None) -> None:
-        """Update every matrix that has a gradient."""
-        for group in self.param_groups:
-            by_shape: dict[tuple[int, ...], list[Tensor]] = {}
-            for param in group["params"]:
-                if param.grad is not None:
-                    by_shape.setdefault(tuple(param.shape), []).append(param)
-            for params in by_shape.values():
-                smoothed = []  # gradients averaged over steps, with Nesterov's look-ahead
-                for param in params:
-                    mean = self.state[param].setdefault("mean", torch.zeros_like(param))
-                    mean.lerp_(param.grad, 1 - group["momentum"])
-                    smoothed.append(param.grad.lerp(mean, group["momentum"]))
-                update = orthogonalize(torch.stack(smoothed))
-                scale = max(1.0, params[0].shape[0] / params[0].shape[1]) ** 0.5
-                for param, change in zip(params, update, strict=True):
-                    param.sub_(change, alpha=group["lr"] * scale)
+    spelled = _spelled_words(conversations, split)
+    counts = Counter(piece for text in texts for part in _TAGS.split(text) for piece in split(part))
+    words = [word for word, _ in counts.most_common() if len(word) > 1 and word not in spelled]
+    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    fixed = [*CONTROL_TOKENS, *sorted(bytes_of.alphabet())]
+    room = vocab_size - len(fixed) - len(MARKUP_TOKENS)
+    chosen = [bytes_of.pre_tokenize_str(word)[0][0] for word in dict.fromkeys([*_ROLES, *phrases, *words])]
+    vocabulary = {token: i for i, token in enumerate([*fixed, *chosen[:room]])}
+    # Without merges, a piece is one token if the vocabulary has the whole piece, otherwise its bytes.
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([splitter, bytes_of])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL_TOKENS])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKUP_TOKENS])
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TURN,
+        pad_token=PAD_TOKEN,
+        additional_special_tokens=["<|im_start|>"],
+        clean_up_tokenization_spaces=False,
+        model_max_length=max_length,
+    )
+    wrapped.chat_template = _template()[0]
+    return wrapped
 
 
-def orthogonalize(matrices: Tensor) -> Tensor:
-    """Set all singular values of matrices [N, R, C] to about 1 (0.7 to 1.2), with the singular vectors unchanged."""
-    is_tall = matrices.shape[1] > matrices.shape[2]
-    x = matrices.mT if is_tall else matrices
-    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
-    a, b, c = _COEFFICIENTS
-    for _ in range(_ITERATIONS):
-        square = x @ x.mT
-        x = a * x + (b * square + c * square @ square) @ x
-    return x.mT if is_tall else x
+def _find_phrases(conversations: Sequence[Conversation], texts: Sequence[str]) -> list[str]:
+    """Find text that many conversations have in common and that the model need not read letter by letter.
+
+    Observations are ignored, so that a row of a board does not become one token in some places and several in others.
+    """
+    counts: Counter[str] = Counter()
+    for text in texts:
+        opening = text.partition(_FIRST_TURN)[0]
+        lines = {line for part in _TAGS.split(opening) for line in part.split("\n")}
+        counts.update(line for line in lines if len(line) >= _SHORTEST_PHRASE)
+    for conversation in conversations:
+        pieces: set[str] = set()
+        messages: list[dict[str, Any]] = [dict(message) for message in conversation.messages]
+        for call in (call["function"] for message in messages for call in message.get("tool_calls") or ()):
+            arguments = json.loads(call["arguments"])
+            keys = arguments if isinstance(arguments, dict) else ()
+            pieces |= {f'{{"name": "{call["name"]}", "arguments": {{', "}}", *(f'"{key}": ' for key in keys)}
+        counts.update(pieces)
+    return [phrase for phrase, count in counts.items() if count >= _RARE * len(conversations)]
+
+
+def _spelled_words(conversations: Sequence[Conversation], split: Callable[[str], list[str]]) -> set[str]:
+    """Find words that the assistant has to spell: those that it invents and that vary, e.g. the guesses in a word game.
+
+    Words that every conversation has are part of the format, and words that were shown before can be copied. Both kinds
+    stay whole.
+    """
+    num_uses: Counter[str] = Counter()
+    num_inventions: Counter[str] = Counter()
+    for conversation in conversations:
+        shown: set[str] = set()
+        used: set[str] = set()
+        invented: set[str] = set()
+        for message in conversation.messages:
+            fields: dict[str, Any] = dict(message)
+            text = str(fields.get("content") or "") + json.dumps(fields.get("tool_calls") or "")
+            words = {word.strip() for word in split(text)}
+            if fields["role"] == "assistant":
+                used |= words
+                invented |= words - shown
+            shown |= words
+        num_uses.update(used)
+        num_inventions.update(invented)
+    most = len(conversations) / 2
+    varied = {word for word, count in num_inventions.items() if num_uses[word] / 2 < count and num_uses[word] < most}
+    return varied | {f" {word}" for word in varied}

@@ -147,7 +147,7 @@ def test_what_is_wrong_with_a_task_is_said(folder: Path, old: str, new: str, sai
 
 def test_a_file_that_a_library_hides_is_found_by_its_path(folder: Path) -> None:
     (folder / "calendar.py").write_text(ECHO)
-    with pytest.raises(ConfigError, match=r"your own file is found as \./calendar\.py:Echo"):
+    with pytest.raises(ConfigError, match=r"calendar\.py has no `Echo`"):
         get_task("calendar:Echo")
     assert get_task("./calendar.py:Echo").name == "echo"
     assert type(get_task("./calendar.py:Echo")) is type(get_task("calendar.py:Echo")), "the file is run once"

@@ -274,14 +274,6 @@ async def test_the_budget_of_a_model(make_model: Any, tmp_path: Path) -> None:
     assert copy.costs.spent_usd == 0
 
 
-async def test_a_cost_calculator_of_older_code(make_model: Any, server: FakeArtServer) -> None:
-    model = await make_model()
-    model.set_cost_calculator(lambda prompt, completion, split: {f"costs/{split}/sample": completion / 10})
-    count(server, prompt=5, completion=20)
-    await model.log([judged()], split="train", step=1)
-    assert rows(model)[0]["costs/train/policy"] == 2.0
-
-
 async def test_a_server_that_cannot_be_asked_is_asked_later(
     make_model: Any, server: FakeArtServer, caplog: Any
 ) -> None:

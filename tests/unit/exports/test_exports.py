@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save, save_file
 
 from art import exports
-from art.errors import ConfigError, CorruptCheckpointError, NotFoundError, ProcessError, StorageError
+from art.errors import ConfigError, CorruptCheckpointError, NotFoundError, StorageError
 from art.exports import OnBytes, S3Store, copy_checkpoint
 from art.protocol.calls import Export
 from art.protocol.checkpoint_calls import S3Target
@@ -164,51 +164,6 @@ def test_the_adapter_alone(checkpoint: Path, tmp_path: Path, base: Path) -> None
     for _ in range(2):  # once more takes the place of the first
         described = export(checkpoint, str(base), "peft", tmp_path / "out", nothing)
     assert described["files"] == ["adapter_config.json", "adapter_model.safetensors"]
-
-
-@pytest.mark.parametrize(
-    ("form", "needs", "made"),
-    [("gguf", "config.json", "model.gguf"), ("gguf-lora", "adapter_config.json", "adapter.gguf")],
-)
-def test_gguf_is_made_by_the_converter(
-    base: Path, checkpoint: Path, tmp_path: Path, form: str, needs: str, made: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(exports.LLAMA_CPP, raising=False)
-    with pytest.raises(ConfigError, match=r"of llama\.cpp.*ART_LLAMA_CPP"):
-        export(checkpoint, str(base), form, tmp_path / "out", nothing)
-    monkeypatch.setenv(exports.LLAMA_CPP, str(tmp_path))
-    with pytest.raises(ConfigError, match="expected a checkout"):
-        export(checkpoint, str(base), form, tmp_path / "out", nothing)
-    name = {"gguf": "convert_hf_to_gguf.py", "gguf-lora": "convert_lora_to_gguf.py"}[form]
-    folder = tmp_path / "llama.cpp"
-    folder.mkdir()
-    (folder / name).write_text(
-        "import pathlib, sys\nargs = sys.argv\nplace = [a for a in args[1:] if not a.startswith('--')]\n"
-        f"folders = [pathlib.Path(a) for a in args[1:] if (pathlib.Path(a) / {needs!r}).is_file()]\n"
-        "assert folders, args\npathlib.Path(args[args.index('--outfile') + 1]).write_text('GGUF')\n"
-    )
-    monkeypatch.setenv(exports.LLAMA_CPP, str(folder))
-    assert export(checkpoint, str(base), form, tmp_path / "out", nothing)["files"] == [made]
-    (folder / name).write_text("raise SystemExit('BPE pre-tokenizer was not recognized')")
-    with pytest.raises(ProcessError, match=r"status 1(.|\n)*BPE pre-tokenizer was not recognized"):
-        export(checkpoint, str(base), form, tmp_path / "other", nothing)
-    assert not (tmp_path / "other").exists()
-
-
-@pytest.mark.parametrize(("config", "alpha"), [({}, ALPHA), ({"use_rslora": True}, ALPHA * RANK**0.5)])
-def test_llama_cpp_gets_the_scale_as_alpha_by_rank(
-    base: Path, tmp_path: Path, config: dict[str, Any], alpha: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its converter reads `lora_alpha` and does not look at `use_rslora`."""
-    checkpoint = write_adapter(tmp_path / "checkpoints" / "0007", **config)
-    (tmp_path / "convert_lora_to_gguf.py").write_text(
-        "import pathlib, sys\nfrom shutil import copyfile\nargs = sys.argv\n"
-        "copyfile(pathlib.Path(args[1]) / 'adapter_config.json', args[args.index('--outfile') + 1])\n"
-    )
-    monkeypatch.setenv(exports.LLAMA_CPP, str(tmp_path))
-    export(checkpoint, str(base), "gguf-lora", tmp_path / "out", nothing)
-    seen = json.loads((tmp_path / "out" / "adapter.gguf").read_text())
-    assert (seen["lora_alpha"], seen["r"], seen.get("use_rslora", False)) == (pytest.approx(alpha), RANK, False)
 
 
 def test_a_copy_is_verified(checkpoint: Path, tmp_path: Path) -> None:

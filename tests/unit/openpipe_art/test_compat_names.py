@@ -26,6 +26,7 @@ from openpipe_art.older import REFUSED
         ("from art.utils.deployment import TogetherDeploymentConfig, deploy_model", r"backend\.export.*backend\.push"),
         ("from art.utils import deploy_model", r"backend\.export"),
         ("from art.utils.s3 import pull_model_from_s3", r"backend\.pull"),
+        ("from art.utils.benchmarking.load_trajectories import load_trajectories", r"read_groups"),
         ("from art import PipelineTrainer", "trajectory_group_batches"),
     ],
 )
@@ -147,8 +148,6 @@ async def test_without_the_package_an_older_spelling_is_an_unknown_name(monkeypa
         _ = art.PipelineTrainer
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'art\.tinker'"):
         importlib.import_module("art.tinker")
-    with pytest.raises(TypeError, match="unknown option pbar_total_completion_tokens"):
-        await art.gather_trajectories([], pbar_total_completion_tokens=True)
     with pytest.raises(ValueError, match="entity"):
         art.Model(name="m", project="p", entity="me")
     with pytest.raises(AttributeError, match="_experimental_push_to_s3"):
@@ -157,10 +156,9 @@ async def test_without_the_package_an_older_spelling_is_an_unknown_name(monkeypa
 
 def test_a_module_of_older_code_is_the_one_that_has_its_names_today() -> None:
     import art.local.backend
-    import art.utils.benchmarking.charts
     import art.utils.sft
-    from openpipe_art import benchmarking, sft, utils
+    from openpipe_art import sft, utils
 
-    assert (art.utils, art.utils.sft, art.utils.benchmarking.charts) == (utils, sft, benchmarking)
+    assert (art.utils, art.utils.sft) == (utils, sft)
     assert (utils.__spec__ is not None and utils.__spec__.name) == "openpipe_art.utils"
     assert art.local.backend.LocalBackend is art.LocalBackend

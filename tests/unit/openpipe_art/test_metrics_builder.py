@@ -33,7 +33,6 @@ async def test_metrics_wait_for_the_next_row(model: art.Model) -> None:
     builder.add_metric("train/temperature", 1.0)
     model.metrics_builder("train").add_metric("train/temperature", 0.5)
     builder.for_cost_context("eval").add_metric("val/temperature", 0.7)
-    builder.for_cost_context("eval", buffer_scope="train").add_metric("train/heat", 0.9)
     model.metrics_builder().add_metric("train/any", 1.0)
     with builder.measure("time/step_tools_s"):
         await asyncio.sleep(0.01)
@@ -45,7 +44,7 @@ async def test_metrics_wait_for_the_next_row(model: art.Model) -> None:
     assert (first["time/step_wall_s"], first["time/step_actor_s"], first["train/temperature"]) == (2.0, 1.5, 0.5)
     assert (first["throughput/step_actor_idle_s"], first["data/step_num_scenarios"]) == (0.25, 4)
     assert first["time/step_tools_s"] >= 0.01
-    assert (first["train/heat"], first["train/any"], "val/temperature" in first) == (0.9, 1.0, False)
+    assert (first["train/any"], "val/temperature" in first) == (1.0, False)
     assert not {"train/temperature", "train/any", "val/temperature"} & second.keys()
     await model.log(split="val", step=2)
     assert rows(model)[2]["val/temperature"] == 0.7
@@ -87,11 +86,8 @@ async def test_tokens_that_anthropic_reads_from_its_cache_or_writes_to_it(model:
     assert usd == pytest.approx(1 * 4 + 2 * 0.5 + 3 * 5 + 8)
 
 
-async def test_taking_the_metrics_oneself(model: art.Model) -> None:
+async def test_wrong_names_are_refused(model: art.Model) -> None:
     builder = model.metrics_builder()
-    builder.add_metric("train/a", 1.0)
-    assert await builder.flush() == {"train/a": 1.0}
-    assert await builder.flush() == {}
     for key in ("a", "/a", "data/cum/a"):
         with pytest.raises(ConfigError, match="section/name"):
             builder.add_metric(key, 1.0)
@@ -125,8 +121,6 @@ async def test_costs_of_an_api(model: art.Model) -> None:
     token = model.activate_metrics_context("eval")
     await judge()
     token.var.reset(token)
-    with pytest.raises(LookupError):
-        MetricsBuilder.get_active()
     model.metrics_builder().add_cost("train/rent", 1.0)
     await model.log(split="train", step=1)
     row = rows(model)[0]
@@ -141,10 +135,8 @@ def test_prices_that_are_registered_and_prices_that_nobody_knows(model: art.Mode
     with pytest.raises(ConfigError, match="price of openai/new-model is not known"):
         builder.add_response_cost("llm", ANSWER, provider="openai", model_name="new-model")
     MetricsBuilder.register_model_pricing("new-model", prompt_per_million=1, completion_per_million=2)
-    MetricsBuilder.register_cost_extractor("flat", lambda response: 0.5)
     try:
         assert builder.add_response_cost("llm", ANSWER, provider="openai", model_name="new-model") == 2.0
-        assert builder.add_response_cost("llm", ANSWER, provider="flat", model_name="any") == 0.5
         MetricsBuilder.register_model_pricing(
             "claude", prompt_per_million=1, completion_per_million=2, cache_read_per_million=0.5,
             cache_creation_per_million=3,
@@ -158,8 +150,7 @@ def test_prices_that_are_registered_and_prices_that_nobody_knows(model: art.Mode
     finally:
         for name in ("new-model", "claude"):
             MetricsBuilder._prices.pop(name, None)
-        MetricsBuilder._extractors.clear()
-    assert model.costs.spent_usd == 2.5 + 4.5 + 5.5
+    assert model.costs.spent_usd == 2 + 4.5 + 5.5
 
 
 @pytest.mark.parametrize(
@@ -196,10 +187,6 @@ async def test_the_config_of_trackers(model: art.Model) -> None:
     model.update_wandb_config({"seed": 3})
     model.update_wandb_config({"seed": 3, "family": "x"})
     assert model._run_config() | {"seed": 3, "family": "x"} == model._run_config()
-    with pytest.raises(ConfigError, match="'seed' is 3 already, got 4"):
-        model.update_wandb_config({"seed": 4})
-    with pytest.raises(TypeError, match="dictionary"):
-        model.update_wandb_config(["seed"])  # type: ignore[arg-type]
 
 
 async def test_a_row_of_groups_counts_those_with_something_to_learn(model: art.Model) -> None:

@@ -111,9 +111,6 @@ ELSEWHERE = {
         "TrainSFTConfig",
         "Verbosity",
     ],
-    "art.utils.benchmarking.charts": ["percentage_comparison_bar_chart", "training_progress_chart"],
-    "art.utils.benchmarking.load_trajectories": ["load_trajectories"],
-    "art.utils.benchmarking.types": ["BenchmarkModelKey"],
     "art.utils.get_repo_root_path": ["get_repo_root_path"],
     "art.utils.sft": [
         "SFTChunk",
@@ -147,11 +144,11 @@ ELSEWHERE = {
 
 PARAMETERS = {
     "art.gather_trajectory_groups": "groups pbar_desc max_exceptions max_metrics after_each faults "
-    "rollout_timeout_s older",
-    "art.gather_trajectories": "trajectories pbar_desc max_exceptions faults rollout_timeout_s older",
+    "rollout_timeout_s pbar_total_completion_tokens",
+    "art.gather_trajectories": "trajectories pbar_desc max_exceptions faults rollout_timeout_s pbar_total_completion_tokens",
     "art.trajectory_group_batches": "groups batch_size max_batch_exceptions max_concurrent_batches skip_batches pbar_desc "
-    "faults rollout_timeout_s older",
-    "art.retry": "max_attempts delay backoff_factor exceptions on_retry jitter",
+    "faults rollout_timeout_s pbar_total_completion_tokens",
+    "art.retry": "max_attempts delay backoff_factor exceptions on_retry",
     "art.utils.iterate_dataset": "dataset groups_per_step num_epochs initial_step use_tqdm seed",
     "art.utils.limit_concurrency": "n derive_key",
     "art.Model.log": "self trajectories split metrics step row_id",

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art.task import Conversation
-from art.testing.tiny_tokenizer import make_tokenizer, render
+from art.testing.tiny_model import make_tokenizer, render
 
 TOOLS: list[Any] = [
     {

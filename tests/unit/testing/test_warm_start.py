@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-import logging
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from art.cli.main import main
 from art.errors import ConfigError, ContextLengthError
 from art.task import LEARNING_RATE, TINY_LEARNING_RATE, Conversation, Task, TaskDefaults, draw_conversations
-from art.testing.tiny_model import (
-    Muon,
-    build_tiny_model,
-    create_model,
-    mean_answer_logprob,
-    orthogonalize,
-    warm_start,
-)
-from art.testing.tiny_tokenizer import make_tokenizer, render
+from art.testing.tiny_model import BATCH_SIZE, build_tiny_model, create_model, make_tokenizer, render, warm_start
 
 ECHO_TOOL: Any = {"type": "function", "function": {"name": "say", "parameters": {"type": "object", "properties": {}}}}
 
@@ -58,15 +50,18 @@ def test_the_loss_is_that_of_the_answers_alone() -> None:
     play, texts = play_texts()
     tokenizer = make_tokenizer(play, texts, vocab_size=300, max_length=64)
     model = create_model(tokenizer, seed=0, max_context=64)
-    total = 0.0
-    for conversation in play:
+    losses: list[float] = []
+    chosen = torch.randint(len(play), (BATCH_SIZE,), generator=torch.Generator().manual_seed(0)).tolist()
+    logprobs = []
+    for conversation in (play[i] for i in chosen):
         prompt = tokenizer.apply_chat_template(conversation.messages[:-1], tokenize=False, add_generation_prompt=True)
         answer = str(dict(conversation.messages[-1])["content"]) + "<|im_end|>"
         ids = torch.tensor([tokenizer.encode(prompt + answer, add_special_tokens=False)])
         with torch.no_grad():
-            logprobs = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
-        total += float(logprobs.gather(1, ids[0, 1:, None])[-2:].sum())
-    assert mean_answer_logprob(model, tokenizer, texts) == pytest.approx(total / len(play), abs=1e-4)
+            rows = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
+        logprobs += rows.gather(1, ids[0, 1:, None])[-2:, 0].tolist()
+    warm_start(model, tokenizer, texts, num_steps=1, on_progress=lambda done, total, loss: losses.append(loss))
+    assert losses == [pytest.approx(-sum(logprobs) / len(logprobs), abs=1e-4)]
 
 
 def test_the_same_seed_gives_the_same_weights() -> None:
@@ -97,50 +92,18 @@ def test_the_context_of_a_tiny_model_can_be_chosen(tmp_path: Path) -> None:
     assert main([*command, "--context", "3"]) != 0
 
 
-@pytest.mark.parametrize("shape", [(5, 8), (8, 5), (6, 6)])
-def test_updates_are_nearly_orthogonal(shape: tuple[int, int]) -> None:
-    matrices = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
-    made = orthogonalize(matrices)
-    assert made.shape == matrices.shape
-    singular = torch.linalg.svdvals(made)
-    assert float(singular.min()) > 0.6
-    assert float(singular.max()) < 1.3
-    u, _, v = torch.linalg.svd(matrices, full_matrices=False)
-    cosine = (made * (u @ v)).sum((1, 2)) / (made.norm(dim=(1, 2)) * (u @ v).norm(dim=(1, 2)))
-    assert float(cosine.min()) > 0.97
-
-
-def test_muon_is_that_of_torch() -> None:
-    """The update is `torch.optim.Muon`'s, which rounds to bfloat16 on its way."""
-    generator = torch.Generator().manual_seed(0)
-    start = torch.randn(12, 6, generator=generator)
-    ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
-    optimizers = [Muon([ours], lr=0.1), torch.optim.Muon([theirs], lr=0.1, weight_decay=0.0, adjust_lr_fn="original")]
-    for _ in range(3):
-        grad = torch.randn(12, 6, generator=generator)
-        for param, optimizer in zip((ours, theirs), optimizers, strict=True):
-            param.grad = grad.clone()
-            optimizer.step()
-    moved = (ours - start).norm()
-    assert float((ours - theirs).norm() / moved) < 0.03
-
-
-def test_a_model_that_looks_is_told_from_one_that_does_not(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        build_tiny_model(tmp_path / "good", task=Echo(), play_skill=1.0)
-    assert not caplog.records
-    assert json.loads((tmp_path / "good/tiny_model.json").read_text())["reads"] > 1
-    with caplog.at_level(logging.WARNING):
-        build_tiny_model(tmp_path / "random", task=Echo(), play_skill=0.0, warm_start_steps=20)
-    assert "hardly depend on what it was shown" in caplog.text
-    caplog.clear()
-    monkeypatch.setattr(Echo, "needs_reading", False)
-    with caplog.at_level(logging.WARNING):
-        build_tiny_model(tmp_path / "fine", task=Echo(), play_skill=0.0, warm_start_steps=5)
-    assert not caplog.records, "the task says that its best answer is always the same"
-    assert abs(json.loads((tmp_path / "random/tiny_model.json").read_text())["reads"]) < 0.1
+def test_a_tiny_model_learns_to_look(tmp_path: Path) -> None:
+    """After a warm start on perfect play, the digit that was shown is the likeliest answer."""
+    build_tiny_model(tmp_path / "good", task=Echo(), play_skill=1.0)
+    model = Qwen3ForCausalLM.from_pretrained(tmp_path / "good")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path / "good")
+    for digit in "0123456789":
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": digit}], tokenize=False, add_generation_prompt=True
+        )
+        ids = torch.tensor([tokenizer.encode(prompt, add_special_tokens=False)])
+        with torch.no_grad():
+            assert tokenizer.decode(model(input_ids=ids).logits[0, -1].argmax()) == digit
 
 
 def test_players_differ_in_skill_around_the_mean() -> None:
