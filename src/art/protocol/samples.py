@@ -1,6 +1,6 @@
 """Input and output of the trainer. The server uses them without torch.
 
-Between processes samples are a file (`art.protocol.compact`), in which shared tokens are there once.
+Between processes samples are a file (`art.protocol.compact`).
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ class TrainingSample:
         sampling_logprobs  0 0 0 a a 0 b b
         advantages         0 0 0 v v 0 v v
 
-    The four sequences are lists, or forms of `art.protocol.compact` that look like them: `TokenPath` shares its tokens
-    with other samples, and `SpanValues` holds only what is not 0.
+    The four sequences are lists, or `SpanValues`, which looks like a list and holds only what is not 0.
     """
 
     sample_id: str
