@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from art.errors import InvalidRequestError
 from art.protocol.chat import Tool, invalid, short
@@ -44,8 +44,8 @@ class CallRule:
     """Which tools an answer may call, and whether it must."""
 
     mode: Literal["auto", "required", "none"] = "auto"
-    names: frozenset[str] | None = None
-    """Functions that may be called; `None` for all tools."""
+    name: str | None = None
+    """The only function that may be called; `None` for all tools."""
     single: bool = False
     """Whether at most one call is allowed."""
 
@@ -68,36 +68,23 @@ def read_format(value: dict[str, Any] | None, where: str, *, nested: bool) -> Co
     return ContentForm("json", _schema(schema, f"{path}.schema"), f"{path}.schema")
 
 
-def read_guided(fields: dict[str, Any]) -> list[ContentForm]:
-    """Read vLLM's `guided_json`, `guided_regex`, `guided_choice` and `structured_outputs`, given by name; `None` for
-    what was not sent. Raises `InvalidRequestError` if a value is not valid, or `structured_outputs` has another key."""
-    given = {name: (name.removeprefix("guided_"), value) for name, value in fields.items() if name != _OUTPUTS}
-    given |= {f"{_OUTPUTS}.{key}": (key, value) for key, value in (fields.get(_OUTPUTS) or {}).items()}
+def read_guided(request: OpenAIRequest) -> list[ContentForm]:
+    """Read the forms that vLLM's `guided_json`, `guided_regex` and `guided_choice` ask for. Raises
+    `InvalidRequestError` if a value is not valid."""
     forms = []
-    for param, (key, value) in given.items():
-        if value is None or value is False:
-            continue
-        if key == "json_object" and value is True:
-            forms.append(ContentForm("json", {"type": "object"}, param))
-        elif key == "json":
-            forms.append(ContentForm("json", _schema(value, param), param))
-        elif key == "choice":
-            texts = value if isinstance(value, list) else []
-            if not 0 < len(texts) <= _MAX_TEXTS or not all(isinstance(text, str) and text for text in texts):
-                raise invalid(param, f"must be a list of 1 to {_MAX_TEXTS} texts, none of them empty")
-            forms.append(ContentForm("choice", texts, param))
-            _check_size(sum(map(len, texts)), param)
-        elif key == "regex":
-            if not isinstance(value, str) or not value.strip():
-                raise invalid(param, "must be a text that is not empty")
-            forms.append(ContentForm("regex", value, param))
-            _check_size(len(value), param)
-        else:
-            raise invalid(param, "is not supported; supported are json, json_object, regex and choice")
+    if request.guided_json is not None:
+        forms.append(ContentForm("json", _schema(request.guided_json, "guided_json"), "guided_json"))
+    if (regex := request.guided_regex) is not None:
+        if not regex.strip():
+            raise invalid("guided_regex", "must be a text that is not empty")
+        _check_size(len(regex), "guided_regex")
+        forms.append(ContentForm("regex", regex, "guided_regex"))
+    if (texts := request.guided_choice) is not None:
+        if not 0 < len(texts) <= _MAX_TEXTS or not all(texts):
+            raise invalid("guided_choice", f"must be a list of 1 to {_MAX_TEXTS} texts, none of them empty")
+        _check_size(sum(map(len, texts)), "guided_choice")
+        forms.append(ContentForm("choice", texts, "guided_choice"))
     return forms
-
-
-_OUTPUTS = "structured_outputs"
 
 
 def _schema(value: Any, param: str) -> dict[str, Any]:
@@ -129,31 +116,16 @@ def read_tool_choice(choice: Any, tool_names: Iterable[str], *, parallel: bool) 
         raise invalid(param, "needs `tools`")
     if choice in (None, "auto", "required"):
         return CallRule(choice or "auto", single=single)
-    kind = choice.get("type") if isinstance(choice, dict) else None
-    mode: Any = "required"
-    tools: Any = [choice]
-    if kind == "function":
-        single = True
-    elif kind == "allowed_tools":
-        allowed = choice.get("allowed_tools", choice)
-        mode, tools = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
-        if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
-            raise invalid(param, "of type allowed_tools must have a `mode`, auto or required, and a list of `tools`")
-    else:
-        one, several = '{"type": "function", "function": {"name": ...}}', '{"mode": ..., "tools": [...]}'
-        forms = f"""'auto', 'required', 'none', {one} or {{"type": "allowed_tools", "allowed_tools": {several}}}"""
-        raise invalid(param, f"must be {forms}, got {str(choice)[:80]!r}")
-    names = set()
-    for tool in tools:  # {"type": "function", "function": {"name": ...}} or {"type": ..., "name": ...}
-        function = tool.get("function", tool) if isinstance(tool, dict) else None
-        name = function.get("name") if isinstance(function, dict) else None
-        if not isinstance(name, str) or name not in known:
-            raise invalid(param, f"names the function {name!r}, which is not in `tools`: {', '.join(sorted(known))}")
-        names.add(name)
-    return CallRule(mode, frozenset(names), single=single)
+    if not isinstance(choice, dict) or choice.get("type") != "function":
+        forms = """'auto', 'required', 'none' or {"type": "function", "function": {"name": ...}}"""
+        raise invalid(param, f"must be {forms}, got {short(choice)}; for some of the tools, send only these")
+    function = choice.get("function", choice)  # beside the type, in the Responses API
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or name not in known:
+        raise invalid(param, f"names the function {name!r}, which is not in `tools`: {', '.join(sorted(known))}")
+    return CallRule("required", name, single=True)
 
 
-_NO_CALLS = CallRule("none")
 MAX_CHOICES = 128
 MAX_MODEL_NAME = 512
 MAX_TOP_LOGPROBS = 20
@@ -183,7 +155,7 @@ class OpenAIRequest(BaseModel):
     min_p: float | None = Field(default=None, ge=0, le=1)
     """Draw only tokens at least this many times as likely as the most likely one."""
     tool_choice: str | dict[str, Any] | None = None
-    """`auto`, `none`, `required`, one function, or `allowed_tools`."""
+    """`auto`, `none`, `required`, or one function."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     chat_template_kwargs: dict[str, bool | int | float | str] | None = None
@@ -194,15 +166,13 @@ class OpenAIRequest(BaseModel):
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
-    structured_outputs: dict[str, Any] | None = None
-    """One of `json`, `json_object`, `regex` and `choice`."""
 
     # These are labels without effect on the answer, besides `LABELS`.
     user: str | None = None
     metadata: dict[str, str] | None = None
 
 
-class ChatRequest(OpenAIRequest):
+class ChatBody(OpenAIRequest):
     """Body of `/v1/chat/completions`."""
 
     messages: Objects = Field(min_length=1)
@@ -228,43 +198,6 @@ class ChatRequest(OpenAIRequest):
     reasoning_effort: str | None = None
     verbosity: str | None = None
 
-    _content_form: ContentForm | None = PrivateAttr(default=None)
-    # Made by functions, since pydantic would copy a default for each request.
-    _call_rule: CallRule = PrivateAttr(default_factory=lambda: _NO_CALLS)
-    _strict_tools: frozenset[str] = PrivateAttr(default_factory=frozenset)
-    _ignored: list[str] = PrivateAttr(default_factory=list)
-    _remarks: list[str] = PrivateAttr(default_factory=list)
-
-    @property
-    def ignored(self) -> list[str]:
-        """Fields of the client's request that have no effect. The server adds those that it replaces."""
-        return self._ignored
-
-    @property
-    def remarks(self) -> list[str]:
-        """What the server tells the client about this request, beside the answer."""
-        return self._remarks
-
-    @property
-    def penalties(self) -> list[str]:
-        """The penalties that the request asks for."""
-        return [name for name in ("frequency_penalty", "presence_penalty") if getattr(self, name)]
-
-    @property
-    def content_form(self) -> ContentForm | None:
-        """What the content of the answer must look like; set by `parse_chat_request`."""
-        return self._content_form
-
-    @property
-    def call_rule(self) -> CallRule:
-        """Which tools the answer may call; set by `parse_chat_request`."""
-        return self._call_rule
-
-    @property
-    def strict_tools(self) -> frozenset[str]:
-        """Functions whose arguments must match their schema; set by `parse_chat_request`."""
-        return self._strict_tools
-
     @property
     def token_limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -274,10 +207,30 @@ class ChatRequest(OpenAIRequest):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
+class ChatRequest(ChatBody):
+    """A chat request of any dialect, with what `parse_chat_request` has read from its fields."""
+
+    content_form: ContentForm | None = None
+    """What the content of the answer must look like."""
+    call_rule: CallRule = CallRule("none")
+    """Which tools the answer may call."""
+    strict_tools: frozenset[str] = frozenset()
+    """Functions whose arguments must match their schema."""
+    ignored: list[str] = []
+    """Fields of the client's request that have no effect. The server adds those that it replaces."""
+    remarks: list[str] = []
+    """What the server tells the client about this request, beside the answer."""
+
+    @property
+    def penalties(self) -> list[str]:
+        """The penalties that the request asks for."""
+        return [name for name in ("frequency_penalty", "presence_penalty") if getattr(self, name)]
+
+
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},), "modalities": (["text"],), "audio": (), "prediction": (), "functions": ([],),
     "function_call": ("none", "auto"), "continue_final_message": (False,), "add_generation_prompt": (True,),
-    "web_search_options": (),
+    "web_search_options": (), "structured_outputs": ({},),
 }  # fmt: skip
 """Fields that cannot be honoured, with the values that mean "not used"."""
 LABELS = (
@@ -298,8 +251,7 @@ def parse_chat_request(
         strict_tools: functions that the dialect of the request has called strict.
         ignored: fields of the request in its own dialect that have no effect.
     """
-    request = parse_body(ChatRequest, body, _UNSUPPORTED, LABELS)
-    request._ignored = [*ignored, *(name for name, unused in _ADVICE.items() if getattr(request, name) not in unused)]
+    request = parse_body(ChatBody, body, _UNSUPPORTED, LABELS)
     if len(request.stop_strings) > MAX_STOP_STRINGS:
         raise invalid("stop", f"takes at most {MAX_STOP_STRINGS} strings, got {len(request.stop_strings)}")
     if "" in request.stop_strings:
@@ -307,13 +259,17 @@ def parse_chat_request(
     _check_tools(request.tools or [])
     functions = [tool["function"] for tool in request.tools or []]
     names, parallel = [function["name"] for function in functions], request.parallel_tool_calls is not False
-    request._content_form = _content_form(request, form)
-    request._call_rule = read_tool_choice(request.tool_choice, names, parallel=parallel)
     strict = {function["name"] for function in functions if function.get("strict") is True}
-    request._strict_tools = frozenset(strict.union(strict_tools))
     if request.top_logprobs is not None and not request.logprobs:
         raise invalid("top_logprobs", "needs `logprobs: true`")
-    return request
+    return ChatRequest.model_construct(
+        **vars(request),
+        content_form=_content_form(request, form),
+        call_rule=read_tool_choice(request.tool_choice, names, parallel=parallel),
+        strict_tools=frozenset(strict.union(strict_tools)),
+        ignored=[*ignored, *(name for name, unused in _ADVICE.items() if getattr(request, name) not in unused)],
+        remarks=[],
+    )
 
 
 def parse_body(kind: type[R], body: Any, unsupported: Mapping[str, tuple[Any, ...]], labels: Iterable[str]) -> R:
@@ -359,10 +315,9 @@ def invalid_request(error: ValidationError) -> InvalidRequestError:
     return InvalidRequestError(f"`{param}`: {first['msg']}, got {short(first.get('input'))}", param=param)
 
 
-def _content_form(request: ChatRequest, form: ContentForm | None) -> ContentForm | None:
-    guided = {name: getattr(request, name) for name in ("guided_json", "guided_regex", "guided_choice", _OUTPUTS)}
+def _content_form(request: ChatBody, form: ContentForm | None) -> ContentForm | None:
     plain = [form, read_format(request.response_format, "response_format", nested=True)]
-    forms = [one for one in [*plain, *read_guided(guided)] if one is not None]
+    forms = [one for one in [*plain, *read_guided(request)] if one is not None]
     if len(forms) > 1:
         first, second = forms[0].param, forms[1].param
         raise invalid(second, f"and `{first}` both say what the answer looks like; send only one of them")

@@ -34,7 +34,7 @@ from art.gateway.responses import (
 )
 from art.protocol.answers import ChatAnswer
 from art.protocol.chat import Message, short
-from art.protocol.chat_completions import ChatRequest, parse_chat_request
+from art.protocol.chat_completions import ChatBody, ChatRequest, parse_chat_request
 from art.protocol.rollouts import IN_FLIGHT_HEADER
 from art.server.answers import ErrorBody, cancel_on_disconnect, stream_events
 from art.server.call import INFERENCE_BASES, ApiCall, Routes
@@ -48,7 +48,7 @@ _ITEM_SIZE = 200
 
 
 @ROUTES.add(
-    "POST", *(f"{base}/chat/completions" for base in INFERENCE_BASES), scope="infer", request=ChatRequest,
+    "POST", *(f"{base}/chat/completions" for base in INFERENCE_BASES), scope="infer", request=ChatBody,
     response=ChatAnswer, media=_STREAMED, samples=True,
 )  # fmt: skip
 async def chat_completions(call: ApiCall) -> dict[str, Any] | Response:
