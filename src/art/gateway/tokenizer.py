@@ -183,11 +183,6 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return int(self.backend.get_vocab_size(with_added_tokens=True))
 
-    @functools.cached_property
-    def longest_token(self) -> int:
-        """Largest number of characters of a token. Reads the whole vocabulary once, which takes up to 0.1 s."""
-        return max(map(len, self.backend.get_vocab(with_added_tokens=True)))
-
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Encode text to token ids. `add_special_tokens` adds the post-processor's tokens (BOS), as in transformers."""
         if len(text) <= _SHORT and not add_special_tokens:  # e.g. role names and line breaks of templates

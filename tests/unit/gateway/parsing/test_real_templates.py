@@ -63,7 +63,7 @@ def test_the_format_is_found_and_streams_as_it_parses(name: str, call_format: st
     renderer = load(name)
     assert renderer.handles_tools
     assert renderer.call_format == call_format
-    for case, message in real.answers(renderer).items():
+    for case, message in real.answers().items():
         if case == "several" and not renderer.writing.is_parallel:
             continue
         assert real.comes_back(renderer, message), case
