@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from pydantic import SkipValidation
+
 Component = Literal["rl", "sft", "observation"]
 """What a sample is to the loss. "rl" learns by advantages. The others learn by cross-entropy: "sft" given texts,
 "observation" what the environment answered in a rollout. Each component has a divisor of its own."""
@@ -93,7 +95,7 @@ def plain_sample(token_ids: list[int], name: str) -> TrainingSample:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     step: int
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: SkipValidation[dict[str, float]] = field(default_factory=dict)
     """Metrics of the step, with names in sections: `loss/...`, `offpolicy/...`, `data/...`, `time/...`."""
     findings: list[str] = field(default_factory=list)
     """What a person should know that did not stop the step, in plain words."""
