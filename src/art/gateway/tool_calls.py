@@ -100,7 +100,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
 
 
 def kinds_of(schema: Mapping[str, Any] | None) -> set[str]:
-    """Types that a schema allows; empty if it does not say."""
+    """Types that a schema allows; empty if it does not say, e.g. because a branch of it is a reference."""
     if schema is None:
         return set()
     declared = schema.get("type")
@@ -109,7 +109,10 @@ def kinds_of(schema: Mapping[str, Any] | None) -> set[str]:
     for key in ("anyOf", "oneOf"):
         branches = schema.get(key)
         for branch in branches if isinstance(branches, list) else ():
-            kinds |= kinds_of(branch) if isinstance(branch, dict) else set()
+            of_branch = kinds_of(branch) if isinstance(branch, dict) else set()
+            if not of_branch:
+                return set()
+            kinds |= of_branch
     listed = schema.get("enum")
     values = listed if isinstance(listed, list) else [schema["const"]] if "const" in schema else []
     if not kinds:

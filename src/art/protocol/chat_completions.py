@@ -324,13 +324,6 @@ def _content_form(request: ChatBody, form: ContentForm | None) -> ContentForm | 
     return forms[0] if forms else None
 
 
-_JSON_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
-_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
-"""Keywords of JSON Schema whose value has schemas by name."""
-_SCHEMAS = ("items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf", "not")
-"""Keywords whose value is a schema, or a list of them."""
-
-
 def _check_tools(tools: list[Tool]) -> None:
     for i, tool in enumerate(tools):
         function = tool.get("function")
@@ -338,23 +331,3 @@ def _check_tools(tools: list[Tool]) -> None:
         if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(name, str) or not name:
             form = '{"type": "function", "function": {"name": ..., ...}}'
             raise InvalidRequestError(f"each tool must be {form}, got {short(tool)}", param=f"tools.{i}")
-        _check_types(function.get("parameters"), f"tools.{i}.function.parameters")
-
-
-def _check_types(schema: Any, param: str) -> None:
-    """Check that each type in a JSON schema exists. A mistyped one would be shown to the model, and never enforced."""
-    todo = [("", schema)]
-    while todo:
-        name, part = todo.pop()
-        if not isinstance(part, dict):
-            continue
-        types = part.get("type")
-        for one in types if isinstance(types, list) else [types]:
-            if one is not None and one not in _JSON_TYPES:
-                where = f" at {short(name)}" if name else ""
-                raise invalid(param, f"has the type {short(one)}{where}; JSON Schema has {', '.join(_JSON_TYPES)}")
-        for key, value in part.items():
-            if key in _NAMED_SCHEMAS and isinstance(value, dict):
-                todo += value.items()
-            elif key in _SCHEMAS:
-                todo += [(name, each) for each in (value if isinstance(value, list) else [value])]

@@ -29,7 +29,6 @@ from safetensors.numpy import load_file, save
 from art.errors import InvalidRequestError
 from art.protocol.samples import ConstrainedSpan, Constraint, TrainingSample
 
-FORMAT = 3
 TokenArray = NDArray[np.uint32]
 IntArray = NDArray[np.int64]
 
@@ -191,7 +190,6 @@ def _header(samples: Sequence[TrainingSample]) -> dict[str, Any]:
 
     constraints = [body(number, span) for number, sample in enumerate(samples) for span in sample.constraints]
     return {
-        "format": FORMAT,
         "names": [[getattr(sample, name) for name in _SAMPLE_NAMES] for sample in samples],
         "taught": [sample.teacher_logprobs is not None for sample in samples],
         "grammars": list(grammars),
@@ -202,12 +200,10 @@ def _header(samples: Sequence[TrainingSample]) -> dict[str, Any]:
 
 def read_samples(path: Path) -> list[TrainingSample]:
     """Read what `write_samples` wrote. Tokens and streams of the samples are views of the file's arrays. Raises
-    `InvalidRequestError` if the file is missing or damaged, or of another version."""
+    `InvalidRequestError` if the file is missing or damaged."""
     try:
         arrays = load_file(path)
         header = orjson.loads(arrays["header"].tobytes())
-        if header["format"] != FORMAT:
-            raise ValueError(f"its format is {header['format']}, this version reads {FORMAT}")
         return _samples_in(arrays, header) if header["names"] else []
     except (OSError, SafetensorError, KeyError, IndexError, TypeError, ValueError) as error:
         problem = f"{type(error).__name__}: {error}"

@@ -31,15 +31,15 @@ class Encoded:
     def __init__(self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_chars = 0
         self.threads: set[int] = set()
-        encode = tokenizer._encode
+        encode = tokenizer.encode
 
-        def counted(text: str, add_special_tokens: bool) -> list[int]:
+        def counted(text: str, add_special_tokens: bool = False) -> list[int]:
             self.num_chars += len(text)
             if len(text) > 100:
                 self.threads.add(threading.get_ident())
             return encode(text, add_special_tokens)
 
-        monkeypatch.setattr(tokenizer, "_encode", counted)
+        monkeypatch.setattr(tokenizer, "encode", counted)
 
 
 @pytest.fixture

@@ -170,7 +170,7 @@ def test_a_full_disk_is_reported_as_the_operating_system_does() -> None:
         write_samples(Path("/dev/full"), random_samples(0))
 
 
-def test_a_missing_damaged_or_newer_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_missing_or_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "samples"
     with pytest.raises(InvalidRequestError, match=r"the file of training samples .* cannot be read"):
         read_samples(path)
@@ -183,8 +183,4 @@ def test_a_missing_damaged_or_newer_file_is_refused_by_name(tmp_path: Path) -> N
     arrays = load_file(path)
     save_file({name: array for name, array in arrays.items() if name != "spans"}, path)
     with pytest.raises(InvalidRequestError, match="KeyError: 'spans'"):
-        read_samples(path)
-    newer = np.frombuffer(arrays["header"].tobytes().replace(b'"format":3', b'"format":9'), dtype=np.uint8)
-    save_file(arrays | {"header": newer}, path)
-    with pytest.raises(InvalidRequestError, match="its format is 9, this version reads 3"):
         read_samples(path)
