@@ -303,9 +303,10 @@ def _ranked(paths: Sequence[SamplePath]) -> list[SamplePath]:
     keys = [(path.tokens.astype(">u4").tobytes(), path.sample.sample_id) for path in paths]  # bytes sort as numbers do
     order = sorted(range(len(paths)), key=keys.__getitem__)
     shared = np.zeros(len(paths), dtype=np.int64)
-    for rank, (before, index) in enumerate(pairwise(order), 1):
-        size = min(paths[before].num_tokens, paths[index].num_tokens)
-        differing = np.flatnonzero(paths[before].tokens[:size] != paths[index].tokens[:size])
+    for rank in range(1, len(order)):
+        one, other = paths[order[rank - 1]], paths[order[rank]]
+        size = min(one.num_tokens, other.num_tokens)
+        differing = np.flatnonzero(one.tokens[:size] != other.tokens[:size])
         shared[rank] = differing[0] if len(differing) else size
     ranks = np.argsort(order).tolist()
     return [replace(path, rank=rank, shared=shared) for path, rank in zip(paths, ranks, strict=True)]

@@ -35,7 +35,6 @@ FORMATS = {
     "MiniMax-M2": "minimax-m2",
     "c4ai-command-r7b-12-2024-tool_use": "cohere",
     "LFM2-1.2B": "lfm2",
-    "LFM2.5-230M": "lfm2-plain",
     "gemma-4-E2B-it": "gemma-4",
     "granite-3.3-2B-Instruct": "granite",
     "granite-4.0": "tagged",
