@@ -455,7 +455,7 @@ _SETTING = "enable_thinking"
 """The setting by which chat templates of models with both modes choose one."""
 
 
-def reasoning_settings(renderer: Renderer, *, reasons: bool, param: str) -> TemplateKwargs:
+def reasoning_settings(renderer: Renderer, *, reasons: bool) -> TemplateKwargs:
     """Settings of the chat template that make the model reason or not; none if the template leaves no choice. That a
     model should reason, and never does, is an `InvalidRequestError`."""
     template = renderer.tokenizer.template
@@ -463,5 +463,5 @@ def reasoning_settings(renderer: Renderer, *, reasons: bool, param: str) -> Temp
         return {_SETTING: reasons}
     if reasons and renderer.tokenizer.token_id("<think>") is None and not harmony.is_in(renderer.tokenizer):
         why = f"its chat template has no setting `{_SETTING}`, and its vocabulary no `<think>`"
-        raise InvalidRequestError(f"this model does not reason: {why}; leave `{param}` out", param=param)
+        raise InvalidRequestError(f"this model does not reason: {why}; leave `thinking` out", param="thinking")
     return {}

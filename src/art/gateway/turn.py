@@ -18,7 +18,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 import orjson
 
@@ -129,18 +129,11 @@ class TurnMaker:
         self._structures, self._workers = structures, Workers()
 
     async def prepare(
-        self,
-        request: ChatRequest,
-        *,
-        rollout_id: str | None = None,
-        key: str = "",
-        seed: int | None = None,
-        switches: bool = False,
-        strict: bool = False,
-        check_length: bool = True,
+        self, request: ChatRequest, *, check_length: bool = True, **asked: Unpack[ChatOptions]
     ) -> Turn:
         """Make the turn of a request; `ChatOptions` explains what comes with it. The errors are those of `complete`.
         With `check_length=False` the prompt alone is wanted, even one that leaves no room for an answer."""
+        rollout_id, seed = asked.get("rollout_id"), asked.get("seed")
         if rollout_id is not None:
             validate_name(rollout_id, param="rollout_id")
         size = work_size(request.messages, request.tools)
@@ -149,7 +142,7 @@ class TurnMaker:
         sampling = None if rollout_id is None else self._rollouts.check_open(rollout_id, policy.project)
         if check_length:
             _set_sampling(request, sampling or policy.sampling)
-        if strict and request.ignored:
+        if asked.get("strict") and request.ignored:
             why = "would have no effect, and this server refuses such fields (`ServerConfig.strict`); leave it out"
             raise invalid(request.ignored[0], why)
         renderer = _choose_renderer(policy, request)
@@ -169,7 +162,8 @@ class TurnMaker:
         return Turn(
             request=request, rollout_id=rollout_id, policy=policy, renderer=renderer, messages=messages,
             tools=request.tools or None, conversation=conversation, prompt_token_ids=token_ids, parent=parent,
-            branch_reason=branch_reason, max_tokens=max_tokens, grammar=grammar, key=key, switches=switches,
+            branch_reason=branch_reason, max_tokens=max_tokens, grammar=grammar,
+            key=asked.get("key", ""), switches=asked.get("switches", False),
             seed=int.from_bytes(os.urandom(8)) if seed is None else seed % SEEDS,
         )  # fmt: skip
 

@@ -110,7 +110,11 @@ class RpcClient(asyncio.Protocol):
         on_heartbeat: Callable[[dict[str, Any]], None],
         explain_loss: Callable[[], Awaitable[ProcessError]] | None = None,
     ) -> None:
-        """Not connected yet: see `connect`."""
+        """Not connected yet: see `connect`.
+
+        Args:
+            explain_loss: tells why the connection ended, e.g. how the child died. Pending calls wait for it.
+        """
         self._on_heartbeat = on_heartbeat
         self._explain_loss = explain_loss
         self._ids = itertools.count(1)
@@ -124,22 +128,11 @@ class RpcClient(asyncio.Protocol):
         self._ended = asyncio.Event()
         self._explaining: asyncio.Task[None] | None = None
 
-    @classmethod
-    async def connect(
-        cls,
-        sock: socket.socket,
-        on_heartbeat: Callable[[dict[str, Any]], None],
-        explain_loss: Callable[[], Awaitable[ProcessError]] | None = None,
-    ) -> RpcClient:
-        """Make the parent's end of a socket pair.
-
-        Args:
-            explain_loss: tells why the connection ended, e.g. how the child died. Pending calls wait for it.
-        """
+    async def connect(self, sock: socket.socket) -> RpcClient:
+        """Make this the parent's end of a socket pair."""
         sock.setblocking(False)
-        client = cls(on_heartbeat, explain_loss)
-        await asyncio.get_running_loop().create_connection(lambda: client, sock=sock)
-        return client
+        await asyncio.get_running_loop().create_connection(lambda: self, sock=sock)
+        return self
 
     @property
     def closed(self) -> bool:

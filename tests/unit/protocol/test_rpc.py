@@ -32,7 +32,7 @@ def test_calls_between_a_death_and_its_explanation_get_the_explanation(loop: str
             await known.wait()
             return ProcessError("the child died (signal 9)")
 
-        client = await RpcClient.connect(ours, lambda status: None, explain)
+        client = await RpcClient(lambda status: None, explain).connect(ours)
         theirs.close()
         waiting = []
         for _ in range(4):
@@ -68,7 +68,7 @@ class Ends:
 @pytest_asyncio.fixture
 async def ends() -> AsyncIterator[Ends]:
     ours, theirs = socket.socketpair()
-    client = await RpcClient.connect(ours, lambda status: None)
+    client = await RpcClient(lambda status: None).connect(ours)
     yield Ends(client, RpcServerSocket(theirs))
     theirs.close()
     await client.close()

@@ -22,6 +22,7 @@ from art.gateway.anthropic import (
     parse_anthropic_request,
 )
 from art.gateway.completion import ChatStream
+from art.gateway.renderer import reasoning_settings
 from art.gateway.responses import (
     Item,
     ResponsesAnswer,
@@ -124,9 +125,9 @@ async def _with_thinking(call: ApiCall, request: CountTokensRequest, chat: ChatR
         kind = request.thinking.type
         settings: Mapping[str, Any] = {}
         try:
-            settings = await call.runtime.gateway.reasoning_settings(
-                call.own_model(chat.model), call.path.get("rollout_id"), reasons=kind != "disabled"
-            )
+            turns = call.runtime.gateway.turns
+            policy = await turns.find_policy(call.own_model(chat.model), call.path.get("rollout_id"))
+            settings = reasoning_settings(policy.renderer, reasons=kind != "disabled")
         except InvalidRequestError:
             if kind != "adaptive":  # which leaves it to the model
                 raise
