@@ -130,7 +130,7 @@ class SamplePath:
     """Masks of all samples of a step. They share one table."""
     rank: int = 0
     """Place among the paths that were checked together, sorted by their tokens, then their sample ids."""
-    shared: IntArray | None = None
+    shared: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     """Number of leading tokens that each of these paths, by rank, shares with the one before it."""
     refusal: str = ""
     """Why the sample is not trained: its constraint does not allow a token that it has. Empty otherwise."""
@@ -344,7 +344,7 @@ def sort_paths(paths: Sequence[SamplePath], *, branches: bool = True) -> tuple[l
     """
     shared = paths[0].shared
     ranks = np.asarray([path.rank for path in paths])
-    if shared is None or any(path.shared is not shared for path in paths) or len(set(ranks.tolist())) < len(ranks):
+    if any(path.shared is not shared for path in paths) or len(set(ranks.tolist())) < len(ranks):
         paths = _ranked(paths)  # they were not checked together, or one is there twice
         shared, ranks = paths[0].shared, np.asarray([path.rank for path in paths])
     order = np.argsort(ranks)
