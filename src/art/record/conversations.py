@@ -28,6 +28,7 @@ import orjson
 from art.errors import StorageError
 from art.protocol.answers import Branch, BranchReason
 from art.protocol.chat import Message, Tool, essence_of_normal
+from art.record.recorded_answers import delete_unused_grammars
 from art.record.recorder import Exchange, Recorder, exchange_id_at
 
 
@@ -125,6 +126,8 @@ async def forget_older(recorder: Recorder, age_s: float, needed: Needed) -> tupl
     num_exchanges = num_rollouts = 0  # a transaction at a time
     while deleted := await recorder.database.run(delete_exchanges):
         num_exchanges += deleted
+    if num_exchanges:
+        await recorder.database.run(delete_unused_grammars)
     while deleted := await recorder.database.run(delete_rollouts):
         num_rollouts += deleted
     return num_exchanges, num_rollouts

@@ -4,15 +4,16 @@ A step may learn from thousands of exchanges of thousands of tokens each. As lis
 ten times the memory. And the columns of the table `exchanges` that are packed:
 
 segments       JSON of the steps that sampled an answer, and of how many tokens each; NULL for a single step
-constrained    JSON of what an answer was drawn from, its grammar compressed; NULL for most answers
+constrained    what an answer was drawn from: the hash (SHA-256) of a grammar, which is stored once in the table
+               `grammars` (64 zeros for none), then JSON of the rest; NULL for most answers
 """
 
 from __future__ import annotations
 
-import base64
-import sys
-import zlib
-from collections.abc import Callable, Iterable, Set
+import hashlib
+import importlib.metadata
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
@@ -53,30 +54,47 @@ def join_segments(parts: Iterable[tuple[int, int]]) -> Segments:
     return joined if len(joined) > 1 else []
 
 
-def pack_constraint(constraint: Constraint | None) -> str | None:
-    """Return the value of the column `constrained`."""
+GRAMMARS = """
+CREATE TABLE IF NOT EXISTS grammars (hash TEXT PRIMARY KEY, text TEXT NOT NULL, version TEXT NOT NULL) WITHOUT ROWID;
+"""
+_HASH_SIZE = 64
+_NO_GRAMMAR = "0" * _HASH_SIZE
+_KEY = f"substr(constrained, 1, {_HASH_SIZE})"
+GRAMMAR_INDEX = f"CREATE INDEX IF NOT EXISTS exchanges_by_grammar ON exchanges ({_KEY}) WHERE constrained IS NOT NULL"
+
+
+def pack_constraint(db: sqlite3.Connection, constraint: Constraint | None) -> str | None:
+    """Store a constraint's grammar, and return the value of its exchange's column `constrained`."""
     if constraint is None:
         return None
-    grammar, kept = constraint.grammar, constraint.kept
-    packed = {
-        "grammar": None if grammar is None else base64.b64encode(zlib.compress(grammar.encode())).decode(),
-        "stop_token_ids": constraint.stop_token_ids,
-        "kept": None if kept is None else pack_token_sets(kept),
-    }
-    return orjson.dumps(packed).decode()
+    key = _NO_GRAMMAR
+    if constraint.grammar is not None:
+        key = hashlib.sha256(constraint.grammar.encode()).hexdigest()
+        row = key, constraint.grammar, importlib.metadata.version("llguidance")
+        db.execute("INSERT OR IGNORE INTO grammars VALUES (?, ?, ?)", row)
+    kept = None if constraint.kept is None else pack_token_sets(constraint.kept)
+    return key + orjson.dumps({"stop_token_ids": constraint.stop_token_ids, "kept": kept}).decode()
 
 
-def unpack_constraint(value: str | None) -> Constraint | None:
-    """Read a value of the column `constrained`."""
-    if value is None:
-        return None
-    packed = orjson.loads(value)
-    grammar, kept = packed["grammar"], packed["kept"]
+def unpack_constraint(value: str, grammars: Mapping[str, str]) -> Constraint:
+    """Read a value of the column `constrained`. `grammars` has the texts by hash."""
+    key, rest = value[:_HASH_SIZE], orjson.loads(value[_HASH_SIZE:])
     return Constraint(
-        grammar=None if grammar is None else sys.intern(zlib.decompress(base64.b64decode(grammar)).decode()),
-        stop_token_ids=packed["stop_token_ids"],
-        kept=None if kept is None else unpack_token_sets(kept),
+        grammar=None if key == _NO_GRAMMAR else grammars[key],
+        stop_token_ids=rest["stop_token_ids"],
+        kept=None if rest["kept"] is None else unpack_token_sets(rest["kept"]),
     )
+
+
+def grammar_hashes(values: Iterable[str]) -> list[str]:
+    """Hashes of the grammars that values of the column `constrained` name."""
+    return sorted({value[:_HASH_SIZE] for value in values} - {_NO_GRAMMAR})
+
+
+def delete_unused_grammars(db: sqlite3.Connection) -> None:
+    """Delete the grammars of which no exchange is left."""
+    used = f"SELECT 1 FROM exchanges WHERE {_KEY} = hash AND constrained IS NOT NULL"
+    db.execute(f"DELETE FROM grammars WHERE NOT EXISTS ({used})")
 
 
 TokenArray = NDArray[np.uint32]
@@ -130,7 +148,7 @@ class RecordedAnswer:
 
 
 def assemble_answers(rows: Iterable[tuple[Any, ...]], ids: Set[str] | None = None) -> dict[str, RecordedAnswer]:
-    """Build answers from rows of `COLUMNS`, which must include all their ancestors. With `ids`
+    """Build answers, without constraints, from rows of `COLUMNS`, which must include all their ancestors. With `ids`
     only these."""
     return assemble([dict(zip(COLUMNS, row, strict=True)) for row in rows], _to_answer, ids)
 
@@ -159,5 +177,4 @@ def _to_answer(chain: list[Row]) -> RecordedAnswer:
         has_tools=chain[0]["tools"] not in (None, b"[]"),
         texts=tuple(text for link in chain for text in (link["new_messages"], link["message"])),
         segments=unpack_segments(row["segments"]),
-        constraint=unpack_constraint(row["constrained"]),
     )

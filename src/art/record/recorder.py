@@ -17,7 +17,7 @@ import sqlite3
 import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import orjson
@@ -49,12 +49,13 @@ CREATE INDEX IF NOT EXISTS exchanges_by_parent ON exchanges (parent_id) WHERE pa
 
 def create_tables(db: sqlite3.Connection) -> None:
     """Create the tables that are missing, and add the columns that came later."""
-    db.executescript(_EXCHANGES + _ROLLOUTS + _USAGE)
+    db.executescript(_EXCHANGES + _ROLLOUTS + _USAGE + columns.GRAMMARS)
     for table, later in _LATER.items():
         present = {row[1] for row in db.execute(f"PRAGMA table_info({table})")}
         for column in later:
             if column.split()[0] not in present:
                 db.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
+    db.execute(columns.GRAMMAR_INDEX)
     db.execute("CREATE INDEX IF NOT EXISTS exchanges_by_number ON exchanges (number)")
 
 
@@ -321,7 +322,7 @@ class Recorder:
                 record |= {name: orjson.loads(record[name]) for name in ("new_messages", "message")}
             return assemble(records, _to_exchange, wanted)
 
-        return self._find(ids, _SELECT_WITH_ANCESTORS, build)
+        return self._find(ids, _SELECT_WITH_ANCESTORS, build, _NAMES.index("constrained"))
 
     def find_missing(self, ids: Iterable[str], project: str) -> list[str]:
         """Return those of `ids` that no recorded exchange of a project has."""
@@ -333,20 +334,31 @@ class Recorder:
         """Return exchanges by id, in the form that training reads, without their messages. Raises `NotFoundError` if an
         id is not recorded."""
         ids = list(ids)
-        answers = self._find(ids, _SELECT_ANSWERS_ONLY, assemble_answers)
+        answers = self._find(ids, _SELECT_ANSWERS_ONLY, assemble_answers, -1)
         _check_complete(ids, answers)
         return answers
 
     def find_answers(self, ids: Iterable[str]) -> dict[str, RecordedAnswer]:
         """Return the recorded exchanges among `ids`, by id, in the form that training reads."""
-        return self._find(ids, SELECT_ANSWERS, assemble_answers)
+        return self._find(ids, SELECT_ANSWERS, assemble_answers, -1)
 
     def _find(
-        self, ids: Iterable[str], select: str, build: Callable[[list[Any], set[str]], dict[str, T]]
+        self, ids: Iterable[str], select: str, build: Callable[[list[Any], set[str]], dict[str, T]], constrained: int
     ) -> dict[str, T]:
-        """Find exchanges with `select`, and build them."""
+        """Find exchanges with `select`, build them, and add their constraints, which are in column `constrained`."""
         unique_ids = set(ids)
-        return build(self.database.read(select, (orjson.dumps(sorted(unique_ids)).decode(),)), unique_ids)
+        if not unique_ids:
+            return {}
+        rows = self.database.read(select, (orjson.dumps(sorted(unique_ids)).decode(),))
+        built = build(rows, unique_ids)
+        packed = {row[0]: row[constrained] for row in rows if row[constrained] and row[0] in built}
+        keys = columns.grammar_hashes(packed.values())
+        sql = "SELECT hash, text FROM grammars WHERE hash IN (SELECT value FROM json_each(?))"
+        grammars = {key: text for key, text in self.database.read(sql, (orjson.dumps(keys).decode(),))} if keys else {}
+        for exchange_id, value in packed.items():
+            constraint = columns.unpack_constraint(value, grammars)
+            built[exchange_id] = replace(built[exchange_id], constraint=constraint)
+        return built
 
     def by_rollout(self, rollout_id: str, project: str) -> list[Exchange]:
         """Return the exchanges of a rollout with models of a project, oldest first. Raises `NotFoundError` if nothing
@@ -404,7 +416,7 @@ def _check_complete(ids: list[str], recorded: Mapping[str, object]) -> None:
 
 def _insert(db: sqlite3.Connection, rows: list[Row], usage: Pending) -> None:
     for row in rows:  # here rather than in `_to_row`, because sets of kept tokens may be large: this is another thread
-        row["constrained"] = columns.pack_constraint(row["constrained"])
+        row["constrained"] = columns.pack_constraint(db, row["constrained"])
     db.executemany(_INSERT, rows)
     write_usage(db, usage)
     # Rollouts that make their first exchange get a row. The first model that answers becomes their model.
@@ -448,5 +460,5 @@ def _to_exchange(chain: list[Row]) -> Exchange:
         completion_token_ids=array("I", row["completion"]).tolist(),
         sampling_logprobs=array("d", row["logprobs"]).tolist(), seed=row["seed"] & (1 << 64) - 1,
         message=row["message"], request_messages=messages, tools=None if tools is None else orjson.loads(tools),
-        segments=columns.unpack_segments(row["segments"]), constraint=columns.unpack_constraint(row["constrained"]),
+        segments=columns.unpack_segments(row["segments"]),
     )  # fmt: skip

@@ -1,7 +1,8 @@
-"""What an answer was drawn from is recorded, and survives restarts and older databases."""
+"""What an answer was drawn from is recorded once per grammar, survives restarts and older databases, and is forgotten."""
 
 from __future__ import annotations
 
+import importlib.metadata
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from art.protocol.samples import Constraint
 from art.record import recorder as recorder_module
+from art.record.conversations import forget_older
 from art.record.recorder import Exchange, Recorder, new_exchange_id
 from art.storage.database import Database
 from tests.support.gateway import user
@@ -39,12 +41,19 @@ async def recorder(tmp_path: Path) -> Any:
     database.close()
 
 
+def grammars(recorder: Recorder) -> set[str]:
+    return {text for (text,) in recorder.database.read("SELECT text FROM grammars")}
+
+
 async def test_constraints_are_read_back_exactly(recorder: Recorder) -> None:
     made = [exchange(one) for one in (None, GRAMMAR, KEPT, BOTH, GRAMMAR)]
     for one in made:
         await recorder.append(one, conversation=b"c")
     again = Recorder(recorder.database)
     assert again.get([one.id for one in made]) == made
+    rows = recorder.database.read("SELECT text, version FROM grammars ORDER BY text")
+    version = importlib.metadata.version("llguidance")
+    assert rows == [('start: "b"', version), ('start: "\u00e9"', version)]  # once each
 
 
 async def test_a_child_does_not_take_its_parents_constraint(recorder: Recorder) -> None:
@@ -82,3 +91,17 @@ async def test_a_database_of_before_gets_the_column(tmp_path: Path, monkeypatch:
     await recorder.append(new, conversation=b"d")
     assert recorder.get([old.id, new.id]) == [old, new]
     database.close()
+
+
+async def test_unused_grammars_are_forgotten_with_their_exchanges(recorder: Recorder) -> None:
+    old = [exchange(one, id=f"ex_{i:026x}") for i, one in enumerate((GRAMMAR, BOTH, KEPT))]
+    new = exchange(BOTH)
+    for one in (*old, new):
+        await recorder.append(one, conversation=b"c")
+    assert await forget_older(recorder, 60.0, lambda db: []) == (3, 0)
+    assert grammars(recorder) == {BOTH.grammar}
+    assert recorder.get([new.id]) == [new]
+    plan = recorder.database.read(
+        "EXPLAIN QUERY PLAN SELECT 1 FROM exchanges WHERE substr(constrained, 1, 64) = 'x' AND constrained IS NOT NULL"
+    )
+    assert "exchanges_by_grammar" in plan[0][3]  # deleting looks at no exchange but those of a grammar
