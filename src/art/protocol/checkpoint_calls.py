@@ -9,13 +9,14 @@ from pydantic import Field, model_validator
 
 from art.config.base import check_no_userinfo
 from art.config.base_models import HUB_ID_PATTERN
-from art.protocol.training import JobId, Wire
+from art.protocol.training import JobId, SparseWire, Wire
 
 BEST_METRIC = "val/reward"
 ExportFormat = Literal["peft", "vllm-lora", "merged", "gguf", "gguf-lora"]
 
 
-class CheckpointInfo(Wire):
+class CheckpointInfo(SparseWire):
+    may_lack = ("promoted",)
     step: int
     created_at: float
     """Unix time at which the checkpoint was made."""
@@ -31,7 +32,7 @@ class CheckpointInfo(Wire):
     in_use: list[str] = []
     """Descriptions of what needs the checkpoint: running requests, unfinished jobs."""
     promoted: bool = False
-    """Whether `project/name@promoted` means this checkpoint, which is then never deleted."""
+    """Whether `project/name@promoted` means this checkpoint, which is then never deleted; absent if not."""
 
 
 class CheckpointList(Wire):

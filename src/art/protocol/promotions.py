@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from art.protocol.training import Wire
+from art.protocol.training import SparseWire, Wire
 
 Decision = Literal["ungated", "passed", "refused", "forced"]
 """How a promotion was decided: without a gate, by a gate that it passed or not, or against the gate."""
@@ -88,8 +88,10 @@ class Verdict(Wire):
     """Probability with which the interval contains the true difference: 0.975 at the first look, then more."""
 
 
-class Promotion(Wire):
+class Promotion(SparseWire):
     """The promoted checkpoint of a model."""
+
+    may_lack = ("verdict",)
 
     step: int
     inference_name: str
@@ -98,7 +100,7 @@ class Promotion(Wire):
     """Step that was promoted before this call; null if none was. If it equals `step`, nothing has changed and nothing
     was compared."""
     verdict: Verdict | None = None
-    """What the gate has found; null without a gate."""
+    """What the gate has found; absent without a gate."""
 
 
 class PromotionRecord(Wire):

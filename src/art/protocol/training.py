@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from art.config import ModelSettings, TrainConfig, TrainSFTConfig
 
@@ -23,6 +32,21 @@ Objects: TypeAlias = Annotated[list[dict[str, Any]], _FirstFault()]
 
 class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+
+class SparseWire(Wire):
+    """A body that is sent without the fields in `may_lack` where they have their default: an older program refuses
+    fields that it does not know."""
+
+    may_lack: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        body: dict[str, Any] = serialize(self)
+        for name in self.may_lack:
+            if getattr(self, name) == type(self).model_fields[name].default:
+                del body[name]
+        return body
 
 
 JobId = Annotated[str, Field(min_length=8, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -44,7 +68,8 @@ class TokenCounts(Wire):
     completion: int = 0
 
 
-class ModelStatus(Wire):
+class ModelStatus(SparseWire):
+    may_lack = ("promoted_step", "steps_at_once")
     project: str
     name: str
     base_model: str
@@ -60,9 +85,9 @@ class ModelStatus(Wire):
     tokens: TokenCounts | None = None
     """Tokens that the model has read and sampled on this server. Only in the status of a single model."""
     promoted_step: int | None = None
-    """Step of the promoted checkpoint; null while nothing is promoted."""
+    """Step of the promoted checkpoint; absent while nothing is promoted."""
     steps_at_once: int | None = None
-    """Number of steps that the engine can serve at the same time; null where any number of adapters can be asked. It
+    """Number of steps that the engine can serve at the same time; absent where any number of adapters can be asked. It
     is 1 for merged weights and 2 for full fine-tuning on the embedded engine."""
 
 
@@ -75,13 +100,14 @@ class WireAnswer(Wire):
     """`conversation_digest` of all messages up to and including a recorded answer, by which an edit is noticed."""
 
 
-class WireHistory(Wire):
+class WireHistory(SparseWire):
     """One conversation of a rollout, with its texts or only with the names of its answers.
 
     With `items`, each item is a plain message, or `{"choice": <OpenAI choice>}` for an answer. With `answers` the
     server has the texts in its record. Only reinforcement learning takes these.
     """
 
+    may_lack = ("items", "tools", "answers", "num_copied_answers")
     items: Objects = []
     tools: Objects | None = None
     answers: Annotated[list[WireAnswer], _FirstFault()] | None = None

@@ -29,7 +29,7 @@ from art.protocol.samples import Constraint
 from art.record import recorded_answers as columns
 from art.record.recorded_answers import RecordedAnswer, Row, Segments, assemble, assemble_answers
 from art.record.usage_book import SCHEMA as _USAGE
-from art.record.usage_book import Pending, UsageBook, write_usage
+from art.record.usage_book import Pending, UsageBook, merge_older, write_usage
 from art.storage.database import Database
 
 _EXCHANGES = """
@@ -57,6 +57,7 @@ def create_tables(db: sqlite3.Connection) -> None:
                 db.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
     db.execute(columns.GRAMMAR_INDEX)
     db.execute("CREATE INDEX IF NOT EXISTS exchanges_by_number ON exchanges (number)")
+    merge_older(db)
 
 
 _LATER = {

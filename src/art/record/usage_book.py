@@ -208,6 +208,32 @@ def _sum(amounts: Iterable[Amounts]) -> Amounts:
     return total
 
 
+_OLDER = {
+    "usage_by_key": f"SELECT month, project, name, {', '.join(f'sum({name})' for name in _NAMES)} FROM usage_by_key "
+    "GROUP BY month, project, name",
+    "token_counts": "SELECT '', o.project, o.name, max(0, o.prompt - coalesce(sum(u.prompt), 0)), "
+    "max(0, o.cached - coalesce(sum(u.cached), 0)), max(0, o.completion - coalesce(sum(u.completion), 0)), 0, 0, 0, 0 "
+    "FROM token_counts AS o LEFT JOIN usage AS u USING (project, name) GROUP BY o.project, o.name",
+}
+
+
+def merge_older(db: sqlite3.Connection) -> None:
+    """Move what older versions have counted to the table of usage: by API key, or as totals over all time. What the
+    totals have beyond the months goes to a month without a name."""
+    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    for table, select in _OLDER.items():
+        if table not in tables:
+            continue
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            db.execute(f"INSERT INTO usage {select} {_ON_CONFLICT}")
+            db.execute(f"DROP TABLE {table}")
+            db.execute("COMMIT")
+        except BaseException:
+            db.execute("ROLLBACK")
+            raise
+
+
 def write_usage(db: sqlite3.Connection, pending: Pending) -> None:
     """Add pending amounts to the stored ones, within the transaction of `db`."""
     rows = [(*row, *(getattr(amounts, name) for name in _NAMES)) for row, amounts in pending.items()]

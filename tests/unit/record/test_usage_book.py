@@ -15,7 +15,7 @@ from art.config import PricesConfig
 from art.errors import QuotaError, StorageError
 from art.protocol.usage_report import Quota
 from art.record.recorder import _SAMPLE, Recorder, create_tables
-from art.record.usage_book import Amounts, UsageBook, reset_of
+from art.record.usage_book import SCHEMA, Amounts, UsageBook, reset_of
 from art.storage.database import Database
 from tests.support.leaving import cancel_while_stored
 
@@ -162,6 +162,57 @@ async def test_a_month_that_an_earlier_server_has_counted_in_is_not_begun_at_not
     books.clock.now = FEBRUARY
     with pytest.raises(QuotaError, match="in 2026-02"):
         again.check_sampling("search")
+
+
+_OLDER = """
+CREATE TABLE usage_by_key (
+    month TEXT NOT NULL, project TEXT NOT NULL, name TEXT NOT NULL, key_id TEXT NOT NULL, prompt INTEGER NOT NULL,
+    cached INTEGER NOT NULL, completion INTEGER NOT NULL, steps INTEGER NOT NULL, sampling_s REAL NOT NULL,
+    training_s REAL NOT NULL, usd REAL NOT NULL, PRIMARY KEY (month, project, name, key_id)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS token_counts (
+    project TEXT NOT NULL, name TEXT NOT NULL, prompt INTEGER NOT NULL, cached INTEGER NOT NULL,
+    completion INTEGER NOT NULL, PRIMARY KEY (project, name)
+) WITHOUT ROWID;
+INSERT INTO usage_by_key VALUES ('2026-01', 'search', 'agent', 'alice', 2, 1, 1, 1, 0.5, 1.5, 2.0);
+INSERT INTO usage_by_key VALUES ('2026-01', 'search', 'agent', 'server', 3, 1, 2, 0, 0, 0, 0.5);
+INSERT INTO usage_by_key VALUES ('2025-12', 'search', 'agent', 'alice', 7, 0, 0, 0, 0, 0, 0);
+INSERT INTO token_counts VALUES ('search', 'agent', 100, 20, 30), ('shop', 'agent', 4, 0, 5);
+"""
+"""The tables of the version that counted by API key, and all tokens of a model a second time."""
+
+
+async def test_what_an_older_version_has_counted_stays(books: Books) -> None:
+    """Also if that version runs once more on the new database: it makes its tables again, and theirs is added."""
+    database = Database(books.folder / "art.db")
+    for times in (1, 2):
+        await database.run(lambda db: db.executescript(_OLDER))
+        book = await books.open()
+        await book.set_quota("search", Quota(tokens=8 * times))
+        with pytest.raises(QuotaError, match=rf"{8 * times} tokens of {8 * times} tokens in 2026-01"):
+            book.check_sampling("search")
+        (project,) = (await book.report("2026-01", None)).projects
+        assert (project.prompt, project.steps, project.usd) == (5 * times, times, 2.5 * times)
+        assert [(one.name, one.prompt) for one in project.models] == [("agent", 5 * times)]
+        assert (await book.report("2025-12", None)).projects[0].prompt == 7 * times
+    assert book.token_counts("search", "agent") == (112, 22, 33)  # 88 before there were months, and twice 12
+    assert book.token_counts("shop", "agent") == (4, 0, 5)
+    assert book.token_counts("shop", "nobody") == (0, 0, 0)
+    tables = {name for (name,) in database.read("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    assert not tables & {"usage_by_key", "token_counts"}
+
+
+async def test_a_migration_that_is_interrupted_leaves_the_old_table(books: Books) -> None:
+    database = Database(books.folder / "art.db")
+    await database.run(lambda db: db.executescript(_OLDER + SCHEMA))
+    await database.run(lambda db: db.executescript("CREATE TRIGGER t BEFORE INSERT ON usage WHEN NEW.prompt = 7 "
+                                                   "BEGIN SELECT raise(ABORT, 'no'); END"))  # fmt: skip
+    with pytest.raises(StorageError):
+        await books.open()
+    counts = [database.read(f"SELECT count(*) FROM {table}") for table in ("usage_by_key", "usage")]
+    assert counts == [[(3,)], [(0,)]]
+    await database.run(lambda db: db.executescript("DROP TRIGGER t"))
+    assert (await (await books.open()).report(None, None)).projects[0].prompt == 5
 
 
 @pytest.mark.parametrize(

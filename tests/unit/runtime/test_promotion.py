@@ -15,7 +15,7 @@ from art.config import ModelSettings
 from art.errors import AdapterError, ConfigError, NotFoundError
 from art.protocol.checkpoint_calls import BEST_METRIC, CheckpointInfo
 from art.protocol.promotions import PromoteRequest, Promotion
-from art.protocol.training import DeleteCheckpointsRequest
+from art.protocol.training import DeleteCheckpointsRequest, ModelStatus
 from art.runtime.model_checkpoints import ModelCheckpoints
 from art.runtime.models import Models, PolicyResolver, status_of
 from art.runtime.promotions import Promotions
@@ -229,3 +229,14 @@ async def test_a_database_of_an_older_version_has_nothing_promoted(server: Serve
     assert updated.models.by_key["p/agent"].promoted_step is None
     await updated.promote(3)
     assert updated.models.by_key["p/agent"].promoted_step == 3
+
+
+def test_older_clients_understand_a_model_without_a_promoted_step() -> None:
+    """They refuse fields that they do not know."""
+    status = status_of(MODEL)
+    assert "promoted_step" not in status.model_dump_json()
+    promoted = status.model_copy(update={"promoted_step": 0})
+    assert ModelStatus.model_validate_json(promoted.model_dump_json()).promoted_step == 0
+    info = CheckpointInfo(step=0, created_at=0.0, size_bytes=1, full=False, newest=True, best=False)
+    assert "promoted" not in info.model_dump_json()
+    assert '"promoted":true' in info.model_copy(update={"promoted": True}).model_dump_json()
