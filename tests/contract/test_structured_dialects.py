@@ -150,7 +150,9 @@ async def test_streamed_calls(app: AppBench, oai: openai.AsyncOpenAI, claude: an
     assert {block.type for block in message.content} == {"tool_use"}
 
 
-@pytest.mark.parametrize("extra", [{"guided_choice": ["yes", "no"]}, {"guided_regex": "yes|no"}])
+@pytest.mark.parametrize(
+    "extra", [{"guided_choice": ["yes", "no"]}, {"structured_outputs": {"regex": "yes|no"}}, {"guided_regex": "yes|no"}]
+)
 async def test_vllms_fields_in_extra_body(app: AppBench, oai: openai.AsyncOpenAI, extra: dict[str, Any]) -> None:
     said: Any = [user("hi")]
     answer = await oai.chat.completions.create(model=MODEL, messages=said, extra_body=extra)

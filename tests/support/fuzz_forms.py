@@ -105,7 +105,7 @@ def form_bodies(draw: st.DrawFn, dialect: Dialect) -> Body:
         if "guided" in asked:
             kind = draw(st.sampled_from([*GUIDED]))
             value = draw(GUIDED[kind])
-            body[f"guided_{kind}"] = value
+            body |= {f"guided_{kind}": value} if draw(st.booleans()) else {"structured_outputs": {kind: value}}
         if tools and draw(st.booleans()):
             body["parallel_tool_calls"] = draw(st.booleans())
     if draw(st.integers(0, 5)) == 5:

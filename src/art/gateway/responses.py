@@ -119,7 +119,7 @@ def _ignored_fields(request: ResponsesRequest) -> list[str]:
 _ROLES = ("user", "assistant", "system", "developer")
 _PLAIN_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "chat_template_kwargs", "parallel_tool_calls", "guided_json",
-    "guided_regex", "guided_choice",
+    "guided_regex", "guided_choice", "structured_outputs",
 )  # fmt: skip
 """Fields that mean the same in a chat request."""
 

@@ -69,22 +69,33 @@ def read_format(value: dict[str, Any] | None, where: str, *, nested: bool) -> Co
 
 
 def read_guided(request: OpenAIRequest) -> list[ContentForm]:
-    """Read the forms that vLLM's `guided_json`, `guided_regex` and `guided_choice` ask for. Raises
-    `InvalidRequestError` if a value is not valid."""
-    forms = []
-    if request.guided_json is not None:
-        forms.append(ContentForm("json", _schema(request.guided_json, "guided_json"), "guided_json"))
-    if (regex := request.guided_regex) is not None:
-        if not regex.strip():
-            raise invalid("guided_regex", "must be a text that is not empty")
-        _check_size(len(regex), "guided_regex")
-        forms.append(ContentForm("regex", regex, "guided_regex"))
-    if (texts := request.guided_choice) is not None:
-        if not 0 < len(texts) <= _MAX_TEXTS or not all(texts):
-            raise invalid("guided_choice", f"must be a list of 1 to {_MAX_TEXTS} texts, none of them empty")
-        _check_size(sum(map(len, texts)), "guided_choice")
-        forms.append(ContentForm("choice", texts, "guided_choice"))
-    return forms
+    """Read the forms that vLLM's `guided_json`, `guided_regex`, `guided_choice` and `structured_outputs` ask for.
+    Raises `InvalidRequestError` if a value is not valid."""
+    given = {f"guided_{kind}": (kind, getattr(request, f"guided_{kind}")) for kind in ("json", "regex", "choice")}
+    given |= {f"structured_outputs.{kind}": (kind, it) for kind, it in (request.structured_outputs or {}).items()}
+    return [
+        _read_guide(kind, value, param)
+        for param, (kind, value) in given.items() if value is not None and value is not False
+    ]  # fmt: skip
+
+
+def _read_guide(kind: str, value: Any, param: str) -> ContentForm:
+    if kind == "json_object" and value is True:
+        return ContentForm("json", {"type": "object"}, param)
+    if kind == "json":
+        return ContentForm("json", _schema(value, param), param)
+    if kind == "regex":
+        if not isinstance(value, str) or not value.strip():
+            raise invalid(param, "must be a text that is not empty")
+        _check_size(len(value), param)
+        return ContentForm("regex", value, param)
+    if kind == "choice":
+        texts = value if isinstance(value, list) else []
+        if not 0 < len(texts) <= _MAX_TEXTS or not all(isinstance(text, str) and text for text in texts):
+            raise invalid(param, f"must be a list of 1 to {_MAX_TEXTS} texts, none of them empty")
+        _check_size(sum(map(len, texts)), param)
+        return ContentForm("choice", texts, param)
+    raise invalid(param, "is not supported; supported are json, json_object, regex and choice")
 
 
 def _schema(value: Any, param: str) -> dict[str, Any]:
@@ -166,6 +177,8 @@ class OpenAIRequest(BaseModel):
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    """One of `json`, `json_object`, `regex` and `choice`."""
 
     # These are labels without effect on the answer, besides `LABELS`.
     user: str | None = None
@@ -230,7 +243,7 @@ class ChatRequest(ChatBody):
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},), "modalities": (["text"],), "audio": (), "prediction": (), "functions": ([],),
     "function_call": ("none", "auto"), "continue_final_message": (False,), "add_generation_prompt": (True,),
-    "web_search_options": (), "structured_outputs": ({},),
+    "web_search_options": (),
 }  # fmt: skip
 """Fields that cannot be honoured, with the values that mean "not used"."""
 LABELS = (

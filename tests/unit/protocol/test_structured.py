@@ -26,6 +26,10 @@ def parse(**fields: Any) -> Any:
         ({"guided_json": '{"type": "string"}'}, "json", {"type": "string"}),
         ({"guided_regex": "a+"}, "regex", "a+"),
         ({"guided_choice": ["yes", "no"]}, "choice", ["yes", "no"]),
+        ({"structured_outputs": {"json": MOVE}}, "json", MOVE),
+        ({"structured_outputs": {"json_object": True}}, "json", {"type": "object"}),
+        ({"structured_outputs": {"regex": "a", "json": None, "json_object": False}}, "regex", "a"),
+        ({"structured_outputs": {"choice": ["a"]}}, "choice", ["a"]),
     ],
 )
 def test_forms_of_content(fields: dict[str, Any], kind: str, value: Any) -> None:
@@ -72,7 +76,10 @@ def test_strict_tools() -> None:
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema"),
         ({"response_format": FORMAT, "guided_regex": "a"}, "guided_regex"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
-        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
+        ({"guided_regex": "a", "structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"json": MOVE, "regex": "a"}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"grammar": 'start: "a"'}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"disable_any_whitespace": True}}, "structured_outputs.disable_any_whitespace"),
         ({"guided_json": "no JSON"}, "guided_json"),
         ({"guided_json": [1]}, "guided_json"),
         ({"guided_choice": []}, "guided_choice"),
