@@ -190,7 +190,7 @@ async def _trainer(beats: list[float]) -> AsyncIterator[RpcClient]:
     command = [sys.executable, "-m", "benchmarks.transport_child", "--fd", str(theirs.fileno())]
     process = await asyncio.create_subprocess_exec(*command, pass_fds=[theirs.fileno()])
     theirs.close()
-    client = await RpcClient.connect(ours, lambda status: beats.append(time.monotonic()))
+    client = await RpcClient(lambda status: beats.append(time.monotonic())).connect(ours)
     try:
         while not beats:
             await asyncio.sleep(_TICK_S)

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
+from pydantic import SkipValidation
+
 from art.errors import ContextLengthError, InvalidRequestError
 
 FinishReason = Literal["stop", "length"]
@@ -40,7 +42,7 @@ class GenerateRequest:
     request_id: str
     adapter: str | None
     """Name of the loaded adapter to sample with; `None` for the base model."""
-    prompt_token_ids: list[int]
+    prompt_token_ids: SkipValidation[list[int]]
     max_tokens: int
     stop_token_ids: tuple[int, ...]
     """Each of these tokens ends the completion and is part of the result."""

@@ -87,7 +87,7 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
         env=environment,
     )
     theirs.close()
-    client = await RpcClient.connect(ours, lambda status: None)
+    client = await RpcClient(lambda status: None).connect(ours)
     await client.call(start)
 
     async def connect() -> RpcClient:

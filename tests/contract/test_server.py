@@ -418,32 +418,6 @@ async def test_training_routes_refuse_bad_bodies(local: Server) -> None:
     assert local.runtime.calls == []
 
 
-@pytest.mark.parametrize(
-    ("parameters", "said"),
-    [
-        ({"type": "objekt"}, "has the type 'objekt'"),
-        ({"type": "object", "properties": {"n": {"anyOf": [{"type": "null"}, {"type": "int"}]}}}, "'int' at 'n'"),
-        (
-            {"type": "object", "properties": {"l": {"type": "array", "items": {"type": ["string", "nul"]}}}},
-            "'nul' at 'l'",
-        ),
-    ],
-)
-async def test_a_type_that_json_schema_lacks_is_refused_in_a_tool(
-    parameters: dict[str, Any], said: str, local: Server
-) -> None:
-    async def answer(schema: dict[str, Any]) -> Any:
-        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-        body = {"model": "games/agent", "messages": [user("hi")], "tools": [tool]}
-        return await local.http.post("/v1/chat/completions", json=body)
-
-    response = await answer(parameters)
-    assert response.status_code == 400
-    assert said in response.json()["error"]["message"]
-    named_type = {"type": "object", "properties": {"type": {"type": "string", "enum": ["objekt"]}}}
-    assert (await answer(named_type)).status_code == 200, "a property may have any name and any values"
-
-
 @pytest.mark.parametrize("is_wrapped", [False, True])
 async def test_without_file_descriptors_a_client_is_asked_to_repeat_its_request(
     is_wrapped: bool, local: Server

@@ -151,14 +151,9 @@ def _responses(draw: st.DrawFn, asked: set[str], tools: list[Body], named: str) 
 
 
 def _tool_choices(one: Body) -> st.SearchStrategy[Any]:
-    some = st.fixed_dictionaries(
-        {"mode": st.sampled_from(["auto", "required"]), "tools": st.lists(st.just(one), max_size=2)}
-    )
     return st.one_of(
         st.sampled_from(["auto", "none", "required", "any"]),
         st.just(one),
-        some.map(lambda allowed: {"type": "allowed_tools", "allowed_tools": allowed}),
-        some.map(lambda allowed: {"type": "allowed_tools", **allowed}),
         anything,
     )
 
@@ -167,7 +162,7 @@ def _messages(draw: st.DrawFn, asked: set[str], tools: list[Body], named: str) -
     body: Body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": draw(st.integers(1, 24))}
     if "form" in asked:
         form = draw(formats)
-        body |= {"output_config": {"format": form}} if draw(st.booleans()) else {"output_format": form}
+        body["output_config"] = {"format": form}
     if tools:
         body["tools"] = [
             {"input_schema": tool.get("parameters", {}), **{k: v for k, v in tool.items() if k != "parameters"}}

@@ -166,15 +166,13 @@ def answer(calls: list[dict[str, Any]], text: str = "") -> Message:
     return {"role": "assistant", "content": text, "tool_calls": made}
 
 
-def answers(renderer: Renderer) -> dict[str, Message]:
+def answers() -> dict[str, Message]:
     """Answers that must come back: one call, several, one of all types beside text, and one with tags in a string."""
-    calls = renderer.writing.format
-    tags = f"{_MARKUP} {calls.closing} and {calls.opening}" if calls.closing is not None else _MARKUP
     return {
         "one": answer([SIMPLE]),
         "several": answer([SIMPLE, HARD]),
         "typed": answer([HARD], "I look."),
-        "tags": answer([{"key": tags}]),
+        "tags": answer([{"key": _MARKUP}]),
     }
 
 
@@ -231,7 +229,7 @@ def check(source: Source) -> list[str]:
     renderer = load(source.file.read_text(encoding="utf-8"), source.tokens)
     if not renderer.handles_tools:
         return [source.name, why_refused(renderer), "", "", "", "", ""]
-    cells = ["yes" if comes_back(renderer, message) else "no" for message in answers(renderer).values()]
+    cells = ["yes" if comes_back(renderer, message) else "no" for message in answers().values()]
     if not renderer.writing.is_parallel:
         cells[1] = "refused"
     return [source.name, renderer.call_format, *cells, next_turn(renderer)]
@@ -250,7 +248,7 @@ format fits.
 | one | a call that the template writes comes back |
 | several | two calls of one answer come back |
 | typed | text before a call stays text; unicode, nested values, numbers and booleans come back by the tool's schema |
-| tags | a string that contains tags of the format comes back |
+| tags | a string that contains tags of functions and parameters comes back |
 | next turn | with the tool's result, the next prompt extends the exact tokens of this one, or is a branch |
 
 The templates of Llama 3 refuse several calls in later prompts; Falcon-H1, Granite 3.3 and early LFM2 leave out all

@@ -14,9 +14,8 @@ import orjson
 
 from art.errors import TrajectoryError, TrajectoryMismatchError
 from art.gateway.tool_calls import has_unread_call
-from art.protocol.chat import conversation_digest, message_digest
+from art.protocol.chat import conversation_digest, essence, message_digest
 from art.protocol.training import WireAnswer, WireGroup, WireHistory, WireTrajectory
-from art.record.conversations import canonical_message
 from art.record.recorded_answers import RecordedAnswer, TokenArray
 
 FindAnswers = Callable[[Iterable[str]], Mapping[str, RecordedAnswer]]
@@ -281,14 +280,14 @@ def _check_unchanged(
     exchange: RecordedAnswer, answer: dict[str, Any], before: list[dict[str, Any]], where: str
 ) -> None:
     recorded = exchange.message()
-    if canonical_message(answer) != canonical_message(recorded):
+    if essence(answer) != essence(recorded):
         raise TrajectoryMismatchError(
             f"{where}: the answer was changed after sampling: recorded {_short(recorded)}, got "
             f"{_short(answer)}. Keep choices as they came; to train on other text use `train_sft`"
         )
     sent = exchange.request_messages()
     for j, (message, original) in enumerate(zip(before, sent, strict=False)):
-        if canonical_message(message) != canonical_message(original):
+        if essence(message) != essence(original):
             raise TrajectoryMismatchError(
                 f"{where}: message {j} before it differs from what the model was sent: sent {_short(original)}, got "
                 f"{_short(message)}. Keep messages as they were sent; another conversation belongs in "

@@ -20,9 +20,9 @@ from art.config import DistillConfig, TrainConfig
 from art.engine import Engine
 from art.errors import ConfigError, TrajectoryError
 from art.gateway.policies import PolicyRef
-from art.protocol.compact import SpanValues, lay_out, spans_of
+from art.protocol.compact import SpanValues
 from art.protocol.samples import ConstrainedSpan, TrainingSample
-from art.record.recorded_answers import RecordedAnswer, TokenArray
+from art.record.recorded_answers import RecordedAnswer
 from art.record.recorder import Recorder
 from art.storage import checkpoints
 from art.storage.layout import ModelPaths
@@ -73,15 +73,14 @@ class PlannedSample:
 
 
 def build_samples(planned: Sequence[PlannedSample], recorder: Recorder) -> list[TrainingSample]:
-    """Look up the exchanges of the samples, and lay out their tokens, shared ones once.
-
-    The record is read in parts, so that of their answers no more than the tokens of all paths is ever in memory.
+    """Look up the exchanges of the samples. The record is read in parts, so that of their answers no more than the
+    tokens of all samples is ever in memory.
 
     Raises:
         NotFoundError: an exchange is not recorded any more.
         TrajectoryError: an exchange has fewer log-probs than trained tokens.
     """
-    paths, samples = list[tuple[TokenArray, int, str]](), list[TrainingSample]()
+    samples: list[TrainingSample] = []
     for first in range(0, len(planned), _AT_ONCE):
         part = planned[first : first + _AT_ONCE]
         ids = sorted({answer.exchange_id for sample in part for answer in sample.answers})
@@ -90,11 +89,8 @@ def build_samples(planned: Sequence[PlannedSample], recorder: Recorder) -> list[
             exchanges = [recorded[answer.exchange_id] for answer in sample.answers]
             made = _build(sample, exchanges)
             tokens = np.concatenate([exchanges[-1].prompt_token_ids, exchanges[-1].completion_token_ids])
-            tokens = tokens[: len(made.loss_mask)]
-            spans = spans_of(made.loss_mask)
-            paths.append((tokens, int(spans[-1, 1]) - 1 if len(spans) else len(tokens), made.sample_id))
-            samples.append(made)
-    return [replace(made, token_ids=path) for made, path in zip(samples, lay_out(paths), strict=True)]
+            samples.append(replace(made, token_ids=SpanValues.whole(tokens[: len(made.loss_mask)])))
+    return samples
 
 
 def _build(planned: PlannedSample, exchanges: list[RecordedAnswer]) -> TrainingSample:

@@ -23,7 +23,7 @@ import numpy as np
 from art.errors import NothingTrainableError, TrajectoryError
 from art.gateway.renderer import Renderer
 from art.protocol.chat import normalize_messages
-from art.protocol.compact import SpanValues, lay_out
+from art.protocol.compact import SpanValues
 from art.protocol.samples import TrainingSample
 from art.protocol.training import WireTrajectory
 
@@ -102,12 +102,11 @@ def sft_samples(paths: Iterable[SftPath], weight: float = 1.0) -> list[TrainingS
         spans = np.asarray(path.learnt, dtype=np.int64).reshape(-1, 2)
         learnt = np.ones(int((spans[:, 1] - spans[:, 0]).sum()), dtype=np.bool_)
         zeros = SpanValues(len(tokens), spans, np.zeros(len(learnt)))
-        (token_ids,) = lay_out([(tokens, int(spans[-1, 1]) - 1, path.sample_id)])
         samples.append(
             TrainingSample(
                 sample_id=path.sample_id,
                 rollout_id=path.rollout_id,
-                token_ids=token_ids,
+                token_ids=SpanValues.whole(tokens),
                 loss_mask=SpanValues(len(tokens), spans, learnt),
                 sampling_logprobs=zeros,
                 advantages=zeros,

@@ -61,8 +61,6 @@ class CountTokensRequest(BaseModel):
     """`{"type": "auto" | "any" | "tool" | "none", "name": ..., "disable_parallel_tool_use": ...}`."""
     output_config: dict[str, Any] | None = None
     """`format` says what the text of the answer looks like; `effort` is advice."""
-    output_format: dict[str, Any] | None = None
-    """The older name of `output_config.format`."""
     chat_template_kwargs: dict[str, bool | int | float | str] | None = None
     """Settings of the model's chat template. Anthropic's API has no such field."""
 
@@ -173,12 +171,9 @@ def to_chat(request: CountTokensRequest) -> ChatRequest:
             body["parallel_tool_calls"] = False
     if isinstance(request, MessagesRequest):
         body |= _sampling(request)
-    form = (request.output_config or {}).get("format")
-    if form is not None and request.output_format is not None:
-        raise invalid("output_format", "and `output_config.format` are the same; send only one of them")
-    where = "output_format" if form is None else "output_config.format"
     strict = [tool["name"] for tool in request.tools or () if tool.get("strict") is True]
-    content_form = read_format(form or request.output_format, where, nested=False)
+    form = (request.output_config or {}).get("format")
+    content_form = read_format(form, "output_config.format", nested=False)
     return parse_chat_request(body, content_form, strict, _ignored_fields(request))
 
 

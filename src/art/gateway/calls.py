@@ -54,41 +54,15 @@ class CallFormat:
         return all(tokenizer.token_id(tag) is not None for tag in (self.opening, self.closing) if tag is not None)
 
 
-_MAX_REFERENCES = 256
-"""Largest number of references that are followed in the schemas of a function."""
-
-
 def parameter_schemas(tools: list[Tool] | None) -> Schemas:
-    """Schemas of the parameters of all functions, without references at their top. What is not a schema is left out."""
+    """Schemas of the parameters of all functions. What is not a schema is left out."""
     schemas: dict[str, dict[str, dict[str, Any]]] = {}
     for function in (tool.get("function") or {} for tool in tools or ()):
         root: Any = function.get("parameters")
         properties = root.get("properties") if isinstance(root, dict) else None
-        own, left = properties if isinstance(properties, dict) else {}, [_MAX_REFERENCES]
-        named = {key: _resolved(one, root, left) for key, one in own.items() if isinstance(one, dict)}
-        schemas[function.get("name", "")] = named
+        own = properties.items() if isinstance(properties, dict) else ()
+        schemas[function.get("name", "")] = {key: one for key, one in own if isinstance(one, dict)}
     return schemas
-
-
-def _resolved(schema: dict[str, Any], root: dict[str, Any], left: list[int]) -> dict[str, Any]:
-    """A schema in which references to definitions of `root`, also those of branches, are replaced by what they name,
-    and an `allOf` of one branch by the branch."""
-    while left[0] > 0:
-        branches, path = schema.get("allOf"), str(schema.get("$ref", "")).split("/")
-        target = None
-        if isinstance(branches, list) and len(branches) == 1:
-            target = branches[0]
-        elif len(path) == 3 and path[0] == "#" and path[1] in ("$defs", "definitions"):
-            definitions = root.get(path[1])
-            target = definitions.get(path[2]) if isinstance(definitions, dict) else None
-        if not isinstance(target, dict):
-            break
-        left[0] -= 1
-        schema = {**target, **{key: value for key, value in schema.items() if key not in ("$ref", "allOf")}}
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list):
-            schema = {**schema, key: [_resolved(one, root, left) for one in schema[key] if isinstance(one, dict)]}
-    return schema
 
 
 def read_float(text: str) -> float:

@@ -26,7 +26,6 @@ from art.errors import ProcessError
 from art.gateway.completion import ChatStream, ChoiceWriter, Completion, whole_choice
 from art.gateway.live import LiveHub, LiveRequest
 from art.gateway.policies import ModelResolver, PolicyRef
-from art.gateway.renderer import TemplateKwargs, reasoning_settings
 from art.gateway.structures import Structures
 from art.gateway.turn import SEEDS, ChatOptions, Turn, TurnMaker
 from art.protocol.chat_completions import ChatRequest
@@ -210,12 +209,6 @@ class Gateway:
         """Return the prompt tokens of a request, even of one that is longer than the model's context. Raises
         `ContextLengthError` if it is many times as long."""
         return (await self.turns.prepare(request, rollout_id=rollout_id, check_length=False)).prompt_token_ids
-
-    async def reasoning_settings(self, model: str, rollout_id: str | None, *, reasons: bool) -> TemplateKwargs:
-        """The settings of a model's chat template that switch its reasoning on or off; none where there is no choice.
-        Raises `InvalidRequestError` if the model should reason, and never does."""
-        policy = await self.turns.find_policy(model, rollout_id)
-        return reasoning_settings(policy.renderer, reasons=reasons, param="thinking")
 
 
 def _generate_request(turn: Turn, policy: PolicyRef, completion: Completion, chunk_every_s: float) -> GenerateRequest:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from art.errors import ArtError
-from art.gateway.bridge import THINK, without
-from art.gateway.renderer import RecordedTurn, Renderer, parse, template_messages
+from art.gateway.renderer import THINK, RecordedTurn, Renderer, parse, template_messages, without
 from art.protocol.answers import Branch
 from art.protocol.chat import Message, Tool, tool_call
 

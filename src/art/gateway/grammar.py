@@ -99,11 +99,10 @@ def write_grammar(style: AnswerStyle, shape: AnswerShape) -> AnswerGrammar:
     ends: list[int] = []
     leading, head = ("", ()) if calls is None else _split_leading(calls.head)
     if calls is not None:
-        names = [name for name in shape.arguments if shape.rule.names is None or name in shape.rule.names]
-        for i, name in enumerate(names):
+        for i, name in enumerate(shape.arguments):
             written = literal(json.dumps(name)[1:-1] if calls.quoted_name else name)
             rules[f"call_{i}"] = _join(written, sequence(calls.middle), schema(shape.arguments[name], separators))
-        rules["call"] = " | ".join(f"call_{i}" for i in range(len(names)))
+        rules["call"] = " | ".join(f"call_{i}" for i in range(len(shape.arguments)))
         more = "" if calls.between is None or shape.rule.single else f"({sequence(calls.between)} call)*"
         rules["calls"] = _join(sequence(head), "call", more, sequence(calls.tail))
         bodies.append("calls")

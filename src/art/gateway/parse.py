@@ -5,8 +5,7 @@ these tags (for the tags that other families put around calls, see `tool_calls.p
 
     [<think> reasoning </think>] content (<tool_call> {"name": ..., "arguments": {...}} </tool_call>)*
 
-A malformed tool call stays in the content unchanged, so that no sampled text disappears. A closing tag after which a
-call is not complete is part of one of its strings, if a later closing tag completes it.
+A malformed tool call stays in the content unchanged, so that no sampled text disappears.
 """
 
 from __future__ import annotations
@@ -126,8 +125,6 @@ class MessageParser(abc.ABC):
 
 
 _START, _REASONING, _CONTENT, _CALL = range(4)
-_MAX_CLOSINGS = 8
-"""Largest number of closing tags that are taken for a part of the same call. A model may repeat them without end."""
 
 
 class TaggedParser(MessageParser):
@@ -151,9 +148,6 @@ class TaggedParser(MessageParser):
         self._state = _REASONING if in_reasoning else _START
         self._held = ""  # whitespace at the end of the current segment: dropped if a tag follows
         self._strip_newlines = False  # after reasoning, newlines separate it from the content
-        self._body = ""  # text of the current calls up to the last closing tag, which did not end them
-        self._num_closings = 0
-        self._reopened: int | None = None  # where in `_body` the last opening tag after such a closing tag ends
 
     def push(self, token_ids: list[int]) -> None:
         table = self._bytes
@@ -170,13 +164,13 @@ class TaggedParser(MessageParser):
 
     def finish(self) -> ParsedMessage:
         state = self._state
-        text = self._body + self._end_segment()
+        text = self._end_segment()
         if state == _CALL:
-            self._take_calls(text, ended=self._format.closing is None)
+            self._take_calls(text, is_ended=self._format.closing is None)
         else:
             self._flush_text(text)
             if self._state == _CALL:
-                self._take_calls("", ended=True)
+                self._take_calls("")
             if self._held and not self._calls and state != _REASONING:
                 self._add_content(self._held)
         self._held = ""
@@ -195,10 +189,7 @@ class TaggedParser(MessageParser):
             self._begin(_CONTENT)
             self._strip_newlines = True
         elif state == _CALL and token == self._call_close:
-            self._close_calls()
-        elif state == _CALL and token == self._call_open and self._body:
-            self._body += self._end_segment() + (self._format.opening or "")
-            self._reopened = len(self._body)
+            self._take_calls(self._end_segment(), closing=self._format.closing or "")
         elif state in (_START, _CONTENT) and token == self._call_open:
             self._flush_text(self._end_segment())
             held = self._held
@@ -213,38 +204,20 @@ class TaggedParser(MessageParser):
         self._held = ""
         self._raw.clear()
         self._stream = TextStream()
-        self._body, self._num_closings, self._reopened = "", 0, None
 
-    def _close_calls(self) -> None:
-        """Read the calls before a closing tag. If they are malformed, the tag may be part of one of their strings."""
-        text = self._body + self._end_segment()
-        if (calls := self._format.read(text, self._schemas)) is not None:
-            self._accept(calls)
-        elif self._reopened is not None and (calls := self._format.read(text[self._reopened :], self._schemas)):
-            opening = self._format.opening or ""
-            self._add_content(self._held + opening + text[: self._reopened - len(opening)].rstrip())
-            self._accept(calls)
-        elif self._num_closings == _MAX_CLOSINGS:
-            self._take_calls(f"{text}{self._format.closing}", ended=False)
-        else:
-            self._body = f"{text}{self._format.closing}"
-            self._num_closings += 1
-
-    def _accept(self, calls: list[ToolCall]) -> None:
-        self._begin(_CONTENT)
-        self._calls += calls
-        self._deltas += [Delta(tool_call=call) for call in calls]
-
-    def _take_calls(self, text: str, *, ended: bool) -> None:
-        """Read calls up to the end of the answer. A malformed or truncated one becomes content unchanged."""
+    def _take_calls(self, text: str, *, is_ended: bool = True, closing: str = "") -> None:
+        """Read calls up to the closing tag or the end of the answer. Malformed or truncated ones become content
+        unchanged."""
         held = self._held
         if self._format.opening is None:  # here the held text is the beginning of the calls
             held, text = "", held + text
-        if ended and (calls := self._format.read(text, self._schemas)) is not None:
-            self._accept(calls)
-            return
+        calls = self._format.read(text, self._schemas) if is_ended else None
         self._begin(_CONTENT)
-        self._add_content(f"{held}{self._format.opening or ''}{text}")
+        if calls is None:
+            self._add_content(f"{held}{self._format.opening or ''}{text}{closing}")
+        else:
+            self._calls += calls
+            self._deltas += [Delta(tool_call=call) for call in calls]
 
     def _flush_text(self, text: str) -> None:
         """Add text to the current segment, holding back whitespace at its end."""

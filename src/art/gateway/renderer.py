@@ -1,6 +1,16 @@
 """The renderer of a model: messages to tokens and back, by the model's own chat template.
 
-It extends recorded tokens by comparing the texts of the template. A trial shows how the model writes tool calls: calls
+It extends recorded tokens by new messages, after checking on the text of the template that this is correct: `before` is
+the text for the recorded conversation, `after` that with the new messages and the opening of the next answer. If
+`after` begins with `before`, the text that it adds follows the recorded tokens. With | for the turn end:
+
+    before            user: hi|  assistant: hello|
+    after             user: hi|  assistant: hello|  user: bye|  assistant:
+    next prompt       recorded tokens up to the sampled |, then the tokens of "  user: bye|  assistant:"
+
+The cut is at the token that ends a turn, so nothing before it is ever tokenised again.
+
+A trial shows how the model writes tool calls: calls
 are rendered and parsed again, and the first format that gives the same calls back is the model's. A template may write
 every call, only a single one of a message (Llama 3), or none (Falcon-H1); what it does not write, ART writes into the
 message's content, in the format that the template itself describes or writes.
@@ -20,7 +30,6 @@ from typing import Any, TypeAlias
 from art.config import RenderConfig
 from art.errors import ConfigError, InvalidRequestError
 from art.gateway import harmony
-from art.gateway.bridge import extend_text
 from art.gateway.calls import CallFormat, parameter_schemas, with_call_ids, with_written_calls
 from art.gateway.parse import MessageParser, ParsedMessage, TaggedParser, Tags
 from art.gateway.tokenizer import NO_TEMPLATE, Tokenizer
@@ -237,6 +246,43 @@ class Renderer:
         return self.tokenizer.render_text(prepared, tools, add_generation_prompt=opening, **self.template_kwargs)
 
 
+_CLOSING = "</think>"
+_EMPTY_THINK = re.compile(r"<think>\s*</think>")
+THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
+
+
+def extend_text(before: str, after: str, turn_end: str, *, keep_reasoning: bool) -> str | Branch:
+    """Return the text to add after the turn end of the last recorded answer, or a branch if earlier text changed.
+    `before` is the text of the recorded conversation, and `after` is its text with new messages. A template that prints
+    an empty think block before the last answer and removes it later changes no sampled token, so this is no branch.
+    Dropping real reasoning is one, unless `keep_reasoning` is set."""
+    cut = before.rfind(turn_end)
+    if cut < 0:
+        return Branch("template_without_turn_end")
+    cut += len(turn_end)
+    head, rest = before[:cut], before[cut:]
+    if after.startswith(before):
+        return after[cut:]
+    # The text before the cut may have changed, but the number of turn ends in it has not.
+    *ended, _ = after.split(turn_end, head.count(turn_end))
+    after_head = "".join(part + turn_end for part in ended)
+    after_cut = len(after_head)
+    if len(ended) < head.count(turn_end) or not after.startswith(rest, after_cut):
+        return Branch("template_rewrites_history")
+    if without(_EMPTY_THINK, head) == without(_EMPTY_THINK, after_head):
+        return after[after_cut:]
+    if without(THINK, head) == without(THINK, after_head):
+        return after[after_cut:] if keep_reasoning else Branch("reasoning_dropped")
+    return Branch("template_rewrites_history")
+
+
+def without(blocks: re.Pattern[str], text: str) -> str:
+    """Remove what `blocks` matches, and all whitespace, since templates put whitespace around think blocks."""
+    # Only up to the last closing tag: from each opening tag without one, the pattern would search to the end.
+    end = text.rfind(_CLOSING) + len(_CLOSING) if _CLOSING in text else 0
+    return "".join((blocks.sub("", text[:end]) + text[end:]).split())
+
+
 _PROBE = "zq probe zq"
 
 
@@ -409,7 +455,7 @@ _SETTING = "enable_thinking"
 """The setting by which chat templates of models with both modes choose one."""
 
 
-def reasoning_settings(renderer: Renderer, *, reasons: bool, param: str) -> TemplateKwargs:
+def reasoning_settings(renderer: Renderer, *, reasons: bool) -> TemplateKwargs:
     """Settings of the chat template that make the model reason or not; none if the template leaves no choice. That a
     model should reason, and never does, is an `InvalidRequestError`."""
     template = renderer.tokenizer.template
@@ -417,5 +463,5 @@ def reasoning_settings(renderer: Renderer, *, reasons: bool, param: str) -> Temp
         return {_SETTING: reasons}
     if reasons and renderer.tokenizer.token_id("<think>") is None and not harmony.is_in(renderer.tokenizer):
         why = f"its chat template has no setting `{_SETTING}`, and its vocabulary no `<think>`"
-        raise InvalidRequestError(f"this model does not reason: {why}; leave `{param}` out", param=param)
+        raise InvalidRequestError(f"this model does not reason: {why}; leave `thinking` out", param="thinking")
     return {}

@@ -129,7 +129,7 @@ class Structures:
 def _asked(request: ChatRequest) -> str | None:
     """The parameter that asks for a form, if one does."""
     rule = request.call_rule
-    if rule.mode == "required" or (rule.mode == "auto" and rule.names is not None):
+    if rule.mode == "required":
         return "tool_choice"
     if request.content_form is not None:
         return request.content_form.param
@@ -150,7 +150,7 @@ def _compile(
     arguments: dict[str, dict[str, Any]] = {}
     for i, tool in enumerate(request.tools or ()):
         name, parameters = tool["function"]["name"], tool["function"].get("parameters")
-        if rule.mode == "none" or (rule.names is not None and name not in rule.names):
+        if rule.mode == "none" or rule.name not in (None, name):
             continue
         own, kind = _OBJECT, "object"
         if isinstance(parameters, dict):

@@ -9,7 +9,6 @@ import codecs
 import datetime
 import functools
 import json
-from array import array
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -93,9 +92,6 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 _FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"]
-_SHORT, _MAX_SHORT = 512, 4096
-"""Encodings of texts of at most `_SHORT` characters are cached, up to `_MAX_SHORT` of them, in 10 MB at most. Rollouts
-of a group begin alike, and observations return: those of small games nearly always."""
 _LONG = 2**14
 """Above this number of characters a text is encoded without noting the place of each token in it, which nobody here
 reads. That takes half the time and a quarter of the memory."""
@@ -133,7 +129,6 @@ class Tokenizer:
         """`eos_token_id` of `generation_config.json`: tokens that end a completion besides the tokenizer's own EOS."""
         eos = special_tokens.get("eos_token")
         self.eos_token_id = None if eos is None else self.token_id(eos)
-        self._encode_short = functools.lru_cache(_MAX_SHORT)(lambda text: array("I", self._encode(text, False)))
         self.token_bytes: dict[int, bytes] = _TokenBytes(backend)
         """The bytes of each token, filled on demand. A completion's text is its tokens' bytes decoded as UTF-8."""
 
@@ -183,18 +178,8 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return int(self.backend.get_vocab_size(with_added_tokens=True))
 
-    @functools.cached_property
-    def longest_token(self) -> int:
-        """Largest number of characters of a token. Reads the whole vocabulary once, which takes up to 0.1 s."""
-        return max(map(len, self.backend.get_vocab(with_added_tokens=True)))
-
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Encode text to token ids. `add_special_tokens` adds the post-processor's tokens (BOS), as in transformers."""
-        if len(text) <= _SHORT and not add_special_tokens:  # e.g. role names and line breaks of templates
-            return self._encode_short(text).tolist()
-        return self._encode(text, add_special_tokens)
-
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if len(text) > _LONG:
             encoding = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         else:

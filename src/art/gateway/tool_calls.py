@@ -18,8 +18,7 @@ Formats with a notation of values of their own:
     [f(key='value', more={"x": 1}), g()]              LFM2: the syntax of Python
     call:f{key:<|"|>text<|"|>,more:{x:[1,null]}}       Gemma 4: only strings are in quotation tokens
 
-Later templates of LFM2 escape strings as Python does. Earlier ones write them as they are: such a string ends at a
-quotation mark that is followed by the next argument or the end of the call.
+Strings are escaped as in Python.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
 
 
 def kinds_of(schema: Mapping[str, Any] | None) -> set[str]:
-    """Types that a schema allows; empty if it does not say."""
+    """Types that a schema allows; empty if it does not say, e.g. because a branch of it is a reference."""
     if schema is None:
         return set()
     declared = schema.get("type")
@@ -109,7 +108,10 @@ def kinds_of(schema: Mapping[str, Any] | None) -> set[str]:
     for key in ("anyOf", "oneOf"):
         branches = schema.get(key)
         for branch in branches if isinstance(branches, list) else ():
-            kinds |= kinds_of(branch) if isinstance(branch, dict) else set()
+            of_branch = kinds_of(branch) if isinstance(branch, dict) else set()
+            if not of_branch:
+                return set()
+            kinds |= of_branch
     listed = schema.get("enum")
     values = listed if isinstance(listed, list) else [schema["const"]] if "const" in schema else []
     if not kinds:
@@ -189,42 +191,36 @@ _VALUE_END = re.compile(r",\s*(?=[\w-]+\s*=)|\)\s*(?:,(?=\s*[\w.-]+\()|\Z)")
 """What follows a value: the next argument, or the end of the call and then the next call or nothing."""
 
 
-def _python_reader(*, is_escaped: bool) -> Reader:
-    """Make a reader of a list of calls with keyword arguments, whose strings are escaped or not."""
-
-    def read_arguments(text: str, place: int, _name: str) -> Arguments | None:
-        arguments: dict[str, Any] = {}
-        if (end := _VALUE_END.match(text, place)) is not None and ")" in end[0]:
-            return arguments, end.end()
-        while (key := _KEY.match(text, place)) is not None and key[1] not in arguments:
-            if (read := _read_value(text, key.end(), is_escaped)) is None:
-                return None
-            arguments[key[1]], end = read
-            place = end.end()
-            if ")" in end[0]:
-                return arguments, place
-        return None
-
-    def read(text: str, _schemas: Schemas) -> list[ToolCall] | None:
-        text = text.strip()
-        return read_calls(text[1:-1], _NAME, read_arguments) if text[:1] == "[" and text[-1:] == "]" else None
-
-    return read
+def _read_python_arguments(text: str, place: int, _name: str) -> Arguments | None:
+    """Read keyword arguments up to the end of their call."""
+    arguments: dict[str, Any] = {}
+    if (end := _VALUE_END.match(text, place)) is not None and ")" in end[0]:
+        return arguments, end.end()
+    while (key := _KEY.match(text, place)) is not None and key[1] not in arguments:
+        if (read := _read_value(text, key.end())) is None:
+            return None
+        arguments[key[1]], end = read
+        place = end.end()
+        if ")" in end[0]:
+            return arguments, place
+    return None
 
 
-def _read_value(text: str, place: int, is_escaped: bool) -> tuple[Any, re.Match[str]] | None:
+def read_python(text: str, _schemas: Schemas) -> list[ToolCall] | None:
+    """Read a list of calls with keyword arguments."""
+    text = text.strip()
+    return read_calls(text[1:-1], _NAME, _read_python_arguments) if text[:1] == "[" and text[-1:] == "]" else None
+
+
+def _read_value(text: str, place: int) -> tuple[Any, re.Match[str]] | None:
     """The value at `place`, and the match of what follows it: the first place at which the text before is a value."""
-    quote = text[place : place + 1]
-    if is_escaped and (string := _STRING.match(text, place)) is not None:
+    if (string := _STRING.match(text, place)) is not None:
         end = _VALUE_END.match(text, string.end())
         value = re.sub(r"\\(.)", lambda escape: _ESCAPES.get(escape[1], escape[0]), string[2], flags=re.DOTALL)
         return None if end is None else (value, end)
     for end in itertools.islice(_VALUE_END.finditer(text, place), _MAX_TRIES + 1):
         written = text[place : end.start()].rstrip()
-        if quote in ("'", '"'):
-            if len(written) > 1 and written.endswith(quote):
-                return written[1:-1], end
-        elif (value := load_literal(written)) is not None or written in ("None", "null"):
+        if (value := load_literal(written)) is not None or written in ("None", "null"):
             return value, end
     return None
 
@@ -362,7 +358,6 @@ def _kimi_id(name: str, number: int, _call_id: str) -> str:
 
 
 _XML_TAGS = ("<tool_call>", "</tool_call>")
-_LFM2_TAGS = ("<|tool_call_start|>", "<|tool_call_end|>")
 TAGGED = CallFormat("tagged", read_object, *_XML_TAGS, write=write_tagged, described_by=re.compile(r"<tool_call>\s*\{"))
 """The format of Qwen, Hermes and many other models: one JSON object between `<tool_call>` and `</tool_call>`."""
 
@@ -383,9 +378,8 @@ CALL_FORMATS = (
                described_by=re.compile(r"<\|tool_call\|> followed by a JSON list")),
     CallFormat("internlm", read_plugin, "<|action_start|>", "<|action_end|>"),
     CallFormat("cohere", read_actions, "<|START_ACTION|>", "<|END_ACTION|>"),
-    CallFormat("lfm2", _python_reader(is_escaped=True), *_LFM2_TAGS, write=write_python,
+    CallFormat("lfm2", read_python, "<|tool_call_start|>", "<|tool_call_end|>", write=write_python,
                described_by=re.compile("List of tools: ")),
-    CallFormat("lfm2-plain", _python_reader(is_escaped=False), *_LFM2_TAGS),
     CallFormat("gemma-4", read_gemma, "<|tool_call>", "<tool_call|>"),
     CallFormat("tool-calls", read_list, "<tool_calls>", "</tool_calls>"),
     CallFormat("toolcall", read_list, "<TOOLCALL>", "</TOOLCALL>"),

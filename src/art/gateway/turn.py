@@ -9,8 +9,7 @@ Work on large requests happens in threads, so that the event loop goes on answer
 
 A conversation that is many times as long as the model's context is refused before it is rendered and tokenised. To
 tokenise a text takes about a microsecond and up to a hundred bytes of memory per character, so a message of some MiB
-would cost seconds and gigabytes only to be refused. A token has at most as many characters as the longest one of the
-vocabulary; where this leaves it open, texts are counted piece by piece, up to where they are too long.
+would cost seconds and gigabytes only to be refused.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 import orjson
 
@@ -29,7 +28,6 @@ from art.gateway.grammar import AnswerGrammar
 from art.gateway.policies import ModelResolver, PolicyRef
 from art.gateway.renderer import RecordedTurn, Renderer, TemplateKwargs
 from art.gateway.structures import Structures
-from art.gateway.tokenizer import Tokenizer
 from art.gateway.workers import Workers
 from art.protocol.answers import Branch, BranchReason
 from art.protocol.chat import Message, Tool, invalid, normalize_messages
@@ -39,13 +37,12 @@ from art.record.recorder import Exchange, Recorder
 from art.record.rollout_store import RolloutStore
 from art.storage.layout import validate_name
 
-_USUAL = 8
-"""A text with fewer characters per token of context is tokenised at once: ordinary text has three to five a token."""
 _MOST = 8
-"""How many times the context a conversation may have before it is rendered. Answers may hold reasoning that the
-template leaves out, and the tokens of a longer prompt can be counted."""
-_PIECE = 2**14
-"""Characters that are counted at a time."""
+"""How many times the context a conversation may have. Answers may hold reasoning that the template leaves out, and the
+tokens of a longer prompt can be counted."""
+_CHARS, _FREE = 8, 2**18
+"""Characters per token that a conversation may have, where ordinary text has three to five, and characters that any
+conversation may have."""
 _PER_MESSAGE = 16
 """Smallest number of characters that a message counts as, where work is compared with other work."""
 
@@ -56,25 +53,13 @@ def work_size(messages: list[Message], tools: list[Tool] | None) -> int:
     return size + sum(map(len, _texts(messages)))
 
 
-def check_size(
-    messages: list[Message], tools: list[Tool] | None, max_context: int, tokenizer: Tokenizer, *, limit: str
-) -> None:
-    """Check that normalised messages are at most `_MOST` times as long as the context. `limit` names it in errors."""
-    most, longest = max_context * _MOST, tokenizer.longest_token
+def check_size(messages: list[Message], tools: list[Tool] | None, max_context: int, *, limit: str) -> None:
+    """Check that normalised messages are not far longer than the context. `limit` names it in errors."""
+    most = max_context * _MOST
     num_chars = sum(map(len, _texts(messages))) + (len(orjson.dumps(tools)) if tools else 0)
-    if num_chars > most * longest or len(messages) > most:
+    if num_chars > max(most * _CHARS, _FREE) or len(messages) > most:
         given = f"{len(messages)} messages, with the tools {num_chars} characters"
         raise ContextLengthError(f"{given}, are too many; the limit is {limit}", param="messages")
-    if num_chars <= max_context * _USUAL:
-        return
-    count = num_pieces = 0
-    for text in _texts(messages):
-        for start in range(0, len(text), _PIECE):
-            count += len(tokenizer.encode(text[start : start + _PIECE], add_special_tokens=False))
-            num_pieces += 1
-            if count > most + num_pieces * longest:  # a cut between pieces may add a few tokens
-                problem = f"the messages are more than {most} tokens long, and the limit is {limit}; shorten them"
-                raise ContextLengthError(problem, param="messages")
 
 
 def _texts(messages: Iterable[Message]) -> Iterator[str]:
@@ -144,18 +129,11 @@ class TurnMaker:
         self._structures, self._workers = structures, Workers()
 
     async def prepare(
-        self,
-        request: ChatRequest,
-        *,
-        rollout_id: str | None = None,
-        key: str = "",
-        seed: int | None = None,
-        switches: bool = False,
-        strict: bool = False,
-        check_length: bool = True,
+        self, request: ChatRequest, *, check_length: bool = True, **asked: Unpack[ChatOptions]
     ) -> Turn:
         """Make the turn of a request; `ChatOptions` explains what comes with it. The errors are those of `complete`.
         With `check_length=False` the prompt alone is wanted, even one that leaves no room for an answer."""
+        rollout_id, seed = asked.get("rollout_id"), asked.get("seed")
         if rollout_id is not None:
             validate_name(rollout_id, param="rollout_id")
         size = work_size(request.messages, request.tools)
@@ -164,7 +142,7 @@ class TurnMaker:
         sampling = None if rollout_id is None else self._rollouts.check_open(rollout_id, policy.project)
         if check_length:
             _set_sampling(request, sampling or policy.sampling)
-        if strict and request.ignored:
+        if asked.get("strict") and request.ignored:
             why = "would have no effect, and this server refuses such fields (`ServerConfig.strict`); leave it out"
             raise invalid(request.ignored[0], why)
         renderer = _choose_renderer(policy, request)
@@ -184,7 +162,8 @@ class TurnMaker:
         return Turn(
             request=request, rollout_id=rollout_id, policy=policy, renderer=renderer, messages=messages,
             tools=request.tools or None, conversation=conversation, prompt_token_ids=token_ids, parent=parent,
-            branch_reason=branch_reason, max_tokens=max_tokens, grammar=grammar, key=key, switches=switches,
+            branch_reason=branch_reason, max_tokens=max_tokens, grammar=grammar,
+            key=asked.get("key", ""), switches=asked.get("switches", False),
             seed=int.from_bytes(os.urandom(8)) if seed is None else seed % SEEDS,
         )  # fmt: skip
 
@@ -209,7 +188,7 @@ def _make_prompt(
     """Extend the tokens of the exchange that the messages continue, or render them. Returns the hash of the
     conversation, the tokens, the messages as rendered, and the exchange that was extended, or why none was. It takes no
     state that changes, so that it can run in a thread."""
-    check_size(messages, tools, policy.max_context, policy.renderer.tokenizer, limit=policy.context)
+    check_size(messages, tools, policy.max_context, limit=policy.context)
 
     def hash_with(tools: list[Tool] | None) -> list[bytes]:
         return conversation_hashes(f"{policy.project}/{policy.name}", tools, settings, messages)

@@ -1,8 +1,5 @@
 """Threads for work on large requests, and large answers in pieces, so that the event loop goes on answering everybody
-else.
-
-Small work is done at once, because a thread would cost more than it. Large work waits for work of about its own size
-only: a conversation of 50,000 characters does not wait for one of five million.
+else. Small work is done at once, because a thread would cost more than it.
 """
 
 from __future__ import annotations
@@ -21,24 +18,21 @@ T = TypeVar("T")
 
 INLINE = 2**15
 """Characters or bytes up to which work is done at once. To render and tokenise them takes some 30 ms."""
-_LARGE = 2**19
-_THREADS, _LARGE_THREADS = 4, 2
+_THREADS = 6
 
 
 class Workers:
-    """Two pools of threads, which start when they are first needed."""
+    """A pool of threads, which start when they are first needed."""
 
     def __init__(self) -> None:
-        self._middle = ThreadPoolExecutor(_THREADS, "large-request")
-        self._large = ThreadPoolExecutor(_LARGE_THREADS, "huge-request")
+        self._pool = ThreadPoolExecutor(_THREADS, "large-request")
 
     async def run(self, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function that works on `size` characters or bytes, and return its result. If the caller is cancelled,
         a call that has not begun never begins."""
         if size <= INLINE:
             return function(*args, **kwargs)
-        pool = self._middle if size <= _LARGE else self._large
-        return await asyncio.wrap_future(pool.submit(function, *args, **kwargs))
+        return await asyncio.wrap_future(self._pool.submit(function, *args, **kwargs))
 
 
 def json_pieces(value: Any, depth: int) -> Iterator[bytes]:

@@ -6,8 +6,8 @@ the class in snake case:
     Score(token_ids=[1, 2], adapter=None)  -->  {"method": "score", "params": {"token_ids": [1, 2], "adapter": null}}
     {"result": [-0.5]}                     -->  [-0.5]
 
-`ENGINE_CALLS`, `VLLM_CALLS`, `TRAINER_CALLS` and `FILE_CALLS` list what each kind of child must serve. Long lists of
-numbers (tokens, log-probs) are taken as they are; everything else is checked when it is decoded.
+`ENGINE_CALLS`, `VLLM_CALLS`, `TRAINER_CALLS` and `FILE_CALLS` list what each kind of child must serve. Prompts and
+metrics are taken as they are; everything else is checked when it is decoded.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeAlias, TypeVar, dataclass_transform, get_args
 
 from pydantic import ConfigDict, PlainValidator, SkipValidation, TypeAdapter, ValidationError
 
 from art.config import EngineConfig, LoraConfig, Quantization, TrainConfig, TrainerConfig, TrainSFTConfig, VllmConfig
-from art.engine import AdapterInfo, EngineInfo, GenerateRequest, Timings, TokenChunk
+from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
 from art.errors import ArtError, ConfigError, InvalidRequestError
 from art.protocol.checkpoint_calls import HubTarget, S3Target
-from art.protocol.compact import pack_token_sets, unpack_token_sets, write_samples
+from art.protocol.compact import write_samples
 from art.protocol.samples import StepResult, TrainingSample
 
 Result = TypeVar("Result", covariant=True)
@@ -104,36 +104,6 @@ def _complaints(error: ValidationError) -> str:
     return "; ".join(texts) + (f"; and {len(errors) - _MAX_COMPLAINTS} more" if len(errors) > _MAX_COMPLAINTS else "")
 
 
-def _built_by(build: Callable[[Any], Any]) -> PlainValidator:
-    """A validator that builds a value without a look at each number in it."""
-
-    def validate(value: Any) -> Any:
-        try:
-            return build(value)
-        except (TypeError, KeyError) as error:  # pydantic reports a ValueError with the place
-            raise ValueError(f"{type(error).__name__}: {error}") from None
-
-    return PlainValidator(validate)
-
-
-def encode_chunk(chunk: TokenChunk) -> TokenChunk | dict[str, Any]:
-    """A chunk as it crosses processes: sets of kept tokens, which may be large, become short text."""
-    if not chunk.kept:
-        return chunk
-    return {field.name: getattr(chunk, field.name) for field in fields(chunk)} | {"kept": pack_token_sets(chunk.kept)}
-
-
-def _build_chunk(body: dict[str, Any]) -> TokenChunk:
-    built: dict[str, Any] = {}
-    if body["top_logprobs"]:
-        built["top_logprobs"] = [[(token, logprob) for token, logprob in others] for others in body["top_logprobs"]]
-    if body.get("kept"):
-        built["kept"] = unpack_token_sets(body["kept"])
-    if body.get("timings"):
-        built["timings"] = Timings(**body["timings"])
-    return TokenChunk(**body | built)
-
-
 @dataclass(frozen=True, slots=True)
 class SampleFile:
     """The samples of a call, in a file that both processes can read (see `art.protocol.compact`)."""
@@ -141,19 +111,9 @@ class SampleFile:
     path: Path
 
 
-Tokens = Annotated[list[int], SkipValidation]
-Logprobs = Annotated[list[float], SkipValidation]
-Chunk = Annotated[TokenChunk, _built_by(_build_chunk)]
-_TUPLES = ("stop_token_ids", "sender")
-Request = Annotated[
-    GenerateRequest,
-    _built_by(lambda body: GenerateRequest(**body | {name: tuple(body[name]) for name in _TUPLES if name in body})),
-]
-Samples = Annotated[Sequence[TrainingSample] | SampleFile, _built_by(lambda body: SampleFile(Path(body["path"])))]
-Numbers = Annotated[dict[str, float], SkipValidation]
-_BuiltStep = _built_by(lambda body: Progress(**body) if "done" in body else StepResult(**body))
-Step = Annotated[StepResult, _BuiltStep]
-StepOrProgress = Annotated[Progress | StepResult, _BuiltStep]
+Numbers = SkipValidation[dict[str, float]]
+"""Numbers by name. What is not finite crosses as null."""
+Samples = Annotated[Sequence[TrainingSample] | SampleFile, PlainValidator(TypeAdapter(SampleFile).validate_python)]
 
 
 # -- engine --
@@ -186,17 +146,17 @@ class Info(Call[EngineInfo]):
     """Ask the engine for its description, an `EngineInfo`."""
 
 
-class Generate(Call[Chunk]):
+class Generate(Call[TokenChunk]):
     """Sample a completion. The results are its chunks, the last of which has a `finish_reason`."""
 
-    request: Request
+    request: GenerateRequest
     stream: bool
 
 
-class Score(Call[Logprobs]):
+class Score(Call[list[float]]):
     """Compute the log-prob of each token in `token_ids[1:]`, given the tokens before it."""
 
-    token_ids: Tokens
+    token_ids: list[int]
     adapter: str | None
 
 
@@ -244,7 +204,7 @@ class StartTrainer(Call[None]):
     """Whether an engine sleeps on the same GPU, so that freed memory must go back to the device."""
 
 
-class InitCheckpoint(Call[Step]):
+class InitCheckpoint(Call[StepResult]):
     """Write the checkpoint of step 0, from which the first training step starts."""
 
     path: Path
@@ -266,7 +226,7 @@ class SampleCall(Call[Result]):
         return replace(self, samples=SampleFile(path))
 
 
-class Train(SampleCall[StepOrProgress]):
+class Train(SampleCall[Progress | StepResult]):
     """Make one step of reinforcement learning, from one checkpoint to the next. The last result is the `StepResult`."""
 
     config: TrainConfig
@@ -285,7 +245,7 @@ class Train(SampleCall[StepOrProgress]):
     """Folder for the step's token file, which holds log-prob, entropy and mask reason of each target; `None`: none."""
 
 
-class TrainSft(SampleCall[StepOrProgress]):
+class TrainSft(SampleCall[Progress | StepResult]):
     """Make one step of supervised fine-tuning. The last result is the `StepResult`."""
 
     config: TrainSFTConfig

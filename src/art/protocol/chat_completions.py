@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from art.errors import InvalidRequestError
 from art.protocol.chat import Tool, invalid, short
@@ -44,8 +44,8 @@ class CallRule:
     """Which tools an answer may call, and whether it must."""
 
     mode: Literal["auto", "required", "none"] = "auto"
-    names: frozenset[str] | None = None
-    """Functions that may be called; `None` for all tools."""
+    name: str | None = None
+    """The only function that may be called; `None` for all tools."""
     single: bool = False
     """Whether at most one call is allowed."""
 
@@ -68,36 +68,34 @@ def read_format(value: dict[str, Any] | None, where: str, *, nested: bool) -> Co
     return ContentForm("json", _schema(schema, f"{path}.schema"), f"{path}.schema")
 
 
-def read_guided(fields: dict[str, Any]) -> list[ContentForm]:
-    """Read vLLM's `guided_json`, `guided_regex`, `guided_choice` and `structured_outputs`, given by name; `None` for
-    what was not sent. Raises `InvalidRequestError` if a value is not valid, or `structured_outputs` has another key."""
-    given = {name: (name.removeprefix("guided_"), value) for name, value in fields.items() if name != _OUTPUTS}
-    given |= {f"{_OUTPUTS}.{key}": (key, value) for key, value in (fields.get(_OUTPUTS) or {}).items()}
-    forms = []
-    for param, (key, value) in given.items():
-        if value is None or value is False:
-            continue
-        if key == "json_object" and value is True:
-            forms.append(ContentForm("json", {"type": "object"}, param))
-        elif key == "json":
-            forms.append(ContentForm("json", _schema(value, param), param))
-        elif key == "choice":
-            texts = value if isinstance(value, list) else []
-            if not 0 < len(texts) <= _MAX_TEXTS or not all(isinstance(text, str) and text for text in texts):
-                raise invalid(param, f"must be a list of 1 to {_MAX_TEXTS} texts, none of them empty")
-            forms.append(ContentForm("choice", texts, param))
-            _check_size(sum(map(len, texts)), param)
-        elif key == "regex":
-            if not isinstance(value, str) or not value.strip():
-                raise invalid(param, "must be a text that is not empty")
-            forms.append(ContentForm("regex", value, param))
-            _check_size(len(value), param)
-        else:
-            raise invalid(param, "is not supported; supported are json, json_object, regex and choice")
-    return forms
+def read_guided(request: OpenAIRequest) -> list[ContentForm]:
+    """Read the forms that vLLM's `guided_json`, `guided_regex`, `guided_choice` and `structured_outputs` ask for.
+    Raises `InvalidRequestError` if a value is not valid."""
+    given = {f"guided_{kind}": (kind, getattr(request, f"guided_{kind}")) for kind in ("json", "regex", "choice")}
+    given |= {f"structured_outputs.{kind}": (kind, it) for kind, it in (request.structured_outputs or {}).items()}
+    return [
+        _read_guide(kind, value, param)
+        for param, (kind, value) in given.items() if value is not None and value is not False
+    ]  # fmt: skip
 
 
-_OUTPUTS = "structured_outputs"
+def _read_guide(kind: str, value: Any, param: str) -> ContentForm:
+    if kind == "json_object" and value is True:
+        return ContentForm("json", {"type": "object"}, param)
+    if kind == "json":
+        return ContentForm("json", _schema(value, param), param)
+    if kind == "regex":
+        if not isinstance(value, str) or not value.strip():
+            raise invalid(param, "must be a text that is not empty")
+        _check_size(len(value), param)
+        return ContentForm("regex", value, param)
+    if kind == "choice":
+        texts = value if isinstance(value, list) else []
+        if not 0 < len(texts) <= _MAX_TEXTS or not all(isinstance(text, str) and text for text in texts):
+            raise invalid(param, f"must be a list of 1 to {_MAX_TEXTS} texts, none of them empty")
+        _check_size(sum(map(len, texts)), param)
+        return ContentForm("choice", texts, param)
+    raise invalid(param, "is not supported; supported are json, json_object, regex and choice")
 
 
 def _schema(value: Any, param: str) -> dict[str, Any]:
@@ -129,31 +127,16 @@ def read_tool_choice(choice: Any, tool_names: Iterable[str], *, parallel: bool) 
         raise invalid(param, "needs `tools`")
     if choice in (None, "auto", "required"):
         return CallRule(choice or "auto", single=single)
-    kind = choice.get("type") if isinstance(choice, dict) else None
-    mode: Any = "required"
-    tools: Any = [choice]
-    if kind == "function":
-        single = True
-    elif kind == "allowed_tools":
-        allowed = choice.get("allowed_tools", choice)
-        mode, tools = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
-        if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
-            raise invalid(param, "of type allowed_tools must have a `mode`, auto or required, and a list of `tools`")
-    else:
-        one, several = '{"type": "function", "function": {"name": ...}}', '{"mode": ..., "tools": [...]}'
-        forms = f"""'auto', 'required', 'none', {one} or {{"type": "allowed_tools", "allowed_tools": {several}}}"""
-        raise invalid(param, f"must be {forms}, got {str(choice)[:80]!r}")
-    names = set()
-    for tool in tools:  # {"type": "function", "function": {"name": ...}} or {"type": ..., "name": ...}
-        function = tool.get("function", tool) if isinstance(tool, dict) else None
-        name = function.get("name") if isinstance(function, dict) else None
-        if not isinstance(name, str) or name not in known:
-            raise invalid(param, f"names the function {name!r}, which is not in `tools`: {', '.join(sorted(known))}")
-        names.add(name)
-    return CallRule(mode, frozenset(names), single=single)
+    if not isinstance(choice, dict) or choice.get("type") != "function":
+        forms = """'auto', 'required', 'none' or {"type": "function", "function": {"name": ...}}"""
+        raise invalid(param, f"must be {forms}, got {short(choice)}; for some of the tools, send only these")
+    function = choice.get("function", choice)  # beside the type, in the Responses API
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or name not in known:
+        raise invalid(param, f"names the function {name!r}, which is not in `tools`: {', '.join(sorted(known))}")
+    return CallRule("required", name, single=True)
 
 
-_NO_CALLS = CallRule("none")
 MAX_CHOICES = 128
 MAX_MODEL_NAME = 512
 MAX_TOP_LOGPROBS = 20
@@ -183,7 +166,7 @@ class OpenAIRequest(BaseModel):
     min_p: float | None = Field(default=None, ge=0, le=1)
     """Draw only tokens at least this many times as likely as the most likely one."""
     tool_choice: str | dict[str, Any] | None = None
-    """`auto`, `none`, `required`, one function, or `allowed_tools`."""
+    """`auto`, `none`, `required`, or one function."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     chat_template_kwargs: dict[str, bool | int | float | str] | None = None
@@ -202,7 +185,7 @@ class OpenAIRequest(BaseModel):
     metadata: dict[str, str] | None = None
 
 
-class ChatRequest(OpenAIRequest):
+class ChatBody(OpenAIRequest):
     """Body of `/v1/chat/completions`."""
 
     messages: Objects = Field(min_length=1)
@@ -228,43 +211,6 @@ class ChatRequest(OpenAIRequest):
     reasoning_effort: str | None = None
     verbosity: str | None = None
 
-    _content_form: ContentForm | None = PrivateAttr(default=None)
-    # Made by functions, since pydantic would copy a default for each request.
-    _call_rule: CallRule = PrivateAttr(default_factory=lambda: _NO_CALLS)
-    _strict_tools: frozenset[str] = PrivateAttr(default_factory=frozenset)
-    _ignored: list[str] = PrivateAttr(default_factory=list)
-    _remarks: list[str] = PrivateAttr(default_factory=list)
-
-    @property
-    def ignored(self) -> list[str]:
-        """Fields of the client's request that have no effect. The server adds those that it replaces."""
-        return self._ignored
-
-    @property
-    def remarks(self) -> list[str]:
-        """What the server tells the client about this request, beside the answer."""
-        return self._remarks
-
-    @property
-    def penalties(self) -> list[str]:
-        """The penalties that the request asks for."""
-        return [name for name in ("frequency_penalty", "presence_penalty") if getattr(self, name)]
-
-    @property
-    def content_form(self) -> ContentForm | None:
-        """What the content of the answer must look like; set by `parse_chat_request`."""
-        return self._content_form
-
-    @property
-    def call_rule(self) -> CallRule:
-        """Which tools the answer may call; set by `parse_chat_request`."""
-        return self._call_rule
-
-    @property
-    def strict_tools(self) -> frozenset[str]:
-        """Functions whose arguments must match their schema; set by `parse_chat_request`."""
-        return self._strict_tools
-
     @property
     def token_limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -272,6 +218,26 @@ class ChatRequest(OpenAIRequest):
     @property
     def stop_strings(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+
+class ChatRequest(ChatBody):
+    """A chat request of any dialect, with what `parse_chat_request` has read from its fields."""
+
+    content_form: ContentForm | None = None
+    """What the content of the answer must look like."""
+    call_rule: CallRule = CallRule("none")
+    """Which tools the answer may call."""
+    strict_tools: frozenset[str] = frozenset()
+    """Functions whose arguments must match their schema."""
+    ignored: list[str] = []
+    """Fields of the client's request that have no effect. The server adds those that it replaces."""
+    remarks: list[str] = []
+    """What the server tells the client about this request, beside the answer."""
+
+    @property
+    def penalties(self) -> list[str]:
+        """The penalties that the request asks for."""
+        return [name for name in ("frequency_penalty", "presence_penalty") if getattr(self, name)]
 
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -298,8 +264,7 @@ def parse_chat_request(
         strict_tools: functions that the dialect of the request has called strict.
         ignored: fields of the request in its own dialect that have no effect.
     """
-    request = parse_body(ChatRequest, body, _UNSUPPORTED, LABELS)
-    request._ignored = [*ignored, *(name for name, unused in _ADVICE.items() if getattr(request, name) not in unused)]
+    request = parse_body(ChatBody, body, _UNSUPPORTED, LABELS)
     if len(request.stop_strings) > MAX_STOP_STRINGS:
         raise invalid("stop", f"takes at most {MAX_STOP_STRINGS} strings, got {len(request.stop_strings)}")
     if "" in request.stop_strings:
@@ -307,13 +272,17 @@ def parse_chat_request(
     _check_tools(request.tools or [])
     functions = [tool["function"] for tool in request.tools or []]
     names, parallel = [function["name"] for function in functions], request.parallel_tool_calls is not False
-    request._content_form = _content_form(request, form)
-    request._call_rule = read_tool_choice(request.tool_choice, names, parallel=parallel)
     strict = {function["name"] for function in functions if function.get("strict") is True}
-    request._strict_tools = frozenset(strict.union(strict_tools))
     if request.top_logprobs is not None and not request.logprobs:
         raise invalid("top_logprobs", "needs `logprobs: true`")
-    return request
+    return ChatRequest.model_construct(
+        **vars(request),
+        content_form=_content_form(request, form),
+        call_rule=read_tool_choice(request.tool_choice, names, parallel=parallel),
+        strict_tools=frozenset(strict.union(strict_tools)),
+        ignored=[*ignored, *(name for name, unused in _ADVICE.items() if getattr(request, name) not in unused)],
+        remarks=[],
+    )
 
 
 def parse_body(kind: type[R], body: Any, unsupported: Mapping[str, tuple[Any, ...]], labels: Iterable[str]) -> R:
@@ -359,21 +328,13 @@ def invalid_request(error: ValidationError) -> InvalidRequestError:
     return InvalidRequestError(f"`{param}`: {first['msg']}, got {short(first.get('input'))}", param=param)
 
 
-def _content_form(request: ChatRequest, form: ContentForm | None) -> ContentForm | None:
-    guided = {name: getattr(request, name) for name in ("guided_json", "guided_regex", "guided_choice", _OUTPUTS)}
+def _content_form(request: ChatBody, form: ContentForm | None) -> ContentForm | None:
     plain = [form, read_format(request.response_format, "response_format", nested=True)]
-    forms = [one for one in [*plain, *read_guided(guided)] if one is not None]
+    forms = [one for one in [*plain, *read_guided(request)] if one is not None]
     if len(forms) > 1:
         first, second = forms[0].param, forms[1].param
         raise invalid(second, f"and `{first}` both say what the answer looks like; send only one of them")
     return forms[0] if forms else None
-
-
-_JSON_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
-_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
-"""Keywords of JSON Schema whose value has schemas by name."""
-_SCHEMAS = ("items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf", "not")
-"""Keywords whose value is a schema, or a list of them."""
 
 
 def _check_tools(tools: list[Tool]) -> None:
@@ -383,23 +344,3 @@ def _check_tools(tools: list[Tool]) -> None:
         if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(name, str) or not name:
             form = '{"type": "function", "function": {"name": ..., ...}}'
             raise InvalidRequestError(f"each tool must be {form}, got {short(tool)}", param=f"tools.{i}")
-        _check_types(function.get("parameters"), f"tools.{i}.function.parameters")
-
-
-def _check_types(schema: Any, param: str) -> None:
-    """Check that each type in a JSON schema exists. A mistyped one would be shown to the model, and never enforced."""
-    todo = [("", schema)]
-    while todo:
-        name, part = todo.pop()
-        if not isinstance(part, dict):
-            continue
-        types = part.get("type")
-        for one in types if isinstance(types, list) else [types]:
-            if one is not None and one not in _JSON_TYPES:
-                where = f" at {short(name)}" if name else ""
-                raise invalid(param, f"has the type {short(one)}{where}; JSON Schema has {', '.join(_JSON_TYPES)}")
-        for key, value in part.items():
-            if key in _NAMED_SCHEMAS and isinstance(value, dict):
-                todo += value.items()
-            elif key in _SCHEMAS:
-                todo += [(name, each) for each in (value if isinstance(value, list) else [value])]

@@ -1,25 +1,12 @@
 """Samples of a training call in little memory, and as a file between the server and the trainer's processes.
 
-A step may have 20 million numbers in its samples, of which a few hundred thousand differ from 0 or from the tokens of
-another sample. `SpanValues` is a mask or stream that is 0 outside of some spans; `TokenPath` shares its tokens with
-other samples in a `TokenLayout`, where every shared prefix is there once. Both look like lists.
-
-The paths of a layout are sorted by their tokens. Each adds what it does not share with the paths before it:
-
-    paths        5 6 7 8 | 1     5 6 9 | 2     5 6 7 3 3 | 4        before the bar: what is laid out as a tree
-    sorted       5 6 7 3 3       5 6 7 8       5 6 9
-    tokens       5 6 7 3 3       8             9
-    runs         [0, 5]          [0, 3] [5, 6] [0, 2] [6, 7]
-    shared       0               3             2
-    rests        4               1             2
-
-A path's *inputs* are its tokens up to the last one that predicts a target; only they are sorted and shared, since they
-are what a model computes. The *rest* is the last target, and whatever comes after it.
+A step may have 20 million tokens in its samples, of which a few hundred thousand are targets. `SpanValues` is a mask or
+stream that is 0 outside of some spans, and looks like a list.
 
 The file is one of arrays (safetensors), in which numbers keep all their bits:
 
     header               ids, components, grammars (each once) and constraints, as JSON
-    tokens runs ...      the `TokenLayout` of all samples, and `rank`: the path of each sample in it
+    tokens               the tokens of all samples, one sample after the other
     spans                where targets are (`loss_mask`): begin and end, one sample after the other
     sampling_logprobs    one number per target; likewise `advantages` and `teacher_logprobs`
     weight share ...     one number per sample
@@ -29,9 +16,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,20 +29,42 @@ from safetensors.numpy import load_file, save
 from art.errors import InvalidRequestError
 from art.protocol.samples import ConstrainedSpan, Constraint, TrainingSample
 
-FORMAT = 2
 TokenArray = NDArray[np.uint32]
 IntArray = NDArray[np.int64]
 
 
-class ArraySequence(Sequence[Any]):
-    """A sequence that is computed as an array. It equals a list of the same numbers, and its slices are lists."""
+class SpanValues(Sequence[Any]):
+    """A sequence of `size` values that are 0 (or False) outside of some spans. It equals a list of the same numbers,
+    and its slices are lists.
 
-    __slots__ = ()
+    Example: size 8, spans [[3, 5], [6, 8]], values [a, a, b, b] is 0 0 0 a a 0 b b.
+    """
+
+    __slots__ = ("size", "spans", "values")
     __hash__ = None  # type: ignore[assignment]  # like a list
 
-    @abstractmethod
+    def __init__(self, size: int, spans: IntArray, values: NDArray[Any]) -> None:
+        """`spans` [K, 2] are begin and end of each span, ascending, and `values` [N] what is inside, span by span."""
+        self.size, self.spans, self.values = size, spans, values
+
+    @classmethod
+    def whole(cls, values: NDArray[Any]) -> SpanValues:
+        """Make a sequence of these values, such as the tokens of a sample."""
+        return cls(len(values), np.asarray([[0, len(values)]], dtype=np.int64), values)
+
+    def __len__(self) -> int:
+        return self.size
+
     def array(self) -> NDArray[Any]:
         """Make an array of the whole sequence. Nothing keeps it."""
+        if len(self.values) == self.size:
+            return self.values
+        whole = np.zeros(self.size, dtype=self.values.dtype)
+        done = 0
+        for start, end in self.spans.tolist():
+            whole[start:end] = self.values[done : done + end - start]
+            done += end - start
+        return whole
 
     def __getitem__(self, index: Any) -> Any:
         return self.array()[index].tolist()
@@ -75,31 +82,7 @@ class ArraySequence(Sequence[Any]):
         return whole if dtype is None else whole.astype(dtype, copy=False)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({list(self)})"
-
-
-class SpanValues(ArraySequence):
-    """A sequence of `size` values that are 0 (or False) outside of some spans.
-
-    Example: size 8, spans [[3, 5], [6, 8]], values [a, a, b, b] is 0 0 0 a a 0 b b.
-    """
-
-    __slots__ = ("size", "spans", "values")
-
-    def __init__(self, size: int, spans: IntArray, values: NDArray[Any]) -> None:
-        """`spans` [K, 2] are begin and end of each span, ascending, and `values` [N] what is inside, span by span."""
-        self.size, self.spans, self.values = size, spans, values
-
-    def __len__(self) -> int:
-        return self.size
-
-    def array(self) -> NDArray[Any]:
-        whole = np.zeros(self.size, dtype=self.values.dtype)
-        done = 0
-        for start, end in self.spans.tolist():
-            whole[start:end] = self.values[done : done + end - start]
-            done += end - start
-        return whole
+        return f"SpanValues({list(self)})"
 
 
 def spans_of(mask: Sequence[bool]) -> IntArray:
@@ -111,109 +94,6 @@ def spans_of(mask: Sequence[bool]) -> IntArray:
         return mask.spans
     edges = np.diff(np.concatenate([[False], np.asarray(mask, dtype=np.bool_), [False]]).astype(np.int8))
     return np.stack([np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)], axis=1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TokenLayout:
-    """The tokens of S paths, sorted by their inputs. A path is named by its *rank*, its place in this order."""
-
-    tokens: TokenArray  # [U] the inputs of all paths, shared ones once
-    runs: IntArray  # [K, 2] begin and end in `tokens` of each piece of a path
-    first_run: IntArray  # [S + 1] the pieces of path r are runs[first_run[r] : first_run[r + 1]]
-    shared: IntArray  # [S] number of leading tokens that each path shares with the one before it
-    rests: TokenArray  # [R] tokens after the inputs, path by path
-    first_rest: IntArray  # [S + 1]
-    num_inputs: IntArray  # [S]
-
-    def inputs(self, rank: int) -> TokenArray:
-        pieces = self.runs[self.first_run[rank] : self.first_run[rank + 1]].tolist()
-        if len(pieces) == 1:
-            return self.tokens[slice(*pieces[0])]
-        return np.concatenate([self.tokens[start:end] for start, end in pieces] or [self.tokens[:0]])
-
-    def rest(self, rank: int) -> TokenArray:
-        return self.rests[self.first_rest[rank] : self.first_rest[rank + 1]]
-
-
-class TokenPath(ArraySequence):
-    """The tokens of one sample, as the path of a rank in a layout that it shares with other samples."""
-
-    __slots__ = ("layout", "rank")
-
-    def __init__(self, layout: TokenLayout, rank: int) -> None:
-        self.layout, self.rank = layout, rank
-
-    @property
-    def num_inputs(self) -> int:
-        return int(self.layout.num_inputs[self.rank])
-
-    def __len__(self) -> int:
-        first = self.layout.first_rest
-        return self.num_inputs + int(first[self.rank + 1] - first[self.rank])
-
-    def array(self) -> TokenArray:
-        return np.concatenate([self.layout.inputs(self.rank), self.layout.rest(self.rank)])
-
-
-def sort_ranks(paths: Sequence[TokenPath]) -> tuple[list[int], list[int]] | None:
-    """Sort paths of one layout. Return their order, and how many inputs each shares with the path before it. `None` if
-    they are not distinct paths of one layout."""
-    layout = paths[0].layout
-    if any(path.layout is not layout for path in paths):
-        return None
-    ranks = np.asarray([path.rank for path in paths])
-    order = np.argsort(ranks)
-    ranks = ranks[order]
-    if (ranks[1:] == ranks[:-1]).any():
-        return None
-    # Two paths share the minimum of what the neighbours between them share.
-    shared = np.minimum.reduceat(np.append(layout.shared, 0), ranks + 1)
-    return order.tolist(), [0, *shared[:-1].tolist()]
-
-
-_NONE = np.zeros(0, dtype=np.uint32)
-
-
-def lay_out(paths: Iterable[tuple[TokenArray, int, str]]) -> list[TokenPath]:
-    """Lay out token paths. They are returned in the order given, all of one layout.
-
-    Args:
-        paths: of each its tokens, the number of leading ones that are sorted and shared, and a name, which decides the
-            order of equal paths.
-    """
-    given = [(token_ids[:num_inputs], token_ids[num_inputs:], name) for token_ids, num_inputs, name in paths]
-    keys = [(inputs.astype(">u4").tobytes(), name) for inputs, _, name in given]  # bytes sort as their numbers do
-    order = sorted(range(len(given)), key=keys.__getitem__)
-    tokens, runs, own = [_NONE], list[tuple[int, int]](), list[tuple[int, int]]()
-    first_run, shared, size, last = [0], list[int](), 0, _NONE
-    for number in order:
-        inputs = given[number][0]
-        size_of_both = min(len(last), len(inputs))
-        differing = np.flatnonzero(last[:size_of_both] != inputs[:size_of_both])
-        depth = int(differing[0]) if len(differing) else size_of_both  # number of equal leading tokens
-        # Keep the runs of the tokens that are shared with the path before, the last of them cut to size.
-        earlier, own, left = own, [], depth
-        for begin, end in earlier:
-            if left > 0:
-                own.append((begin, min(end, begin + left)))
-            left -= end - begin
-        if added := len(inputs) - depth:  # new tokens grow the last run, where that one is the newest
-            tokens.append(inputs[depth:])
-            begin = own.pop()[0] if own and own[-1][1] == size else size
-            size += added
-            own.append((begin, size))
-        runs += own
-        first_run.append(len(runs))
-        shared.append(depth)
-        last = inputs
-    rests = [given[number][1] for number in order]
-    layout = TokenLayout(
-        tokens=np.concatenate(tokens), runs=np.asarray(runs, dtype=np.int64).reshape(-1, 2),
-        first_run=np.asarray(first_run, dtype=np.int64), shared=np.asarray(shared, dtype=np.int64),
-        rests=np.concatenate([_NONE, *rests]), first_rest=np.cumsum([0, *map(len, rests)], dtype=np.int64),
-        num_inputs=np.asarray([len(given[number][0]) for number in order], dtype=np.int64),
-    )  # fmt: skip
-    return [TokenPath(layout, rank) for rank in np.argsort(order).tolist()]
 
 
 # -- sets of token ids, as text for frames and databases --
@@ -254,7 +134,6 @@ def unpack_token_sets(text: str) -> list[list[int]]:
 _STREAMS = ("sampling_logprobs", "advantages", "teacher_logprobs")
 _NUMBERS = {"weight": np.float64, "share": np.float64, "temperature": np.float64, "policy_version": np.int64}
 _SAMPLE_NAMES = ("sample_id", "rollout_id", "group_id", "component")
-_LAYOUT = tuple(field.name for field in fields(TokenLayout))
 
 
 def write_samples(path: Path, samples: Sequence[TrainingSample]) -> None:
@@ -262,14 +141,9 @@ def write_samples(path: Path, samples: Sequence[TrainingSample]) -> None:
     `InvalidRequestError` if a token is not a number from 0 to 2**32 - 1, or a stream is not as long as the tokens, and
     `OSError` if the file cannot be written."""
     spans = [spans_of(sample.loss_mask) for sample in samples]
-    paths = [sample.token_ids for sample in samples if isinstance(sample.token_ids, TokenPath)]
-    if not paths or len(paths) < len(samples) or sort_ranks(paths) is None:  # they do not share a layout yet
-        paths = lay_out(
-            (_tokens(sample), int(own[-1, 1]) - 1 if len(own) else len(sample.token_ids), sample.sample_id)
-            for sample, own in zip(samples, spans, strict=True)
-        )
-    arrays: dict[str, NDArray[Any]] = {name: getattr(paths[0].layout, name) for name in _LAYOUT} if paths else {}
-    arrays["rank"] = np.asarray([path.rank for path in paths], dtype=np.int64)
+    tokens = [_tokens(sample) for sample in samples]
+    arrays: dict[str, NDArray[Any]] = {"tokens": np.concatenate([*tokens, np.zeros(0, dtype=np.uint32)])}
+    arrays["num_tokens"] = np.asarray([len(one) for one in tokens], dtype=np.int64)
     for name, dtype in _NUMBERS.items():
         numbers = [getattr(sample, name) for sample in samples]
         arrays[name] = np.asarray([np.nan if number is None else number for number in numbers], dtype=dtype)
@@ -316,7 +190,6 @@ def _header(samples: Sequence[TrainingSample]) -> dict[str, Any]:
 
     constraints = [body(number, span) for number, sample in enumerate(samples) for span in sample.constraints]
     return {
-        "format": FORMAT,
         "names": [[getattr(sample, name) for name in _SAMPLE_NAMES] for sample in samples],
         "taught": [sample.teacher_logprobs is not None for sample in samples],
         "grammars": list(grammars),
@@ -327,12 +200,10 @@ def _header(samples: Sequence[TrainingSample]) -> dict[str, Any]:
 
 def read_samples(path: Path) -> list[TrainingSample]:
     """Read what `write_samples` wrote. Tokens and streams of the samples are views of the file's arrays. Raises
-    `InvalidRequestError` if the file is missing or damaged, or of another version."""
+    `InvalidRequestError` if the file is missing or damaged."""
     try:
         arrays = load_file(path)
         header = orjson.loads(arrays["header"].tobytes())
-        if header["format"] != FORMAT:
-            raise ValueError(f"its format is {header['format']}, this version reads {FORMAT}")
         return _samples_in(arrays, header) if header["names"] else []
     except (OSError, SafetensorError, KeyError, IndexError, TypeError, ValueError) as error:
         problem = f"{type(error).__name__}: {error}"
@@ -340,14 +211,14 @@ def read_samples(path: Path) -> list[TrainingSample]:
 
 
 def _samples_in(arrays: dict[str, NDArray[Any]], header: dict[str, Any]) -> list[TrainingSample]:
-    layout = TokenLayout(**{name: arrays[name] for name in _LAYOUT})
+    tokens = _cut(arrays["tokens"], arrays["num_tokens"])
     spans = _cut(arrays["spans"], arrays["num_spans"])
     counts = [int((own[:, 1] - own[:, 0]).sum()) for own in spans]
     true = np.ones(max(counts), dtype=np.bool_)
     streams = {name: _cut(arrays[name], counts) for name in _STREAMS[:2]}
     taught: list[bool] = header["taught"]
     teachers = _cut(arrays["teacher_logprobs"], np.multiply(counts, taught))
-    ranks, columns = arrays["rank"].tolist(), {name: arrays[name].tolist() for name in _NUMBERS}
+    columns = {name: arrays[name].tolist() for name in _NUMBERS}
     versions = dict(header["versions"])
     constraints: list[list[ConstrainedSpan]] = [[] for _ in header["names"]]
     for number, start, num_tokens, grammar, stop_token_ids, kept in header["constraints"]:
@@ -359,14 +230,14 @@ def _samples_in(arrays: dict[str, NDArray[Any]], header: dict[str, Any]) -> list
         constraints[number].append(ConstrainedSpan(start=start, num_tokens=num_tokens, constraint=constraint))
     samples = []
     for number, names in enumerate(header["names"]):
-        own, tokens = spans[number], TokenPath(layout, ranks[number])
+        own, size = spans[number], len(tokens[number])
         values: dict[str, Any] = {name: column[number] for name, column in columns.items()}
-        values |= {name: SpanValues(len(tokens), own, parts[number]) for name, parts in streams.items()}
+        values |= {name: SpanValues(size, own, parts[number]) for name, parts in streams.items()}
         values |= {} if not np.isnan(values["share"]) else {"share": None}
         sample = TrainingSample(
-            **dict(zip(_SAMPLE_NAMES, names, strict=True)), **values, token_ids=tokens,
-            loss_mask=SpanValues(len(tokens), own, true[: counts[number]]),
-            teacher_logprobs=SpanValues(len(tokens), own, teachers[number]) if taught[number] else None,
+            **dict(zip(_SAMPLE_NAMES, names, strict=True)), **values, token_ids=SpanValues.whole(tokens[number]),
+            loss_mask=SpanValues(size, own, true[: counts[number]]),
+            teacher_logprobs=SpanValues(size, own, teachers[number]) if taught[number] else None,
             versions=[(start, step) for start, step in versions.get(number, [])], constraints=constraints[number],
         )  # fmt: skip
         samples.append(sample)

@@ -12,9 +12,8 @@ The messages are:
     cancel     {"cancel": 7}
     heartbeat  {"id": 0, "result": {...}}                  from the child, about once a second
 
-`calls.py` defines the requests and their results. The parent's end is asyncio (`RpcClient`): what it sends in one turn
-of the event loop goes out in one write, and what a child sends in one write is read at once. The child's end
-(`RpcServerSocket`) blocks.
+`calls.py` defines the requests and their results. The parent's end is asyncio (`RpcClient`): what a child sends in one
+write is read at once. The child's end (`RpcServerSocket`) blocks.
 """
 
 from __future__ import annotations
@@ -111,7 +110,11 @@ class RpcClient(asyncio.Protocol):
         on_heartbeat: Callable[[dict[str, Any]], None],
         explain_loss: Callable[[], Awaitable[ProcessError]] | None = None,
     ) -> None:
-        """Not connected yet: see `connect`."""
+        """Not connected yet: see `connect`.
+
+        Args:
+            explain_loss: tells why the connection ended, e.g. how the child died. Pending calls wait for it.
+        """
         self._on_heartbeat = on_heartbeat
         self._explain_loss = explain_loss
         self._ids = itertools.count(1)
@@ -119,30 +122,17 @@ class RpcClient(asyncio.Protocol):
         """Calls that have not ended: their method, and what takes each answer."""
         self._buffer = FrameBuffer()
         self._transport: asyncio.Transport | None = None
-        self._unsent: list[bytes] = []
-        """Frames of this turn of the event loop, which go out together."""
         self._closed: ProcessError | None = None
         self._is_lost = False
         """The child is gone, for a reason that is not known yet."""
         self._ended = asyncio.Event()
         self._explaining: asyncio.Task[None] | None = None
 
-    @classmethod
-    async def connect(
-        cls,
-        sock: socket.socket,
-        on_heartbeat: Callable[[dict[str, Any]], None],
-        explain_loss: Callable[[], Awaitable[ProcessError]] | None = None,
-    ) -> RpcClient:
-        """Make the parent's end of a socket pair.
-
-        Args:
-            explain_loss: tells why the connection ended, e.g. how the child died. Pending calls wait for it.
-        """
+    async def connect(self, sock: socket.socket) -> RpcClient:
+        """Make this the parent's end of a socket pair."""
         sock.setblocking(False)
-        client = cls(on_heartbeat, explain_loss)
-        await asyncio.get_running_loop().create_connection(lambda: client, sock=sock)
-        return client
+        await asyncio.get_running_loop().create_connection(lambda: self, sock=sock)
+        return self
 
     @property
     def closed(self) -> bool:
@@ -187,17 +177,11 @@ class RpcClient(asyncio.Protocol):
 
     def _send(self, message: dict[str, Any]) -> None:
         frame = encode_frame(message)
-        if not self._unsent:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._unsent.append(frame)
-
-    def _flush(self) -> None:
-        frames, self._unsent = self._unsent, []
         # Nothing waits until it is written: a child always reads, and requests are small. A broken transport of uvloop
         # refuses writes. `connection_lost` then fails the calls that wait, with the reason.
         if self._transport is not None:
             with contextlib.suppress(RuntimeError):
-                self._transport.write(b"".join(frames))
+                self._transport.write(frame)
 
     def fail(self, error: ProcessError) -> None:
         """End every pending call and every later one with `error`."""

@@ -1,6 +1,6 @@
 """Input and output of the trainer. The server uses them without torch.
 
-Between processes samples are a file (`art.protocol.compact`), in which shared tokens are there once.
+Between processes samples are a file (`art.protocol.compact`).
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
+
+from pydantic import SkipValidation
 
 Component = Literal["rl", "sft", "observation"]
 """What a sample is to the loss. "rl" learns by advantages. The others learn by cross-entropy: "sft" given texts,
@@ -48,8 +50,7 @@ class TrainingSample:
         sampling_logprobs  0 0 0 a a 0 b b
         advantages         0 0 0 v v 0 v v
 
-    The four sequences are lists, or forms of `art.protocol.compact` that look like them: `TokenPath` shares its tokens
-    with other samples, and `SpanValues` holds only what is not 0.
+    The four sequences are lists, or `SpanValues`, which looks like a list and holds only what is not 0.
     """
 
     sample_id: str
@@ -94,7 +95,7 @@ def plain_sample(token_ids: list[int], name: str) -> TrainingSample:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     step: int
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: SkipValidation[dict[str, float]] = field(default_factory=dict)
     """Metrics of the step, with names in sections: `loss/...`, `offpolicy/...`, `data/...`, `time/...`."""
     findings: list[str] = field(default_factory=list)
     """What a person should know that did not stop the step, in plain words."""

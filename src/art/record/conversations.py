@@ -27,14 +27,9 @@ import orjson
 
 from art.errors import StorageError
 from art.protocol.answers import Branch, BranchReason
-from art.protocol.chat import Message, Tool, essence, essence_of_normal
+from art.protocol.chat import Message, Tool, essence_of_normal
 from art.record.recorded_answers import delete_unused_grammars
 from art.record.recorder import Exchange, Recorder, exchange_id_at
-
-
-def canonical_message(message: Mapping[str, Any]) -> bytes:
-    """Normalise a message to bytes that are equal for equal messages, however a client writes them."""
-    return orjson.dumps(essence(message))
 
 
 def conversation_hashes(

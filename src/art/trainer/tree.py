@@ -33,7 +33,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from art.errors import TrajectoryError
-from art.protocol.compact import TokenPath, lay_out, sort_ranks
 from art.protocol.samples import COMPONENTS, TrainingSample
 
 # Names of streams, the log-probs that a target has beside its sampler's, and of the models that they come from. The
@@ -119,8 +118,7 @@ class SamplePath:
     """A checked training sample as arrays: a sequence of tokens with at least one target (a token to train on)."""
 
     sample: TrainingSample
-    tokens: TokenPath
-    """The sample's tokens. Its inputs end with the last query."""
+    tokens: NDArray[np.uint32]  # [T] the sample's tokens up to the last query, which are laid out
     query_positions: IntArray  # [N] index into `token_ids` at which each target is read
     target_token_ids: IntArray  # [N]
     sampling_logprobs: FloatArray  # [N]
@@ -130,18 +128,22 @@ class SamplePath:
     masks: IntArray | None = None  # [N] index into `mask_table`, -1 for the whole vocabulary; `None`: all are -1
     mask_table: Sequence[VocabularyMask] = ()
     """Masks of all samples of a step. They share one table."""
+    rank: int = 0
+    """Place among the paths that were checked together, sorted by their tokens, then their sample ids."""
+    shared: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    """Number of leading tokens that each of these paths, by rank, shares with the one before it."""
     refusal: str = ""
     """Why the sample is not trained: its constraint does not allow a token that it has. Empty otherwise."""
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens up to the last query, which are laid out."""
-        return self.tokens.num_inputs
+        return len(self.tokens)
 
     @property
     def token_ids(self) -> IntArray:  # [T]
         """Tokens up to the last query. The array is made at each call: all of them together may not fit into memory."""
-        return self.tokens.layout.inputs(self.tokens.rank).astype(np.int64)
+        return self.tokens.astype(np.int64)
 
     @property
     def policy_versions(self) -> IntArray:  # [N] step of the weights that sampled each target
@@ -235,13 +237,13 @@ class PrefixTree:
 
 
 def check_samples(samples: Sequence[TrainingSample], *, vocab_size: int) -> list[SamplePath]:
-    """Validate samples and convert those with a target to arrays. Their tokens are laid out once for all of them.
+    """Validate samples and convert those with a target to arrays. They are sorted once for all of them.
 
     Raises:
         TrajectoryError: what `check_sample` raises.
     """
     paths = [path for sample in samples if (path := check_sample(sample, vocab_size=vocab_size)) is not None]
-    return paths if not paths or sort_ranks([path.tokens for path in paths]) is not None else _with_layout(paths)
+    return _ranked(paths)
 
 
 def check_sample(sample: TrainingSample, *, vocab_size: int) -> SamplePath | None:
@@ -285,12 +287,9 @@ def check_sample(sample: TrainingSample, *, vocab_size: int) -> SamplePath | Non
                 f"{name} has {teacher.size} teacher log-probs for {length} tokens; expected one finite number per token"
             )
         streams[TEACHER] = teacher[positions]
-    tokens, num_inputs = sample.token_ids, int(positions[-1])
-    if not isinstance(tokens, TokenPath) or tokens.num_inputs != num_inputs:
-        (tokens,) = lay_out([(token_ids.astype(np.uint32), num_inputs, sample.sample_id)])
     return SamplePath(
         sample=sample,
-        tokens=tokens,
+        tokens=np.asarray(sample.token_ids, dtype=np.uint32)[: positions[-1]],
         query_positions=positions - 1,
         target_token_ids=token_ids[positions],
         sampling_logprobs=logprobs,
@@ -299,9 +298,18 @@ def check_sample(sample: TrainingSample, *, vocab_size: int) -> SamplePath | Non
     )
 
 
-def _with_layout(paths: Sequence[SamplePath]) -> list[SamplePath]:
-    laid_out = lay_out((path.tokens.array(), path.num_tokens, path.sample.sample_id) for path in paths)
-    return [replace(path, tokens=tokens) for path, tokens in zip(paths, laid_out, strict=True)]
+def _ranked(paths: Sequence[SamplePath]) -> list[SamplePath]:
+    """Note of each path its rank among them, and how many tokens neighbours share."""
+    keys = [(path.tokens.astype(">u4").tobytes(), path.sample.sample_id) for path in paths]  # bytes sort as numbers do
+    order = sorted(range(len(paths)), key=keys.__getitem__)
+    shared = np.zeros(len(paths), dtype=np.int64)
+    for rank in range(1, len(order)):
+        one, other = paths[order[rank - 1]], paths[order[rank]]
+        size = min(one.num_tokens, other.num_tokens)
+        differing = np.flatnonzero(one.tokens[:size] != other.tokens[:size])
+        shared[rank] = differing[0] if len(differing) else size
+    ranks = np.argsort(order).tolist()
+    return [replace(path, rank=rank, shared=shared) for path, rank in zip(paths, ranks, strict=True)]
 
 
 def _check_answers(sample: TrainingSample, first_target: int) -> None:
@@ -334,15 +342,18 @@ def sort_paths(paths: Sequence[SamplePath], *, branches: bool = True) -> tuple[l
     Equal paths are ordered by sample id, so the layout does not depend on the order of `paths`. With `branches=False`
     a path shares tokens only with a path that it extends: one that leaves the path before it shares none.
     """
-    known = sort_ranks([path.tokens for path in paths])
-    if known is None:
-        known = sort_ranks([path.tokens for path in _with_layout(paths)])
-        assert known is not None, "paths that were laid out together have ranks of their own"
-    if branches:
-        return known
-    order, shared = known
-    before = [0, *(paths[index].num_tokens for index in order[:-1])]
-    return order, [depth if depth == length else 0 for depth, length in zip(shared, before, strict=True)]
+    shared = paths[0].shared
+    ranks = np.asarray([path.rank for path in paths])
+    if any(path.shared is not shared for path in paths) or len(set(ranks.tolist())) < len(ranks):
+        paths = _ranked(paths)  # they were not checked together, or one is there twice
+        shared, ranks = paths[0].shared, np.asarray([path.rank for path in paths])
+    order = np.argsort(ranks)
+    # Two paths share the minimum of what the neighbours between them share.
+    depths = [0, *np.minimum.reduceat(np.append(shared, 0), ranks[order] + 1)[:-1].tolist()]
+    if not branches:
+        before = [0, *(paths[index].num_tokens for index in order[:-1])]
+        depths = [depth if depth == length else 0 for depth, length in zip(depths, before, strict=True)]
+    return order.tolist(), depths
 
 
 def build_tree(paths: Sequence[SamplePath], *, branches: bool = True) -> PrefixTree:

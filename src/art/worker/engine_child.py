@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from art.errors import ArtError, ProcessError
 from art.protocol import calls
-from art.protocol.calls import ENGINE_CALLS, Call, decode_engine_call, encode_chunk
+from art.protocol.calls import ENGINE_CALLS, Call, decode_engine_call
 from art.worker.child import Child, child_from_argv, import_transformers
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class EngineChild:
             if output.error is not None:
                 self._failures.append((call_id, output.error))
             elif output.chunk is not None:
-                self._reply(call_id, encode_chunk(output.chunk), last=output.chunk.finish_reason is not None)
+                self._reply(call_id, output.chunk, last=output.chunk.finish_reason is not None)
             else:
                 self._reply(call_id, output.logprobs)
 

@@ -287,7 +287,7 @@ class ChildProcess:
             on_failure.pop_all()
         self._process, self._cause = process, None
         vitals = self._vitals = Vitals(spec.config)
-        client = await RpcClient.connect(ours, vitals.on_heartbeat, lambda: self._explain_loss(process))
+        client = await RpcClient(vitals.on_heartbeat, lambda: self._explain_loss(process)).connect(ours)
         watch = asyncio.create_task(self._watch(process, vitals), name=f"watch-{spec.name}")
         try:
             async with asyncio.timeout(timeout_s):

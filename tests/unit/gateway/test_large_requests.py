@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from art.errors import ContextLengthError
-from art.gateway.bridge import Branch, extend_text
+from art.gateway.renderer import Branch, extend_text
 from art.gateway.tokenizer import Tokenizer
 from art.gateway.turn import check_size
 from art.protocol.chat_completions import parse_chat_request
@@ -31,15 +31,15 @@ class Encoded:
     def __init__(self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_chars = 0
         self.threads: set[int] = set()
-        encode = tokenizer._encode
+        encode = tokenizer.encode
 
-        def counted(text: str, add_special_tokens: bool) -> list[int]:
+        def counted(text: str, add_special_tokens: bool = False) -> list[int]:
             self.num_chars += len(text)
             if len(text) > 100:
                 self.threads.add(threading.get_ident())
             return encode(text, add_special_tokens)
 
-        monkeypatch.setattr(tokenizer, "_encode", counted)
+        monkeypatch.setattr(tokenizer, "encode", counted)
 
 
 @pytest.fixture
@@ -48,19 +48,10 @@ def encoded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Encoded:
 
 
 async def test_more_characters_than_the_context_can_hold(bench: Bench, encoded: Encoded) -> None:
-    longest = bench.renderer.tokenizer.longest_token
-    num_chars = 8 * CONTEXT * longest + 1
+    num_chars = 8 * 8 * CONTEXT + 1
     with pytest.raises(ContextLengthError, match=f"{num_chars} characters, are too many"):
         await bench.chat(user(text_of(num_chars)))
     assert encoded.num_chars == 0
-
-
-async def test_many_times_more_tokens_than_the_context_has(bench: Bench, encoded: Encoded) -> None:
-    """The text could fit by its characters. It is counted in pieces, up to where it is too long."""
-    num_chars = 8 * CONTEXT * bench.renderer.tokenizer.longest_token - 100
-    with pytest.raises(ContextLengthError, match="more than 32768 tokens long"):
-        await bench.chat(user(text_of(num_chars)))
-    assert encoded.num_chars < num_chars
 
 
 async def test_more_messages_than_tokens(bench: Bench, encoded: Encoded) -> None:
@@ -69,16 +60,12 @@ async def test_more_messages_than_tokens(bench: Bench, encoded: Encoded) -> None
     assert encoded.num_chars == 0
 
 
-async def test_long_texts_of_large_tokens_still_fit(tmp_path: Path, tokenizer_dir: Path) -> None:
-    """A count in pieces does not refuse what fits: here more than eight characters a token."""
-    tokenizer = Tokenizer.load(tokenizer_dir)
-    text = " arguments" * 20_000
-    num_tokens = len(tokenizer.encode(text, add_special_tokens=False))
-    assert len(text) / num_tokens > 8
-    messages = [{"role": "user", "content": text}]
-    check_size(messages, None, num_tokens // 8 + 1, tokenizer, limit="it")
+def test_short_texts_of_large_tokens_still_fit() -> None:
+    """A token of a tiny model may be a whole phrase."""
+    messages = [{"role": "user", "content": " arguments" * 20_000}]
+    check_size(messages, None, 64, limit="it")
     with pytest.raises(ContextLengthError):
-        check_size(messages, None, num_tokens // 16, tokenizer, limit="it")
+        check_size(messages * 2, None, 64, limit="it")
 
 
 async def test_large_prompts_are_built_in_a_thread(tmp_path: Path, tokenizer_dir: Path, monkeypatch: Any) -> None:
@@ -114,7 +101,7 @@ async def test_small_prompts_need_no_thread(bench: Bench, encoded: Encoded) -> N
 async def test_tokens_of_a_long_request_are_counted(bench: Bench) -> None:
     request = parse_chat_request({"model": "games/agent", "messages": [user(text_of(40_000))]})
     assert len(await bench.gateway.prompt_token_ids(request)) > CONTEXT
-    request.messages[0]["content"] = text_of(8 * CONTEXT * bench.renderer.tokenizer.longest_token)
+    request.messages[0]["content"] = text_of(8 * 8 * CONTEXT + 1)
     with pytest.raises(ContextLengthError):
         await bench.gateway.prompt_token_ids(request)
 

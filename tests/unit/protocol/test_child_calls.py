@@ -140,17 +140,17 @@ def test_malformed_calls_and_answers_are_named() -> None:
         decode_call(ENGINE_CALLS, "sleep", {})
     with pytest.raises(InvalidRequestError, match="`load_adapter` has invalid parameters: path: Field required"):
         decode_call(ENGINE_CALLS, "load_adapter", {"name": "m@1"})
-    with pytest.raises(InvalidRequestError, match=r"request: .*'stop_token_ids'"):
+    with pytest.raises(InvalidRequestError, match=r"request\.request_id: Field required"):
         decode_call(ENGINE_CALLS, "generate", {"request": {"seed": 1}, "stream": True})
-    with pytest.raises(InvalidRequestError, match="`trial` has invalid parameters: samples: Value error, KeyError"):
+    with pytest.raises(InvalidRequestError, match="`trial` has invalid parameters: samples"):
         decode_call(TRAINER_CALLS, "trial", {"samples": {"grammars": []}, "lora": None})
     with pytest.raises(ConfigError, match=r"lora\.rank: "):
         decode_call(TRAINER_CALLS, "init_checkpoint", {"path": "a", "lora": {"rank": 0}})
     with pytest.raises(ArtError, match="the answer to `info` is malformed: vocab_size: "):
         calls.Info.decode_result({})
-    with pytest.raises(ArtError, match=r"the answer to `generate` is malformed: .*'top_logprobs'"):
+    with pytest.raises(ArtError, match=r"the answer to `generate` is malformed: logprobs: Field required"):
         calls.Generate.decode_result({"token_ids": [1]})
-    with pytest.raises(ArtError, match=r"the answer to `train` is malformed: .*'speed'"):
+    with pytest.raises(ArtError, match=r"the answer to `train` is malformed: Progress.done: "):
         calls.Train.decode_result({"speed": 3})
 
 

@@ -32,7 +32,7 @@ def test_calls_between_a_death_and_its_explanation_get_the_explanation(loop: str
             await known.wait()
             return ProcessError("the child died (signal 9)")
 
-        client = await RpcClient.connect(ours, lambda status: None, explain)
+        client = await RpcClient(lambda status: None, explain).connect(ours)
         theirs.close()
         waiting = []
         for _ in range(4):
@@ -68,34 +68,10 @@ class Ends:
 @pytest_asyncio.fixture
 async def ends() -> AsyncIterator[Ends]:
     ours, theirs = socket.socketpair()
-    client = await RpcClient.connect(ours, lambda status: None)
+    client = await RpcClient(lambda status: None).connect(ours)
     yield Ends(client, RpcServerSocket(theirs))
     theirs.close()
     await client.close()
-
-
-async def test_calls_of_one_turn_of_the_loop_go_out_together() -> None:
-    class Transport:
-        def __init__(self) -> None:
-            self.writes: list[bytes] = []
-
-        def write(self, data: bytes) -> None:
-            self.writes.append(data)
-
-    transport: Any = Transport()
-    client = RpcClient(lambda status: None)
-    client.connection_made(transport)
-    waiting = [asyncio.ensure_future(client.call(Stats())) for _ in range(64)]
-    await asyncio.sleep(0.01)
-    assert len(transport.writes) == 1
-    assert transport.writes[0].count(b'"method":"stats"') == 64
-    for call in waiting[:2]:
-        call.cancel()
-    await asyncio.sleep(0.01)
-    assert len(transport.writes) == 2
-    assert transport.writes[1].count(b'"cancel"') == 2
-    client.fail(ProcessError("over"))
-    await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_answers_of_one_write_are_read_together(ends: Ends) -> None:

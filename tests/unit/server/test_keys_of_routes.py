@@ -14,7 +14,7 @@ import pytest
 from art.config import DistillConfig, TrainConfig
 from art.gateway.anthropic import CountTokensRequest, MessagesRequest
 from art.gateway.responses import ResponsesRequest
-from art.protocol.chat_completions import ChatRequest
+from art.protocol.chat_completions import ChatBody
 from art.protocol.checkpoint_calls import ExportRequest, ForkRequest, LogRequest, MetricsRow, PullRequest, PushRequest
 from art.protocol.keys import Empty
 from art.protocol.promotions import PromoteRequest
@@ -53,7 +53,7 @@ OF_B = {
 """Path parameters that name something of project b. Of rollouts, which have no owner, two projects may use one id."""
 OF_A = OF_B | {"project": "a", "job_id": "job-of-a"}
 BODIES: dict[type[Any], list[dict[str, Any]]] = {
-    ChatRequest: [
+    ChatBody: [
         {"model": model, "messages": [{"role": "user", "content": "hi"}]}
         for model in ("b/agent", "b/agent@0", "b/none")
     ],

@@ -74,7 +74,7 @@ async def warm_parent() -> AsyncIterator[WarmParent]:
 async def trainer_process(warm_parent: WarmParent, log: Path) -> AsyncIterator[TrainerProcess]:
     ours, process = await spawn(log, warm_parent)
     beats: list[dict[str, Any]] = []
-    client = await RpcClient.connect(ours, beats.append)
+    client = await RpcClient(beats.append).connect(ours)
     try:
         yield TrainerProcess(client, process, beats)
     finally:

@@ -22,6 +22,7 @@ from art.gateway.anthropic import (
     parse_anthropic_request,
 )
 from art.gateway.completion import ChatStream
+from art.gateway.renderer import reasoning_settings
 from art.gateway.responses import (
     Item,
     ResponsesAnswer,
@@ -34,7 +35,7 @@ from art.gateway.responses import (
 )
 from art.protocol.answers import ChatAnswer
 from art.protocol.chat import Message, short
-from art.protocol.chat_completions import ChatRequest, parse_chat_request
+from art.protocol.chat_completions import ChatBody, ChatRequest, parse_chat_request
 from art.protocol.rollouts import IN_FLIGHT_HEADER
 from art.server.answers import ErrorBody, cancel_on_disconnect, stream_events
 from art.server.call import INFERENCE_BASES, ApiCall, Routes
@@ -48,7 +49,7 @@ _ITEM_SIZE = 200
 
 
 @ROUTES.add(
-    "POST", *(f"{base}/chat/completions" for base in INFERENCE_BASES), scope="infer", request=ChatRequest,
+    "POST", *(f"{base}/chat/completions" for base in INFERENCE_BASES), scope="infer", request=ChatBody,
     response=ChatAnswer, media=_STREAMED, samples=True,
 )  # fmt: skip
 async def chat_completions(call: ApiCall) -> dict[str, Any] | Response:
@@ -124,9 +125,9 @@ async def _with_thinking(call: ApiCall, request: CountTokensRequest, chat: ChatR
         kind = request.thinking.type
         settings: Mapping[str, Any] = {}
         try:
-            settings = await call.runtime.gateway.reasoning_settings(
-                call.own_model(chat.model), call.path.get("rollout_id"), reasons=kind != "disabled"
-            )
+            turns = call.runtime.gateway.turns
+            policy = await turns.find_policy(call.own_model(chat.model), call.path.get("rollout_id"))
+            settings = reasoning_settings(policy.renderer, reasons=kind != "disabled")
         except InvalidRequestError:
             if kind != "adaptive":  # which leaves it to the model
                 raise

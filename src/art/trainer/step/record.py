@@ -240,7 +240,7 @@ def write_tokens(
     for index, depth in zip(order, shared, strict=True):
         path, number = trained[index]
         scale = float(path.sample.weight / divisors[number][COMPONENTS.index(path.sample.component)])
-        samples.append(_describe(path, number, shared=depth, scale=scale, micro_batch=passes[path.tokens.rank]))
+        samples.append(_describe(path, number, shared=depth, scale=scale, micro_batch=passes[path.rank]))
     samples += [_describe(path, len(updates), is_refused=True) for path in refused]
     tokens = StepTokens(job_id=call.job_id, from_step=from_step, samples=samples, columns=columns)
     assert call.record_to is not None

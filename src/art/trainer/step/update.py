@@ -193,7 +193,7 @@ def train_micro_batch(
             components=targets.components,
             base_logprobs=targets.streams.get(BASE, targets.streams.get(SAMPLED_BASE, unknown)),
             anchor_logprobs=inputs.anchor_logprobs.numpy(),
-            ranks=np.repeat([path.tokens.rank for path in micro_batch.paths], np.bincount(targets.samples)),
+            ranks=np.repeat([path.rank for path in micro_batch.paths], np.bincount(targets.samples)),
             reasons=find_reasons(inputs, losses, correction, rows, is_rl),
         )
     )

@@ -44,7 +44,7 @@ async def child() -> AsyncIterator[tuple[RpcClient, list[dict[str, Any]]]]:
     )  # fmt: skip
     theirs.close()
     heartbeats: list[dict[str, Any]] = []
-    client = await RpcClient.connect(ours, heartbeats.append)
+    client = await RpcClient(heartbeats.append).connect(ours)
     try:
         yield client, heartbeats
     finally:

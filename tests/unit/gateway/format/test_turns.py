@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art.config import RenderConfig
-from art.gateway.bridge import Branch, extend_text
-from art.gateway.renderer import RecordedTurn, load_renderer
+from art.gateway.renderer import Branch, RecordedTurn, extend_text, load_renderer
 from tests.support.gateway import LOOK_UP, QWEN3, Bench, make_tokenizer, open_bench, system, user
 
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"key": "a"}}\n</tool_call>'

@@ -88,7 +88,7 @@ def test_an_argument_has_the_type_of_its_schema(text: str, schema: dict[str, Any
         ("lfm2", "[f(a=1, a=2)]", None),
         ("lfm2", "f(a=1)", None),
         ("lfm2", "[f(a=open('x'))]", None),
-        ("lfm2-plain", "[f(a='it's, ok', b=2)]", [{"a": "it's, ok", "b": 2}]),
+        ("lfm2", "[f(a='it's, ok', b=2)]", None),
         ("gemma-4", 'call:f{a:<|"|>x, y}<|"|>,b:[1,{c:null}],d:None,e:true}', [{"a": "x, y}", "b": [1, {"c": None}], "d": None, "e": True}]),
         ("gemma-4", "call:f{}", [{}]),
         ("gemma-4", "call:f{a:x}", None),
@@ -128,8 +128,8 @@ CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 @pytest.mark.parametrize(
     ("text", "content", "num_calls"),
     [
-        ('<tool_call>{"name": "f", "arguments": {"a": "x </tool_call> y"}}</tool_call>', "", 1),
-        ('<tool_call>{"name": "f", "arguments": {"a": "</tool_call><tool_call>"}}</tool_call>', "", 1),
+        (f'<tool_call>{{"name": "f", "arguments": {{"a": "x </tool_call> y"}}}}</tool_call>{CALL}',
+         '<tool_call>{"name": "f", "arguments": {"a": "x </tool_call> y"}}</tool_call>', 1),
         (f"<tool_call>bad</tool_call>\n{CALL}", "<tool_call>bad</tool_call>", 1),
         (f"<tool_call>bad</tool_call>\n<tool_call>worse</tool_call>{CALL}{CALL}", "<tool_call>bad</tool_call>\n<tool_call>worse</tool_call>", 2),
         ("a <tool_call>bad</tool_call> b\n", "a <tool_call>bad</tool_call> b\n", 0),
@@ -137,7 +137,7 @@ CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
         ("<tool_call>" + 20 * "</tool_call>" + CALL, "<tool_call>" + 20 * "</tool_call>", 1),
     ],
 )  # fmt: skip
-def test_a_closing_tag_may_be_part_of_a_string(text: str, content: str, num_calls: int, tokenizer: Tokenizer) -> None:
+def test_malformed_calls_stay_in_the_content(text: str, content: str, num_calls: int, tokenizer: Tokenizer) -> None:
     message = parsed(tokenizer, "tagged", text)
     assert (message.content, len(message.tool_calls)) == (content, num_calls)
 

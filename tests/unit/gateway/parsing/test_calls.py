@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art.errors import InvalidRequestError
-from art.gateway.bridge import Branch
 from art.gateway.calls import ToolCall, with_call_ids
 from art.gateway.fidelity import TOOL, examine, tool_conversations
 from art.gateway.parse import Delta
 from art.gateway.renderer import RecordedTurn, Renderer, load_renderer, parse, template_messages
 from art.gateway.tool_calls import CALL_FORMATS
+from art.protocol.answers import Branch
 from art.protocol.chat import Message
 from art.runtime.preflight import check_tools
 from tools.families.build import FAMILIES, build_tokenizer

@@ -16,7 +16,7 @@ import pytest
 from art.errors import InvalidRequestError, ProcessError
 from art.gateway import structures
 from art.kernels.grammar import Vocabulary
-from tests.support.forms import COLUMNS, FORMAT, MOVE, TOOLS, is_move, open_form_bench, tool
+from tests.support.forms import FORMAT, MOVE, TOOLS, is_move, open_form_bench, tool
 from tests.support.gateway import QWEN3, Bench, accumulate, make_tokenizer, open_bench, user
 from tools.families import real, templates
 
@@ -47,16 +47,11 @@ FORMS: dict[str, tuple[dict[str, Any], Callable[[dict[str, Any]], bool]]] = {
     "guided_json": ({"guided_json": MOVE}, lambda m: is_move(json.loads(m["content"]))),
     "guided_regex": ({"guided_regex": "[ab]{3}/[0-9]"}, lambda m: bool(re.fullmatch("[ab]{3}/[0-9]", m["content"]))),
     "guided_choice": ({"guided_choice": ["yes", "no"]}, lambda m: m["content"] in ("yes", "no")),
-    "structured_outputs": ({"structured_outputs": {"choice": COLUMNS}}, lambda m: m["content"] in COLUMNS),
     "required": ({"tools": TOOLS, "tool_choice": "required"}, are_calls),
     "single": (
         {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}, lambda m: are_calls(m, most=1)
     ),
     "named": ({"tools": TOOLS, "tool_choice": NAMED}, lambda m: are_calls(m, names=("undo",), most=1)),
-    "allowed": (
-        {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [NAMED]}},
-        lambda m: are_calls(m, names=("undo",)),
-    ),
     "calls or JSON": (
         {"tools": TOOLS, "response_format": FORMAT},
         lambda m: are_calls(m) if m.get("tool_calls") else is_move(json.loads(m["content"])),
@@ -156,10 +151,6 @@ async def test_strict_tools_are_kept_to_their_schema_while_text_stays_free(tmp_p
         texts[:] = [f"{call}\n{call}"]
         with pytest.raises(ProcessError):
             await bench.chat(user("hi"), tools=TOOLS, parallel_tool_calls=False)
-        texts[:] = [call.replace("play", "undo")]
-        allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "play"}]}
-        with pytest.raises(ProcessError):
-            await bench.chat(user("hi"), tools=TOOLS, tool_choice=allowed)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
