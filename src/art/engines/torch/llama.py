@@ -7,7 +7,6 @@ with transformers' own forward pass before it is used.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,86 +16,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from art.engines.torch.cache_attention import AttentionFormula, attend
-from art.engines.torch.linear import AdapterRun, Linear, LinearPart
+from art.engines.torch.linear import Linear, LinearPart
 from art.engines.torch.scheduler import Batch
 
 MODEL_CLASSES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 
 
-class RmsNorm:
-    """The function `x / sqrt(mean(x^2) + eps) * weight` of the last axis of x, of size d.
-
-    In float32 on the CPU it is computed as `x / hypot(|x|, sqrt(d eps)) * (sqrt(d) weight)`, which is the same up to
-    rounding and takes four small operators where torch's own takes eight. Elsewhere torch's operator is one kernel,
-    which rounds 16-bit numbers as models expect.
-    """
-
-    __slots__ = ("_eps", "_floor", "_is_split", "_scaled", "_size", "_weight")
-
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        """`weight` is [d], or [heads, d] with one row for each head of x [N, heads, d]."""
-        self._weight, self._eps, self._size = weight, eps, weight.shape[-1]
-        self._is_split = weight.device.type == "cpu" and weight.dtype == torch.float32
-        self._scaled = weight * math.sqrt(self._size)
-        self._floor = weight.new_tensor(math.sqrt(eps * self._size))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[..., d] -> [..., d]"""
-        if self._is_split:
-            length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-            return (x / length.hypot_(self._floor)).mul_(self._scaled)
-        if self._weight.dim() == 1:
-            return F.rms_norm(x, (self._size,), self._weight, self._eps)
-        return F.rms_norm(x, (self._size,), None, self._eps) * self._weight
-
-
-_AFTER_STEPS = 3
-"""Consecutive batches that an adapter must fill alone before it is folded, so that alternating adapters are not."""
-_MAX_BYTES = 1 << 30
-"""Largest copy to keep, in bytes. Above it the adapter's share of the work is too small to matter."""
-
-
-class Folding:
-    """Adds the adapter that fills whole batches to a copy of the weights of `linears`: then it costs nothing per token.
-
-    Agents in training sample with one adapter most of the time, and its low-rank products take a fifth to a third of
-    the time of a small layer. Batches with several adapters use the low-rank factors.
-    """
-
-    def __init__(self, linears: Sequence[Linear]) -> None:
-        weights = [linear.weight for linear in linears]
-        # Only in float32: 16-bit weights would round the small update away.
-        exact = all(weight.dtype == torch.float32 and weight.device.type == "cpu" for weight in weights)
-        self._linears = linears if exact and sum(weight.nbytes for weight in weights) <= _MAX_BYTES else []
-        self._folded_uid: int | None = None
-        self._last_uid: int | None = None
-        self._num_steps = 0
-
-    def covers(self, runs: list[AdapterRun], num_rows: int) -> bool:
-        """Return whether all `num_rows` rows of a batch use the folded adapter. This call may fold it first."""
-        if not self._linears or len(runs) != 1 or runs[0].end - runs[0].start != num_rows:
-            self._last_uid = None
-            return False
-        adapter = runs[0].adapter
-        if adapter.uid == self._folded_uid:
-            return True
-        self._num_steps = self._num_steps + 1 if adapter.uid == self._last_uid else 1
-        self._last_uid = adapter.uid
-        if self._num_steps < _AFTER_STEPS:
-            return False
-        for linear in self._linears:
-            linear.fold(adapter.factors[linear.index])
-        self._folded_uid = adapter.uid
-        return True
-
-
 @dataclass(slots=True)
 class _Layer:
-    input_norm: RmsNorm
+    input_norm: Tensor
     qkv: Linear
-    head_norm: RmsNorm | None  # of [heads + kv heads, head_dim], queries first
+    head_norm: Tensor | None  # [heads + kv heads, head_dim], queries first
     o: Linear
-    mlp_norm: RmsNorm
+    mlp_norm: Tensor
     gate_up: Linear
     down: Linear
     attention: AttentionFormula
@@ -123,46 +55,46 @@ class LlamaDecoder:
         self._cos = cos[0][:, None]  # [max_context, 1, head_dim]
         self._sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)[:, None]
         self._layers = [self._take_layer(i, *pair) for i, pair in enumerate(zip(core.layers, windows, strict=True))]
-        self._norm = RmsNorm(core.norm.weight.detach(), self._eps)
+        self._norm_weight = core.norm.weight.detach()
         self._head = self._fuse({"lm_head": hf_model.lm_head})
         self.num_linears = len(self._linears)
-        self._folding = Folding(self._linears)
 
     def logits(self, batch: Batch) -> Tensor:
         plan, head_dim = batch.plan, self._head_dim
-        folded = self._folding.covers(batch.runs, len(batch.token_ids))
-        runs, head_runs = (None, None) if folded else (batch.runs, batch.head_runs)
+        runs = batch.runs
         num_q, num_qk = self._num_heads, self._num_heads + self._num_kv_heads
         cos, sin = self._cos.index_select(0, batch.positions), self._sin.index_select(0, batch.positions)
         x = F.embedding(batch.token_ids, self._embedding)
         for i, layer in enumerate(self._layers):
-            qkv = layer.qkv(layer.input_norm(x), runs).view(x.shape[0], -1, head_dim)
+            qkv = layer.qkv(self._norm(x, layer.input_norm), runs).view(x.shape[0], -1, head_dim)
             qk = qkv[:, :num_qk]
             if layer.head_norm is not None:
-                qk = layer.head_norm(qk)
+                qk = self._norm(qk) * layer.head_norm
             # Swapped halves, and the signs in `sin`, are rotate_half of Hugging Face's RoPE.
             qk = torch.addcmul(qk * cos, qk.roll(head_dim // 2, -1), sin)
             attended = attend(plan, i, qk[:, :num_q], qk[:, num_q:], qkv[:, num_qk:], layer.attention)
             x = layer.o(attended.reshape(x.shape[0], -1), runs, x)
-            gate, up = layer.gate_up(layer.mlp_norm(x), runs).chunk(2, dim=-1)
+            gate, up = layer.gate_up(self._norm(x, layer.mlp_norm), runs).chunk(2, dim=-1)
             x = layer.down(self._activation(gate).mul_(up), runs, x)
         if batch.sample_rows is not None:
             x = x.index_select(0, batch.sample_rows)
-        return self._head(self._norm(x), head_runs)
+        return self._head(self._norm(x, self._norm_weight), batch.head_runs)
+
+    def _norm(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], weight, self._eps)
 
     def _take_layer(self, index: int, layer: Any, window: int | None) -> _Layer:
         prefix, attention, mlp = f"model.layers.{index}", layer.self_attn, layer.mlp
         head_norm = None
         if hasattr(attention, "q_norm"):
             weights = (attention.q_norm.weight, self._num_heads), (attention.k_norm.weight, self._num_kv_heads)
-            joined = torch.cat([weight.detach().expand(count, -1) for weight, count in weights])
-            head_norm = RmsNorm(joined, self._eps)
+            head_norm = torch.cat([weight.detach().expand(count, -1) for weight, count in weights])
         return _Layer(
-            input_norm=RmsNorm(layer.input_layernorm.weight.detach(), self._eps),
+            input_norm=layer.input_layernorm.weight.detach(),
             qkv=self._fuse({f"{prefix}.self_attn.{n}_proj": getattr(attention, f"{n}_proj") for n in "qkv"}),
             head_norm=head_norm,
             o=self._fuse({f"{prefix}.self_attn.o_proj": attention.o_proj}),
-            mlp_norm=RmsNorm(layer.post_attention_layernorm.weight.detach(), self._eps),
+            mlp_norm=layer.post_attention_layernorm.weight.detach(),
             gate_up=self._fuse({f"{prefix}.mlp.{n}_proj": getattr(mlp, f"{n}_proj") for n in ("gate", "up")}),
             down=self._fuse({f"{prefix}.mlp.down_proj": mlp.down_proj}),
             attention=AttentionFormula(attention.scaling, window),
