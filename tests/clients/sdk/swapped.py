@@ -16,15 +16,14 @@ from typing import Any
 import openai
 import pytest
 
-from art.client import sdk_clients
-from art.client.connections import Hooks
-from art.client.openai_client import STOCK_CLIENT
-from art.client.sdk_clients import LightCompletions, add_handover
+from art.client import openai_client
+from art.client.http import Hooks
+from art.client.openai_client import STOCK_CLIENT, LightCompletions, add_handover
 
 counts = {"light": 0, "handed over": 0}
 
 
-class AsyncOpenAI(sdk_clients.AsyncOpenAI):
+class AsyncOpenAI(openai_client.AsyncOpenAI):
     @functools.wraps(openai.AsyncOpenAI.__init__)
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
