@@ -221,12 +221,11 @@ class Backend:
             JobCancelledError: somebody cancelled the job.
             TrainingError, PublishError: the step failed; the policy is unchanged.
         """
-        from art.client.submission import check_recorded, wire_groups, wire_trajectories
+        from art.client.submission import wire_groups, wire_trajectories
 
         if on_nothing not in get_args(OnNothing):
             raise ConfigError(f'`on_nothing` is "skip" or "raise", got {on_nothing!r}', param="on_nothing")
-        config, only_recorded = _read_settings(config, settings)
-        groups, config = check_groups(trajectory_groups), with_optimizer(config, model)
+        groups, config = check_groups(trajectory_groups), with_optimizer(_read_settings(config, settings), model)
         if sft is None and config.sft_weight != TrainConfig.model_fields["sft_weight"].default:
             raise ConfigError("`sft_weight` does nothing without `sft`, trajectories to learn from", param="sft_weight")
         try:
@@ -237,8 +236,6 @@ class Backend:
             return self._steps.skip(name_of(model), await self.get_step(model), str(error))
         wired_sft = wire_trajectories(sft or (), "sft")
         request = TrainRequest(job_id=check_job_id(job_id), groups=wired, config=config, sft=wired_sft)
-        if only_recorded and self.keeps_record:
-            check_recorded(request.groups)
         await model.record_settings({"training": config.model_dump(mode="json")})
 
         def instead() -> TrainRequest:
@@ -441,11 +438,10 @@ class Backend:
         return f"{inference_name}@{step}"
 
 
-def _read_settings(config: TrainConfig | None, settings: Mapping[str, Any]) -> tuple[TrainConfig, bool]:
-    """The settings of a step, and whether answers that ART has not recorded are an error (an older word)."""
+def _read_settings(config: TrainConfig | None, settings: Mapping[str, Any]) -> TrainConfig:
+    """The settings of a step. Words of older code are translated."""
     known = TrainConfig.model_fields.keys() | LEFT["TrainConfig"].keys()
     is_known = settings.keys() <= known and not isinstance(settings.get("scale_rewards"), bool)
     if is_known or (older := find_older()) is None:
-        return train_config(config, settings), False
-    words = older.with_nested(settings)
-    return older.train_config(config, words), bool(words.get("allow_training_without_logprobs"))
+        return train_config(config, settings)
+    return older.train_config(config, older.with_nested(settings))
