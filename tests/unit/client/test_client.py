@@ -514,23 +514,6 @@ async def test_who_wants_an_error_for_nothing_gets_one(server: FakeArtServer, ba
     assert (await backend.train(Named(), [a_group(0, 1)], on_nothing="raise")).trained
 
 
-async def test_a_script_is_told_that_another_job_moved_its_model(
-    server: FakeArtServer, backend: Backend, caplog: pytest.LogCaptureFixture
-) -> None:
-    server.findings = []
-    assert (await backend.train(Named(), [a_group(0, 1)])).findings == []
-    other = FakeBackend(server)
-    await other.register(Named())
-    assert (await other.train(Named(), [a_group(0, 1)])).findings == []
-    (finding,) = (await backend.train(Named(), [a_group(0, 1)])).findings
-    assert finding.startswith("p/m was at step 2, and this script had left it at step 1: another job moved it.")
-    assert finding in caplog.text
-    assert (await backend.train(Named(), [a_group(0, 1)])).findings == []
-    server.nothing_to_learn = True
-    found = (await other.train(Named(), [a_group(1, 1)])).findings
-    assert found[1].startswith("p/m was at step 4, and this script had left it at step 2")
-
-
 async def test_rewards_that_were_never_set_are_sent_as_such(server: FakeArtServer, backend: Backend) -> None:
     items = a_group(0).trajectories[0].messages_and_choices
     group = TrajectoryGroup([Trajectory(messages_and_choices=items) for _ in range(3)])
