@@ -88,7 +88,6 @@ class App:
         for route in added if runtime is None else [*ROUTES, *added]:
             if by_path.setdefault(route.path, {}).setdefault(route.method, route) is not route:
                 raise ConfigError(f"an installed page adds {route.method} {route.path}, which the server has already")
-        by_path.setdefault("/", {"GET": operations.NO_PAGE})
         self.routes = [route for routes in by_path.values() for route in routes.values()]
         """All routes: the server's own and those of the pages."""
         # Paths without parameters are looked at first, since a parameter may match their last part.
