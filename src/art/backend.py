@@ -478,4 +478,5 @@ def _read_settings(config: TrainConfig | None, settings: Mapping[str, Any]) -> T
     is_known = settings.keys() <= known and not isinstance(settings.get("scale_rewards"), bool)
     if is_known or (older := find_older()) is None:
         return train_config(config, settings)
-    return older.train_config(config, older.with_nested(settings))
+    translated: TrainConfig = older.train_config(config, older.with_nested(settings))
+    return translated
