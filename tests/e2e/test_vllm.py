@@ -98,7 +98,7 @@ async def test_the_handshake_catches_an_adapter_on_base_requests(runtime: Runtim
     socket = Path(command_line(guard)[-1].removeprefix("--uds="))
     replica = Replica("http://vllm", environment(guard)["VLLM_API_KEY"], socket)
     info = replace(await host.engine_info(), device="cuda")
-    engine = VllmEngine(replica, MODEL_NAME, info)
+    engine = VllmEngine([replica], MODEL_NAME, info)
     checkpoint = runtime.data_dir.model("p", "agent").checkpoint(1)
     try:
         for number in range(VllmConfig().max_loras):

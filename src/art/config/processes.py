@@ -95,14 +95,14 @@ _VLLM_OWNED = {
 
 
 class VllmConfig(EngineSettings):
-    """vLLM: a server that ART starts and supervises, or one that already runs."""
+    """vLLM: a server that ART starts and supervises, or servers that already run."""
 
     kind: Literal["vllm"] = "vllm"
     """Tells this engine from the others in settings that are stored."""
     urls: tuple[str, ...] = ()
-    """Address of a vLLM server that already runs, e.g. `("http://gpu1:8000",)`; none is started then. Its API key is
-    read from VLLM_API_KEY, and it must see checkpoints under the same path. Set `max_running` to what it computes at
-    once (its `--max-num-seqs`): further requests wait for their turn."""
+    """Addresses of vLLM servers that already run, e.g. `("http://gpu1:8000",)`; none is started then. Their API key is
+    read from VLLM_API_KEY, and they must see checkpoints under the same path. Set `max_running` to what one of them
+    computes at once (its `--max-num-seqs`): further requests wait for their turn."""
     weights: Literal["lora", "merged"] = "lora"
     """How a checkpoint is loaded into vLLM. `lora`: as an adapter, while requests run. `merged`: as whole weights that
     replace the present ones, between requests. Full fine-tuning needs `merged`; vLLM then holds one checkpoint."""
@@ -122,15 +122,12 @@ class VllmConfig(EngineSettings):
                 raise ValueError(f"flag {name!r} of vLLM {reason}; leave it out of `flags`")
         for url in self.urls:
             check_no_userinfo(url, "urls")
-        if len(self.urls) > 1:
-            hint = "for several copies of the model, start it with --data-parallel-size"
-            raise ValueError(f"`urls` takes one vLLM server, got {len(self.urls)}; {hint}")
         if self.urls and (self.flags or self.device_indices):
             raise ValueError("`flags` and `device_indices` are for a server that ART starts; leave out them or `urls`")
         if self.urls and self.weights == "merged":
             raise ValueError('`weights` is "merged", which needs a server that ART starts; leave out it or `urls`')
         if self.urls and self.sleep == "always":
-            raise ValueError('`sleep` is "always", but a server in `urls` is never put to sleep; leave one of them out')
+            raise ValueError('`sleep` is "always", but servers in `urls` are never put to sleep; leave one of them out')
         return self
 
     @property
@@ -152,8 +149,8 @@ class VllmConfig(EngineSettings):
 
     @property
     def num_at_once(self) -> int:
-        """Requests that are decoded together, by all replicas."""
-        return (self.max_running or DEFAULT_RUNNING) * self.num_replicas
+        """Requests that are decoded together, by all servers and replicas."""
+        return (self.max_running or DEFAULT_RUNNING) * max(1, len(self.urls)) * self.num_replicas
 
     @property
     def num_replicas(self) -> int:

@@ -1,4 +1,4 @@
-"""Make a vLLM engine from settings: start a server, or connect to one that already runs.
+"""Make a vLLM engine from settings: start a server, or connect to servers that already run.
 
 A started server listens on a socket file in a folder that only this user can open, since vLLM's development routes (for
 sleep and the exchange of weights) require no key.
@@ -48,11 +48,11 @@ _DTYPES = {"cpu": "float32", "cuda": "bfloat16"}
 
 
 async def start_engine(call: StartVllm) -> tuple[VllmEngine, VllmServer | None]:
-    """Start a vLLM server, or connect to the one in `engine.urls`. Return the engine and the started server, if any.
+    """Start a vLLM server, or connect to those in `engine.urls`. Return the engine and the started server, if any.
 
     Raises:
         ConfigError: vLLM is not installed, or it cannot serve the model with these settings.
-        ProcessError: the server did not start, or does not answer.
+        ProcessError: a server did not start, or does not answer.
     """
     model, config = call.model, call.config
     model_config = await asyncio.to_thread(_read_model_config, model)
@@ -97,23 +97,27 @@ async def start_engine(call: StartVllm) -> tuple[VllmEngine, VllmServer | None]:
     num_threads = config.num_threads if installation.device == "cpu" else None
     server = await VllmServer.start(installation, command, num_threads, with_control=call.sleeps or is_merged)
     kind = MergedVllmEngine if is_merged else VllmEngine
-    engine = kind(server.replica, MODEL_NAME, info, shares_seed=config.num_replicas > 1)
+    engine = kind([server.replica], MODEL_NAME, info, shares_seed=config.num_replicas > 1)
     await engine.serve_grammars(vocabulary)
     return engine, server
 
 
 async def _connect(model: str, config: VllmConfig, model_config: dict[str, Any]) -> VllmEngine:
-    replica = Replica(config.urls[0], os.environ.get("VLLM_API_KEY"))
+    replicas = [Replica(url, os.environ.get("VLLM_API_KEY")) for url in config.urls]
     try:
-        served_name, length = await replica.model()
-        await _check_logprobs(replica, served_name)
+        served = await asyncio.gather(*(replica.model() for replica in replicas))
+        for replica, (name, _) in zip(replicas, served, strict=True):
+            await _check_logprobs(replica, name)
     except ArtError:
-        await replica.close()
+        for replica in replicas:
+            await replica.close()
         raise
-    longest = length - 1  # `Replica.score` samples one token more
+    if len({name for name, _ in served}) > 1:
+        raise ConfigError(f"the vLLM servers serve different models: {sorted({name for name, _ in served})}")
+    longest = min(length for _, length in served) - 1  # `Replica.score` samples one token more
     if config.max_context is not None and config.max_context > longest:
-        problem = f"the vLLM server allows {longest + 1} tokens, of which one is needed for scoring"
-        hint = "start it with a larger --max-model-len"
+        problem = f"the vLLM servers allow {longest + 1} tokens, of which one is needed for scoring"
+        hint = "start them with a larger --max-model-len"
         raise ConfigError(f"`engine.max_context` is {config.max_context}, but {problem}; {hint}")
     device = "cuda" if config.device == "auto" else config.device
     info = EngineInfo(
@@ -125,7 +129,7 @@ async def _connect(model: str, config: VllmConfig, model_config: dict[str, Any])
         draws_by_index=False,
         resumes_grammars=False,
     )
-    engine = VllmEngine(replica, served_name, info)
+    engine = VllmEngine(replicas, served[0][0], info, shares_seed=len(replicas) > 1)
     await engine.serve_grammars(await asyncio.to_thread(grammars.vocabulary_for, model, info.vocab_size, None))
     return engine
 

@@ -1,13 +1,14 @@
-"""An engine that samples with a vLLM server.
+"""An engine that samples with one or more vLLM servers (replicas).
 
 It adds what vLLM does not do by itself:
-- Each load of an adapter gets a new name on the server. vLLM's prefix cache depends on that name, so the KV of one
+- Each load of an adapter gets a new name on the servers. vLLM's prefix cache depends on that name, so the KV of one
   policy version is never used for another. When an adapter is loaded again under the same name, requests that still
   run with the earlier weights are not affected.
 - On CPU, vLLM 0.32 computes requests for the base model with some adapter's weights when requests for adapters are in
   the same batch (https://github.com/vllm-project/vllm/issues/48421). Once an adapter is loaded, requests for the base
   model therefore use an adapter of zeros.
-- A server that was restarted and has lost an adapter gets it again.
+- A replica that was restarted and has lost an adapter gets it again. A replica that does not answer gets no requests
+  for a while, if there are others; the requests that it was sampling continue elsewhere (`ProcessEngine`).
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ import asyncio
 import itertools
 import json
 import logging
+import math
 import secrets
 import tempfile
-from collections import defaultdict
+import time
+from array import array
+from collections import OrderedDict, defaultdict
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +37,7 @@ from safetensors.numpy import load_file, save_file
 
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk, check_request, check_score
 from art.engines.vllm import grammars
-from art.engines.vllm.replica import Replica
+from art.engines.vllm.replica import ConnectionLostError, Replica
 from art.errors import AdapterError, NotFoundError, ProcessError
 from art.kernels.grammar import Vocabulary
 
@@ -41,8 +46,82 @@ logger = logging.getLogger(__name__)
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 Weights = dict[str, npt.NDArray[Any]]
+BLOCK = 32
+"""Block length in tokens. It is much shorter than a turn, so that little of a shared prefix is missed."""
+MAX_REMEMBERED = 100_000
+"""Prefixes remembered per replica. The least recently used are forgotten first, as in the replica's cache."""
+MAX_IMBALANCE = 1.25
+"""A replica is busy when it runs more requests than this times the mean number per replica, plus `SLACK`."""
+SLACK = 4
+AVOID_S = 10.0
+"""Seconds for which a replica that did not answer gets no requests, if there are others."""
 MAX_SCORED_PROMPTS = 8
 """Prompts that a server scores at once."""
+PROBE_TOKENS = 64
+AGREEMENT_NATS = 0.05
+"""Largest root mean square difference between log-probs of two replicas. bfloat16 on different devices causes less."""
+
+
+class Router:
+    """Chooses the vLLM server (replica, numbered from 0) that has already computed most of a prompt, unless it is busy.
+
+    A later turn of a rollout begins with the tokens of the previous turn, and all rollouts of a group begin with the
+    same tokens. A replica that has computed these tokens has them in its prefix cache. So the router remembers which
+    prompts it sent to which replica, as hashes of their prefixes at whole blocks:
+
+        prompt of 70 tokens, blocks of 32:  hash(tokens[:32])  hash(tokens[:64])
+    """
+
+    def __init__(self, count: int) -> None:
+        self._seen: list[OrderedDict[bytes, None]] = [OrderedDict() for _ in range(count)]
+        self._avoid_until = [0.0] * count
+        self.running = [0] * count
+        """Number of running requests per replica. The caller updates it."""
+
+    def choose(self, adapter: str, token_ids: list[int]) -> int:
+        """Choose the replica for a prompt, and remember that its prefix cache will hold the prompt."""
+        if len(self._seen) == 1:
+            return 0
+        hashes = prefix_hashes(adapter, token_ids)
+        limit = MAX_IMBALANCE * sum(self.running) / len(self.running) + SLACK
+        now = time.monotonic()
+        alive = [i for i, until in enumerate(self._avoid_until) if until <= now] or list(range(len(self.running)))
+        free = [i for i in alive if self.running[i] <= limit] or alive
+
+        def known(replica: int) -> int:
+            """Number of blocks at the beginning of the prompt that the replica has computed."""
+            seen = self._seen[replica]
+            return next((len(hashes) - i for i, digest in enumerate(reversed(hashes)) if digest in seen), 0)
+
+        chosen = min(free, key=lambda i: (-known(i), self.running[i]))
+        seen = self._seen[chosen]
+        for digest in hashes:
+            seen[digest] = None
+            seen.move_to_end(digest)
+        while len(seen) > MAX_REMEMBERED:
+            seen.popitem(last=False)
+        return chosen
+
+    def avoid(self, replica: int) -> None:
+        """Send no requests to a replica for `AVOID_S` seconds after it failed to answer, if there are others."""
+        self._avoid_until[replica] = time.monotonic() + AVOID_S
+
+    def forget(self, replica: int) -> None:
+        """Forget the prompts of a replica whose cache was emptied."""
+        self._seen[replica].clear()
+
+
+def prefix_hashes(adapter: str, token_ids: list[int]) -> list[bytes]:
+    """Return one hash per whole block of `BLOCK` tokens: of the adapter and all tokens up to the end of the block.
+
+    The adapter is hashed because each adapter has cache entries of its own.
+    """
+    running = blake2b(adapter.encode(), digest_size=16)
+    hashes = []
+    for end in range(BLOCK, len(token_ids) + 1, BLOCK):
+        running.update(array("I", token_ids[end - BLOCK : end]).tobytes())
+        hashes.append(running.digest())
+    return hashes
 
 
 @dataclass(eq=False, slots=True)
@@ -60,26 +139,26 @@ class ServedPolicy:
 
 
 class VllmEngine:
-    """An engine that samples with a vLLM server. `close()` closes the connections, not the server."""
+    """An engine that samples with vLLM servers. `close()` closes the connections, not the servers."""
 
-    def __init__(self, replica: Replica, base_name: str, info: EngineInfo, *, shares_seed: bool = False) -> None:
+    def __init__(self, replicas: list[Replica], base_name: str, info: EngineInfo, *, shares_seed: bool = False) -> None:
         """
         Args:
-            replica: the server, which may have several copies of the model.
             shares_seed: several copies of the model may draw with the same random numbers, so every request is sent
                 with its seed. Otherwise equal prompts of a group could get equal answers.
         """
-        self._replica = replica
+        self._replicas = replicas
         self._shares_seed = shares_seed
-        self._scoring = asyncio.Semaphore(MAX_SCORED_PROMPTS)
+        self._scoring = [asyncio.Semaphore(MAX_SCORED_PROMPTS) for _ in replicas]
         self._info = replace(info, grammars=False)
         self._vocabulary: Vocabulary | None = None
+        self._router = Router(len(replicas))
         self._base = ServedPolicy(base_name, None)
         self._zeros: ServedPolicy | None = None
         self._zeros_folder = tempfile.TemporaryDirectory(prefix="art-vllm-")
         self._adapters: dict[str, ServedPolicy] = {}
         self._load_lock = asyncio.Lock()
-        """Held while adapters are loaded or unloaded, and from `sleep` to `wake`, when the server has no memory."""
+        """Held while adapters are loaded or unloaded, and from `sleep` to `wake`, when the servers have no memory."""
         self.asleep = False
         self._switching = asyncio.Lock()
         self._retiring: set[asyncio.Task[None]] = set()
@@ -87,15 +166,17 @@ class VllmEngine:
         self._counter = itertools.count(1)
 
     async def serve_grammars(self, vocabulary: Vocabulary | None) -> None:
-        """Honour grammars from now on, if the server proves that it does."""
-        name, prove = self._base.served_name, grammars.samples_as_replayed
-        if vocabulary is not None and await prove(self._replica, name, vocabulary, self._info):
-            self._vocabulary, self._info = vocabulary, replace(self._info, grammars=True)
+        """Honour grammars from now on, if every server proves that it does."""
+        if vocabulary is not None:
+            name, prove = self._base.served_name, grammars.samples_as_replayed
+            if all(await asyncio.gather(*(prove(r, name, vocabulary, self._info) for r in self._replicas))):
+                self._vocabulary, self._info = vocabulary, replace(self._info, grammars=True)
 
     async def close(self) -> None:
         for task in self._retiring:
             task.cancel()
-        await self._replica.close()
+        for replica in self._replicas:
+            await replica.close()
         self._zeros_folder.cleanup()
 
     async def info(self) -> EngineInfo:
@@ -111,10 +192,10 @@ class VllmEngine:
         stop = tuple(token for token in request.stop_token_ids if 0 <= token < self._info.vocab_size)
         request = replace(request, max_tokens=min(request.max_tokens, room), stop_token_ids=stop)
         matcher = None if self._vocabulary is None else await grammars.matcher_for(self._vocabulary, request)
-        with self._use(policy):
+        with self._use(policy, request.prompt_token_ids) as replica:
             for is_last_try in (False, True):
                 try:
-                    async with aclosing(self._replica.generate(request, policy.served_name, stream=stream)) as chunks:
+                    async with aclosing(replica.generate(request, policy.served_name, stream=stream)) as chunks:
                         async for chunk in chunks:
                             if matcher is not None:
                                 grammars.follow(matcher, chunk)
@@ -123,7 +204,7 @@ class VllmEngine:
                 except NotFoundError as error:  # before the first token
                     if is_last_try:
                         raise
-                    await self._restore(policy, error)
+                    await self._restore(replica, policy, error)
 
     async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
         info = await asyncio.to_thread(read_adapter, name, path)
@@ -152,7 +233,7 @@ class VllmEngine:
             await self._retire(policy)
 
     async def sleep(self) -> None:
-        """Put the server to sleep. Running requests are paused, and continue after `wake` with their random numbers.
+        """Put the servers to sleep. Running requests are paused, and continue after `wake` with their random numbers.
 
         So the trainer need not wait for the longest request. After `wake`, vLLM computes their keys and values again.
         """
@@ -161,29 +242,32 @@ class VllmEngine:
                 return
             await self._load_lock.acquire()
             self.asleep = True
-            await self._replica.sleep()
+            await asyncio.gather(*(replica.sleep() for replica in self._replicas))
 
     async def wake(self) -> None:
         async with self._switching:
             if not self.asleep:
                 return
-            await self._replica.wake()
+            await asyncio.gather(*(replica.wake() for replica in self._replicas))
             self.asleep = False
             self._load_lock.release()
 
     async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
         check_score(token_ids, self._info)
         policy = self._policy(adapter)
-        with self._use(policy):
-            async with self._scoring:
+        with self._use(policy, token_ids) as replica:
+            async with self._scoring[self._replicas.index(replica)]:
                 try:
-                    return await self._replica.score(token_ids, policy.served_name)
+                    return await replica.score(token_ids, policy.served_name)
                 except NotFoundError as error:
-                    await self._restore(policy, error)
-                    return await self._replica.score(token_ids, policy.served_name)
+                    await self._restore(replica, policy, error)
+                    return await replica.score(token_ids, policy.served_name)
 
     async def stats(self) -> dict[str, float]:
-        totals: defaultdict[str, float] = defaultdict(float, await self._replica.metrics())
+        totals: defaultdict[str, float] = defaultdict(float)
+        for metrics in await asyncio.gather(*(replica.metrics() for replica in self._replicas)):
+            for name, value in metrics.items():
+                totals[name] += value
         return {
             "running": totals["num_requests_running"],
             "waiting": totals["num_requests_waiting"],
@@ -191,7 +275,7 @@ class VllmEngine:
             "generated_tokens": totals["generation_tokens"],
             "prefill_tokens": totals["prompt_tokens"] - totals["prompt_tokens_cached"],
             "cached_tokens": totals["prompt_tokens_cached"],
-            "kv_cache_usage": totals["kv_cache_usage_perc"],
+            "kv_cache_usage": totals["kv_cache_usage_perc"] / len(self._replicas),
             "preemptions": totals["num_preemptions"],
         }
 
@@ -203,34 +287,66 @@ class VllmEngine:
         return self._adapters[adapter]
 
     @contextmanager
-    def _use(self, policy: ServedPolicy) -> Iterator[None]:
-        """Count a request as a user of the policy while it runs."""
+    def _use(self, policy: ServedPolicy, token_ids: list[int]) -> Iterator[Replica]:
+        """Choose the replica for a request, and count the request as a user of both while it runs."""
+        number = self._router.choose(policy.served_name, token_ids)
+        self._router.running[number] += 1
         policy.num_users += 1
         policy.unused.clear()
         try:
-            yield
+            yield self._replicas[number]
+        except ConnectionLostError:
+            self._router.avoid(number)
+            raise
         finally:
+            self._router.running[number] -= 1
             policy.num_users -= 1
             if policy.num_users == 0:
                 policy.unused.set()
 
-    async def _restore(self, policy: ServedPolicy, error: NotFoundError) -> None:
-        """Load an adapter again that the server has lost, as its `error` says."""
+    async def _restore(self, replica: Replica, policy: ServedPolicy, error: NotFoundError) -> None:
+        """Load an adapter again that a server has lost, as its `error` says."""
         if policy.path is None:
             raise error
-        logger.warning("%s has lost adapter %s; loading it again", self._replica.url, policy.served_name)
-        await self._replica.load_adapter(policy.served_name, policy.path)
+        logger.warning("%s has lost adapter %s; loading it again", replica.url, policy.served_name)
+        self._router.forget(self._replicas.index(replica))
+        await replica.load_adapter(policy.served_name, policy.path)
 
     async def _load(self, name: str, path: Path) -> ServedPolicy:
-        """Load an adapter into the server, under a name of its own."""
+        """Load an adapter into all servers that answer. The others get it with the first request that needs it.
+
+        If a server refuses it or computes other log-probs, or if none answers, it is unloaded everywhere.
+        """
         served_name = f"{name}.{self._instance}-{next(self._counter)}"
+        loads = [replica.load_adapter(served_name, path) for replica in self._replicas]
+        results = await asyncio.gather(*loads, return_exceptions=True)
         policy = ServedPolicy(served_name, path)
+        lost = [error for error in results if isinstance(error, ConnectionLostError)]
+        errors = [error for error in results if error is not None and error not in lost]
         try:
-            await self._replica.load_adapter(served_name, path)
+            if errors or len(lost) == len(results):
+                raise [*errors, *lost][0]
+            pairs = zip(self._replicas, results, strict=True)
+            loaded = [replica for replica, error in pairs if error is None]
+            if len(loaded) > 1:
+                await self._check_agreement(policy, loaded)
         except BaseException:
             await self._unload(policy)
             raise
         return policy
+
+    async def _check_agreement(self, policy: ServedPolicy, replicas: list[Replica]) -> None:
+        """Check that all replicas compute the same log-probs, since the handshake checks only one of them."""
+        path = [token % self._info.vocab_size for token in range(min(PROBE_TOKENS, self._info.max_context))]
+        first, *others = await asyncio.gather(*(replica.score(path, policy.served_name) for replica in replicas))
+        for replica, scores in zip(replicas[1:], others, strict=True):
+            gap = math.sqrt(math.fsum((a - b) ** 2 for a, b in zip(first, scores, strict=True)) / len(first))
+            if not gap <= AGREEMENT_NATS:
+                raise AdapterError(
+                    f"log-probs of {replica.url} differ from those of {replicas[0].url} by {gap:.3g} nats (root mean "
+                    f"square; at most {AGREEMENT_NATS} is allowed). Check that both serve the same model and see the "
+                    f"same files in {policy.path}"
+                )
 
     async def _retire(self, policy: ServedPolicy) -> None:
         """Unload an adapter once its last request has ended."""
@@ -239,10 +355,12 @@ class VllmEngine:
             await self._unload(policy)
 
     async def _unload(self, policy: ServedPolicy) -> None:
-        try:
-            await self._replica.unload_adapter(policy.served_name)
-        except ProcessError as error:
-            logger.info("%s was not unloaded, since its server does not answer: %s", policy.served_name, error)
+        unloads = [replica.unload_adapter(policy.served_name) for replica in self._replicas]
+        for error in await asyncio.gather(*unloads, return_exceptions=True):
+            if isinstance(error, ProcessError):
+                logger.info("%s was not unloaded, since its server does not answer: %s", policy.served_name, error)
+            elif error is not None:
+                raise error
 
 
 class MergedVllmEngine(VllmEngine):
@@ -270,7 +388,9 @@ class MergedVllmEngine(VllmEngine):
             if previous is not None:
                 await previous[1].until_unused()
             await self._base.until_unused()
-            await self._replica.replace_weights(folder)
+            for replica in self._replicas:
+                await replica.replace_weights(folder)
+            self._router.forget(0)
             self._current = name, ServedPolicy(self._base.served_name, None)
 
     async def unload_adapter(self, name: str) -> None:

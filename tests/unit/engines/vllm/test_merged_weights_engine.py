@@ -32,7 +32,7 @@ INFO = EngineInfo(vocab_size=64, max_context=64, dtype="float32", device="cpu")
 async def engine_of(fake: FakeVllm) -> AsyncIterator[MergedVllmEngine]:
     info = EngineInfo(vocab_size=VOCAB, max_context=CONTEXT - 1, dtype="float32", device="cpu", one_policy=True)
     async with fake.serve() as url:
-        engine = MergedVllmEngine(Replica(url, None), "the-base", info)
+        engine = MergedVllmEngine([Replica(url, None)], "the-base", info)
         try:
             yield engine
         finally:

@@ -105,7 +105,7 @@ async def sent_seed(*, repeatable: bool, shares_seed: bool) -> int | None:
         repeatable=repeatable,
     )  # fmt: skip
     async with fake.serve() as url:
-        engine = VllmEngine(Replica(url, None), "the-base", replace(INFO, device="cuda"), shares_seed=shares_seed)
+        engine = VllmEngine([Replica(url, None)], "the-base", replace(INFO, device="cuda"), shares_seed=shares_seed)
         _ = [chunk async for chunk in engine.generate(request, stream=False)]
         await engine.close()
     return fake.requests[-1].get("seed")

@@ -1,11 +1,11 @@
-"""What the vLLM engine adds to vLLM (a fake server): names of adapters, zeros, errors."""
+"""What the vLLM engine adds to vLLM (a fake server): names of adapters, zeros, several replicas, errors."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +40,16 @@ def model(tmp_path: Path) -> str:
 
 
 @asynccontextmanager
-async def engine_of(model: str, fake: FakeVllm, **settings: Any) -> AsyncIterator[VllmEngine]:
-    async with fake.serve() as url:
-        config = VllmConfig.model_validate({"urls": [url], "device": "cpu"} | settings)
+async def engine_of(model: str, *servers: FakeVllm, **settings: Any) -> AsyncIterator[VllmEngine]:
+    async with AsyncExitStack() as stack:
+        urls = [await stack.enter_async_context(server.serve()) for server in servers]
+        config = VllmConfig.model_validate({"urls": urls, "device": "cpu"} | settings)
         engine, server = await start_engine(StartVllm(model=model, config=config, lora_rank=4))
         assert server is None
-        fake.requests.clear()
+        stack.push_async_callback(engine.close)
+        for fake in servers:
+            fake.requests.clear()
         yield engine
-        await engine.close()
 
 
 def write_adapter(folder: Path, *, name: str = "down_proj") -> Path:
@@ -138,12 +140,12 @@ async def test_on_cpu_an_adapter_of_zeros_replaces_the_base_model(model: str, tm
         assert [request["model"] for request in fake.requests] == ["the-base", zeros]
 
 
-async def test_a_refused_adapter_is_unloaded(model: str, tmp_path: Path) -> None:
-    async with engine_of(model, fake := FakeVllm(), device="cuda") as engine:
+async def test_a_refused_adapter_is_unloaded_everywhere(model: str, tmp_path: Path) -> None:
+    async with engine_of(model, one := FakeVllm(), two := FakeVllm(), device="cuda") as engine:
         path = write_adapter(tmp_path / "refused")
         with pytest.raises(AdapterError, match="adapter 'm@1': vLLM: no such target module"):
             await engine.load_adapter("m@1", path)
-        assert fake.adapters == {}
+        assert one.adapters == two.adapters == {}
         with pytest.raises(NotFoundError):
             await run(engine, adapter="m@1")
 
@@ -157,18 +159,56 @@ async def test_a_server_that_has_lost_an_adapter_gets_it_again(model: str, tmp_p
             assert len(fake.adapters) == 1
 
 
-async def test_the_statistics_are_those_of_the_server(model: str) -> None:
-    async with engine_of(model, FakeVllm()) as engine:
-        for i in range(3):
-            await run(engine, seed=i)
+async def test_replicas_share_requests_and_keep_conversations(model: str, tmp_path: Path) -> None:
+    fakes = [FakeVllm(), FakeVllm()]
+    async with engine_of(model, *fakes, device="cuda", max_running=1) as engine:
+        await engine.load_adapter("m@1", write_adapter(tmp_path / "a"))
+        assert all(len(fake.adapters) == 1 for fake in fakes)
+        for fake in fakes:
+            fake.gate.clear()
+        crowd = [asyncio.ensure_future(run(engine, adapter="m@1", seed=i)) for i in range(20)]
+        await until(lambda: sum(fake.num_running for fake in fakes) == 20)
+        assert [fake.num_running for fake in fakes] == [10, 10]
+        for fake in fakes:
+            fake.gate.set()
+        await asyncio.gather(*crowd)
+        for fake in fakes:
+            fake.requests.clear()
+        for turn in range(1, 4):  # one conversation, with requests of others between its turns
+            await run(engine, prompt_token_ids=[*range(16 * turn)], max_tokens=1)
+            await run(engine, prompt_token_ids=[50 + turn] * 40, max_tokens=1)
+        turns = [[len(r["prompt"]) for r in fake.requests if r["prompt"][:2] == [0, 1]] for fake in fakes]
+        assert [32, 48] in [lengths[-2:] for lengths in turns]
         stats = await engine.stats()
-        assert (stats["generated_tokens"], stats["running"], stats["waiting"]) == (12.0, 1.0, 2.0)
-        assert (stats["prefill_tokens"], stats["cached_tokens"], stats["kv_cache_usage"]) == (20.0, 10.0, 0.5)
+        assert (stats["generated_tokens"], stats["running"], stats["waiting"]) == (24.0, 2.0, 4.0)
+        assert (stats["prefill_tokens"], stats["cached_tokens"], stats["kv_cache_usage"]) == (40.0, 20.0, 0.5)
 
 
-async def test_several_servers_are_refused() -> None:
-    with pytest.raises(ConfigError, match="start it with --data-parallel-size"):
-        VllmConfig(urls=("http://a", "http://b"))
+async def test_a_replica_that_does_not_answer_is_avoided(model: str, tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "a")
+    async with FakeVllm().serve() as first, AsyncExitStack() as second:
+        urls = (first, await second.enter_async_context(FakeVllm().serve()))
+        engine, _ = await start_engine(StartVllm(model=model, config=VllmConfig(urls=urls, device="cuda"), lora_rank=4))
+        await engine.load_adapter("m@1", path)
+        await second.aclose()
+        lost = 0
+        for seed in range(8):
+            try:
+                await run(engine, adapter="m@1", prompt_token_ids=[seed] * 40)
+            except ProcessError:  # its caller asks again
+                lost += 1
+        assert lost <= 1
+        await engine.load_adapter("m@2", path)
+        await run(engine, adapter="m@2")
+        await engine.close()
+
+
+async def test_replicas_that_disagree_are_refused(model: str, tmp_path: Path) -> None:
+    async with engine_of(model, one := FakeVllm(), two := FakeVllm(), device="cuda") as engine:
+        two.adapters["another's"] = "..."  # shifts the log-probs of what comes after it
+        with pytest.raises(AdapterError, match=r"differ from those of .* by 0\.1 nats"):
+            await engine.load_adapter("m@1", write_adapter(tmp_path / "a"))
+        assert (len(one.adapters), len(two.adapters)) == (0, 1)
 
 
 async def test_a_cancelled_request_closes_its_connection(model: str) -> None:
