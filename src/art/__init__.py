@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from art import config, langgraph, mcp, recipes, rewards, scenarios
     from art import gather as gather  # names like this one can be imported, but are not in `__all__`
     from art.asynchronous.pipeline import pipeline
-    from art.backend import Backend, TrainResult
+    from art.backend import Backend, RemoteBackend, TrainResult
     from art.backoff import retry as retry
     from art.capture import capture_auto_trajectory as capture_auto_trajectory
     from art.faults import FaultWatch
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from art.messages import Messages as Messages
     from art.messages import MessagesAndChoices as MessagesAndChoices
     from art.messages import Tools as Tools
-    from art.remote_backend import RemoteBackend
     from art.task import Scenario, Task, get_task, register_task
     from art.trajectory import PydanticException as PydanticException
     from art_cloud.serverless_backend import ServerlessBackend
@@ -108,7 +107,7 @@ _LAZY_NAMES = {
     name: module
     for module, names in {
         "art.asynchronous.pipeline": ("pipeline",),
-        "art.backend": ("Backend", "TrainResult"),
+        "art.backend": ("Backend", "RemoteBackend", "TrainResult"),
         "art.backoff": ("retry",),
         "art.capture": ("capture_auto_trajectory",),
         "art.faults": ("FaultWatch",),
@@ -122,7 +121,6 @@ _LAZY_NAMES = {
         ),
         "art.local_backend": ("LocalBackend",),
         "art.messages": ("Message", "MessageOrChoice", "Messages", "MessagesAndChoices", "Tools"),
-        "art.remote_backend": ("RemoteBackend",),
         "art.task": ("Scenario", "Task", "get_task", "register_task"),
         "art.trajectory": ("PydanticException",),
     }.items()

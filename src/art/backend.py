@@ -1,4 +1,4 @@
-"""`Backend`: training and serving, as a user's code sees them.
+"""`Backend`: training and serving, as a user's code sees them. `RemoteBackend` is one for a server elsewhere.
 
 A backend is a client of an ART server. Kinds of backends differ only in where that server runs and how its address is
 found: they override `_connection`. Training is the same everywhere.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -48,6 +49,7 @@ from art.protocol.training import (
     TrainRequest,
     TrainSFTRequest,
 )
+from art.storage.local_key import find_local_key
 from art.trajectory import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -56,7 +58,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Backend", "BackendModel", "ModelRegistration", "TrainJob", "TrainResult", "TrainableBackendModel"]
+__all__ = [
+    "Backend", "BackendModel", "ModelRegistration", "RemoteBackend", "TrainJob", "TrainResult", "TrainableBackendModel",
+]  # fmt: skip
 
 
 class Backend:
@@ -220,12 +224,11 @@ class Backend:
             JobCancelledError: somebody cancelled the job.
             TrainingError, PublishError: the step failed; the policy is unchanged.
         """
-        from art.client.submission import check_recorded, wire_groups, wire_trajectories
+        from art.client.submission import wire_groups, wire_trajectories
 
         if on_nothing not in get_args(OnNothing):
             raise ConfigError(f'`on_nothing` is "skip" or "raise", got {on_nothing!r}', param="on_nothing")
-        config, only_recorded = _read_settings(config, settings)
-        groups, config = check_groups(trajectory_groups), with_optimizer(config, model)
+        groups, config = check_groups(trajectory_groups), with_optimizer(_read_settings(config, settings), model)
         if sft is None and config.sft_weight != TrainConfig.model_fields["sft_weight"].default:
             raise ConfigError("`sft_weight` does nothing without `sft`, trajectories to learn from", param="sft_weight")
         try:
@@ -236,8 +239,6 @@ class Backend:
             return self._steps.skip(name_of(model), await self.get_step(model), str(error))
         wired_sft = wire_trajectories(sft or (), "sft")
         request = TrainRequest(job_id=check_job_id(job_id), groups=wired, config=config, sft=wired_sft)
-        if only_recorded and self.keeps_record:
-            check_recorded(request.groups)
         await model.record_settings({"training": config.model_dump(mode="json")})
 
         def instead() -> TrainRequest:
@@ -432,11 +433,41 @@ class Backend:
         return f"{inference_name}@{step}"
 
 
-def _read_settings(config: TrainConfig | None, settings: Mapping[str, Any]) -> tuple[TrainConfig, bool]:
-    """The settings of a step, and whether answers that ART has not recorded are an error (an older word)."""
+class RemoteBackend(Backend):
+    """Trains and serves on a server that already runs. Training is the same as with `LocalBackend`.
+
+    Only rollouts run on this machine. The connection may be lost and the server restarted at any time: calls are
+    repeated, and a training job continues under its id. Logs of models (`history.jsonl`, trajectories) are kept on this
+    machine, and sent to the server, whose page shows them; checkpoints are kept on the server.
+    """
+
+    shares_files = False
+
+    def __init__(self, base_url: str | None = None, api_key: str | None = None, *, share_log: bool = True) -> None:
+        """
+        Args:
+            base_url: address of the server, like `http://gpu-machine:5000`; by default the variable ART_SERVER_URL.
+            api_key: API key; by default the variable ART_API_KEY, or the key that a server on this machine made.
+            share_log: whether the server gets what `model.log` writes: metrics, and trajectories with the texts of
+                judges. If not, they are on this machine only, and `art view` shows them here.
+
+        Raises:
+            ConfigError: there is no address, or it is not valid.
+        """
+        base_url = base_url or os.environ.get("ART_SERVER_URL")
+        if not base_url:
+            raise ConfigError(
+                "RemoteBackend needs the address of an `art-server`: pass base_url, or set ART_SERVER_URL"
+            )
+        self.shares_log = share_log
+        super().__init__(base_url, api_key or os.environ.get("ART_API_KEY") or find_local_key(base_url))
+
+
+def _read_settings(config: TrainConfig | None, settings: Mapping[str, Any]) -> TrainConfig:
+    """The settings of a step. Words of older code are translated."""
     known = TrainConfig.model_fields.keys() | LEFT["TrainConfig"].keys()
     is_known = settings.keys() <= known and not isinstance(settings.get("scale_rewards"), bool)
     if is_known or (older := find_older()) is None:
-        return train_config(config, settings), False
-    words = older.with_nested(settings)
-    return older.train_config(config, words), bool(words.get("allow_training_without_logprobs"))
+        return train_config(config, settings)
+    translated: TrainConfig = older.train_config(config, older.with_nested(settings))
+    return translated

@@ -22,8 +22,7 @@ import httpx2
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
 
 from art.backoff import Backoff, Failure, call_with_retries, retry_after_s
-from art.client.connections import PerLoop
-from art.client.http import ERRORS_BY_STATUS, LostAnswerError
+from art.client.http import ERRORS_BY_STATUS, LostAnswerError, PerLoop
 from art.client.terminal import announce_wait
 from art.config import (
     CispoConfig,

@@ -21,14 +21,13 @@ _HONOURED = (
     *_KL_WORDS,
     "normalize_advantages",
     "truncated_importance_sampling",
-    "allow_training_without_logprobs",
 )
 HINTS = {"logprob_calculation_chunk_size", "plot_tensors", "precalculate_logprobs", "verbose"}
 """Settings of `train` in older code about memory or output only. They have no effect, and a warning says so once."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "adam_params": (None,),
     "advantage_balance": (0,),
-    "allow_training_without_logprobs": (False,),
+    "allow_training_without_logprobs": (False, True),
     "beta": (0,),
     "grad_accumulation_sequences": (None,),
     "idempotency_key": (None,),
@@ -74,7 +73,6 @@ def train_config(config: TrainConfig | None, settings: Mapping[str, Any]) -> Tra
     asked = {key: value for key, value in settings.items() if key not in HINTS and value not in NEUTRAL.get(key, ())}
     if refused := [f"{name}={value!r}" for name, value in asked.items() if name not in _HONOURED]:
         raise ConfigError(f"training cannot honour {', '.join(refused)}; it knows {', '.join(_HONOURED)}")
-    asked.pop("allow_training_without_logprobs", None)  # the backend reads it
     settings = {name: value for name, value in asked.items() if value is not None or name == "mismatch"}
     if config is not None and not settings:
         return config

@@ -188,24 +188,11 @@ async def test_a_byte_order_mark_before_json(server: Server) -> None:
     assert (await server.http.post("/v1/chat/completions", content=body)).status_code == 200
 
 
-async def test_one_model_by_its_name(server: Server) -> None:
+async def test_the_names_of_models(server: Server) -> None:
     async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key=KEY, max_retries=0) as client:
-        ids = [card.id async for card in client.models.list()]
-        assert ids == ["games/agent", "mail/agent", "games/agent@promoted", f"games/{BASE}"]
-        for name in [*ids, "games/agent@2", BASE]:
-            card = await client.models.retrieve(name)
-            assert (card.id, card.object, card.created) == (name, "model", 1_700_000_000)
-        for name in (
-            "agent",
-            "games/nobody",
-            "games/agent@4",
-            "games/agent@x",
-            "games",
-            "agent@promoted",
-            "mail/agent@promoted",
-        ):  # two projects have an agent
-            with pytest.raises(openai.NotFoundError):
-                await client.models.retrieve(name)
+        cards = [card async for card in client.models.list()]
+    assert [card.id for card in cards] == ["games/agent", "mail/agent", "games/agent@promoted", f"games/{BASE}"]
+    assert {(card.object, card.created) for card in cards} == {("model", 1_700_000_000)}
     inside = "/projects/games/v1/models"
     assert [card["id"] for card in (await server.http.get(inside)).json()["data"]] == [
         "games/agent",
@@ -213,10 +200,6 @@ async def test_one_model_by_its_name(server: Server) -> None:
         "games/agent@promoted",
         BASE,
     ]
-    for name in ("agent", "games/agent", "games%2Fagent", "agent@3", BASE):
-        assert (await server.http.get(f"{inside}/{name}")).json()["owned_by"] == "games"
-    for name in ("agent@promoted", "games/agent@promoted"):
-        assert (await server.http.get(f"{inside}/{name}")).json()["step"] == 1
     assert (await server.http.get("/projects%2Fgames/v1/models")).status_code == 404
 
 

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
-from urllib.parse import quote
 
 import httpx2
 import pytest
@@ -217,24 +216,3 @@ def test_bodies_that_ask_for_a_form(prober: Prober, dialect: Dialect) -> None:
     print(f"{statuses.total()} forms of {dialect} in {time.monotonic() - started:.0f} s: {dict(statuses)}")
     assert statuses[200] > 0.1 * (CASES // 3)
     assert statuses[400] > 0
-
-
-LONG_NUMBER = "9" * 5000
-
-
-@pytest.mark.timeout(3600)
-def test_models_asked_by_name(prober: Prober) -> None:
-    models = st.sampled_from(["agent", "tests/agent", "agent@0", "agent@x", f"agent@{LONG_NUMBER}", "a" * 300]) | texts
-    statuses: Counter[int] = Counter()
-
-    @often(CASES // 5)
-    @given(models, st.sampled_from(["", "/"]))
-    def probe(model: str, safe: str) -> None:
-        statuses[prober.get(f"/v1/models/{quote(model, safe=safe)}").status_code] += 1
-
-    probe()
-    print(f"{statuses.total()} requests by name: {dict(statuses)}")
-    assert statuses[200] > 0
-    assert statuses[404] > 0
-    for number in (LONG_NUMBER, "9" * 300):
-        assert prober.get(f"/v1/models/agent@{number}").status_code == 404

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from art.client.openai_client import STOCK_CLIENT, make_openai_client
-from art.client.sdk_clients import LightCompletions
+from art.client.openai_client import STOCK_CLIENT, LightCompletions, make_openai_client
 
 PLAIN: dict[str, Any] = {"model": "p/m", "messages": [{"role": "user", "content": "hello"}]}
 

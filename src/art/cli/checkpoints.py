@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, get_args
 
+from art.backend import RemoteBackend
 from art.cli.arguments import ModelArgument
 from art.errors import ConfigError, NotFoundError
 from art.protocol.checkpoint_calls import BEST_METRIC, CheckpointInfo, ExportFormat
 from art.protocol.promotions import PromotionRecord
-from art.remote_backend import RemoteBackend
 
 FORMATS = get_args(ExportFormat)
 

@@ -116,33 +116,27 @@ class ServerClient(HttpClient):
         return await self.typed(RolloutPage, "GET", "/api/rollouts", params=params)
 
     async def run_job(
-        self,
-        kind: JobKind,
-        project: str,
-        name: str,
-        request: BaseModel,
-        *,
-        instead: Callable[[], BaseModel] | None = None,
-        show: bool = False,
+        self, kind: JobKind, project: str, name: str, request: BaseModel, *, show: bool = False
     ) -> JobStatus:
         """Submit a job, again if the server has lost it, and wait for its end, with a progress bar if `show`.
-
-        Args:
-            instead: makes the request in a longer form, for a server that refuses `request`.
 
         Raises:
             ArtError: the error that the job ended with.
             JobCancelledError: somebody stopped it.
             ProcessError: the job took longer than `JOB_DEADLINE_S`.
         """
-        submit = self.submission(kind, project, name, request, instead)
+        submit = self.submission(kind, project, name, request)
         with JobView(describe_job(kind, project, name), show=show) as view, announce_wait(view.describe):
             return await self.follow_job(await submit(), view, submit)
 
     def submission(
         self, kind: JobKind, project: str, name: str, request: BaseModel, instead: Callable[[], BaseModel] | None = None
     ) -> Submit:
-        """Make what submits a job, in its longer form once the server has refused the short one; see `run_job`."""
+        """Make what submits a job.
+
+        Args:
+            instead: makes the request in a longer form, for a server that refuses `request`.
+        """
         path = model_path(project, name, kind)
 
         async def submit() -> JobStatus:

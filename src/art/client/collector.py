@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -31,8 +30,6 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.5
 _MAX_FETCHES = 16
 """Limit of records that are fetched at the same time."""
-_MAX_HANDED_OUT = 3
-"""Times that a group is handed out. If its job fails each time, the group itself is probably at fault."""
 
 
 def load_trajectory(record: RolloutRecord) -> Trajectory:
@@ -63,7 +60,6 @@ class RolloutCollector:
     _waiting: dict[str, dict[str, RolloutStatus]] = field(default_factory=dict)
     """Finished rollouts by group and id; groups are in the order of their first rollout."""
     _handed_out: dict[str, dict[str, RolloutStatus]] = field(default_factory=dict)
-    _times_handed_out: Counter[str] = field(default_factory=Counter)
     _set_aside: dict[str, str] = field(default_factory=dict)
     """Groups that cannot be trained, with the reason."""
     _num_ungrouped: int = 0
@@ -72,7 +68,7 @@ class RolloutCollector:
     async def collect(
         self, num_groups: int, rollouts_per_group: int, *, timeout_s: float | None, pbar_desc: str | None
     ) -> list[TrajectoryGroup]:
-        """Wait for complete groups and return them: groups that were never handed out first, then the oldest.
+        """Wait for complete groups and return the oldest.
 
         A rollout that ended as `infra_fault`, or never asked the model anything, becomes an exception of its group.
 
@@ -90,7 +86,6 @@ class RolloutCollector:
             while True:
                 await self._update(client)
                 complete = [group for group, rollouts in self._waiting.items() if len(rollouts) >= rollouts_per_group]
-                complete.sort(key=self._times_handed_out.__getitem__)
                 finished = [one for rollouts in self._waiting.values() for one in rollouts.values()]
                 rewards = [one.reward for one in finished if one.reward is not None]
                 pbar.n = min(len(finished), num_groups * rollouts_per_group)
@@ -100,7 +95,6 @@ class RolloutCollector:
                     groups = [await _load_group(client, list(self._waiting[group].values())) for group in chosen]
                     for group in chosen:
                         self._handed_out[group] = self._waiting.pop(group)
-                        self._times_handed_out[group] += 1
                     return groups
                 if deadline is not None and time.monotonic() > deadline:
                     raise ProcessError(self._what_is_missing(len(complete), num_groups, rollouts_per_group, timeout_s))
@@ -129,19 +123,15 @@ class RolloutCollector:
             self._set_aside[group] = rollout.untrainable
             self._waiting.pop(group, None)
             self._handed_out.pop(group, None)
-            for other in self._times_handed_out:  # its calls failed because of this group
-                self._times_handed_out[other] = 1
             logger.warning("group %s cannot be trained and is set aside: %s", group, rollout.untrainable)
         elif group in self._waiting or group not in self._handed_out:
             self._waiting.setdefault(group, {})[rollout_id] = rollout
         elif rollout_id not in self._handed_out[group]:
             logger.warning("rollout %s is too late: its group %s was handed out without it", rollout_id, group)
-        elif (times := self._times_handed_out[group]) < _MAX_HANDED_OUT:
+        else:
             # The server lists rollouts again whose job failed, but none that never asked the model: the whole group is
             # taken as it was.
             self._waiting[group] = self._handed_out[group]
-        else:
-            logger.warning("group %s was handed out %d times, and every training of it failed: dropped", group, times)
 
     def _what_is_missing(self, complete: int, num_groups: int, rollouts_per_group: int, timeout_s: float | None) -> str:
         begun = [f"{group!r} has {len(rollouts)}" for group, rollouts in self._waiting.items()]

@@ -1,19 +1,21 @@
-"""HTTP requests that survive a restart of the server: a request without an answer is repeated until a deadline."""
+"""HTTP requests that survive a restart of the server: a request without an answer is repeated until a deadline. And
+what all HTTP clients share: one for each event loop, and hooks."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
 
 from art.backoff import Backoff, Failure, asked_pause_s, call_with_retries, retry_after_s
-from art.client.connections import LOOPBACK, PerLoop
 from art.client.terminal import announce_wait
 from art.config.base import check_no_userinfo
 from art.errors import (
@@ -38,6 +40,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 W = TypeVar("W", bound=BaseModel)
 
+LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+"""Hosts that are this machine."""
+EventHooks = Mapping[str, list[Callable[..., Any]]]
+"""Hooks of an HTTP client: for `request` before it is sent, for `response` before it is read."""
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 60.0
 UNREACHABLE_DEADLINE_S = 300.0
@@ -48,6 +54,58 @@ _BACKOFF = Backoff(first_s=0.05, longest_s=2.0)
 _QUIET_RETRIES = 5
 """Retries without a warning: about two seconds, for a short interruption."""
 _TRY_AGAIN = {408, 502, 503, 504}
+
+
+class Hooks(NamedTuple):
+    """Event hooks of an HTTP client, and when they are needed."""
+
+    by_event: EventHooks
+    are_needed: Callable[[], bool]
+    """Whether the hooks would do something now. Requests may skip them while they would not."""
+
+
+class PerLoop(Generic[T]):
+    """Holds resources, such as HTTP clients, by running event loop and key, and closes each at the end of its loop.
+
+    Connections belong to the event loop that opened them, and a notebook or a script may call `asyncio.run` several
+    times. A copy begins without resources.
+    """
+
+    def __init__(self, close: Callable[[T], Awaitable[None]]) -> None:
+        self._close = close
+        self._held: weakref.WeakKeyDictionary[Any, dict[Hashable, tuple[T, AsyncGenerator[None, None]]]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def get(self, make: Callable[[], T], key: Hashable = None) -> T:
+        """Return the resource of the running event loop for `key`; `make` makes it at first use.
+
+        Raises:
+            RuntimeError: no event loop is running.
+        """
+        held = self._held.setdefault(asyncio.get_running_loop(), {})
+        if key not in held:
+            resource = make()
+            keeper = self._keep(resource)
+            with contextlib.suppress(StopIteration):
+                keeper.__anext__().send(None)  # run to its yield, by which the running loop learns of the generator
+            held[key] = resource, keeper
+        return held[key][0]
+
+    async def close(self) -> None:
+        """Close the resources of the running event loop."""
+        for _, keeper in self._held.pop(asyncio.get_running_loop(), {}).values():
+            await keeper.aclose()
+
+    async def _keep(self, resource: T) -> AsyncGenerator[None, None]:
+        """Wait in the yield for the end of the loop: `asyncio.run` closes all async generators before it returns."""
+        try:
+            yield
+        finally:
+            await self._close(resource)
+
+    def __deepcopy__(self, memo: Any) -> PerLoop[T]:
+        return PerLoop(self._close)
 
 
 class LostAnswerError(ConnectionError):
@@ -138,10 +196,10 @@ class HttpClient:
         """
         content = None if body is None else body.model_dump_json().encode()
         headers, asked = {"Content-Type": "application/json"} if content else None, f"{method} {path}"
-        reporting = self._reporting_loss(asked, read_timeout_s)
+        timeout, num_closed = _timeout(read_timeout_s), self._num_closed
 
         async def ask() -> bytes:
-            with reporting() as timeout:
+            with self._reporting_loss(asked, num_closed):
                 response = await self._http.get(self._open).request(
                     method, path, content=content, params=params, timeout=timeout, headers=headers
                 )
@@ -153,46 +211,38 @@ class HttpClient:
             return await self.until_answered(ask, asked)
 
     @contextlib.asynccontextmanager
-    async def stream(
-        self, path: str, *, headers: Mapping[str, str] | None = None, read_timeout_s: float = READ_TIMEOUT_S
-    ) -> AsyncIterator[httpx2.Response]:
+    async def stream(self, path: str, *, headers: Mapping[str, str]) -> AsyncIterator[httpx2.Response]:
         """Open a successful answer to read its body piece by piece. It is tried once; the caller decides about a retry.
 
         Raises:
             ArtError: the server refuses.
             LostAnswerError: there was no answer, or the connection broke while the body was read.
         """
-        with self._reporting_loss(f"GET {path}", read_timeout_s)() as timeout:
-            async with self._http.get(self._open).stream("GET", path, headers=headers, timeout=timeout) as response:
+        options: dict[str, Any] = {"headers": headers, "timeout": _timeout(READ_TIMEOUT_S)}
+        with self._reporting_loss(f"GET {path}", self._num_closed):
+            async with self._http.get(self._open).stream("GET", path, **options) as response:
                 if not response.is_success:
                     await response.aread()
                 _raise_for_status(response)
                 yield response
 
-    def _reporting_loss(
-        self, asked: str, read_timeout_s: float
-    ) -> Callable[[], contextlib.AbstractContextManager[httpx2.Timeout]]:
-        """Make a context manager for the attempts of a request, which gives their time limits.
+    @contextlib.contextmanager
+    def _reporting_loss(self, asked: str, num_closed: int) -> Iterator[None]:
+        """Context manager for an attempt of a request that began when `close` had been called `num_closed` times.
 
         It raises `LostAnswerError` for a connection that was not made or broke, and `ProcessError` if `close` was
         called since.
         """
         import httpx2
 
-        timeout, num_closed = httpx2.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S), self._num_closed
-
-        @contextlib.contextmanager
-        def reporting() -> Iterator[httpx2.Timeout]:
-            try:
-                yield timeout
-            except (httpx2.TransportError, RuntimeError) as lost:
-                if self._num_closed != num_closed:
-                    raise ProcessError(f"{asked} got no answer: {self._why_closed}") from lost
-                if isinstance(lost, RuntimeError):
-                    raise
-                raise self._lost(lost, asked) from lost
-
-        return reporting
+        try:
+            yield
+        except (httpx2.TransportError, RuntimeError) as lost:
+            if self._num_closed != num_closed:
+                raise ProcessError(f"{asked} got no answer: {self._why_closed}") from lost
+            if isinstance(lost, RuntimeError):
+                raise
+            raise self._lost(lost, asked) from lost
 
     async def until_answered(self, ask: Callable[[], Awaitable[T]], asked: str) -> T:
         """Call `ask` until it does not raise `LostAnswerError`; `asked` is its method and path, for messages.
@@ -226,16 +276,10 @@ class HttpClient:
         """The error for a connection that was not made or broke, after which the call should be repeated.
 
         Raises:
-            ConfigError: every repetition would meet the same error. The content of headers is left out of the message
-                and of the chain of errors, because it may be a key.
+            ConfigError: the server's certificate is not accepted, which every repetition would find again.
         """
         import httpx2
 
-        what = f"{asked} to {self.base_url} was not sent"
-        if isinstance(error, httpx2.LocalProtocolError) and "Illegal header" in str(error):
-            raise ConfigError(f"{what}: the name or value of a header is not allowed in HTTP") from None
-        if isinstance(error, httpx2.UnsupportedProtocol):
-            raise ConfigError(f"{what}: {error}") from error
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
             cause = cause.__cause__ or cause.__context__
@@ -254,6 +298,12 @@ class HttpClient:
         return httpx2.AsyncClient(
             base_url=self.base_url, headers=headers, transport=self._transport, trust_env=not self.is_local
         )
+
+
+def _timeout(read_timeout_s: float) -> httpx2.Timeout:
+    import httpx2
+
+    return httpx2.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S)
 
 
 ERRORS_BY_STATUS: dict[int, type[ArtError]] = {

@@ -56,31 +56,6 @@ def wire_groups(groups: Iterable[TrajectoryGroup], *, with_texts: bool = True) -
     return wired
 
 
-def check_recorded(groups: Iterable[WireGroup]) -> None:
-    """Check that every answer was recorded by the server, for `allow_training_without_logprobs=True` of older code.
-
-    That option trained other answers as if the policy had just sampled them, with a ratio of 1. It is refused where it
-    would have an effect, because without sampling log-probs nothing corrects how far the policy is from such an answer.
-
-    Raises:
-        TrajectoryError: the server has no tokens and log-probs of an answer.
-    """
-    for i, group in enumerate(groups):
-        for j, trajectory in enumerate(group.trajectories):
-            for history in trajectory.histories:
-                choices = [item["choice"] for item in history.items if "choice" in item]
-                named = [answer.exchange_id for answer in history.answers or ()]
-                named += [choice.get("exchange_id") for choice in choices]
-                has_copies = any(item.get("role") == "assistant" for item in history.items)
-                if has_copies or history.num_copied_answers > 0 or None in named:
-                    raise TrajectoryError(
-                        f"allow_training_without_logprobs=True: trajectory {j} of group {i} has an answer that "
-                        "ART has not recorded, so its tokens are not known. Append the `Choice` objects that "
-                        "`model.openai_client()` returned, whose log-probs are always recorded; answers from elsewhere "
-                        "can be trained by `train_sft`"
-                    )
-
-
 def _describe_failures(groups: list[TrajectoryGroup]) -> str:
     failures = [f"{error.type}: {error.message}" for group in groups for error in group.exceptions]
     failures += [str(fault) for group in groups for item in group if (fault := infra_fault(item)) is not None]

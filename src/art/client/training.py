@@ -159,13 +159,7 @@ class ModelSteps:
         if status.step is None:
             raise TrainingError(f"job {status.job_id} ended without a checkpoint; see the server's log")
         trained = status.trained is not False
-        findings, known, before = list(status.findings), self._steps.get(model), status.step - trained
-        if known is not None and before > known:
-            findings.append(
-                f"{model} was at step {before}, and this script had left it at step {known}: another job moved it. "
-                "Does a second script train the same model, or was a call of `train` cancelled while its job went on? "
-                "Give each script a model `name` of its own"
-            )
+        findings = list(status.findings)
         self._log_findings(model, self.note(model, status.step), findings)
         if not trained and on_nothing == "raise":
             raise NothingTrainableError(findings[0])

@@ -46,7 +46,7 @@ LEFT: dict[str, dict[str, Any]] = {
     "VllmConfig": {"max_loras": 4, "max_waiting": 4096},
     "LimitsConfig": {
         "max_json_depth": 64, "max_json_values": 100_000, "max_training_json_values": 2_000_000, "read_timeout_s": 30.0,
-        "write_timeout_s": 60.0,
+        "write_timeout_s": 60.0, "max_requests_per_minute_per_key": 60_000,
     },
     "ServerConfig": {
         "drain_s": 0.0, "max_chat_body_bytes": 8 * 2**20, "public_urls": [], "promotion": {"require": None},
@@ -83,6 +83,7 @@ INSTEAD: dict[str, str] = {
     "num_nodes": "set `num_processes`: one model trains on one machine",
     "max_loras": 'set `flags={"max_loras": ...}`',
     "max_training_json_values": "leave it out, and train smaller steps",
+    "max_requests_per_minute_per_key": "set `max_requests_per_key`",
     "drain_s": "let what stops the server wait before SIGTERM, like `preStop` in deploy/kubernetes",
     "public_urls": "add the addresses to `cors_origins`",
     "promotion": "set `require_gain`",

@@ -130,8 +130,6 @@ class LimitsConfig(Config):
     """Requests at once, of all keys together."""
     max_requests_per_key: int | None = Field(default=4096, ge=1)
     """Requests of one key at once; `None` for no limit."""
-    max_requests_per_minute_per_key: int | None = Field(default=60_000, ge=1)
-    """Requests of one key per minute; `None` for no limit."""
     max_chats_per_project: int | None = Field(default=4096, ge=1)
     """Chat requests at once, of all keys of one project; `None` for no limit."""
     max_jobs_per_project: int | None = Field(default=1024, ge=1)

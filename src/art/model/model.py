@@ -18,8 +18,8 @@ from typing_extensions import TypeVar
 
 from art.capture import current_capture, hooks_of
 from art.client.arguments import check_logged
-from art.client.connections import Hooks
-from art.client.openai_client import ModelAddress, ModelClients, check_address, load_openai, make_openai_client
+from art.client.connections import ModelAddress, ModelClients, check_address, load_openai
+from art.client.http import Hooks
 from art.config import OptimizerConfig
 from art.costs import Ledger, Prices
 from art.errors import ConfigError
@@ -244,6 +244,8 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         try:
             asyncio.get_running_loop()
         except RuntimeError:
+            from art.client.openai_client import make_openai_client
+
             return make_openai_client(*address[:2], self._hooks(), address.model, logprobs=address.logprobs)
         return self._clients.get(address, self._hooks)
 

@@ -29,11 +29,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from art.config import ServerConfig
 from art.errors import AuthenticationError, ConfigError, KeysUnavailableError, NotFoundError
 from art.plugins import find_plugins, load_plugin
-from art.protocol.answers import Health, ModelCard, ModelList
+from art.protocol.answers import Health, ModelList
 from art.protocol.training import JobList, JobStatus, ModelStatus, PreflightReport
 from art.server.answers import METHOD_NOT_ALLOWED, REQUEST_ID, encode_json, error_body, failure, json_response
 from art.server.auth import ANONYMOUS, Caller, Keyring, read_key
-from art.server.call import PAGE_HEADERS, REST, ApiCall, Page, Route, build_openapi
+from art.server.call import PAGE_HEADERS, ApiCall, Page, Route, build_openapi
 from art.server.routes import checkpoints, jobs, models, operations, sampling
 from art.server.state import HiddenPaths, ServerState
 from art.storage.keys import KeyStore
@@ -49,7 +49,7 @@ ROUTES: list[Route] = [
 ]  # fmt: skip
 """The server's own routes. `App.routes` has those of the installed pages too."""
 
-_NAME_FILES = {Health, JobList, JobStatus, ModelCard, ModelList, ModelStatus, PreflightReport}
+_NAME_FILES = {Health, JobList, JobStatus, ModelList, ModelStatus, PreflightReport}
 """Answers that can say where files lie on the machine. Only keys with scope `admin` see that. Events of jobs and
 errors are treated where they are sent."""
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -88,14 +88,11 @@ class App:
         for route in added if runtime is None else [*ROUTES, *added]:
             if by_path.setdefault(route.path, {}).setdefault(route.method, route) is not route:
                 raise ConfigError(f"an installed page adds {route.method} {route.path}, which the server has already")
-        by_path.setdefault("/", {"GET": operations.NO_PAGE})
         self.routes = [route for routes in by_path.values() for route in routes.values()]
         """All routes: the server's own and those of the pages."""
         # Paths without parameters are looked at first, since a parameter may match their last part.
-        paths = [
-            routing.Route(path.replace(f"{{{REST}}}", f"{{{REST}:path}}"), _Path(self, routes))
-            for path, routes in sorted(by_path.items(), key=lambda item: "{" in item[0])
-        ]
+        ordered = sorted(by_path.items(), key=lambda item: "{" in item[0])
+        paths = [routing.Route(path, _Path(self, routes)) for path, routes in ordered]
         self._asgi: ASGIApp = routing.Router(paths, redirect_slashes=False, default=_Path(self, {}))
         if config.cors_origins:
             self._asgi = CORSMiddleware(
@@ -125,7 +122,7 @@ class App:
         try:
             with contextlib.ExitStack() as held:
                 try:
-                    if b"%2f" in request.scope.get("raw_path", b"").lower() and not (route and route.has_rest):
+                    if b"%2f" in request.scope.get("raw_path", b"").lower():
                         raise NotFoundError("a path cannot have an encoded slash")  # decoded, it matches another route
                     caller = self._identify(request, route)
                     if route is None:
@@ -189,8 +186,7 @@ class App:
             NotFoundError: the job belongs to another project than the key's.
         """
         for param, value in path.items():
-            if param != REST:
-                validate_name(value, param=param)
+            validate_name(value, param=param)
         if caller.project is None:
             return
         if (project := path.get("project")) is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, BinaryIO
 
 import orjson
@@ -21,11 +21,6 @@ PIECE_BYTES = 2**18
 """Length of the JSON text of a piece, about."""
 LONGEST_TEXT_BYTES = 2**22
 """Largest length of one text or name. It is a piece, however long it is."""
-
-_ADD, _LIST, _OBJECT, _CLOSE, _FAULT = b"+", b"[", b"{", b"]", b"!"
-"""First byte of a line: add these items to the current list or object; begin one in it, under this name; end it; the
-text is at fault."""
-
 
 def decode_apart(body: bytearray) -> Any:
     """Decode a JSON text, and clear it.
@@ -53,76 +48,67 @@ def decode_apart(body: bytearray) -> Any:
 
 def join(lines: Iterable[bytes]) -> Any:
     """Put the value together that `main` has taken apart. Raises `ValueError` as `decode_apart` does."""
-    stack: list[Any] = [[]]
-    whole = stack[0]
+    whole: list[Any] = []
     for line in lines:
-        kind, value = line[:1], orjson.loads(memoryview(line)[1:])
-        if kind == _FAULT:
-            message, position = value
+        path, part = orjson.loads(line)
+        if path is None:
+            message, position = part
             raise ValueError(message) if position is None else orjson.JSONDecodeError(message, "", position)
-        if kind == _CLOSE:
-            stack.pop()
-        elif kind == _ADD:
-            _add(stack[-1], value)
+        container: Any = whole
+        for name in path:
+            if isinstance(container, dict):
+                container.setdefault(name, type(part)())
+            elif name == len(container):
+                container.append(type(part)())
+            container = container[name]
+        if isinstance(part, dict):
+            container.update(part)
         else:
-            new: Any = [] if kind == _LIST else {}
-            _add(stack[-1], [new] if isinstance(stack[-1], list) else {value: new})
-            stack.append(new)
+            container.extend(part)
     return whole[0] if whole else None
-
-
-def _add(container: Any, items: Any) -> None:
-    if isinstance(container, list):
-        container += items
-    else:
-        container.update(items)
 
 
 # -- the program -------------------------------------------------------------------------------------------------------
 
 
 def main(source: BinaryIO, target: BinaryIO) -> None:
-    """Read a JSON text, and write its pieces."""
+    """Read a JSON text, and write its pieces: in each line the path of a list or object, and what to add to it.
+
+    The path [0] is that of the value itself. `None` in place of a path means that the text is at fault.
+    """
+
+    def write(path: list[int | str] | None, part: Any) -> None:
+        target.write(orjson.dumps([path, part]) + b"\n")
+
     try:
-        value = orjson.loads(source.read())
-        for line in _lines([value]):
-            target.write(line + b"\n")
+        _take_apart([orjson.loads(source.read())], [], write)
     except orjson.JSONDecodeError as error:
-        target.write(_FAULT + orjson.dumps([error.msg, error.pos]) + b"\n")
+        write(None, [error.msg, error.pos])
     except ValueError as error:
-        target.write(_FAULT + orjson.dumps([str(error), None]) + b"\n")
+        write(None, [str(error), None])
 
 
-def _lines(container: Any) -> Iterator[bytes]:
-    """Lines that fill an empty list or object of this kind."""
-    is_list = isinstance(container, list)
-    batch: Any = [] if is_list else {}
-    size = 0
-    for name, item in enumerate(container) if is_list else container.items():
+def _take_apart(container: Any, path: list[int | str], write: Callable[[list[int | str], Any], None]) -> None:
+    """Write a list or object as pieces, each of about `PIECE_BYTES`."""
+    part, size = type(container)(), 0
+    for name, item in enumerate(container) if isinstance(container, list) else container.items():
         length = len(orjson.dumps(item))
-        longest = len(name) if isinstance(name, str) else 0
-        if length > PIECE_BYTES and isinstance(item, list | dict):
-            if batch:
-                yield _ADD + orjson.dumps(batch)
-                batch, size = type(batch)(), 0
-            yield (_LIST if isinstance(item, list) else _OBJECT) + orjson.dumps(None if is_list else name)
-            yield from _lines(item)
-            yield _CLOSE + b"null"
-            length = 0
-        else:
-            if is_list:
-                batch.append(item)
-            else:
-                batch[name] = item
-            longest = max(longest, length if isinstance(item, str) else 0)
+        longest = max(len(name) if isinstance(name, str) else 0, length if isinstance(item, str) else 0)
         if longest > LONGEST_TEXT_BYTES:
             raise ValueError(f"a text of {longest} bytes; each may have at most {LONGEST_TEXT_BYTES}")
+        is_taken_apart = length > PIECE_BYTES and isinstance(item, list | dict)
+        if is_taken_apart or size > PIECE_BYTES:
+            write(path, part)
+            part, size = type(container)(), 0
+        if is_taken_apart:
+            _take_apart(item, [*path, name], write)
+            continue
+        if isinstance(part, list):
+            part.append(item)
+        else:
+            part[name] = item
         size += length
-        if size > PIECE_BYTES:
-            yield _ADD + orjson.dumps(batch)
-            batch, size = type(batch)(), 0
-    if batch:
-        yield _ADD + orjson.dumps(batch)
+    write(path, part)
 
 
 if __name__ == "__main__":

@@ -53,9 +53,6 @@ REMARK_HEADER = "x-art-remark"
 
 MAX_SEED = 2**63 - 1
 
-REST = "model_id"
-"""The one parameter of paths that may contain slashes. It comes last in its path."""
-
 
 @dataclass(frozen=True, slots=True)
 class ApiCall:
@@ -183,11 +180,6 @@ class Route:
     """Whether a page may ask for it with a session's cookie, in place of a key. Its answers have `PAGE_HEADERS`."""
     error_body: ErrorBody | None = None
     """Function that makes the body of an error; `None` for OpenAI's form."""
-
-    @property
-    def has_rest(self) -> bool:
-        """Whether the path ends with the parameter that may contain slashes."""
-        return self.path.endswith(f"{{{REST}}}")
 
 
 class Routes(list[Route]):

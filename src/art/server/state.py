@@ -120,10 +120,6 @@ class Metrics:
         return generate_latest(self._registry) + generate_latest(measured)
 
 
-BURST_S = 10.0
-"""A key that was idle may send at once as many requests as its rate allows in this time."""
-
-
 class Limiter:
     """Counts running requests, and refuses those above a limit with status 429 and the time to wait. Use it in one
     event loop.
@@ -132,11 +128,8 @@ class Limiter:
     operator, e.g. to `LocalBackend`. Only the limit for all keys together applies to it.
     """
 
-    def __init__(self, config: LimitsConfig, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, config: LimitsConfig) -> None:
         self._config = config
-        self._now = now
-        self._buckets: dict[str, tuple[float, float]] = {}
-        """Token bucket of each key: its tokens, of which each request takes one, and when they were counted."""
         self._per_key: collections.Counter[str] = collections.Counter()
         self._chats: collections.Counter[str] = collections.Counter()
         self.running = 0
@@ -163,7 +156,6 @@ class Limiter:
             most = config.max_chats_per_project
             if samples and project is not None and most is not None and self._chats[project] >= most:
                 raise self._refusal("max_chats_per_project", f"{most} chats of project {project} are running")
-            self._take_token(key)
         counters = [(self._per_key, key)]
         if samples and project is not None:
             counters.append((self._chats, project))
@@ -179,25 +171,9 @@ class Limiter:
                 if not counter[name]:
                     del counter[name]
 
-    def _take_token(self, key: str) -> None:
-        per_minute = self._config.max_requests_per_minute_per_key
-        if per_minute is None:
-            return
-        now, rate = self._now(), per_minute / 60
-        full = max(1.0, rate * BURST_S)
-        tokens, counted_at = self._buckets.get(key, (full, now))
-        tokens = min(full, tokens + (now - counted_at) * rate)
-        if tokens < 1:
-            count = f"key {key} sends more than {per_minute} a minute"
-            raise self._refusal("max_requests_per_minute_per_key", count, (1 - tokens) / rate)
-        self._buckets[key] = tokens - 1, now
-
-    def _refusal(self, limit: str, count: str, wait_s: float | None = None) -> OverloadedError:
+    def _refusal(self, limit: str, count: str) -> OverloadedError:
         self.num_refused[limit] += 1
-        error = OverloadedError(f"{count}, which is the limit (`limits.{limit}` of the server); try again later")
-        if wait_s is not None:
-            error.retry_after_s = wait_s
-        return error
+        return OverloadedError(f"{count}, which is the limit (`limits.{limit}` of the server); try again later")
 
 
 READY_EVERY_S = 1.0

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import PrivateAttr
 
-from art.client.connections import PerLoop
+from art.client.http import PerLoop
 from art.model import Model
 from art.task import Player, Scenario, Task
 from art.testing.scripted_server import Reply, completion, failure

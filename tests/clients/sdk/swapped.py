@@ -16,20 +16,20 @@ from typing import Any
 import openai
 import pytest
 
-from art.client import sdk_clients
-from art.client.connections import Hooks
-from art.client.openai_client import STOCK_CLIENT
-from art.client.sdk_clients import LightCompletions, add_handover
+from art.client import openai_client
+from art.client.http import Hooks
+from art.client.openai_client import STOCK_CLIENT, LightCompletions, note_answered
 
 counts = {"light": 0, "handed over": 0}
 
 
-class AsyncOpenAI(sdk_clients.AsyncOpenAI):
+class AsyncOpenAI(openai_client.AsyncOpenAI):
     @functools.wraps(openai.AsyncOpenAI.__init__)
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        add_handover(self._client)
-        self.hooks = Hooks(self._client.event_hooks, lambda: bool(sum(map(len, self._client.event_hooks.values()))))
+        theirs = self._client.event_hooks
+        self._client.event_hooks = {**theirs, "response": [*theirs.get("response", ()), note_answered]}
+        self.hooks = Hooks(self._client.event_hooks, lambda: any(theirs.values()))
 
 
 if os.environ.get(STOCK_CLIENT) != "1":

@@ -9,7 +9,6 @@ import logging
 import math
 import socket
 import ssl
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -181,21 +180,17 @@ def test_a_model_at_no_address_has_no_client(address: str) -> None:
             make()
 
 
-async def test_what_no_retry_can_heal_is_not_retried(
-    server: FakeArtServer, caplog: pytest.LogCaptureFixture, quick_sleep: list[float]
+async def test_a_certificate_that_is_not_accepted_is_not_tried_again(
+    server: FakeArtServer, quick_sleep: list[float]
 ) -> None:
     refused = httpx2.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED]")
     refused.__cause__ = ssl.SSLCertVerificationError("self-signed certificate")
     refused.__cause__.verify_message = "self-signed certificate"
-    illegal = httpx2.LocalProtocolError("Illegal header value b'Bearer s3cret'")
-    caplog.set_level(logging.DEBUG)
-    for trouble, text in ((illegal, "a header"), (refused, "self-signed"), (httpx2.UnsupportedProtocol("ftp"), "ftp")):
-        server.trouble, server.requests = [trouble], []
-        async with server.client() as client:
-            with pytest.raises(ConfigError, match=text) as caught:
-                await client.health()
-        assert len(server.requests) == 1
-        assert "s3cret" not in "".join(traceback.format_exception(caught.value)) + caplog.text
+    server.trouble = [refused]
+    async with server.client() as client:
+        with pytest.raises(ConfigError, match="self-signed"):
+            await client.health()
+    assert len(server.requests) == 1
     assert quick_sleep == []
 
 
@@ -519,23 +514,6 @@ async def test_who_wants_an_error_for_nothing_gets_one(server: FakeArtServer, ba
     assert (await backend.train(Named(), [a_group(0, 1)], on_nothing="raise")).trained
 
 
-async def test_a_script_is_told_that_another_job_moved_its_model(
-    server: FakeArtServer, backend: Backend, caplog: pytest.LogCaptureFixture
-) -> None:
-    server.findings = []
-    assert (await backend.train(Named(), [a_group(0, 1)])).findings == []
-    other = FakeBackend(server)
-    await other.register(Named())
-    assert (await other.train(Named(), [a_group(0, 1)])).findings == []
-    (finding,) = (await backend.train(Named(), [a_group(0, 1)])).findings
-    assert finding.startswith("p/m was at step 2, and this script had left it at step 1: another job moved it.")
-    assert finding in caplog.text
-    assert (await backend.train(Named(), [a_group(0, 1)])).findings == []
-    server.nothing_to_learn = True
-    found = (await other.train(Named(), [a_group(1, 1)])).findings
-    assert found[1].startswith("p/m was at step 4, and this script had left it at step 2")
-
-
 async def test_rewards_that_were_never_set_are_sent_as_such(server: FakeArtServer, backend: Backend) -> None:
     items = a_group(0).trajectories[0].messages_and_choices
     group = TrajectoryGroup([Trajectory(messages_and_choices=items) for _ in range(3)])
@@ -741,13 +719,8 @@ async def test_a_step_takes_the_optimizer_of_its_model_unless_it_names_one(
     assert [body["config"]["optimizer"]["max_grad_norm"] for body in bodies] == [0.1, 2.0, 0.1]
 
 
-async def test_training_without_logprobs_is_for_answers_that_are_recorded(backend: Backend) -> None:
+async def test_training_without_logprobs_is_an_older_word(backend: Backend) -> None:
     await backend.train(Named(), [a_group(0, 1)], allow_training_without_logprobs=True)
-    group = a_group(0, 1)
-    group.trajectories[1].messages_and_choices.append({"role": "assistant", "content": "by hand"})
-    await backend.train(Named(), [group])
-    with pytest.raises(TrajectoryError, match="allow_training_without_logprobs=True: trajectory 1 of group 0"):
-        await backend.train(Named(), [group], allow_training_without_logprobs=True)
 
 
 async def test_an_error_of_the_server_speaks_the_users_words(server: FakeArtServer, backend: Backend) -> None:

@@ -101,21 +101,7 @@ async def test_a_group_whose_job_came_to_nothing_comes_back(
         with pytest.raises(ProcessError):  # while it is trained it does not come
             await model.collect_trajectory_groups(1, 3, timeout_s=0, pbar_desc=None)
         await app.bench.database.run(lambda db, i=i: rollouts.unmark_trained(db, f"job-{i}"))
-    with caplog.at_level(logging.WARNING), pytest.raises(ProcessError):
-        await model.collect_trajectory_groups(1, 3, timeout_s=0, pbar_desc=None)
-    assert "group a was handed out 3 times, and every training of it failed" in caplog.text
     assert "too late" not in caplog.text
-
-
-async def test_fresh_groups_come_before_those_whose_job_failed(app: AppBench, model: art.TrainableModel) -> None:
-    rollouts = app.bench.gateway.rollouts
-    await agent(app, "a0", group_id="a", reward=1.0)
-    (group,) = await model.collect_trajectory_groups(1, 1, pbar_desc=None)
-    await rollouts.mark_trained(exchange_ids(group), "job-1", "games")
-    await app.bench.database.run(lambda db: rollouts.unmark_trained(db, "job-1"))
-    await agent(app, "b0", group_id="b", reward=1.0)
-    assert [g.metadata["group_id"] for g in await model.collect_trajectory_groups(1, 1, pbar_desc=None)] == ["b"]
-    assert [g.metadata["group_id"] for g in await model.collect_trajectory_groups(1, 1, pbar_desc=None)] == ["a"]
 
 
 async def test_a_refused_group_is_set_aside_and_the_others_of_its_call_come_again(

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from art.client.client import ServerClient
-from art.client.openai_client import check_address
+from art.client.connections import check_address
 from art.config import VllmConfig
 from art.config.base import check_no_userinfo
 from art.config.base_models import SHORT_NAMES, resolve_base_model

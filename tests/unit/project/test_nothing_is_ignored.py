@@ -27,7 +27,7 @@ LABELS = {
 """Fields of requests that label them, and have no effect with any provider or here."""
 USER_SIDE = (
     "art/backend.py", "art/capture.py", "art/client", "art/config", "art/costs.py", "art/gather.py", "art/local_backend.py",
-    "art/model", "art/remote_backend.py", "art/rewards", "art/trajectory.py", "art_cloud/serverless_backend.py",
+    "art/model", "art/rewards", "art/trajectory.py", "art_cloud/serverless_backend.py",
     "art_cloud/skypilot_backend.py", "art_cloud/ssh_backend.py", "art_recipes", "art_tasks", "openpipe_art",
 )  # fmt: skip
 """Parts whose functions users call."""

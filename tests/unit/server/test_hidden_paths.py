@@ -102,7 +102,6 @@ REQUESTS: list[tuple[str, str, Any]] = [
     ("GET", "/api/jobs/job-of-a/events", None),
     ("POST", "/api/jobs/job-of-a/cancel", None),
     ("GET", "/v1/models", None),
-    ("GET", "/v1/models/a/agent", None),
     ("GET", "/api/models/a/agent", None),
     ("POST", "/api/models/a/agent/train_sft", {"job_id": "job-of-a", "trajectories": []}),
     ("POST", "/api/models/a/agent/preflight", {}),

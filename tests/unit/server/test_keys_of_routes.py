@@ -45,7 +45,6 @@ OF_B = {
     "index": "0",
     "version": "0",
     "folder": "lib",
-    "model_id": "b/agent",
     "format": "peft",
     "file": "state.json",
     "comparison": "one",

@@ -23,13 +23,6 @@ from tests.support.spies import TwoProjects
 CI = Caller("ci", "games", frozenset({"infer"}))
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def fill(limiter: Limiter, caller: Caller, *, samples: bool = False) -> int:
     """How many requests are let in at once, at most 50."""
     with ExitStack() as running:
@@ -52,27 +45,6 @@ def test_requests_under_way() -> None:
         assert fill(limiter, Caller("other", "chess", frozenset({"infer"})), samples=True) == 3
     assert limiter.running == 0
     assert set(limiter.num_refused) == {"max_requests", "max_requests_per_key", "max_chats_per_project"}
-
-
-def test_the_rate_of_a_key() -> None:
-    clock = Clock()
-    limiter = Limiter(LimitsConfig(max_requests_per_minute_per_key=60), now=clock)
-
-    def ask() -> float | None:
-        try:
-            with limiter.admit(CI, samples=False):
-                return None
-        except OverloadedError as error:
-            return error.retry_after_s
-
-    assert [ask() for _ in range(10)] == [None] * 10  # what was saved in ten quiet seconds
-    assert ask() == pytest.approx(1.0)
-    clock.now += 1.0
-    assert ask() is None
-    assert ask() is not None
-    clock.now += 3600
-    assert [ask() for _ in range(11)].count(None) == 10
-    assert fill(limiter, SERVER) == 50
 
 
 def test_a_failed_request_leaves_room() -> None:

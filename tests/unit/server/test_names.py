@@ -38,7 +38,6 @@ GOOD = {
     "format": "peft",
     "file": "f",
     "response_id": "resp_00063f1a2b3c4d5e6f708192a3b4",
-    "model_id": "games/agent",
 }
 PARAMETERS = [(route, name) for route in ALL_ROUTES for name in re.findall(r"{(\w+)}", route.path)]
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 import art
-from art.client.connections import PerLoop
+from art.client.http import PerLoop
 from art.client.openai_client import make_openai_client
 from openpipe_art.utils import (
     DatasetBatch,

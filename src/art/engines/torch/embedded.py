@@ -25,8 +25,7 @@ from art.config.processes import PREFILL_TOKENS
 from art.engine import AdapterInfo, EngineInfo, FinishReason, GenerateRequest, TokenChunk, check_request, check_score
 from art.engines.torch.base_model import LoadedModel, kv_budget, load_model
 from art.engines.torch.kv_cache import KVCache
-from art.engines.torch.linear import Adapter, Factors
-from art.engines.torch.lora import read_adapter
+from art.engines.torch.linear import Adapter, Factors, read_adapter
 from art.engines.torch.sampler import sample, token_logprobs, uniforms
 from art.engines.torch.scheduler import Request, ScheduledTokens, Scheduler, build_batch
 from art.errors import ArtError, ConflictError, InvalidRequestError, NotFoundError
@@ -166,7 +165,7 @@ class TorchEngine:
         Raises:
             AdapterError: a file is unreadable, or does not fit the base model or this engine.
         """
-        factors, info = read_adapter(name, path, self._model)
+        factors, info = read_adapter(name, path, self._model.decoder.parts, self._model.decoder.num_linears)
         self.unload_adapter(name)
         self._adapters[name] = Adapter(uid=next(self._uids), factors=factors, info=info)
         return info

@@ -1,19 +1,31 @@
 """Linear layers that serve several adapters in one batch.
 
 Rows of a batch are ordered by adapter, so each adapter has one contiguous run of rows and takes one pair of small
-matrix products per layer. Rows in no run use the base weights alone. An adapter that fills whole batches can be folded
-into a copy of the weights (see `llama.Folding`), and then costs nothing.
+matrix products per layer. Rows in no run use the base weights alone.
+
+The adapters come from PEFT's files. Everything that could make one behave differently from how it was trained is
+refused: unreadable files, keys that match no layer, shapes that do not fit, and settings that this engine does not
+support.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from art.engine import AdapterInfo
+from art.errors import AdapterError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,32 +69,23 @@ class LinearPart:
 class Linear:
     """A linear layer `y = x W^T + bias` plus the adapters of the rows. It may be several layers, fused side by side."""
 
-    __slots__ = ("_folded", "bias", "index", "num_in", "num_out", "weight")
+    __slots__ = ("bias", "index", "num_in", "num_out", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None, index: int) -> None:
         self.weight = weight  # [out, in]
         self.bias = bias
         self.index = index
         self.num_out, self.num_in = weight.shape
-        self._folded = weight
 
-    def __call__(self, x: Tensor, runs: list[AdapterRun] | None, residual: Tensor | None = None) -> Tensor:
-        """[N, in] -> [N, out], plus `residual` [N, out]. `runs` is `None` if all rows use the folded adapter."""
-        if runs is None:
-            return self._product(x, self._folded, residual)
-        y = self._product(x, self.weight, residual)
+    def __call__(self, x: Tensor, runs: list[AdapterRun], residual: Tensor | None = None) -> Tensor:
+        """[N, in] -> [N, out], plus `residual` [N, out]."""
+        if residual is not None and self.bias is None:
+            y = torch.addmm(residual, x, self.weight.t())
+        else:
+            y = F.linear(x, self.weight, self.bias)
+            y = y if residual is None else y.add_(residual)
         add_adapters(x, y, runs, self.index)
         return y
-
-    def fold(self, factors: Factors | None) -> None:
-        """Store W + (a b)^T in addition to W, for batches of this one adapter. Without `factors` it is W itself."""
-        self._folded = self.weight if factors is None else torch.addmm(self.weight, factors.b.T, factors.a.T)
-
-    def _product(self, x: Tensor, weight: Tensor, residual: Tensor | None) -> Tensor:
-        if residual is not None and self.bias is None:
-            return torch.addmm(residual, x, weight.t())
-        y = F.linear(x, weight, self.bias)
-        return y if residual is None else y.add_(residual)
 
 
 def add_adapters(x: Tensor, y: Tensor, runs: list[AdapterRun], index: int) -> None:
@@ -128,3 +131,122 @@ class HfLinear(nn.Module):  # type: ignore[misc]  # torch is not followed by the
         if runs:
             add_adapters(x.reshape(-1, self.in_features), y.view(-1, self.out_features), runs, self.index)
         return y
+
+
+# -- PEFT LoRA files (`adapter_config.json` and `adapter_model.safetensors`), read without peft --
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+
+_KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
+
+# Settings that describe how the adapter was trained, not what it computes.
+_DESCRIPTIVE = frozenset(
+    {
+        *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
+        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout"),
+        *("init_lora_weights", "loftq_config", "eva_config", "lora_ga_config", "ensure_weight_tying"),
+        *("megatron_core", "qalora_group_size", "runtime_config"),
+    }
+)
+_COMPUTED = frozenset({"peft_type", "r", "lora_alpha", "use_rslora", "bias"})
+# Other initialisations (PiSSA, OLoRA, CorDA, LoftQ ...) also change the base weights.
+_PLAIN_INITS = (True, False, None, "gaussian", "orthogonal", "eva", "lora_ga")
+
+
+def read_adapter(
+    name: str, path: Path, parts: Mapping[str, LinearPart], num_linears: int
+) -> tuple[list[Factors | None], AdapterInfo]:
+    """Read the LoRA adapter in folder `path`. Return its factors by `Linear.index` (`None` if a layer has none).
+
+    Args:
+        parts: the linear layers that adapters may change, by Hugging Face module name.
+
+    Raises:
+        AdapterError: a file is unreadable, or does not fit the base model or this engine. Names the file and the key.
+    """
+    file = path / CONFIG_FILE
+    try:
+        rank, scale = _read_settings(file)
+        file = path / WEIGHTS_FILE
+        pairs = _read_pairs(file, parts, rank)
+    except AdapterError as error:
+        raise AdapterError(f"adapter {name!r}: {file}: {error.message}") from error.__cause__
+    by_linear: dict[int, list[str]] = {}
+    for module in sorted(pairs):
+        by_linear.setdefault(parts[module].linear.index, []).append(module)
+    factors: list[Factors | None] = [None] * num_linears
+    for index, modules in by_linear.items():
+        # Join the factors of all parts of a fused layer: A side by side, B block-diagonal and scaled.
+        fused_a = torch.cat([pairs[module][0] for module in modules]).t()
+        fused_b = torch.zeros(rank * len(modules), parts[modules[0]].linear.num_out)
+        for i, module in enumerate(modules):
+            columns = slice(parts[module].start, parts[module].end)
+            fused_b[i * rank : (i + 1) * rank, columns] = pairs[module][1].t() * scale
+        weight = parts[modules[0]].linear.weight
+        held = (x.to(device=weight.device, dtype=weight.dtype).contiguous() for x in (fused_a, fused_b))
+        factors[index] = Factors(*held)
+    # The norm is that of all `a @ b` together, as they are held in memory: rounded, fused and scaled. No product is
+    # formed, since |a b|^2 = sum(a^T a * b b^T). The sum is made on the CPU: MPS has no float64.
+    changes = [(pair.a.float(), pair.b.float()) for pair in factors if pair is not None]
+    squared = sum(float(((a.t() @ a) * (b @ b.t())).cpu().sum(dtype=torch.float64)) for a, b in changes)
+    norm = math.sqrt(max(squared, 0.0))
+    return factors, AdapterInfo(name=name, num_layers=len(pairs), rank=rank, norm=norm)
+
+
+def _read_settings(file: Path) -> tuple[int, float]:
+    """Rank and scale of the adapter."""
+    try:
+        config: Any = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise AdapterError(f"cannot be read ({error}); save the adapter with peft's save_pretrained") from error
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise AdapterError("`peft_type` must be 'LORA'; other adapter kinds are not served")
+    for key, value in config.items():
+        if value and key not in _DESCRIPTIVE and key not in _COMPUTED:
+            raise AdapterError(f"`{key}` is {value!r}, which the embedded engine does not support; train without it")
+    if config.get("bias", "none") != "none":
+        raise AdapterError(f"`bias` is {config['bias']!r}; only 'none' is supported")
+    if (init := config.get("init_lora_weights", True)) not in _PLAIN_INITS:
+        raise AdapterError(f"`init_lora_weights` is {init!r}, which changes the base weights; convert it to plain LoRA")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if type(rank) is not int or rank < 1:
+        raise AdapterError(f"`r` must be a positive integer, got {rank!r}")
+    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise AdapterError(f"`lora_alpha` must be a finite number, got {alpha!r}")
+    return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _read_pairs(file: Path, parts: Mapping[str, LinearPart], rank: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """Map module names to (A [r, in], B [out, r]). Every key must belong to a pair, and have the shape of its layer."""
+    try:
+        weights: dict[str, Tensor] = load_file(file)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise AdapterError(f"cannot be read, it is missing or corrupted ({error})") from error
+    factors: dict[str, dict[str, Tensor]] = {}
+    unknown = []
+    for key, tensor in weights.items():
+        match = _KEY.fullmatch(key)
+        if match is None or match["module"] not in parts:
+            unknown.append(key)
+        else:
+            factors.setdefault(match["module"], {})[match["factor"]] = tensor
+    if not factors:
+        usual = f"base_model.model.{next(iter(parts), '<none>')}.lora_A.weight"
+        problem = f"its first key is {next(iter(weights), None)!r}, expected were keys like {usual!r}"
+        raise AdapterError(f"matches no layer of the base model: {problem}; was it trained on another model?")
+    if unknown:
+        problem = f"{len(unknown)} of {len(weights)} keys match no adaptable linear layer of the base model"
+        raise AdapterError(f"{problem}: {', '.join(map(repr, sorted(unknown)[:3]))}; they would be ignored")
+    for module, pair in factors.items():
+        part = parts[module]
+        for factor, size in (("A", [rank, part.linear.num_in]), ("B", [part.end - part.start, rank])):
+            key = f"base_model.model.{module}.lora_{factor}.weight"
+            if factor not in pair:
+                raise AdapterError(f"{key!r} is missing, but the other matrix of the pair is there")
+            if (shape := list(pair[factor].shape)) != size:
+                problem = f"{key!r} has shape {shape}, expected {size} for rank {rank}"
+                raise AdapterError(f"{problem}; was it trained on another model?")
+            if not bool(torch.isfinite(pair[factor]).all()):
+                raise AdapterError(f"{key!r} holds NaN or infinite values")
+    return {module: (pair["A"].float(), pair["B"].float()) for module, pair in factors.items()}

@@ -15,9 +15,8 @@ from typing import Any
 
 from art.config import CustomLossConfig, DistillConfig, ServerConfig, VllmConfig
 from art.config.base_models import is_local, resolve_base_model
-from art.errors import NotFoundError, PermissionDeniedError
+from art.errors import PermissionDeniedError
 from art.protocol.answers import ModelCard, ModelList
-from art.protocol.chat import short
 from art.protocol.checkpoint_calls import Logged, LogRequest
 from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
 from art.protocol.training import (
@@ -31,7 +30,7 @@ from art.protocol.training import (
     TrainSFTRequest,
 )
 from art.server.auth import Caller
-from art.server.call import INFERENCE_BASES, REST, ApiCall, Routes
+from art.server.call import INFERENCE_BASES, ApiCall, Routes
 
 _MODEL = "/api/models/{project}/{name}"
 _ROLLOUT = "/api/rollouts/{rollout_id}"
@@ -132,35 +131,6 @@ def check_custom_loss(loss: CustomLossConfig, config: ServerConfig) -> None:
 @ROUTES.add("GET", *(f"{base}/models" for base in INFERENCE_BASES), scope="infer")
 async def list_models(call: ApiCall) -> ModelList:
     """The models that can be sampled from, and the untrained base models that can be."""
-    return ModelList(data=_cards(call))
-
-
-@ROUTES.add("GET", *(f"{base}/models/{{{REST}}}" for base in INFERENCE_BASES), scope="infer")
-async def get_model(call: ApiCall) -> ModelCard:
-    """One model that can be sampled from, by any name that a request for an answer may use."""
-    asked = call.path[REST]
-    name, _, step = call.own_model(asked).partition("@")
-    cards = [
-        card for card in _cards(call)
-        # A model is known by its id, by the id with its project, and by the id without.
-        if name in (card.id, f"{card.owned_by}/{card.id}", card.id.partition("/")[2])
-    ]  # fmt: skip
-    if cards and all(card.is_base_model for card in cards):
-        cards = cards[:1]  # base models are the same in all projects
-    if len(cards) != 1 or (step not in ("", "promoted") and not (step.isdecimal() and len(step) < 10)):
-        names = ", ".join(card.id for card in cards) or "GET /v1/models lists them"
-        raise NotFoundError(f"there is no model {short(asked)}, or several have this name: {names}", param="model")
-    card = cards[0]
-    if not step:
-        return card.model_copy(update={"id": asked})
-    project, _, own_name = name.rpartition("/")
-    models, project = call.runtime.models, project or card.owned_by
-    number = models.promoted_step(project, own_name) if step == "promoted" else int(step)
-    models.folder(project, own_name, number)  # an error if there is none
-    return card.model_copy(update={"id": asked, "step": number})
-
-
-def _cards(call: ApiCall) -> list[ModelCard]:
     models = [m for m in call.runtime.models.list_all() if call.caller.project in (None, m.project)]
     cards = [
         ModelCard(
@@ -183,7 +153,7 @@ def _cards(call: ApiCall) -> list[ModelCard]:
         name = base if call.caller.project or call.path.get("project") == model.project else f"{model.project}/{base}"
         card = ModelCard(id=name, created=int(model.created_at), owned_by=model.project, base_model=base, step=0)
         bases.setdefault(name, card)
-    return [*cards, *promoted, *bases.values()]
+    return ModelList(data=[*cards, *promoted, *bases.values()])
 
 
 # -- training --

@@ -12,7 +12,7 @@ from art.errors import InvalidRequestError, PermissionDeniedError
 from art.protocol.answers import Health, OpenApi, Readiness
 from art.protocol.usage_report import QuotaRequest, UsageReport
 from art.server.answers import json_response
-from art.server.call import ApiCall, Route, Routes
+from art.server.call import ApiCall, Routes
 from art.server.state import CONTENT_TYPE
 from art.storage.layout import validate_name
 
@@ -80,16 +80,3 @@ async def set_quota(call: ApiCall, request: QuotaRequest) -> UsageReport:
         validate_name(request.project, param="project")
     await call.runtime.usage.set_quota(request.project, request.quota)
     return await call.runtime.usage.report(None, None)
-
-
-async def say_no_page(call: ApiCall) -> Response:
-    """Say what this server is to somebody who opens its address in a browser, where no installed package has a page."""
-    return Response(
-        "This is an ART server. No package with a page is installed beside it (entry points in the group art.pages). "
-        "Its API is described at /openapi.json.\n",
-        media_type="text/plain",
-    )
-
-
-NO_PAGE = Route("GET", "/", say_no_page, scope=None, media=("text/plain",), from_page=True)
-"""The route of `/` where no page has one."""

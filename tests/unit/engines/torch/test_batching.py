@@ -19,7 +19,7 @@ def test_a_mixed_batch_equals_separate_runs(
     qwen3: Path, adapters: tuple[Path, Path], general: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if general:
-        monkeypatch.setattr("art.engines.torch.llama.MODEL_CLASSES", frozenset())
+        monkeypatch.setattr("art.engines.torch.base_model.LLAMA_CLASSES", frozenset())
     engine = load(qwen3)
     for name, path in zip(NAMES[1:], adapters, strict=True):
         engine.load_adapter(name, path)

@@ -148,7 +148,7 @@ def test_log_probs_are_those_of_transformers(
     general: bool, pool: EnginePool, checkpoints: tuple[Path, Path], qwen3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if general:
-        monkeypatch.setattr("art.engines.torch.llama.MODEL_CLASSES", frozenset())
+        monkeypatch.setattr("art.engines.torch.base_model.LLAMA_CLASSES", frozenset())
     sequence = tokens(3, 20)
     for name, path in zip("ab", checkpoints, strict=True):
         info = pool.load_adapter(name, path)

@@ -9,10 +9,9 @@ import pytest
 import torch
 import transformers
 
-from art.engines.torch import llama
-from art.engines.torch.base_model import HfDecoder
+from art.engines.torch import base_model
+from art.engines.torch.base_model import HfDecoder, LlamaDecoder
 from art.engines.torch.cache_attention import AttentionProbe
-from art.engines.torch.llama import LlamaDecoder
 from art.errors import ConfigError
 from tests.support.engine import (
     FAMILIES,
@@ -41,7 +40,7 @@ def path(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def chosen(path: str, monkeypatch: pytest.MonkeyPatch) -> type:
     if path == "general":
-        monkeypatch.setattr(llama, "MODEL_CLASSES", frozenset())
+        monkeypatch.setattr(base_model, "LLAMA_CLASSES", frozenset())
     return LlamaDecoder if path == "fused" else HfDecoder
 
 

@@ -63,5 +63,5 @@ def test_sampling_with_an_adapter_makes_no_float64(tmp_path: Path, monkeypatch: 
         engine.load_adapter("a", write_adapter(tmp_path / "adapter", folder, seed=1))
         generate(engine, request(tokens(1, 8), adapter="a"), request(tokens(2, 8), temperature=0.7, top_k=5))
     assert found.num_operations > 500
-    on_the_cpu = {"art.engines.torch.sampler._inverse_transform", "art.engines.torch.lora.<genexpr>"}
+    on_the_cpu = {"art.engines.torch.sampler._inverse_transform", "art.engines.torch.linear.<genexpr>"}
     assert found.places == on_the_cpu
