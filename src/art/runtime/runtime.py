@@ -36,7 +36,7 @@ from art.runtime.models import Models, PolicyResolver
 from art.runtime.placement import find_devices, with_engine
 from art.runtime.preflight import Preflight
 from art.runtime.promotions import Promotions
-from art.runtime.registration import Registrar, prepare_base_model
+from art.runtime.registration import Registrar, find_base_model
 from art.runtime.registry import Registry
 from art.runtime.submission import Submission
 from art.storage.database import Database
@@ -109,7 +109,7 @@ class Runtime:
         devices = await asyncio.to_thread(find_devices)
         settings = await asyncio.to_thread(with_engine, self._config.settings, devices)
         for name in base_models:
-            self._hosts.pin(await prepare_base_model(name, self.data_dir), settings)
+            self._hosts.pin(await find_base_model(name), settings)
         if (age_s := self._config.record_retention_s) is not None:
             needed = self.jobs.store.needed_exchanges
             forget = forget_regularly(self._recorder, age_s, needed)

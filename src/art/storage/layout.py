@@ -128,10 +128,6 @@ class DataDir:
         """Whether a server has run here, or keys were made for one."""
         return self.database.exists() or self.keys.exists()
 
-    def adapted(self, name: str) -> Path:
-        """Folder of a base model with an adapter merged into it."""
-        return self.root / ".bases" / name
-
     def merged(self, process: str) -> Path:
         """Folder of the whole model that is merged from a checkpoint for an engine process that takes no adapters."""
         return self.root / ".merged" / process
