@@ -142,7 +142,7 @@ class PricesConfig(Config):
     """What usage of a server costs, for `art usage` and quotas in USD. Later changes do not change past usage."""
 
     device_usd_per_hour: float = Field(default=0.0, ge=0)
-    """Price of one device (GPU) for each hour in which it samples or trains."""
+    """Price of one device (GPU) for each hour in which it trains."""
     prompt_usd: float = Field(default=0.0, ge=0)
     """Price of a million prompt tokens."""
     cached_usd: float | None = Field(default=None, ge=0)

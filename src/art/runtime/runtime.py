@@ -16,7 +16,6 @@ from typing import Any
 
 from art.config import ServerConfig
 from art.config.base_models import resolve_base_model
-from art.engine import Sender
 from art.errors import ConfigError, StorageError
 from art.gateway.chat import Gateway
 from art.protocol.answers import Measurement
@@ -24,7 +23,6 @@ from art.protocol.training import JobKind
 from art.record.conversations import forget_regularly
 from art.record.recorder import Recorder
 from art.record.rollout_store import RolloutStore
-from art.record.usage_book import Amounts
 from art.runtime.hosting.host import Hosts
 from art.runtime.jobs.file_jobs import AdoptWork, FileWork
 from art.runtime.jobs.job import JobStore, JobWork
@@ -60,11 +58,7 @@ class Runtime:
         self.usage = self._recorder.usage
         """What each project has used and may use."""
         self.usage.prices = config.prices
-
-        def charge(sender: Sender, model: str, device_s: float) -> None:
-            self.usage.add(sender[0], model, Amounts(sampling_s=device_s))
-
-        self._hosts = Hosts(self.data_dir, config, charge)
+        self._hosts = Hosts(self.data_dir, config)
         self.models = Models(self.data_dir, self._hosts, self._recorder, self._registry)
         self.resolver = PolicyResolver(self.models)
         self.gateway = Gateway(self.resolver, self._recorder)

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
 from art.config.server import CALL_ATTEMPTS, JOB_TIMEOUT_S
 from art.engine import EngineInfo, GenerateRequest, Sender, Timings, TokenChunk
@@ -132,53 +131,6 @@ class Seats:
         self._fill()
 
 
-class SharedTime:
-    """While n requests run, each uses 1/n of the time. The shares add up to the time in which any request ran.
-
-    It costs the same for any number of requests: a clock runs at 1/n of the speed of real time, and a request's share
-    is what that clock has gone on by between its begin and its end.
-    """
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
-        self._num_running = 0
-        self._num_pauses = 0
-        self._shared_s = 0.0
-        """What the clock shows."""
-        self._at = 0.0
-        """Real time at which it was last read."""
-
-    @contextmanager
-    def taken(self, on_end: Callable[[float], None]) -> Iterator[None]:
-        """Count a request as running during the body, then call `on_end` with the seconds of its share."""
-        began = self._read()
-        self._num_running += 1
-        try:
-            yield
-        finally:
-            ended = self._read()
-            self._num_running -= 1
-            on_end(ended - began)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Count no time during the body: the engine sleeps."""
-        self._read()
-        self._num_pauses += 1
-        try:
-            yield
-        finally:
-            self._read()
-            self._num_pauses -= 1
-
-    def _read(self) -> float:
-        now = self._now()
-        if self._num_running and not self._num_pauses:
-            self._shared_s += (now - self._at) / self._num_running
-        self._at = now
-        return self._shared_s
-
-
 class BusyPeriod:
     """A period lasts while at least one `with period.held()` block runs. Others can wait for its end."""
 
@@ -189,8 +141,6 @@ class BusyPeriod:
         self._ended = asyncio.Event()
         self._began = 0.0
         self._total_s = 0.0
-        self.waited_s = 0.0
-        """Waits for its end so far, summed over all who waited."""
 
     @property
     def lasts(self) -> bool:
@@ -218,13 +168,9 @@ class BusyPeriod:
 
     async def until_ended(self, timeout_s: float = JOB_TIMEOUT_S) -> None:
         """Wait until no `held` block runs. Raises `ProcessError` if it lasted longer than `timeout_s`."""
-        began = time.monotonic()
-        try:
-            while self.lasts:
-                async with waiting(self._end, timeout_s):
-                    await self._ended.wait()
-        finally:
-            self.waited_s += time.monotonic() - began
+        while self.lasts:
+            async with waiting(self._end, timeout_s):
+                await self._ended.wait()
 
 
 class GatedEngine(ProcessEngine):
@@ -236,11 +182,9 @@ class GatedEngine(ProcessEngine):
         spec: ChildSpec,
         initialise: Callable[[RpcClient], Awaitable[None]],
         seats: Seats,
-        charge: Callable[[Sender, str | None, float], None],
         make_process: MakeProcess = ChildProcess,
     ) -> None:
-        """`initialise` loads the base model and the adapters into a new process. `charge` is called after each request
-        with its sender, its adapter and its share of the engine's time in seconds."""
+        """`initialise` loads the base model and the adapters into a new process."""
         self._may_start = asyncio.Event()
         """Clear while the trainer uses the memory of a sleeping engine: a new engine would find none."""
         self._may_start.set()
@@ -251,18 +195,10 @@ class GatedEngine(ProcessEngine):
         """Number of requests that run or wait, by adapter."""
         self.closed = BusyPeriod(f"the {spec.name} to take requests again")
         self._inside = BusyPeriod("requests of the previous policy to end")
-        self._sleep = BusyPeriod(f"the {spec.name} to wake up")
         self._paused_s = 0.0
         """Seconds for which requests that had passed the gate were paused by its sleep."""
-        self._shared_time = SharedTime()
-        self._charge = charge
         self.known_info: EngineInfo | None = None
         """What `info` returned; `None` before its first call."""
-
-    @property
-    def asleep_s(self) -> float:
-        """Seconds for which the engine has slept so far."""
-        return self._sleep.total_s
 
     @property
     def busy_s(self) -> float:
@@ -301,8 +237,7 @@ class GatedEngine(ProcessEngine):
         try:
             async with self.seats.taken(request.sender):
                 await self.closed.until_ended()
-                charge = partial(self._charge, request.sender, request.adapter)
-                with self._inside.held(), self._shared_time.taken(charge):
+                with self._inside.held():
                     yield time.perf_counter() - arrived
         finally:
             self.in_use[request.adapter] -= 1
@@ -322,10 +257,9 @@ class GatedEngine(ProcessEngine):
         """Let the engine sleep during the body. If it dies meanwhile, it starts again, awake, after the body."""
         before_s = self._inside.total_s
         try:
-            with self._sleep.held(), self._shared_time.paused():
-                await self.sleep()
-                self._may_start.clear()
-                yield
+            await self.sleep()
+            self._may_start.clear()
+            yield
         finally:
             self._may_start.set()
             client = self.process.live_client

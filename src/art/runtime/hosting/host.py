@@ -14,7 +14,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 
 from art.config import EngineConfig, LoraConfig, ModelSettings, ServerConfig, VllmConfig
 from art.config.base_models import looks_like_path
-from art.engine import EngineInfo, Sender
+from art.engine import EngineInfo
 from art.engines.vllm.command import ALLOCATOR_VARIABLES
 from art.errors import ProcessError
 from art.gateway.renderer import Renderer, load_renderer
@@ -60,14 +60,7 @@ def usage_metrics(before: Mapping[str, float], after: Mapping[str, float]) -> di
         "time/since_last_step_s": seconds,
         "time/engine_idle_share": min(1.0, max(0.0, 1 - spent["engine_busy_s"] / seconds)),
         "time/trainer_idle_share": min(1.0, max(0.0, 1 - spent["trainer_busy_s"] / seconds)),
-        "time/engine_asleep_s": spent["engine_asleep_s"],
-        "time/requests_closed_s": spent["closed_s"],
-        "time/requests_held_s": spent["held_s"],
     }
-
-
-Charge = Callable[[Sender, str, float], None]
-"""Takes who asked for an answer, the name of the model that gave it, and the seconds of devices that it has used."""
 
 
 class BaseModelHost:
@@ -83,7 +76,6 @@ class BaseModelHost:
         *,
         in_use: Mapping[int, int] | None = None,
         is_new: bool = False,
-        charge: Charge = lambda sender, model, device_s: None,
         make_process: MakeProcess = ChildProcess,
         devices: Devices | None = None,
     ) -> None:
@@ -92,7 +84,6 @@ class BaseModelHost:
             name: names the processes and their logs; by default it is the base model's name without its folder.
             in_use: number of engines and trainers of other base models on each GPU, by its index.
             is_new: somebody is registering a model that needs this host; see `ChildSpec.is_new`.
-            charge: called after each answer.
             devices: those of this machine; by default they are looked for.
         """
         self.base_model = base_model
@@ -101,7 +92,6 @@ class BaseModelHost:
         self.one_policy = isinstance(settings.engine, VllmConfig) and settings.engine.weights == "merged"
         """Whether the engine holds one policy at a time (`weights="merged"`), so that each load replaces the last."""
         self._data_dir = data_dir
-        self._charge = charge
         self._renderer: Renderer | None = None
         self._loading = asyncio.Lock()
         self._proving = asyncio.Lock()
@@ -134,7 +124,7 @@ class BaseModelHost:
         engine_spec = spec("engine", engine_module, self._threads[0], self.placement.engine)
         trainer_spec = spec("trainer", "trainer_child", self._threads[1], self.placement.trainer)
         self._seats = Seats(settings.engine.num_at_once)
-        self.engine = GatedEngine(engine_spec, self._start_engine, self._seats, self._charge_request, make_process)
+        self.engine = GatedEngine(engine_spec, self._start_engine, self._seats, make_process)
         self.adapters = AdapterTable(self.engine, config, one_policy=self.one_policy, sleeps=self.placement.sleeps)
         self.trainer = TrainerHandle(
             trainer_spec, self._start_trainer, self._engine_aside, data_dir.samples.absolute(), make_process
@@ -275,23 +265,10 @@ class BaseModelHost:
     def num_trainer_devices(self) -> int:
         return max(1, len(self.placement.trainer.indices))
 
-    def _charge_request(self, sender: Sender, adapter: str | None, seconds: float) -> None:
-        engine, num_devices = self.settings.engine, len(self.placement.engine.indices)
-        if not num_devices and isinstance(engine, VllmConfig):  # servers that run already, or GPUs that Ray chooses
-            num_devices = len(engine.urls) or engine.num_devices
-        name = self.base_model if adapter is None else adapter.rpartition("@")[0].partition("/")[2]
-        self._charge(sender, name, seconds * max(1, num_devices))
-
     def usage(self) -> dict[str, float]:
-        """Return how long engine and trainer have worked and waited so far, in seconds.
-
-        `at` is the time itself. `closed_s` are those in which requests were held, because the engine slept or exchanged
-        its weights, and `held_s` their waits, summed over requests.
-        """
-        engine, closed = self.engine, self.engine.closed
+        """Return how long engine and trainer have worked so far, in seconds. `at` is the time itself."""
         return {
-            "at": time.monotonic(), "engine_busy_s": engine.busy_s, "engine_asleep_s": engine.asleep_s,
-            "closed_s": closed.total_s, "held_s": closed.waited_s, "trainer_busy_s": self.trainer.busy_s,
+            "at": time.monotonic(), "engine_busy_s": self.engine.busy_s, "trainer_busy_s": self.trainer.busy_s,
         }  # fmt: skip
 
     def end_of_step(self) -> dict[str, float]:
@@ -326,14 +303,12 @@ class Hosts:
         self,
         data_dir: DataDir,
         config: ServerConfig,
-        charge: Charge = lambda sender, model, device_s: None,
         devices: Devices | None = None,
     ) -> None:
-        """`charge` is called after each answer. By default the `devices` of this machine are looked for."""
+        """By default the `devices` of this machine are looked for."""
         self._devices = devices
         self._data_dir = data_dir
         self._config = config
-        self._charge = charge
         self._hosts: dict[str, BaseModelHost] = {}
         self._pinned: set[str] = set()
         """Keys of hosts that run whether or not a model uses them."""
@@ -363,7 +338,7 @@ class Hosts:
             name = next(name for name in names if name not in taken)
             self._hosts[key] = BaseModelHost(
                 base_model, settings, self._data_dir, self._config, name,
-                in_use=self._in_use(), is_new=is_new, charge=self._charge, devices=self._devices,
+                in_use=self._in_use(), is_new=is_new, devices=self._devices,
             )  # fmt: skip
         return self._hosts[key]
 

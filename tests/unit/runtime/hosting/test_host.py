@@ -221,17 +221,15 @@ async def test_requests_wait_while_the_trainer_has_the_memory(shared: BaseModelH
     ]
     await asyncio.sleep(0.01)
     assert engine.made == ["sleep", "train"]
-    asleep_s = shared.usage()["engine_asleep_s"]
-    assert asleep_s > 0, "while it lasts too"
+    trainer_busy_s = shared.usage()["trainer_busy_s"]
+    assert trainer_busy_s > 0, "while it lasts too"
     engine.finish_step.set()
     assert (await step).step == 1
     await asyncio.gather(*held)
     assert engine.made[:3] == ["sleep", "train", "wake"]
     assert sorted(engine.made[3:]) == ["generate", "generate", "score"]
     usage = shared.usage()
-    assert asleep_s < usage["engine_asleep_s"] <= usage["closed_s"] <= usage["at"] - before["at"]
-    assert usage["held_s"] > asleep_s, "three requests waited"
-    assert 0 < usage["trainer_busy_s"] < usage["engine_asleep_s"]
+    assert trainer_busy_s < usage["trainer_busy_s"] < usage["at"] - before["at"]
 
 
 async def test_a_request_that_runs_when_the_engine_falls_asleep_is_not_waited_for(
@@ -247,19 +245,16 @@ async def test_a_request_that_runs_when_the_engine_falls_asleep_is_not_waited_fo
     assert engine.made == ["generate", "sleep", "train", "wake"]
     assert await asked == 500
     usage = shared.usage()
-    assert usage["engine_busy_s"] - before["engine_busy_s"] <= usage["at"] - before["at"] - usage["engine_asleep_s"]
+    assert usage["engine_busy_s"] - before["engine_busy_s"] <= usage["at"] - before["at"] - usage["trainer_busy_s"]
 
 
 def test_usage_tells_who_waits_for_whom() -> None:
-    before = dict(at=100.0, engine_busy_s=5.0, engine_asleep_s=1.0, closed_s=2.0, held_s=3.0, trainer_busy_s=4.0)
-    after = dict(at=110.0, engine_busy_s=10.0, engine_asleep_s=3.0, closed_s=5.0, held_s=15.0, trainer_busy_s=6.0)
+    before = dict(at=100.0, engine_busy_s=5.0, trainer_busy_s=4.0)
+    after = dict(at=110.0, engine_busy_s=10.0, trainer_busy_s=6.0)
     assert usage_metrics(before, after) == {
         "time/since_last_step_s": 10.0,
         "time/engine_idle_share": 0.5,
         "time/trainer_idle_share": 0.8,
-        "time/engine_asleep_s": 2.0,
-        "time/requests_closed_s": 3.0,
-        "time/requests_held_s": 12.0,
     }
     assert usage_metrics(after, after) == {}
 
