@@ -173,8 +173,8 @@ class ServerConfig(Config):
     """Refuse to start without a CUDA device."""
     strict: bool = False
     """Refuse requests with a field that would be ignored, such as `reasoning_effort`, or replaced by the sampling of a
-    model or rollout. Otherwise such fields are reported: in the header `x-art-ignored` of the answer, once per key and
-    field in the log, and by `art status`."""
+    model or rollout. Otherwise such fields are reported: in the header `x-art-ignored` of the answer, and once per
+    key and field in the log."""
     only_models: bool = False
     """Whether keys without the scope `admin` may only register models that are based on `models`."""
     base_model_folders: tuple[str, ...] | None = None

@@ -114,8 +114,6 @@ class DataDir:
         self.samples = root / ".samples"
         """Folder of the samples that training calls are working on. What an earlier server left there is deleted."""
         self.logs = root / "logs"
-        self.report = self.logs / "report.txt"
-        """The newest status report of the server."""
         self.address = self.logs / "address.txt"
         """Address of the server that runs here, or of the last one that did."""
         self.comparisons = root / "comparisons"
