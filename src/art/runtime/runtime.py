@@ -29,11 +29,9 @@ from art.runtime.jobs.job import JobStore, JobWork
 from art.runtime.jobs.queue import JobQueue
 from art.runtime.jobs.runner import TrainingWork
 from art.runtime.live import Overview, find_obstacles, measure_engines, measure_processes
-from art.runtime.model_checkpoints import ModelCheckpoints
+from art.runtime.model_checkpoints import ModelCheckpoints, Promotions
 from art.runtime.models import Models, PolicyResolver
 from art.runtime.placement import find_devices, with_engine
-from art.runtime.preflight import Preflight
-from art.runtime.promotions import Promotions
 from art.runtime.registration import Registrar, find_base_model
 from art.runtime.registry import Registry
 from art.runtime.submission import Submission
@@ -77,9 +75,9 @@ class Runtime:
         self.jobs = JobQueue(store, works, self.models.set_step, self.live.publish)
         self.overview = Overview(self.models, self._hosts, self.jobs, self.gateway)
         self.checkpoints = ModelCheckpoints(self.models, self.jobs)
-        self.promotions = Promotions(self.models, self.checkpoints.changing, required=config.require_gain)
+        self.promotions = Promotions(self.models, self.checkpoints, required=config.require_gain)
         self.registration = Registrar(self._registry, self.models, self._hosts, self.jobs)
-        self.training = Submission(self.models, self.gateway, self.resolver, self.jobs, Preflight())
+        self.training = Submission(self.models, self.gateway, self.resolver, self.jobs)
         self._background: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from art.errors import ProcessError
 from art.protocol.answers import EnginePressure
-from art.runtime.hosting.engine_handle import BusyPeriod, Seats
+from art.runtime.hosting.handles import BusyPeriod, Seats
 from art.runtime.models import engine_pressure
 
 

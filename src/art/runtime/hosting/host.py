@@ -1,8 +1,8 @@
 """Engine and trainer of one base model on this machine (`BaseModelHost`), and the hosts of all models (`Hosts`).
 
-engine     process, sleep and gate of the engine       hosting/engine_handle.py
+engine     process, sleep and gate of the engine       hosting/handles.py
 adapters   the policies that the engine holds          hosting/adapter_table.py
-trainer    process and calls of the trainer            hosting/trainer_handle.py
+trainer    process and calls of the trainer            hosting/handles.py
 
 Models with the same base model and the same settings of these processes share a host.
 """
@@ -30,8 +30,7 @@ from art.memory import read_shape
 from art.protocol.calls import QUANTIZED, StartEngine, StartTrainer, StartVllm
 from art.protocol.rpc import RpcClient
 from art.runtime.hosting.adapter_table import AdapterTable
-from art.runtime.hosting.engine_handle import GatedEngine, Seats
-from art.runtime.hosting.trainer_handle import TrainerHandle
+from art.runtime.hosting.handles import GatedEngine, Seats, TrainerHandle
 from art.runtime.memory import MemoryPlan
 from art.runtime.placement import (
     AssignedDevices,

@@ -16,8 +16,8 @@ from art.engine import GenerateRequest
 from art.errors import HandshakeError, TrainingError
 from art.protocol.calls import Call, Progress, Train
 from art.runtime.hosting.adapter_table import MAX_LOADED_ADAPTERS
+from art.runtime.hosting.handles import TrainerHandle
 from art.runtime.hosting.host import BaseModelHost, Hosts, usage_metrics
-from art.runtime.hosting.trainer_handle import TrainerHandle
 from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
 from art.storage.layout import DataDir
