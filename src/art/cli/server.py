@@ -40,7 +40,7 @@ from art.storage.keys import KeyStore
 from art.storage.layout import DataDir
 from art.storage.local_key import LOOPBACK, left_for_clients
 from art.storage.logs import clean, known_secrets, log_to_stderr
-from art.worker.waits import end_within, watch_event_loop
+from art.worker.waits import end_within
 
 logger = logging.getLogger("art.server")
 
@@ -149,7 +149,6 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
 
     runtime = Runtime(data_dir, config)
     faulthandler.enable()
-    watching = asyncio.create_task(watch_event_loop(), name="server-watch")
     keys = KeyStore(DataDir(data_dir).keys)  # first: a file that is damaged already is said before anything starts
     app = App(runtime, api_key=api_key, config=config, keys=keys, data_dir=data_dir)
     await runtime.start()
@@ -182,7 +181,6 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
                 print(line, flush=True)
         await server.serve(sockets=[sock])
     finally:
-        watching.cancel()
         app.close()
         keys.close()
         await runtime.close()

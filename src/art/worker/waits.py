@@ -1,4 +1,4 @@
-"""How the server's process itself is watched: waits with a deadline, a blocked event loop, and its end."""
+"""How the server's process itself is watched: waits with a deadline, and its end."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ import time
 from collections.abc import AsyncIterator
 
 from art.errors import ProcessError
-
-BLOCKED_AFTER_S = 60.0
-_ARM_S = 5.0
 
 
 @contextlib.asynccontextmanager
@@ -40,13 +37,6 @@ async def acquired(lock: asyncio.Lock, what: str, within_s: float) -> AsyncItera
         yield
     finally:
         lock.release()
-
-
-async def watch_event_loop() -> None:
-    """Write a traceback to the log when the event loop is blocked for `BLOCKED_AFTER_S`. Runs as a task of its own."""
-    while True:
-        faulthandler.dump_traceback_later(BLOCKED_AFTER_S, repeat=True)
-        await asyncio.sleep(_ARM_S)
 
 
 def end_within(seconds: float) -> None:
