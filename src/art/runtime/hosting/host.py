@@ -49,19 +49,6 @@ SCORING_PLACES = 8
 """Requests that an engine computes beside those that have a seat: the handshake scores without one."""
 
 
-def usage_metrics(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Describe the time between two `usage`s, as a rule from the end of one training step to that of the next."""
-    spent = {name: after[name] - before[name] for name in after}
-    seconds = spent["at"]
-    if seconds <= 0:
-        return {}
-    return {
-        "time/since_last_step_s": seconds,
-        "time/engine_idle_share": min(1.0, max(0.0, 1 - spent["engine_busy_s"] / seconds)),
-        "time/trainer_idle_share": min(1.0, max(0.0, 1 - spent["trainer_busy_s"] / seconds)),
-    }
-
-
 class BaseModelHost:
     """Runs the engine process and the trainer process of one base model. Each starts when it is first needed."""
 
@@ -96,8 +83,8 @@ class BaseModelHost:
         self._proving = asyncio.Lock()
         self._proved: set[str] = set()
         """LoRA settings whose layers the engine was proved to serve, without their seed."""
-        self._at_step: dict[str, float] | None = None
-        """`usage` at the end of the last training step."""
+        self._at_step: tuple[float, float, float] | None = None
+        """Time at the end of the last training step, and how long engine and trainer had worked until then."""
         self._devices = devices or find_devices()
         self.placement = choose_placement(settings, self._devices, in_use)
         self._shares_gpu = self.placement.shared and self.placement.trainer.kind == "cuda"
@@ -264,17 +251,19 @@ class BaseModelHost:
     def num_trainer_devices(self) -> int:
         return max(1, len(self.placement.trainer.indices))
 
-    def usage(self) -> dict[str, float]:
-        """Return how long engine and trainer have worked so far, in seconds. `at` is the time itself."""
-        return {
-            "at": time.monotonic(), "engine_busy_s": self.engine.busy_s, "trainer_busy_s": self.trainer.busy_s,
-        }  # fmt: skip
-
     def end_of_step(self) -> dict[str, float]:
-        """Return metrics of how engine and trainer spent the time since the last call; nothing at the first."""
-        usage = self.usage()
-        before, self._at_step = self._at_step, usage
-        return {} if before is None else usage_metrics(before, usage)
+        """Return metrics of how engine and trainer spent the time since the last call, as a rule since the end of the
+        step before; nothing at the first."""
+        before, now = self._at_step, (time.monotonic(), self.engine.busy_s, self.trainer.busy_s)
+        self._at_step = now
+        if before is None:
+            return {}
+        seconds, engine_s, trainer_s = (after - earlier for after, earlier in zip(now, before, strict=True))
+        return {
+            "time/since_last_step_s": seconds,
+            "time/engine_idle_share": min(1.0, max(0.0, 1 - engine_s / seconds)),
+            "time/trainer_idle_share": min(1.0, max(0.0, 1 - trainer_s / seconds)),
+        }
 
     def status(self) -> dict[str, Any]:
         placement, info = self.placement, self.engine.known_info
