@@ -76,8 +76,8 @@ async def train_request(runtime: Runtime, name: str, job_id: str) -> TrainReques
     return TrainRequest.model_validate({"job_id": job_id, "groups": [{"trajectories": trajectories}], "config": config})
 
 
-async def ended(runtime: Runtime, job: JobStatus) -> JobStatus:
-    async with asyncio.timeout(60):
+async def ended(runtime: Runtime, job: JobStatus, *, within_s: float = 60) -> JobStatus:
+    async with asyncio.timeout(within_s):
         while job.state in ("queued", "running"):
             job = await runtime.jobs.wait(job.job_id, 5.0)
     return job
@@ -384,7 +384,8 @@ async def test_a_queued_step_outlives_the_retention_and_the_server(
     second = Runtime(tmp_path / "b", ServerConfig())
     await second.start()
     try:
-        after_kill = await ended(second, await second.jobs.status("job-queued"))
+        # Its engine and trainer have to start first.
+        after_kill = await ended(second, await second.jobs.status("job-queued"), within_s=300)
     finally:
         await second.close()
     assert (undisturbed.state, after_kill.state) == ("succeeded", "succeeded"), after_kill.error
