@@ -7,6 +7,7 @@ import importlib.util
 import os
 import signal
 from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,33 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
         gc.enable()
+
+
+@contextmanager
+def _same_environment() -> Iterator[None]:
+    """Hide the variable in which pytest names the test that runs.
+
+    A warm parent forks only children with its own environment. Where it changes with every test, the children of a
+    runtime in this process are new interpreters, which import torch for seconds each.
+    """
+    name = os.environ.pop("PYTEST_CURRENT_TEST", None)
+    try:
+        yield
+    finally:
+        if name is not None:
+            os.environ["PYTEST_CURRENT_TEST"] = name
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup() -> Generator[None, object, object]:
+    with _same_environment():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, object, object]:
+    with _same_environment():
+        return (yield)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -46,6 +46,7 @@ def test_a_server_without_what_macos_lacks_trains(tiny_model: Path, tmp_path: Pa
         assert client.returncode == 0, client.stderr[-3000:] + log.read_text(encoding="utf-8")[-3000:]
         assert re.findall(r"pipeline trained step (\d)", client.stdout) == ["2", "3"]
         children = psutil.Process(server.pid).children(recursive=True)
+        assert ["warm_parent" in " ".join(child.cmdline()) for child in children] == [False, False]
         status = subprocess.run(
             [sys.executable, "-m", "art.cli.main", "status", "--data-dir", str(data)], env=as_mac, capture_output=True,
             text=True, timeout=100,

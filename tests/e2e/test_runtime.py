@@ -46,6 +46,7 @@ from art.runtime.jobs.runner import TrainingWork
 from art.runtime.registry import RegisteredModel
 from art.runtime.runtime import Runtime
 from art.storage import checkpoints
+from art.worker.launch import Launch, Process, WarmParent
 from tests.support.metric_names import find_metric
 
 PROMPT = {"role": "user", "content": "say yes, no or maybe"}
@@ -351,11 +352,23 @@ async def test_the_next_run_begins_after_the_step_that_the_last_one_left(tiny_mo
         await register_in(tmp_path / "c", request_for(tiny_model, "agent", lora=LoraConfig(rank=2)))
 
 
+class Borrowed(WarmParent):
+    """The warm parent of another runtime, which has imported torch already and goes on when this runtime ends."""
+
+    def __init__(self, lender: Runtime) -> None:
+        super().__init__()
+        self._lender = lender._hosts._warm_parent
+
+    async def fork(self, launch: Launch, timeout_s: float) -> Process | None:
+        return await self._lender.fork(launch, timeout_s)
+
+
 @in_module_loop
 async def test_a_queued_step_outlives_the_retention_and_the_server(
     runtime: Runtime, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It holds no tokens: the record keeps them for it, and a server that comes after a kill -9 trains the same."""
+    monkeypatch.setattr(art.runtime.hosting.host, "WarmParent", lambda: Borrowed(runtime))
     run, leave = TrainingWork.run, asyncio.Event()
 
     async def run_later(*args: Any) -> Done:

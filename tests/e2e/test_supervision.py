@@ -48,8 +48,9 @@ def start_script(tiny_model: Path, path: Path, *, num_processes: int = 1) -> tup
     )  # fmt: skip
     assert script.stdout is not None
     server = int(script.stdout.readline())
-    children = children_of(server)
-    return script, [server, *children, *(pid for child in children for pid in children_of(child))]
+    (warm_parent,) = children_of(server)
+    children = children_of(warm_parent)
+    return script, [server, warm_parent, *children, *(pid for child in children for pid in children_of(child))]
 
 
 @pytest.fixture(params=[1, pytest.param(2, marks=SLOW)])
@@ -64,7 +65,7 @@ def test_everything_ends_with_the_script(
     number: signal.Signals, num_processes: int, tiny_model: Path, tmp_path: Path
 ) -> None:
     script, pids = start_script(tiny_model, tmp_path, num_processes=num_processes)
-    assert len(pids) == 2 + num_processes
+    assert len(pids) == 3 + num_processes
     if number == signal.SIGINT:
         os.killpg(script.pid, number)  # as Ctrl-C in a terminal, which reaches all processes of the group
     else:
@@ -80,8 +81,8 @@ def test_everything_ends_with_the_script(
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["server", "trainer"])
 def test_the_children_of_a_killed_process_end_too(victim: str, tiny_model: Path, tmp_path: Path) -> None:
-    script, (server, engine, trainer, member) = start_script(tiny_model, tmp_path, num_processes=2)
-    doomed = [server, engine, trainer, member] if victim == "server" else [trainer, member]
+    script, (server, warm_parent, engine, trainer, member) = start_script(tiny_model, tmp_path, num_processes=2)
+    doomed = [server, warm_parent, engine, trainer, member] if victim == "server" else [trainer, member]
     os.kill(doomed[0], signal.SIGKILL)
     wait_until_gone(doomed, within_s=END_WITHIN_S)
     script.terminate()

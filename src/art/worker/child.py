@@ -28,7 +28,7 @@ from art.protocol.rpc import RpcServerSocket
 from art.storage.logs import log_to_stderr
 
 HEARTBEAT_S = 1.0
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
 class Child:
@@ -130,6 +130,8 @@ def child_from_argv(name: str) -> Child:
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--log", type=Path, help="the file that stderr is")
     args = parser.parse_args()
+    if sys.platform == "linux":  # for `ps` and `top`: the command line of a fork is that of the warm parent
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
     log_to_stderr()
     sys.stdout = sys.stderr  # libraries may print
     ignore_ctrl_c()

@@ -13,9 +13,7 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
-from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +25,7 @@ from art.config.server import FAILED_STARTS
 from art.errors import ArtError, ProcessError
 from art.protocol.rpc import RpcClient
 from art.storage.logs import describe_exit, log_tail, open_log, rotate_log
-from art.worker.waits import waiting
+from art.worker.launch import EXIT_TIMEOUT_S, Launch, Process, WarmParent, abort, kill, until_exit
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +40,6 @@ LOG_CHECKS = 60
 """Number of checks of a child between two checks of the length of its log."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
 """Pause after the first failure of a child, and the longest. Registering a model ends a pause at once."""
-EXIT_TIMEOUT_S = 3.0
-"""Longest wait for a child to exit after its connection has ended."""
-ABORT_TIMEOUT_S = 2.0
-"""Longest wait for the stack of a process that is stuck. It writes it within milliseconds."""
-KILL_TIMEOUT_S = 20.0
-"""Longest wait for the end of a killed process."""
 SOON_S = 2.0
 """A child that dies within this time after its start would die again at once, so the next start waits too."""
 
@@ -104,6 +96,8 @@ class ChildSpec:
     what `initialise` refuses is their answer as it is. Later a failed start is a `ProcessError`, and is tried again."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """More environment variables, e.g. which GPUs the child sees."""
+    warm_parent: WarmParent | None = None
+    """Forks the child, if it can; only for a child that computes on the CPU."""
     place: str = ""
     """Its devices and why it has them, for people."""
     first_pause_s: float = FIRST_PAUSE_S
@@ -285,11 +279,11 @@ class ChildProcess:
         with contextlib.ExitStack() as on_failure:
             ours, theirs = map(on_failure.enter_context, socket.socketpair())
             with theirs, open_log(spec.log_path) as log:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", spec.module, "--fd", str(theirs.fileno()), "--log", str(spec.log_path),
-                    pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-                    env=spec.environment(),
-                )  # fmt: skip
+                argv = ["--log", str(spec.log_path)]
+                launch = Launch(module=spec.module, argv=argv, frames=theirs, log=log, environment=spec.environment())
+                process = await spec.warm_parent.fork(launch, timeout_s) if spec.warm_parent is not None else None
+                if process is None:
+                    process = await launch.start()
             on_failure.pop_all()
         self._process, self._cause = process, None
         vitals = self._vitals = Vitals(spec.config)
@@ -376,35 +370,6 @@ class ChildProcess:
 
     def _log_tail(self) -> str:
         return log_tail(self.spec.log_path)
-
-
-async def until_exit(process: Process) -> None:
-    """Wait for a process that was asked to exit, and kill it if it does not."""
-    try:
-        async with asyncio.timeout(EXIT_TIMEOUT_S):
-            await process.wait()
-    except TimeoutError:
-        await kill(process)
-
-
-async def abort(process: Process) -> None:
-    """Let a process write where it stands, then kill it. One that is stopped or starved writes nothing."""
-    with contextlib.suppress(ProcessLookupError, TimeoutError):
-        os.kill(process.pid, signal.SIGABRT)
-        async with asyncio.timeout(ABORT_TIMEOUT_S):
-            await process.wait()
-    await kill(process)
-
-
-async def kill(process: Process) -> None:
-    """Kill a process and wait for its end, but not for ever: the system cannot end a process that waits for a disk."""
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    try:
-        async with waiting(f"the end of process {process.pid}, which was killed", KILL_TIMEOUT_S):
-            await process.wait()
-    except ProcessError as error:
-        logger.error("%s. The server goes on without it", error)
 
 
 MakeProcess = Callable[[ChildSpec, Callable[[RpcClient], Awaitable[None]], asyncio.Event | None], ChildProcess]

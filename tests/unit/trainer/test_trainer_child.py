@@ -9,13 +9,13 @@ import resource
 import signal
 import socket
 import sys
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from art.config import LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig
 from art.errors import ConfigError, InvalidRequestError, NothingTrainableError, ProcessError, TrainingError
@@ -23,6 +23,7 @@ from art.protocol.calls import InitCheckpoint, Progress, Sleep, StartTrainer, Tr
 from art.protocol.rpc import RpcClient
 from art.protocol.samples import StepResult, TrainingSample
 from art.storage import checkpoints
+from art.worker.launch import Launch, Process, WarmParent
 from tests.support.calls import raw
 from tests.support.trainer_samples import random_samples, sample_file
 
@@ -50,20 +51,28 @@ def sft_samples(seed: int, count: int = 8) -> list[TrainingSample]:
     return [replace(sample, component="sft") for sample in random_samples(seed, count)]
 
 
-async def spawn(log: Path) -> tuple[socket.socket, Process]:
+async def spawn(log: Path, warm_parent: WarmParent) -> tuple[socket.socket, Process]:
+    """Start a trainer process: forked by a warm parent, where the system has one, or in a new interpreter."""
     ours, theirs = socket.socketpair()
     with theirs, log.open("ab") as output:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "art.worker.trainer_child", "--fd", str(theirs.fileno()),
-            pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
-            env=os.environ | ENVIRONMENT,
-        )  # fmt: skip
-    return ours, process
+        launch = Launch(
+            module="art.worker.trainer_child", argv=[], frames=theirs, log=output, environment=os.environ | ENVIRONMENT
+        )
+        process = await warm_parent.fork(launch, timeout_s=120)
+        return ours, process or await launch.start()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def warm_parent() -> AsyncIterator[WarmParent]:
+    """What imports torch once for all trainer processes of this file."""
+    parent = WarmParent()
+    yield parent
+    await parent.close()
 
 
 @contextlib.asynccontextmanager
-async def trainer_process(log: Path) -> AsyncIterator[TrainerProcess]:
-    ours, process = await spawn(log)
+async def trainer_process(warm_parent: WarmParent, log: Path) -> AsyncIterator[TrainerProcess]:
+    ours, process = await spawn(log, warm_parent)
     beats: list[dict[str, Any]] = []
     client = await RpcClient.connect(ours, beats.append)
     try:
@@ -86,10 +95,10 @@ def job(directory: Path, step: int, **changes: Any) -> dict[str, Any]:
 
 
 async def test_trains_reports_survives_errors_and_is_killed(
-    model_path: Callable[[str], str], tmp_path: Path, log: Path
+    model_path: Callable[[str], str], warm_parent: WarmParent, tmp_path: Path, log: Path
 ) -> None:
     model = model_path("Qwen3")
-    async with trainer_process(log) as trainer:
+    async with trainer_process(warm_parent, log) as trainer:
         client = trainer.client
         with pytest.raises(InvalidRequestError, match="call `start_trainer` first"):
             await client.call(Train(**job(tmp_path, 1)))
@@ -132,7 +141,7 @@ async def test_trains_reports_survives_errors_and_is_killed(
             [result async for result in long_job]
     assert checkpoints.list_steps(tmp_path) == [0, 1, 2]
 
-    async with trainer_process(log) as trainer:  # a new process goes on where the files end
+    async with trainer_process(warm_parent, log) as trainer:  # a new process goes on where the files end
         await trainer.client.call(StartTrainer(model=model, config=TRAINER))
         results = [result async for result in trainer.client.stream(Train(**job(tmp_path, 3)))]
         assert results[-1].step == 3
@@ -144,9 +153,9 @@ def address_space_bytes(pid: int) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of a running process")
 async def test_a_trainer_without_memory_says_so_and_trains_the_step_when_there_is_some(
-    model_path: Callable[[str], str], tmp_path: Path, log: Path
+    model_path: Callable[[str], str], warm_parent: WarmParent, tmp_path: Path, log: Path
 ) -> None:
-    async with trainer_process(log) as trainer:
+    async with trainer_process(warm_parent, log) as trainer:
         await trainer.client.call(StartTrainer(model=model_path("Qwen3"), config=TRAINER))
         await trainer.client.call(InitCheckpoint(path=tmp_path / "0000", lora=LORA))
         pid = trainer.process.pid
@@ -160,9 +169,9 @@ async def test_a_trainer_without_memory_says_so_and_trains_the_step_when_there_i
 
 
 async def test_a_waiting_call_can_be_cancelled(
-    model_path: Callable[[str], str], tmp_path: Path, log: Path
+    model_path: Callable[[str], str], warm_parent: WarmParent, tmp_path: Path, log: Path
 ) -> None:
-    async with trainer_process(log) as trainer:
+    async with trainer_process(warm_parent, log) as trainer:
         client = trainer.client
         os.kill(trainer.process.pid, signal.SIGSTOP)  # until all that is sent lies in its socket
         start = asyncio.create_task(client.call(StartTrainer(model=model_path("Qwen3"), config=TRAINER)))
@@ -179,8 +188,8 @@ async def test_a_waiting_call_can_be_cancelled(
     assert sorted(os.listdir(tmp_path)) == ["kept"]
 
 
-async def test_ends_with_its_parent(log: Path) -> None:
-    ours, process = await spawn(log)
+async def test_ends_with_its_parent(warm_parent: WarmParent, log: Path) -> None:
+    ours, process = await spawn(log, warm_parent)
     ours.close()
     async with asyncio.timeout(60):
         assert await process.wait() == 0

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import art.worker.launch
 import art.worker.process
 from art.config import ServerConfig
 from art.config.server import FAILED_STARTS
@@ -102,7 +103,7 @@ def stop(monkeypatch: pytest.MonkeyPatch) -> Callable[[ChildProcess], None]:
 
     def send(process: ChildProcess) -> None:
         assert process.pid is not None
-        monkeypatch.setattr(art.worker.process, "ABORT_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(art.worker.launch, "ABORT_TIMEOUT_S", 0.1)
         os.kill(process.pid, signal.SIGSTOP)
 
     return send

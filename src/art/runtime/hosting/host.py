@@ -43,6 +43,7 @@ from art.runtime.placement import (
 )
 from art.runtime.registry import RegisteredModel, host_key
 from art.storage.layout import DataDir
+from art.worker.launch import WarmParent
 from art.worker.process import ChildProcess, ChildSpec, MakeProcess
 
 SCORING_PLACES = 8
@@ -59,6 +60,7 @@ class BaseModelHost:
         data_dir: DataDir,
         config: ServerConfig,
         name: str | None = None,
+        warm_parent: WarmParent | None = None,
         *,
         in_use: Mapping[int, int] | None = None,
         is_new: bool = False,
@@ -68,6 +70,7 @@ class BaseModelHost:
         """
         Args:
             name: names the processes and their logs; by default it is the base model's name without its folder.
+            warm_parent: forks the processes that compute on the CPU; by default each is a new interpreter.
             in_use: number of engines and trainers of other base models on each GPU, by its index.
             is_new: somebody is registering a model that needs this host; see `ChildSpec.is_new`.
             devices: those of this machine; by default they are looked for.
@@ -103,6 +106,7 @@ class BaseModelHost:
                 config=config,
                 is_new=is_new,
                 variables=variables,
+                warm_parent=warm_parent if on.kind == "cpu" and module != "vllm_child" else None,
                 place=f"{on} ({on.reason})",
             )
 
@@ -297,6 +301,7 @@ class Hosts:
         self._devices = devices
         self._data_dir = data_dir
         self._config = config
+        self._warm_parent = WarmParent()
         self._hosts: dict[str, BaseModelHost] = {}
         self._pinned: set[str] = set()
         """Keys of hosts that run whether or not a model uses them."""
@@ -325,7 +330,7 @@ class Hosts:
             names = [name, *(f"{name}-{number}" for number in range(2, len(taken) + 2))]
             name = next(name for name in names if name not in taken)
             self._hosts[key] = BaseModelHost(
-                base_model, settings, self._data_dir, self._config, name,
+                base_model, settings, self._data_dir, self._config, name, self._warm_parent,
                 in_use=self._in_use(), is_new=is_new, devices=self._devices,
             )  # fmt: skip
         return self._hosts[key]
@@ -351,6 +356,7 @@ class Hosts:
 
     async def close(self) -> None:
         await self._close(set())
+        await self._warm_parent.close()
 
     def all(self) -> list[BaseModelHost]:
         return list(self._hosts.values())
