@@ -39,10 +39,6 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 INDEX = "model.safetensors.index.json"
 ROWS = 1024
 """Rows of a weight that are changed at once."""
-_TOKENIZER = (
-    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json", "merges.txt", "chat_template.jinja",
-)  # fmt: skip
 _KEPT = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 """Endings of the base model's other files to copy: configuration, tokenizer, chat template."""
 _PREFIXES = (("", ""), ("model.", "model.language_model."), ("model.", "language_model.model."), ("model.", ""))
@@ -103,21 +99,6 @@ def export(call: Export, on_bytes: OnBytes) -> dict[str, object]:
         checkpoints.write_manifest(folder)
     files = checkpoints.list_files(call.target)
     return {"files": sorted(files), "size_bytes": sum(entry.size for entry in files.values()), **result}
-
-
-def merge_adapter(adapter: Path, base_model: str, target: Path, on_bytes: OnBytes) -> None:
-    """Merge a base model with its LoRA adapter as the folder `target`. The adapter's tokenizer is used if it has one.
-
-    Raises:
-        ConfigError: the base model is missing, or the adapter does not fit it.
-    """
-    base = base_folder(base_model)
-    with new_directory(target, replace=True) as folder:
-        merge(adapter, base, folder, on_bytes)
-        for name in _TOKENIZER:
-            if (adapter / name).is_file():
-                shutil.copyfile(adapter / name, folder / name)
-        checkpoints.write_manifest(folder)
 
 
 def base_folder(base_model: str) -> Path:

@@ -13,7 +13,6 @@ layer of this shape saves.
 
 from __future__ import annotations
 
-import bisect
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -318,11 +317,6 @@ class TrainerSetup:
         moments = fixed[-1]
         updating = (replace(moments, name="workspace of the optimiser"),)
         return fixed + max(passing, updating, key=total)
-
-    def largest_batch(self, room_bytes: int) -> int:
-        """Return the most tokens of a micro-batch whose forecast fits into `room_bytes`; 0 if none does."""
-        sizes = range(1, 2**24)
-        return bisect.bisect_right(sizes, room_bytes, key=lambda num_tokens: total(self.at_peak(num_tokens)))
 
 
 _ASLEEP_BYTES = 2 * GIB

@@ -51,7 +51,7 @@ def test_a_server_without_what_macos_lacks_trains(tiny_model: Path, tmp_path: Pa
             [sys.executable, "-m", "art.cli.main", "status", "--data-dir", str(data)], env=as_mac, capture_output=True,
             text=True, timeout=100,
         )  # fmt: skip
-        assert f"trainer of {tiny_model.name}: up" in status.stdout, status.stderr
+        assert f"trainer of {tiny_model}: up on cpu" in status.stdout, status.stderr
     finally:
         server.terminate()
         server.wait(30)

@@ -106,7 +106,6 @@ async def _use(model: art.TrainableModel, client: ServerClient, data_dir: Path) 
     after = await usage(client)  # of the next server, which `LocalBackend` starts
     assert after.prompt - before.prompt == sum(one.prompt_tokens for one in counted if one is not None)
     assert after.completion - before.completion == sum(one.completion_tokens for one in counted if one is not None)
-    assert after.sampling_s > before.sampling_s
     assert (after.steps, after.training_s) == (before.steps, before.training_s)
 
 

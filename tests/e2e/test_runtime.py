@@ -40,7 +40,7 @@ from art.protocol.calls import Train
 from art.protocol.chat_completions import parse_chat_request
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.record.conversations import forget_older
-from art.runtime.hosting.trainer_handle import TrainerHandle
+from art.runtime.hosting.handles import TrainerHandle
 from art.runtime.jobs.job import Done
 from art.runtime.jobs.runner import TrainingWork
 from art.runtime.registry import RegisteredModel
@@ -77,8 +77,8 @@ async def train_request(runtime: Runtime, name: str, job_id: str) -> TrainReques
     return TrainRequest.model_validate({"job_id": job_id, "groups": [{"trajectories": trajectories}], "config": config})
 
 
-async def ended(runtime: Runtime, job: JobStatus) -> JobStatus:
-    async with asyncio.timeout(60):
+async def ended(runtime: Runtime, job: JobStatus, *, within_s: float = 60) -> JobStatus:
+    async with asyncio.timeout(within_s):
         while job.state in ("queued", "running"):
             job = await runtime.jobs.wait(job.job_id, 5.0)
     return job
@@ -397,7 +397,8 @@ async def test_a_queued_step_outlives_the_retention_and_the_server(
     second = Runtime(tmp_path / "b", ServerConfig())
     await second.start()
     try:
-        after_kill = await ended(second, await second.jobs.status("job-queued"))
+        # Its engine and trainer have to start first.
+        after_kill = await ended(second, await second.jobs.status("job-queued"), within_s=300)
     finally:
         await second.close()
     assert (undisturbed.state, after_kill.state) == ("succeeded", "succeeded"), after_kill.error
@@ -426,16 +427,13 @@ async def test_a_training_that_is_cancelled_stops_behind_its_micro_batch(runtime
     request = TrainSFTRequest.model_validate({"job_id": "job-endless", **endless})
     before = [host["trainer"]["pid"] for host in (await runtime.health())["base_models"]]
     await runtime.training.train_sft("p", "cancelled", request)
-    last = None
-    async for event in runtime.jobs.events("job-endless", 0):
-        if event is not None and event.progress is not None and event.state is None:
-            assert event.progress.total == 2000
-            await runtime.jobs.cancel("job-endless")
-        last = event or last
-    assert last is not None
-    assert last.status is not None
-    assert last.status.state == "cancelled"
-    assert last.status.progress is None
+    while (progress := (await runtime.jobs.status("job-endless")).progress) is None:
+        await asyncio.sleep(0.05)
+    assert progress.total == 2000
+    await runtime.jobs.cancel("job-endless")
+    last = await runtime.jobs.wait("job-endless", 600)
+    assert last.state == "cancelled"
+    assert last.progress is None
     assert checkpoints.list_steps(runtime.data_dir.model("p", "cancelled").checkpoints) == [0]
     after = [host["trainer"]["pid"] for host in (await runtime.health())["base_models"]]
     assert before == after, "the trainer did not have to be killed"

@@ -113,15 +113,16 @@ def test_a_server_started_by_hand_ends_when_asked(number: signal.Signals, server
 def test_status_of_a_server_that_answers_stands_still_and_goes_on(
     server: subprocess.Popen[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("ART_API_KEY", "the-key")
     assert art_command.main(["status", "--data-dir", str(tmp_path)]) == 0
     report = capsys.readouterr().out
-    assert f"art-server, pid {server.pid}, at" in report
-    assert "Training jobs\n  none" in report
+    assert "art-server at http://127.0.0.1:" in report
+    assert "Jobs that have not ended\n  none" in report
     with monkeypatch.context() as patch:
         patch.setattr("art.cli.status.REPORT_TIMEOUT_S", 0.5)
         server.send_signal(signal.SIGSTOP)
         assert art_command.main(["status", "--data-dir", str(tmp_path)]) == 1
-    assert f"art-server (pid {server.pid}) gave no report within" in capsys.readouterr().err
+    assert f"art-server (pid {server.pid}) gave no answer within" in capsys.readouterr().err
     server.send_signal(signal.SIGCONT)
     monkeypatch.setattr("art.cli.status.REPORT_TIMEOUT_S", 30.0)
     assert art_command.main(["status", "--data-dir", str(tmp_path)]) == 0

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from art.protocol.live import FindingMade, LiveEvent
-from art.protocol.training import JobEvent, JobStatus, ModelStatus
+from art.protocol.training import JobStatus, ModelStatus
 
 SECRET = "only-for-b"
 """Stands in everything of project b."""
@@ -90,10 +90,6 @@ class Jobs(Spy):
     async def cancel(self, job_id: str) -> JobStatus:
         self.calls.append(("cancel", (job_id,), {}))
         return await self.status(job_id)
-
-    async def events(self, job_id: str, after: int) -> AsyncGenerator[JobEvent, None]:
-        self.calls.append(("events", (job_id,), {}))
-        yield JobEvent(kind="state", at=0.0, state="queued", status=await self.status(job_id))
 
 
 class Live(Spy):

@@ -35,10 +35,9 @@ _INTRODUCTION = """\
 You can train any Hugging Face causal language model with a chat template: `base_model` is its hub id or its folder.
 Code that comes with a model is never run; a model that needs `trust_remote_code` is refused.
 
-To train on from supervised fine-tuning or from a checkpoint, name the folder of a LoRA adapter in PEFT's format. ART
-merges it once into the model that its `base_model_name_or_path` names, in a folder of the data directory, and uses the
-adapter's own tokenizer and chat template where it has them. A model that does not exist is refused at once. The hub is
-asked only for files that the server's cache lacks; `HF_HOME`, `HF_TOKEN` and `HF_HUB_OFFLINE` are read by the server.
+To train on from a LoRA adapter, merge it into its model first (peft's `merge_and_unload`), and name the folder of the
+merged model, with its tokenizer and chat template. A model that does not exist is refused at once. The hub is asked
+only for files that the server's cache lacks; `HF_HOME`, `HF_TOKEN` and `HF_HUB_OFFLINE` are read by the server.
 
 The table is the result of a run. It builds a small random model for each family, with the family's architecture and a
 tokenizer and chat template in its style, and takes it through the whole loop on the CPU in float32. Each column

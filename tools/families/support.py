@@ -31,8 +31,8 @@ from art.gateway.fidelity import examine, plain_conversations
 from art.gateway.renderer import Renderer, load_renderer
 from art.protocol.calls import StartVllm, Train
 from art.protocol.samples import Component, TrainingSample
-from art.runtime.preflight import check_tools
 from art.runtime.publish import publish
+from art.runtime.submission import check_tools
 from art.storage import checkpoints
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.lora import LoraPolicy

@@ -195,7 +195,7 @@ def add_quota_options(parser: argparse.ArgumentParser) -> None:
     setting = actions.add_parser("set", help="replace the quota of a project by the limits that are given")
     setting.add_argument("--tokens", type=int, metavar="N", help="prompt and sampled tokens")
     setting.add_argument("--steps", type=int, metavar="N", help="training steps")
-    setting.add_argument("--device-hours", type=float, metavar="N", help="hours of devices, of sampling and training")
+    setting.add_argument("--device-hours", type=float, metavar="N", help="hours of devices that train")
     setting.add_argument("--usd", type=float, metavar="X", help="costs by the server's `prices`")
     clearing = actions.add_parser("clear", help="remove the quota of a project")
     for action in (setting, clearing):

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import ctypes
 import difflib
+import faulthandler
 import gc
 import logging
 import os
@@ -39,7 +40,7 @@ from art.storage.keys import KeyStore
 from art.storage.layout import DataDir
 from art.storage.local_key import LOOPBACK, left_for_clients
 from art.storage.logs import clean, known_secrets, log_to_stderr
-from art.worker.waits import end_within, watch_event_loop, write_reports_on_signal
+from art.worker.waits import end_within
 
 logger = logging.getLogger("art.server")
 
@@ -147,8 +148,7 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
             yield
 
     runtime = Runtime(data_dir, config)
-    write_reports_on_signal(DataDir(data_dir), runtime.overview.report)
-    watching = asyncio.create_task(watch_event_loop(), name="server-watch")
+    faulthandler.enable()
     keys = KeyStore(DataDir(data_dir).keys)  # first: a file that is damaged already is said before anything starts
     app = App(runtime, api_key=api_key, config=config, keys=keys, data_dir=data_dir)
     await runtime.start()
@@ -181,7 +181,6 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
                 print(line, flush=True)
         await server.serve(sockets=[sock])
     finally:
-        watching.cancel()
         app.close()
         keys.close()
         await runtime.close()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
-import time
 from pathlib import Path
 
 from art.client.client import ServerClient
@@ -30,11 +28,8 @@ def add_status_options(parser: argparse.ArgumentParser) -> None:
 def run_status(args: argparse.Namespace) -> int:
     """`art status`: show the processes and jobs of a server, and what its models have cost.
 
-    It asks the server of a data directory by a signal. It therefore needs neither address nor key. A server that hangs
-    is named with its process id.
-
-    A server elsewhere, at --url or ART_SERVER_URL, is asked over HTTP with the key in ART_API_KEY for its processes,
-    its models and its unfinished jobs. --data-dir wins over ART_SERVER_URL.
+    The server of a data directory is asked at the address that it has left there. One elsewhere, at --url or
+    ART_SERVER_URL, is asked with the key in ART_API_KEY. --data-dir wins over ART_SERVER_URL.
     """
     if url := args.url or (os.environ.get("ART_SERVER_URL") if args.data_dir is None else None):
         print(asyncio.run(describe_server(url)))
@@ -45,13 +40,37 @@ def run_status(args: argparse.Namespace) -> int:
         if lines := Ledger(path=path).lines():
             sections.append("\n  ".join([f"Costs of {path.parents[2].name}/{path.parent.name}", *lines]))
     try:
-        report = ask_for_report(data_dir)
+        report = asyncio.run(describe_local_server(data_dir))
     except NotFoundError as error:
         if not sections:
             raise
         report = error.message
     print("\n\n".join([report, *sections]))
     return 0
+
+
+async def describe_local_server(data_dir: DataDir) -> str:
+    """Describe the server that uses `data_dir`, as `describe_server` does.
+
+    Raises:
+        NotFoundError: no server uses it.
+        ProcessError: the server does not answer.
+    """
+    pid = lock_holder(data_dir.lock)
+    if pid is None:
+        how = "runs on" if data_dir.database.exists() else "has ever run on"
+        raise NotFoundError(
+            f"no art-server {how} {data_dir.root}; name the `path` of its backend, or its --data-dir, by --data-dir, "
+            "or the address of one that runs elsewhere by --url or ART_SERVER_URL"
+        )
+    try:
+        async with asyncio.timeout(REPORT_TIMEOUT_S):
+            return await describe_server(data_dir.address.read_text(encoding="utf-8"))
+    except (TimeoutError, FileNotFoundError):
+        raise ProcessError(
+            f"art-server (pid {pid}) gave no answer within {REPORT_TIMEOUT_S:.0f} s. `py-spy dump --pid {pid}` shows "
+            "where it stands; if a signal has stopped it, SIGCONT lets it go on"
+        ) from None
 
 
 async def describe_server(url: str) -> str:
@@ -66,9 +85,17 @@ async def describe_server(url: str) -> str:
     processes = []
     for host in health.get("base_models", ()):
         for part in ("engine", "trainer"):
-            place = host.get("placement", {}).get(part)  # older servers do not tell
-            where = "" if place is None else f" on {place['devices']} ({place['reason']})"
-            processes.append(f"{part} of {host['base_model']}: {host[part]['state']}{where}")
+            process, place = host[part], host["placement"][part]
+            line = f"{part} of {host['base_model']}: {process['state']} on {place['devices']} ({place['reason']})"
+            if process["pid"] is not None:
+                line += f", pid {process['pid']}"
+            if process.get("rss_bytes") is not None:  # unknown where there is no /proc, as on macOS
+                line += f", {process['rss_bytes'] / 2**30:.2f} GiB"
+            if "doing" in process:
+                line += f", `{process['doing']}` since {process['since_s']:.0f} s"
+            if process["restarts"]:
+                line += f", {process['restarts']} restarts, the last since {process['last_end']}"
+            processes.append(line)
     unfinished = []
     for job in jobs:
         detail = job.state if job.queue_place is None else f"{job.state} at place {job.queue_place}"
@@ -83,44 +110,4 @@ async def describe_server(url: str) -> str:
     }
     return "\n\n".join(
         [f"art-server at {url}", *("\n  ".join([heading, *(lines or ["none"])]) for heading, lines in sections.items())]
-    )
-
-
-def ask_for_report(data_dir: DataDir) -> str:
-    """Ask the server that uses `data_dir`, by a signal, for a report on its processes and jobs.
-
-    Raises:
-        NotFoundError: no server uses it.
-        ProcessError: the server gives no report.
-    """
-    pid = lock_holder(data_dir.lock)
-    if pid is None:
-        how = "runs on" if data_dir.database.exists() else "has ever run on"
-        raise NotFoundError(
-            f"no art-server {how} {data_dir.root}; name the `path` of its backend, or its --data-dir, by --data-dir, "
-            "or the address of one that runs elsewhere by --url or ART_SERVER_URL"
-        )
-    # Here and not above: a server elsewhere is also asked from Windows, which has no such signals.
-    from art.worker.waits import REPORT_SIGNAL
-
-    def version() -> tuple[int, int] | None:
-        """A value that changes when the report is replaced."""
-        with contextlib.suppress(OSError):
-            stat = data_dir.report.stat()
-            return stat.st_ino, stat.st_mtime_ns
-        return None
-
-    before = version()
-    try:
-        os.kill(pid, REPORT_SIGNAL)
-    except PermissionError:
-        raise ProcessError(f"art-server (pid {pid}) belongs to another user; ask as that user") from None
-    deadline = time.monotonic() + REPORT_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if version() != before:
-            return data_dir.report.read_text(encoding="utf-8")
-        time.sleep(0.05)
-    raise ProcessError(
-        f"art-server (pid {pid}) gave no report within {REPORT_TIMEOUT_S:.0f} s. `py-spy dump --pid {pid}` shows where "
-        "it stands; if a signal has stopped it, SIGCONT lets it go on"
     )

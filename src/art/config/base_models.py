@@ -30,8 +30,8 @@ SHORT_NAMES: dict[str, str] = {
 """Hub ids of chat models by their short names."""
 HUB_ID_PATTERN = r"^(?:[A-Za-z0-9_][A-Za-z0-9._-]{0,95}/)?[A-Za-z0-9_][A-Za-z0-9._-]{0,95}$"
 """Ids of the Hugging Face hub: `owner/name`, or a name alone."""
-_EXPECTED = "a hub id such as 'Qwen/Qwen3-0.6B', the folder of a model or of a LoRA adapter, or a short name"
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_EXPECTED = "a hub id such as 'Qwen/Qwen3-0.6B', the folder of a model, or a short name"
+ADAPTER_CONFIG = "adapter_config.json"
 
 
 def resolve_base_model(name: str) -> str:
@@ -89,21 +89,17 @@ def find_folder(base_model: str) -> Path | None:
             f"base model {base_model!r}: {folder.absolute()} {what}; expected {_EXPECTED}", param="base_model"
         )
     names = {entry.name for entry in folder.iterdir()}
-    is_model = any(name.startswith("model") and name.endswith(".safetensors") for name in names)
-    is_adapter = ADAPTER_CONFIG in names
-    if is_adapter and is_model:
+    if ADAPTER_CONFIG in names:
         raise ConfigError(
-            f"base model {base_model!r} is a model and an adapter in one folder; move {ADAPTER_CONFIG} and "
-            f"{ADAPTER_WEIGHTS} into another folder, and give the one to start from",
+            f"base model {base_model!r} has a LoRA adapter ({ADAPTER_CONFIG}). Merge it into its model first, with peft's "
+            "`merge_and_unload`, and give the folder of the merged model with its tokenizer; of one that ART has "
+            "trained, `art checkpoints export MODEL merged` makes it",
             param="base_model",
         )
-    needed = {ADAPTER_CONFIG, ADAPTER_WEIGHTS} if is_adapter else {"config.json"}
-    missing = sorted(needed - names)
-    if not is_adapter and not missing and not is_model:
-        missing = ["model*.safetensors"]
-    if missing:
-        kind = "a LoRA adapter" if is_adapter else "the folder of a model (or of a LoRA adapter)"
-        problem = f"base model {base_model!r} has no {' and no '.join(missing)}, which {kind} needs"
+    has_weights = any(name.startswith("model") and name.endswith(".safetensors") for name in names)
+    if "config.json" not in names or not has_weights:
+        missing = "model*.safetensors" if "config.json" in names else "config.json"
+        problem = f"base model {base_model!r} has no {missing}, which the folder of a model needs"
         raise ConfigError(f"{problem}; give the folder that has these files", param="base_model")
     return folder
 

@@ -140,7 +140,7 @@ class PricesConfig(Config):
     """What usage of a server costs, for `art usage` and quotas in USD. Later changes do not change past usage."""
 
     device_usd_per_hour: float = Field(default=0.0, ge=0)
-    """Price of one device (GPU) for each hour in which it samples or trains."""
+    """Price of one device (GPU) for each hour in which it trains."""
     prompt_usd: float = Field(default=0.0, ge=0)
     """Price of a million prompt tokens, cached ones included."""
     completion_usd: float = Field(default=0.0, ge=0)
@@ -167,8 +167,8 @@ class ServerConfig(Config):
     """Refuse to start without a CUDA device."""
     strict: bool = False
     """Refuse requests with a field that would be ignored, such as `reasoning_effort`, or replaced by the sampling of a
-    model or rollout. Otherwise such fields are reported: in the header `x-art-ignored` of the answer, once per key and
-    field in the log, and by `art status`."""
+    model or rollout. Otherwise such fields are reported: in the header `x-art-ignored` of the answer, and once per
+    key and field in the log."""
     only_models: bool = False
     """Whether keys without the scope `admin` may only register models that are based on `models`."""
     base_model_folders: tuple[str, ...] | None = None

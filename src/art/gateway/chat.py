@@ -58,8 +58,8 @@ class Gateway:
 
         Cached tokens are also counted as prompt tokens.
         """
-        self.ignored: Counter[tuple[str, str]] = Counter()
-        """Requests with a field that was ignored or replaced, by the key's id and the field."""
+        self._ignored: set[tuple[str, str]] = set()
+        """Fields that were ignored or replaced and logged, by the key's id."""
         self._greedy: set[str] = set()
         """Models whose greedy requests were logged."""
         self._resolver = resolver
@@ -112,8 +112,8 @@ class Gateway:
         turn = await self.turns.prepare(request, **asked)
         self.recorder.usage.check_sampling(turn.policy.project)
         for name in request.ignored:
-            self.ignored[turn.key, name] += 1
-            if self.ignored[turn.key, name] == 1:
+            if (turn.key, name) not in self._ignored:
+                self._ignored.add((turn.key, name))
                 logger.warning("`%s` of requests with the key %r has no effect; it is ignored", name, turn.key)
         if request.temperature == 0 and turn.policy.adapter is not None and "@" not in request.model:
             request.remarks.append("temperature 0 cannot be trained")

@@ -237,15 +237,10 @@ JOB_METRICS: dict[str, Metric] = {
     "time/publish_s": Metric("seconds for loading the checkpoint into the engine and checking it"),
     "time/step_job_s": Metric("seconds of the whole job on the server: training and publishing"),
     "time/since_last_step_s": Metric(
-        "seconds since the step before ended, on this base model; the five metrics below are about this time", LATER
+        "seconds since the step before ended, on this base model; the two metrics below are about this time", LATER
     ),
     "time/engine_idle_share": Metric("share of the time in which the engine computed no request, asleep or not", LATER),
     "time/trainer_idle_share": Metric("share of the time in which the trainer had nothing to do", LATER),
-    "time/engine_asleep_s": Metric("seconds that the engine slept, so that the trainer had the device's memory", LATER),
-    "time/requests_closed_s": Metric(
-        "seconds in which requests were held, because the engine slept or exchanged its weights", LATER
-    ),
-    "time/requests_held_s": Metric("waits of the held requests, summed over requests", LATER),
     "findings/*": Metric("1 for each finding of the step, by its name", "steps with findings"),
 }
 """Metrics that the server adds to every step when it loads the step's checkpoint into the engine."""

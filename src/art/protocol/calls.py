@@ -296,14 +296,6 @@ class Export(Call[dict[str, Any]]):
     """Arguments of the chat template with which the model was trained."""
 
 
-class MergeAdapter(Call[dict[str, Any]]):
-    """Merge a LoRA adapter that was given as base model with the model that it adapts."""
-
-    adapter: Path
-    base_model: str
-    target: Path
-
-
 class Push(Call[dict[str, Any]]):
     """Send a checkpoint or an export to the Hugging Face hub or an S3 store."""
 
@@ -333,4 +325,4 @@ _OF_EVERY_ENGINE = (Info, Generate, Score, LoadAdapter, UnloadAdapter, Stats)
 ENGINE_CALLS = _by_method(StartEngine, *_OF_EVERY_ENGINE)
 VLLM_CALLS = _by_method(StartVllm, *_OF_EVERY_ENGINE, PrepareWeights, Sleep, Wake)
 TRAINER_CALLS = _by_method(StartTrainer, InitCheckpoint, Train, TrainSft, Trial, WriteLoudAdapters)
-FILE_CALLS = _by_method(Copy, Export, MergeAdapter, Push, Pull)
+FILE_CALLS = _by_method(Copy, Export, Push, Pull)

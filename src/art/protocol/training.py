@@ -231,25 +231,6 @@ class JobStatus(Wire):
     """Newest progress, while the job runs."""
 
 
-class JobEvent(Wire):
-    """One server-sent event of `GET /api/jobs/{job_id}/events`."""
-
-    number: int | None = None
-    """Id of the event. Only the end of the job has one: other events describe the present, so a client that reconnects
-    gets new ones."""
-    kind: Literal["state", "progress", "queue"]
-    at: float
-    """Unix time of the event."""
-    state: JobState | None = None
-    """The new state, for kind "state"."""
-    progress: JobProgress | None = None
-    """The progress, for kind "progress"."""
-    queue_place: int | None = None
-    """The place in the queue, for kind "queue"; 1 is the next to run."""
-    status: JobStatus | None = None
-    """The complete status, in the last event only."""
-
-
 class JobList(Wire):
     jobs: list[JobStatus]
     """The jobs, newest first."""

@@ -34,7 +34,7 @@ class Used(TokenCounts):
     steps: int = 0
     """Training steps that were published."""
     sampling_s: float = 0.0
-    """Seconds of devices for answers. What several requests use at once is split equally among them."""
+    """Seconds of devices for answers, which older versions counted. Answers are counted by their tokens."""
     training_s: float = 0.0
     """Seconds of devices for training steps, failed and cancelled ones included."""
     usd: float = 0.0

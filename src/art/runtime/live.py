@@ -1,4 +1,4 @@
-"""What the whole server does, for people who watch: one model (`activity`), everything (`system`), and a report."""
+"""What the whole server does, for people who watch: one model (`activity`) and everything (`system`)."""
 
 from __future__ import annotations
 
@@ -149,41 +149,6 @@ class Overview:
             )
             for key in keys if project in (None, key.partition("/")[0])
         ]  # fmt: skip
-
-    def report(self) -> str:
-        """Describe the server for people: its processes, the jobs that have not ended, and ignored fields."""
-        ignored = sorted(self._gateway.ignored.items())
-        parts = {
-            "Processes": map(describe_process, self._hosts.processes()),
-            "Training jobs": (
-                f"{entry}, for {job.age_s:.0f} s, " + ("runs" if job.runs else f"place {job.queue_place} in its queue")
-                for entry, job in self._jobs.activity()
-            ),
-            "Fields of requests that have no effect": (
-                f"`{name}` of key {key!r}: {count} requests" for (key, name), count in ignored
-            ),
-        }
-        title = f"art-server, pid {os.getpid()}, at {time.strftime('%Y-%m-%d %H:%M:%S')}"
-        texts = ["\n  ".join([heading, *(list(lines) or ["none"])]) for heading, lines in parts.items()]
-        return "\n\n".join([title, *texts])
-
-
-def describe_process(process: ChildProcess) -> str:
-    """Describe a process in one line."""
-    status = process.status
-    parts = [f"{process.spec.name}: {status['state']}"]
-    if status["pid"] is not None:
-        parts.append(f"pid {status['pid']}")
-    if process.spec.place:
-        parts.append(f"on {process.spec.place}")
-    if status.get("rss_bytes") is not None:  # unknown where there is no /proc, as on macOS
-        parts.append(f"{status['rss_bytes'] / 2**30:.2f} GiB")
-    if "doing" in status:
-        parts.append(f"`{status['doing']}` since {status['since_s']:.0f} s")
-    parts.append(f"log {process.spec.log_path}")
-    if status["restarts"]:
-        parts.append(f"{status['restarts']} restarts, the last since {status['last_end']}")
-    return ", ".join(parts)
 
 
 def _process_part(process: ChildProcess, kind: Literal["engine", "trainer"]) -> ProcessPart:

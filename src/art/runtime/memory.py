@@ -36,8 +36,6 @@ _UNCERTAINTY = 1.25
 the system ends the trainer: a failure. A GPU's is a warning, since micro-batches are made smaller when it runs out."""
 _SHARE_MARGIN = 0.01
 """How much less than the largest possible share of a GPU is advised."""
-_FEWEST_TOKENS = 64
-"""The least value of `trainer.max_tokens`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,9 +224,10 @@ def check_forecast(plan: MemoryPlan | None) -> CheckResult:
         if device.is_short:
             is_fatal = device.gpu_index is None and device.needed_bytes > _UNCERTAINTY * device.limit_bytes
             status = "failure" if is_fatal or status == "failure" else "warning"
-            largest = max(device.parts, key=_size)
+            largest = max((part for part in device.parts if part.remedy), key=_size)
+            missing = f"{(device.needed_bytes - device.limit_bytes) / GIB:.1f} GiB are missing on {device.where}"
             takes = f"the {largest.name} of the {largest.owner} take {largest.size_bytes / GIB:.1f} GiB"
-            remedies.append(f"{takes} on {device.where}; {_advise(plan, device)}")
+            remedies.append(f"{missing}; {takes}: {largest.remedy}")
     return CheckResult(
         name=NAME,
         status=status,
@@ -245,24 +244,3 @@ def check_forecast(plan: MemoryPlan | None) -> CheckResult:
             for part in device.parts
         ],
     )
-
-
-def _advise(plan: MemoryPlan, short: DeviceForecast) -> str:
-    """Say what to change so that a device's forecast fits, with numbers where they can be computed."""
-    missing = f"{(short.needed_bytes - short.limit_bytes) / GIB:.1f} GiB are missing"
-    setup, advice = plan.trainer, []
-    # Bytes that one trainer process can have of the device.
-    room = (short.limit_bytes - short.needed_bytes) // plan.cpu_copies + total(setup.at_peak(plan.num_tokens))
-    if any(part.name == "activations" for part in short.parts):
-        if (tokens := setup.largest_batch(room)) >= _FEWEST_TOKENS:
-            advice.append(f"set `trainer.max_tokens` to at most {tokens:,}")
-        if setup.checkpointing == "none":
-            more = replace(setup, checkpointing="full").largest_batch(room)
-            if more >= plan.num_tokens:
-                advice.append("set `trainer.gradient_checkpointing`")
-            elif more >= _FEWEST_TOKENS:
-                advice.append(f"set `trainer.gradient_checkpointing` and `trainer.max_tokens` to at most {more:,}")
-    if advice:
-        return f"{missing}: {', or '.join(advice)}"
-    largest = max((part for part in short.parts if part.remedy), key=_size)
-    return f"{missing}. The largest part is the {largest.name} of the {largest.owner}: {largest.remedy}"

@@ -1,10 +1,8 @@
-"""Register a model: prepare its base model, start its processes, make its first checkpoint, serve its newest one."""
+"""Register a model: find its base model, start its processes, make its first checkpoint, serve its newest one."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -12,21 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from art.config import ModelSettings
-from art.config.base_models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, find_folder, looks_like_path, resolve_base_model
+from art.config.base_models import find_folder, looks_like_path, resolve_base_model
 from art.errors import ConfigError
 from art.memory import read_shape
-from art.protocol.calls import MergeAdapter
 from art.protocol.training import ModelStatus, RegisterRequest
 from art.runtime.hosting.host import Hosts
-from art.runtime.jobs.file_jobs import run_file_call
-from art.runtime.jobs.job import JobControl
 from art.runtime.jobs.queue import JobQueue
 from art.runtime.memory import MemoryPlan, check_memory
 from art.runtime.models import Models, status_of
 from art.runtime.placement import FASTER, SLOW, Devices, check_placement, find_devices, is_slow, with_engine
 from art.runtime.registry import RegisteredModel, Registry
 from art.storage import checkpoints
-from art.storage.layout import DataDir, validate_name
+from art.storage.layout import validate_name
 
 logger = logging.getLogger(__name__)
 
@@ -34,23 +29,12 @@ HUB_TIMEOUT_S = 10.0
 _CONFIG = "config.json"
 
 
-async def prepare_base_model(
-    name: str, data_dir: DataDir, check_folder: Callable[[Path], None] = lambda folder: None
-) -> str:
-    """Return a folder or hub id that engine and trainer can load, before any process is started for it.
-
-        folder of a model                 used as it is
-        folder of a LoRA adapter          the model that the adapter was trained on, with the adapter merged into it
-        hub id                            used as it is, after a check that the hub, or its cache here, has it
-
-    A merged model is stored in the data directory under the hash of its adapter, so each is merged only once.
+async def find_base_model(name: str, check_folder: Callable[[Path], None] = lambda folder: None) -> str:
+    """Return the folder or hub id that engine and trainer can load, before any process is started for it.
 
     `check_folder` raises an error for a folder that must not be read. It is called before anything in the folder is
-    looked at, also for the folder that an adapter names as its base model.
-
-    Raises:
-        ConfigError: there is no such model, or its files are incomplete. The message says what was looked for.
-        ProcessError: the process that merges an adapter died.
+    looked at. Raises `ConfigError` if there is no such model, or its files are incomplete; the message says what was
+    looked for.
     """
     base_model = resolve_base_model(name)
     if looks_like_path(base_model) or await asyncio.to_thread(Path(base_model).is_dir):
@@ -59,38 +43,7 @@ async def prepare_base_model(
     if folder is None:
         await asyncio.to_thread(_check_hub, base_model)
         return base_model
-    if not (folder / ADAPTER_CONFIG).is_file():
-        return str(folder) if base_model.startswith("~") else base_model
-    adapted_from = await prepare_base_model(_base_of(folder), data_dir, check_folder)
-
-    def hash_adapter() -> str:
-        digest = hashlib.sha256(adapted_from.encode())
-        for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
-            digest.update(hashlib.sha256((folder / file).read_bytes()).digest())
-        return digest.hexdigest()[:12]
-
-    target = data_dir.adapted(f"{folder.absolute().name}-{await asyncio.to_thread(hash_adapter)}")
-    if not target.is_dir():
-        logger.info("merging the adapter %s into its base model %s, as %s", folder, adapted_from, target)
-        call = MergeAdapter(adapter=folder, base_model=adapted_from, target=target)
-        await run_file_call(call, data_dir.logs / "files.log", JobControl())
-    return str(target.absolute())
-
-
-def _base_of(adapter: Path) -> str:
-    """The base model that an adapter names. A relative path starts at the working directory or the adapter's folder."""
-    try:
-        name = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError):
-        name = None
-    if not name or not isinstance(name, str):
-        raise ConfigError(
-            f"{adapter / ADAPTER_CONFIG} does not say which model the adapter is for; write its hub id or folder "
-            "there, as `base_model_name_or_path`",
-            param="base_model",
-        )
-    beside = adapter / name
-    return str(beside) if not Path(name).is_dir() and beside.is_dir() else name
+    return str(folder) if base_model.startswith("~") else base_model
 
 
 def _check_hub(name: str) -> None:
@@ -109,7 +62,7 @@ def _check_hub(name: str) -> None:
     except RepositoryNotFoundError:
         reason = "the hub has no such model, or it is private and HF_TOKEN is not set to a token that may read it"
     except EntryNotFoundError:
-        reason = f"the hub's repository has no {_CONFIG}. Download a LoRA adapter, and give its folder"
+        reason = f"the hub's repository has no {_CONFIG}, so it is no model; a LoRA adapter must be merged first"
     except HFValidationError:
         reason = "no hub id looks like that"
     except Exception as error:  # no network, offline mode and time-outs have no common base class
@@ -153,7 +106,7 @@ class Registrar:
         self._models.data_dir.model(request.project, request.name).check_spelling()
         await self._jobs.idle(request.project, request.name, recovered_only=True)
         async with self._lock:
-            base_model = await prepare_base_model(request.base_model, self._models.data_dir, check_folder)
+            base_model = await find_base_model(request.base_model, check_folder)
             devices = await asyncio.to_thread(find_devices)
             settings = await asyncio.to_thread(with_engine, request.settings, devices)
             request = request.model_copy(update={"base_model": base_model, "settings": settings})

@@ -16,7 +16,6 @@ from typing import Any
 
 from art.config import ServerConfig
 from art.config.base_models import resolve_base_model
-from art.engine import Sender
 from art.errors import ConfigError, StorageError
 from art.gateway.chat import Gateway
 from art.protocol.answers import Measurement
@@ -24,19 +23,16 @@ from art.protocol.training import JobKind
 from art.record.conversations import forget_regularly
 from art.record.recorder import Recorder
 from art.record.rollout_store import RolloutStore
-from art.record.usage_book import Amounts
 from art.runtime.hosting.host import Hosts
 from art.runtime.jobs.file_jobs import AdoptWork, FileWork
 from art.runtime.jobs.job import JobStore, JobWork
 from art.runtime.jobs.queue import JobQueue
 from art.runtime.jobs.runner import TrainingWork
 from art.runtime.live import Overview, find_obstacles, measure_engines, measure_processes
-from art.runtime.model_checkpoints import ModelCheckpoints
+from art.runtime.model_checkpoints import ModelCheckpoints, Promotions
 from art.runtime.models import Models, PolicyResolver
 from art.runtime.placement import find_devices, with_engine
-from art.runtime.preflight import Preflight
-from art.runtime.promotions import Promotions
-from art.runtime.registration import Registrar, prepare_base_model
+from art.runtime.registration import Registrar, find_base_model
 from art.runtime.registry import Registry
 from art.runtime.submission import Submission
 from art.storage.database import Database
@@ -60,11 +56,7 @@ class Runtime:
         self.usage = self._recorder.usage
         """What each project has used and may use."""
         self.usage.prices = config.prices
-
-        def charge(sender: Sender, model: str, device_s: float) -> None:
-            self.usage.add(sender[0], model, Amounts(sampling_s=device_s))
-
-        self._hosts = Hosts(self.data_dir, config, charge)
+        self._hosts = Hosts(self.data_dir, config)
         self.models = Models(self.data_dir, self._hosts, self._recorder, self._registry)
         self.resolver = PolicyResolver(self.models)
         self.gateway = Gateway(self.resolver, self._recorder)
@@ -83,9 +75,9 @@ class Runtime:
         self.jobs = JobQueue(store, works, self.models.set_step, self.live.publish)
         self.overview = Overview(self.models, self._hosts, self.jobs, self.gateway)
         self.checkpoints = ModelCheckpoints(self.models, self.jobs)
-        self.promotions = Promotions(self.models, self.checkpoints.changing, required=config.require_gain)
+        self.promotions = Promotions(self.models, self.checkpoints, required=config.require_gain)
         self.registration = Registrar(self._registry, self.models, self._hosts, self.jobs)
-        self.training = Submission(self.models, self.gateway, self.resolver, self.jobs, Preflight())
+        self.training = Submission(self.models, self.gateway, self.resolver, self.jobs)
         self._background: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -109,7 +101,7 @@ class Runtime:
         devices = await asyncio.to_thread(find_devices)
         settings = await asyncio.to_thread(with_engine, self._config.settings, devices)
         for name in base_models:
-            self._hosts.pin(await prepare_base_model(name, self.data_dir), settings)
+            self._hosts.pin(await find_base_model(name), settings)
         if (age_s := self._config.record_retention_s) is not None:
             needed = self.jobs.store.needed_exchanges
             forget = forget_regularly(self._recorder, age_s, needed)

@@ -100,8 +100,6 @@ class DataDir:
         self.samples = root / ".samples"
         """Folder of the samples that training calls are working on. What an earlier server left there is deleted."""
         self.logs = root / "logs"
-        self.report = self.logs / "report.txt"
-        """The newest status report of the server."""
         self.address = self.logs / "address.txt"
         """Address of the server that runs here, or of the last one that did."""
         self.comparisons = root / "comparisons"
@@ -113,10 +111,6 @@ class DataDir:
     def is_known(self) -> bool:
         """Whether a server has run here, or keys were made for one."""
         return self.database.exists() or self.keys.exists()
-
-    def adapted(self, name: str) -> Path:
-        """Folder of a base model with an adapter merged into it."""
-        return self.root / ".bases" / name
 
     def merged(self, process: str) -> Path:
         """Folder of the whole model that is merged from a checkpoint for an engine process that takes no adapters."""

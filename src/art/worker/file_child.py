@@ -1,4 +1,4 @@
-"""The process of one job on files: it copies, exports, merges, pushes or pulls a checkpoint.
+"""The process of one job on files: it copies, exports, pushes or pulls a checkpoint.
 
 It reads one call from standard input, and writes progress and result as JSON lines to standard output.
 
@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from art.errors import NotFoundError
-from art.exports import OnBytes, S3Store, copy_checkpoint, export, merge_adapter, push_to_hub
-from art.protocol.calls import FILE_CALLS, Call, Copy, Export, MergeAdapter, Pull, Push, decode_call
+from art.exports import OnBytes, S3Store, copy_checkpoint, export, push_to_hub
+from art.protocol.calls import FILE_CALLS, Call, Copy, Export, Pull, Push, decode_call
 from art.protocol.checkpoint_calls import HubTarget
 from art.protocol.rpc import error_body
 from art.storage.logs import log_to_stderr
@@ -30,11 +30,6 @@ TELL_EVERY_S = 0.2
 
 def copy(call: Copy, on_bytes: OnBytes) -> dict[str, Any]:
     copy_checkpoint(call.source, call.target, on_bytes)
-    return {}
-
-
-def merge_base(call: MergeAdapter, on_bytes: OnBytes) -> dict[str, Any]:
-    merge_adapter(call.adapter, call.base_model, call.target, on_bytes)
     return {}
 
 
@@ -62,7 +57,6 @@ def pull(call: Pull, on_bytes: OnBytes) -> dict[str, Any]:
 HANDLERS: Mapping[type[Call[Any]], Callable[[Any, OnBytes], dict[str, Any]]] = {
     Copy: copy,
     Export: export,
-    MergeAdapter: merge_base,
     Push: push,
     Pull: pull,
 }

@@ -1,28 +1,17 @@
-"""How the server's process itself is watched: waits with a deadline, a blocked event loop, its end, and its report."""
+"""How the server's process itself is watched: waits with a deadline, and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import faulthandler
-import logging
 import os
-import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 from art.errors import ProcessError
-from art.storage.atomic import write_file
-from art.storage.layout import DataDir
-from art.storage.logs import clean, known_secrets
-
-logger = logging.getLogger(__name__)
-
-REPORT_SIGNAL = signal.SIGUSR1
-BLOCKED_AFTER_S = 60.0
-_ARM_S = 5.0
 
 
 @contextlib.asynccontextmanager
@@ -48,30 +37,6 @@ async def acquired(lock: asyncio.Lock, what: str, within_s: float) -> AsyncItera
         yield
     finally:
         lock.release()
-
-
-def write_reports_on_signal(data_dir: DataDir, report: Callable[[], str]) -> None:
-    """On `REPORT_SIGNAL` write the server's report on itself to `logs/report.txt`, which `art status` shows.
-
-    Must come before others can find this process, because the signal would end it.
-    """
-
-    def write() -> None:
-        try:
-            write_file(data_dir.report, clean(report(), known_secrets()).encode())
-        except Exception:
-            logger.exception("the report could not be written")
-
-    data_dir.logs.mkdir(parents=True, exist_ok=True)
-    faulthandler.enable()
-    asyncio.get_running_loop().add_signal_handler(REPORT_SIGNAL, write)
-
-
-async def watch_event_loop() -> None:
-    """Write a traceback to the log when the event loop is blocked for `BLOCKED_AFTER_S`. Runs as a task of its own."""
-    while True:
-        faulthandler.dump_traceback_later(BLOCKED_AFTER_S, repeat=True)
-        await asyncio.sleep(_ARM_S)
 
 
 def end_within(seconds: float) -> None:

@@ -25,8 +25,6 @@ from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, Roll
 from art.protocol.training import (
     DeleteCheckpointsRequest,
     DeleteCheckpointsResponse,
-    JobEvent,
-    JobProgress,
     JobStatus,
     ModelStatus,
     RegisterRequest,
@@ -124,19 +122,6 @@ class Jobs:
     async def wait(self, job_id: str, timeout_s: float) -> JobStatus:
         self.runtime.note(job_id, timeout_s)
         return self.runtime.job("train", job_id, self.runtime.result)
-
-    async def events(self, job_id: str, after: int) -> AsyncIterator[JobEvent | None]:
-        self.runtime.note(job_id, after)
-        result = self.runtime.result
-        events: list[JobEvent | None] = [
-            JobEvent(kind="state", at=1.0, state="queued"),
-            JobEvent(kind="progress", at=2.0, progress=JobProgress(phase="train", done=1, total=2)),
-            JobEvent(kind="state", at=3.0, state=result, status=self.runtime.job("train", job_id, result)),
-        ]
-        for number, event in enumerate(events, 1):
-            if number > after and event is not None:
-                yield None
-                yield event.model_copy(update={"number": number})
 
     async def find(self, *, project: str | None, name: str | None, unfinished: bool, limit: int) -> list[JobStatus]:
         self.runtime.note(project, name, unfinished, limit)
@@ -252,19 +237,3 @@ async def test_lists_and_cancelling(client: ServerClient, runtime: Runtime) -> N
     runtime.result = "cancelled"
     with pytest.raises(JobCancelledError, match=r"training of p/m was cancelled \(job job-0001\)"):
         await client.run_job("train", "p", "m", request())
-
-
-async def test_a_stream_of_events_is_read_by_a_browser_too(runtime: Runtime) -> None:
-    app = App(runtime, api_key="key")  # type: ignore[arg-type]
-    headers = {"Authorization": "Bearer key", "Last-Event-ID": "1"}
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://art.test") as http:
-        response = await http.get("/api/jobs/job-0001/events", headers=headers)
-        assert response.headers["content-type"].startswith("text/event-stream")
-        retry, *frames = response.text.strip().split("\n\n")
-        assert retry.startswith("retry: 1000")
-        assert frames[1].splitlines()[:2] == ["id: 2", "event: progress"] or frames[0] == ": alive"
-        numbered = [frame for frame in frames if frame.startswith("id: ")]
-        assert [frame.splitlines()[0] for frame in numbered] == ["id: 2", "id: 3"]
-        assert JobEvent.model_validate_json(numbered[-1].splitlines()[2][5:]).status is not None
-        done = await http.get("/api/jobs/job-0001/events", headers=headers | {"Last-Event-ID": "3"})
-        assert (done.status_code, done.content) == (204, b"")

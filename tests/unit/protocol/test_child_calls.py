@@ -89,7 +89,6 @@ EXAMPLES: list[tuple[Call[Any], list[Any]]] = [
         calls.Export(source=Path("a"), target=Path("b"), base_model="base", format="peft"),
         [{"files": ["x"]}],
     ),
-    (calls.MergeAdapter(adapter=Path("a"), base_model="base", target=Path("b")), [{}]),
     (calls.Push(source=Path("a"), target=HubTarget(repo_id="me/x"), place="", message="step 1"), [{"url": "u"}]),
     (calls.Pull(source=S3Target(bucket="b"), place="p", checkpoints=Path("c"), step=3), [{"step": 3}]),
 ]

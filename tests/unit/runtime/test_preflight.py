@@ -16,14 +16,16 @@ from art.gateway.renderer import load_renderer
 from art.protocol.samples import TrainingSample
 from art.protocol.training import CheckResult
 from art.runtime.placement import AssignedDevices, Placement
-from art.runtime.preflight import (
+from art.runtime.registry import RegisteredModel
+from art.runtime.submission import (
     Preflight,
     check_devices,
     check_disk,
+    check_trial,
     quick_checks,
+    random_sample,
+    rollout_samples,
 )
-from art.runtime.registry import RegisteredModel
-from art.runtime.submission import check_trial, random_sample, rollout_samples
 from tests.support.gateway import make_tokenizer
 from tests.support.recorded_exchanges import (
     BRANCH,

@@ -16,9 +16,8 @@ from art.errors import AdapterError, ConfigError, NotFoundError
 from art.protocol.checkpoint_calls import BEST_METRIC, CheckpointInfo
 from art.protocol.promotions import PromoteRequest, Promotion
 from art.protocol.training import DeleteCheckpointsRequest, ModelStatus
-from art.runtime.model_checkpoints import ModelCheckpoints
+from art.runtime.model_checkpoints import ModelCheckpoints, Promotions
 from art.runtime.models import Models, PolicyResolver, status_of
-from art.runtime.promotions import Promotions
 from art.runtime.registry import RegisteredModel, Registry, set_identity
 from art.storage import checkpoints
 from art.storage.database import Database
@@ -76,7 +75,7 @@ class Server:
         self.resolver = PolicyResolver(self.models)
         jobs: Any = SimpleNamespace(store=SimpleNamespace(needed_checkpoints=self._nothing))
         self.checkpoints = ModelCheckpoints(self.models, jobs)
-        self.promotions = Promotions(self.models, self.checkpoints.changing)
+        self.promotions = Promotions(self.models, self.checkpoints)
 
     async def start(self) -> Server:
         await self.registry.start()

@@ -9,7 +9,7 @@ import pytest
 
 from art.errors import ConfigError, ConflictError, InvalidRequestError, PromotionError
 from art.protocol.promotions import Gate, MeasuredScores, PromotionRecord
-from art.runtime.promotions import logged_scores
+from art.runtime.model_checkpoints import logged_scores
 from art.storage.jsonl import append_lines
 from art.storage.layout import DataDir
 from tests.unit.runtime.test_promotion import EVERY_OLD_ONE, Server

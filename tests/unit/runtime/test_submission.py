@@ -56,8 +56,8 @@ class Setup:
             gateway=SimpleNamespace(recorder=recorder, rollouts=self),  # type: ignore[arg-type]
             resolver=self,  # type: ignore[arg-type]
             jobs=self,  # type: ignore[arg-type]
-            preflight=self,  # type: ignore[arg-type]
         )
+        self.submission._preflight = self
 
     async def renderer(self) -> Any:
         if not hasattr(self, "_renderer"):

@@ -12,7 +12,7 @@ import pytest
 
 from art.errors import ConfigError, ProcessError
 from art.gateway.completion import ChatStream
-from art.protocol.training import JobEvent, JobStatus, ModelStatus, WireError
+from art.protocol.training import JobStatus, ModelStatus, WireError
 from art.server.app import App
 from art.server.state import HiddenPaths
 from art.storage.keys import KeyStore
@@ -54,9 +54,6 @@ class Runtime(TwoProjects):
         )  # fmt: skip
         model = ModelStatus(project="a", name="agent", base_model=GONE, step=0, inference_name="a/agent")
 
-        async def events(job_id: str, after: int) -> AsyncGenerator[JobEvent, None]:
-            yield JobEvent(kind="state", at=0.0, state="queued", status=status)
-
         async def chunks() -> AsyncGenerator[dict[str, Any], None]:
             yield {"choices": [{"delta": {"content": "it is in /usr/share"}}]}
             raise ProcessError(f"the engine died; see {root}/logs/engine.log")
@@ -66,7 +63,6 @@ class Runtime(TwoProjects):
 
         self.jobs.status = self.jobs.wait = self.jobs.cancel = returning(status)  # type: ignore[method-assign,assignment]
         self.jobs.find = returning([status])  # type: ignore[method-assign]
-        self.jobs.events = events  # type: ignore[method-assign]
         self.models.list_all = lambda: [model]  # type: ignore[method-assign]
         self.models.status = returning(model)  # type: ignore[method-assign]
         self.training.train_sft = returning(status)
@@ -99,7 +95,6 @@ def raising(error: Exception) -> Any:
 REQUESTS: list[tuple[str, str, Any]] = [
     ("GET", "/api/jobs", None),
     ("GET", "/api/jobs/job-of-a", None),
-    ("GET", "/api/jobs/job-of-a/events", None),
     ("POST", "/api/jobs/job-of-a/cancel", None),
     ("GET", "/v1/models", None),
     ("GET", "/api/models/a/agent", None),

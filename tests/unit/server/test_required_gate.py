@@ -14,7 +14,7 @@ from art.config import ServerConfig
 from art.errors import ConfigError, PermissionDeniedError, PromotionError
 from art.protocol.keys import KeyScope
 from art.protocol.promotions import Gate, PromoteRequest, Promotion, PromotionHistory
-from art.runtime.promotions import Promotions
+from art.runtime.model_checkpoints import Promotions
 from art.server.app import App
 from art.storage.keys import KeyStore
 from tests.unit.runtime.test_promotion import Server as Parts
@@ -33,7 +33,7 @@ class Server:
         self.set_required(None)
 
     def set_required(self, require: float | None) -> None:
-        promotions = Promotions(self.parts.models, self.parts.checkpoints.changing, required=require)
+        promotions = Promotions(self.parts.models, self.parts.checkpoints, required=require)
         self.app = App(SimpleNamespace(promotions=promotions), api_key="operator", keys=self.keys)  # type: ignore[arg-type]
 
     async def promote(

@@ -17,7 +17,6 @@ from art.config import ServerConfig
 from art.config.server import FAILED_STARTS
 from art.errors import ConfigError, ProcessError
 from art.protocol.rpc import RpcClient
-from art.runtime.live import describe_process
 from art.runtime.placement import split_threads
 from art.storage.logs import log_tail
 from art.worker.process import ChildProcess, ChildSpec
@@ -232,13 +231,13 @@ async def test_a_child_whose_main_thread_hangs_is_killed_though_its_heart_beats(
     await process.close()
 
 
-async def test_the_report_says_what_the_child_does(child: ChildProcess) -> None:
+async def test_the_status_says_what_the_child_does(child: ChildProcess) -> None:
     client = await child.connect()
     hanging = asyncio.create_task(client.call(raw("hang")), name="the caller")
     await until_it_beats(child, doing="hanging")
-    report = describe_process(child)
-    assert f"echo: up, pid {child.pid}, 0." in report
-    assert "`hanging` since" in report
+    status = child.status
+    assert (status["state"], status["pid"], status["doing"]) == ("up", child.pid, "hanging")
+    assert 0 < status["rss_bytes"] < 2**30
     hanging.cancel()
 
 

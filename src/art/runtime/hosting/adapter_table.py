@@ -14,7 +14,7 @@ from art.config.server import CALL_ATTEMPTS, FAILED_STARTS, JOB_TIMEOUT_S
 from art.errors import ArtError, CorruptCheckpointError, ProcessError
 from art.protocol.calls import UnloadAdapter
 from art.protocol.rpc import RpcClient, retry_on_process_death
-from art.runtime.hosting.engine_handle import GatedEngine
+from art.runtime.hosting.handles import GatedEngine
 from art.runtime.hosting.process_engine import ProcessEngine
 from art.runtime.publish import prove_layers, publish
 from art.storage import checkpoints

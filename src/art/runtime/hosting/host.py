@@ -1,8 +1,8 @@
 """Engine and trainer of one base model on this machine (`BaseModelHost`), and the hosts of all models (`Hosts`).
 
-engine     process, sleep and gate of the engine       hosting/engine_handle.py
+engine     process, sleep and gate of the engine       hosting/handles.py
 adapters   the policies that the engine holds          hosting/adapter_table.py
-trainer    process and calls of the trainer            hosting/trainer_handle.py
+trainer    process and calls of the trainer            hosting/handles.py
 
 Models with the same base model and the same settings of these processes share a host.
 """
@@ -14,7 +14,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 
 from art.config import EngineConfig, LoraConfig, ModelSettings, ServerConfig, VllmConfig
 from art.config.base_models import looks_like_path
-from art.engine import EngineInfo, Sender
+from art.engine import EngineInfo
 from art.engines.vllm.command import ALLOCATOR_VARIABLES
 from art.errors import ProcessError
 from art.gateway.renderer import Renderer, load_renderer
@@ -30,8 +30,7 @@ from art.memory import read_shape
 from art.protocol.calls import QUANTIZED, StartEngine, StartTrainer, StartVllm
 from art.protocol.rpc import RpcClient
 from art.runtime.hosting.adapter_table import AdapterTable
-from art.runtime.hosting.engine_handle import GatedEngine, Seats
-from art.runtime.hosting.trainer_handle import TrainerHandle
+from art.runtime.hosting.handles import GatedEngine, Seats, TrainerHandle
 from art.runtime.memory import MemoryPlan
 from art.runtime.placement import (
     AssignedDevices,
@@ -51,26 +50,6 @@ SCORING_PLACES = 8
 """Requests that an engine computes beside those that have a seat: the handshake scores without one."""
 
 
-def usage_metrics(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Describe the time between two `usage`s, as a rule from the end of one training step to that of the next."""
-    spent = {name: after[name] - before[name] for name in after}
-    seconds = spent["at"]
-    if seconds <= 0:
-        return {}
-    return {
-        "time/since_last_step_s": seconds,
-        "time/engine_idle_share": min(1.0, max(0.0, 1 - spent["engine_busy_s"] / seconds)),
-        "time/trainer_idle_share": min(1.0, max(0.0, 1 - spent["trainer_busy_s"] / seconds)),
-        "time/engine_asleep_s": spent["engine_asleep_s"],
-        "time/requests_closed_s": spent["closed_s"],
-        "time/requests_held_s": spent["held_s"],
-    }
-
-
-Charge = Callable[[Sender, str, float], None]
-"""Takes who asked for an answer, the name of the model that gave it, and the seconds of devices that it has used."""
-
-
 class BaseModelHost:
     """Runs the engine process and the trainer process of one base model. Each starts when it is first needed."""
 
@@ -85,7 +64,6 @@ class BaseModelHost:
         *,
         in_use: Mapping[int, int] | None = None,
         is_new: bool = False,
-        charge: Charge = lambda sender, model, device_s: None,
         make_process: MakeProcess = ChildProcess,
         devices: Devices | None = None,
     ) -> None:
@@ -95,7 +73,6 @@ class BaseModelHost:
             warm_parent: forks the processes that compute on the CPU; by default each is a new interpreter.
             in_use: number of engines and trainers of other base models on each GPU, by its index.
             is_new: somebody is registering a model that needs this host; see `ChildSpec.is_new`.
-            charge: called after each answer.
             devices: those of this machine; by default they are looked for.
         """
         self.base_model = base_model
@@ -104,14 +81,13 @@ class BaseModelHost:
         self.one_policy = isinstance(settings.engine, VllmConfig) and settings.engine.weights == "merged"
         """Whether the engine holds one policy at a time (`weights="merged"`), so that each load replaces the last."""
         self._data_dir = data_dir
-        self._charge = charge
         self._renderer: Renderer | None = None
         self._loading = asyncio.Lock()
         self._proving = asyncio.Lock()
         self._proved: set[str] = set()
         """LoRA settings whose layers the engine was proved to serve, without their seed."""
-        self._at_step: dict[str, float] | None = None
-        """`usage` at the end of the last training step."""
+        self._at_step: tuple[float, float, float] | None = None
+        """Time at the end of the last training step, and how long engine and trainer had worked until then."""
         self._devices = devices or find_devices()
         self.placement = choose_placement(settings, self._devices, in_use)
         self._shares_gpu = self.placement.shared and self.placement.trainer.kind == "cuda"
@@ -138,7 +114,7 @@ class BaseModelHost:
         engine_spec = spec("engine", engine_module, self._threads[0], self.placement.engine)
         trainer_spec = spec("trainer", "trainer_child", self._threads[1], self.placement.trainer)
         self._seats = Seats(settings.engine.num_at_once)
-        self.engine = GatedEngine(engine_spec, self._start_engine, self._seats, self._charge_request, make_process)
+        self.engine = GatedEngine(engine_spec, self._start_engine, self._seats, make_process)
         self.adapters = AdapterTable(self.engine, config, one_policy=self.one_policy, sleeps=self.placement.sleeps)
         self.trainer = TrainerHandle(
             trainer_spec, self._start_trainer, self._engine_aside, data_dir.samples.absolute(), make_process
@@ -279,30 +255,19 @@ class BaseModelHost:
     def num_trainer_devices(self) -> int:
         return max(1, len(self.placement.trainer.indices))
 
-    def _charge_request(self, sender: Sender, adapter: str | None, seconds: float) -> None:
-        engine, num_devices = self.settings.engine, len(self.placement.engine.indices)
-        if not num_devices and isinstance(engine, VllmConfig):  # servers that run already, or GPUs that Ray chooses
-            num_devices = len(engine.urls) or engine.num_devices
-        name = self.base_model if adapter is None else adapter.rpartition("@")[0].partition("/")[2]
-        self._charge(sender, name, seconds * max(1, num_devices))
-
-    def usage(self) -> dict[str, float]:
-        """Return how long engine and trainer have worked and waited so far, in seconds.
-
-        `at` is the time itself. `closed_s` are those in which requests were held, because the engine slept or exchanged
-        its weights, and `held_s` their waits, summed over requests.
-        """
-        engine, closed = self.engine, self.engine.closed
-        return {
-            "at": time.monotonic(), "engine_busy_s": engine.busy_s, "engine_asleep_s": engine.asleep_s,
-            "closed_s": closed.total_s, "held_s": closed.waited_s, "trainer_busy_s": self.trainer.busy_s,
-        }  # fmt: skip
-
     def end_of_step(self) -> dict[str, float]:
-        """Return metrics of how engine and trainer spent the time since the last call; nothing at the first."""
-        usage = self.usage()
-        before, self._at_step = self._at_step, usage
-        return {} if before is None else usage_metrics(before, usage)
+        """Return metrics of how engine and trainer spent the time since the last call, as a rule since the end of the
+        step before; nothing at the first."""
+        before, now = self._at_step, (time.monotonic(), self.engine.busy_s, self.trainer.busy_s)
+        self._at_step = now
+        if before is None:
+            return {}
+        seconds, engine_s, trainer_s = (after - earlier for after, earlier in zip(now, before, strict=True))
+        return {
+            "time/since_last_step_s": seconds,
+            "time/engine_idle_share": min(1.0, max(0.0, 1 - engine_s / seconds)),
+            "time/trainer_idle_share": min(1.0, max(0.0, 1 - trainer_s / seconds)),
+        }
 
     def status(self) -> dict[str, Any]:
         placement, info = self.placement, self.engine.known_info
@@ -330,14 +295,12 @@ class Hosts:
         self,
         data_dir: DataDir,
         config: ServerConfig,
-        charge: Charge = lambda sender, model, device_s: None,
         devices: Devices | None = None,
     ) -> None:
-        """`charge` is called after each answer. By default the `devices` of this machine are looked for."""
+        """By default the `devices` of this machine are looked for."""
         self._devices = devices
         self._data_dir = data_dir
         self._config = config
-        self._charge = charge
         self._warm_parent = WarmParent()
         self._hosts: dict[str, BaseModelHost] = {}
         self._pinned: set[str] = set()
@@ -368,7 +331,7 @@ class Hosts:
             name = next(name for name in names if name not in taken)
             self._hosts[key] = BaseModelHost(
                 base_model, settings, self._data_dir, self._config, name, self._warm_parent,
-                in_use=self._in_use(), is_new=is_new, charge=self._charge, devices=self._devices,
+                in_use=self._in_use(), is_new=is_new, devices=self._devices,
             )  # fmt: skip
         return self._hosts[key]
 

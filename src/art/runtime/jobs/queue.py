@@ -18,14 +18,13 @@ import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from art.errors import ArtError, ConflictError, JobCancelledError
 from art.protocol.live import FindingMade, JobActivity, JobMoved, LiveData, StepEnded
 from art.protocol.rpc import error_body
-from art.protocol.training import ENDED, JobEvent, JobKind, JobProgress, JobState, JobStatus, WireError
+from art.protocol.training import JobKind, JobProgress, JobState, JobStatus, WireError
 from art.runtime.jobs.job import Entry, Job, JobControl, JobStore, JobWork, Payload
 from art.worker.waits import waiting
 
@@ -37,11 +36,6 @@ IDLE_TIMEOUT_S = 24 * 3600.0
 """Longest wait for the jobs of a model to end. Clients wait as long for a single job."""
 PROGRESS_EVERY_S = 1.0
 """Shortest time between two progress events within a phase."""
-HEARTBEAT_S = 10.0
-"""Time between two signs of life in an event stream."""
-_EVENTS = {"state": "state", "progress": "progress", "queue": "queue_place"}
-"""Fields of a status whose changes are events, by the kind of event."""
-_NUMBER_OF_END = 1
 
 
 class FairQueue:
@@ -138,13 +132,7 @@ class _ActiveJob(JobControl):
         """When it came; once it has begun, when it began."""
         self.reached: JobProgress | None = None
         self._told_at = 0.0
-        self.changed = asyncio.Event()
-        """Set at each change, and then replaced by a new event."""
         self.ended = asyncio.Event()
-
-    def notify(self) -> None:
-        self.changed.set()
-        self.changed = asyncio.Event()
 
     async def progress(self, phase: str, done: int, total: int) -> None:
         now, before = time.monotonic(), self.reached
@@ -152,7 +140,6 @@ class _ActiveJob(JobControl):
         if before is None or before.phase != phase or now - self._told_at >= PROGRESS_EVERY_S or done == total:
             self._told_at = now
             self._tell(self.entry.project, job_moved(self.entry, "running", progress=self.reached))
-            self.notify()
 
 
 class JobQueue:
@@ -248,33 +235,7 @@ class JobQueue:
                 with contextlib.suppress(ConflictError):  # it ended in the meantime, or is being cancelled
                     await self.store.move(job_id, "cancelling")
                     active.stop.set()
-                    active.notify()
         return await self.status(job_id)
-
-    async def events(self, job_id: str, after: int = 0) -> AsyncGenerator[JobEvent | None, None]:
-        """Yield the state, progress and place in the queue of a job at each change, and its end with its status. `None`
-        is a sign of life, after `HEARTBEAT_S` without an event. `after` is the number of the last event that the caller
-        has; only the end has one. Raises `NotFoundError` if there is no such job."""
-        told: dict[str, Any] = {}
-        while True:
-            active = self._active.get(job_id)
-            changed = None if active is None else active.changed
-            status = await self.status(job_id)
-            if changed is None or status.state in ENDED:
-                if after < _NUMBER_OF_END:
-                    at = status.ended_at or time.time()
-                    yield JobEvent(number=_NUMBER_OF_END, kind="state", at=at, state=status.state, status=status)
-                return
-            for kind, name in _EVENTS.items():
-                value = getattr(status, name)
-                if value is not None and value != told.get(kind):
-                    told[kind] = value
-                    yield JobEvent.model_validate({"kind": kind, "at": time.time(), name: value})
-            try:
-                async with asyncio.timeout(HEARTBEAT_S):
-                    await changed.wait()
-            except TimeoutError:
-                yield None
 
     async def idle(self, project: str, name: str, *, recovered_only: bool = False) -> None:
         """Wait until the jobs of a model that are queued or running now have ended; with `recovered_only` those that an
@@ -333,8 +294,6 @@ class JobQueue:
                 lane.arrived.clear()
                 await lane.arrived.wait()
                 continue
-            for waiting_job in lane.places():
-                self._active[waiting_job].notify()  # each moved up one place
             active = self._active[job_id]
             try:
                 await self._run(active)
@@ -356,7 +315,6 @@ class JobQueue:
         active.begun, active.since = True, time.monotonic()
         self._tell(job.project, job_moved(active.entry, "running"))
         await self.store.move(job.job_id, "running", from_step=from_step)
-        active.notify()
         done = await work.run(job, from_step, active)
         status = await self.store.finish(job.job_id, done)
         self._tell(job.project, job_moved(active.entry, "succeeded"))
@@ -369,7 +327,6 @@ class JobQueue:
     def _end(self, job_id: str) -> None:
         active = self._active.pop(job_id)
         active.ended.set()
-        active.notify()
 
     async def _record(self, entry: Entry, state: JobState, error: WireError | None = None) -> None:
         """Record that a job did not succeed: at once, or later until it is recorded."""

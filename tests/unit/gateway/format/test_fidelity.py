@@ -11,7 +11,7 @@ from art.gateway.calls import ToolCall
 from art.gateway.fidelity import examine, plain_conversations, reasoning_conversation, tool_conversations
 from art.gateway.parse import ParsedMessage
 from art.gateway.renderer import Renderer, load_renderer
-from art.runtime.preflight import check_template, check_tools
+from art.runtime.submission import check_template, check_tools
 from tests.support.gateway import CHATML, QWEN3, make_tokenizer
 
 TOOL_CALL = tool_conversations()[1]

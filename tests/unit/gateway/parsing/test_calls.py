@@ -20,7 +20,7 @@ from art.gateway.renderer import RecordedTurn, Renderer, load_renderer, parse, t
 from art.gateway.tool_calls import CALL_FORMATS
 from art.protocol.answers import Branch
 from art.protocol.chat import Message
-from art.runtime.preflight import check_tools
+from art.runtime.submission import check_tools
 from tools.families.build import FAMILIES, build_tokenizer
 
 READERS = {one.name: one.read for one in CALL_FORMATS}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from art.engine import GenerateRequest
 from art.errors import HandshakeError, TrainingError
 from art.protocol.calls import Call, Progress, Train
 from art.runtime.hosting.adapter_table import MAX_LOADED_ADAPTERS
-from art.runtime.hosting.host import BaseModelHost, Hosts, usage_metrics
-from art.runtime.hosting.trainer_handle import TrainerHandle
+from art.runtime.hosting.handles import TrainerHandle
+from art.runtime.hosting.host import BaseModelHost, Hosts
 from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
 from art.storage.layout import DataDir
@@ -211,7 +212,7 @@ def shared(tmp_path: Path, engine: Connection) -> BaseModelHost:
 
 
 async def test_requests_wait_while_the_trainer_has_the_memory(shared: BaseModelHost, engine: Connection) -> None:
-    before = shared.usage()
+    began = time.monotonic()
     step = asyncio.create_task(shared.trainer.train(STEP))
     await until(lambda: "train" in engine.made)
     held: list[asyncio.Future[Any]] = [
@@ -221,24 +222,21 @@ async def test_requests_wait_while_the_trainer_has_the_memory(shared: BaseModelH
     ]
     await asyncio.sleep(0.01)
     assert engine.made == ["sleep", "train"]
-    asleep_s = shared.usage()["engine_asleep_s"]
-    assert asleep_s > 0, "while it lasts too"
+    trainer_busy_s = shared.trainer.busy_s
+    assert trainer_busy_s > 0, "while it lasts too"
     engine.finish_step.set()
     assert (await step).step == 1
     await asyncio.gather(*held)
     assert engine.made[:3] == ["sleep", "train", "wake"]
     assert sorted(engine.made[3:]) == ["generate", "generate", "score"]
-    usage = shared.usage()
-    assert asleep_s < usage["engine_asleep_s"] <= usage["closed_s"] <= usage["at"] - before["at"]
-    assert usage["held_s"] > asleep_s, "three requests waited"
-    assert 0 < usage["trainer_busy_s"] < usage["engine_asleep_s"]
+    assert trainer_busy_s < shared.trainer.busy_s < time.monotonic() - began
 
 
 async def test_a_request_that_runs_when_the_engine_falls_asleep_is_not_waited_for(
     shared: BaseModelHost, engine: Connection
 ) -> None:
     """A rollout may take minutes; the engine pauses its request, and the step begins at once."""
-    before = shared.usage()
+    began = time.monotonic()
     asked = asyncio.create_task(ask_for(shared, None, max_tokens=500))
     await until(lambda: len(engine.engine.requests) == 1)
     engine.finish_step.set()
@@ -246,22 +244,15 @@ async def test_a_request_that_runs_when_the_engine_falls_asleep_is_not_waited_fo
         assert (await shared.trainer.train(STEP)).step == 1
     assert engine.made == ["generate", "sleep", "train", "wake"]
     assert await asked == 500
-    usage = shared.usage()
-    assert usage["engine_busy_s"] - before["engine_busy_s"] <= usage["at"] - before["at"] - usage["engine_asleep_s"]
+    assert shared.engine.busy_s <= time.monotonic() - began - shared.trainer.busy_s
 
 
-def test_usage_tells_who_waits_for_whom() -> None:
-    before = dict(at=100.0, engine_busy_s=5.0, engine_asleep_s=1.0, closed_s=2.0, held_s=3.0, trainer_busy_s=4.0)
-    after = dict(at=110.0, engine_busy_s=10.0, engine_asleep_s=3.0, closed_s=5.0, held_s=15.0, trainer_busy_s=6.0)
-    assert usage_metrics(before, after) == {
-        "time/since_last_step_s": 10.0,
-        "time/engine_idle_share": 0.5,
-        "time/trainer_idle_share": 0.8,
-        "time/engine_asleep_s": 2.0,
-        "time/requests_closed_s": 3.0,
-        "time/requests_held_s": 12.0,
-    }
-    assert usage_metrics(after, after) == {}
+async def test_idle_shares_tell_who_waits_for_whom(host: BaseModelHost) -> None:
+    assert host.end_of_step() == {}
+    host._at_step = time.monotonic() - 10, -5.0, -2.0
+    assert host.end_of_step() == pytest.approx(
+        {"time/since_last_step_s": 10.0, "time/engine_idle_share": 0.5, "time/trainer_idle_share": 0.8}, rel=0.05
+    )
 
 
 async def test_an_engine_that_does_not_wake_up_is_restarted(shared: BaseModelHost, engine: Connection) -> None:

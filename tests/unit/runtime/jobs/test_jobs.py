@@ -1,4 +1,4 @@
-"""The queue of jobs over a work that does nothing: turns, cancelling, events, and a server that is killed."""
+"""The queue of jobs over a work that does nothing: turns, cancelling, and a server that is killed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from art.config import TrainConfig
 from art.credit.plan import StepPlan
 from art.errors import ArtError, ConflictError, JobCancelledError, NotFoundError, TrainingError
-from art.protocol.training import ENDED, JobEvent, JobStatus
+from art.protocol.training import ENDED, JobStatus
 from art.runtime.jobs import queue as jobs
 from art.runtime.jobs.job import Done, Entry, Job, JobControl, JobStore, TrainPayload
 from art.runtime.jobs.queue import JobQueue
@@ -93,11 +93,6 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
     await server.close()
 
 
-async def events_of(server: Server, job_id: str, after: int = 0) -> list[JobEvent]:
-    async with asyncio.timeout(60):
-        return [event async for event in server.queue.events(job_id, after) if event is not None]
-
-
 async def test_turns_places_and_lanes(server: Server) -> None:
     for job_id, project in [("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b")]:
         await server.submit(job_id, project)
@@ -123,10 +118,10 @@ async def test_a_queued_job_is_cancelled_at_once_and_a_running_one_when_its_work
     for job_id in ("job-1", "job-2", "job-3"):
         await server.submit(job_id)
     await server.until("job-1", "running")
-    following = asyncio.ensure_future(events_of(server, "job-2"))
+    following = asyncio.ensure_future(server.queue.wait("job-2", 60))
     await asyncio.sleep(0)
     assert (await server.queue.cancel("job-2")).state == "cancelled"
-    assert (await following)[-1].status is not None
+    assert (await following).state == "cancelled"
     assert (await server.queue.cancel("job-1")).state in ("cancelling", "cancelled")
     assert (await server.queue.cancel("job-1")).state in ("cancelling", "cancelled"), "twice is once"
     await server.until("job-1", "cancelled")
@@ -139,52 +134,13 @@ async def test_a_queued_job_is_cancelled_at_once_and_a_running_one_when_its_work
         await server.queue.cancel("nobody")
 
 
-async def test_each_change_is_an_event_and_the_end_can_be_read_again(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jobs, "PROGRESS_EVERY_S", 0.0)
-    await server.submit("job-1")
-    await server.submit("job-2")
-    await server.until("job-1", "running")
-    seen: list[JobEvent] = []
-
-    async def follow() -> None:
-        async for event in server.queue.events("job-2", 0):
-            seen.extend([event] if event is not None else [])
-
-    async with asyncio.timeout(60):
-        live = asyncio.ensure_future(follow())
-        while len(seen) < 2:  # its place in the queue is told
-            await asyncio.sleep(0.005)
-        server.work.leave.set()
-        await live
-    told = [(event.kind, event.state or event.queue_place) for event in seen if event.kind != "progress"]
-    assert told == [("state", "queued"), ("queue", 1), ("state", "running"), ("state", "succeeded")]
-    assert {event.progress.done for event in seen if event.progress is not None} <= {1, 2}
-    assert (seen[-1].number, seen[-1].status and seen[-1].status.step) == (1, 8)
-    assert await events_of(server, "job-2") == seen[-1:]
-    assert await events_of(server, "job-2", after=1) == []
-
-
-async def test_a_stream_gives_signs_of_life(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "HEARTBEAT_S", 0.005)
-    await server.submit("job-1")
-    stream = server.queue.events("job-1")
-    async with asyncio.timeout(60):
-        async for event in stream:
-            if event is None:
-                break
-    await stream.aclose()
-
-
-async def test_failures_are_events_too(server: Server) -> None:
+async def test_failures_are_told(server: Server) -> None:
     server.work.error = TrainingError("the loss is not finite")
     server.work.leave.set()
     await server.submit("job-1")
-    last = (await events_of(server, "job-1"))[-1]
-    assert last.status is not None
-    assert last.status.error is not None
-    assert (last.state, last.status.error.code) == ("failed", "training_failed")
+    failed = await server.queue.wait("job-1", 60)
+    assert failed.error is not None
+    assert (failed.state, failed.error.code) == ("failed", "training_failed")
     server.work.error = KeyError("unforeseen")
     await server.submit("job-2")
     assert (await server.queue.wait("job-2", 60)).state == "failed"
@@ -208,7 +164,7 @@ async def test_an_end_that_cannot_be_recorded_is_told_all_the_same(
         patched.setattr(server.store, "move", full)
         patched.setattr(server.store, "finish", full)
         server.work.leave.set()
-        assert (await events_of(server, "job-1"))[-1].state == "failed"
+        assert (await server.queue.wait("job-1", 60)).state == "failed"
         assert (await server.store.status("job-1")).state == "running"
     assert server.store.move == move
     async with asyncio.timeout(60):

@@ -1,30 +1,51 @@
-"""The engine of one base model, seen from the server: its process, its sleep, and the gate before it. Requests wait at
-the gate while the engine sleeps or exchanges its weights, and for their turn.
+"""Engine and trainer of one base model, seen from the server.
 
-request --> seat? --> closed? --> engine --> answer
-              |         |
-              |       new requests wait here until it is open
-            requests wait here for their turn (`Seats`)
+The engine has a gate before it. Requests wait there while it sleeps or exchanges its weights, and for their turn.
+
+    request --> seat? --> closed? --> engine --> answer
+                  |         |
+                  |       new requests wait here until it is open
+                requests wait here for their turn (`Seats`)
+
+The trainer takes one call at a time, which is repeated if the process dies. The samples of a call go to it as a file,
+which is written once, read again by each attempt, and deleted after the call.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shutil
 import time
+import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
+from art.config import LoraConfig
 from art.config.server import CALL_ATTEMPTS, JOB_TIMEOUT_S
 from art.engine import EngineInfo, GenerateRequest, Sender, Timings, TokenChunk
-from art.errors import OverloadedError, ProcessError
-from art.protocol.calls import Wake
-from art.protocol.rpc import RpcClient
+from art.errors import JobCancelledError, OverloadedError, ProcessError, TrainingError
+from art.protocol.calls import (
+    Call,
+    InitCheckpoint,
+    Progress,
+    SampleCall,
+    Train,
+    TrainSft,
+    Trial,
+    Wake,
+    WriteLoudAdapters,
+)
+from art.protocol.rpc import RpcClient, retry_on_process_death
+from art.protocol.samples import StepResult, TrainingSample
 from art.runtime.hosting.process_engine import ProcessEngine
+from art.storage.atomic import storage_errors
 from art.worker.process import ChildProcess, ChildSpec, MakeProcess
-from art.worker.waits import waiting
+from art.worker.waits import acquired, waiting
 
 MAX_WAITING = 4096
 """Requests of one project that may wait for an engine."""
@@ -132,53 +153,6 @@ class Seats:
         self._fill()
 
 
-class SharedTime:
-    """While n requests run, each uses 1/n of the time. The shares add up to the time in which any request ran.
-
-    It costs the same for any number of requests: a clock runs at 1/n of the speed of real time, and a request's share
-    is what that clock has gone on by between its begin and its end.
-    """
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
-        self._num_running = 0
-        self._num_pauses = 0
-        self._shared_s = 0.0
-        """What the clock shows."""
-        self._at = 0.0
-        """Real time at which it was last read."""
-
-    @contextmanager
-    def taken(self, on_end: Callable[[float], None]) -> Iterator[None]:
-        """Count a request as running during the body, then call `on_end` with the seconds of its share."""
-        began = self._read()
-        self._num_running += 1
-        try:
-            yield
-        finally:
-            ended = self._read()
-            self._num_running -= 1
-            on_end(ended - began)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Count no time during the body: the engine sleeps."""
-        self._read()
-        self._num_pauses += 1
-        try:
-            yield
-        finally:
-            self._read()
-            self._num_pauses -= 1
-
-    def _read(self) -> float:
-        now = self._now()
-        if self._num_running and not self._num_pauses:
-            self._shared_s += (now - self._at) / self._num_running
-        self._at = now
-        return self._shared_s
-
-
 class BusyPeriod:
     """A period lasts while at least one `with period.held()` block runs. Others can wait for its end."""
 
@@ -189,8 +163,6 @@ class BusyPeriod:
         self._ended = asyncio.Event()
         self._began = 0.0
         self._total_s = 0.0
-        self.waited_s = 0.0
-        """Waits for its end so far, summed over all who waited."""
 
     @property
     def lasts(self) -> bool:
@@ -218,13 +190,9 @@ class BusyPeriod:
 
     async def until_ended(self, timeout_s: float = JOB_TIMEOUT_S) -> None:
         """Wait until no `held` block runs. Raises `ProcessError` if it lasted longer than `timeout_s`."""
-        began = time.monotonic()
-        try:
-            while self.lasts:
-                async with waiting(self._end, timeout_s):
-                    await self._ended.wait()
-        finally:
-            self.waited_s += time.monotonic() - began
+        while self.lasts:
+            async with waiting(self._end, timeout_s):
+                await self._ended.wait()
 
 
 class GatedEngine(ProcessEngine):
@@ -236,11 +204,9 @@ class GatedEngine(ProcessEngine):
         spec: ChildSpec,
         initialise: Callable[[RpcClient], Awaitable[None]],
         seats: Seats,
-        charge: Callable[[Sender, str | None, float], None],
         make_process: MakeProcess = ChildProcess,
     ) -> None:
-        """`initialise` loads the base model and the adapters into a new process. `charge` is called after each request
-        with its sender, its adapter and its share of the engine's time in seconds."""
+        """`initialise` loads the base model and the adapters into a new process."""
         self._may_start = asyncio.Event()
         """Clear while the trainer uses the memory of a sleeping engine: a new engine would find none."""
         self._may_start.set()
@@ -251,18 +217,10 @@ class GatedEngine(ProcessEngine):
         """Number of requests that run or wait, by adapter."""
         self.closed = BusyPeriod(f"the {spec.name} to take requests again")
         self._inside = BusyPeriod("requests of the previous policy to end")
-        self._sleep = BusyPeriod(f"the {spec.name} to wake up")
         self._paused_s = 0.0
         """Seconds for which requests that had passed the gate were paused by its sleep."""
-        self._shared_time = SharedTime()
-        self._charge = charge
         self.known_info: EngineInfo | None = None
         """What `info` returned; `None` before its first call."""
-
-    @property
-    def asleep_s(self) -> float:
-        """Seconds for which the engine has slept so far."""
-        return self._sleep.total_s
 
     @property
     def busy_s(self) -> float:
@@ -301,8 +259,7 @@ class GatedEngine(ProcessEngine):
         try:
             async with self.seats.taken(request.sender):
                 await self.closed.until_ended()
-                charge = partial(self._charge, request.sender, request.adapter)
-                with self._inside.held(), self._shared_time.taken(charge):
+                with self._inside.held():
                     yield time.perf_counter() - arrived
         finally:
             self.in_use[request.adapter] -= 1
@@ -322,10 +279,9 @@ class GatedEngine(ProcessEngine):
         """Let the engine sleep during the body. If it dies meanwhile, it starts again, awake, after the body."""
         before_s = self._inside.total_s
         try:
-            with self._sleep.held(), self._shared_time.paused():
-                await self.sleep()
-                self._may_start.clear()
-                yield
+            await self.sleep()
+            self._may_start.clear()
+            yield
         finally:
             self._may_start.set()
             client = self.process.live_client
@@ -343,3 +299,147 @@ def _with_wait(chunk: TokenChunk, timings: Timings, waited_s: float) -> TokenChu
     if timings.queue_s is None:
         return chunk
     return replace(chunk, timings=replace(timings, queue_s=timings.queue_s + waited_s))
+
+
+# -- the trainer --
+
+
+C = TypeVar("C", bound=SampleCall[Any])
+OnProgress = Callable[[int, int], Awaitable[None]]
+"""Awaited with the number of micro-batches that are done, and of all."""
+
+STOP_WITHIN_S = 60.0
+"""Time from a cancellation until the trainer's process is killed, if it is still in the same micro-batch."""
+
+
+class TrainerHandle:
+    """Sends calls to one trainer process, and repeats a call if the process dies. Only `trial` is not repeated."""
+
+    def __init__(
+        self,
+        spec: ChildSpec,
+        initialise: Callable[[RpcClient], Awaitable[None]],
+        engine_aside: Callable[[], AbstractAsyncContextManager[None]],
+        samples: Path,
+        make_process: MakeProcess = ChildProcess,
+        job_timeout_s: float = JOB_TIMEOUT_S,
+    ) -> None:
+        """`initialise` loads the base model into a new process, and `engine_aside` frees the device for a training call
+        where engine and trainer share it. The samples of the calls under way are files in the folder `samples`."""
+        self.process = make_process(spec, initialise, None)
+        self._engine_aside = engine_aside
+        self._samples = samples
+        self._job_timeout_s = job_timeout_s
+        self._lock = asyncio.Lock()
+        self._work = BusyPeriod(f"the {spec.name} to end its call")
+        self._training = BusyPeriod(f"the {spec.name} to end its step")
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds for which the trainer has worked so far."""
+        return self._work.total_s
+
+    @property
+    def training_s(self) -> float:
+        """Seconds for which the trainer has worked on training steps so far."""
+        return self._training.total_s
+
+    async def init_checkpoint(self, path: Path, lora: LoraConfig | None) -> None:
+        """Write the checkpoint of step 0; `lora=None` is full fine-tuning."""
+        async with self._turn("`init_checkpoint`"):
+            await self._run(InitCheckpoint(path=path, lora=lora))
+
+    async def train(
+        self, call: Train | TrainSft, *, stop: asyncio.Event | None = None, on_progress: OnProgress | None = None
+    ) -> StepResult:
+        """Train one step. If the trainer dies, the step starts over from its checkpoint. Once `stop` is set, the call
+        ends after the current micro-batch.
+
+        Raises:
+            JobCancelledError: `stop` ended the call. A call that was about to end returns instead.
+            ProcessError: the trainer died during every attempt.
+            TrainingError: the step took longer than `job_timeout_s` seconds.
+            DiskFullError, StorageError: the samples cannot be written.
+        """
+        async with self._written(call) as written, self._turn(f"`{call.method}`"), self._engine_aside():
+            with self._training.held():
+                return await self._run(written, stop, on_progress)
+
+    async def trial(self, samples: list[TrainingSample], lora: LoraConfig | None) -> dict[str, float]:
+        """Measure time, memory and gradient of a step that is thrown away; see `Trainer.trial`. It is not repeated."""
+        call = Trial(samples=samples, lora=lora)
+        async with self._written(call) as written, self._turn("a trial step"), self._engine_aside():
+            return await (await self.process.connect()).call(written)
+
+    async def write_loud_adapters(self, folder: Path, lora: LoraConfig) -> None:
+        """Write the test adapters of `lora` into `folder`, a new one; see `Trainer.write_loud_adapters`."""
+
+        async def attempt(client: RpcClient) -> None:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)  # of an attempt that died
+            async with asyncio.timeout(self._job_timeout_s):
+                await client.call(WriteLoudAdapters(folder=folder, lora=lora))
+
+        async with self._turn("test adapters"):
+            await retry_on_process_death(self.process.connect, attempt, "writing test adapters", CALL_ATTEMPTS)
+
+    @asynccontextmanager
+    async def _written(self, call: C) -> AsyncIterator[C]:
+        """Within the body the samples of a call are a file. Writing it takes a thread, so that requests go on."""
+        path = self._samples / f"{uuid.uuid4().hex}.safetensors"
+
+        def write() -> C:
+            with storage_errors(path, "writing"):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                return call.written(path)
+
+        try:
+            yield await asyncio.to_thread(write)
+        finally:
+            with contextlib.suppress(OSError):  # the next server deletes what is left
+                await asyncio.to_thread(path.unlink)
+
+    def _turn(self, what: str) -> AbstractAsyncContextManager[None]:
+        return acquired(self._lock, f"its turn for {what} in the {self.process.spec.name}", self._job_timeout_s)
+
+    async def _run(
+        self,
+        call: Call[Progress | StepResult],
+        stop: asyncio.Event | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> StepResult:
+        """Make a call until it has a result, `stop` ends it, or it takes too long."""
+
+        async def connect() -> RpcClient:
+            if stop is not None and stop.is_set():
+                raise JobCancelledError(f"`{call.method}` was cancelled")
+            return await self.process.connect()
+
+        async def stop_call(client: RpcClient) -> None:
+            # To kill the process is safe at any moment: checkpoints are written under a temporary name.
+            if stop is not None:
+                await stop.wait()
+                client.ask_to_stop(call.method)
+                await asyncio.sleep(STOP_WITHIN_S)
+                await self.process.end(f"`{call.method}` was cancelled and had not stopped after {STOP_WITHIN_S:g} s")
+
+        async def attempt(client: RpcClient) -> StepResult:
+            step: StepResult | None = None
+            stopping = asyncio.create_task(stop_call(client), name=f"stop-{call.method}")
+            try:
+                async with asyncio.timeout(self._job_timeout_s):
+                    async for result in client.stream(call):
+                        if isinstance(result, StepResult):
+                            step = result
+                        elif on_progress is not None:
+                            await on_progress(result.done, result.total)
+            except TimeoutError:
+                problem = f"`{call.method}` took longer than {self._job_timeout_s:g} s"
+                await self.process.end(problem)
+                raise TrainingError(f"{problem}; the {self.process.spec.name} was ended") from None
+            finally:
+                stopping.cancel()
+            assert step is not None, "a call that raises nothing ends with its result"
+            return step
+
+        with self._work.held():
+            return await retry_on_process_death(connect, attempt, f"`{call.method}`", CALL_ATTEMPTS)
