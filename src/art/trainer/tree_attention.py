@@ -3,10 +3,10 @@
 Every kernel computes the same rule, query q attends key k iff k <= q < subtree_end[k]:
 
     dense    scaled-dot-product attention with the rule as a boolean mask: the reference, and fast for small layouts
-    chains   for the CPU: each chain of the layout is a causal sequence that follows its ancestors
-             (`art.trainer.chain_attention`)
+    blocks   for the CPU: some queries at a time, with the keys that at least one of them attends. In depth-first order
+             neighbouring queries share most of their keys, so few scores are computed in vain
     flex     FlexAttention with a block mask, for CUDA
-    own      none of these: the model's own attention, for layouts in which every chain is a whole sequence
+    own      none of these: the model's own attention, for layouts of whole sequences
 
 A layer may add a sliding window to the rule, and sinks to the softmax (gpt-oss): see `AttentionFormula`.
 `art.trainer.step.kernel_choice` chooses the kernel of a layout.
@@ -23,7 +23,7 @@ whatever kernel computes it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -35,9 +35,8 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from art.errors import ConfigError
-from art.trainer.chain_attention import attend_chains, plan_chains
 from art.trainer.flex_attention import BLOCK_SIZE, FlexKind, make_block_mask, run_flex
-from art.trainer.tree import Chain, IntArray, PrefixTree
+from art.trainer.tree import IntArray, PrefixTree
 
 
 @dataclass(slots=True)
@@ -85,7 +84,7 @@ def _using(kept: _Kept, *, replays: bool) -> Iterator[None]:
 
 
 ATTENTION_NAME = "art_prefix_tree"
-KernelName = Literal["dense", "chains", "flex", "own"]
+KernelName = Literal["dense", "blocks", "flex", "own"]
 
 _UNSUPPORTED = ("softcap", "position_bias")
 """Attention features that change the formula. No kernel here computes them."""
@@ -93,6 +92,9 @@ _UNSUPPORTED = ("softcap", "position_bias")
 _LENGTHS_PER_OCTAVE: Final = 32
 _MIN_LENGTH: Final = 512
 """Shortest layout for flex."""
+
+_QUERIES_AT_ONCE = 128
+"""Queries of the kernel "blocks" at a time: their scores stay in the cache."""
 
 _SINK_WIDTH = 8
 """Columns that sinks add to each head: fast kernels need a head size that is a multiple of 8."""
@@ -116,12 +118,11 @@ class TreeLayout:
     token_ids: Tensor  # [T]
     positions: Tensor  # [T]
     subtree_end: Tensor  # [T]
-    chains: list[Chain]
     kernel: KernelName
     num_padding: int = 0
     """Number of tokens at the end that belong to no sequence. They see only themselves, and nothing sees them."""
     derived: dict[Any, Any] = field(default_factory=dict)
-    """Masks and plans by (kernel, window), cached by the first layer that needs them."""
+    """Masks by (kernel, window), cached by the first layer that needs them."""
 
     @property
     def num_tokens(self) -> int:
@@ -142,7 +143,6 @@ def make_layout(tree: PrefixTree, *, device: torch.device, kernel: KernelName) -
         token_ids=padded(tree.token_ids, zeros),
         positions=padded(tree.positions, zeros),
         subtree_end=padded(tree.subtree_end, np.arange(size, size + num_padding) + 1),
-        chains=tree.chains if kernel in ("chains", "own") else [],
         kernel=kernel,
         num_padding=num_padding,
     )
@@ -207,18 +207,27 @@ def attend_dense(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, 
     if (mask := layout.derived.get(("dense", formula.window))) is None:
         mask = dense_mask(layout.positions, layout.subtree_end, formula.window)
         layout.derived["dense", formula.window] = mask
+    return _attend_masked(query, key, value, formula.sinks, mask, formula.scale).transpose(1, 2)
+
+
+def _attend_masked(
+    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, mask: Tensor, scale: float
+) -> Tensor:
+    """Compute attention of N queries to the keys that `mask` [N, K] allows.
+
+    query [1, H, N, D], key [1, G, K, D], value [1, G, K, E] and sinks [H] give [1, H, N, E].
+    """
     if (times := query.shape[1] // key.shape[1]) > 1:
         key, value = (x.repeat_interleave(times, dim=1) for x in (key, value))
-    if formula.sinks is not None:
+    if sinks is not None:
         # A sink is one more key with value 0: [q, sink] . [0, 1] is the sink, and [q, sink] . [k, 0] is q . k.
-        sinks = (formula.sinks / formula.scale)[:, None]
-        columns = pad(sinks, (0, _SINK_WIDTH - 1))[None, :, None].to(query.dtype)  # [1, H, 1, width]
+        columns = pad((sinks / scale)[:, None], (0, _SINK_WIDTH - 1))[None, :, None].to(query.dtype)  # [1, H, 1, width]
         query = torch.cat([query, columns.expand(-1, -1, query.shape[2], -1)], dim=-1)
         size = key.shape[-1]
         key, value = pad(key, (0, _SINK_WIDTH, 0, 1)), pad(value, (0, 0, 0, 1))
         key[:, :, -1, size] = 1
         mask = pad(mask, (0, 1), value=True)
-    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=formula.scale).transpose(1, 2)
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
 
 
 def dense_mask(positions: Tensor, subtree_end: Tensor, window: int | None) -> Tensor:
@@ -233,12 +242,82 @@ def dense_mask(positions: Tensor, subtree_end: Tensor, window: int | None) -> Te
     return mask
 
 
-def _attend_chains(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formula: AttentionFormula) -> Tensor:
-    (num_heads, num_tokens), window = query.shape[1:3], formula.window
-    if (work := layout.derived.get(("chains", num_heads, window))) is None:
-        work = plan_chains(layout.chains, num_tokens=num_tokens, num_heads=num_heads, window=window)
-        layout.derived["chains", num_heads, window] = work
-    return attend_chains(query, key, value, work, formula.scale, formula.sinks)
+def attend_blocks(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formula: AttentionFormula) -> Tensor:
+    """Compute attention over a prefix tree, `_QUERIES_AT_ONCE` queries at a time."""
+    if (blocks := layout.derived.get(("blocks", formula.window))) is None:
+        blocks = split_queries(layout.positions, layout.subtree_end, formula.window)
+        layout.derived["blocks", formula.window] = blocks
+    out: Tensor = _BlockAttention.apply(query, key, value, formula.sinks, blocks, formula.scale)
+    return out.transpose(1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryBlock:
+    """The N queries [start, end) of a layout, and the K keys that at least one of them attends."""
+
+    start: int
+    end: int
+    keys: Tensor  # [K] index into the layout
+    mask: Tensor  # [N, K] booleans
+
+
+def split_queries(positions: Tensor, subtree_end: Tensor, window: int | None) -> list[QueryBlock]:
+    """Split the queries of a layout into blocks. `positions` and `subtree_end` are [T]."""
+    blocks = []
+    for start in range(0, len(positions), _QUERIES_AT_ONCE):
+        end = min(start + _QUERIES_AT_ONCE, len(positions))
+        is_seen = subtree_end[:end] > start
+        if window is not None:
+            is_seen &= positions[:end] > positions[start:end].min() - window
+        keys = is_seen.nonzero().flatten()
+        queries = torch.arange(start, end, device=keys.device)[:, None]
+        mask = (keys <= queries) & (queries < subtree_end[keys])
+        if window is not None:
+            mask &= positions[start:end, None] - positions[keys] < window
+        blocks.append(QueryBlock(start, end, keys, mask))
+    return blocks
+
+
+class _BlockAttention(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
+    """Attention of each block on its own. The backward pass computes a block again, so nothing of it is kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None,
+        blocks: Sequence[QueryBlock],
+        scale: float,
+    ) -> Tensor:
+        ctx.save_for_backward(query, key, value, *([] if sinks is None else [sinks]))
+        ctx.blocks, ctx.scale = blocks, scale
+        inputs = ([*_inputs_of(block, query, key, value), sinks] for block in blocks)
+        return torch.cat(
+            [_attend_masked(*own, block.mask, scale) for own, block in zip(inputs, blocks, strict=True)], dim=2
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, *sinks = ctx.saved_tensors
+        totals = [torch.zeros_like(x, dtype=torch.float32) for x in (query, key, value, *sinks)]
+        for block in ctx.blocks:
+            leaves = [x.detach().requires_grad_() for x in (*_inputs_of(block, query, key, value), *sinks)]
+            with torch.enable_grad():
+                out = _attend_masked(*leaves[:3], leaves[3] if sinks else None, block.mask, ctx.scale)
+            own = torch.autograd.grad(out, leaves, grads[0][:, :, block.start : block.end])
+            totals[0][:, :, block.start : block.end] = own[0]
+            for total, part in zip(totals[1:3], own[1:3], strict=True):
+                total.index_add_(2, block.keys, part.float())
+            if sinks:
+                totals[3] += own[3]
+        by_input = [total.to(x.dtype) for total, x in zip(totals, ctx.saved_tensors, strict=True)]
+        return *by_input[:3], by_input[3] if sinks else None, None, None
+
+
+def _inputs_of(block: QueryBlock, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+    return [query[:, :, block.start : block.end], *(x.index_select(2, block.keys) for x in (key, value))]
 
 
 def attend_flex(
@@ -270,6 +349,6 @@ def attend_flex(
 
 KERNELS: dict[KernelName, Callable[[Tensor, Tensor, Tensor, TreeLayout, AttentionFormula], Tensor]] = {
     "dense": attend_dense,
-    "chains": _attend_chains,
+    "blocks": attend_blocks,
     "flex": attend_flex,
 }

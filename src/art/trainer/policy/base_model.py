@@ -130,7 +130,9 @@ def run_backbone(base: FrozenModel, layout: TreeLayout) -> Tensor:
         return hidden
 
     if base.one_by_one:
-        return torch.cat([run(input_ids=layout.token_ids[None, chain.start : chain.end]) for chain in layout.chains])
+        starts = (layout.positions == 0).nonzero().flatten().tolist()
+        sequences = layout.token_ids.tensor_split(starts[1:])
+        return torch.cat([run(input_ids=sequence[None]) for sequence in sequences])
     return run(input_ids=layout.token_ids[None], position_ids=layout.positions[None], tree_layout=layout)
 
 

@@ -1,7 +1,7 @@
 """Choose the attention kernel for a prefix tree's layout by its size and the device.
 
     up to 256 tokens             dense
-    more, on the CPU             chains
+    more, on the CPU             blocks
     above 1,024 tokens on CUDA   flex, if it can be compiled
     else                         dense
 
@@ -39,8 +39,7 @@ from art.trainer.tree_attention import (
 _log = logging.getLogger(__name__)
 
 _DENSE_UP_TO = 256
-"""Measured on a CPU with 4 heads of size 16: at 180 tokens dense takes 0.8 ms and chains 0.9 ms, at 390 tokens 3.0 and
-2.1, at 1,900 tokens 73 and 10."""
+"""Up to about two blocks of queries, a single call computes few scores in vain."""
 _DENSE_ON_CUDA_UP_TO = 1024
 """Small layouts are fast with any kernel there, and not worth compiling one."""
 
@@ -103,7 +102,7 @@ def choose_kernel(base: FrozenModel, num_tokens: int) -> KernelName:
         return "dense"
     if base.device.type == "cuda" and num_tokens > _DENSE_ON_CUDA_UP_TO:
         return "flex" if can_run_flex(HeadShape.of(base)) else "dense"
-    return "chains" if base.device.type == "cpu" else "dense"
+    return "blocks" if base.device.type == "cpu" else "dense"
 
 
 @cache
@@ -138,7 +137,6 @@ def example_layout(num_tokens: int, device: torch.device) -> TreeLayout:
         token_ids=positions,
         positions=positions,
         subtree_end=torch.from_numpy(subtree_end).to(device),
-        chains=[],
         kernel="dense",
     )
 

@@ -114,7 +114,7 @@ def count_idle_passes(micro_batches: list[MicroBatch], base: FrozenModel, team: 
 def idle_layout(device: torch.device) -> TreeLayout:
     """Make a layout of one token, for an empty pass while another process computes one more micro-batch."""
     token = torch.zeros(1, dtype=torch.int64, device=device)
-    return TreeLayout(token_ids=token, positions=token, subtree_end=token + 1, chains=[], kernel="dense")
+    return TreeLayout(token_ids=token, positions=token, subtree_end=token + 1, kernel="dense")
 
 
 def run_fitting(

@@ -216,7 +216,7 @@ def test_padded_lengths_are_few_and_waste_little() -> None:
 # -- padding --
 
 
-@pytest.mark.parametrize(("kernel", "length"), [("dense", None), ("chains", None), ("flex", 512)])
+@pytest.mark.parametrize(("kernel", "length"), [("dense", None), ("blocks", None), ("flex", 512)])
 def test_only_flex_layouts_are_padded(kernel: KernelName, length: int | None) -> None:
     paths = paths_of(random_samples(5, count=20))
     tree = build_tree(paths)

@@ -37,7 +37,7 @@ def _nothing_tried_yet() -> Iterator[None]:
     ("device", "num_tokens", "expected"),
     [
         ("cpu", 256, "dense"),
-        ("cpu", 257, "chains"),
+        ("cpu", 257, "blocks"),
         ("mps", 5000, "dense"),
         ("cuda", 256, "dense"),
         ("cuda", 1024, "dense"),
@@ -63,7 +63,7 @@ def test_a_kernel_is_tried_with_what_the_model_has(model_path: Callable[[str], s
     assert [tuple(x.shape) for x in heads.random_inputs(5)] == [(1, 4, 5, 8), (1, 2, 5, 8), (1, 2, 5, 8), (4,)]
     path = check_sample(plain_sample(list(range(40)), "probe"), vocab_size=VOCAB_SIZE)
     assert path is not None
-    check_kernel(base, "chains", [path])
+    check_kernel(base, "blocks", [path])
 
 
 def test_a_kernel_that_cannot_run_is_not_chosen(

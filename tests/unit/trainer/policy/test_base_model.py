@@ -144,11 +144,11 @@ def test_flex_kernel_equals_the_dense_reference() -> None:
 
 def test_kernel_check(model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
     base = load_base_model(model_path("Qwen3"), CPU)
-    check_kernel(base, "chains", paths())
+    check_kernel(base, "blocks", paths())
 
     def sees_the_future(query: Any, key: Any, value: Any, layout: Any, formula: AttentionFormula) -> Any:
         return attention.attend_dense(query, key, value.cumsum(2), layout, formula)
 
-    monkeypatch.setitem(kernel_choice.KERNELS, "chains", sees_the_future)
-    with pytest.raises(TrainingError, match="'chains' attention kernel is wrong on this machine: its output differs"):
-        check_kernel(base, "chains", paths())
+    monkeypatch.setitem(kernel_choice.KERNELS, "blocks", sees_the_future)
+    with pytest.raises(TrainingError, match="'blocks' attention kernel is wrong on this machine: its output differs"):
+        check_kernel(base, "blocks", paths())

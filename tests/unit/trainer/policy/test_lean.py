@@ -105,7 +105,7 @@ def test_checkpointed_layers_have_the_same_gradient(
     assert torch.equal(tree_gradient(make_policy(family, dtype, lean=True, gradient_checkpointing=mode))[0], plain)
 
 
-@pytest.mark.parametrize("kernel", ["dense", "chains"])
+@pytest.mark.parametrize("kernel", ["dense", "blocks"])
 @pytest.mark.parametrize(("mode", "times"), [(False, 1), ("selective", 1), (True, 2)])
 def test_selective_checkpointing_computes_the_attention_once(
     mode: Any, times: int, kernel: Any, make_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch
