@@ -153,12 +153,6 @@ TRAINER_METRICS: dict[str, Metric] = {
     "offpolicy/mean_staleness": Metric(
         "mean staleness of the trained tokens: current step minus the step that sampled the token", RL
     ),
-    "offpolicy/drift_rms": Metric(
-        "how far the policy has moved since stale tokens were sampled: root mean square of the change of their "
-        "log-probs, by the trainer alone, on a few rollouts",
-        STALE,
-    ),
-    "offpolicy/drift_scatter": Metric("the same for whole rollouts: root mean square of their mean change", STALE),
     "offpolicy/stale_rollouts_checked": Metric(
         "stale rollouts that were compared with the checkpoint that sampled them", STALE
     ),

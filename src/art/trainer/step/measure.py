@@ -8,12 +8,8 @@ makes a step of 16 rollouts or more about 3 % longer. The policy's own log-probs
 
 `with_samplers` compares a few stale rollouts with the checkpoints that sampled them. What an older policy sampled
 differs from the policy of today because the policy has moved, and perhaps because the record is wrong. Their log-ratio
-alone does not tell which, so the trainer computes both parts of it for a sixteenth of the tokens (about 5 % of a step):
-
-    log pi_v - log mu     v: step that sampled the token. It is noise if the record is right, whatever was trained since
-    log pi   - log pi_v   how far the policy has moved, by the trainer alone
-
-The gate judges these rollouts by the first, and widens the bounds of the other stale ones by the second (`gate.py`).
+alone does not tell which. But log pi_v - log mu, where v is the step that sampled the token, is noise if the record is
+right, whatever was trained since. It is computed for a sixteenth of the tokens, and the gate judges by it (`gate.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +26,6 @@ from torch import Tensor
 
 from art.errors import ConfigError
 from art.storage import checkpoints
-from art.trainer.gate import Drift
 from art.trainer.logprobs import target_logprobs
 from art.trainer.policy.base_model import FrozenModel
 from art.trainer.policy.policy import Policy
@@ -43,9 +38,7 @@ from art.trainer.step.micro_batch import (
     run_fitting,
 )
 from art.trainer.tree import (
-    ANCHOR,
     BASE,
-    POLICY,
     SAMPLED_BASE,
     SAMPLER,
     FloatArray,
@@ -167,44 +160,22 @@ _MOST_OF_GROUP = 4
 
 def with_samplers(
     paths: list[SamplePath], measurer: Measurer, *, step: int
-) -> tuple[list[SamplePath], Drift | None, dict[str, float]]:
+) -> tuple[list[SamplePath], dict[str, float]]:
     """Add to some of the stale rollouts the log-probs under the checkpoint that sampled each token (`SAMPLER`).
 
-    Returns:
-        The samples; how far the policy has moved since, `None` if nothing could be compared; and metrics.
+    They are NaN for tokens that the policy of this `step` sampled. Returns the samples, and metrics.
     """
     chosen = choose_stale(paths, measurer.references.keys(), step=step)
     if not chosen:
-        return paths, None, {}
-    few = [paths[index] for index in chosen]
-    if not all(ANCHOR in path.streams for path in few):
-        few = measurer.add_stream(few, POLICY, ANCHOR)
-    before = [path.streams[ANCHOR].copy() for path in few]  # of tokens of this step's own policy it is that already
-    for version in sorted({int(version) for path in few for version in path.policy_versions} - {step}):
-        own = [index for index, path in enumerate(few) if (path.policy_versions == version).any()]
-        measured = measurer.add_stream([few[index] for index in own], version, SAMPLER)
-        for index, path in zip(own, measured, strict=True):
-            np.copyto(before[index], path.streams[SAMPLER], where=path.policy_versions == version)
-    changes: dict[str, list[FloatArray]] = {}  # by rollout: how the log-probs of its stale tokens have changed
-    for path, old in zip(few, before, strict=True):
-        change = (path.streams[ANCHOR] - old)[path.policy_versions < step]
-        changes.setdefault(path.sample.rollout_id, []).append(change)
-    rollouts = [np.concatenate(parts).astype(np.float64) for parts in changes.values()]
-    drift = Drift.over(rollouts, num_groups=len(group_samples(few)))
-    known = dict(zip(chosen, before, strict=True))
-    with_stream = [
-        path.with_stream(SAMPLER, known.get(index, np.full_like(path.sampling_logprobs, np.nan)))
-        for index, path in enumerate(paths)
-    ]
-    return (
-        with_stream,
-        drift,
-        {
-            "offpolicy/drift_rms": drift.rms,
-            "offpolicy/drift_scatter": drift.scatter,
-            "offpolicy/stale_rollouts_checked": float(len(rollouts)),
-        },
-    )
+        return paths, {}
+    streams = [np.full_like(path.sampling_logprobs, np.nan) for path in paths]
+    for version in sorted({int(version) for index in chosen for version in paths[index].policy_versions} - {step}):
+        own = [index for index in chosen if (paths[index].policy_versions == version).any()]
+        for index, path in zip(own, measurer.add_stream([paths[i] for i in own], version, SAMPLER), strict=True):
+            np.copyto(streams[index], path.streams[SAMPLER], where=path.policy_versions == version)
+    num_rollouts = len({paths[index].sample.rollout_id for index in chosen})
+    with_stream = [path.with_stream(SAMPLER, stream) for path, stream in zip(paths, streams, strict=True)]
+    return with_stream, {"offpolicy/stale_rollouts_checked": float(num_rollouts)}
 
 
 def choose_stale(paths: Sequence[SamplePath], checkpoints: Collection[int], *, step: int) -> list[int]:

@@ -145,10 +145,10 @@ def plan_rl(
         NothingTrainableError: the loss is dpo and no pair can be compared.
         TrajectoryError: the loss is distillation and a sample lacks its teacher's log-probs.
     """
-    learning_rate, drift = config.rate_at(step), None
+    learning_rate = config.rate_at(step)
 
     def make_gate(paths: list[SamplePath]) -> Gate | None:
-        return None if config.mismatch is None else Gate.over(paths, config.mismatch, noise, step=step, drift=drift)
+        return None if config.mismatch is None else Gate.over(paths, config.mismatch, noise, step=step)
 
     rl, metrics = [path for path in paths if path.sample.component == "rl"], dict[str, float]()
     supervised = [path for path in paths if path.sample.component != "rl"]
@@ -157,7 +157,7 @@ def plan_rl(
         rl = with_sampled_base(rl, measurer, step=step)
     parts = split_minibatches([*rl, *supervised], config.num_minibatches, seed=step)
     if rl and config.mismatch is not None:
-        parts[0], drift, measured = with_samplers(parts[0], measurer, step=step)
+        parts[0], measured = with_samplers(parts[0], measurer, step=step)
         metrics |= measured
     # If the sampler is the anchor, later updates differ from it by design, so the gate cannot judge them.
     gates = [make_gate(part) if n == 0 or config.anchor == "step_start" else None for n, part in enumerate(parts)]
