@@ -32,8 +32,7 @@ from art.engines.torch.embedded import TorchEngine
 from art.protocol.samples import plain_sample
 from art.trainer.gate import Gate, GateVerdict, LogRatioSums, Noise
 from art.trainer.policy.base_model import load_base_model, run_backbone
-from art.trainer.step.measure import target_logprobs_in_order
-from art.trainer.step.micro_batch import split_micro_batches
+from art.trainer.step.micro_batch import split_micro_batches, target_logprobs_in_order
 from art.trainer.tree import check_sample
 from benchmarks.in_process import drain
 from benchmarks.report import Cell, Result

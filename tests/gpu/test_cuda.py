@@ -21,7 +21,7 @@ from art.protocol.calls import Train
 from art.protocol.samples import TrainingSample
 from art.runtime.publish import BASE_NATS, publish
 from art.trainer.step import micro_batch
-from art.trainer.step.kernel_choice import HeadShape, can_run_flex
+from art.trainer.step.micro_batch import HeadShape, can_run_flex
 from art.trainer.trainer import Trainer
 from art.trainer.tree_attention import KernelName
 from benchmarks.gradients import plain_gradient

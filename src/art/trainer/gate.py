@@ -22,7 +22,7 @@ standard deviations keep false alarms below 0.5 % for noise with heavy tails and
 are alike, see `benchmarks/gate.py`.
 
 The policy has moved since an older one sampled a rollout. The trainer compares a few of these *stale* rollouts with the
-checkpoints that sampled them (`step/measure.py`). These are judged like the others, with the log-probs of that
+checkpoints that sampled them (`step/plans.py`). These are judged like the others, with the log-probs of that
 checkpoint as log pi. A stale rollout that was not compared is not left out: what is unusual about it is how far the
 policy has moved, and the loss bounds what old tokens can do. But if some of those that were compared are wrong, as many
 of the others are suspected, and the step may stop.

@@ -22,17 +22,20 @@ from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from art.errors import TrainingError
-from art.trainer import flex_attention as flex
-from art.trainer.flex_attention import BLOCK_SIZE, compiled_function, flex_rule, make_block_mask
-from art.trainer.step.kernel_choice import example_layout
+from art.trainer import tree_attention as flex
+from art.trainer.step.micro_batch import example_layout
 from art.trainer.tree import build_tree
 from art.trainer.tree_attention import (
+    BLOCK_SIZE,
     AttentionFormula,
     KernelName,
     TreeLayout,
     attend_dense,
     attend_flex,
+    compiled_function,
     dense_mask,
+    flex_rule,
+    make_block_mask,
     make_layout,
     padded_length,
 )

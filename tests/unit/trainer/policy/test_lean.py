@@ -13,9 +13,8 @@ from torch import Tensor
 from art.config import LoraConfig, TrainerConfig
 from art.errors import ConfigError
 from art.trainer.policy import base_model
-from art.trainer.policy.base_model import load_base_model, set_checkpointing
+from art.trainer.policy.base_model import keep_less, load_base_model, set_checkpointing
 from art.trainer.policy.full import FullPolicy
-from art.trainer.policy.lean import keep_less
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.policy.policy import Policy
 from art.trainer.step.micro_batch import idle_layout

@@ -13,7 +13,7 @@ from art.config import DppoConfig, LoraConfig, TrainerConfig
 from art.engines.torch.base_model import _load_hf
 from art.errors import ConfigError
 from art.kernels import quantization
-from art.kernels.quantization import loading_options
+from art.kernels.base_model import loading_options
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.lora import LoraPolicy
 from tests.support.trainer_reference import reference_gradient, tree_gradient

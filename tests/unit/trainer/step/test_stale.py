@@ -19,8 +19,8 @@ from art.errors import TrainingError
 from art.protocol.calls import Train
 from art.protocol.samples import TrainingSample
 from art.trainer.policy.lora import LoraPolicy
-from art.trainer.step.measure import Measurer, choose_paths, choose_stale, with_samplers
 from art.trainer.step.micro_batch import StepProgress
+from art.trainer.step.plans import Measurer, choose_paths, choose_stale, with_samplers
 from art.trainer.trainer import Trainer
 from art.trainer.tree import SAMPLER, SamplePath
 from tests.support.trainer_reference import sequence_logprobs

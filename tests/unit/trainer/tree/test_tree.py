@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from art.errors import TrajectoryError
 from art.protocol.samples import plain_sample
-from art.trainer.flex_attention import flex_rule
 from art.trainer.tree import PrefixTree, SamplePath, build_tree, check_sample
-from art.trainer.tree_attention import dense_mask
+from art.trainer.tree_attention import dense_mask, flex_rule
 from tests.support.trainer_samples import VOCAB_SIZE, make_sample, paths_of, random_samples
 
 # Few different tokens, so that paths often share prefixes, repeat and extend each other.
