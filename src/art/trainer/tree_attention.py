@@ -319,8 +319,8 @@ class _BlockAttention(torch.autograd.Function):  # type: ignore[misc]  # torch i
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, *sinks = ctx.saved_tensors
-        totals = [torch.zeros_like(x, dtype=torch.float32) for x in (query, key, value, *sinks)]
+        query, key, value, *sinks = saved = ctx.saved_tensors
+        totals = [torch.zeros_like(x, dtype=torch.float32) for x in saved]
         for block in ctx.blocks:
             leaves = [x.detach().requires_grad_() for x in (*_inputs_of(block, query, key, value), *sinks)]
             with torch.enable_grad():
@@ -331,7 +331,7 @@ class _BlockAttention(torch.autograd.Function):  # type: ignore[misc]  # torch i
                 total.index_add_(2, block.keys, part.float())
             if sinks:
                 totals[3] += own[3]
-        by_input = [total.to(x.dtype) for total, x in zip(totals, ctx.saved_tensors, strict=True)]
+        by_input = [total.to(x.dtype) for total, x in zip(totals, saved, strict=True)]
         return *by_input[:3], by_input[3] if sinks else None, None, None
 
 
