@@ -388,8 +388,8 @@ def _collect_targets(paths: Sequence[SamplePath], queries: Sequence[IntArray]) -
 
 _CUT_WINDOW = 0.25
 """Share of a full part that may be given up to cut where neighbouring paths share least, e.g. between two groups."""
-_NUM_BUDGETS = 8
-"""Smaller token budgets that are tried for an even share of the work."""
+_PRECISION = 0.02
+"""Relative precision of the search for the best token budget."""
 
 
 def pack(paths: Sequence[SamplePath], *, max_tokens: int, branches: bool = True) -> list[list[int]]:
@@ -459,12 +459,17 @@ def pack_shares(
     packings = [pack(paths, max_tokens=max_tokens, branches=branches)]
     if num_shares == 1:
         return packings
-    # Smaller budgets, down to the smallest that may need no more rounds of micro-batches than `max_tokens` does.
+    # Search for the smallest budget that needs no more rounds of micro-batches than `max_tokens` does.
     most = num_shares * math.ceil(len(packings[0]) / num_shares)
     sizes = sizes_of(packings[0])
     low, high = math.ceil(sum(sizes) / most), min(max_tokens, max(sizes))
-    budgets = {low + (high - low) * part // _NUM_BUDGETS for part in range(_NUM_BUDGETS)}
-    packings += [pack(paths, max_tokens=budget, branches=branches) for budget in sorted(budgets)]
+    while high - low > 1 + low * _PRECISION:
+        budget = (low + high) // 2
+        packings.append(pack(paths, max_tokens=budget, branches=branches))
+        if len(packings[-1]) <= most:
+            high = budget
+        else:
+            low = budget
     dealt = []
     for packed in packings:
         sizes = sizes_of(packed)

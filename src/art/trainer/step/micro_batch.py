@@ -10,14 +10,14 @@ The attention kernel of a micro-batch follows from its size and the device:
     above 1,024 tokens on CUDA   flex, if it can be compiled
     else                         dense
 
-A model that runs one sequence at a time keeps its own attention. Each kernel is compared with the reference before
-anything is trained with it.
+A model that runs one sequence at a time keeps its own attention. FlexAttention is compiled, so it is compared with the
+reference before anything is trained with it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -38,7 +38,6 @@ from art.trainer.tree_attention import (
     AttentionFormula,
     KernelName,
     TreeLayout,
-    attend_dense,
     make_layout,
 )
 
@@ -114,7 +113,7 @@ def split_micro_batches(
 class MicroBatcher:
     """Makes the micro-batches of this process. It lives as long as the trainer.
 
-    It remembers how many tokens fit into memory, and which attention kernels have been checked on this device.
+    It remembers how many tokens fit into memory.
     """
 
     def __init__(self, base: FrozenModel, *, max_tokens: int, team: Team = ALONE) -> None:
@@ -122,7 +121,6 @@ class MicroBatcher:
         self.team = team
         self.max_tokens = max_tokens
         """Largest number of tokens in a micro-batch. It shrinks to what fits when memory runs out."""
-        self._checked_kernels: set[KernelName] = set()
 
     def split(self, paths: list[SamplePath]) -> list[MicroBatch]:
         return split_micro_batches(paths, self.base, max_tokens=self.max_tokens, team=self.team)
@@ -131,12 +129,6 @@ class MicroBatcher:
         """Make no micro-batches above `fitting` tokens from now on; `None` changes nothing."""
         if fitting is not None:
             self.max_tokens = min(self.max_tokens, fitting)
-
-    def check_kernels(self, micro_batches: Sequence[MicroBatch]) -> None:
-        """Compare each attention kernel that is used for the first time with the reference."""
-        for kernel in {micro_batch.layout.kernel for micro_batch in micro_batches} - self._checked_kernels:
-            check_kernel(self.base, kernel)
-            self._checked_kernels.add(kernel)
 
 
 def count_idle_passes(micro_batches: list[MicroBatch], base: FrozenModel, team: Team) -> int:
@@ -204,7 +196,8 @@ _DENSE_UP_TO = 256
 """Up to about two blocks of queries, a single call computes few scores in vain."""
 _DENSE_ON_CUDA_UP_TO = 1024
 """Small layouts are fast with any kernel there, and not worth compiling one."""
-
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
+"""Largest allowed error, as a share of the largest number. Rounding stays well below; a wrong key gives about 1."""
 _NUM_COMPLETIONS = 8
 
 
@@ -269,22 +262,41 @@ def choose_kernel(base: FrozenModel, num_tokens: int) -> KernelName:
 
 @cache
 def can_run_flex(heads: HeadShape) -> bool:
-    """Whether FlexAttention can be compiled here, which takes seconds at the first call.
+    """Whether FlexAttention can be compiled here, which takes seconds at the first call, and computes what it should.
 
     Raises:
-        TrainingError: torch.compile is turned off, or compiled flex too often.
+        TrainingError: torch.compile is turned off, or compiled flex too often, or outputs and gradients differ from
+            those of the dense reference by more than rounding.
     """
     try:
-        for num_tokens in (_DENSE_ON_CUDA_UP_TO, 2 * _DENSE_ON_CUDA_UP_TO):  # two, so that any length is compiled for
-            layout = example_layout(num_tokens, heads.device)
-            with torch.enable_grad():
-                _run(KERNELS["flex"], heads.random_inputs(len(layout.token_ids)), layout, heads.size)
+        with torch.enable_grad():
+            expected, computed = (_run(name, heads, _DENSE_ON_CUDA_UP_TO) for name in ("dense", "flex"))
+            _run("flex", heads, 2 * _DENSE_ON_CUDA_UP_TO)  # a second length, so that any length is compiled for
     except TrainingError:
         raise
     except Exception as error:  # from a compiler: Triton, a C compiler or support for this head size is missing
         _log.warning("FlexAttention cannot run here, so memory grows with the square of a layout: %r", error)
         return False
+    for name, one, other in zip(("output", "query", "key", "value", "sinks"), expected, computed, strict=False):
+        error = float((one - other).abs().max() / one.abs().max())
+        if not error <= _TOLERANCE.get(heads.dtype, 5e-2):
+            raise TrainingError(
+                f"FlexAttention is wrong on this machine: its {name} differs from the reference by {error:.2g} of the "
+                "largest value. Nothing was trained; please report torch's version and the device"
+            )
     return True
+
+
+def _run(kernel: KernelName, heads: HeadShape, num_tokens: int) -> list[Tensor]:
+    """Output of a kernel for random numbers, and the gradients of all inputs, in float32."""
+    layout = example_layout(num_tokens, heads.device)
+    leaves = [x.requires_grad_() for x in heads.random_inputs(len(layout.token_ids))]
+    query, key, value, *sinks = leaves
+    formula = AttentionFormula(heads.size**-0.5, sinks=sinks[0] if sinks else None)
+    out = KERNELS[kernel](query, key, value, layout, formula)
+    weights = torch.linspace(-1, 1, out.numel(), device=out.device, dtype=out.dtype).view(out.shape)
+    gradients = torch.autograd.grad(out, leaves, weights)
+    return [x.detach().float() for x in (out, *gradients)]
 
 
 def example_layout(num_tokens: int, device: torch.device) -> TreeLayout:
@@ -301,41 +313,3 @@ def example_layout(num_tokens: int, device: torch.device) -> TreeLayout:
         subtree_end=torch.from_numpy(subtree_end).to(device),
         kernel="dense",
     )
-
-
-_CHECKED_TOKENS = 1024
-"""Tokens to compare on. The reference needs memory for all pairs of tokens."""
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-"""Largest allowed error, as a share of the largest number. Rounding stays well below; a wrong key gives about 1."""
-
-
-def check_kernel(base: FrozenModel, kernel: KernelName) -> None:
-    """Compare an attention kernel with the dense reference: outputs and gradients, on a group of rollouts.
-
-    Raises:
-        TrainingError: they differ by more than rounding.
-    """
-    if kernel in ("dense", "own"):
-        return
-    layout = example_layout(_CHECKED_TOKENS, base.device)
-    heads = HeadShape.of(base)
-    inputs = heads.random_inputs(len(layout.token_ids))
-    expected = _run(attend_dense, inputs, layout, heads.size)
-    computed = _run(KERNELS[kernel], inputs, layout, heads.size)
-    for name, one, other in zip(("output", "query", "key", "value", "sinks"), expected, computed, strict=False):
-        error = float((one - other).abs().max() / one.abs().max())
-        if not error <= _TOLERANCE.get(heads.dtype, 5e-2):
-            raise TrainingError(
-                f"the {kernel!r} attention kernel is wrong on this machine: its {name} differs from the reference by "
-                f"{error:.2g} of the largest value. Nothing was trained; please report torch's version and the device"
-            )
-
-
-def _run(function: Any, inputs: list[Tensor], layout: TreeLayout, size: int) -> list[Tensor]:
-    """Output of an attention function and the gradients of all inputs, in float32."""
-    leaves = [x.clone().requires_grad_() for x in inputs]
-    query, key, value, *sinks = leaves
-    out = function(query, key, value, layout, AttentionFormula(size**-0.5, sinks=sinks[0] if sinks else None))
-    weights = torch.linspace(-1, 1, out.numel(), device=out.device, dtype=out.dtype).view(out.shape)
-    gradients = torch.autograd.grad(out, leaves, weights)
-    return [x.detach().float() for x in (out, *gradients)]

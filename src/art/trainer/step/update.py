@@ -24,7 +24,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial, reduce
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -84,7 +84,6 @@ def run_updates(
     """Change the weights by all of `updates`, one after the other. Return the measurements of the step."""
     record = StepRecord()
     batches = [batcher.split(update.paths) for update in updates]
-    batcher.check_kernels(list(chain.from_iterable(batches)))
     progress.expect(sum(map(len, batches)))
     for number, update in enumerate(updates):
         fitting = compute_gradient(policy, update, batches[number], record, progress, batcher.team)
