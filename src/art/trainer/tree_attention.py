@@ -312,10 +312,8 @@ class _BlockAttention(torch.autograd.Function):  # type: ignore[misc]  # torch i
     ) -> Tensor:
         ctx.save_for_backward(query, key, value, *([] if sinks is None else [sinks]))
         ctx.blocks, ctx.scale = blocks, scale
-        inputs = ([*_inputs_of(block, query, key, value), sinks] for block in blocks)
-        return torch.cat(
-            [_attend_masked(*own, block.mask, scale) for own, block in zip(inputs, blocks, strict=True)], dim=2
-        )
+        inputs = [(*_inputs_of(block, query, key, value), sinks, block.mask, scale) for block in blocks]
+        return torch.cat([_attend_masked(*own) for own in inputs], dim=2)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -323,8 +321,9 @@ class _BlockAttention(torch.autograd.Function):  # type: ignore[misc]  # torch i
         totals = [torch.zeros_like(x, dtype=torch.float32) for x in saved]
         for block in ctx.blocks:
             leaves = [x.detach().requires_grad_() for x in (*_inputs_of(block, query, key, value), *sinks)]
+            q, k, v, *rest = leaves
             with torch.enable_grad():
-                out = _attend_masked(*leaves[:3], leaves[3] if sinks else None, block.mask, ctx.scale)
+                out = _attend_masked(q, k, v, rest[0] if rest else None, block.mask, ctx.scale)
             own = torch.autograd.grad(out, leaves, grads[0][:, :, block.start : block.end])
             totals[0][:, :, block.start : block.end] = own[0]
             for total, part in zip(totals[1:3], own[1:3], strict=True):
@@ -335,8 +334,9 @@ class _BlockAttention(torch.autograd.Function):  # type: ignore[misc]  # torch i
         return *by_input[:3], by_input[3] if sinks else None, None, None
 
 
-def _inputs_of(block: QueryBlock, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-    return [query[:, :, block.start : block.end], *(x.index_select(2, block.keys) for x in (key, value))]
+def _inputs_of(block: QueryBlock, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    own = query[:, :, block.start : block.end]
+    return own, key.index_select(2, block.keys), value.index_select(2, block.keys)
 
 
 def attend_flex(

@@ -278,11 +278,11 @@ def can_run_flex(heads: HeadShape) -> bool:
         _log.warning("FlexAttention cannot run here, so memory grows with the square of a layout: %r", error)
         return False
     for name, one, other in zip(("output", "query", "key", "value", "sinks"), expected, computed, strict=False):
-        error = float((one - other).abs().max() / one.abs().max())
-        if not error <= _TOLERANCE.get(heads.dtype, 5e-2):
+        difference = float((one - other).abs().max() / one.abs().max())
+        if not difference <= _TOLERANCE.get(heads.dtype, 5e-2):
             raise TrainingError(
-                f"FlexAttention is wrong on this machine: its {name} differs from the reference by {error:.2g} of the "
-                "largest value. Nothing was trained; please report torch's version and the device"
+                f"FlexAttention is wrong on this machine: its {name} differs from the reference by {difference:.2g} of "
+                "the largest value. Nothing was trained; please report torch's version and the device"
             )
     return True
 
