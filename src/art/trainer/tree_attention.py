@@ -312,7 +312,7 @@ class _BlockAttention(torch.autograd.Function):  # type: ignore[misc]  # torch i
     ) -> Tensor:
         ctx.save_for_backward(query, key, value, *([] if sinks is None else [sinks]))
         ctx.blocks, ctx.scale = blocks, scale
-        inputs = [(*_inputs_of(block, query, key, value), sinks, block.mask, scale) for block in blocks]
+        inputs = ((*_inputs_of(block, query, key, value), sinks, block.mask, scale) for block in blocks)
         return torch.cat([_attend_masked(*own) for own in inputs], dim=2)
 
     @staticmethod
