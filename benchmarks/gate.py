@@ -30,10 +30,9 @@ from art.config import EngineConfig, MismatchConfig, TrainerConfig
 from art.engine import GenerateRequest
 from art.engines.torch.embedded import TorchEngine
 from art.protocol.samples import plain_sample
-from art.trainer.gate import Drift, Gate, GateVerdict, LogRatioSums, Noise
+from art.trainer.gate import Gate, GateVerdict, LogRatioSums, Noise
 from art.trainer.policy.base_model import load_base_model, run_backbone
-from art.trainer.step.measure import target_logprobs_in_order
-from art.trainer.step.micro_batch import split_micro_batches
+from art.trainer.step.micro_batch import split_micro_batches, target_logprobs_in_order
 from art.trainer.tree import check_sample
 from benchmarks.in_process import drain
 from benchmarks.report import Cell, Result
@@ -275,13 +274,11 @@ def judge(log_ratio: Array, dtype: str, drift: Array | None = None) -> GateVerdi
     noise = Noise(trainer=dtype, engine=dtype)
     num, length = log_ratio.shape
     names, rollouts = {str(index): index for index in range(num)}, np.repeat(np.arange(num), length)
-    ages, checked = np.full(num, float(drift is not None)), np.zeros(num, dtype=np.bool_)
-    measured = None
+    stale, checked = np.full(num, drift is not None), np.zeros(num, dtype=np.bool_)
     if drift is not None:
         checked[: max(8, num // 16)] = True
-        measured = Drift.over(list(drift[checked]), num_groups=int(checked.sum()))
         log_ratio = np.where(checked[:, None], log_ratio, log_ratio + drift)
-    gate = Gate(MismatchConfig(), noise, names, ages, checked, drift=measured)
+    gate = Gate(MismatchConfig(), noise, names, stale, checked)
     return gate.judge(LogRatioSums.collect(log_ratio.ravel(), rollouts, num, limit=gate.limit))
 
 

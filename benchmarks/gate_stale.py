@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> Result:
         rows=rows,
         notes=[
             f"{GROUPS} groups of {SIZE} rollouts of 32 tokens; with 4 mini-batches the gate judges a quarter of them",
-            "KL to the sampler, drift rms, drift of rollouts: means over the steps that were not stopped, in nats",
+            "KL to the sampler: mean over the steps that were not stopped, in nats",
             f"{_LATER}: of the step after the one that the record names. {_BARE}: at the first of the steps this is "
             "right, since a fresh adapter changes nothing",
         ],
@@ -122,8 +122,6 @@ class Run:
             "staleness": self.lag,
             "sampler": name,
             "KL to the sampler": mean("offpolicy/first_update_kl"),
-            "drift rms": mean("offpolicy/drift_rms"),
-            "drift of rollouts": mean("offpolicy/drift_scatter"),
             "masked": masked if masked == "-" else f"{100 * float(masked):.2g} %",
             "steps stopped": f"{stopped} of {len(results)}",
         }

@@ -17,8 +17,8 @@ from art.protocol.chat_completions import parse_chat_request
 from art.protocol.training import JobStatus, RegisterRequest, TrainRequest
 from art.record.recorder import Exchange
 from art.runtime.runtime import Runtime
-from art.trainer.step.measure import Measurer
 from art.trainer.step.micro_batch import StepProgress
+from art.trainer.step.plans import Measurer
 from art.trainer.trainer import Trainer
 
 PROMPT = {"role": "user", "content": "say yes, no or maybe"}

@@ -21,7 +21,7 @@ from art.protocol.calls import Train
 from art.protocol.samples import TrainingSample
 from art.runtime.publish import BASE_NATS, publish
 from art.trainer.step import micro_batch
-from art.trainer.step.kernel_choice import HeadShape, can_run_flex
+from art.trainer.step.micro_batch import HeadShape, can_run_flex
 from art.trainer.trainer import Trainer
 from art.trainer.tree_attention import KernelName
 from benchmarks.gradients import plain_gradient
@@ -128,8 +128,8 @@ def test_engine_samples_with_the_logprobs_of_transformers(
     [
         ("cpu", "dense", 4096, 1),
         ("cpu", "dense", 300, 2),
-        ("cpu", "chains", 4096, 1),
-        ("cpu", "chains", 300, 2),
+        ("cpu", "blocks", 4096, 1),
+        ("cpu", "blocks", 300, 2),
         pytest.param("cpu", "flex", 4096, 1, marks=pytest.mark.slow),
         ("cpu", "flex", 300, 2),
         pytest.param("cuda", "dense", 4096, 1, marks=NEEDS_CUDA),

@@ -13,8 +13,7 @@ import torch
 
 from art.config import LoraConfig
 from art.memory import Checkpointing, saved_bytes_per_token, shape_of
-from art.trainer.policy.base_model import set_checkpointing
-from art.trainer.policy.lean import keep_less
+from art.trainer.policy.base_model import keep_less, set_checkpointing
 from art.trainer.policy.lora import LoraPolicy
 from tests.support.layer_memory import SHAPE_4B, flash_attention, held_bytes, zero_model
 

@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from art.trainer.flex_attention import compiled_function
 from art.trainer.step import micro_batch
 from art.trainer.trainer import Trainer
-from art.trainer.tree_attention import KernelName
+from art.trainer.tree_attention import KernelName, compiled_function
 from benchmarks.memory import extra_peak_bytes
 from benchmarks.models import LORA, SHAPES
 from benchmarks.real_shapes import make_workloads, open_trainer

@@ -26,12 +26,10 @@ from art.protocol.calls import Train, TrainSft
 from art.protocol.samples import StepResult, TrainingSample
 from art.trainer.distributed import Team
 from art.trainer.policy.lora import LoraPolicy
-from art.trainer.step.measure import Measurer
 from art.trainer.step.micro_batch import StepProgress, split_micro_batches
-from art.trainer.step.optimizer import Optimizer
-from art.trainer.step.plans import prepare_paths
+from art.trainer.step.plans import Measurer, prepare_paths
 from art.trainer.step.record import StepRecord
-from art.trainer.step.update import Update, compute_gradient
+from art.trainer.step.update import Optimizer, Update, compute_gradient
 from art.trainer.trainer import Trainer
 from art.trainer.tree import check_sample
 from tests.support.objective_reference import Adapter, PlainModel, Policies, Result, Rollout, objective

@@ -23,7 +23,7 @@ from art.config import LoraConfig, TrainerConfig
 from art.protocol.calls import SampleFile, Train, TrainSft
 from art.protocol.samples import StepResult, TrainingSample
 from art.storage import checkpoints
-from art.trainer import resident, trainer
+from art.trainer import trainer
 from art.trainer.distributed import ALONE, Team
 from art.trainer.step import update
 from art.trainer.step.micro_batch import split_micro_batches
@@ -36,7 +36,7 @@ from tests.support.ports import free_port
 from tests.support.trainer_samples import make_gate
 
 LORA = LoraConfig(rank=8, alpha=16)
-_MODULES = {"trainer": trainer, "resident": resident, "update": update, "checkpoints": checkpoints}
+_MODULES = {"trainer": trainer, "update": update, "checkpoints": checkpoints}
 NUM_PROCESSES = 2
 
 

@@ -49,7 +49,7 @@ def _merged_weights(policy: Policy, values: dict[str, Tensor]) -> dict[str, Tens
     for key, layer in policy._layers.items():
         a, b = values[f"{key}.lora_A.weight"], values[f"{key}.lora_B.weight"]
         name = key.removeprefix("base_model.model.") + ".base_layer.weight"
-        weights[name] = layer.base_layer.weight.double() + policy._scale * (b @ a)
+        weights[name] = layer.base_layer.weight.double() + policy.config.scale * (b @ a)
     return weights
 
 

@@ -25,14 +25,13 @@ from art.config import TrainConfig, TrainerConfig
 from art.errors import ArtError
 from art.gateway.fidelity import plain_conversations
 from art.gateway.renderer import Renderer, load_renderer
-from art.kernels.layer_kinds import other_layers
+from art.kernels.base_model import other_layers
 from art.protocol.calls import Train
 from art.protocol.samples import TrainingSample
 from art.storage import checkpoints
 from art.trainer.policy.base_model import FrozenModel, load_base_model, run_backbone
 from art.trainer.policy.lora import LoraPolicy
-from art.trainer.step.measure import target_logprobs_in_order
-from art.trainer.step.micro_batch import make_micro_batch
+from art.trainer.step.micro_batch import make_micro_batch, target_logprobs_in_order
 from art.trainer.trainer import Trainer
 from art.trainer.tree import check_samples
 from tools.families import support

@@ -74,7 +74,7 @@ TRAINER_METRICS: dict[str, Metric] = {
     "loss/learning_rate": Metric("learning rate of the step's last update"),
     "loss/optimizer_updates": Metric("number of updates, with this step's, that the optimiser's moments are means of"),
     "loss/adapter_norm": Metric("Frobenius norm of what training has added to the base weights so far"),
-    "loss/adapter_change": Metric("Frobenius norm of what this step changed, divided by `loss/adapter_norm`"),
+    "loss/adapter_change": Metric("norm of what this step changed in the trained weights, divided by their norm"),
     "loss/kl_to_sampler": Metric("mean of r - 1 - log r with r = policy / sampler (the k3 estimate), in nats", RL),
     "loss/kl_to_base": Metric("mean of r - 1 - log r with r = base / policy (the k3 estimate), in nats", BASE),
     "loss/kl_to_base_k1": Metric("mean of log policy - log base (the k1 estimate), in nats", BASE),
@@ -131,12 +131,6 @@ TRAINER_METRICS: dict[str, Metric] = {
     "offpolicy/mean_staleness": Metric(
         "mean staleness of the trained tokens: current step minus the step that sampled the token", RL
     ),
-    "offpolicy/drift_rms": Metric(
-        "how far the policy has moved since stale tokens were sampled: root mean square of the change of their "
-        "log-probs, by the trainer alone, on a few rollouts",
-        STALE,
-    ),
-    "offpolicy/drift_scatter": Metric("the same for whole rollouts: root mean square of their mean change", STALE),
     "offpolicy/stale_rollouts_checked": Metric(
         "stale rollouts that were compared with the checkpoint that sampled them", STALE
     ),

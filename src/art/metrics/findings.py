@@ -178,7 +178,7 @@ RULES: dict[str, Rule] = {
         meaning="the step did not change the policy",
         advice="Use a higher `learning_rate` (1e-5 to 5e-5 is usual for LoRA), and check whether advantages differ "
         "from 0",
-        source="float32 has a relative precision of 1e-7; at a usual learning rate a step changes 1e-3 and more",
+        source="float32 has a relative precision of 1e-7; at a usual learning rate a step changes 1e-5 and more",
     ),
     "too_easy": Rule(
         limits=(_FEW_GROUPS,),

@@ -241,7 +241,7 @@ def warm_start(
 def _answer_logprobs(model: Any, paths: Sequence[SamplePath]) -> Tensor:
     """Log-probs [N] of all answer tokens of `paths`."""
     tree = build_tree(paths)
-    layout = make_layout(tree, device=torch.device("cpu"), kernel="chains")
+    layout = make_layout(tree, device=torch.device("cpu"), kernel="blocks")
     hidden = model.model(
         input_ids=layout.token_ids[None], position_ids=layout.positions[None], use_cache=False, tree_layout=layout
     ).last_hidden_state[0]

@@ -22,15 +22,10 @@ standard deviations keep false alarms below 0.5 % for noise with heavy tails and
 are alike, see `benchmarks/gate.py`.
 
 The policy has moved since an older one sampled a rollout. The trainer compares a few of these *stale* rollouts with the
-checkpoints that sampled them (`step/measure.py`). These are judged like the others, with the log-probs of that
-checkpoint as log pi. They also tell how far the policy has moved, which widens the bounds of the other stale rollouts:
-
-    |m| > shift + |k| + 5 sqrt((s^2 + r^2) / n + b^2)
-
-k is the mean, r the root mean square of how the log-probs of their tokens have changed, and b the root mean square of
-the means of their rollouts. No sampler has a part in these three numbers. A stale rollout that was not compared is left
-out only if one of those that were compared is wrong. If all of these are right, what is unusual about the others is how
-far the policy has moved, and the loss bounds what old tokens can do.
+checkpoints that sampled them (`step/plans.py`). These are judged like the others, with the log-probs of that
+checkpoint as log pi. A stale rollout that was not compared is not left out: what is unusual about it is how far the
+policy has moved, and the loss bounds what old tokens can do. But if some of those that were compared are wrong, as many
+of the others are suspected, and the step may stop.
 """
 
 from __future__ import annotations
@@ -158,46 +153,12 @@ _DEVIATIONS = 5.0
 """Standard deviations of a rollout's mean that noise may explain."""
 _LEAST_SHIFT = 1e-3
 """Shift of the mean that is allowed in every number type, in nats per token."""
-_UNKNOWN_KL = 0.01
-"""KL divergence, in nats per token, by which one step may have moved the policy where nothing was measured: training is
-stable below it (Tinker's documentation)."""
 _CUT = 3.0
 """A token counts in the noise with at most this many times the largest noise."""
 _ENOUGH_ROLLOUTS = 16
 """Number of rollouts from which on the scatter of their means is an estimate of the noise too."""
 _NORMAL_SPREAD = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drift:
-    """How far the policy has moved since stale tokens were sampled, in nats per token, by the trainer alone."""
-
-    mean: float
-    rms: float
-    scatter: float
-    """Root mean square of the means of rollouts."""
-    mean_error: float
-    """Standard deviation of `mean` as an estimate for all stale rollouts. Rollouts of a group move together, so it is
-    `scatter` over the square root of the number of groups that were compared."""
-
-    @classmethod
-    def over(cls, rollouts: Sequence[Array], *, num_groups: int) -> Drift:
-        """Measure the drift over the changes of log-probs in some stale rollouts, [N] each, of `num_groups` groups."""
-        means, every = np.asarray([changes.mean() for changes in rollouts]), np.concatenate(rollouts)
-        scatter = float(np.sqrt((means**2).mean()))
-        return cls(
-            mean=float(means.mean()),
-            rms=float(np.sqrt((every**2).mean())),
-            scatter=scatter,
-            mean_error=scatter / math.sqrt(num_groups),
-        )
-
-    @classmethod
-    def unknown(cls, age: float) -> Drift:
-        """The drift to allow for after `age` steps, if nothing was measured and all go in one direction."""
-        rms = age * math.sqrt(2 * _UNKNOWN_KL)
-        return cls(mean=rms**2 / 2, rms=rms, scatter=0.0, mean_error=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,16 +177,16 @@ class GateVerdict:
     counts: Array
     low: Array
     high: Array
-    """Bounds of `means`."""
+    """Bounds of `means`; infinite where a rollout is not judged."""
     has_outlier: BoolArray
     measured: float | None
     """Noise of the tokens that the policy itself sampled, in nats (root mean square); `None` if there are none."""
     noise: float
     """Noise that the bounds allow for."""
-    shifted: BoolArray
-    """The rollouts that `shift` is the mean of: all, or those whose sampler the trainer knows exactly."""
+    exact: BoolArray
+    """Rollouts that were judged under the policy that sampled them."""
     shift: float
-    """Mean over rollouts of `means`, each cut at its bounds."""
+    """Mean over the exact rollouts of `means`, each cut at its bounds."""
     largest_shift: float
     """Bound of `shift`; infinite with bounds that the user set."""
 
@@ -251,31 +212,28 @@ class Gate:
     noise: Noise
     rollouts: dict[str, int]
     """Index of each rollout by its id."""
-    ages: Array  # [R]
-    """Steps since the oldest token of the rollout was sampled."""
-    checked: BoolArray  # [R]
-    """Whether the rollout is compared with the checkpoint that sampled it, though it is stale."""
-    drift: Drift | None = None
-    """How far the policy has moved since stale rollouts were sampled; `None` if that was not measured."""
+    stale: BoolArray  # [R]
+    """Whether an older policy sampled a token of the rollout."""
+    compared: BoolArray  # [R]
+    """Whether all tokens that an older policy sampled are compared with the checkpoint that sampled them."""
 
     @classmethod
-    def over(
-        cls, paths: Sequence[SamplePath], config: MismatchConfig, noise: Noise, *, step: int, drift: Drift | None = None
-    ) -> Gate:
+    def over(cls, paths: Sequence[SamplePath], config: MismatchConfig, noise: Noise, *, step: int) -> Gate:
         """Make the gate of an update of `paths` in a training step that starts from checkpoint `step`."""
         rl = [path for path in paths if path.sample.component == "rl"]
         rollouts = {name: index for index, name in enumerate(dict.fromkeys(path.sample.rollout_id for path in rl))}
-        ages, checked = np.zeros(len(rollouts)), np.ones(len(rollouts), dtype=np.bool_)
+        stale, compared = np.zeros(len(rollouts), dtype=np.bool_), np.ones(len(rollouts), dtype=np.bool_)
         for path in rl:
-            index = rollouts[path.sample.rollout_id]
-            ages[index] = max(ages[index], step - path.sample.policy_version)
-            checked[index] &= SAMPLER in path.streams and not np.isnan(path.streams[SAMPLER]).any()
-        return cls(config, noise, rollouts, ages, checked, drift)
+            index, old = rollouts[path.sample.rollout_id], path.policy_versions < step
+            stale[index] |= old.any()
+            sampler = path.streams.get(SAMPLER)
+            compared[index] &= not old.any() if sampler is None else not np.isnan(sampler[old]).any()
+        return cls(config, noise, rollouts, stale, compared)
 
     @property
     def is_exact(self) -> BoolArray:  # [R]
         """Whether a rollout is compared with the policy that sampled it, so that only noise may be between the two."""
-        is_exact: BoolArray = (self.ages == 0) | self.checked
+        is_exact: BoolArray = ~self.stale | self.compared
         return is_exact
 
     def collect(self, paths: Sequence[SamplePath], log_ratio: NDArray[np.float32]) -> LogRatioSums:
@@ -300,34 +258,24 @@ class Gate:
         config, counts = self.config, np.maximum(sums.counts, 1.0)
         seen, means = sums.counts > 0, sums.totals / counts
         measured, noise = self._measure(sums, means)
-        # What the policy's own movement allows, which is nothing where only noise is between it and the sampler.
-        ages = np.where(self.is_exact, 0, self.ages).tolist()
-        drifts = [self.drift if self.drift and age else Drift.unknown(age) for age in ages]
-        shifts = max(_LEAST_SHIFT, noise**2) + np.asarray([abs(drift.mean) for drift in drifts])
-        squares = noise**2 + np.asarray([drift.rms**2 for drift in drifts])
-        spread = np.sqrt(squares / counts + np.asarray([drift.scatter**2 for drift in drifts]))
-        allowed = shifts + _DEVIATIONS * spread
+        shift_allowed = max(_LEAST_SHIFT, noise**2)
+        allowed = np.where(self.is_exact, shift_allowed + _DEVIATIONS * noise / np.sqrt(counts), np.inf)
         low, high = -allowed, allowed
         if config.rollouts is not None:
             low, high = (np.full_like(allowed, math.log(bound)) for bound in config.rollouts)
         lowest, highest = map(math.log, config.tokens)
         has_outlier = (sums.lowest < lowest) | (sums.highest > highest)
-        cut = np.clip(means, low, high)
-        error = np.where(self.is_exact, 0.0, self.drift.mean_error if self.drift else 0.0)
-
-        def shift_of(judged: BoolArray) -> tuple[float, float]:
-            """The mean over several rollouts together, and its bound: `spread` is independent in each, `error` not."""
-            num = max(int(judged.sum()), 1)
-            deviation = math.hypot(math.sqrt((spread[judged] ** 2).sum()), error[judged].sum()) / num
-            bound = shifts[judged].sum() / num + _DEVIATIONS * deviation
-            return float(cut[judged].sum() / num), float(bound) if judged.any() else math.inf
-
-        together = [(judged, *shift_of(judged)) for judged in (seen & self.is_exact, seen)]
-        shifted, shift, largest_shift = max(together, key=lambda one: abs(one[1]) / one[2])
+        if config.has_default_bounds:
+            has_outlier &= self.is_exact
         masked = seen & ((means < low) | (means > high) | has_outlier)
-        checked = seen & (self.ages > 0) & self.checked
-        if self.drift is not None and config.has_default_bounds and not masked[checked].any():
-            masked &= self.is_exact
+        # All exact rollouts together: their mean scatters less than that of each.
+        exact = seen & self.is_exact
+        num_exact = max(int(exact.sum()), 1)
+        shift = float(np.clip(means, low, high)[exact].sum() / num_exact)
+        largest_shift = math.inf
+        if exact.any() and config.rollouts is None:
+            largest_shift = shift_allowed + _DEVIATIONS * noise * math.sqrt((1 / counts[exact]).sum()) / num_exact
+        checked = exact & self.stale
         unknown = seen & ~self.is_exact & ~masked
         return GateVerdict(
             masked=masked,
@@ -341,9 +289,9 @@ class Gate:
             has_outlier=has_outlier,
             measured=measured,
             noise=noise,
-            shifted=shifted,
+            exact=exact,
             shift=shift,
-            largest_shift=largest_shift if config.rollouts is None else math.inf,
+            largest_shift=largest_shift,
         )
 
     def _measure(self, sums: LogRatioSums, means: Array) -> tuple[float | None, float]:
@@ -392,11 +340,6 @@ _log = logging.getLogger(__name__)
 _CAUSES = (
     "Check whether the samples come from another or an older policy, from another temperature, from top_p below 1, or "
     "have changed tokens, and whether the engine applies the adapter"
-)
-_UNKNOWN = (
-    "The checkpoints that sampled them are gone, or are whole models too large to load, so nobody knows how far the "
-    "policy has moved since. If it has moved far, use a lower `learning_rate` or `max_staleness`, or set "
-    "`mismatch=None`"
 )
 _MIXTURE_ADVICE = (
     "The base model is a mixture of experts: engine and trainer each choose the experts of a token (there is no router "
@@ -451,9 +394,9 @@ def _describe_masked(verdict: GateVerdict, config: MismatchConfig) -> str:
 
 
 def _describe_shift(verdict: GateVerdict) -> str:
-    num_tokens = verdict.counts[verdict.shifted].sum()
+    num_tokens = verdict.counts[verdict.exact].sum()
     return (
-        f"over {int(verdict.shifted.sum())} rollouts ({num_tokens:.0f} tokens) the mean of log(policy / sampler) is "
+        f"over {int(verdict.exact.sum())} rollouts ({num_tokens:.0f} tokens) the mean of log(policy / sampler) is "
         f"{verdict.shift:.3g} nats per token, at most {verdict.largest_shift:.3g} either way is allowed: the sampler "
         "is not the policy that is trained"
     )
@@ -465,7 +408,4 @@ def _advise(gate: Gate, verdict: GateVerdict) -> str:
         f"The noise of this step {measured}; the bounds allow for {verdict.noise:.3g}, at most {gate.noise.most:g} "
         f"({gate.noise})"
     )
-    advice = f"{noise}. {_CAUSES}"
-    if gate.drift is None and (num_stale := int((gate.ages > 0).sum())):
-        advice += f". {num_stale} of the rollouts are up to {gate.ages.max():.0f} steps old. {_UNKNOWN}"
-    return advice + (f". {_MIXTURE_ADVICE}" if gate.noise.is_mixture else "")
+    return f"{noise}. {_CAUSES}" + (f". {_MIXTURE_ADVICE}" if gate.noise.is_mixture else "")

@@ -26,9 +26,8 @@ from art.storage.atomic import storage_errors
 from art.storage.checkpoints import Probe
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.policy.policy import Policy
-from art.trainer.step.measure import target_logprobs_in_order
-from art.trainer.step.micro_batch import make_micro_batch
-from art.trainer.tensor_files import dump_named
+from art.trainer.step.micro_batch import make_micro_batch, target_logprobs_in_order
+from art.trainer.tensor_files import stream_named
 from art.trainer.tree import check_sample
 
 _log = logging.getLogger(__name__)
@@ -122,7 +121,7 @@ def write_loud_adapters(policy: LoraPolicy, token_ids: list[int], folder: Path |
         if folder is not None:
             weights = {name: policy.tensors[name] for pair in factors for name in pair}
             files = {
-                checkpoints.ADAPTER_WEIGHTS: dump_named(weights),
+                checkpoints.ADAPTER_WEIGHTS: b"".join(stream_named(weights)),
                 checkpoints.ADAPTER_CONFIG: policy.adapter_config(),
                 checkpoints.PROBE: probe.model_dump_json().encode(),
             }

@@ -62,11 +62,6 @@ def stream_named(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
         yield from stream_tensor(tensors[name])
 
 
-def dump_named(tensors: Mapping[str, Tensor]) -> bytes:
-    """Return small `tensors` in the safetensors format, with the metadata that transformers requires."""
-    return b"".join(stream_named(tensors))
-
-
 def read_named(file: Path, like: Mapping[str, Tensor], what: str) -> Iterator[tuple[str, Tensor]]:
     """Read a safetensors file: yield each tensor with its name, in the order of `like`, mapped from the disk.
 

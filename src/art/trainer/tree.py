@@ -26,7 +26,6 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -124,7 +123,7 @@ class SamplePath:
     sampling_logprobs: FloatArray  # [N]
     advantages: FloatArray  # [N]
     streams: dict[str, FloatArray] = field(default_factory=dict)
-    """More log-probs [N] of the targets, by name: a teacher's, or those that `art.trainer.step.measure` added."""
+    """More log-probs [N] of the targets, by name: a teacher's, or those that `art.trainer.step.plans` added."""
     masks: IntArray | None = None  # [N] index into `mask_table`, -1 for the whole vocabulary; `None`: all are -1
     mask_table: Sequence[VocabularyMask] = ()
     """Masks of all samples of a step. They share one table."""
@@ -197,39 +196,12 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
-    """A run of the layout without branches: the tokens that one path adds to the paths before it.
-
-    Attention needs only a causal mask here: the queries `[start, end)` see the keys of their path up to themselves.
-    """
-
-    start: int
-    end: int
-    runs: tuple[tuple[int, int], ...]
-    """The path from the root to token `end - 1`, as runs [start, end) of the layout. It jumps only where it skips a
-    sibling. The last runs hold the chain's own `end - start` tokens."""
-
-    @property
-    def num_queries(self) -> int:
-        return self.end - self.start
-
-    @property
-    def num_keys(self) -> int:
-        return sum(end - start for start, end in self.runs)
-
-    @property
-    def path(self) -> IntArray:  # [D] layout indices from the root to token `end - 1`
-        return np.concatenate([np.arange(start, end) for start, end in self.runs])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixTree:
     """The prefix tree of a batch of samples: a depth-first layout of T tokens."""
 
     token_ids: IntArray  # [T]
     positions: IntArray  # [T] depth of the token in its own sequence
     subtree_end: IntArray  # [T] end of the token's subtree in the layout
-    chains: list[Chain]
     targets: Targets
 
     def __len__(self) -> int:
@@ -359,13 +331,13 @@ def sort_paths(paths: Sequence[SamplePath], *, branches: bool = True) -> tuple[l
 def build_tree(paths: Sequence[SamplePath], *, branches: bool = True) -> PrefixTree:
     """Lay out `paths` (at least one) as a tree. Targets refer to samples by their index in `paths`.
 
-    With `branches=False` every chain is a whole sequence: a path that leaves another one repeats what they share.
+    With `branches=False` the layout is one whole sequence after another, which each begin at position 0: a path that
+    leaves another one repeats what they share.
     """
     order, shared = sort_paths(paths, branches=branches)
     tokens: list[IntArray] = []
     positions: list[IntArray] = []
     complete: list[tuple[IntArray, int]] = []  # layout indices, and where their subtrees end
-    chains: list[Chain] = []
     path: IntArray = np.zeros(0, dtype=np.int64)  # layout indices of the current path, from the root
     queries = [path] * len(paths)
     size = 0
@@ -378,11 +350,7 @@ def build_tree(paths: Sequence[SamplePath], *, branches: bool = True) -> PrefixT
             start, size = size, size + len(ids) - depth
             tokens.append(ids[depth:])
             positions.append(np.arange(depth, len(ids)))
-            first = chains.pop().start if 0 < depth == len(path) else start  # extend the chain that the path continues
             path = np.concatenate([path[:depth], np.arange(start, size)])
-            ends = [*(np.flatnonzero(np.diff(path) != 1) + 1).tolist(), len(path)]  # the path jumps after these
-            runs = tuple((int(path[begin]), int(path[end - 1]) + 1) for begin, end in pairwise([0, *ends]))
-            chains.append(Chain(start=first, end=size, runs=runs))
         queries[index] = path[paths[index].query_positions]
     complete.append((path, size))
     subtree_end = np.empty(size, dtype=np.int64)
@@ -392,7 +360,6 @@ def build_tree(paths: Sequence[SamplePath], *, branches: bool = True) -> PrefixT
         token_ids=np.concatenate(tokens),
         positions=np.concatenate(positions),
         subtree_end=subtree_end,
-        chains=chains,
         targets=_collect_targets(paths, queries),
     )
 

@@ -3,13 +3,13 @@
 Every kernel computes the same rule, query q attends key k iff k <= q < subtree_end[k]:
 
     dense    scaled-dot-product attention with the rule as a boolean mask: the reference, and fast for small layouts
-    chains   for the CPU: each chain of the layout is a causal sequence that follows its ancestors
-             (`art.trainer.chain_attention`)
+    blocks   for the CPU: some queries at a time, with the keys that at least one of them attends. In depth-first order
+             neighbouring queries share most of their keys, so few scores are computed in vain
     flex     FlexAttention with a block mask, for CUDA
-    own      none of these: the model's own attention, for layouts in which every chain is a whole sequence
+    own      none of these: the model's own attention, for layouts of whole sequences
 
 A layer may add a sliding window to the rule, and sinks to the softmax (gpt-oss): see `AttentionFormula`.
-`art.trainer.step.kernel_choice` chooses the kernel of a layout.
+`art.trainer.step.micro_batch` chooses the kernel of a layout.
 
 The model is loaded with `attn_implementation=ATTENTION_NAME` and called with `tree_layout=TreeLayout(...)`. Every layer
 passes that keyword argument on to the attention function.
@@ -18,26 +18,44 @@ A layer can be checkpointed without its attention. `torch.utils.checkpoint` runs
 for the tensors that the backward pass needs. Under the contexts of `keep_attention` the attention's own tensors are
 kept from the first time, and its output is used again in the second. So the longest part at long contexts runs once,
 whatever kernel computes it.
+
+torch.compile makes a graph of FlexAttention for each set of shapes and flags that it meets and counts them. Above the
+limit (8 by default) torch runs the function uncompiled and only logs a warning; FlexAttention then materialises all
+scores, 34 GB at 16,384 tokens and 32 heads in float32. So each kind of layer, `FlexKind`, has a function of its own,
+which compiles a graph for the first length and one for all others; the limit is raised for these functions; and hitting
+it, or running uncompiled for any other reason, is an error.
+
+FlexAttention skips a block of queries by keys that is empty, evaluates the rule in a partial one, and computes a full
+one without the rule. The extremes of a block tell which of the three it is. For queries [q0, q1) and keys before them,
+
+    some query sees some key      if   q0 < max(subtree_end)
+    every query sees every key    if   q1 <= min(subtree_end)
+
+With a sliding window, a full block also needs max(positions of queries) - min(positions of keys) < window, and one in
+which some query may see some key min(positions of queries) - max(positions of keys) < window. Where the nearest
+positions lie on different branches, such a block is computed though it is empty.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from art.errors import ConfigError
-from art.trainer.chain_attention import attend_chains, plan_chains
-from art.trainer.flex_attention import BLOCK_SIZE, FlexKind, make_block_mask, run_flex
-from art.trainer.tree import Chain, IntArray, PrefixTree
+from art.errors import ConfigError, TrainingError
+from art.trainer.tree import IntArray, PrefixTree
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 @dataclass(slots=True)
@@ -85,7 +103,7 @@ def _using(kept: _Kept, *, replays: bool) -> Iterator[None]:
 
 
 ATTENTION_NAME = "art_prefix_tree"
-KernelName = Literal["dense", "chains", "flex", "own"]
+KernelName = Literal["dense", "blocks", "flex", "own"]
 
 _UNSUPPORTED = ("softcap", "position_bias")
 """Attention features that change the formula. No kernel here computes them."""
@@ -93,6 +111,9 @@ _UNSUPPORTED = ("softcap", "position_bias")
 _LENGTHS_PER_OCTAVE: Final = 32
 _MIN_LENGTH: Final = 512
 """Shortest layout for flex."""
+
+_QUERIES_AT_ONCE = 128
+"""Queries of the kernel "blocks" at a time: their scores stay in the cache."""
 
 _SINK_WIDTH = 8
 """Columns that sinks add to each head: fast kernels need a head size that is a multiple of 8."""
@@ -116,12 +137,11 @@ class TreeLayout:
     token_ids: Tensor  # [T]
     positions: Tensor  # [T]
     subtree_end: Tensor  # [T]
-    chains: list[Chain]
     kernel: KernelName
     num_padding: int = 0
     """Number of tokens at the end that belong to no sequence. They see only themselves, and nothing sees them."""
     derived: dict[Any, Any] = field(default_factory=dict)
-    """Masks and plans by (kernel, window), cached by the first layer that needs them."""
+    """Masks by (kernel, window), cached by the first layer that needs them."""
 
     @property
     def num_tokens(self) -> int:
@@ -142,7 +162,6 @@ def make_layout(tree: PrefixTree, *, device: torch.device, kernel: KernelName) -
         token_ids=padded(tree.token_ids, zeros),
         positions=padded(tree.positions, zeros),
         subtree_end=padded(tree.subtree_end, np.arange(size, size + num_padding) + 1),
-        chains=tree.chains if kernel in ("chains", "own") else [],
         kernel=kernel,
         num_padding=num_padding,
     )
@@ -207,18 +226,27 @@ def attend_dense(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, 
     if (mask := layout.derived.get(("dense", formula.window))) is None:
         mask = dense_mask(layout.positions, layout.subtree_end, formula.window)
         layout.derived["dense", formula.window] = mask
+    return _attend_masked(query, key, value, formula.sinks, mask, formula.scale).transpose(1, 2)
+
+
+def _attend_masked(
+    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, mask: Tensor, scale: float
+) -> Tensor:
+    """Compute attention of N queries to the keys that `mask` [N, K] allows.
+
+    query [1, H, N, D], key [1, G, K, D], value [1, G, K, E] and sinks [H] give [1, H, N, E].
+    """
     if (times := query.shape[1] // key.shape[1]) > 1:
         key, value = (x.repeat_interleave(times, dim=1) for x in (key, value))
-    if formula.sinks is not None:
+    if sinks is not None:
         # A sink is one more key with value 0: [q, sink] . [0, 1] is the sink, and [q, sink] . [k, 0] is q . k.
-        sinks = (formula.sinks / formula.scale)[:, None]
-        columns = pad(sinks, (0, _SINK_WIDTH - 1))[None, :, None].to(query.dtype)  # [1, H, 1, width]
+        columns = pad((sinks / scale)[:, None], (0, _SINK_WIDTH - 1))[None, :, None].to(query.dtype)  # [1, H, 1, width]
         query = torch.cat([query, columns.expand(-1, -1, query.shape[2], -1)], dim=-1)
         size = key.shape[-1]
         key, value = pad(key, (0, _SINK_WIDTH, 0, 1)), pad(value, (0, 0, 0, 1))
         key[:, :, -1, size] = 1
         mask = pad(mask, (0, 1), value=True)
-    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=formula.scale).transpose(1, 2)
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
 
 
 def dense_mask(positions: Tensor, subtree_end: Tensor, window: int | None) -> Tensor:
@@ -233,12 +261,82 @@ def dense_mask(positions: Tensor, subtree_end: Tensor, window: int | None) -> Te
     return mask
 
 
-def _attend_chains(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formula: AttentionFormula) -> Tensor:
-    (num_heads, num_tokens), window = query.shape[1:3], formula.window
-    if (work := layout.derived.get(("chains", num_heads, window))) is None:
-        work = plan_chains(layout.chains, num_tokens=num_tokens, num_heads=num_heads, window=window)
-        layout.derived["chains", num_heads, window] = work
-    return attend_chains(query, key, value, work, formula.scale, formula.sinks)
+def attend_blocks(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formula: AttentionFormula) -> Tensor:
+    """Compute attention over a prefix tree, `_QUERIES_AT_ONCE` queries at a time."""
+    if (blocks := layout.derived.get(("blocks", formula.window))) is None:
+        blocks = split_queries(layout.positions, layout.subtree_end, formula.window)
+        layout.derived["blocks", formula.window] = blocks
+    out: Tensor = _BlockAttention.apply(query, key, value, formula.sinks, blocks, formula.scale)
+    return out.transpose(1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryBlock:
+    """The N queries [start, end) of a layout, and the K keys that at least one of them attends."""
+
+    start: int
+    end: int
+    keys: Tensor  # [K] index into the layout
+    mask: Tensor  # [N, K] booleans
+
+
+def split_queries(positions: Tensor, subtree_end: Tensor, window: int | None) -> list[QueryBlock]:
+    """Split the queries of a layout into blocks. `positions` and `subtree_end` are [T]."""
+    blocks = []
+    for start in range(0, len(positions), _QUERIES_AT_ONCE):
+        end = min(start + _QUERIES_AT_ONCE, len(positions))
+        is_seen = subtree_end[:end] > start
+        if window is not None:
+            is_seen &= positions[:end] > positions[start:end].min() - window
+        keys = is_seen.nonzero().flatten()
+        queries = torch.arange(start, end, device=keys.device)[:, None]
+        mask = (keys <= queries) & (queries < subtree_end[keys])
+        if window is not None:
+            mask &= positions[start:end, None] - positions[keys] < window
+        blocks.append(QueryBlock(start, end, keys, mask))
+    return blocks
+
+
+class _BlockAttention(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
+    """Attention of each block on its own. The backward pass computes a block again, so nothing of it is kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None,
+        blocks: Sequence[QueryBlock],
+        scale: float,
+    ) -> Tensor:
+        ctx.save_for_backward(query, key, value, *([] if sinks is None else [sinks]))
+        ctx.blocks, ctx.scale = blocks, scale
+        inputs = ((*_inputs_of(block, query, key, value), sinks, block.mask, scale) for block in blocks)
+        return torch.cat([_attend_masked(*own) for own in inputs], dim=2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, *sinks = saved = ctx.saved_tensors
+        totals = [torch.zeros_like(x, dtype=torch.float32) for x in saved]
+        for block in ctx.blocks:
+            leaves = [x.detach().requires_grad_() for x in (*_inputs_of(block, query, key, value), *sinks)]
+            q, k, v, *rest = leaves
+            with torch.enable_grad():
+                out = _attend_masked(q, k, v, rest[0] if rest else None, block.mask, ctx.scale)
+            own = torch.autograd.grad(out, leaves, grads[0][:, :, block.start : block.end])
+            totals[0][:, :, block.start : block.end] = own[0]
+            for total, part in zip(totals[1:3], own[1:3], strict=True):
+                total.index_add_(2, block.keys, part.float())
+            if sinks:
+                totals[3] += own[3]
+        by_input = [total.to(x.dtype) for total, x in zip(totals, saved, strict=True)]
+        return *by_input[:3], by_input[3] if sinks else None, None, None
+
+
+def _inputs_of(block: QueryBlock, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    own = query[:, :, block.start : block.end]
+    return own, key.index_select(2, block.keys), value.index_select(2, block.keys)
 
 
 def attend_flex(
@@ -268,8 +366,168 @@ def attend_flex(
     return out.transpose(1, 2)
 
 
+# -- FlexAttention --
+
+
+MAX_GRAPHS = 32
+"""Most graphs that a compiled function may have. A model uses two of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlexKind:
+    """What is fixed in a compiled function."""
+
+    window: int | None
+    """Sliding window, which is a number in the code of the block mask's rule."""
+    scale: float
+    needs_grad: bool
+    returns_lse: bool
+    """Whether the log-sum-exp of the scores is returned too, for sinks."""
+
+
+def run_flex(
+    query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, kind: FlexKind, *, compiles: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Compute attention with a block mask: output [1, H, T, E], and the log-sum-exp [1, H, T] if `kind` asks for it.
+
+    query [1, H, T, D], key [1, G, T, D], value [1, G, T, E]. Without `compiles` all scores are materialised, which
+    suits only small layouts.
+
+    Raises:
+        TrainingError: torch did not compile the function, or compiled it more than `MAX_GRAPHS` times.
+    """
+    # torch compiles once more for each combination of inputs that require a gradient and of inputs that are views. So
+    # all three require one or none does, and none is a view.
+    query, key, value = (
+        _Plain.apply(x) if x.requires_grad and kind.needs_grad else x.detach().requires_grad_(kind.needs_grad)
+        for x in (query, key, value)
+    )
+    with torch.set_grad_enabled(kind.needs_grad):
+        if not compiles:
+            return _call_flex(query, key, value, mask, kind)
+        from torch._dynamo import config
+        from torch._dynamo.exc import FailOnRecompileLimitHit
+
+        try:
+            with config.patch(recompile_limit=MAX_GRAPHS):
+                return compiled_function(kind)(query, key, value, mask)
+        except FailOnRecompileLimitHit as error:  # `fullgraph` makes it an error
+            raise TrainingError(
+                f"torch compiled FlexAttention {MAX_GRAPHS} times for layers with window {kind.window}, and each time "
+                "for other shapes or flags; expected about 2. Run with TORCH_LOGS=recompiles to see what changes, and "
+                "report it"
+            ) from error
+
+
+@cache
+def compiled_function(kind: FlexKind) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """Return the compiled function of a kind. Compilation happens when it is called."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Any) -> tuple[Tensor, Tensor | None]:
+        if not torch.compiler.is_compiling():  # the compiler leaves this branch out
+            raise TrainingError(
+                "FlexAttention ran without being compiled, which would materialise all attention scores. Something "
+                "turned torch.compile off (TORCH_COMPILE_DISABLE, TORCHDYNAMO_DISABLE or torch.compiler.set_stance): "
+                "remove it"
+            )
+        return _call_flex(query, key, value, mask, kind)
+
+    # torch counts graphs by code object, which all closures of `attend` share; the name appears in torch's logs.
+    name = f"flex_window_{kind.window}_{'grad' if kind.needs_grad else 'no_grad'}"
+    attend.__code__ = attend.__code__.replace(co_name=name)
+    function: Callable[..., tuple[Tensor, Tensor | None]] = torch.compile(attend, fullgraph=True)
+    return function
+
+
+class _Plain(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
+    """Return a tensor with the same memory that autograd does not take for a view of another tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+def _call_flex(
+    query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, kind: FlexKind
+) -> tuple[Tensor, Tensor | None]:
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    options: dict[str, Any] = {"block_mask": mask, "scale": kind.scale, "enable_gqa": query.shape[1] != key.shape[1]}
+    if not kind.returns_lse:
+        return flex_attention(query, key, value, **options), None
+    out, aux = flex_attention(query, key, value, return_aux=AuxRequest(lse=True), **options)
+    return out, aux.lse
+
+
+BLOCK_SIZE = 128
+"""FlexAttention's own default, in tokens, for queries and keys."""
+
+
+def make_block_mask(
+    positions: Tensor, subtree_end: Tensor, window: int | None, *, block_size: int = BLOCK_SIZE
+) -> BlockMask:
+    """Make the block mask of a layout on its device. With a window it may have more blocks than `create_block_mask`'s.
+
+    `positions` and `subtree_end` are [T]. With B = `block_size`, memory and time are O((T/B)^2). `create_block_mask`
+    needs [T, T] booleans: 4 GB at 65,536 tokens.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    some, every = classify_blocks(positions, subtree_end, window, block_size=block_size)
+    lists = []  # FlexAttention's form: how many key blocks each query block has, and their indices, first the true ones
+    for blocks in (some & ~every, every):
+        indices = torch.argsort(blocks.int(), dim=1, descending=True, stable=True)
+        lists += [blocks.sum(1, dtype=torch.int32)[None, None], indices.int()[None, None]]
+    rule = flex_rule(positions.int(), subtree_end.int(), window)
+    size = len(positions)
+    mask: BlockMask = BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=block_size, mask_mod=rule, seq_lengths=(size, size))
+    return mask
+
+
+def flex_rule(positions: Tensor, subtree_end: Tensor, window: int | None) -> Callable[..., Tensor]:
+    """Return the prefix tree's attention rule as a function of single indices, the form that FlexAttention expects."""
+
+    def rule(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        allowed = (k <= q) & (q < subtree_end[k])
+        if window is not None:
+            allowed = allowed & (positions[q] - positions[k] < window)
+        return allowed
+
+    return rule
+
+
+def classify_blocks(
+    positions: Tensor, subtree_end: Tensor, window: int | None, *, block_size: int
+) -> tuple[Tensor, Tensor]:
+    """Tell for each block of queries and each of keys whether some query may see some key, and whether every one every.
+
+    Returns:
+        Two tensors [N, N] of booleans, blocks of queries by blocks of keys, where N is T / `block_size`, rounded up.
+    """
+    # Fill the last block with tokens that see only themselves.
+    size = len(positions)
+    added = torch.arange(size, size + -size % block_size, device=positions.device)
+    positions, subtree_end = pad(positions, (0, len(added))), torch.cat([subtree_end, added + 1])
+    num_blocks = len(positions) // block_size
+    start = torch.arange(num_blocks, device=positions.device) * block_size
+    is_before = start[None, :] < start[:, None]
+    ends = subtree_end.view(num_blocks, block_size)
+    some = is_before & (ends.amax(1)[None, :] > start[:, None])
+    every = is_before & (ends.amin(1)[None, :] >= start[:, None] + block_size)
+    if window is not None:
+        depths = positions.view(num_blocks, block_size)
+        every &= depths.amax(1)[:, None] - depths.amin(1)[None, :] < window
+        some &= depths.amin(1)[:, None] - depths.amax(1)[None, :] < window
+    some.fill_diagonal_(True)  # every token sees itself
+    return some, every
+
+
 KERNELS: dict[KernelName, Callable[[Tensor, Tensor, Tensor, TreeLayout, AttentionFormula], Tensor]] = {
     "dense": attend_dense,
-    "chains": _attend_chains,
+    "blocks": attend_blocks,
     "flex": attend_flex,
 }

@@ -10,7 +10,7 @@ from safetensors.torch import load, save
 
 from art.errors import AdapterError
 from art.trainer import tensor_files
-from art.trainer.tensor_files import dump_named, read_named
+from art.trainer.tensor_files import read_named, stream_named
 
 
 def make_tensors() -> dict[str, torch.Tensor]:
@@ -32,14 +32,14 @@ def make_tensors() -> dict[str, torch.Tensor]:
 def test_the_bytes_are_those_of_the_library(piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_files, "PIECE_BYTES", piece_bytes)
     tensors = make_tensors()
-    data = dump_named(tensors)
+    data = b"".join(stream_named(tensors))
     assert data == save({name: t.contiguous() for name, t in tensors.items()}, metadata={"format": "pt"})
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in load(data).items())
 
 
 def test_tensors_are_read_in_the_order_that_is_asked_for(tmp_path: Path) -> None:
     tensors = {name: t for name, t in make_tensors().items() if t.is_floating_point()}
-    (tmp_path / "file").write_bytes(dump_named(tensors))
+    (tmp_path / "file").write_bytes(b"".join(stream_named(tensors)))
     back = list(read_named(tmp_path / "file", tensors, "test"))
     assert [name for name, _ in back] == list(tensors)
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in back)
@@ -47,6 +47,6 @@ def test_tensors_are_read_in_the_order_that_is_asked_for(tmp_path: Path) -> None
 
 def test_of_a_file_with_one_bad_number_nothing_is_read(tmp_path: Path) -> None:
     tensors = {"a": torch.ones(3), "b": torch.tensor([1.0, float("inf")])}
-    (tmp_path / "file").write_bytes(dump_named(tensors))
+    (tmp_path / "file").write_bytes(b"".join(stream_named(tensors)))
     with pytest.raises(AdapterError, match="'b' that are not finite"):
         next(read_named(tmp_path / "file", tensors, "test"))

@@ -28,8 +28,7 @@ from art.engines.torch.kv_cache import LayerShape
 from art.engines.torch.linear import HfLinear, Linear, LinearPart, RunContext
 from art.engines.torch.scheduler import Batch
 from art.errors import ConfigError
-from art.kernels.layer_kinds import other_layers
-from art.kernels.quantization import loading_options
+from art.kernels.base_model import loading_options, other_layers
 
 logger = logging.getLogger(__name__)
 

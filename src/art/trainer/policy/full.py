@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,6 @@ _COPIED_FILES = (
     *("tokenizer*", "vocab*", "merges.txt", "spiece.model", "chat_template*"),
 )
 """Files that transformers reads beside the weights. They are copied from the base model into each checkpoint."""
-
-_NORM_ELEMENTS = 2**24
-"""How many numbers are converted to float64 at a time."""
 
 
 class FullPolicy(Policy):
@@ -126,11 +123,10 @@ class FullPolicy(Policy):
         """Return the norm of the change of all weights since step 0, rounded to the dtype that an engine serves."""
         self._round()
         weights = dict(self._twin.model.named_parameters())
-        return _norm(weights[name].detach().float() - start.float() for name, start in self._start.items())
-
-    def change_norm(self, before: Tensor) -> float:
-        """Return the norm of the change since `before` [P], in float32: changes that rounding would hide count too."""
-        return _norm((self.values - before).split(_NORM_ELEMENTS))
+        changes = (weights[name].detach().float() - start.float() for name, start in self._start.items())
+        if self.base.device.type == "mps":  # which has no float64
+            changes = (change.cpu() for change in changes)
+        return math.hypot(*(float(torch.linalg.vector_norm(change, dtype=torch.float64)) for change in changes))
 
     def _all_weights(self) -> dict[str, Tensor]:
         """All weights of the model, named as by `save_pretrained`. Tied weights appear once."""
@@ -159,9 +155,3 @@ class FullPolicy(Policy):
             yield
         finally:
             self._accumulates = False
-
-
-def _norm(parts: Iterable[Tensor]) -> float:
-    """Frobenius norm of all parts together, summed in float64, which MPS does not have."""
-    supported = (part.cpu() if part.device.type == "mps" else part for part in parts)
-    return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in supported))

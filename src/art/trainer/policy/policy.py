@@ -83,10 +83,6 @@ class Policy(ABC):
         """Return the Frobenius norm of the change of all weights since step 0, as an engine serves them."""
 
     @abstractmethod
-    def change_norm(self, before: Tensor) -> float:
-        """Return the Frobenius norm of the change of all weights since `values` were `before` [P]."""
-
-    @abstractmethod
     def hidden_states(self, layout: TreeLayout) -> Tensor:
         """Compute the policy's final hidden states [T, H] of a layout, differentiable inside `accumulate_gradients`."""
 

@@ -2,25 +2,44 @@
 
 Training and measuring both use a `MicroBatcher`, which splits samples by a token budget, and `run_fitting`, which runs
 the micro-batches and cuts them until they fit into memory.
+
+The attention kernel of a micro-batch follows from its size and the device:
+
+    up to 256 tokens             dense
+    more, on the CPU             blocks
+    above 1,024 tokens on CUDA   flex, if it can be compiled
+    else                         dense
+
+A model that runs one sequence at a time keeps its own attention. FlexAttention is compiled, so it is compared with the
+reference before anything is trained with it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import cache
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from art.errors import TrainingError
+from art.kernels.base_model import head_dims, layer_settings
 from art.trainer.distributed import ALONE, Team
-from art.trainer.logprobs import TargetRows, group_by_row
+from art.trainer.logprobs import TargetRows, group_by_row, target_logprobs
 from art.trainer.memory import is_out_of_memory, release_memory
 from art.trainer.policy.base_model import FrozenModel
-from art.trainer.step.kernel_choice import check_kernel, choose_kernel
-from art.trainer.tree import SamplePath, Targets, build_tree, pack, pack_shares
-from art.trainer.tree_attention import KernelName, TreeLayout, make_layout
+from art.trainer.tree import FloatArray, SamplePath, Targets, build_tree, pack, pack_shares
+from art.trainer.tree_attention import (
+    KERNELS,
+    AttentionFormula,
+    KernelName,
+    TreeLayout,
+    make_layout,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +88,19 @@ def make_micro_batch(paths: list[SamplePath], base: FrozenModel) -> MicroBatch:
     )
 
 
+def target_logprobs_in_order(
+    micro_batch: MicroBatch, base: FrozenModel, hidden_states: Callable[[TreeLayout], Tensor]
+) -> FloatArray:
+    """Compute the log-probs [N] of a micro-batch's targets, in the order of `micro_batch.targets`.
+
+    `hidden_states` computes the final hidden states [T, H] of a layout, under the policy or the base model.
+    """
+    rows = micro_batch.rows
+    by_row, _ = target_logprobs(hidden_states(micro_batch.layout), base.head, rows)
+    logprobs: FloatArray = rows.spread(by_row).numpy()
+    return logprobs
+
+
 def split_micro_batches(
     paths: list[SamplePath], base: FrozenModel, *, max_tokens: int, team: Team = ALONE
 ) -> list[MicroBatch]:
@@ -81,7 +113,7 @@ def split_micro_batches(
 class MicroBatcher:
     """Makes the micro-batches of this process. It lives as long as the trainer.
 
-    It remembers how many tokens fit into memory, and which attention kernels have been checked on this device.
+    It remembers how many tokens fit into memory.
     """
 
     def __init__(self, base: FrozenModel, *, max_tokens: int, team: Team = ALONE) -> None:
@@ -89,7 +121,6 @@ class MicroBatcher:
         self.team = team
         self.max_tokens = max_tokens
         """Largest number of tokens in a micro-batch. It shrinks to what fits when memory runs out."""
-        self._checked_kernels: set[KernelName] = set()
 
     def split(self, paths: list[SamplePath]) -> list[MicroBatch]:
         return split_micro_batches(paths, self.base, max_tokens=self.max_tokens, team=self.team)
@@ -98,12 +129,6 @@ class MicroBatcher:
         """Make no micro-batches above `fitting` tokens from now on; `None` changes nothing."""
         if fitting is not None:
             self.max_tokens = min(self.max_tokens, fitting)
-
-    def check_kernels(self, micro_batches: Sequence[MicroBatch], paths: Sequence[SamplePath]) -> None:
-        """Compare each attention kernel that is used for the first time with the reference, on some of `paths`."""
-        for kernel in {micro_batch.layout.kernel for micro_batch in micro_batches} - self._checked_kernels:
-            check_kernel(self.base, kernel, paths)
-            self._checked_kernels.add(kernel)
 
 
 def count_idle_passes(micro_batches: list[MicroBatch], base: FrozenModel, team: Team) -> int:
@@ -114,7 +139,7 @@ def count_idle_passes(micro_batches: list[MicroBatch], base: FrozenModel, team: 
 def idle_layout(device: torch.device) -> TreeLayout:
     """Make a layout of one token, for an empty pass while another process computes one more micro-batch."""
     token = torch.zeros(1, dtype=torch.int64, device=device)
-    return TreeLayout(token_ids=token, positions=token, subtree_end=token + 1, chains=[], kernel="dense")
+    return TreeLayout(token_ids=token, positions=token, subtree_end=token + 1, kernel="dense")
 
 
 def run_fitting(
@@ -162,3 +187,129 @@ def run_fitting(
         paths = [path for micro_batch in micro_batches for path in micro_batch.paths]
         parts = pack(paths, max_tokens=fitting, branches=not base.one_by_one)
         micro_batches = [make_micro_batch([paths[index] for index in part], base) for part in parts]
+
+
+# -- the attention kernel of a layout --
+
+
+_DENSE_UP_TO = 256
+"""Up to about two blocks of queries, a single call computes few scores in vain."""
+_DENSE_ON_CUDA_UP_TO = 1024
+"""Small layouts are fast with any kernel there, and not worth compiling one."""
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
+"""Largest allowed error, as a share of the largest number. Rounding stays well below; a wrong key gives about 1."""
+_NUM_COMPLETIONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Properties of a model that an attention kernel depends on."""
+
+    num_heads: int
+    num_groups: int
+    """Number of heads of keys and values."""
+    size: int
+    value_size: int
+    """Size of a value. In multi-head latent attention (DeepSeek, Kimi) it is smaller than the size of a key."""
+    dtype: torch.dtype
+    device: torch.device
+    has_sinks: bool = False
+
+    @classmethod
+    def of(cls, base: FrozenModel) -> HeadShape:
+        model: Any = base.model
+        config = model.config.get_text_config()
+        num_heads = config.num_attention_heads
+        sizes = head_dims(model.config)
+        size = value_size = max(sizes)
+        if getattr(config, "qk_nope_head_dim", None) is not None:
+            size, value_size = config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
+        return cls(
+            num_heads=num_heads,
+            num_groups=layer_settings(model.config, "num_key_value_heads")[sizes.index(size)] or num_heads,
+            size=size,
+            value_size=value_size,
+            dtype=base.head.weight.dtype,
+            device=base.device,
+            has_sinks=any(name.endswith(".sinks") for name, _ in model.named_parameters()),
+        )
+
+    def random_inputs(self, num_tokens: int) -> list[torch.Tensor]:
+        """Make query [1, H, T, D], key [1, G, T, D], value [1, G, T, E] and maybe sinks [H] from one fixed seed.
+
+        Heads of a token lie side by side in memory, as models have them, so that flex is not compiled once more.
+        """
+        generator = torch.Generator().manual_seed(0)
+
+        def make(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator).to(self.device, self.dtype)
+
+        rows = [(self.num_heads, self.size), (self.num_groups, self.size), (self.num_groups, self.value_size)]
+        inputs = [make(1, num_tokens, count, size).transpose(1, 2) for count, size in rows]
+        return [*inputs, make(self.num_heads)] if self.has_sinks else inputs
+
+
+def choose_kernel(base: FrozenModel, num_tokens: int) -> KernelName:
+    """Choose the attention kernel for a layout of `num_tokens` tokens."""
+    if base.one_by_one:
+        return "own"
+    if num_tokens <= _DENSE_UP_TO:
+        return "dense"
+    if base.device.type == "cuda" and num_tokens > _DENSE_ON_CUDA_UP_TO:
+        return "flex" if can_run_flex(HeadShape.of(base)) else "dense"
+    return "blocks" if base.device.type == "cpu" else "dense"
+
+
+@cache
+def can_run_flex(heads: HeadShape) -> bool:
+    """Whether FlexAttention can be compiled here, which takes seconds at the first call, and computes what it should.
+
+    Raises:
+        TrainingError: torch.compile is turned off, or compiled flex too often, or outputs and gradients differ from
+            those of the dense reference by more than rounding.
+    """
+    try:
+        with torch.enable_grad():
+            expected, computed = (_run(name, heads, _DENSE_ON_CUDA_UP_TO) for name in ("dense", "flex"))
+            _run("flex", heads, 2 * _DENSE_ON_CUDA_UP_TO)  # a second length, so that any length is compiled for
+    except TrainingError:
+        raise
+    except Exception as error:  # from a compiler: Triton, a C compiler or support for this head size is missing
+        _log.warning("FlexAttention cannot run here, so memory grows with the square of a layout: %r", error)
+        return False
+    for name, one, other in zip(("output", "query", "key", "value", "sinks"), expected, computed, strict=False):
+        difference = float((one - other).abs().max() / one.abs().max())
+        if not difference <= _TOLERANCE.get(heads.dtype, 5e-2):
+            raise TrainingError(
+                f"FlexAttention is wrong on this machine: its {name} differs from the reference by {difference:.2g} of "
+                "the largest value. Nothing was trained; please report torch's version and the device"
+            )
+    return True
+
+
+def _run(kernel: KernelName, heads: HeadShape, num_tokens: int) -> list[Tensor]:
+    """Output of a kernel for random numbers, and the gradients of all inputs, in float32."""
+    layout = example_layout(num_tokens, heads.device)
+    leaves = [x.requires_grad_() for x in heads.random_inputs(len(layout.token_ids))]
+    query, key, value, *sinks = leaves
+    formula = AttentionFormula(heads.size**-0.5, sinks=sinks[0] if sinks else None)
+    out = KERNELS[kernel](query, key, value, layout, formula)
+    weights = torch.linspace(-1, 1, out.numel(), device=out.device, dtype=out.dtype).view(out.shape)
+    gradients = torch.autograd.grad(out, leaves, weights)
+    return [x.detach().float() for x in (out, *gradients)]
+
+
+def example_layout(num_tokens: int, device: torch.device) -> TreeLayout:
+    """Make a layout of about `num_tokens` tokens: half of them a shared prompt, the other half its completions."""
+    answer = max(1, num_tokens // (2 * _NUM_COMPLETIONS))
+    prompt = max(1, num_tokens - answer * _NUM_COMPLETIONS)
+    ends = prompt + answer * np.arange(1, _NUM_COMPLETIONS + 1)
+    completion = prompt + np.arange(answer)
+    positions = torch.from_numpy(np.concatenate([np.arange(prompt), np.tile(completion, _NUM_COMPLETIONS)])).to(device)
+    subtree_end = np.concatenate([np.full(prompt, ends[-1]), np.repeat(ends, answer)])
+    return TreeLayout(
+        token_ids=positions,
+        positions=positions,
+        subtree_end=torch.from_numpy(subtree_end).to(device),
+        kernel="dense",
+    )

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 from art.config import DpoConfig, TrainConfig
 from art.errors import StorageError
@@ -23,7 +22,6 @@ from art.protocol.compact import spans_of
 from art.protocol.samples import COMPONENTS, Component
 from art.storage.step_files import RecordedSample, StepTokens, TokenReason, write_token_file
 from art.trainer.gate import LogRatioSums
-from art.trainer.policy.policy import Policy
 from art.trainer.tree import SamplePath, sort_paths, sum_shares
 
 _log = logging.getLogger(__name__)
@@ -151,16 +149,6 @@ def join_records(parts: list[MicroBatchRecord]) -> MicroBatchRecord:
     """Join the targets of several micro-batches, in their order."""
     names = (each.name for each in fields(MicroBatchRecord))
     return MicroBatchRecord(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
-
-
-def summarise_weights(policy: Policy, before: Tensor, *, learning_rate: float) -> dict[str, float]:
-    """Compute metrics of the weights after a step. `before` [P] are `policy.values` from before it."""
-    norm = policy.norm()
-    return {
-        "loss/learning_rate": learning_rate,
-        "loss/adapter_norm": norm,
-        "loss/adapter_change": policy.change_norm(before) / norm if norm else 0.0,
-    }
 
 
 def _against_sampler(rl: MicroBatchRecord) -> dict[str, float]:

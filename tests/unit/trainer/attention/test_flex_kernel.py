@@ -22,17 +22,20 @@ from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from art.errors import TrainingError
-from art.trainer import flex_attention as flex
-from art.trainer.flex_attention import BLOCK_SIZE, compiled_function, flex_rule, make_block_mask
-from art.trainer.step.kernel_choice import example_layout
+from art.trainer import tree_attention as flex
+from art.trainer.step.micro_batch import example_layout
 from art.trainer.tree import build_tree
 from art.trainer.tree_attention import (
+    BLOCK_SIZE,
     AttentionFormula,
     KernelName,
     TreeLayout,
     attend_dense,
     attend_flex,
+    compiled_function,
     dense_mask,
+    flex_rule,
+    make_block_mask,
     make_layout,
     padded_length,
 )
@@ -216,7 +219,7 @@ def test_padded_lengths_are_few_and_waste_little() -> None:
 # -- padding --
 
 
-@pytest.mark.parametrize(("kernel", "length"), [("dense", None), ("chains", None), ("flex", 512)])
+@pytest.mark.parametrize(("kernel", "length"), [("dense", None), ("blocks", None), ("flex", 512)])
 def test_only_flex_layouts_are_padded(kernel: KernelName, length: int | None) -> None:
     paths = paths_of(random_samples(5, count=20))
     tree = build_tree(paths)

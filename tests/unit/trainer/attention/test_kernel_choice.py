@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from art.config import TrainerConfig
-from art.protocol.samples import TrainingSample, plain_sample
+from art.errors import TrainingError
+from art.protocol.samples import TrainingSample
 from art.trainer.policy.base_model import FrozenModel, load_base_model
-from art.trainer.step import kernel_choice
-from art.trainer.step.kernel_choice import HeadShape, can_run_flex, check_kernel, choose_kernel, example_layout
-from art.trainer.tree import build_tree, check_sample
-from art.trainer.tree_attention import KernelName, attend_dense
-from tests.support.trainer_samples import VOCAB_SIZE, paths_of
+from art.trainer.step import micro_batch
+from art.trainer.step.micro_batch import HeadShape, can_run_flex, choose_kernel, example_layout
+from art.trainer.tree import build_tree
+from art.trainer.tree_attention import AttentionFormula, KernelName, attend_blocks, attend_dense
+from tests.support.trainer_samples import paths_of
 
 HEADS = HeadShape(num_heads=4, num_groups=2, size=8, value_size=8, dtype=torch.float32, device=torch.device("cpu"))
 
@@ -37,7 +38,7 @@ def _nothing_tried_yet() -> Iterator[None]:
     ("device", "num_tokens", "expected"),
     [
         ("cpu", 256, "dense"),
-        ("cpu", 257, "chains"),
+        ("cpu", 257, "blocks"),
         ("mps", 5000, "dense"),
         ("cuda", 256, "dense"),
         ("cuda", 1024, "dense"),
@@ -48,7 +49,7 @@ def _nothing_tried_yet() -> Iterator[None]:
 def test_the_rule(
     device: str, num_tokens: int, expected: KernelName, base: FrozenModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel_choice, "can_run_flex", lambda heads: True)
+    monkeypatch.setattr(micro_batch, "can_run_flex", lambda heads: True)
     assert choose_kernel(replace(base, device=torch.device(device)), num_tokens) == expected
 
 
@@ -56,14 +57,15 @@ def test_head_shape(base: FrozenModel) -> None:
     assert HeadShape.of(base) == HEADS
 
 
-def test_a_kernel_is_tried_with_what_the_model_has(model_path: Callable[[str], str]) -> None:
+def test_a_kernel_is_tried_with_what_the_model_has(
+    model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = load_base_model(model_path("GptOss"), TrainerConfig(device="cpu", num_threads=1))
     heads = HeadShape.of(base)
     assert heads == replace(HEADS, has_sinks=True)
     assert [tuple(x.shape) for x in heads.random_inputs(5)] == [(1, 4, 5, 8), (1, 2, 5, 8), (1, 2, 5, 8), (4,)]
-    path = check_sample(plain_sample(list(range(40)), "probe"), vocab_size=VOCAB_SIZE)
-    assert path is not None
-    check_kernel(base, "chains", [path])
+    monkeypatch.setitem(micro_batch.KERNELS, "flex", attend_blocks)
+    assert can_run_flex(heads)
 
 
 def test_a_kernel_that_cannot_run_is_not_chosen(
@@ -72,11 +74,20 @@ def test_a_kernel_that_cannot_run_is_not_chosen(
     def without_compiler(*_: Any) -> Any:
         raise OSError("cannot find Triton")
 
-    monkeypatch.setitem(kernel_choice.KERNELS, "flex", without_compiler)
+    monkeypatch.setitem(micro_batch.KERNELS, "flex", without_compiler)
     assert not can_run_flex(HEADS)
     assert "cannot find Triton" in caplog.text
-    monkeypatch.setitem(kernel_choice.KERNELS, "flex", attend_dense)
+    monkeypatch.setitem(micro_batch.KERNELS, "flex", attend_dense)
     assert can_run_flex(replace(HEADS, dtype=torch.bfloat16))
+
+
+def test_a_kernel_that_computes_something_else_stops_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sees_the_future(query: Any, key: Any, value: Any, layout: Any, formula: AttentionFormula) -> Any:
+        return attend_dense(query, key, value.cumsum(2), layout, formula)
+
+    monkeypatch.setitem(micro_batch.KERNELS, "flex", sees_the_future)
+    with pytest.raises(TrainingError, match="FlexAttention is wrong on this machine: its output differs"):
+        can_run_flex(HEADS)
 
 
 def test_what_is_tried_is_a_group_of_rollouts() -> None:

@@ -264,7 +264,7 @@ def test_supervised_steps_and_a_repeated_job(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("where", ["update.target_logprobs", "trainer.summarise", "resident.measure_probe"])
+@pytest.mark.parametrize("where", ["update.target_logprobs", "trainer.summarise", "trainer.measure_probe"])
 def test_what_fails_in_one_process_fails_in_all_and_the_next_call_succeeds(
     where: str, rank: int, pair: Pair, model: str, tmp_path: Path
 ) -> None:

@@ -11,14 +11,11 @@ import pytest
 import torch
 
 from art.config import TrainerConfig
-from art.errors import ConfigError, TrainingError
+from art.errors import ConfigError
 from art.trainer import tree_attention as attention
 from art.trainer.logprobs import Head
 from art.trainer.policy.base_model import FrozenModel, check_architecture, load_base_model, run_backbone
-from art.trainer.step import kernel_choice
-from art.trainer.step.kernel_choice import check_kernel
-from art.trainer.step.measure import target_logprobs_in_order
-from art.trainer.step.micro_batch import make_micro_batch
+from art.trainer.step.micro_batch import make_micro_batch, target_logprobs_in_order
 from art.trainer.tree import SamplePath, build_tree
 from art.trainer.tree_attention import AttentionFormula, attend, make_layout
 from tests.support.trainer_samples import VOCAB_SIZE, paths_of, random_samples
@@ -71,7 +68,6 @@ def test_a_recurrent_model_runs_one_sequence_at_a_time(tmp_path: Path, caplog: p
     expected = torch.cat([own_logprobs(base, path) for path in batch.paths])
     plain = torch.from_numpy(batch.targets.temperatures) == 1
     torch.testing.assert_close(torch.from_numpy(ours)[plain], expected[plain], rtol=0, atol=1e-4)
-    check_kernel(base, "own", paths())
 
 
 def test_a_head_with_more_than_a_linear_map_is_refused(model_path: Callable[[str], str]) -> None:
@@ -140,15 +136,3 @@ def test_flex_kernel_equals_the_dense_reference() -> None:
         with torch.no_grad():
             flex, dense = (attention.KERNELS[name](q, k, v, layout, formula) for name in ("flex", "dense"))
         torch.testing.assert_close(flex, dense, rtol=1e-4, atol=1e-5)
-
-
-def test_kernel_check(model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    base = load_base_model(model_path("Qwen3"), CPU)
-    check_kernel(base, "chains", paths())
-
-    def sees_the_future(query: Any, key: Any, value: Any, layout: Any, formula: AttentionFormula) -> Any:
-        return attention.attend_dense(query, key, value.cumsum(2), layout, formula)
-
-    monkeypatch.setitem(kernel_choice.KERNELS, "chains", sees_the_future)
-    with pytest.raises(TrainingError, match="'chains' attention kernel is wrong on this machine: its output differs"):
-        check_kernel(base, "chains", paths())

@@ -15,9 +15,8 @@ from art.memory import Checkpointing, ModelShape, activation_bytes, saved_bytes_
 from art.trainer import memory
 from art.trainer.distributed import ALONE
 from art.trainer.memory import choose_mode, forecast_activations, prepare_checkpointing
-from art.trainer.policy.base_model import load_base_model, set_checkpointing
+from art.trainer.policy.base_model import keep_less, load_base_model, set_checkpointing
 from art.trainer.policy.full import FullPolicy
-from art.trainer.policy.lean import keep_less
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.policy.policy import Policy
 from art.trainer.tree import SamplePath

@@ -19,7 +19,7 @@ from art.storage import checkpoints
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.full import FullPolicy
 from art.trainer.proof import fresh_probe_tokens, measure_probe
-from art.trainer.step.optimizer import Optimizer
+from art.trainer.step.update import Optimizer
 from art.trainer.trainer import Trainer
 from tests.support.trainer_files import save_content, whole
 from tests.support.trainer_reference import reference_gradient, relative_error, tree_gradient
@@ -89,7 +89,7 @@ def test_bfloat16_layers_learn_in_float32(make_policy: Callable[..., FullPolicy]
         before = halved.values.clone()
         halved.grads.fill_(1.0)
         optimizer.update(1e-7, OptimizerConfig())
-        assert halved.change_norm(before) > 0
+        assert float(torch.dist(halved.values, before)) > 0
         norms.append(halved.norm())
     assert norms[0] < norms[-1] * 0.2  # only the smallest weights follow at once
     rounded = dict(halved._twin.model.named_parameters())

@@ -13,9 +13,8 @@ from torch import Tensor
 from art.config import LoraConfig, TrainerConfig
 from art.errors import ConfigError
 from art.trainer.policy import base_model
-from art.trainer.policy.base_model import load_base_model, set_checkpointing
+from art.trainer.policy.base_model import keep_less, load_base_model, set_checkpointing
 from art.trainer.policy.full import FullPolicy
-from art.trainer.policy.lean import keep_less
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.policy.policy import Policy
 from art.trainer.step.micro_batch import idle_layout
@@ -105,7 +104,7 @@ def test_checkpointed_layers_have_the_same_gradient(
     assert torch.equal(tree_gradient(make_policy(family, dtype, lean=True, gradient_checkpointing=mode))[0], plain)
 
 
-@pytest.mark.parametrize("kernel", ["dense", "chains"])
+@pytest.mark.parametrize("kernel", ["dense", "blocks"])
 @pytest.mark.parametrize(("mode", "times"), [(False, 1), ("selective", 1), (True, 2)])
 def test_selective_checkpointing_computes_the_attention_once(
     mode: Any, times: int, kernel: Any, make_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch

@@ -10,8 +10,7 @@ import torch
 
 from art.config import DppoConfig, LoraConfig, TrainerConfig
 from art.trainer.policy.base_model import load_base_model
-from art.trainer.policy.linear import LoraLinear
-from art.trainer.policy.lora import LoraPolicy
+from art.trainer.policy.lora import LoraLinear, LoraPolicy
 from tests.support.trainer_reference import reference_gradient, tree_gradient
 from tests.support.trainer_samples import random_samples
 

@@ -16,7 +16,7 @@ from art.errors import AdapterError, ConfigError, TrainingError
 from art.trainer.policy.base_model import FrozenModel, load_base_model
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.proof import fresh_probe_tokens, measure_probe
-from art.trainer.step.optimizer import Optimizer
+from art.trainer.step.update import Optimizer
 from tests.support.trainer_files import save_content, whole
 from tests.support.trainer_reference import sequence_logprobs
 from tests.support.trainer_samples import VOCAB_SIZE, random_samples

@@ -12,8 +12,8 @@ import torch
 from art.config import DppoConfig, LoraConfig, TrainerConfig
 from art.engines.torch.base_model import _load_hf
 from art.errors import ConfigError
-from art.kernels import quantization
-from art.kernels.quantization import loading_options
+from art.kernels import base_model
+from art.kernels.base_model import loading_options
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.lora import LoraPolicy
 from tests.support.trainer_reference import reference_gradient, tree_gradient
@@ -67,7 +67,7 @@ def test_the_gradient_is_that_of_a_plain_model_with_the_rounded_weights(
 
 
 def test_a_missing_package_is_named(model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantization, "find_spec", lambda name: None)
+    monkeypatch.setattr(base_model, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"bitsandbytes: pip install 'agent-reinforcement-trainer\[qlora\]'"):
         load_base_model(model_path("Qwen2"), TrainerConfig(device="cpu", quantization="nf4"))
 

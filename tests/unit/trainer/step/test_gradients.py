@@ -12,7 +12,6 @@ import torch
 
 from art.config import CispoConfig, DppoConfig, EntropyConfig, LoraConfig, LossConfig, PpoConfig, TrainerConfig
 from art.protocol.samples import COMPONENTS, Component, TrainingSample
-from art.trainer import chain_attention
 from art.trainer import tree_attention as attention
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.lora import LoraPolicy
@@ -66,7 +65,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[KernelName], None]:
     return choose
 
 
-@pytest.mark.parametrize("kernel_name", ["dense", "chains"])
+@pytest.mark.parametrize("kernel_name", ["dense", "blocks"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tree_equals_one_by_one(
     family: str,
@@ -83,23 +82,18 @@ def test_tree_equals_one_by_one(
         assert loss == pytest.approx(expected_loss, rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize(("block", "bundle_scores"), [(1, 0), (3, 400), (96, 400), (96, 2**18)])
-@pytest.mark.parametrize("keep_bytes", [0, 2**26])
+@pytest.mark.parametrize("block", [1, 3, 96])
 @pytest.mark.parametrize("family", ["Qwen3", "Mistral"])
-def test_blocks_bundles_and_recomputation_change_nothing(
+def test_the_size_of_blocks_changes_nothing(
     family: str,
     block: int,
-    bundle_scores: int,
-    keep_bytes: int,
     kernel: Callable[[KernelName], None],
     policies: Callable[..., LoraPolicy],
     one_by_one: Callable[..., tuple[torch.Tensor, float]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kernel("chains")
-    monkeypatch.setattr(chain_attention, "BLOCK", block)
-    monkeypatch.setattr(chain_attention, "_BUNDLE_SCORES", bundle_scores)
-    monkeypatch.setattr(chain_attention, "_KEEP_BYTES", keep_bytes)
+    kernel("blocks")
+    monkeypatch.setattr(attention, "_QUERIES_AT_ONCE", block)
     found, _ = tree_gradient(policies(family), random_samples(5, count=12))
     assert relative_error(found, one_by_one(family, 5, 12)[0]) < TOLERANCE
 

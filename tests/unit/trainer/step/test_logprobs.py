@@ -18,8 +18,7 @@ from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.full import FullPolicy
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.policy.policy import Policy
-from art.trainer.step.measure import target_logprobs_in_order
-from art.trainer.step.micro_batch import make_micro_batch, split_micro_batches
+from art.trainer.step.micro_batch import make_micro_batch, split_micro_batches, target_logprobs_in_order
 from art.trainer.step.record import StepRecord
 from art.trainer.step.update import Update, compute_gradient
 from art.trainer.tree import Targets, VocabularyMask, build_tree

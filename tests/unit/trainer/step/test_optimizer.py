@@ -10,7 +10,7 @@ import torch
 
 from art.config import OptimizerConfig
 from art.trainer.distributed import Team
-from art.trainer.step.optimizer import Optimizer
+from art.trainer.step.update import Optimizer
 from tests.support.trainer_files import save_content, whole
 
 CONFIG = OptimizerConfig(weight_decay=0.01)

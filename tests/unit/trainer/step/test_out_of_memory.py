@@ -16,8 +16,8 @@ from art.trainer.memory import is_out_of_memory
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.step import update as module
-from art.trainer.step.measure import Measurer
 from art.trainer.step.micro_batch import MicroBatcher, split_micro_batches
+from art.trainer.step.plans import Measurer
 from art.trainer.step.record import StepRecord
 from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer

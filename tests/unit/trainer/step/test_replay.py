@@ -29,8 +29,8 @@ from art.protocol.samples import ConstrainedSpan, Constraint, StepResult, Traini
 from art.protocol.training import WireGroup, WireHistory, WireTrajectory
 from art.testing.tiny_model import build_tiny_model
 from art.trainer.policy.base_model import load_base_model, run_backbone
-from art.trainer.step.measure import Measurer
 from art.trainer.step.micro_batch import MicroBatcher
+from art.trainer.step.plans import Measurer
 from art.trainer.step.replay import Replayer
 from art.trainer.trainer import Trainer
 from art.trainer.tree import SamplePath, check_sample

@@ -195,7 +195,8 @@ def test_refused_and_forced_tokens(trainer: Trainer, tmp_path: Path) -> None:
 def test_rollouts_without_their_counterpart_are_counted_as_the_ledger_counts_them(
     trainer: Trainer, tmp_path: Path
 ) -> None:
-    samples = with_own_logprobs(policy_of(trainer), random_samples(11, 6))
+    own = with_own_logprobs(policy_of(trainer), random_samples(11, 6))
+    samples = [replace(sample, policy_version=1) for sample in own]  # of the checkpoint that the step starts from
     spoilt = [p - 5.0 if p else 0.0 for p in samples[0].sampling_logprobs]
     samples[0] = replace(samples[0], sampling_logprobs=spoilt)
     config = TrainConfig(learning_rate=1e-3, loss=DpoConfig(), mismatch=MismatchConfig(abort=1.0))

@@ -3,7 +3,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,26 +66,27 @@ def test_does_not_depend_on_the_order_of_samples(tokens: list[list[int]], max_to
 
 @settings(max_examples=40)
 @given(paths_of_few_tokens, st.integers(1, 40))
-def test_without_branches_every_chain_is_a_whole_sequence(tokens: list[list[int]], max_tokens: int) -> None:
-    """A path that extends another shares its chain. The budget counts what is laid out."""
+def test_without_branches_the_layout_is_whole_sequences(tokens: list[list[int]], max_tokens: int) -> None:
+    """A path that extends another shares its sequence. The budget counts what is laid out."""
     paths = checked(tokens)
     for indices in pack(paths, max_tokens=max_tokens, branches=False):
         chosen = [paths[index] for index in indices]
         tree = build_tree(chosen, branches=False)
         assert len(tree) == count_tree_tokens(chosen, branches=False)
-        assert len(tree) <= max_tokens or len(tree.chains) == 1
-        sequences = [tuple(tree.token_ids[chain.start : chain.end].tolist()) for chain in tree.chains]
-        for chain in tree.chains:
-            assert chain.path.tolist() == list(range(chain.start, chain.end))
-            assert tree.positions[chain.start : chain.end].tolist() == list(range(chain.end - chain.start))
+        starts = np.flatnonzero(tree.positions == 0).tolist()
+        spans = [*pairwise([*starts, len(tree)])]
+        assert len(tree) <= max_tokens or len(spans) == 1
+        sequences = [tuple(tree.token_ids[start:end].tolist()) for start, end in spans]
+        for start, end in spans:
+            assert tree.positions[start:end].tolist() == list(range(end - start))
         for number, path in enumerate(chosen):
             wanted = tuple(path.token_ids.tolist())
             assert any(sequence[: len(wanted)] == wanted for sequence in sequences)
             of_path = tree.targets.samples == number
             for query, target in zip(tree.targets.queries[of_path], path.query_positions, strict=True):
-                chain = next(chain for chain in tree.chains if chain.start <= query < chain.end)
+                start = next(start for start, end in spans if start <= query < end)
                 assert tree.positions[query] == target
-                assert tree.token_ids[chain.start : query + 1].tolist() == list(wanted[: target + 1])
+                assert tree.token_ids[start : query + 1].tolist() == list(wanted[: target + 1])
 
 
 def test_one_micro_batch_if_everything_fits() -> None:

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from art.errors import TrajectoryError
 from art.protocol.samples import plain_sample
-from art.trainer.flex_attention import flex_rule
 from art.trainer.tree import PrefixTree, SamplePath, build_tree, check_sample
-from art.trainer.tree_attention import dense_mask
+from art.trainer.tree_attention import dense_mask, flex_rule
 from tests.support.trainer_samples import VOCAB_SIZE, make_sample, paths_of, random_samples
 
 # Few different tokens, so that paths often share prefixes, repeat and extend each other.
@@ -35,11 +34,6 @@ def test_worked_example_of_the_docstring() -> None:
     assert tree.token_ids.tolist() == [5, 6, 7, 3, 3, 8, 9]
     assert tree.positions.tolist() == [0, 1, 2, 3, 4, 3, 2]
     assert tree.subtree_end.tolist() == [7, 7, 6, 5, 5, 6, 7]
-    assert [(c.start, c.end, c.path.tolist()) for c in tree.chains] == [
-        (0, 5, [0, 1, 2, 3, 4]),
-        (5, 6, [0, 1, 2, 5]),
-        (6, 7, [0, 1, 6]),
-    ]
 
 
 @settings(max_examples=40)
@@ -65,18 +59,6 @@ def test_every_prefix_is_laid_out_once(paths: list[list[int]]) -> None:
     tree, _ = tree_of(paths)
     prefixes = {tuple(path[: i + 1]) for path in paths for i in range(len(path) - 1)}
     assert len(tree) == len(prefixes)
-
-
-@settings(max_examples=40)
-@given(paths_of_few_tokens)
-def test_chains_cover_the_layout_and_agree_with_the_rule(paths: list[list[int]]) -> None:
-    tree, _ = tree_of(paths)
-    assert [c.start for c in tree.chains] == [0, *(c.end for c in tree.chains[:-1])]
-    assert tree.chains[-1].end == len(tree)
-    for chain in tree.chains:
-        prefix = len(chain.path) - (chain.end - chain.start)
-        for query in range(chain.start, chain.end):
-            assert chain.path[: prefix + query - chain.start + 1].tolist() == visible(tree, query)
 
 
 @settings(max_examples=40)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import transformers
 
-from art.kernels.layer_kinds import head_dims, layer_settings, other_layers
+from art.kernels.base_model import head_dims, layer_settings, other_layers
 
 
 def test_layers_that_mix_tokens_otherwise_are_named() -> None:

@@ -1,14 +1,20 @@
-"""Attention by chains: each chain is done once, alone or in a bundle, and equals attention under the dense mask."""
+"""Attention in blocks of queries equals the textbook's attention under the dense mask, in values and gradients."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from art.trainer import chain_attention
-from art.trainer.chain_attention import attend_chains, plan_chains
+from art.trainer import tree_attention
 from art.trainer.tree import PrefixTree, build_tree
-from art.trainer.tree_attention import AttentionFormula, TreeLayout, attend_dense, dense_mask
+from art.trainer.tree_attention import (
+    AttentionFormula,
+    TreeLayout,
+    attend_blocks,
+    attend_dense,
+    dense_mask,
+    split_queries,
+)
 from tests.support.trainer_samples import paths_of, random_samples
 
 
@@ -30,18 +36,16 @@ def plain_attention(
 
 @pytest.mark.parametrize("with_sinks", [False, True])
 @pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize(("block", "max_padded"), [(96, 1.25), (96, 100.0), (3, 1.25)])
+@pytest.mark.parametrize("block", [128, 3, 1])
 @pytest.mark.parametrize("heads", [(4, 2), (3, 3), (4, 1)])
 def test_values_and_gradients_equal_plain_attention(
     with_sinks: bool,
     window: int | None,
     block: int,
-    max_padded: float,
     heads: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(chain_attention, "BLOCK", block)
-    monkeypatch.setattr(chain_attention, "_MAX_PADDED", max_padded)
+    monkeypatch.setattr(tree_attention, "_QUERIES_AT_ONCE", block)
     tree = random_tree(7)
     num_tokens, (num_heads, groups) = len(tree), heads
     generator = torch.Generator().manual_seed(0)
@@ -51,17 +55,34 @@ def test_values_and_gradients_equal_plain_attention(
         for n, d in ((num_heads, 8), (groups, 8), (groups, 6))
     )
     sinks = torch.randn(num_heads, generator=generator, requires_grad=True) if with_sinks else None
-    work = plan_chains(tree.chains, num_tokens=num_tokens, num_heads=num_heads, window=window)
     positions, ends = torch.from_numpy(tree.positions), torch.from_numpy(tree.subtree_end)
-    layout = TreeLayout(positions, positions, ends, chains=[], kernel="dense")
+    layout, formula = TreeLayout(positions, positions, ends, kernel="blocks"), AttentionFormula(0.3, window, sinks)
     inputs = [query, key, value, *([] if sinks is None else [sinks])]
     expected = plain_attention(query, key, value, dense_mask(positions, ends, window), sinks)
     weights = torch.randn(expected.shape, generator=generator)
     gradients = torch.autograd.grad(expected, inputs, weights)
     for ours in (
-        attend_chains(query, key, value, work, 0.3, sinks),
-        attend_dense(query, key, value, layout, AttentionFormula(0.3, window, sinks)),
+        attend_blocks(query, key, value, layout, formula),
+        attend_dense(query, key, value, layout, formula),
     ):
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
         for one, other in zip(torch.autograd.grad(ours, inputs, weights), gradients, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_block_has_only_keys_that_one_of_its_queries_attends(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tree_attention, "_QUERIES_AT_ONCE", 5)
+    tree = random_tree(3)
+    positions, ends = torch.from_numpy(tree.positions), torch.from_numpy(tree.subtree_end)
+    blocks = split_queries(positions, ends, window)
+    assert [block.start for block in blocks] == [0, *(block.end for block in blocks[:-1])]
+    assert blocks[-1].end == len(tree)
+    whole = dense_mask(positions, ends, window)
+    for block in blocks:
+        own = whole[block.start : block.end]
+        assert torch.equal(block.mask, own[:, block.keys])
+        assert own.sum() == block.mask.sum()  # no key is missing
+        assert window is not None or bool(block.mask.any(0).all())
