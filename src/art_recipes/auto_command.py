@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from art.cli.arguments import add_recipe_options, add_settings, config_of
 from art.cli.output import run_coroutine
-from art.cli.screen import ProgressPrinter, Screen, exit_code, print_page_line
+from art_recipes.arguments import add_recipe_options, add_settings, config_of
 from art_recipes.autorl import AutoConfig, auto, folder_of, inside, write_task
 from art_recipes.dataset_task import DatasetTask
+from art_recipes.screen import ProgressPrinter, Screen, exit_code, print_page_line
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 from art.costs import Ledger
 from art.errors import ConfigError
 from art.local_backend import LocalBackend
-from art.recipes.progress import OnProgress, Progress, Remedies, log_progress
 from art.rewards import params_at
 from art.storage.atomic import write_file
 from art.storage.layout import DataDir
@@ -36,6 +35,7 @@ from art_recipes.scenarios import Dataset, Writer, generate_dataset, generate_in
 from art_recipes.scenarios.dataset import TASK_FILE, read_toml, write_toml
 from art_recipes.scenarios.generate import DEFAULT_NUM
 from art_recipes.scenarios.written import SPLITS
+from art_recipes.training.progress import OnProgress, Progress, Remedies, log_progress
 
 
 class AutoConfig(JudgedConfig):

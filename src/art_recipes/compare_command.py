@@ -21,18 +21,16 @@ from rich.progress import Progress as ProgressBars
 from rich.progress import TaskID
 from rich.table import Table
 
-from art.cli.arguments import TASK_HELP, add_settings, add_task_options, config_of, options_of, task_for
+from art.cli.arguments import TASK_HELP, add_task_options, options_of
 from art.cli.output import EXIT_NO_SCORE, run_coroutine
-from art.cli.screen import Screen, print_page_line, progress_bar
-from art.cli.training import build_with_progress, default_folder
 from art.client.terminal import EXIT_INTERRUPTED, stopped
 from art.costs import TokenPrice
 from art.errors import ConfigError
-from art.recipes.progress import Progress
 from art.task import Task, draw_scenarios, get_task
 from art.task.names import other_task
 from art.task.options import is_tiny_model
 from art.testing.scripted_model import ScriptedModel
+from art_recipes.arguments import add_settings, config_of, task_for
 from art_recipes.comparing.compare_models import compare_models, comparison_folder, registered
 from art_recipes.comparing.compared_models import (
     BaseModel,
@@ -53,6 +51,9 @@ from art_recipes.comparing.model_comparison import (
     read_comparison,
     remarks,
 )
+from art_recipes.screen import Screen, print_page_line, progress_bar
+from art_recipes.tiny_model_command import build_with_progress, default_folder
+from art_recipes.training.progress import Progress
 
 WIDTH = 140
 """Characters of a table's line where the output is no terminal."""

@@ -25,10 +25,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from art.cli.arguments import TASK_HELP, add_task_options, task_for
-from art.cli.screen import Screen, progress_bar
+from art.cli.arguments import TASK_HELP, add_task_options
 from art.errors import ConfigError, JudgeError
-from art.recipes.recipe_config import require_installed
 from art.rewards import DEFAULT_RUBRIC, JudgeSettings, Ruler, params_at
 from art.storage.trajectories import read_groups
 from art.task import Task, get_task
@@ -36,8 +34,11 @@ from art.task.attributes import load_attribute
 from art.testing.judge import Grade, ScriptedJudge, grade_conduct, grade_messages
 from art.testing.scripted_server import Reply, ScriptedServer, failure
 from art.trajectory import TrajectoryGroup
+from art_recipes.arguments import task_for
 from art_recipes.judge_check import JudgeReport, check_judge
+from art_recipes.screen import Screen, progress_bar
 from art_recipes.scripted_generator import ScriptedGenerator
+from art_recipes.training.recipe_config import require_installed
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -27,24 +27,6 @@ from art.costs import Ledger
 from art.errors import BudgetError, TrainingError
 from art.metrics.scores import estimate
 from art.model import TrainableModel
-from art.recipes.comparison import CheckpointComparison, ComparedScenario, compare_checkpoints
-from art.recipes.progress import (
-    Course,
-    OnProgress,
-    Progress,
-    ProgressKind,
-    RecipeResult,
-    Remedies,
-    book_last,
-    describe_faults,
-    describe_untrained,
-    log_progress,
-    reach_verdict,
-    report_costs,
-    report_verdict,
-)
-from art.recipes.recipe_config import RecipeConfig
-from art.recipes.training_loop import StepReport, duration, step_to_report, train_task
 from art.rewards import GroupScorer, JudgeSettings, Ruler
 from art.rewards.ruler import DEFAULT_JUDGE
 from art.storage.history import means_by_step
@@ -62,6 +44,24 @@ from art_recipes.report import (
     Table,
     write_report,
 )
+from art_recipes.training.comparison import CheckpointComparison, ComparedScenario, compare_checkpoints
+from art_recipes.training.progress import (
+    Course,
+    OnProgress,
+    Progress,
+    ProgressKind,
+    RecipeResult,
+    Remedies,
+    book_last,
+    describe_faults,
+    describe_untrained,
+    log_progress,
+    reach_verdict,
+    report_costs,
+    report_verdict,
+)
+from art_recipes.training.recipe_config import RecipeConfig
+from art_recipes.training.training_loop import StepReport, duration, step_to_report, train_task
 
 
 class JudgedConfig(RecipeConfig):

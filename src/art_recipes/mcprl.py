@@ -18,7 +18,6 @@ from pydantic import Field
 from art.costs import Ledger
 from art.errors import ConfigError
 from art.local_backend import LocalBackend
-from art.recipes.progress import OnProgress, Progress, ProgressKind, Remedies, log_progress
 from art.rewards import DEFAULT_RUBRIC
 from art.storage.atomic import write_file
 from art.trajectory import Trajectory
@@ -46,6 +45,7 @@ from art_recipes.mcp import (
 from art_recipes.mcp.rollout import require_fit
 from art_recipes.report import Report, Section, Table
 from art_recipes.scenarios.written import words_of
+from art_recipes.training.progress import OnProgress, Progress, ProgressKind, Remedies, log_progress
 
 
 class McpRlConfig(JudgedConfig):

@@ -17,13 +17,14 @@ import asyncio
 import os
 from pathlib import Path
 
-from art.cli.arguments import TASK_HELP, ModelArgument, add_task_options, task_for
+from art.cli.arguments import TASK_HELP, ModelArgument, add_task_options
 from art.cli.output import PlainLines
 from art.errors import ConfigError
 from art.protocol.promotions import Gate, MeasuredScores
 from art.protocol.training import ModelStatus
 from art.remote_backend import RemoteBackend
 from art.storage.local_key import find_local_key
+from art_recipes.arguments import task_for
 
 GAMES = 200
 

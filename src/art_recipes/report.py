@@ -26,10 +26,10 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from art.metrics.scores import Estimate
-from art.recipes.pictures import plot_learning, save_picture
-from art.recipes.progress import RunVerdict
-from art.recipes.training_loop import duration
 from art.storage.atomic import write_file
+from art_recipes.training.pictures import plot_learning, save_picture
+from art_recipes.training.progress import RunVerdict
+from art_recipes.training.training_loop import duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

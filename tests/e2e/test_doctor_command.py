@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 import art
-from art.cli.doctor import examine_task
 from art.protocol.training import PreflightRequest
 from art.task import get_task
+from art_recipes.doctor_command import examine_task
 
 PROJECT = "doctor"
 

@@ -71,7 +71,7 @@ async def test_auto(
 async def test_write_task_then_settings_as_an_object(
     models: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "art.recipes")
+    caplog.set_level(logging.INFO, "art_recipes")
     dataset = await art.recipes.write_task(SENTENCE, config=AutoConfig(num_scenarios=8, **models), out="maybe")
     assert len(dataset.scenarios) == 8
     assert "8 scenarios: " in caplog.text, "without on_progress the lines are logged"
@@ -88,7 +88,7 @@ async def test_train(
     tiny_model: Path, shared_backend: art.LocalBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = on(shared_backend)
-    monkeypatch.setattr("art.recipes.task_training.LocalBackend", opened)
+    monkeypatch.setattr("art_recipes.training.task_training.LocalBackend", opened)
     result = await art.recipes.train("yes_no_maybe", str(tiny_model), steps=1, groups=2, rollouts=4, evaluate=4)
     assert result.step == 1
     assert result.before is not None

@@ -29,7 +29,6 @@ from art.costs import Prices
 from art.errors import ArtError, ConfigError
 from art.local_backend import LocalBackend
 from art.model import Model, TrainableModel
-from art.recipes.progress import OnProgress, Progress, log_progress
 from art.storage import checkpoints
 from art.storage.database import check_format
 from art.storage.layout import DataDir
@@ -62,6 +61,7 @@ from art_recipes.comparing.run_model import (
     scored,
     together,
 )
+from art_recipes.training.progress import OnProgress, Progress, log_progress
 
 _PROJECT = "compared"
 

@@ -23,7 +23,6 @@ from art.costs import Prices, TokenPrice
 from art.errors import BudgetError, ConfigError
 from art.metrics.scores import Score, score_difference, score_scenarios
 from art.model import Model
-from art.recipes.training_loop import headline_value
 from art.storage.jsonl import append_lines, read_lines
 from art.storage.logs import clean, known_secrets
 from art.task import Scenario, Task
@@ -37,6 +36,7 @@ from art_recipes.comparing.metered_http import (
     current_calls,
 )
 from art_recipes.comparing.model_comparison import ModelRow, Quantiles
+from art_recipes.training.training_loop import headline_value
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI

@@ -11,11 +11,11 @@ import pytest
 
 from art.cli.main import main
 from art.errors import ConfigError
-from art.recipes.comparison import CheckpointComparison, ComparedScenario
-from art.recipes.task_training import train
 from art.task import get_task
 from art.testing.scripted_model import ScriptedModel
 from art.trajectory import Trajectory
+from art_recipes.training.comparison import CheckpointComparison, ComparedScenario
+from art_recipes.training.task_training import train
 from art_tasks.chat_rubric import ChatRubric, read_prompts
 
 DIALOGUE = [

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from art.cli.doctor import check_rollouts, check_scores, check_spread, make_scorer, roll_out, run_doctor
 from art.cli.main import build_parser
 from art.costs import Ledger
 from art.errors import ConfigError
@@ -17,6 +16,7 @@ from art.protocol.training import CheckResult
 from art.task import Scenario
 from art.testing.judge import ScriptedJudge, grade_messages
 from art.trajectory import Trajectory, TrajectoryGroup
+from art_recipes.doctor_command import check_rollouts, check_scores, check_spread, make_scorer, roll_out, run
 from art_tasks.chat_rubric import ChatRubric
 
 
@@ -69,7 +69,7 @@ def test_a_judge_that_is_missing_or_has_nothing_to_judge(
     monkeypatch.chdir(tmp_path)
     args = build_parser(["doctor"]).parse_args(["doctor", *options])
     with pytest.raises(ConfigError, match=re.escape(message)):
-        run_doctor(args)
+        run(args)
 
 
 class OneModel:

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import pytest
 
 import art
-from art.cli.arguments import add_recipe_options, config_of
 from art.cli.main import main
 from art.costs import Amount, Ledger, Prices, TokenPrice
 from art.errors import BudgetError, ConfigError
@@ -21,6 +20,7 @@ from art.rewards import JudgeSettings, judge_client
 from art.rewards.judge_client import JudgeClient
 from art.storage.jsonl import read_lines
 from art.trajectory import Trajectory, TrajectoryGroup
+from art_recipes.arguments import add_recipe_options, config_of
 from tests.support.fake_art_server import FakeArtServer, refusal
 
 

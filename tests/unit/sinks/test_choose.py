@@ -16,8 +16,8 @@ from art.errors import ConfigError
 from art.metrics import choose_sinks as choose
 from art.metrics.choose_sinks import choose_sinks, is_installed, load_tracker, plain_config
 from art.plugins import find_plugins
-from art.recipes.recipe_config import reported_to
 from art.sinks import Run, Sink
+from art_recipes.training.recipe_config import reported_to
 
 ROOT = Path(__file__).parents[3]
 

@@ -13,7 +13,6 @@ import art
 from art.cli.main import main
 from art.errors import ArtError, BudgetError, ConfigError, JudgeError, TrainingError
 from art.recipes import Progress
-from art.recipes.progress import Course
 from art.rewards import Ruler, judge_client
 from art.testing.scripted_server import Reply, ScriptedServer
 from art.testing.scripted_server import completion as completed
@@ -24,6 +23,7 @@ from art_recipes.judged import Clock, JudgedRun, faults_of
 from art_recipes.report import Report
 from art_recipes.scenarios import Dataset, TaskText, WrittenScenario
 from art_recipes.scripted_generator import ScriptedGenerator
+from art_recipes.training.progress import Course
 
 SENTENCE = "Answer the questions of guests"
 INPUTS = [f"{word} the {thing}?" for word in ("where is", "who made", "I want") for thing in "abcdefghij"]

@@ -11,7 +11,6 @@ import pytest
 
 from art.errors import ConfigError
 from art.model.run_settings import command_line
-from art.recipes.comparison import CheckpointComparison, ComparedScenario
 from art.rewards import Ruler
 from art.storage.history import append_row
 from art.storage.layout import DataDir
@@ -30,6 +29,7 @@ from art_recipes.mcprl import (
     scenario_path,
 )
 from art_recipes.report import render_report
+from art_recipes.training.comparison import CheckpointComparison, ComparedScenario
 
 TRAIN = [GeneratedScenario("Count the desks.", 1), GeneratedScenario("Sell a lamp.", 2)]
 HELD_OUT = [GeneratedScenario("Price a chair.", 1), GeneratedScenario("Order shelves.", 3)]

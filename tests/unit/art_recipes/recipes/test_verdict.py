@@ -9,12 +9,9 @@ import pytest
 
 import art
 import art.cli.main
-from art.cli.screen import EXIT_BUDGET, EXIT_UNTRAINED, ProgressPrinter, Screen, exit_code
 from art.errors import BudgetError, ConfigError
 from art.metrics.scores import Estimate
-from art.recipes import JudgedConfig, JudgedResult, task_training
-from art.recipes.progress import Course, Remedies, reach_verdict, report_verdict
-from art.recipes.training_loop import StepReport, Timing
+from art.recipes import JudgedConfig, JudgedResult
 from art.rewards import Ruler
 from art.storage.history import append_row
 from art.storage.layout import DataDir
@@ -25,6 +22,10 @@ from art_recipes.dataset_task import DatasetTask
 from art_recipes.judged import Clock, JudgedRun
 from art_recipes.mcprl import REMEDIES
 from art_recipes.report import Report, render_report
+from art_recipes.screen import EXIT_BUDGET, EXIT_UNTRAINED, ProgressPrinter, Screen, exit_code
+from art_recipes.training import task_training
+from art_recipes.training.progress import Course, Remedies, reach_verdict, report_verdict
+from art_recipes.training.training_loop import StepReport, Timing
 from tests.unit.art_recipes.recipes.test_mcp_rl_files import compared, report_of
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from art.metrics.scores import estimate, estimate_change, t_quantile
-from art.recipes.training_loop import duration
 from art_recipes.report import (
     MAX_MESSAGE_CHARS,
     Curve,
@@ -26,6 +25,7 @@ from art_recipes.report import (
     render_report,
     write_report,
 )
+from art_recipes.training.training_loop import duration
 
 EVIL = "<script>alert('x')</script><img src=https://example.org/x>"
 

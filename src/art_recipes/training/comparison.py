@@ -16,10 +16,10 @@ from art.faults import FaultWatch
 from art.gather import gather_trajectory_groups
 from art.metrics.scores import Estimate, estimate_change, mean_with_interval
 from art.model import TrainableModel
-from art.recipes.training_loop import MAX_FAULT_RATE, Evaluation
 from art.rewards import GroupScorer
 from art.task import Scenario, Task
 from art.trajectory import Trajectory, TrajectoryGroup
+from art_recipes.training.training_loop import MAX_FAULT_RATE, Evaluation
 
 CHECKPOINT, SCENARIO = "compared_checkpoint", "compared_scenario"
 """Metadata keys under which a rollout has the step of its checkpoint and its scenario's id. Judges see no metadata."""

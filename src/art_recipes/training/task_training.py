@@ -12,8 +12,11 @@ from art.errors import BudgetError, ConfigError
 from art.local_backend import LocalBackend
 from art.metrics.scores import Estimate, estimate_change
 from art.model import TrainableModel
-from art.recipes.comparison import CheckpointComparison, compare_checkpoints
-from art.recipes.progress import (
+from art.rewards import GroupScorer
+from art.task import Task, draw_scenarios, get_task
+from art.task.names import other_task
+from art_recipes.training.comparison import CheckpointComparison, compare_checkpoints
+from art_recipes.training.progress import (
     Course,
     OnProgress,
     Progress,
@@ -25,11 +28,15 @@ from art.recipes.progress import (
     report_costs,
     report_verdict,
 )
-from art.recipes.recipe_config import RecipeConfig
-from art.recipes.training_loop import Evaluation, StepReport, evaluate, logged_evaluation, step_to_report, train_task
-from art.rewards import GroupScorer
-from art.task import Task, draw_scenarios, get_task
-from art.task.names import other_task
+from art_recipes.training.recipe_config import RecipeConfig
+from art_recipes.training.training_loop import (
+    Evaluation,
+    StepReport,
+    evaluate,
+    logged_evaluation,
+    step_to_report,
+    train_task,
+)
 
 
 class TaskTrainingConfig(RecipeConfig):

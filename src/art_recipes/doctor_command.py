@@ -1,4 +1,8 @@
-"""`art doctor`: check everything that training a model needs, before any time is spent on it."""
+"""`art doctor MODEL`: check everything that training a model needs, before any time is spent on it.
+
+It starts engine and trainer on this machine as a training would, runs a trial step with a throw-away adapter, and
+with --task a few rollouts. Nothing is published, and nothing stays on disk. The exit code is 1 if a check fails.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from art.cli.arguments import TASK_HELP, add_settings, add_task_options, task_for
+from art.cli.arguments import TASK_HELP, add_task_options
 from art.cli.output import run_coroutine
-from art.cli.screen import Screen
 from art.client.submission import wire_groups
 from art.config import ModelSettings
 from art.config.training import SPREAD_TOLERANCE
@@ -28,17 +31,19 @@ from art.gather import gather_trajectory_groups
 from art.local_backend import LocalBackend
 from art.model import TrainableModel
 from art.protocol.training import CheckResult, CheckStatus, MemoryPart, PreflightRequest
-from art.recipes.task_training import TaskTrainingConfig, check_judge
 from art.rewards import GroupScorer
 from art.task import Scenario, Task, draw_scenarios, list_tasks
 from art.trajectory import Trajectory, TrajectoryGroup
+from art_recipes.arguments import add_settings, task_for
+from art_recipes.screen import Screen
+from art_recipes.training.task_training import TaskTrainingConfig, check_judge
 
 COLOURS: dict[CheckStatus, str] = {"ok": "green", "warning": "yellow", "failure": "red"}
 MUCH_WITHOUT_SPREAD = 0.5
 """Share of groups with equal rewards above which a check warns: most of the sampling is wasted."""
 
 
-def add_doctor_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="base model: hub id or local path")
     parser.add_argument("--task", help=f"look at the rewards of this task: {TASK_HELP}")
     add_task_options(parser)
@@ -56,12 +61,7 @@ def add_doctor_options(parser: argparse.ArgumentParser) -> None:
     add_settings(judge, TaskTrainingConfig, "judge", "judge_url", "judge_passes")
 
 
-def run_doctor(args: argparse.Namespace) -> int:
-    """`art doctor MODEL`: check everything that training a model needs, before any time is spent on it.
-
-    It starts engine and trainer on this machine as a training would, runs a trial step with a throw-away adapter, and
-    with --task a few rollouts. Nothing is published, and nothing stays on disk. The exit code is 1 if a check fails.
-    """
+def run(args: argparse.Namespace) -> int:
     console = Screen()
     if args.task_options and not args.task:
         raise ConfigError("-o sets an option of a task; say which by --task")
