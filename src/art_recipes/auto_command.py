@@ -3,8 +3,8 @@
 write inputs and a system prompt --> train with RULER --> judge held-out inputs before and after --> report
 
 RULER is a language model that compares the answers to one input. All of it is kept in readable files in the folder of
-`--out`: task.toml, scenarios.jsonl, run.toml. Edit them and run
-`art auto FOLDER`: the files are used as they are, and training goes on where it stopped.
+`--out`: task.toml, scenarios.jsonl. Edit them and run the same command again: the files are used as they are, and
+training goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -45,5 +45,5 @@ def run(args: argparse.Namespace) -> int:
         print_page_line(console, Path(result.model.base_path))
         return exit_code(result)
     except KeyboardInterrupt:
-        console.print(f"Stopped. Every finished step is kept; `art auto {folder}` continues")
+        console.print("Stopped. Every finished step is kept; the same command continues")
         return 130

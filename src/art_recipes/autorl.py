@@ -16,23 +16,19 @@ from art.costs import Ledger
 from art.errors import ConfigError
 from art.local_backend import LocalBackend
 from art.rewards import params_at
-from art.storage.atomic import write_file
 from art.storage.layout import DataDir
 from art_recipes.dataset_task import DatasetTask
 from art_recipes.judged import (
-    Clock,
     JudgedConfig,
     JudgedResult,
     JudgedRun,
     ReportWords,
-    curve_of,
     make_report,
-    scenario_table,
     train_and_compare,
 )
 from art_recipes.report import Report, Section
 from art_recipes.scenarios import Dataset, Writer, generate_dataset, generate_inputs, with_splits
-from art_recipes.scenarios.dataset import TASK_FILE, read_toml, write_toml
+from art_recipes.scenarios.dataset import TASK_FILE
 from art_recipes.scenarios.generate import DEFAULT_NUM
 from art_recipes.scenarios.written import SPLITS
 from art_recipes.training.progress import OnProgress, Progress, Remedies, log_progress
@@ -50,27 +46,6 @@ class AutoConfig(JudgedConfig):
     rubric: str | None = None
     """What the judge is told is good, in prose, in place of the rubric that is written. Only for a new task."""
 
-    def completed(self, folder: Path) -> AutoConfig:
-        """Return a copy in which settings that are not set are those of the last call, from `run.toml` in `folder`.
-
-        Raises:
-            ConfigError: `run.toml` cannot be used; the message names file and line.
-        """
-        path = folder / RUN_FILE
-        kept = read_toml(path, JudgedConfig).model_dump(exclude_unset=True) if path.exists() else {}
-        config = AutoConfig(**kept | self.model_dump(exclude_unset=True)).named(name=folder.name)
-        if config.base_model is not None and Path(config.base_model).is_dir():
-            absolute = str(Path(config.base_model).resolve())  # the next call may come from another folder
-            config = config.model_copy(update={"base_model": absolute})
-        return config
-
-    def save(self, folder: Path) -> None:
-        """Write the settings to `run.toml` in `folder`, for the next call, unless the file has them already."""
-        values = {name: getattr(self, name) for name in JudgedConfig.model_fields} | {"data_dir": str(self.data_dir)}
-        path = folder / RUN_FILE
-        if not path.exists() or read_toml(path, JudgedConfig) != JudgedConfig(**values):
-            write_file(path, write_toml(values, {}, head=_HEAD).encode())
-
 
 MIN_WORDS = 3
 """Minimum number of words in a description. A shorter text is treated as a mistyped folder name."""
@@ -87,8 +62,8 @@ async def auto(
 ) -> JudgedResult:
     """Train an agent from a sentence: have a language model write its task, train, and compare with the untrained one.
 
-    The files in the folder (task.toml, scenarios.jsonl, run.toml) may be edited. A later call uses them as they are and
-    continues from the newest checkpoint.
+    The files in the folder (task.toml, scenarios.jsonl) may be edited. A later call with the same settings uses them as
+    they are, and continues from the newest checkpoint.
 
     Args:
         what: what the agent should do, in a sentence; or the folder of an earlier call, which continues.
@@ -96,7 +71,7 @@ async def auto(
         out: folder of task, scenarios and report; by default `auto/` and a name after the sentence.
         config: settings as an object.
         on_progress: receives each line of progress.
-        settings: fields of `AutoConfig`, which win over `config`. Settings that neither has come from `run.toml`.
+        settings: fields of `AutoConfig`, which win over `config`.
 
     Raises:
         ConfigError: a setting or a file is wrong, or the base model cannot be trained here.
@@ -115,15 +90,14 @@ async def auto(
     async with LocalBackend(path=config.data_dir) as backend:
         # Fails before inputs are paid for if the base model is missing or cannot be trained here.
         on_progress(Progress("Starting server, engine and trainer ...", "busy"))
-        with files.clock.measure("starting"):
-            await trained.register(backend)
-            await trained.record_settings(config.to_record())
+        await trained.register(backend)
+        await trained.record_settings(config.to_record())
         dataset = await files.write()
         task = task_of(dataset, config.seed)
         run = JudgedRun(
-            config=config, model=trained, task=task, out=folder, clock=files.clock, on_progress=on_progress,
+            config=config, model=trained, task=task, out=folder, on_progress=on_progress,
             judge=config.make_judge(trained.costs, rubric=dataset.task.rubric), step=await trained.get_step(),
-            command=f"art auto {inside(folder)}",
+            command=f"art auto {inside(folder)} --model {config.base_model}",
         )  # fmt: skip
         return await train_and_compare(
             run, describe=lambda: describe_run(run, dataset),
@@ -150,13 +124,7 @@ async def write_task(
 
 def _files(what: str, out: str | Path | None, config: AutoConfig, on_progress: OnProgress) -> AutoFiles:
     folder = folder_of(what, out)
-    return AutoFiles(what, folder, config.completed(folder), Clock(), on_progress)
-
-
-RUN_FILE = "run.toml"
-_HEAD = (
-    "The options of `art auto` for this folder, each by its name there. Options that are given win and are kept here."
-)
+    return AutoFiles(what, folder, config.named(name=folder.name), on_progress)
 
 
 REMEDIES = Remedies(
@@ -183,13 +151,12 @@ def describe_run(run: JudgedRun, dataset: Dataset) -> Report:
     ]
     for split in SPLITS:
         rows = [(line.input, line.difficulty) for line in dataset.split(split)]
-        sections.append(Section(title=f"{len(rows)} scenarios: {split}", table=scenario_table(rows)))
-    cut = curve_of(run, "train/cut_short", "share of answers that were cut", "Longer than max_completion_tokens.")
+        sections.append(Section.of_scenarios(f"{len(rows)} scenarios: {split}", rows))
     words = ReportWords(
-        title=dataset.task.description, summary=summary, remedies=REMEDIES, curves=[cut],
+        title=dataset.task.description, summary=summary, remedies=REMEDIES,
         text_of=lambda scenario: str(scenario.inputs["input"]),
         note_of=lambda trajectory: "cut short" if trajectory.metrics.get("cut_short") else "",
-        sections=sections, warnings=dataset.warnings(),
+        sections=sections,
     )  # fmt: skip
     return make_report(run, words)
 
@@ -206,7 +173,6 @@ class AutoFiles:
     """The sentence that describes the task, or the folder."""
     folder: Path
     config: AutoConfig
-    clock: Clock
     on_progress: OnProgress
 
     def check(self, *, trains: bool) -> None:
@@ -228,16 +194,13 @@ class AutoFiles:
             task_of(dataset, self.config.seed)
 
     async def write(self) -> Dataset:
-        """Write the task and scenarios that are missing, save the options for the next call, and report the result."""
+        """Write the task and scenarios that are missing, and report the result."""
         dataset = await (self._complete() if (self.folder / TASK_FILE).exists() else self._write_new())
-        self.config.save(self.folder)
         for scenario in dataset.scenarios[:PREVIEW]:
             text = " ".join(scenario.input.split())
             text = text if len(text) <= _PREVIEW_CHARS else f"{text[: _PREVIEW_CHARS - 3]}..."
             self.on_progress(Progress(f"  {text}"))
         self.on_progress(Progress(dataset.summary()))
-        for warning in dataset.warnings():
-            self.on_progress(Progress(f"note: {warning}", "warning"))
         self.on_progress(Progress(f"files   {inside(self.folder)}"))
         return dataset
 
@@ -273,8 +236,7 @@ class AutoFiles:
         self.folder.mkdir(parents=True, exist_ok=True)
         writer = self._writer()
         self.on_progress(Progress(f"{writer.name} writes {num} scenarios ...", "busy"))
-        with self.clock.measure("writing scenarios"):
-            dataset = await generate_dataset(self.what, num, writer, instructions=config.instructions)
+        dataset = await generate_dataset(self.what, num, writer, instructions=config.instructions)
         if config.rubric is not None:
             dataset = replace(dataset, task=dataset.task.model_copy(update={"rubric": config.rubric.strip()}))
         dataset.save(self.folder)

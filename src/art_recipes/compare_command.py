@@ -12,7 +12,7 @@ counted. Ctrl-C keeps every finished rollout, and the same command goes on.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -39,7 +39,7 @@ from art_recipes.comparing.compared_models import (
     ComparedModel,
     OwnModel,
     check_labels,
-    parse_models,
+    parse_model,
 )
 from art_recipes.comparing.model_comparison import (
     JSON_FILE,
@@ -55,6 +55,7 @@ from art_recipes.screen import Screen, print_page_line, progress_bar
 from art_recipes.tiny_model_command import build_with_progress, default_folder
 from art_recipes.training.progress import Progress
 
+MADE_FOR_THE_TASK = ("scripted", "tiny")
 WIDTH = 140
 """Characters of a table's line where the output is no terminal."""
 
@@ -82,9 +83,10 @@ def run(args: argparse.Namespace) -> int:
     console, config = Screen(), config_of(CompareConfig, args)
     data_dir = config.data_dir.resolve()
     texts = [text for part in args.models for text in part.split(",") if text]
-    named = parse_models(texts, data_dir, lambda text: _Word(label=text) if text in ("scripted", "tiny") else None)
-    task = _task(console, args, named, data_dir)
-    models = _priced([_made(console, model, task, data_dir, config.seed) for model in named], args.price)
+    named = {text: parse_model(text, data_dir) for text in texts if text not in MADE_FOR_THE_TASK}
+    task = _task(console, args, "tiny" in texts, list(named.values()), data_dir)
+    models = [named.get(text) or _made(console, text, task, data_dir, config.seed) for text in texts]
+    models = _priced(models, args.price)
     folder = comparison_folder(task, config)
     try:
         with progress_bar(console, "score") as bars:
@@ -103,18 +105,14 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_NO_SCORE if any(row.headline is None for row in result.models) else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Word(ComparedModel):
-    """A model that is made for the task, with the label `scripted` or `tiny`."""
-
-
-def _task(console: Console, args: argparse.Namespace, models: list[ComparedModel], data_dir: Path) -> Task:
+def _task(
+    console: Console, args: argparse.Namespace, makes_tiny: bool, models: list[ComparedModel], data_dir: Path
+) -> Task:
     """Make the task. All models play the same form of it: the one for tiny models if one of them is tiny."""
-    has_word = any(isinstance(model, _Word) and model.label == "tiny" for model in models)
     paths = [registered(model, data_dir)[0] for model in models if isinstance(model, Checkpoint)]
     paths += [model.path for model in models if isinstance(model, BaseModel)]
     tiny = [path for path in paths if is_tiny_model(path)]
-    if not tiny and not has_word:
+    if not tiny and not makes_tiny:
         return get_task(args.task, options_of(args))
     task = task_for(console, args, tiny[0] if tiny else None)
     for path in tiny[1:]:
@@ -123,18 +121,15 @@ def _task(console: Console, args: argparse.Namespace, models: list[ComparedModel
     return task
 
 
-def _made(console: Console, model: ComparedModel, task: Task, data_dir: Path, seed: int) -> ComparedModel:
-    """Make the model of a word, or return any other model as it is."""
-    if not isinstance(model, _Word):
-        return model
-    common = {field.name: getattr(model, field.name) for field in fields(ComparedModel)}
-    if model.label == "scripted":
+def _made(console: Console, word: str, task: Task, data_dir: Path, seed: int) -> ComparedModel:
+    """Make the model of a word in `MADE_FOR_THE_TASK`."""
+    if word == "scripted":
         task.player(draw_scenarios(task, "test", seed=seed, count=1)[0])  # raises if the task has none
-        return OwnModel(model=ScriptedModel(task), **common)
+        return OwnModel(label=word, model=ScriptedModel(task))
     path = default_folder(data_dir, task, seed=seed, head_dim=16)
     if not (path / "model.safetensors").exists():
         build_with_progress(console, path, task=task, seed=seed)
-    return BaseModel(path=str(path), **common)
+    return BaseModel(label=word, path=str(path))
 
 
 def _priced(models: list[ComparedModel], prices: list[str]) -> list[ComparedModel]:

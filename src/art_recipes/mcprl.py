@@ -22,14 +22,11 @@ from art.rewards import DEFAULT_RUBRIC
 from art.storage.atomic import write_file
 from art.trajectory import Trajectory
 from art_recipes.judged import (
-    Clock,
     JudgedConfig,
     JudgedResult,
     JudgedRun,
     ReportWords,
-    curve_of,
     make_report,
-    scenario_table,
     train_and_compare,
     trained_part,
 )
@@ -130,27 +127,23 @@ class _McpRl:
     async def run(self) -> JudgedResult:
         config, limit = self.config, self.config.max_completion_tokens
         self.out.mkdir(parents=True, exist_ok=True)
-        clock, model = Clock(), config.make_model()
+        model = config.make_model()
         judge = config.make_judge(model.costs, rubric=config.rubric)
-        with clock.measure("discovering tools"):
-            tools, resources = await self._discover()
+        tools, resources = await self._discover()
         async with LocalBackend(path=config.data_dir) as backend:
             # Before scenarios are paid for: a base model that is missing, or that cannot be trained here, ends it now.
             self._say("Starting server, engine and trainer ...", "busy")
-            with clock.measure("starting"):
-                await model.register(backend)
-                await model.record_settings(config.to_record())
-                await require_fit(model, tools)
-            with clock.measure("writing scenarios"):
-                scenarios = self._load_scenarios(tools)
-                scenarios = scenarios or await self._write_scenarios(tools, resources, model.costs)
+            await model.register(backend)
+            await model.record_settings(config.to_record())
+            await require_fit(model, tools)
+            scenarios = self._load_scenarios(tools) or await self._write_scenarios(tools, resources, model.costs)
             task = McpTask(
                 self.server, train=scenarios.train, held_out=scenarios.held_out, tools=tools, headers=config.headers,
                 env=config.env, max_turns=config.max_turns, max_concurrent=config.max_concurrent,
                 request={} if limit is None else {"max_completion_tokens": limit},
             )  # fmt: skip
             run = McpRlRun(
-                config=config, model=model, task=task, judge=judge, out=self.out, clock=clock, command=self.command,
+                config=config, model=model, task=task, judge=judge, out=self.out, command=self.command,
                 on_progress=self.on_progress, step=await model.get_step(), server=self.server, scenarios=scenarios,
                 tools=tools,
             )  # fmt: skip
@@ -262,21 +255,15 @@ def describe_run(run: McpRlRun) -> Report:
         f"learning with the tools of {run.server}. {run.scenarios.generator} wrote the scenarios, and {config.judge} "
         "judged the rollouts (RULER); there were no labels."
     )
-    done, failed = "share of rollouts that say they are done", "tool calls per rollout that failed"
-    curves = [
-        curve_of(run, "train/completed", done, "By calling complete_task.", (0, 1)),
-        curve_of(run, "train/num_tool_errors", failed, "Wrong arguments, or tools that refuse."),
-        curve_of(run, "train/num_turns", "turns per rollout", "Answers of the model, calls among them."),
-    ]
     tools = Table(columns=["tool", "what it does"], rows=[[tool.name, tool.description] for tool in run.tools])
     sections = [Section(title=f"{len(run.tools)} tools", table=tools)]
     for what, side in (("scenarios to train on", run.scenarios.train), ("held-out scenarios", run.scenarios.held_out)):
-        table = scenario_table([(scenario.task, scenario.difficulty) for scenario in side])
-        sections.append(Section(title=f"{len(side)} {what}", table=table))
+        rows = [(scenario.task, scenario.difficulty) for scenario in side]
+        sections.append(Section.of_scenarios(f"{len(side)} {what}", rows))
     sections.append(Section(title="what the judge was told is good", text=config.rubric or DEFAULT_RUBRIC))
     words = ReportWords(
         title=f"{run.model.name}: an agent for {len(run.tools)} tools", summary=summary, remedies=REMEDIES,
-        text_of=lambda scenario: str(scenario.inputs["task"]), note_of=_note, curves=curves, sections=sections,
+        text_of=lambda scenario: str(scenario.inputs["task"]), note_of=_note, sections=sections,
         settings={"turns at most": str(config.max_turns)},
     )  # fmt: skip
     return make_report(run, words)

@@ -29,7 +29,6 @@ from art.metrics.scores import Estimate
 from art.storage.atomic import write_file
 from art_recipes.training.pictures import plot_learning, save_picture
 from art_recipes.training.progress import RunVerdict
-from art_recipes.training.training_loop import duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,18 +43,6 @@ class Headline:
     """Mean change per scenario."""
     note: str = ""
     """How to read the result."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """A measure by training step."""
-
-    title: str
-    points: Sequence[tuple[int, float]]
-    """Pairs (step, value) in the order of the steps."""
-    note: str = ""
-    bounds: tuple[float, float] | None = None
-    """Ends of the value axis; by default the range of the values, rounded outwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +96,12 @@ class Section:
     """Text that keeps its line breaks."""
     table: Table | None = None
 
+    @classmethod
+    def of_scenarios(cls, title: str, rows: Sequence[tuple[str, int | None]]) -> Section:
+        """Make a table of scenarios and their difficulties."""
+        texts = [[text, "" if difficulty is None else str(difficulty)] for text, difficulty in rows]
+        return cls(title=title, table=Table(columns=["scenario", "difficulty"], rows=texts))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -119,13 +112,12 @@ class Report:
     """One or two sentences: what was trained on what, and who judged."""
     verdict: RunVerdict | None = None
     headline: Headline | None = None
-    curves: Sequence[Curve] = ()
+    rewards: Sequence[tuple[int, float]] = ()
+    """Pairs of a step and the mean reward of its rollouts, from 0 to 1."""
     scenarios: Sequence[ScenarioResult] = ()
     comparisons: Sequence[SideBySide] = ()
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    """Wall time in seconds, by activity."""
-    costs: Table | None = None
-    """Requests, tokens and money by source."""
+    costs: str = ""
+    """Requests, tokens and money, a line for each source."""
     faults: Sequence[str] = ()
     """What went wrong, one sentence each, such as groups that were left out."""
     command: str = ""
@@ -136,9 +128,12 @@ class Report:
 
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_REWARD_NOTE = (
+    "Relative to the other rollouts of the same step, so it can stay level while the policy improves; the result above "
+    "is the fair comparison."
+)
 MAX_MESSAGE_CHARS = 4000
 """Longest message of a transcript; the rest of a longer one is left out."""
-_NUM_SHADES = 7
 
 
 def write_report(folder: Path, report: Report) -> Path:
@@ -156,10 +151,10 @@ def render_report(report: Report) -> str:
         f"<h1>{escape(report.title)}</h1><p>{escape(report.summary)}</p>",
         _verdict(report.verdict) if report.verdict else "",
         _headline(report.headline) if report.headline else "",
-        _part("Learning curve", _curves(report.curves)),
+        _part("Learning curve", _curve(report.rewards)),
         _part("Held-out scenarios, one by one", _results(report.scenarios)),
         _part("Before and after, side by side", "".join(_comparison(c, i) for i, c in enumerate(report.comparisons))),
-        _part("What it cost", _seconds(report.seconds) + _table(report.costs)),
+        _part("What it cost", _preformatted(report.costs)),
         _part("What went wrong", _list(report.faults)),
         _part("Run it again", _preformatted(report.command) + _table(Table(rows=list(report.settings.items())))),
         _part("What was used", "".join(map(_section, report.sections))),
@@ -208,28 +203,23 @@ def _headline(headline: Headline) -> str:
     )
 
 
-def _curves(curves: Sequence[Curve]) -> str:
-    """The curves as pictures; nothing without matplotlib, which the extra `local` installs."""
-    figures = "".join(map(_figure, curves)) if importlib.util.find_spec("matplotlib") else ""
-    return f'<div class="curves">{figures}</div>' if figures else ""
-
-
-def _figure(curve: Curve) -> str:
-    points = {step: value for step, value in curve.points if math.isfinite(value)}
-    if not points:
+def _curve(rewards: Sequence[tuple[int, float]]) -> str:
+    """The rewards as a picture; nothing without matplotlib, which the extra `local` installs."""
+    points = {step: value for step, value in rewards if math.isfinite(value)}
+    if not points or importlib.util.find_spec("matplotlib") is None:
         return ""
 
     def draw(axes: Any) -> None:
         plot_learning(axes, points, held_out={})
         axes.set_ylabel("")
-        axes.set_ylim(*(curve.bounds or (None, None)))
+        axes.set_ylim(0, 1)
 
     file = BytesIO()
     save_picture(file, draw, size=(6, 3))
     return (
-        f"<figure class='card'><h3>{escape(curve.title)}</h3>"
+        f'<figure class="card"><h3>judged score of training rollouts</h3>'
         f'<img alt="" src="data:image/png;base64,{b64encode(file.getvalue()).decode()}">'
-        f"<figcaption>{escape(curve.note)}</figcaption></figure>"
+        f"<figcaption>{_REWARD_NOTE}</figcaption></figure>"
     )
 
 
@@ -282,18 +272,6 @@ def _turn(message: Mapping[str, Any]) -> str:
         text = f"{text[:MAX_MESSAGE_CHARS]}\n[{len(text) - MAX_MESSAGE_CHARS} more characters]"
     name = role if role in ("system", "user", "assistant", "tool") else "other"
     return f'<div class="turn {name}"><span>{escape(role)}</span><div class="say">{escape(text)}</div></div>'
-
-
-def _seconds(seconds: Mapping[str, float]) -> str:
-    total = sum(seconds.values())
-    if total <= 0:
-        return ""
-    bar = key = ""
-    for i, (name, value) in enumerate((name, value) for name, value in seconds.items() if value > 0):
-        shade = f'<i class="shade{i % _NUM_SHADES}"'
-        bar += f'{shade} style="flex:{value / total:.4f}"></i>'
-        key += f"<span>{shade}></i>{escape(name)} {duration(value)}</span>"
-    return f'<p>{duration(total)} in all</p><div class="bar">{bar}</div><div class="key">{key}</div>'
 
 
 def _table(table: Table | None) -> str:

@@ -59,11 +59,11 @@ async def test_auto(
     assert result.report_path == tmp_path / "maybe" / "report.html"
     report = json.loads(result.report_path.with_suffix(".json").read_text())
     assert report["headline"]["change"]["mean"] == result.headline.change.mean
-    assert report["command"] == "art auto maybe"
+    assert report["command"] == f"art auto maybe --model {tiny_model}"
     said = [str(line) for line in lines]
     assert any(line.startswith("step    1/1  reward") for line in said)
     assert f"{result.verdict.what}." in said
-    again = await art.recipes.auto("maybe")
+    again = await art.recipes.auto("maybe", str(tiny_model), **small, **models)
     assert (again.step, again.reports, again.headline) == (1, [], result.headline), "what is done is not done twice"
     assert capsys.readouterr().out == "", "recipes print nothing"
 
@@ -75,7 +75,7 @@ async def test_write_task_then_settings_as_an_object(
     dataset = await art.recipes.write_task(SENTENCE, config=AutoConfig(num_scenarios=8, **models), out="maybe")
     assert len(dataset.scenarios) == 8
     assert "8 scenarios: " in caplog.text, "without on_progress the lines are logged"
-    assert (tmp_path / "maybe" / "run.toml").exists()
+    assert (tmp_path / "maybe" / "task.toml").exists()
     with pytest.raises(ConfigError, match="say what to train"):
         await art.recipes.auto("maybe")
     with pytest.raises(ConfigError, match="the base model is given twice"):

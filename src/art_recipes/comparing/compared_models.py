@@ -4,13 +4,13 @@
     Checkpoint(label="agent@7", project="games", name="agent", step=7)
     BaseModel(label="tiny", path="./tiny")
 
-`texts.py` makes them from the words of the command line.
+`parse_model` makes them from the words of the command line.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -154,26 +154,18 @@ PROVIDERS = {
     "xai": ("https://api.x.ai/v1", "XAI_API_KEY"),
 }
 """OpenAI-compatible address and key variable of providers, by the names that litellm gives them."""
-OwnWord = Callable[[str], ComparedModel | None]
 _FORMS = (
     "PROVIDER/MODEL, MODEL=URL#KEY_VARIABLE, NAME@STEP of the data directory, a folder such as ./model, or a hub id "
     "such as Qwen/Qwen3-8B"
 )
 
 
-def parse_models(texts: Sequence[str], data_dir: Path, own_word: OwnWord = lambda text: None) -> list[ComparedModel]:
-    """Parse the names of models.
-
-    Args:
-        own_word: makes the models that only the caller knows, from a text; `None` for other texts.
+def parse_model(text: str, data_dir: Path) -> ComparedModel:
+    """Make a model from its name on the command line.
 
     Raises:
-        ConfigError: a text names no model, or a checkpoint that is not there.
+        ConfigError: the text names no model, or a checkpoint that is not there.
     """
-    return [own_word(text) or _parse_model(text, data_dir) for text in texts]
-
-
-def _parse_model(text: str, data_dir: Path) -> ComparedModel:
     name, is_address, address = text.partition("=http")
     if is_address:
         url, _, variable = f"http{address}".partition("#")

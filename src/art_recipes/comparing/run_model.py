@@ -13,7 +13,6 @@ import statistics
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from art.storage.jsonl import append_lines, read_lines
 from art.storage.logs import clean, known_secrets
 from art.task import Scenario, Task
 from art.trajectory import History, cancel_and_wait, infra_fault, is_policy_fault, within
+from art_recipes.comparing.compared_models import CompareConfig
 from art_recipes.comparing.metered_http import (
     Asking,
     CallSums,
@@ -69,17 +69,12 @@ def measure(row: ModelRow, rows: Sequence[KeptRollout], num_planned: int) -> Mod
     calls = [one.calls for one in rows if one.calls is not None]
     update["calls"] = count_calls(calls) if calls else None
     if good:
-        headlines = [value for values in by_scenario(rows, "headline").values() for value in values]
-        missing, bounds = num_planned - len(headlines), None
-        if missing and all(value in (0.0, 1.0) for value in headlines):
-            bounds = sum(headlines) / num_planned, (sum(headlines) + missing) / num_planned
         sums = [one.calls for one in good if one.calls is not None]
         seconds = [second for one in sums for second in one.answer_seconds]
         is_reported = bool(seconds) and not any(one.num_without_usage for one in sums)
         update |= {
             "headline": score_scenarios(list(by_scenario(rows, "headline").values())),
             "reward": score_scenarios(list(by_scenario(rows, "reward").values())),
-            "headline_bounds": bounds,
             "policy_fault_rate": statistics.fmean(one.is_policy_fault for one in good),
             "turns": statistics.fmean(one.num_turns for one in good),
             "rollout_latency_s": quantiles([one.seconds for one in good]),
@@ -225,57 +220,51 @@ _SHOWN = 300
 """Characters of an error that is kept."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparisonPlan:
-    """The rollouts that every model of a comparison makes."""
-
-    task: Task
-    scenarios: Sequence[Scenario]
-    names: Sequence[str]
-    """Names of the scenarios, in the same order."""
-    rollouts: int
-    """Rollouts of each scenario."""
-    timeout_s: float
-    """Time limit of a rollout."""
-
-
 class ModelRun:
     """The rollouts of one model, and the file in a comparison's folder that keeps them."""
 
-    def __init__(self, plan: ComparisonPlan, path: Path, *, is_metered: bool, on_rollout: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        task: Task,
+        scenarios: Mapping[str, Scenario],
+        config: CompareConfig,
+        path: Path,
+        *,
+        is_metered: bool,
+        on_rollout: Callable[[], None],
+    ) -> None:
         """
         Args:
+            scenarios: by the names that `scenario_names` gives them.
             path: the file.
             is_metered: whether the requests of the model are counted.
             on_rollout: called after each rollout.
         """
-        self._plan, self._path = plan, path
+        self._task, self._scenarios, self._config, self._path = task, scenarios, config, path
         self._kept: list[KeptRollout] = []
         for _, content in read_lines(path):
             with suppress(ValidationError):  # a line of another version of ART
                 self._kept += [] if content is None else [KeptRollout.model_validate_json(json.dumps(content))]
         self._is_metered, self._on_rollout = is_metered, on_rollout
-        self._scenarios = dict(zip(plan.names, plan.scenarios, strict=True))
         self._in_a_row = 0
         self._has_worked = bool(scored(self.rows()))
         self.is_given_up = False
 
     def rows(self) -> list[KeptRollout]:
         """Return the rollouts that this and earlier runs have made, failures included, as they ended."""
-        names, rollouts = set(self._plan.names), self._plan.rollouts
-        return [row for row in self._kept if row.scenario in names and row.index < rollouts]
+        rollouts = self._config.rollouts
+        return [row for row in self._kept if row.scenario in self._scenarios and row.index < rollouts]
 
     def left(self) -> list[tuple[str, int]]:
         """Return the rollouts that have no score yet, by name and index. The first of all scenarios come first."""
-        done, plan = scored(self.rows()), self._plan
-        return [(name, i) for i in range(plan.rollouts) for name in plan.names if (name, i) not in done]
+        done, rollouts = scored(self.rows()), self._config.rollouts
+        return [(name, i) for i in range(rollouts) for name in self._scenarios if (name, i) not in done]
 
-    async def run(self, model: Model[Any, Any], slots: asyncio.Semaphore, concurrency: int) -> None:
+    async def run(self, model: Model[Any, Any], slots: asyncio.Semaphore) -> None:
         """Make the rollouts that are left, each once. Those that fail stay without a score until the next run.
 
         Args:
             slots: shared by the models of one address.
-            concurrency: rollouts at once.
         """
         places = iter(self.left())
 
@@ -292,7 +281,7 @@ class ModelRun:
                 self.is_given_up = self._in_a_row >= (GIVE_UP_LATER if self._has_worked else GIVE_UP_FIRST)
                 self._on_rollout()
 
-        await together(work() for _ in range(concurrency))
+        await together(work() for _ in range(self._config.concurrency))
 
     async def _roll(self, model: Model[Any, Any], name: str, index: int) -> KeptRollout:
         """Make one rollout.
@@ -300,7 +289,7 @@ class ModelRun:
         Raises:
             ConfigError: the task is wrong, so no rollout would work.
         """
-        task, scenario = self._plan.task, self._scenarios[name]
+        task, scenario = self._task, self._scenarios[name]
         calls = CallSums() if self._is_metered else None
         token = current_calls.set(calls)
         started_at, started = time.time(), time.perf_counter()
@@ -308,7 +297,7 @@ class ModelRun:
         try:
             with playing(model, scenario, index) as player:
                 rollout = task.rollout(player or model, scenario, rollout_index=index)
-                trajectory = await within(rollout, self._plan.timeout_s)
+                trajectory = await within(rollout, self._config.rollout_timeout)
             if (fault := infra_fault(trajectory)) is not None:
                 raise fault
             headline = headline_value(task, trajectory)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -26,9 +26,7 @@ from art_recipes.scenarios.written import (
     Split,
     TaskText,
     WrittenScenario,
-    first_twin,
     split_of,
-    words_of,
 )
 
 M = TypeVar("M", bound=BaseModel)
@@ -36,11 +34,11 @@ M = TypeVar("M", bound=BaseModel)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
-def write_toml(values: Mapping[str, Any], comments: Mapping[str, str], *, head: str) -> str:
-    """Write settings as the text of a TOML file. A key whose value is `None` becomes a comment.
+def write_toml(values: Mapping[str, str | float], comments: Mapping[str, str], *, head: str) -> str:
+    """Write settings as the text of a TOML file.
 
     Args:
-        values: strings, numbers, booleans and tuples of numbers, by key.
+        values: strings and numbers by key.
         comments: comments by key, written above it.
         head: comment at the top.
     """
@@ -48,15 +46,13 @@ def write_toml(values: Mapping[str, Any], comments: Mapping[str, str], *, head: 
     for key, value in values.items():
         if key in comments:
             lines += ["", *(f"# {line}" for line in comments[key].splitlines())]
-        lines.append(f"# {key} = ..." if value is None else f"{key} = {_value(value)}")
+        lines.append(f"{key} = {_value(value)}")
     return "\n".join(lines) + "\n"
 
 
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
+def _value(value: str | float) -> str:
     if not isinstance(value, str):
-        return repr(list(value) if isinstance(value, tuple) else value)
+        return repr(value)
     if "\n" not in value:
         return _escape_control(json.dumps(value, ensure_ascii=False))
     # People edit prose, so it has no escapes if that is possible.
@@ -87,10 +83,7 @@ def read_toml(path: Path, model: type[M]) -> M:
         return model.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
-        message = first["msg"].removeprefix("Value error, ")
-        key = ".".join(map(str, first["loc"]))
-        if not key and (quoted := re.match(r"`(\w+)` ", message)):
-            key, message = quoted[1], message[quoted.end() :]
+        message, key = first["msg"], ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
             message = f"unknown; there are {', '.join(model.model_fields)}"
         named = re.compile(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=")
@@ -164,22 +157,6 @@ class Dataset:
         if levels:
             lines.append("difficulty: " + ", ".join(f"{count} of {level}" for level, count in sorted(levels.items())))
         return "\n".join(lines)
-
-    def warnings(self) -> list[str]:
-        """Problems to check before training: inputs that are nearly equal in two splits."""
-        train = self.split("train")
-        seen = [words_of(scenario.input) for scenario in train]
-        leaks = []
-        for name in ("val", "test"):
-            twins = [(s, train[twin]) for s in self.split(name) if (twin := first_twin(s.input, seen)) is not None]
-            if twins:
-                held_out, trained = twins[0]
-                leaks.append(
-                    f"{len(twins)} of {name} nearly equal one of train, first {held_out.input!r} and "
-                    f"{trained.input!r}: {name} then says less about new inputs. Give both the same `split`, or delete "
-                    "one"
-                )
-        return leaks
 
 
 def _read_scenarios(path: Path) -> list[WrittenScenario]:

@@ -114,8 +114,8 @@ def check_judge(task: Task, judge: str | None) -> None:
     """
     if task.needs_judge and judge is None:
         raise ConfigError(
-            f"task {task.name!r} has no reward of its own: say who judges by --judge MODEL, e.g. openai/o3, in "
-            f"`art train` or `art doctor`. To try it without a judge model, start `art judge serve --task {task.name}` "
+            f"task {task.name!r} has no reward of its own: say who judges by --judge MODEL, e.g. openai/o3. "
+            f"To try it without a judge model, start `art judge serve --task {task.name}` "
             "and pass on the --judge and --judge-url that it prints"
         )
 
