@@ -13,6 +13,7 @@ import argparse
 from pathlib import Path
 
 from art.cli.output import run_coroutine
+from art.model.run_settings import command_line
 from art_recipes.arguments import add_recipe_options, add_settings, config_of
 from art_recipes.autorl import AutoConfig, auto, folder_of, inside, write_task
 from art_recipes.dataset_task import DatasetTask
@@ -41,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
                 run_coroutine(write_task(args.what, out=args.out, config=config, on_progress=printer))
                 console.print(f"Edit them as you like, then: art auto {folder} --model ...", highlight=False)
                 return 0
-            result = run_coroutine(auto(args.what, out=args.out, config=config, on_progress=printer))
+            command = command_line(["art", *args.argv])
+            result = run_coroutine(auto(args.what, out=args.out, config=config, on_progress=printer, command=command))
         print_page_line(console, Path(result.model.base_path))
         return exit_code(result)
     except KeyboardInterrupt:

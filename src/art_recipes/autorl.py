@@ -22,15 +22,13 @@ from art_recipes.judged import (
     JudgedConfig,
     JudgedResult,
     JudgedRun,
-    ReportWords,
     make_report,
     train_and_compare,
 )
-from art_recipes.report import Report, Section
-from art_recipes.scenarios import Dataset, Writer, generate_dataset, generate_inputs, with_splits
+from art_recipes.report import Report
+from art_recipes.scenarios import Dataset, Writer, generate_dataset
 from art_recipes.scenarios.dataset import TASK_FILE
 from art_recipes.scenarios.generate import DEFAULT_NUM
-from art_recipes.scenarios.written import SPLITS
 from art_recipes.training.progress import OnProgress, Progress, Remedies, log_progress
 
 
@@ -40,7 +38,7 @@ class AutoConfig(JudgedConfig):
     project: str = "auto"
     """Project of the trained model."""
     num_scenarios: int | None = None
-    """Scenarios in all; missing ones are written. The default is what the folder has, or 64 in a new one."""
+    """Scenarios of a new task in all; the default is 64."""
     instructions: str | None = None
     """What the inputs should be about, in your words."""
     rubric: str | None = None
@@ -58,6 +56,7 @@ async def auto(
     out: str | Path | None = None,
     config: AutoConfig | None = None,
     on_progress: OnProgress = log_progress,
+    command: str = "",
     **settings: Any,
 ) -> JudgedResult:
     """Train an agent from a sentence: have a language model write its task, train, and compare with the untrained one.
@@ -71,6 +70,7 @@ async def auto(
         out: folder of task, scenarios and report; by default `auto/` and a name after the sentence.
         config: settings as an object.
         on_progress: receives each line of progress.
+        command: command that repeats the run, to show in the report.
         settings: fields of `AutoConfig`, which win over `config`.
 
     Raises:
@@ -97,7 +97,7 @@ async def auto(
         run = JudgedRun(
             config=config, model=trained, task=task, out=folder, on_progress=on_progress,
             judge=config.make_judge(trained.costs, rubric=dataset.task.rubric), step=await trained.get_step(),
-            command=f"art auto {inside(folder)} --model {config.base_model}",
+            command=command,
         )  # fmt: skip
         return await train_and_compare(
             run, describe=lambda: describe_run(run, dataset),
@@ -145,20 +145,11 @@ def describe_run(run: JudgedRun, dataset: Dataset) -> Report:
         f"inputs. {config.generator or config.judge} wrote inputs and system prompt, {config.judge} judged the answers "
         "(RULER); there were no labels. Both can be edited."
     )
-    sections = [
-        Section(title="what the agent is told", text=dataset.task.system_prompt),
-        Section(title="what the judge was told is good", text=dataset.task.rubric),
-    ]
-    for split in SPLITS:
-        rows = [(line.input, line.difficulty) for line in dataset.split(split)]
-        sections.append(Section.of_scenarios(f"{len(rows)} scenarios: {split}", rows))
-    words = ReportWords(
-        title=dataset.task.description, summary=summary, remedies=REMEDIES,
+    return make_report(
+        run, title=dataset.task.description, summary=summary, remedies=REMEDIES,
         text_of=lambda scenario: str(scenario.inputs["input"]),
         note_of=lambda trajectory: "cut short" if trajectory.metrics.get("cut_short") else "",
-        sections=sections,
     )  # fmt: skip
-    return make_report(run, words)
 
 
 PREVIEW, _PREVIEW_CHARS = 5, 110
@@ -167,7 +158,7 @@ PREVIEW, _PREVIEW_CHARS = 5, 110
 
 @dataclass(slots=True)
 class AutoFiles:
-    """The files of one call of `auto`. It writes the task and scenarios that are missing, and never changes others."""
+    """The files of one call of `auto`. It writes those of a new task, and never changes them."""
 
     what: str
     """The sentence that describes the task, or the folder."""
@@ -190,12 +181,12 @@ class AutoFiles:
                 raise ConfigError(f"--num-scenarios must be 2 or more, one to train on and one to test with; got {num}")
             return
         dataset = self._load()
-        if trains and (num or 0) <= len(dataset.scenarios):
+        if trains:
             task_of(dataset, self.config.seed)
 
     async def write(self) -> Dataset:
-        """Write the task and scenarios that are missing, and report the result."""
-        dataset = await (self._complete() if (self.folder / TASK_FILE).exists() else self._write_new())
+        """Write the task and its scenarios, unless they are there already, and report the result."""
+        dataset = self._load() if (self.folder / TASK_FILE).exists() else await self._write_new()
         for scenario in dataset.scenarios[:PREVIEW]:
             text = " ".join(scenario.input.split())
             text = text if len(text) <= _PREVIEW_CHARS else f"{text[: _PREVIEW_CHARS - 3]}..."
@@ -204,24 +195,12 @@ class AutoFiles:
         self.on_progress(Progress(f"files   {inside(self.folder)}"))
         return dataset
 
-    async def _complete(self) -> Dataset:
-        dataset, config = self._load(), self.config
-        missing = (config.num_scenarios or 0) - len(dataset.scenarios)
-        if missing > 0:
-            known, writer = [scenario.input for scenario in dataset.scenarios], self._writer()
-            self.on_progress(Progress(f"{writer.name} writes {missing} scenarios more ...", "busy"))
-            task = dataset.task.description
-            new = await generate_inputs(task, missing, writer, instructions=config.instructions, known=known)
-            dataset = replace(dataset, scenarios=[*dataset.scenarios, *with_splits(new)])
-            dataset.save(self.folder)
-        return dataset
-
     def _load(self) -> Dataset:
-        if self.config.rubric is not None:
-            raise ConfigError(
-                f"the rubric is in {self.folder / TASK_FILE} by now: edit it there, and leave out --judge-rubric"
-            )
         dataset = Dataset.load(self.folder)
+        if self.config.rubric is not None and self.config.rubric.strip() != dataset.task.rubric:
+            raise ConfigError(
+                f"another rubric is in {self.folder / TASK_FILE} by now: edit it there, and leave out --judge-rubric"
+            )
         described = dataset.task.description
         if not Path(self.what).is_dir() and self.what.split() != described.split():
             raise ConfigError(

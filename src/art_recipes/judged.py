@@ -11,10 +11,8 @@ AutoRL and MCP-RL differ in where scenarios come from. From there on both are a 
 from __future__ import annotations
 
 import asyncio
-import platform
 import statistics
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +34,6 @@ from art_recipes.report import (
     Report,
     ScenarioResult,
     ScoredRollout,
-    Section,
     SideBySide,
     write_report,
 )
@@ -237,24 +234,21 @@ NOTE = (
 _EXPLANATION = "RULER explanation: "
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportWords:
-    """The texts and sections that one recipe adds to the parts of a report that recipes share."""
+def make_report(
+    run: JudgedRun,
+    *,
+    title: str,
+    summary: str,
+    remedies: Remedies,
+    text_of: Callable[[Scenario], str],
+    note_of: Callable[[Trajectory], str],
+) -> Report:
+    """Make the report of a run from its results so far.
 
-    title: str
-    summary: str
-    remedies: Remedies
-    text_of: Callable[[Scenario], str]
-    """Returns a scenario as text for people."""
-    note_of: Callable[[Trajectory], str]
-    """Returns a few words about how a rollout ended."""
-    sections: Sequence[Section] = ()
-    settings: Mapping[str, str] = field(default_factory=dict)
-    """Settings that only this recipe has."""
-
-
-def make_report(run: JudgedRun, words: ReportWords) -> Report:
-    """Make the report of a run from its results so far."""
+    Args:
+        text_of: returns a scenario as text for people.
+        note_of: returns a few words about how a rollout ended.
+    """
     headline = None
     if run.comparison is not None and run.compared:
         headline = Headline(
@@ -265,18 +259,17 @@ def make_report(run: JudgedRun, words: ReportWords) -> Report:
         )  # fmt: skip
     results = [
         ScenarioResult(
-            scenario=words.text_of(item.scenario), before=item.before_score, after=item.after_score,
+            scenario=text_of(item.scenario), before=item.before_score, after=item.after_score,
             label=f"difficulty {item.scenario.inputs['difficulty']}" if "difficulty" in item.scenario.inputs else "",
         )
         for item in run.compared
     ]  # fmt: skip
-    course = course_of(run, headline, words.remedies.endings)
+    course = course_of(run, headline, remedies.endings)
     return Report(
-        title=words.title, summary=words.summary, headline=headline, verdict=reach_verdict(course, words.remedies),
+        title=title, summary=summary, headline=headline, verdict=reach_verdict(course, remedies),
         rewards=history_of(run, "train/reward"), scenarios=results,
-        comparisons=telling_comparisons(run.compared, words), costs="\n".join(run.model.costs.lines()),
-        faults=faults_of(run, course),
-        command=run.command, settings={**settings_of(run), **words.settings}, sections=words.sections,
+        comparisons=telling_comparisons(run.compared, text_of, note_of), costs="\n".join(run.model.costs.lines()),
+        faults=faults_of(run, course), command=run.command,
     )  # fmt: skip
 
 
@@ -286,7 +279,9 @@ def history_of(run: JudgedRun, metric: str) -> list[tuple[int, float]]:
     return sorted(means_by_step(folder.history, metric)[0].items())
 
 
-def telling_comparisons(compared: Sequence[ComparedScenario], words: ReportWords) -> list[SideBySide]:
+def telling_comparisons(
+    compared: Sequence[ComparedScenario], text_of: Callable[[Scenario], str], note_of: Callable[[Trajectory], str]
+) -> list[SideBySide]:
     """Choose rollouts to show side by side: largest gain, typical scenario, and largest loss if there is one.
 
     Of a scenario they are the two with equal random numbers whose change is closest to that of the scenario.
@@ -304,7 +299,7 @@ def telling_comparisons(compared: Sequence[ComparedScenario], words: ReportWords
         messages: list[Any] = list(trajectory.messages())
         explanation = next((log for log in reversed(trajectory.logs) if log.startswith(_EXPLANATION)), "")
         return ScoredRollout(
-            messages=messages, score=trajectory.reward, note=words.note_of(trajectory),
+            messages=messages, score=trajectory.reward, note=note_of(trajectory),
             explanation=explanation.removeprefix(_EXPLANATION),
         )  # fmt: skip
 
@@ -313,7 +308,7 @@ def telling_comparisons(compared: Sequence[ComparedScenario], words: ReportWords
         item = ranked[index]
         pairs = list(zip(item.before, item.after, strict=False))
         before, after = min(pairs, key=lambda pair: abs(pair[1].reward - pair[0].reward - changes[index]))
-        text = f"{words.text_of(item.scenario)} ({kind})"
+        text = f"{text_of(item.scenario)} ({kind})"
         sides.append(SideBySide(scenario=text, before=shown(before), after=shown(after)))
     return sides
 
@@ -351,25 +346,6 @@ def faults_of(run: JudgedRun, course: Course) -> list[str]:
     }
     faults += [f"{count} {text}" for text, count in counts.items() if count]
     return faults or ["Nothing: every group was judged and every step trained, and no rollout failed in the last call."]
-
-
-def settings_of(run: JudgedRun) -> dict[str, str]:
-    """The settings and versions that somebody needs to repeat the run, by name."""
-    config, defaults = run.config, run.config.loop_defaults(run.task.defaults)
-    # Importing `art` here would be a circle: it names this package for type checkers.
-    version = sys.modules["art"].__version__
-    return {
-        "base model": str(config.base_model),
-        "trained": trained_part(config),
-        "steps": str(defaults.num_steps),
-        "scenarios per step": str(defaults.groups_per_step),
-        "rollouts per scenario": str(defaults.rollouts_per_group),
-        "learning rate": f"{defaults.learning_rate:g}",
-        "judge": f"{config.judge}{f' at {config.judge_url}' if config.judge_url else ''}, passes {config.judge_passes}",
-        "engine": config.engine,
-        "seed": str(config.seed),
-        "art": f"{version}, Python {platform.python_version()}, {platform.system()} {platform.machine()}",
-    }
 
 
 def trained_part(config: RecipeConfig) -> str:

@@ -18,14 +18,12 @@ from pydantic import Field
 from art.costs import Ledger
 from art.errors import ConfigError
 from art.local_backend import LocalBackend
-from art.rewards import DEFAULT_RUBRIC
 from art.storage.atomic import write_file
 from art.trajectory import Trajectory
 from art_recipes.judged import (
     JudgedConfig,
     JudgedResult,
     JudgedRun,
-    ReportWords,
     make_report,
     train_and_compare,
     trained_part,
@@ -40,7 +38,7 @@ from art_recipes.mcp import (
     generate_scenarios,
 )
 from art_recipes.mcp.rollout import require_fit
-from art_recipes.report import Report, Section, Table
+from art_recipes.report import Report
 from art_recipes.scenarios.written import words_of
 from art_recipes.training.progress import OnProgress, Progress, ProgressKind, Remedies, log_progress
 
@@ -142,13 +140,12 @@ class _McpRl:
                 env=config.env, max_turns=config.max_turns, max_concurrent=config.max_concurrent,
                 request={} if limit is None else {"max_completion_tokens": limit},
             )  # fmt: skip
-            run = McpRlRun(
+            run = JudgedRun(
                 config=config, model=model, task=task, judge=judge, out=self.out, command=self.command,
-                on_progress=self.on_progress, step=await model.get_step(), server=self.server, scenarios=scenarios,
-                tools=tools,
+                on_progress=self.on_progress, step=await model.get_step(),
             )  # fmt: skip
             held_out = task.scenarios("test", seed=config.seed, count=len(scenarios.held_out))
-            return await train_and_compare(run, held_out=held_out, describe=lambda: describe_run(run))
+            return await train_and_compare(run, held_out=held_out, describe=lambda: describe_run(run, scenarios))
 
     def _say(self, text: str, kind: ProgressKind = "note") -> None:
         self.on_progress(Progress(text, kind))
@@ -193,7 +190,7 @@ class _McpRl:
             custom_instructions=config.instructions, generator_model=generator, generator_base_url=url,
             settings=config.writer_settings(costs),
         )  # fmt: skip
-        train, held_out = written.shuffle(config.seed).interleave_difficulties().split(config.num_scenarios)
+        train, held_out = written.shuffle(config.seed).split(config.num_scenarios)
         scenarios = ScenarioFile(
             path=scenario_path(self.out), server=self.server, tools=[tool.name for tool in tools],
             generator=generator, train=train, held_out=held_out,
@@ -238,35 +235,17 @@ REMEDIES = Remedies(
 )
 
 
-@dataclass(slots=True, kw_only=True)
-class McpRlRun(JudgedRun):
-    """The state of one call of MCP-RL: a judged run with its server, scenarios and tools."""
-
-    config: McpRlConfig
-    server: str
-    scenarios: ScenarioFile
-    tools: Sequence[MCPTool]
-
-
-def describe_run(run: McpRlRun) -> Report:
+def describe_run(run: JudgedRun, scenarios: ScenarioFile) -> Report:
     config = run.config
     summary = (
         f"{Path(str(config.base_model)).name} ({trained_part(config)}) after {run.step} steps of reinforcement "
-        f"learning with the tools of {run.server}. {run.scenarios.generator} wrote the scenarios, and {config.judge} "
+        f"learning with the tools of {scenarios.server}. {scenarios.generator} wrote the scenarios, and {config.judge} "
         "judged the rollouts (RULER); there were no labels."
     )
-    tools = Table(columns=["tool", "what it does"], rows=[[tool.name, tool.description] for tool in run.tools])
-    sections = [Section(title=f"{len(run.tools)} tools", table=tools)]
-    for what, side in (("scenarios to train on", run.scenarios.train), ("held-out scenarios", run.scenarios.held_out)):
-        rows = [(scenario.task, scenario.difficulty) for scenario in side]
-        sections.append(Section.of_scenarios(f"{len(side)} {what}", rows))
-    sections.append(Section(title="what the judge was told is good", text=config.rubric or DEFAULT_RUBRIC))
-    words = ReportWords(
-        title=f"{run.model.name}: an agent for {len(run.tools)} tools", summary=summary, remedies=REMEDIES,
-        text_of=lambda scenario: str(scenario.inputs["task"]), note_of=_note, sections=sections,
-        settings={"turns at most": str(config.max_turns)},
+    return make_report(
+        run, title=f"{run.model.name}: an agent for {len(scenarios.tools)} tools", summary=summary, remedies=REMEDIES,
+        text_of=lambda scenario: str(scenario.inputs["task"]), note_of=_note,
     )  # fmt: skip
-    return make_report(run, words)
 
 
 def _note(trajectory: Trajectory) -> str:

@@ -2,7 +2,7 @@
 
     write_report(Path("out"), Report(title="...", ...))      # out/report.html and out/report.json
 
-verdict - result - learning curves - held-out scenarios - transcripts - costs - faults - settings - what was used
+verdict - result - learning curve - held-out scenarios - transcripts - costs - faults - command
 
 Models, tools and servers wrote much of the text, so all of it is escaped, and the page's content security policy allows
 neither scripts nor anything from another address.
@@ -15,7 +15,7 @@ import json
 import math
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from io import BytesIO
@@ -79,31 +79,6 @@ class SideBySide:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """A table of texts."""
-
-    rows: Sequence[Sequence[str]]
-    columns: Sequence[str] = ()
-    """Headings; empty for a table of names and values."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """Something that the run used or made, such as tools, scenarios or a prompt."""
-
-    title: str
-    text: str = ""
-    """Text that keeps its line breaks."""
-    table: Table | None = None
-
-    @classmethod
-    def of_scenarios(cls, title: str, rows: Sequence[tuple[str, int | None]]) -> Section:
-        """Make a table of scenarios and their difficulties."""
-        texts = [[text, "" if difficulty is None else str(difficulty)] for text, difficulty in rows]
-        return cls(title=title, table=Table(columns=["scenario", "difficulty"], rows=texts))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """Everything that the report of a training run shows. Empty parts are left out."""
 
@@ -122,9 +97,6 @@ class Report:
     """What went wrong, one sentence each, such as groups that were left out."""
     command: str = ""
     """Command that repeats the run."""
-    settings: Mapping[str, str] = field(default_factory=dict)
-    """Settings that the run can be repeated with."""
-    sections: Sequence[Section] = ()
 
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -156,8 +128,7 @@ def render_report(report: Report) -> str:
         _part("Before and after, side by side", "".join(_comparison(c, i) for i, c in enumerate(report.comparisons))),
         _part("What it cost", _preformatted(report.costs)),
         _part("What went wrong", _list(report.faults)),
-        _part("Run it again", _preformatted(report.command) + _table(Table(rows=list(report.settings.items())))),
-        _part("What was used", "".join(map(_section, report.sections))),
+        _part("Run it again", _preformatted(report.command)),
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -274,23 +245,9 @@ def _turn(message: Mapping[str, Any]) -> str:
     return f'<div class="turn {name}"><span>{escape(role)}</span><div class="say">{escape(text)}</div></div>'
 
 
-def _table(table: Table | None) -> str:
-    if table is None or not (table.rows or table.columns):
-        return ""
-    head = "".join(f"<th>{escape(name)}</th>" for name in table.columns)
-    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
-    kind = "" if table.columns else ' class="values"'
-    return f'<div class="scroll"><table{kind}>{f"<tr>{head}</tr>" if head else ""}{rows}</table></div>'
-
-
 def _list(items: Sequence[str]) -> str:
     return f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>" if items else ""
 
 
 def _preformatted(text: str) -> str:
     return f"<pre>{escape(text)}</pre>" if text else ""
-
-
-def _section(section: Section) -> str:
-    content = _preformatted(section.text) + _table(section.table)
-    return f"<details><summary>{escape(section.title)}</summary>{content}</details>"

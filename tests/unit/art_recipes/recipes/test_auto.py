@@ -56,27 +56,18 @@ def test_files_are_written_shown_and_never_written_anew(
     asked = len(generator.requests)
     path = tmp_path / "guests" / "scenarios.jsonl"
     path.write_text(path.read_text() + '{"input": "mine", "split": "test"}\n')
-    assert write(generator) == 0
+    assert write(generator, "--num-scenarios", "30") == 0
     assert main(["auto", "guests", "--write-only"]) == 0
     assert len(generator.requests) == asked
     assert "21 scenarios" in capsys.readouterr().out
-
-
-def test_missing_scenarios_are_written_and_the_others_stay(generator: ScriptedGenerator, tmp_path: Path) -> None:
-    write(generator, "--num-scenarios", "10")
-    before = (tmp_path / "guests" / "scenarios.jsonl").read_text()
-    servers = ["--generator", "openai/g", "--generator-url", generator.base_url]
-    assert main(["auto", "guests", "--write-only", "--num-scenarios", "16", *servers]) == 0
-    after = (tmp_path / "guests" / "scenarios.jsonl").read_text()
-    assert after.startswith(before)
-    assert len(after.splitlines()) == 16
-    assert len(Dataset.load(tmp_path / "guests").scenarios) == 16
 
 
 def test_a_rubric_of_ones_own(generator: ScriptedGenerator, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rubric.md").write_text("Short is good.\n")
     write(generator, "--num-scenarios", "8", "--judge-rubric", "rubric.md")
     assert Dataset.load(tmp_path / "guests").task.rubric == "Short is good."
+    assert write(generator, "--judge-rubric", "rubric.md") == 0
+    (tmp_path / "rubric.md").write_text("Long is good.\n")
     assert write(generator, "--judge-rubric", "rubric.md") == 1
     assert "task.toml by now: edit it there" in capsys.readouterr().err
 

@@ -16,11 +16,11 @@ from art.storage.history import append_row
 from art.storage.layout import DataDir
 from art.trajectory import Trajectory
 from art_recipes import mcp_rl_command as mcp_rl
-from art_recipes.mcp import GeneratedScenario, McpTask, MCPTool
+from art_recipes.judged import JudgedRun
+from art_recipes.mcp import GeneratedScenario, McpTask
 from art_recipes.mcp_rl_command import read_env, read_headers
 from art_recipes.mcprl import (
     McpRlConfig,
-    McpRlRun,
     ScenarioFile,
     describe_run,
     load_scenarios,
@@ -177,13 +177,11 @@ def report_of(tmp_path: Path, comparison: CheckpointComparison | None, **fields:
     history.parent.mkdir(parents=True, exist_ok=True)
     for step in (1, 2):
         append_row(history, {"train/reward": step / 10, "train/completed": 1.0}, step=step)
-    run = McpRlRun(
-        config=config, command="art mcp-rl ...", server="http://server/mcp", task=TASK, judge=Ruler("openai/o3"),
-        scenarios=written(tmp_path, "http://server/mcp", ["get_product"]), out=tmp_path, model=model,
-        tools=[MCPTool("get_product", "One product.")],
+    run = JudgedRun(
+        config=config, command="art mcp-rl ...", task=TASK, judge=Ruler("openai/o3"), out=tmp_path, model=model,
         step=2, comparison=comparison, **fields,
     )  # fmt: skip
-    return describe_run(run)
+    return describe_run(run, written(tmp_path, "http://server/mcp", ["get_product"]))
 
 
 def test_the_report_of_a_run(tmp_path: Path) -> None:
@@ -203,9 +201,9 @@ def test_the_report_of_a_run(tmp_path: Path) -> None:
     assert "0.2500 USD" in costs["judge/ruler"]
     assert "no price" in costs["generator"]
     assert report.faults[0].startswith("Nothing")
-    assert report.settings["steps"] == "7"
+    assert report.command == "art mcp-rl ..."
     html = render_report(report)
-    for text in ("Price a chair.", "One product.", "Count the desks.", "worth 0.9", "RULER"):
+    for text in ("Price a chair.", "Order shelves.", "art mcp-rl ...", "worth 0.9", "RULER"):
         assert text in html
 
 

@@ -18,9 +18,7 @@ from art_recipes.report import (
     Report,
     ScenarioResult,
     ScoredRollout,
-    Section,
     SideBySide,
-    Table,
     render_report,
     write_report,
 )
@@ -92,8 +90,6 @@ def full(evil: str = EVIL) -> Report:
         costs=f"judge {evil}",
         faults=[evil],
         command=f"art {evil}",
-        settings={evil: evil},
-        sections=[Section(title=evil, text=evil, table=Table(rows=[[evil, evil]]))],
     )  # fmt: skip
 
 
@@ -104,7 +100,7 @@ def test_whatever_models_and_tools_wrote_stays_text() -> None:
     assert not {"script", "link", "iframe", "a"} & set(page.tags)
     assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
     assert "default-src 'none'" in html
-    assert page.text.count(EVIL) >= 20, "it is shown all the same"
+    assert page.text.count(EVIL) >= 19, "it is shown all the same"
     html = re.sub(r"data:image/png;base64,[\w+/=]*", "", html)
     assert not re.search(r"(https?:)?//", html.replace("https://example.org", "").replace("'none'", ""))
 
