@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show_gain(console: Console, task: Task, before: Evaluation, after: Evaluation) -> None:
-    """Print two rollouts of one scenario, and both evaluations."""
+    """Print two rollouts of one scenario."""
     games = Table("before training", "after training", title="One rollout of the same scenario", show_lines=True)
     # A scenario that failed before and succeeded after training tells most.
     best = max(trajectory.reward for trajectory in after.trajectories)
@@ -111,11 +111,6 @@ def show_gain(console: Console, task: Task, before: Evaluation, after: Evaluatio
     shown = next((pair for pair in pairs if pair[0].reward < pair[1].reward and pair[1].reward >= best), pairs[0])
     games.add_row(*map(task.render_trajectory, shown))
     console.print(games)
-    table = Table("", "before", "after")
-    heading = f"{task.headline_metric} on {len(after.trajectories)} held-out rollouts"
-    table.add_row(heading, f"{before.mean:.3f}", Text(f"{after.mean:.3f}", style="bold"))
-    table.add_row("95 % interval", *(f"{low:.3f} to {high:.3f}" for low, high in (before.interval, after.interval)))
-    console.print(table)
 
 
 def draw_demo(path: Path, task: Task, result: TaskTrainingResult, before: Evaluation, after: Evaluation) -> None:

@@ -29,7 +29,7 @@ from art.errors import ArtError, ConfigError
 from art.gather import gather_trajectory_groups
 from art.local_backend import LocalBackend
 from art.model import TrainableModel
-from art.protocol.training import CheckResult, CheckStatus, MemoryPart, PreflightRequest
+from art.protocol.training import CheckResult, CheckStatus, PreflightRequest
 from art.task import Scenario, Task, draw_scenarios, list_tasks
 from art.trajectory import Trajectory, TrajectoryGroup
 from art_recipes.arguments import task_for
@@ -80,8 +80,6 @@ def run(args: argparse.Namespace) -> int:
         status = Text(check.status, style=COLOURS[check.status])
         table.add_row(check.name, status, check.found, check.remedy or "")
     console.print(table)
-    for check in checks:
-        _show_memory(console, check.memory)
     count = {status: sum(check.status == status for check in checks) for status in COLOURS}
     failed = count["failure"] > 0
     verdict = "not ready to be trained" if failed else "ready to be trained"
@@ -181,15 +179,3 @@ async def examine_task(
     with console.status("A trial step of these rollouts ..."):
         checks += (await backend.preflight(model, request)).checks
     return checks
-
-
-def _show_memory(console: Console, parts: Sequence[MemoryPart]) -> None:
-    """Print a forecast as one table per device, by part."""
-    for where in dict.fromkeys(part.where for part in parts):
-        table = Table("process", "part", Column("GiB", justify="right"), title=f"Memory forecast of {where}")
-        here = [part for part in parts if part.where == where]
-        for part in here:
-            table.add_row(part.owner, part.name, f"{part.size_bytes / 2**30:.2f}")
-        table.add_section()
-        table.add_row("", "total", f"{sum(part.size_bytes for part in here) / 2**30:.2f}")
-        console.print(table)

@@ -348,9 +348,9 @@ class _Comparing:
         place, config = locate(model, self.config.data_dir), self.config
         asking = Asking(
             timeout_s=config.call_timeout, attempts=config.attempts,
-            max_tokens=model.max_tokens or config.max_tokens, params=model.params, omit=model.omit,
+            max_tokens=model.max_tokens or config.max_tokens, params=model.params,
         )  # fmt: skip
-        identity = f"{place.identity} {sorted(asking.params.items())} {asking.omit} {asking.max_tokens}"
+        identity = f"{place.identity} {sorted(asking.params.items())} () {asking.max_tokens}"
         path = file_of(self.folder, model.label, identity)
         is_metered = place.kind != "scripted"
         run = ModelRun(self.task, self.scenarios, config, path, is_metered=is_metered, on_rollout=self._update)

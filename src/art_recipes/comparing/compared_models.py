@@ -35,9 +35,8 @@ class ComparedModel:
     price: TokenPrice | None = None
     """Price of its tokens; without one, a provider's own statement is used, if there is any."""
     params: Mapping[str, Any] = field(default_factory=dict)
-    """Further parameters of each request, e.g. `{"reasoning_effort": "low"}`. They replace those of the task."""
-    omit: tuple[str, ...] = ()
-    """Parameters of the task's requests that the server does not take, e.g. `("seed",)`."""
+    """Further parameters of each request, e.g. `{"reasoning_effort": "low"}`. They replace those of the task. One that
+    is `None` is not sent, for a server that refuses it."""
     max_tokens: int | None = None
     """Limit of tokens of an answer in place of the task's own."""
 

@@ -39,16 +39,14 @@ class Asking:
     max_tokens: int | None = None
     """Limit of tokens of an answer in place of the one that the task sets."""
     params: Mapping[str, Any] = field(default_factory=dict)
-    """Further parameters of each request. They replace those of the task."""
-    omit: tuple[str, ...] = ()
-    """Parameters of the task that the server does not take."""
+    """Further parameters of each request. They replace those of the task; one that is `None` is not sent."""
 
     def edit(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return the body of a request as this model gets it."""
-        body = {key: value for key, value in body.items() if key not in self.omit}
         if self.max_tokens is not None:
-            body |= {key: self.max_tokens for key in ("max_completion_tokens", "max_tokens") if body.get(key)}
-        return body | dict(self.params)
+            body = body | {key: self.max_tokens for key in ("max_completion_tokens", "max_tokens") if body.get(key)}
+        left_out = {key for key, value in self.params.items() if value is None}
+        return {key: value for key, value in {**body, **self.params}.items() if key not in left_out}
 
 
 class MeteredHttp(openai.DefaultAsyncHttpxClient):
