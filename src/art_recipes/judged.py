@@ -54,7 +54,8 @@ from art_recipes.training.progress import (
     report_verdict,
 )
 from art_recipes.training.recipe_config import RecipeConfig
-from art_recipes.training.training_loop import StepReport, step_to_report, train_task
+from art_recipes.training.task_training import train_steps
+from art_recipes.training.training_loop import StepReport, step_to_report
 
 
 class JudgedConfig(RecipeConfig):
@@ -185,19 +186,11 @@ async def train(run: JudgedRun) -> None:
     scorer = GroupScorer(run.judge, window=defaults.groups_per_step)
     first = await step_to_report(run.model)
     run.say(f"{run.model.get_inference_name()} is at step {first} of {defaults.num_steps}")
-
-    def on_step(report: StepReport) -> None:
-        run.step = report.step
-        run.reports.append(report)
-        run.say(f"step {report.step:>4}/{defaults.num_steps}  {report.line(run.task.headline_metric)}")
-
     try:
-        await train_task(
-            run.model, run.task, defaults, num_steps=defaults.num_steps, seed=run.config.seed, on_step=on_step,
-            score=scorer, pace=run.config.pace(defaults),
-        )  # fmt: skip
+        await train_steps(run.model, run.config, run.task, scorer, run.on_progress, run.reports)
         run.step = await run.model.get_step()
     finally:
+        run.step = max(run.step, *(report.step for report in run.reports), 0)
         run.groups_without_scores += scorer.num_faults
 
 
@@ -226,11 +219,6 @@ def publish(run: JudgedRun, report: Report) -> Path:
     return path
 
 
-NOTE = (
-    "The judge saw the rollouts of a scenario from before and after together, in an order drawn at random, and was not "
-    "told which is which: one question, one scale. Its scores of one question say nothing about those of another. "
-    "Pairs are means over the rollouts of a scenario."
-)
 _EXPLANATION = "RULER explanation: "
 
 
@@ -253,17 +241,14 @@ def make_report(
     if run.comparison is not None and run.compared:
         headline = Headline(
             measure=f"judged score on {len(run.compared)} held-out scenarios, {run.config.evaluate} rollouts of each "
-            "before and after", change=run.comparison.change(), note=NOTE,
+            "before and after", change=run.comparison.change(),
             before=estimate([item.before_score for item in run.compared]),
             after=estimate([item.after_score for item in run.compared]),
         )  # fmt: skip
     results = [
-        ScenarioResult(
-            scenario=text_of(item.scenario), before=item.before_score, after=item.after_score,
-            label=f"difficulty {item.scenario.inputs['difficulty']}" if "difficulty" in item.scenario.inputs else "",
-        )
+        ScenarioResult(scenario=text_of(item.scenario), before=item.before_score, after=item.after_score)
         for item in run.compared
-    ]  # fmt: skip
+    ]
     course = course_of(run, headline, remedies.endings)
     return Report(
         title=title, summary=summary, headline=headline, verdict=reach_verdict(course, remedies),

@@ -41,8 +41,6 @@ class Headline:
     after: Estimate
     change: Estimate
     """Mean change per scenario."""
-    note: str = ""
-    """How to read the result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +50,6 @@ class ScenarioResult:
     scenario: str
     before: float
     after: float
-    label: str = ""
-    """A few words about the scenario, such as its difficulty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +96,11 @@ class Report:
 
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_NOTE = (
+    "The judge saw the rollouts of a scenario from before and after together, in an order drawn at random, and was not "
+    "told which is which: one question, one scale. Its scores of one question say nothing about those of another. "
+    "Pairs are means over the rollouts of a scenario."
+)
 _REWARD_NOTE = (
     "Relative to the other rollouts of the same step, so it can stay level while the policy improves; the result above "
     "is the fair comparison."
@@ -163,14 +164,13 @@ def _headline(headline: Headline) -> str:
         kind, verdict = "bad", "worse: the 95 % interval of the change is below 0"
     else:
         kind, verdict = "soft", "no clear change: the 95 % interval holds 0"
-    note = f'<p class="soft">{escape(headline.note)}</p>' if headline.note else ""
     return (
         f'<div class="card"><p class="soft">{escape(headline.measure)}</p><div class="headline"><div>'
         f'<div class="numbers"><span class="old">{headline.before.mean:.2f}</span><span class="soft">to</span>'
         f"<b>{headline.after.mean:.2f}</b></div>"
         f'<p class="change {kind}">{change.text(sign=True)}</p><p class="soft">{verdict}</p></div>'
         f"<p>before {headline.before.text()}<br>after {headline.after.text()}<br>"
-        f'<span class="soft">means with their 95 % intervals</span></p></div>{note}</div>\n'
+        f'<span class="soft">means with their 95 % intervals</span></p></div><p class="soft">{_NOTE}</p></div>\n'
     )
 
 
@@ -203,9 +203,8 @@ def _results(results: Sequence[ScenarioResult]) -> str:
     for result in sorted(results, key=lambda result: result.before - result.after):
         change = result.after - result.before
         kind = "soft" if abs(change) < 0.005 else "good" if change > 0 else "bad"
-        label = f'<br><span class="soft">{escape(result.label)}</span>' if result.label else ""
         rows.append(
-            f"<tr><td>{escape(result.scenario)}{label}</td>"
+            f"<tr><td>{escape(result.scenario)}</td>"
             f'<td class="number">{result.before:.2f}</td><td class="number">{result.after:.2f}</td>'
             f'<td class="number {kind}">{change:+.2f}</td></tr>'
         )

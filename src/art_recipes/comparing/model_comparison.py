@@ -78,7 +78,6 @@ class ModelRow(_Part):
     reward: Score | None = None
     difference: Score | None = None
     """Headline metric minus that of the reference, on the scenarios that both have; null for the reference itself."""
-    reward_difference: Score | None = None
     policy_fault_rate: float | None = None
     """Share of scored rollouts in which the model broke the rules of the task."""
     turns: float | None = None

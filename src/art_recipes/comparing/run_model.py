@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import openai
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from art.costs import Prices, TokenPrice
 from art.errors import BudgetError, ConfigError
-from art.metrics.scores import Score, score_difference, score_scenarios
+from art.metrics.scores import score_difference, score_scenarios
 from art.model import Model
 from art.storage.jsonl import append_lines, read_lines
 from art.storage.logs import clean, known_secrets
@@ -37,9 +38,6 @@ from art_recipes.comparing.metered_http import (
 )
 from art_recipes.comparing.model_comparison import ModelRow, Quantiles
 from art_recipes.training.training_loop import headline_value
-
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI, OpenAI
 
 Values = Mapping[str, Sequence[float]]
 """Values of the scored rollouts by scenario."""
@@ -135,17 +133,15 @@ def _busy_s(rows: Sequence[KeptRollout]) -> float:
 
 
 def compare_with(row: ModelRow, rows: Sequence[KeptRollout], reference: Sequence[KeptRollout]) -> ModelRow:
-    """Return a model's row with its differences to the reference, on the scenarios and rollouts that both have."""
+    """Return a model's row with its difference to the reference, on the scenarios and rollouts that both have."""
     common = scored(rows).keys() & scored(reference).keys()
     if not common:
         return row
     mine, theirs = ([one for one in side if one.place in common] for side in (rows, reference))
-    differences: dict[str, Score] = {}
-    for name, field in (("difference", "headline"), ("reward_difference", "reward")):
-        values, against = by_scenario(mine, field), by_scenario(theirs, field)
-        scenarios = sorted(values)
-        differences[name] = score_difference([against[one] for one in scenarios], [values[one] for one in scenarios])
-    return row.model_copy(update=differences)
+    values, against = by_scenario(mine, "headline"), by_scenario(theirs, "headline")
+    scenarios = sorted(values)
+    difference = score_difference([against[one] for one in scenarios], [values[one] for one in scenarios])
+    return row.model_copy(update={"difference": difference})
 
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
@@ -344,51 +340,32 @@ _CONNECT_S = 10.0
 
 
 class MeteredModel(Model[Any, Any]):
-    """A model at an address, asked as a comparison says."""
+    """A model at an address, asked as a comparison says. Its clients are for the event loop of the comparison."""
 
-    _asking: Asking = PrivateAttr()
-    _client: AsyncOpenAI | None = PrivateAttr(default=None)
-    _blocking: OpenAI | None = PrivateAttr(default=None)
+    _client: openai.AsyncOpenAI = PrivateAttr()
+    _blocking: openai.OpenAI = PrivateAttr()
 
     def __init__(self, asking: Asking, **fields: Any) -> None:
         super().__init__(**fields)
-        self._asking = asking
+        address = self._address()
+        timeout = openai.Timeout(asking.timeout_s, connect=min(_CONNECT_S, asking.timeout_s))
+        options: dict[str, Any] = {
+            "base_url": address.base_url, "api_key": address.api_key, "max_retries": asking.attempts - 1,
+            "timeout": timeout,
+        }  # fmt: skip
+        self._client = openai.AsyncOpenAI(**options, http_client=MeteredHttp(asking, timeout=timeout))
+        self._blocking = openai.OpenAI(**options, http_client=MeteredBlockingHttp(asking, timeout=timeout))
 
-    def openai_client(self) -> AsyncOpenAI:
-        """Return the client. It is for the event loop of the comparison, which makes and closes the model."""
-        import openai
-
-        if self._client is None:
-            options = self._options()
-            http = MeteredHttp(self._asking, timeout=options["timeout"])
-            self._client = openai.AsyncOpenAI(**options, http_client=http)
+    def openai_client(self) -> openai.AsyncOpenAI:
         return self._client
 
-    def blocking_openai_client(self) -> OpenAI:
-        """Return the client for code that blocks."""
-        import openai
-
-        if self._blocking is None:
-            options = self._options()
-            http = MeteredBlockingHttp(self._asking, timeout=options["timeout"])
-            self._blocking = openai.OpenAI(**options, http_client=http)
+    def blocking_openai_client(self) -> openai.OpenAI:
         return self._blocking
-
-    def _options(self) -> dict[str, Any]:
-        import openai
-
-        address = self._address()
-        return {
-            "base_url": address.base_url, "api_key": address.api_key, "max_retries": self._asking.attempts - 1,
-            "timeout": openai.Timeout(self._asking.timeout_s, connect=min(_CONNECT_S, self._asking.timeout_s)),
-        }  # fmt: skip
 
     async def close(self) -> None:
         """Close the clients."""
-        if self._blocking is not None:
-            self._blocking.close()
-        if self._client is not None:
-            await self._client.close()
+        self._blocking.close()
+        await self._client.close()
 
 
 def playing(model: Model[Any, Any], scenario: Scenario, index: int) -> AbstractContextManager[Any]:

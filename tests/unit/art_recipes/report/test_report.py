@@ -73,11 +73,11 @@ def full(evil: str = EVIL) -> Report:
         summary=f"about {evil}",
         headline=Headline(
             measure=f"score {evil}", before=estimate(before), after=estimate(after),
-            change=estimate_change(enumerate(before), enumerate(after)), note=f"note {evil}",
+            change=estimate_change(enumerate(before), enumerate(after)),
         ),
         rewards=[(1, 0.1), (2, math.nan), (3, 0.3)],
         scenarios=[
-            ScenarioResult(scenario=f"scenario {i} {evil}", before=b, after=a, label=evil)
+            ScenarioResult(scenario=f"scenario {i} {evil}", before=b, after=a)
             for i, (b, a) in enumerate(zip(before, after, strict=True))
         ],
         comparisons=[
@@ -100,7 +100,7 @@ def test_whatever_models_and_tools_wrote_stays_text() -> None:
     assert not {"script", "link", "iframe", "a"} & set(page.tags)
     assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
     assert "default-src 'none'" in html
-    assert page.text.count(EVIL) >= 19, "it is shown all the same"
+    assert page.text.count(EVIL) >= 15, "it is shown all the same"
     html = re.sub(r"data:image/png;base64,[\w+/=]*", "", html)
     assert not re.search(r"(https?:)?//", html.replace("https://example.org", "").replace("'none'", ""))
 
