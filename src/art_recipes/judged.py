@@ -32,7 +32,6 @@ from art.trajectory import Trajectory
 from art_recipes.report import (
     Headline,
     Report,
-    ScenarioResult,
     ScoredRollout,
     SideBySide,
     write_report,
@@ -245,15 +244,11 @@ def make_report(
             before=estimate([item.before_score for item in run.compared]),
             after=estimate([item.after_score for item in run.compared]),
         )  # fmt: skip
-    results = [
-        ScenarioResult(scenario=text_of(item.scenario), before=item.before_score, after=item.after_score)
-        for item in run.compared
-    ]
     course = course_of(run, headline, remedies.endings)
     return Report(
         title=title, summary=summary, headline=headline, verdict=reach_verdict(course, remedies),
-        rewards=history_of(run, "train/reward"), scenarios=results,
-        comparisons=telling_comparisons(run.compared, text_of, note_of), costs="\n".join(run.model.costs.lines()),
+        rewards=history_of(run, "train/reward"), comparisons=side_by_side(run.compared, text_of, note_of),
+        costs="\n".join(run.model.costs.lines()),
         faults=faults_of(run, course), command=run.command,
     )  # fmt: skip
 
@@ -264,21 +259,13 @@ def history_of(run: JudgedRun, metric: str) -> list[tuple[int, float]]:
     return sorted(means_by_step(folder.history, metric)[0].items())
 
 
-def telling_comparisons(
+def side_by_side(
     compared: Sequence[ComparedScenario], text_of: Callable[[Scenario], str], note_of: Callable[[Trajectory], str]
 ) -> list[SideBySide]:
-    """Choose rollouts to show side by side: largest gain, typical scenario, and largest loss if there is one.
+    """Describe each scenario, the largest gain first.
 
-    Of a scenario they are the two with equal random numbers whose change is closest to that of the scenario.
+    Its two rollouts are those with equal random numbers whose change is closest to that of the scenario.
     """
-    ranked = sorted(compared, key=lambda item: -item.change)
-    if not ranked:
-        return []
-    changes = [item.change for item in ranked]
-    kinds = {0: "largest gain"}
-    kinds.setdefault(changes.index(statistics.median_low(changes)), "typical")
-    if changes[-1] < 0:
-        kinds.setdefault(len(ranked) - 1, "largest loss")
 
     def shown(trajectory: Trajectory) -> ScoredRollout:
         messages: list[Any] = list(trajectory.messages())
@@ -289,12 +276,15 @@ def telling_comparisons(
         )  # fmt: skip
 
     sides = []
-    for index, kind in kinds.items():
-        item = ranked[index]
-        pairs = list(zip(item.before, item.after, strict=False))
-        before, after = min(pairs, key=lambda pair: abs(pair[1].reward - pair[0].reward - changes[index]))
-        text = f"{text_of(item.scenario)} ({kind})"
-        sides.append(SideBySide(scenario=text, before=shown(before), after=shown(after)))
+    for item in sorted(compared, key=lambda item: -item.change):
+        change, pairs = item.change, list(zip(item.before, item.after, strict=False))
+        before, after = min(pairs, key=lambda pair: abs(pair[1].reward - pair[0].reward - change))
+        sides.append(
+            SideBySide(
+                scenario=text_of(item.scenario), before_score=item.before_score, after_score=item.after_score,
+                before=shown(before), after=shown(after),
+            )
+        )  # fmt: skip
     return sides
 
 

@@ -2,7 +2,7 @@
 
     write_report(Path("out"), Report(title="...", ...))      # out/report.html and out/report.json
 
-verdict - result - learning curve - held-out scenarios - transcripts - costs - faults - command
+verdict - result - learning curve - held-out scenarios with transcripts - costs - faults - command
 
 Models, tools and servers wrote much of the text, so all of it is escaped, and the page's content security policy allows
 neither scripts nor anything from another address.
@@ -44,15 +44,6 @@ class Headline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScenarioResult:
-    """Mean scores of one held-out scenario before and after training, from 0 to 1."""
-
-    scenario: str
-    before: float
-    after: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRollout:
     """One rollout with its score."""
 
@@ -67,9 +58,11 @@ class ScoredRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideBySide:
-    """Rollouts of one scenario before and after training, side by side."""
+    """One held-out scenario before and after training: its mean scores from 0 to 1, and a rollout of each."""
 
     scenario: str
+    before_score: float
+    after_score: float
     before: ScoredRollout
     after: ScoredRollout
 
@@ -85,7 +78,6 @@ class Report:
     headline: Headline | None = None
     rewards: Sequence[tuple[int, float]] = ()
     """Pairs of a step and the mean reward of its rollouts, from 0 to 1."""
-    scenarios: Sequence[ScenarioResult] = ()
     comparisons: Sequence[SideBySide] = ()
     costs: str = ""
     """Requests, tokens and money, a line for each source."""
@@ -125,8 +117,7 @@ def render_report(report: Report) -> str:
         _verdict(report.verdict) if report.verdict else "",
         _headline(report.headline) if report.headline else "",
         _part("Learning curve", _curve(report.rewards)),
-        _part("Held-out scenarios, one by one", _results(report.scenarios)),
-        _part("Before and after, side by side", "".join(_comparison(c, i) for i, c in enumerate(report.comparisons))),
+        _part("Held-out scenarios, one by one", "".join(map(_comparison, report.comparisons))),
         _part("What it cost", _preformatted(report.costs)),
         _part("What went wrong", _list(report.faults)),
         _part("Run it again", _preformatted(report.command)),
@@ -194,31 +185,17 @@ def _curve(rewards: Sequence[tuple[int, float]]) -> str:
     )
 
 
-def _results(results: Sequence[ScenarioResult]) -> str:
-    if not results:
-        return ""
-    head = "<tr><th>scenario</th>"
-    head += "".join(f'<th class="number">{name}</th>' for name in ("before", "after", "change")) + "</tr>"
-    rows = []
-    for result in sorted(results, key=lambda result: result.before - result.after):
-        change = result.after - result.before
-        kind = "soft" if abs(change) < 0.005 else "good" if change > 0 else "bad"
-        rows.append(
-            f"<tr><td>{escape(result.scenario)}</td>"
-            f'<td class="number">{result.before:.2f}</td><td class="number">{result.after:.2f}</td>'
-            f'<td class="number {kind}">{change:+.2f}</td></tr>'
-        )
-    return f'<table class="results">{head}{"".join(rows)}</table>'
-
-
-def _comparison(comparison: SideBySide, index: int) -> str:
+def _comparison(comparison: SideBySide) -> str:
     # Leave out what both begin with: the system prompt and the task.
     pairs = zip(comparison.before.messages, comparison.after.messages, strict=False)
     shared = len(list(takewhile(lambda pair: pair[0] == pair[1] and pair[0].get("role") != "assistant", pairs)))
     sides = _side("before", comparison.before, shared) + _side("after", comparison.after, shared)
+    change = comparison.after_score - comparison.before_score
+    kind = "soft" if abs(change) < 0.005 else "good" if change > 0 else "bad"
+    scores = f"{comparison.before_score:.2f} to {comparison.after_score:.2f}"
     return (
-        f"<details{' open' if index == 0 else ''}><summary>{escape(comparison.scenario)}</summary>"
-        f'<div class="sides">{sides}</div></details>'
+        f'<details><summary>{escape(comparison.scenario)} <span class="soft">{scores}</span> '
+        f'<span class="{kind}">{change:+.2f}</span></summary><div class="sides">{sides}</div></details>'
     )
 
 

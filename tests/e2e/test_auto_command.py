@@ -69,7 +69,7 @@ def test_from_a_sentence_to_a_report_by_way_of_edited_files(
     assert len(together) == 1, "the answers from before and after are one question"
     report = json.loads((tmp_path / "maybe" / "report.json").read_text())
     assert report["headline"]["before"]["count"] == num_tests
-    assert {row["scenario"] for row in report["scenarios"]} >= {"say maybe", "say <b>no</b>"}
+    assert {row["scenario"] for row in report["comparisons"]} >= {"say maybe", "say <b>no</b>"}
     page = (tmp_path / "maybe" / "report.html").read_text()
     assert "say &lt;b&gt;no&lt;/b&gt;" in page
     assert report["command"].startswith("art auto maybe --model ")

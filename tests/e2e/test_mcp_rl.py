@@ -90,7 +90,7 @@ def test_one_command(
     assert (plan["tools"], len(plan["train"]), len(plan["held_out"])) == (["get_product"], 4, 3)
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert "after 1 steps" in report["summary"]
-    assert {row["scenario"] for row in report["scenarios"]} == {row["task"] for row in plan["held_out"]}
+    assert {row["scenario"] for row in report["comparisons"]} == {row["task"] for row in plan["held_out"]}
     assert report["headline"]["change"]["count"] == 3
     assert len(report["rewards"]) == 1
     explanations = {c[side]["explanation"] for c in report["comparisons"] for side in ("before", "after")}
@@ -123,7 +123,7 @@ def test_what_stops_a_run_is_said_and_the_next_call_goes_on(
     report = json.loads((out / "report.json").read_text())
     assert "after 2 steps" in report["summary"]
     assert len(report["rewards"]) == 2
-    assert "What is the price of a desk, please?" in {row["scenario"] for row in report["scenarios"]}
+    assert "What is the price of a desk, please?" in {row["scenario"] for row in report["comparisons"]}
 
 
 @pytest.mark.slow

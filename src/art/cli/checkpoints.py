@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from art.cli.arguments import ModelArgument
-from art.errors import ConfigError, NotFoundError
+from art.errors import ConfigError
 from art.protocol.checkpoint_calls import BEST_METRIC, CheckpointInfo, ExportFormat
 from art.protocol.promotions import PromotionRecord
 from art.remote_backend import RemoteBackend
@@ -93,9 +93,8 @@ async def list_checkpoints(backend: RemoteBackend, args: argparse.Namespace) -> 
         value = info.metrics.get(args.metric)
         number = "-" if value is None else f"{value:.4g}"
         print(f"{info.step:>6}  {made:16}  {info.size_bytes / 2**20:>8.1f}  {number:>12}  {_marks(info)}".rstrip())
-    with contextlib.suppress(NotFoundError):  # an older server has no history
-        for record in await backend.checkpoints.promotions(args.model):
-            print(_describe(record))
+    for record in await backend.checkpoints.promotions(args.model):
+        print(_describe(record))
 
 
 def _describe(record: PromotionRecord) -> str:

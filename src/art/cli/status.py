@@ -66,9 +66,9 @@ async def describe_server(url: str) -> str:
     processes = []
     for host in health.get("base_models", ()):
         for part in ("engine", "trainer"):
-            place = host.get("placement", {}).get(part)  # older servers do not tell
-            where = "" if place is None else f" on {place['devices']} ({place['reason']})"
-            processes.append(f"{part} of {host['base_model']}: {host[part]['state']}{where}")
+            place = host["placement"][part]
+            where = f"{place['devices']} ({place['reason']})"
+            processes.append(f"{part} of {host['base_model']}: {host[part]['state']} on {where}")
     unfinished = []
     for job in jobs:
         detail = job.state if job.queue_place is None else f"{job.state} at place {job.queue_place}"

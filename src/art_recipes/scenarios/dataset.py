@@ -82,13 +82,17 @@ def read_toml(path: Path, model: type[M]) -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        message, key = first["msg"], ".".join(map(str, first["loc"]))
-        if first["type"] == "extra_forbidden":
-            message = f"unknown; there are {', '.join(model.model_fields)}"
+        key, message = _problem(error, model)
         named = re.compile(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=")
         place = next((i for i, line in enumerate(text.splitlines(), 1) if named.match(line)), 1)
         raise ConfigError(f"{path}:{place}: {key}: {message}") from None
+
+
+def _problem(error: ValidationError, model: type[BaseModel]) -> tuple[str, str]:
+    """The key that is wrong, and what is wrong with it."""
+    first = error.errors()[0]
+    unknown = f"unknown; there are {', '.join(model.model_fields)}"
+    return ".".join(map(str, first["loc"])), unknown if first["type"] == "extra_forbidden" else first["msg"]
 
 
 def read_text(path: Path) -> str:
@@ -184,9 +188,6 @@ def _read_line(line: str, where: str) -> WrittenScenario:
     try:
         return WrittenScenario.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        known = ", ".join(WrittenScenario.model_fields)
-        what = f"unknown; there are {known}" if first["type"] == "extra_forbidden" else first["msg"]
-        got = "" if first["type"] in ("missing", "extra_forbidden") else f", got {data[key]!r}"
-        raise ConfigError(f"{where}: {key}: {what}{got}") from None
+        key, message = _problem(error, WrittenScenario)
+        got = f", got {data[key]!r}" if key in data and key in WrittenScenario.model_fields else ""
+        raise ConfigError(f"{where}: {key}: {message}{got}") from None

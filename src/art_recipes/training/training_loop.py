@@ -132,8 +132,7 @@ async def evaluate(
 def logged_evaluation(model: TrainableModel, task: Task, *, step: int, split: Split = "test") -> Evaluation | None:
     """Return the evaluation of a checkpoint from the model's log; `None` if there is none.
 
-    Of several rollouts of a scenario the last one counts. Older logs have no ids of scenarios for them: there each
-    rollout counts as one of a scenario of its own.
+    Of several rollouts of a scenario the last one counts.
     """
     path = _paths_of(model).trajectories(split, step)
     rollouts: dict[object, Trajectory] = {}

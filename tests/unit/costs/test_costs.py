@@ -204,7 +204,7 @@ def test_prices_of_the_command_line() -> None:
     ("arguments", "message"),
     [
         (["--budget", "5"], "--budget needs something that costs"),
-        (["--budget", "-5", "--judge", "openai/o3"], "0 USD or more"),
+        (["--budget", "-5", "--judge", "openai/o3"], "`--budget` must be greater than or equal to 0"),
         (["--judge-price", "1", "-1"], "0 USD or more"),
     ],
 )

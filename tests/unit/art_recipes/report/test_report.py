@@ -16,7 +16,6 @@ from art_recipes.report import (
     MAX_MESSAGE_CHARS,
     Headline,
     Report,
-    ScenarioResult,
     ScoredRollout,
     SideBySide,
     render_report,
@@ -76,13 +75,9 @@ def full(evil: str = EVIL) -> Report:
             change=estimate_change(enumerate(before), enumerate(after)),
         ),
         rewards=[(1, 0.1), (2, math.nan), (3, 0.3)],
-        scenarios=[
-            ScenarioResult(scenario=f"scenario {i} {evil}", before=b, after=a)
-            for i, (b, a) in enumerate(zip(before, after, strict=True))
-        ],
         comparisons=[
             SideBySide(
-                scenario=evil,
+                scenario=f"a chair {evil}", before_score=0.25, after_score=0.75,
                 before=ScoredRollout(messages=conversation("12"), score=0.2, explanation=evil, note=evil),
                 after=ScoredRollout(messages=conversation("x" * (MAX_MESSAGE_CHARS + 7)), score=0.9),
             )
@@ -100,7 +95,7 @@ def test_whatever_models_and_tools_wrote_stays_text() -> None:
     assert not {"script", "link", "iframe", "a"} & set(page.tags)
     assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
     assert "default-src 'none'" in html
-    assert page.text.count(EVIL) >= 15, "it is shown all the same"
+    assert page.text.count(EVIL) >= 12, "it is shown all the same"
     html = re.sub(r"data:image/png;base64,[\w+/=]*", "", html)
     assert not re.search(r"(https?:)?//", html.replace("https://example.org", "").replace("'none'", ""))
 
@@ -114,7 +109,7 @@ def test_the_parts_of_a_page() -> None:
     assert "[7 more characters]" in text
     assert 'get_product {"sku": "P-100"}' in text
     assert "You solve tasks." not in text, "what both rollouts begin with is not repeated on each side"
-    assert text.index("scenario 0") < text.index("scenario 2"), "the largest gain first"
+    assert "a chair  0.25 to 0.75 +0.50" in text
 
 
 @pytest.mark.parametrize(
