@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 import unicodedata
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from pydantic import Field
 
 from art.costs import Ledger
 from art.errors import ConfigError
@@ -37,8 +40,8 @@ class AutoConfig(JudgedConfig):
 
     project: str = "auto"
     """Project of the trained model."""
-    num_scenarios: int | None = None
-    """Scenarios of a new task in all; the default is 64."""
+    num_scenarios: int = Field(default=DEFAULT_NUM, ge=2)
+    """Scenarios of a new task in all."""
     instructions: str | None = None
     """What the inputs should be about, in your words."""
     rubric: str | None = None
@@ -175,22 +178,16 @@ class AutoFiles:
         Raises:
             ConfigError: a file cannot be used, or there are too few scenarios.
         """
-        num = self.config.num_scenarios
-        if not (self.folder / TASK_FILE).exists():
-            if num is not None and num < 2:
-                raise ConfigError(f"--num-scenarios must be 2 or more, one to train on and one to test with; got {num}")
-            return
-        dataset = self._load()
-        if trains:
-            task_of(dataset, self.config.seed)
+        if (self.folder / TASK_FILE).exists():
+            dataset = self._load()
+            if trains:
+                task_of(dataset, self.config.seed)
 
     async def write(self) -> Dataset:
         """Write the task and its scenarios, unless they are there already, and report the result."""
         dataset = self._load() if (self.folder / TASK_FILE).exists() else await self._write_new()
         for scenario in dataset.scenarios[:PREVIEW]:
-            text = " ".join(scenario.input.split())
-            text = text if len(text) <= _PREVIEW_CHARS else f"{text[: _PREVIEW_CHARS - 3]}..."
-            self.on_progress(Progress(f"  {text}"))
+            self.on_progress(Progress(f"  {textwrap.shorten(scenario.input, _PREVIEW_CHARS, placeholder=' ...')}"))
         self.on_progress(Progress(dataset.summary()))
         self.on_progress(Progress(f"files   {inside(self.folder)}"))
         return dataset
@@ -211,7 +208,7 @@ class AutoFiles:
 
     async def _write_new(self) -> Dataset:
         config = self.config
-        num = DEFAULT_NUM if config.num_scenarios is None else config.num_scenarios
+        num = config.num_scenarios
         self.folder.mkdir(parents=True, exist_ok=True)
         writer = self._writer()
         self.on_progress(Progress(f"{writer.name} writes {num} scenarios ...", "busy"))

@@ -76,7 +76,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="USD per million prompt and completion tokens of a model, by its label",
     )  # fmt: skip
     add_settings(costs, CompareConfig, "price_per_hour")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the comparison for scripts")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -97,9 +96,9 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         console.print(f"\n{stopped()}; the same command goes on", highlight=False, soft_wrap=True)
         if (folder / JSON_FILE).exists():
-            _show(console, read_comparison(folder), folder, args.json)
+            _show(console, read_comparison(folder), folder)
         return EXIT_INTERRUPTED
-    _show(console, result, folder, args.json)
+    _show(console, result, folder)
     if config.out is None:
         print_page_line(console, data_dir)
     return EXIT_NO_SCORE if any(row.headline is None for row in result.models) else 0
@@ -143,16 +142,15 @@ def _priced(models: list[ComparedModel], prices: list[str]) -> list[ComparedMode
                 f"--price {text}: expected MODEL=PROMPT,COMPLETION, where MODEL is one of {', '.join(by_label)}"
             )
         try:
-            prompt, completion, *cached = [float(number) for number in numbers.split(",")]
+            prompt, completion = [float(number) for number in numbers.split(",")]
         except ValueError:
-            prompt, completion, cached = -1.0, -1.0, []
-        if min(prompt, completion, *cached) < 0 or len(cached) > 1:
+            prompt, completion = -1.0, -1.0
+        if min(prompt, completion) < 0:
             raise ConfigError(
-                f"--price {text}: a price is two numbers, USD per million prompt and completion tokens, and perhaps a "
-                f"third for cached ones; e.g. {label}=1.25,10"
+                f"--price {text}: a price is two numbers, USD per million prompt and completion tokens; e.g. "
+                f"{label}=1.25,10"
             )
-        price = TokenPrice(prompt=prompt, completion=completion, cached=cached[0] if cached else None)
-        by_label[label] = replace(by_label[label], price=price)
+        by_label[label] = replace(by_label[label], price=TokenPrice(prompt=prompt, completion=completion))
     return list(by_label.values())
 
 
@@ -173,8 +171,8 @@ def _update(bars: ProgressBars, tasks: dict[str, TaskID], comparison: ModelCompa
         bars.update(tasks[row.label], completed=done, score=f"{score}{failed}")
 
 
-def _show(console: Console, comparison: ModelComparison, folder: Path, json_file: Path | None) -> None:
-    """Print the table of a comparison and what the table hides, and write the file for scripts."""
+def _show(console: Console, comparison: ModelComparison, folder: Path) -> None:
+    """Print the table of a comparison and what the table hides."""
     console.print(heading(comparison), highlight=False, soft_wrap=True)
     wide = console if console.is_terminal else Screen(width=WIDTH, file=console.file)  # a file needs no line breaks
     labels = [row.label for row in comparison.models]
@@ -186,7 +184,5 @@ def _show(console: Console, comparison: ModelComparison, folder: Path, json_file
         wide.print(table)
     for remark in remarks(comparison):
         console.print(remark, highlight=False, soft_wrap=True)
-    if json_file is not None:
-        json_file.write_bytes((folder / JSON_FILE).read_bytes())
     console.print(f"numbers     {folder / JSON_FILE}", highlight=False, soft_wrap=True)
     console.print(f"rollouts    {folder / 'rollouts'}", highlight=False, soft_wrap=True)

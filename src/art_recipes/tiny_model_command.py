@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import hashlib
 import time
 from pathlib import Path
@@ -53,11 +52,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def default_folder(data_dir: Path, task: Task, *, seed: int, head_dim: int, context: int | None = None) -> Path:
+def default_folder(data_dir: Path, task: Task, *, seed: int, head_dim: int) -> Path:
     """The folder for the tiny model of a task and seed. Another warm start (play or settings) has another folder."""
     play = draw_conversations(task, seed=seed, count=20)
-    defaults = task.defaults if context is None else dataclasses.replace(task.defaults, tiny_context=context)
-    digest = hashlib.blake2b(repr((defaults, head_dim, play)).encode(), digest_size=4).hexdigest()
+    digest = hashlib.blake2b(repr((task.defaults, head_dim, play)).encode(), digest_size=4).hexdigest()
     return data_dir / "tiny-models" / f"{task.label}-seed{seed}-{digest}"
 
 

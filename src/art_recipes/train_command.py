@@ -25,9 +25,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("task", help=TASK_HELP)
     add_task_options(parser)
     parser.add_argument("--base-model", help="hub id or local path (default: a tiny model made for the task)")
-    parser.add_argument(
-        "--tiny-context", type=int, metavar="N", help="context of the tiny model (default: the task's own)"
-    )
     judged = "a language model scores the rollouts of each scenario, in place of the task's own reward"
     add_recipe_options(parser, TaskTrainingConfig, judged)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a summary that scripts can read")
@@ -41,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     check_judge(task, config.judge)
     config.check(task.defaults)
     if base_model is None:
-        tiny = {"seed": config.seed, "head_dim": HEAD_DIMS.get(config.engine, 16), "context": args.tiny_context}
+        tiny = {"seed": config.seed, "head_dim": HEAD_DIMS.get(config.engine, 16)}
         path = default_folder(config.data_dir.resolve(), task, **tiny)
         if not (path / "model.safetensors").exists():
             build_with_progress(console, path, task=task, **tiny)
