@@ -14,12 +14,12 @@ from art.gather import gather_trajectory_groups
 from art.local_backend import LocalBackend
 from art.model import TrainableModel
 from art.recipes import train_task
-from art.recipes.training_loop import evaluate
 from art.rewards import GroupScorer, JudgeSettings, Ruler, combine, params_at
 from art.task import Split, Task, TaskDefaults, draw_scenarios
 from art.testing.judge import ScriptedJudge, grade_messages
 from art.testing.tiny_model import build_tiny_model
 from art.trajectory import TrajectoryGroup
+from art_recipes.training.training_loop import evaluate
 from benchmarks.judging.reliability import find_noise, measure, set_noise
 from benchmarks.judging.results import Arm, Point, Settings, Training
 from benchmarks.report import environment

@@ -15,9 +15,9 @@ from typing import Any
 import art
 from art.asynchronous.step import PipelineStep
 from art.client.rollout_context import current_rollout
-from art.recipes.training_loop import Evaluation, evaluate
 from art.task import Scenario
 from art.trajectory import Trajectory
+from art_recipes.training.training_loop import Evaluation, evaluate
 from benchmarks.pipelines import tasks
 from benchmarks.pipelines.simulation import Machine, Schedule, Simulated, Turn, simulate
 from benchmarks.pipelines.tasks import NUM_TURNS, TOOL_WORKERS, RepeatTheWord, ToolCall

@@ -3,8 +3,8 @@
 write inputs and a system prompt --> train with RULER --> judge held-out inputs before and after --> report
 
 RULER is a language model that compares the answers to one input. All of it is kept in readable files in the folder of
-`--out`: task.toml, scenarios.jsonl, run.toml. Edit them and run
-`art auto FOLDER`: the files are used as they are, and training goes on where it stopped.
+`--out`: task.toml, scenarios.jsonl. Edit them and run the same command again: the files are used as they are, and
+training goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from art.cli.arguments import add_recipe_options, add_settings, config_of
 from art.cli.output import run_coroutine
-from art.cli.screen import ProgressPrinter, Screen, exit_code, print_page_line
+from art.model.run_settings import command_line
+from art_recipes.arguments import add_recipe_options, add_settings, config_of
 from art_recipes.autorl import AutoConfig, auto, folder_of, inside, write_task
 from art_recipes.dataset_task import DatasetTask
+from art_recipes.screen import ProgressPrinter, Screen, exit_code, print_page_line
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -41,9 +42,10 @@ def run(args: argparse.Namespace) -> int:
                 run_coroutine(write_task(args.what, out=args.out, config=config, on_progress=printer))
                 console.print(f"Edit them as you like, then: art auto {folder} --model ...", highlight=False)
                 return 0
-            result = run_coroutine(auto(args.what, out=args.out, config=config, on_progress=printer))
+            command = command_line(["art", *args.argv])
+            result = run_coroutine(auto(args.what, out=args.out, config=config, on_progress=printer, command=command))
         print_page_line(console, Path(result.model.base_path))
         return exit_code(result)
     except KeyboardInterrupt:
-        console.print(f"Stopped. Every finished step is kept; `art auto {folder}` continues")
+        console.print("Stopped. Every finished step is kept; the same command continues")
         return 130

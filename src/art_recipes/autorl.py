@@ -7,35 +7,32 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 import unicodedata
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from art.costs import Ledger
 from art.errors import ConfigError
 from art.local_backend import LocalBackend
-from art.recipes.progress import OnProgress, Progress, Remedies, log_progress
 from art.rewards import params_at
-from art.storage.atomic import write_file
 from art.storage.layout import DataDir
 from art_recipes.dataset_task import DatasetTask
 from art_recipes.judged import (
-    Clock,
     JudgedConfig,
     JudgedResult,
     JudgedRun,
-    ReportWords,
-    curve_of,
     make_report,
-    scenario_table,
     train_and_compare,
 )
-from art_recipes.report import Report, Section
-from art_recipes.scenarios import Dataset, Writer, generate_dataset, generate_inputs, with_splits
-from art_recipes.scenarios.dataset import TASK_FILE, read_toml, write_toml
+from art_recipes.report import Report
+from art_recipes.scenarios import Dataset, Writer, generate_dataset
+from art_recipes.scenarios.dataset import TASK_FILE
 from art_recipes.scenarios.generate import DEFAULT_NUM
-from art_recipes.scenarios.written import SPLITS
+from art_recipes.training.progress import OnProgress, Progress, Remedies, log_progress
 
 
 class AutoConfig(JudgedConfig):
@@ -43,33 +40,12 @@ class AutoConfig(JudgedConfig):
 
     project: str = "auto"
     """Project of the trained model."""
-    num_scenarios: int | None = None
-    """Scenarios in all; missing ones are written. The default is what the folder has, or 64 in a new one."""
+    num_scenarios: int = Field(default=DEFAULT_NUM, ge=2)
+    """Scenarios of a new task in all."""
     instructions: str | None = None
     """What the inputs should be about, in your words."""
     rubric: str | None = None
     """What the judge is told is good, in prose, in place of the rubric that is written. Only for a new task."""
-
-    def completed(self, folder: Path) -> AutoConfig:
-        """Return a copy in which settings that are not set are those of the last call, from `run.toml` in `folder`.
-
-        Raises:
-            ConfigError: `run.toml` cannot be used; the message names file and line.
-        """
-        path = folder / RUN_FILE
-        kept = read_toml(path, JudgedConfig).model_dump(exclude_unset=True) if path.exists() else {}
-        config = AutoConfig(**kept | self.model_dump(exclude_unset=True)).named(name=folder.name)
-        if config.base_model is not None and Path(config.base_model).is_dir():
-            absolute = str(Path(config.base_model).resolve())  # the next call may come from another folder
-            config = config.model_copy(update={"base_model": absolute})
-        return config
-
-    def save(self, folder: Path) -> None:
-        """Write the settings to `run.toml` in `folder`, for the next call, unless the file has them already."""
-        values = {name: getattr(self, name) for name in JudgedConfig.model_fields} | {"data_dir": str(self.data_dir)}
-        path = folder / RUN_FILE
-        if not path.exists() or read_toml(path, JudgedConfig) != JudgedConfig(**values):
-            write_file(path, write_toml(values, {}, head=_HEAD).encode())
 
 
 MIN_WORDS = 3
@@ -83,12 +59,13 @@ async def auto(
     out: str | Path | None = None,
     config: AutoConfig | None = None,
     on_progress: OnProgress = log_progress,
+    command: str = "",
     **settings: Any,
 ) -> JudgedResult:
     """Train an agent from a sentence: have a language model write its task, train, and compare with the untrained one.
 
-    The files in the folder (task.toml, scenarios.jsonl, run.toml) may be edited. A later call uses them as they are and
-    continues from the newest checkpoint.
+    The files in the folder (task.toml, scenarios.jsonl) may be edited. A later call with the same settings uses them as
+    they are, and continues from the newest checkpoint.
 
     Args:
         what: what the agent should do, in a sentence; or the folder of an earlier call, which continues.
@@ -96,7 +73,8 @@ async def auto(
         out: folder of task, scenarios and report; by default `auto/` and a name after the sentence.
         config: settings as an object.
         on_progress: receives each line of progress.
-        settings: fields of `AutoConfig`, which win over `config`. Settings that neither has come from `run.toml`.
+        command: command that repeats the run, to show in the report.
+        settings: fields of `AutoConfig`, which win over `config`.
 
     Raises:
         ConfigError: a setting or a file is wrong, or the base model cannot be trained here.
@@ -115,15 +93,14 @@ async def auto(
     async with LocalBackend(path=config.data_dir) as backend:
         # Fails before inputs are paid for if the base model is missing or cannot be trained here.
         on_progress(Progress("Starting server, engine and trainer ...", "busy"))
-        with files.clock.measure("starting"):
-            await trained.register(backend)
-            await trained.record_settings(config.to_record())
+        await trained.register(backend)
+        await trained.record_settings(config.to_record())
         dataset = await files.write()
         task = task_of(dataset, config.seed)
         run = JudgedRun(
-            config=config, model=trained, task=task, out=folder, clock=files.clock, on_progress=on_progress,
+            config=config, model=trained, task=task, out=folder, on_progress=on_progress,
             judge=config.make_judge(trained.costs, rubric=dataset.task.rubric), step=await trained.get_step(),
-            command=f"art auto {inside(folder)}",
+            command=command,
         )  # fmt: skip
         return await train_and_compare(
             run, describe=lambda: describe_run(run, dataset),
@@ -150,13 +127,7 @@ async def write_task(
 
 def _files(what: str, out: str | Path | None, config: AutoConfig, on_progress: OnProgress) -> AutoFiles:
     folder = folder_of(what, out)
-    return AutoFiles(what, folder, config.completed(folder), Clock(), on_progress)
-
-
-RUN_FILE = "run.toml"
-_HEAD = (
-    "The options of `art auto` for this folder, each by its name there. Options that are given win and are kept here."
-)
+    return AutoFiles(what, folder, config.named(name=folder.name), on_progress)
 
 
 REMEDIES = Remedies(
@@ -177,21 +148,11 @@ def describe_run(run: JudgedRun, dataset: Dataset) -> Report:
         f"inputs. {config.generator or config.judge} wrote inputs and system prompt, {config.judge} judged the answers "
         "(RULER); there were no labels. Both can be edited."
     )
-    sections = [
-        Section(title="what the agent is told", text=dataset.task.system_prompt),
-        Section(title="what the judge was told is good", text=dataset.task.rubric),
-    ]
-    for split in SPLITS:
-        rows = [(line.input, line.difficulty) for line in dataset.split(split)]
-        sections.append(Section(title=f"{len(rows)} scenarios: {split}", table=scenario_table(rows)))
-    cut = curve_of(run, "train/cut_short", "share of answers that were cut", "Longer than max_completion_tokens.")
-    words = ReportWords(
-        title=dataset.task.description, summary=summary, remedies=REMEDIES, curves=[cut],
+    return make_report(
+        run, title=dataset.task.description, summary=summary, remedies=REMEDIES,
         text_of=lambda scenario: str(scenario.inputs["input"]),
         note_of=lambda trajectory: "cut short" if trajectory.metrics.get("cut_short") else "",
-        sections=sections, warnings=dataset.warnings(),
     )  # fmt: skip
-    return make_report(run, words)
 
 
 PREVIEW, _PREVIEW_CHARS = 5, 110
@@ -200,13 +161,12 @@ PREVIEW, _PREVIEW_CHARS = 5, 110
 
 @dataclass(slots=True)
 class AutoFiles:
-    """The files of one call of `auto`. It writes the task and scenarios that are missing, and never changes others."""
+    """The files of one call of `auto`. It writes those of a new task, and never changes them."""
 
     what: str
     """The sentence that describes the task, or the folder."""
     folder: Path
     config: AutoConfig
-    clock: Clock
     on_progress: OnProgress
 
     def check(self, *, trains: bool) -> None:
@@ -218,47 +178,26 @@ class AutoFiles:
         Raises:
             ConfigError: a file cannot be used, or there are too few scenarios.
         """
-        num = self.config.num_scenarios
-        if not (self.folder / TASK_FILE).exists():
-            if num is not None and num < 2:
-                raise ConfigError(f"--num-scenarios must be 2 or more, one to train on and one to test with; got {num}")
-            return
-        dataset = self._load()
-        if trains and (num or 0) <= len(dataset.scenarios):
-            task_of(dataset, self.config.seed)
+        if (self.folder / TASK_FILE).exists():
+            dataset = self._load()
+            if trains:
+                task_of(dataset, self.config.seed)
 
     async def write(self) -> Dataset:
-        """Write the task and scenarios that are missing, save the options for the next call, and report the result."""
-        dataset = await (self._complete() if (self.folder / TASK_FILE).exists() else self._write_new())
-        self.config.save(self.folder)
+        """Write the task and its scenarios, unless they are there already, and report the result."""
+        dataset = self._load() if (self.folder / TASK_FILE).exists() else await self._write_new()
         for scenario in dataset.scenarios[:PREVIEW]:
-            text = " ".join(scenario.input.split())
-            text = text if len(text) <= _PREVIEW_CHARS else f"{text[: _PREVIEW_CHARS - 3]}..."
-            self.on_progress(Progress(f"  {text}"))
+            self.on_progress(Progress(f"  {textwrap.shorten(scenario.input, _PREVIEW_CHARS, placeholder=' ...')}"))
         self.on_progress(Progress(dataset.summary()))
-        for warning in dataset.warnings():
-            self.on_progress(Progress(f"note: {warning}", "warning"))
         self.on_progress(Progress(f"files   {inside(self.folder)}"))
         return dataset
 
-    async def _complete(self) -> Dataset:
-        dataset, config = self._load(), self.config
-        missing = (config.num_scenarios or 0) - len(dataset.scenarios)
-        if missing > 0:
-            known, writer = [scenario.input for scenario in dataset.scenarios], self._writer()
-            self.on_progress(Progress(f"{writer.name} writes {missing} scenarios more ...", "busy"))
-            task = dataset.task.description
-            new = await generate_inputs(task, missing, writer, instructions=config.instructions, known=known)
-            dataset = replace(dataset, scenarios=[*dataset.scenarios, *with_splits(new)])
-            dataset.save(self.folder)
-        return dataset
-
     def _load(self) -> Dataset:
-        if self.config.rubric is not None:
-            raise ConfigError(
-                f"the rubric is in {self.folder / TASK_FILE} by now: edit it there, and leave out --judge-rubric"
-            )
         dataset = Dataset.load(self.folder)
+        if self.config.rubric is not None and self.config.rubric.strip() != dataset.task.rubric:
+            raise ConfigError(
+                f"another rubric is in {self.folder / TASK_FILE} by now: edit it there, and leave out --judge-rubric"
+            )
         described = dataset.task.description
         if not Path(self.what).is_dir() and self.what.split() != described.split():
             raise ConfigError(
@@ -269,12 +208,11 @@ class AutoFiles:
 
     async def _write_new(self) -> Dataset:
         config = self.config
-        num = DEFAULT_NUM if config.num_scenarios is None else config.num_scenarios
+        num = config.num_scenarios
         self.folder.mkdir(parents=True, exist_ok=True)
         writer = self._writer()
         self.on_progress(Progress(f"{writer.name} writes {num} scenarios ...", "busy"))
-        with self.clock.measure("writing scenarios"):
-            dataset = await generate_dataset(self.what, num, writer, instructions=config.instructions)
+        dataset = await generate_dataset(self.what, num, writer, instructions=config.instructions)
         if config.rubric is not None:
             dataset = replace(dataset, task=dataset.task.model_copy(update={"rubric": config.rubric.strip()}))
         dataset.save(self.folder)

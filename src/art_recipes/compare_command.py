@@ -12,7 +12,7 @@ counted. Ctrl-C keeps every finished rollout, and the same command goes on.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,18 +21,16 @@ from rich.progress import Progress as ProgressBars
 from rich.progress import TaskID
 from rich.table import Table
 
-from art.cli.arguments import TASK_HELP, add_settings, add_task_options, config_of, options_of, task_for
+from art.cli.arguments import TASK_HELP, add_task_options, options_of
 from art.cli.output import EXIT_NO_SCORE, run_coroutine
-from art.cli.screen import Screen, print_page_line, progress_bar
-from art.cli.training import build_with_progress, default_folder
 from art.client.terminal import EXIT_INTERRUPTED, stopped
 from art.costs import TokenPrice
 from art.errors import ConfigError
-from art.recipes.progress import Progress
 from art.task import Task, draw_scenarios, get_task
 from art.task.names import other_task
 from art.task.options import is_tiny_model
 from art.testing.scripted_model import ScriptedModel
+from art_recipes.arguments import add_settings, config_of, task_for
 from art_recipes.comparing.compare_models import compare_models, comparison_folder, registered
 from art_recipes.comparing.compared_models import (
     BaseModel,
@@ -41,7 +39,7 @@ from art_recipes.comparing.compared_models import (
     ComparedModel,
     OwnModel,
     check_labels,
-    parse_models,
+    parse_model,
 )
 from art_recipes.comparing.model_comparison import (
     JSON_FILE,
@@ -53,7 +51,11 @@ from art_recipes.comparing.model_comparison import (
     read_comparison,
     remarks,
 )
+from art_recipes.screen import Screen, print_page_line, progress_bar
+from art_recipes.tiny_model_command import build_with_progress, default_folder
+from art_recipes.training.progress import Progress
 
+MADE_FOR_THE_TASK = ("scripted", "tiny")
 WIDTH = 140
 """Characters of a table's line where the output is no terminal."""
 
@@ -74,16 +76,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="USD per million prompt and completion tokens of a model, by its label",
     )  # fmt: skip
     add_settings(costs, CompareConfig, "price_per_hour")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the comparison for scripts")
 
 
 def run(args: argparse.Namespace) -> int:
     console, config = Screen(), config_of(CompareConfig, args)
     data_dir = config.data_dir.resolve()
     texts = [text for part in args.models for text in part.split(",") if text]
-    named = parse_models(texts, data_dir, lambda text: _Word(label=text) if text in ("scripted", "tiny") else None)
-    task = _task(console, args, named, data_dir)
-    models = _priced([_made(console, model, task, data_dir, config.seed) for model in named], args.price)
+    named = {text: parse_model(text, data_dir) for text in texts if text not in MADE_FOR_THE_TASK}
+    task = _task(console, args, "tiny" in texts, list(named.values()), data_dir)
+    models = [named.get(text) or _made(console, text, task, data_dir, config.seed) for text in texts]
+    models = _priced(models, args.price)
     folder = comparison_folder(task, config)
     try:
         with progress_bar(console, "score") as bars:
@@ -94,26 +96,22 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         console.print(f"\n{stopped()}; the same command goes on", highlight=False, soft_wrap=True)
         if (folder / JSON_FILE).exists():
-            _show(console, read_comparison(folder), folder, args.json)
+            _show(console, read_comparison(folder), folder)
         return EXIT_INTERRUPTED
-    _show(console, result, folder, args.json)
+    _show(console, result, folder)
     if config.out is None:
         print_page_line(console, data_dir)
     return EXIT_NO_SCORE if any(row.headline is None for row in result.models) else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Word(ComparedModel):
-    """A model that is made for the task, with the label `scripted` or `tiny`."""
-
-
-def _task(console: Console, args: argparse.Namespace, models: list[ComparedModel], data_dir: Path) -> Task:
+def _task(
+    console: Console, args: argparse.Namespace, makes_tiny: bool, models: list[ComparedModel], data_dir: Path
+) -> Task:
     """Make the task. All models play the same form of it: the one for tiny models if one of them is tiny."""
-    has_word = any(isinstance(model, _Word) and model.label == "tiny" for model in models)
     paths = [registered(model, data_dir)[0] for model in models if isinstance(model, Checkpoint)]
     paths += [model.path for model in models if isinstance(model, BaseModel)]
     tiny = [path for path in paths if is_tiny_model(path)]
-    if not tiny and not has_word:
+    if not tiny and not makes_tiny:
         return get_task(args.task, options_of(args))
     task = task_for(console, args, tiny[0] if tiny else None)
     for path in tiny[1:]:
@@ -122,18 +120,15 @@ def _task(console: Console, args: argparse.Namespace, models: list[ComparedModel
     return task
 
 
-def _made(console: Console, model: ComparedModel, task: Task, data_dir: Path, seed: int) -> ComparedModel:
-    """Make the model of a word, or return any other model as it is."""
-    if not isinstance(model, _Word):
-        return model
-    common = {field.name: getattr(model, field.name) for field in fields(ComparedModel)}
-    if model.label == "scripted":
+def _made(console: Console, word: str, task: Task, data_dir: Path, seed: int) -> ComparedModel:
+    """Make the model of a word in `MADE_FOR_THE_TASK`."""
+    if word == "scripted":
         task.player(draw_scenarios(task, "test", seed=seed, count=1)[0])  # raises if the task has none
-        return OwnModel(model=ScriptedModel(task), **common)
+        return OwnModel(label=word, model=ScriptedModel(task))
     path = default_folder(data_dir, task, seed=seed, head_dim=16)
     if not (path / "model.safetensors").exists():
         build_with_progress(console, path, task=task, seed=seed)
-    return BaseModel(path=str(path), **common)
+    return BaseModel(label=word, path=str(path))
 
 
 def _priced(models: list[ComparedModel], prices: list[str]) -> list[ComparedModel]:
@@ -147,16 +142,15 @@ def _priced(models: list[ComparedModel], prices: list[str]) -> list[ComparedMode
                 f"--price {text}: expected MODEL=PROMPT,COMPLETION, where MODEL is one of {', '.join(by_label)}"
             )
         try:
-            prompt, completion, *cached = [float(number) for number in numbers.split(",")]
+            prompt, completion = [float(number) for number in numbers.split(",")]
         except ValueError:
-            prompt, completion, cached = -1.0, -1.0, []
-        if min(prompt, completion, *cached) < 0 or len(cached) > 1:
+            prompt, completion = -1.0, -1.0
+        if min(prompt, completion) < 0:
             raise ConfigError(
-                f"--price {text}: a price is two numbers, USD per million prompt and completion tokens, and perhaps a "
-                f"third for cached ones; e.g. {label}=1.25,10"
+                f"--price {text}: a price is two numbers, USD per million prompt and completion tokens; e.g. "
+                f"{label}=1.25,10"
             )
-        price = TokenPrice(prompt=prompt, completion=completion, cached=cached[0] if cached else None)
-        by_label[label] = replace(by_label[label], price=price)
+        by_label[label] = replace(by_label[label], price=TokenPrice(prompt=prompt, completion=completion))
     return list(by_label.values())
 
 
@@ -177,8 +171,8 @@ def _update(bars: ProgressBars, tasks: dict[str, TaskID], comparison: ModelCompa
         bars.update(tasks[row.label], completed=done, score=f"{score}{failed}")
 
 
-def _show(console: Console, comparison: ModelComparison, folder: Path, json_file: Path | None) -> None:
-    """Print the table of a comparison and what the table hides, and write the file for scripts."""
+def _show(console: Console, comparison: ModelComparison, folder: Path) -> None:
+    """Print the table of a comparison and what the table hides."""
     console.print(heading(comparison), highlight=False, soft_wrap=True)
     wide = console if console.is_terminal else Screen(width=WIDTH, file=console.file)  # a file needs no line breaks
     labels = [row.label for row in comparison.models]
@@ -190,7 +184,5 @@ def _show(console: Console, comparison: ModelComparison, folder: Path, json_file
         wide.print(table)
     for remark in remarks(comparison):
         console.print(remark, highlight=False, soft_wrap=True)
-    if json_file is not None:
-        json_file.write_bytes((folder / JSON_FILE).read_bytes())
     console.print(f"numbers     {folder / JSON_FILE}", highlight=False, soft_wrap=True)
     console.print(f"rollouts    {folder / 'rollouts'}", highlight=False, soft_wrap=True)

@@ -1,9 +1,7 @@
 """Measures the noise, the order bias and the accuracy of a judge.
 
-Each group is judged three times per repeat, without the cache:
-
-    twice in the same order o        differences are the judge's own noise
-    once in the reverse of o         further differences come from the order
+Each group is judged twice per repeat, in one order and in its reverse, without the cache. What moves with a
+trajectory's place comes from the order; the rest of the difference is the judge's noise.
 """
 
 from __future__ import annotations
@@ -28,16 +26,15 @@ Z_95 = 1.959964
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeTrial:
-    """The scores of one group that was judged three times: in one order, again in it, and in the reverse order."""
+    """The scores of one group that was judged twice: in one order, and in the reverse order."""
 
     labels: list[float] | None
     first: list[float]
-    again: list[float]
     reversed: list[float]
     positions: list[float]
     """Position of each trajectory in the first order, from 1 (shown first) to -1 (shown last)."""
     judgements: list[Judgement]
-    """The three judgements, with their time and cost."""
+    """The two judgements, with their time and cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +50,6 @@ class JudgeReport:
     """Number of answers that could not be used, so that the judge was asked again."""
     spread: float = math.nan
     """Mean standard deviation of the scores within a group: the signal for training."""
-    noise: float = math.nan
-    """Standard deviation of a score, relative to its group, when the same question is asked twice."""
-    repeatability: float = math.nan
-    """Reliability of one pass, measured by asking twice in the same order."""
     order_bias: float = math.nan
     """How much higher a trajectory scores when shown first than when shown last. Negative if the last one gains."""
     order_bias_interval: tuple[float, float] = (math.nan, math.nan)
@@ -86,7 +79,7 @@ async def check_judge(
     seed: int = 0,
     on_trial: Callable[[], None] = lambda: None,
 ) -> JudgeReport:
-    """Measure a judge's noise, order bias and accuracy by asking it `3 * repeats` questions per group.
+    """Measure a judge's noise, order bias and accuracy by asking it `2 * repeats` questions per group.
 
     Groups whose trajectories are all equal are left out.
 
@@ -108,7 +101,7 @@ async def check_judge(
 
     await asyncio.gather(*(measure(group, rng.getrandbits(32)) for group in usable for _ in range(repeats)))
     report = JudgeReport(
-        num_groups=len(usable), num_trajectories=sum(map(len, usable)), num_questions=3 * len(trials), faults=faults
+        num_groups=len(usable), num_trajectories=sum(map(len, usable)), num_questions=2 * len(trials), faults=faults
     )
     return _summarize(report, trials) if trials else report
 
@@ -120,12 +113,11 @@ async def _run_trial(
     order = list(range(len(evidence)))
     rng.shuffle(order)
     place = [order.index(i) for i in range(len(order))]
-    judgements = [await judge.grader.grade([evidence[i] for i in shown]) for shown in (order, order, order[::-1])]
-    first, again, turned = ([verdict.score for verdict in judgement.verdicts] for judgement in judgements)
+    judgements = [await judge.grader.grade([evidence[i] for i in shown]) for shown in (order, order[::-1])]
+    first, turned = ([verdict.score for verdict in judgement.verdicts] for judgement in judgements)
     return JudgeTrial(
         labels=labels,
         first=[first[i] for i in place],
-        again=[again[i] for i in place],
         reversed=[turned[::-1][i] for i in place],
         positions=[1 - 2 * i / (len(order) - 1) for i in place],
         judgements=judgements,
@@ -133,7 +125,6 @@ async def _run_trial(
 
 
 def _summarize(report: JudgeReport, trials: Sequence[JudgeTrial]) -> JudgeReport:
-    same = [compare_passes(trial.first, trial.again) for trial in trials]
     turned = [compare_passes(trial.first, trial.reversed) for trial in trials]
     # Reversing the order moves a trajectory by twice its position, so half the difference of its scores belongs to it.
     moved = [
@@ -150,8 +141,6 @@ def _summarize(report: JudgeReport, trials: Sequence[JudgeTrial]) -> JudgeReport
         report,
         num_refused=sum(int(judgement.metrics["judge_answers_refused"]) for judgement in judgements),
         spread=statistics.fmean(statistics.pstdev(trial.first) for trial in trials),
-        noise=math.sqrt(statistics.fmean(item.disagreement**2 for item in same) / 2),
-        repeatability=statistics.fmean(item.single_reliability for item in same),
         order_bias=2 * bias,
         order_bias_interval=(2 * (bias - Z_95 * error), 2 * (bias + Z_95 * error)),
         order_reliability=statistics.fmean(item.single_reliability for item in turned),

@@ -2,8 +2,8 @@
 
     art judge check .art/shop/models/agent-1/trajectories/val/12.jsonl --judge openai/o3 --label win
 
-FILE holds groups as `model.log` writes them. Each is judged three times per repeat, in two orders. The table says how
-much of a score is noise, what the order does to it, how often it agrees with labels, and what it costs.
+FILE holds groups as `model.log` writes them. Each is judged twice per repeat, in two orders. The table says how
+reliable a score is, what the order does to it, how often it agrees with labels, and what it costs.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from art.cli.arguments import TASK_HELP, add_task_options, task_for
-from art.cli.screen import Screen, progress_bar
+from art.cli.arguments import TASK_HELP, add_task_options
 from art.errors import ConfigError, JudgeError
-from art.recipes.recipe_config import require_installed
 from art.rewards import DEFAULT_RUBRIC, JudgeSettings, Ruler, params_at
 from art.storage.trajectories import read_groups
 from art.task import Task, get_task
@@ -36,8 +34,11 @@ from art.task.attributes import load_attribute
 from art.testing.judge import Grade, ScriptedJudge, grade_conduct, grade_messages
 from art.testing.scripted_server import Reply, ScriptedServer, failure
 from art.trajectory import TrajectoryGroup
+from art_recipes.arguments import task_for
 from art_recipes.judge_check import JudgeReport, check_judge
+from art_recipes.screen import Screen, progress_bar
 from art_recipes.scripted_generator import ScriptedGenerator
+from art_recipes.training.recipe_config import require_installed
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "set)",
     )  # fmt: skip
     check.add_argument("--max-groups", type=int, default=50, help="judge this many at most (default: 50)")
-    check.add_argument("--repeats", type=int, default=1, help="of the three questions per group (default: 1)")
+    check.add_argument("--repeats", type=int, default=1, help="of the two questions per group (default: 1)")
     check.add_argument("--seed", type=int, default=0, help="of the orders (default: 0)")
     check.add_argument("--json", type=Path, metavar="FILE", help="write the numbers for scripts")
     add_serve_parser(actions)
@@ -116,8 +117,6 @@ def _show(console: Console, judge: str, report: JudgeReport) -> None:
         ("groups without scores", f"{len(report.faults)}", "the judge failed: these would be set aside"),
         ("answers refused", f"{report.num_refused} of {report.num_questions}", "asked for again"),
         ("spread in a group", _number(report.spread), "standard deviation of scores: what there is to learn from"),
-        ("noise of a score", _number(report.noise), "the same question asked twice"),
-        ("repeatability", _number(report.repeatability), "1: the second answer is the first; 0: no relation"),
         ("order bias", f"{report.order_bias:+.3f} ({low:+.3f}, {high:+.3f})", "gain of the first over the last place"),
         ("reliability, one pass", _number(report.order_reliability), "of what training is given with passes=1"),
         ("reliability, two passes", _number(report.two_pass_reliability), "with passes=2"),
@@ -160,7 +159,7 @@ def add_serve_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser
         help="share of requests that fail: overload, errors, answers of no use (default: 0)",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of noise and failures (default: 0)")
-    parser.add_argument("--inputs", type=Path, metavar="FILE", help="the scenarios that it writes, one per line")
+    parser.add_argument("--inputs", type=Path, metavar="FILE", help="scenarios to give as a generator, one per line")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one (default: 0)")
     parser.set_defaults(run=serve)
 
@@ -174,7 +173,7 @@ def serve(args: argparse.Namespace) -> int:
       --task TASK    by the task's `score_messages(messages)`
       --score FUNC   by a function of the messages, `module:function`, that returns 0 to 1
       otherwise      by plain conduct: it ends with an answer, no call fails, few words
-    When asked for scenarios it writes texts for any description and for the tools of any MCP server, or takes --inputs.
+    When asked for scenarios it gives the lines of --inputs.
     """
     console, reply, served = Screen(), scripted_models(args), threading.Event()
     try:
@@ -213,11 +212,12 @@ def scripted_models(args: argparse.Namespace) -> Callable[[dict[str, Any]], Repl
         texts = [str(message.get("content")) for message in body.get("messages", [])]
         if len(texts) >= 2 and any("BEGIN EVIDENCE" in text for text in texts):
             return judge.answer(body)
-        if len(texts) >= 2 and re.search(r"^(The job: |Write exactly \d+ )", texts[1], re.MULTILINE):
+        asks_for_scenarios = len(texts) >= 2 and re.search(r"^(The job: |Write exactly \d+ )", texts[1], re.MULTILINE)
+        if asks_for_scenarios and generator.inputs:
             return generator.answer(body)
         return failure(
-            400, "this stand-in for a model answers only what ART's own judges and writers of scenarios ask, by a "
-            "system message and a user message of a known form; ask a real model"
+            400, "this stand-in for a model answers only what ART's own judges ask, and with --inputs FILE what its "
+            "writers of scenarios ask, by a system message and a user message of a known form; ask a real model"
         )  # fmt: skip
 
     return reply
@@ -242,9 +242,9 @@ def _grade(args: argparse.Namespace) -> Grade:
     return grade_messages(task.score_messages)
 
 
-def _read_inputs(path: Path | None) -> list[str] | None:
+def _read_inputs(path: Path | None) -> list[str]:
     if path is None:
-        return None
+        return []
     try:
         inputs = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except OSError as error:

@@ -11,24 +11,33 @@ AutoRL and MCP-RL differ in where scenarios come from. From there on both are a 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import platform
 import statistics
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from art.costs import Ledger
 from art.errors import BudgetError, TrainingError
 from art.metrics.scores import estimate
 from art.model import TrainableModel
-from art.recipes.comparison import CheckpointComparison, ComparedScenario, compare_checkpoints
-from art.recipes.progress import (
+from art.rewards import GroupScorer, JudgeSettings, Ruler
+from art.rewards.ruler import DEFAULT_JUDGE
+from art.storage.history import means_by_step
+from art.storage.layout import DataDir
+from art.task import Scenario, Task
+from art.trajectory import Trajectory
+from art_recipes.report import (
+    Headline,
+    Report,
+    ScoredRollout,
+    SideBySide,
+    write_report,
+)
+from art_recipes.training.comparison import CheckpointComparison, ComparedScenario, compare_checkpoints
+from art_recipes.training.progress import (
     Course,
     OnProgress,
     Progress,
@@ -43,29 +52,13 @@ from art.recipes.progress import (
     report_costs,
     report_verdict,
 )
-from art.recipes.recipe_config import RecipeConfig
-from art.recipes.training_loop import StepReport, duration, step_to_report, train_task
-from art.rewards import GroupScorer, JudgeSettings, Ruler
-from art.rewards.ruler import DEFAULT_JUDGE
-from art.storage.history import means_by_step
-from art.storage.layout import DataDir
-from art.task import Scenario, Task
-from art.trajectory import Trajectory
-from art_recipes.report import (
-    Curve,
-    Headline,
-    Report,
-    ScenarioResult,
-    ScoredRollout,
-    Section,
-    SideBySide,
-    Table,
-    write_report,
-)
+from art_recipes.training.recipe_config import RecipeConfig
+from art_recipes.training.task_training import train_steps
+from art_recipes.training.training_loop import StepReport, step_to_report
 
 
 class JudgedConfig(RecipeConfig):
-    """Settings that the recipes `auto` and `mcp_rl` share. `auto` keeps exactly these in `run.toml`."""
+    """Settings that the recipes `auto` and `mcp_rl` share."""
 
     judge: str = DEFAULT_JUDGE
     """Language model that compares rollouts, as litellm names it."""
@@ -75,12 +68,6 @@ class JudgedConfig(RecipeConfig):
     """Address of an OpenAI-compatible server that serves the generator."""
     evaluate: int = Field(default=4, ge=0)
     """Rollouts of each held-out scenario before and after training; 0 for no evaluation."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_older_settings(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Leave out the empty lists that `run.toml` of an older version has for settings that are gone."""
-        return {name: value for name, value in values.items() if value or name not in ("stop_on", "rollback_on")}
 
     @property
     def serves_one_step(self) -> bool:
@@ -125,7 +112,6 @@ class JudgedRun:
     judge: Ruler
     out: Path
     """Folder of the report."""
-    clock: Clock
     command: str = ""
     """Command that repeats the run, for the report."""
     on_progress: OnProgress = log_progress
@@ -199,22 +185,11 @@ async def train(run: JudgedRun) -> None:
     scorer = GroupScorer(run.judge, window=defaults.groups_per_step)
     first = await step_to_report(run.model)
     run.say(f"{run.model.get_inference_name()} is at step {first} of {defaults.num_steps}")
-
-    def on_step(report: StepReport) -> None:
-        run.clock.add("rollouts and judging", report.timing.rollout_s)
-        run.clock.add("training", report.timing.train_s)
-        run.clock.add("publishing", report.timing.publish_s)
-        run.step = report.step
-        run.reports.append(report)
-        run.say(f"step {report.step:>4}/{defaults.num_steps}  {report.line(run.task.headline_metric)}")
-
     try:
-        await train_task(
-            run.model, run.task, defaults, num_steps=defaults.num_steps, seed=run.config.seed, on_step=on_step,
-            score=scorer, pace=run.config.pace(defaults),
-        )  # fmt: skip
+        await train_steps(run.model, run.config, run.task, scorer, run.on_progress, run.reports)
         run.step = await run.model.get_step()
     finally:
+        run.step = max(run.step, *(report.step for report in run.reports), 0)
         run.groups_without_scores += scorer.num_faults
 
 
@@ -222,11 +197,10 @@ async def compare(run: JudgedRun, scenarios: Sequence[Scenario]) -> None:
     """Compare the newest checkpoint with the untrained policy."""
     rollouts, step = run.config.evaluate, run.step
     run.say(f"{len(scenarios)} held-out scenarios, {rollouts} rollouts before and after ...", "busy")
-    with run.clock.measure("held-out evaluation"):
-        run.comparison = await compare_checkpoints(
-            run.model, run.task, scenarios, before=0, after=step, rollouts=rollouts,
-            score=GroupScorer(run.judge, window=len(scenarios)),
-        )  # fmt: skip
+    run.comparison = await compare_checkpoints(
+        run.model, run.task, scenarios, before=0, after=step, rollouts=rollouts,
+        score=GroupScorer(run.judge, window=len(scenarios)),
+    )  # fmt: skip
     for at, side in ((0, "before"), (step, "after")):
         trajectories = [t for item in run.comparison.compared for t in getattr(item, side)]
         await run.model.log(trajectories, split="test", step=at)
@@ -244,87 +218,39 @@ def publish(run: JudgedRun, report: Report) -> Path:
     return path
 
 
-@dataclass(slots=True)
-class Clock:
-    """Seconds that this call of a recipe spent on each activity."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def add(self, what: str, seconds: float) -> None:
-        self.seconds[what] = self.seconds.get(what, 0.0) + seconds
-
-    @contextlib.contextmanager
-    def measure(self, what: str) -> Iterator[None]:
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add(what, time.perf_counter() - started)
-
-
-NOTE = (
-    "The judge saw the rollouts of a scenario from before and after together, in an order drawn at random, and was not "
-    "told which is which: one question, one scale. Its scores of one question say nothing about those of another. "
-    "Pairs are means over the rollouts of a scenario."
-)
-REWARD_NOTE = (
-    "Relative to the other rollouts of the same step, so it can stay level while the policy improves; the result above "
-    "is the fair comparison."
-)
 _EXPLANATION = "RULER explanation: "
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportWords:
-    """The texts, curves and sections that one recipe adds to the parts of a report that recipes share."""
+def make_report(
+    run: JudgedRun,
+    *,
+    title: str,
+    summary: str,
+    remedies: Remedies,
+    text_of: Callable[[Scenario], str],
+    note_of: Callable[[Trajectory], str],
+) -> Report:
+    """Make the report of a run from its results so far.
 
-    title: str
-    summary: str
-    remedies: Remedies
-    text_of: Callable[[Scenario], str]
-    """Returns a scenario as text for people."""
-    note_of: Callable[[Trajectory], str]
-    """Returns a few words about how a rollout ended."""
-    curves: Sequence[Curve] = ()
-    """Curves after that of the reward."""
-    sections: Sequence[Section] = ()
-    settings: Mapping[str, str] = field(default_factory=dict)
-    """Settings that only this recipe has."""
-    warnings: Sequence[str] = ()
-    """Problems of the scenarios, one sentence each."""
-
-
-def make_report(run: JudgedRun, words: ReportWords) -> Report:
-    """Make the report of a run from its results so far."""
+    Args:
+        text_of: returns a scenario as text for people.
+        note_of: returns a few words about how a rollout ended.
+    """
     headline = None
     if run.comparison is not None and run.compared:
         headline = Headline(
             measure=f"judged score on {len(run.compared)} held-out scenarios, {run.config.evaluate} rollouts of each "
-            "before and after", change=run.comparison.change(), note=NOTE,
+            "before and after", change=run.comparison.change(),
             before=estimate([item.before_score for item in run.compared]),
             after=estimate([item.after_score for item in run.compared]),
         )  # fmt: skip
-    results = [
-        ScenarioResult(
-            scenario=words.text_of(item.scenario), before=item.before_score, after=item.after_score,
-            label=f"difficulty {item.scenario.inputs['difficulty']}" if "difficulty" in item.scenario.inputs else "",
-        )
-        for item in run.compared
-    ]  # fmt: skip
-    course = course_of(run, headline, words.remedies.endings)
-    rewards = curve_of(run, "train/reward", "judged score of training rollouts", REWARD_NOTE, (0, 1))
+    course = course_of(run, headline, remedies.endings)
     return Report(
-        title=words.title, summary=words.summary, headline=headline, verdict=reach_verdict(course, words.remedies),
-        curves=[rewards, *words.curves],
-        scenarios=results, comparisons=telling_comparisons(run.compared, words),
-        seconds=run.clock.seconds, costs=cost_table(run), faults=[*words.warnings, *faults_of(run, course)],
-        command=run.command, settings={**settings_of(run), **words.settings}, sections=words.sections,
+        title=title, summary=summary, headline=headline, verdict=reach_verdict(course, remedies),
+        rewards=history_of(run, "train/reward"), comparisons=side_by_side(run.compared, text_of, note_of),
+        costs="\n".join(run.model.costs.lines()),
+        faults=faults_of(run, course), command=run.command,
     )  # fmt: skip
-
-
-def curve_of(run: JudgedRun, metric: str, title: str, note: str, bounds: tuple[float, float] | None = None) -> Curve:
-    """A curve for the report: the mean of a metric at each step of the run's history."""
-    return Curve(title=title, note=note, bounds=bounds, points=history_of(run, metric))
 
 
 def history_of(run: JudgedRun, metric: str) -> list[tuple[int, float]]:
@@ -333,48 +259,33 @@ def history_of(run: JudgedRun, metric: str) -> list[tuple[int, float]]:
     return sorted(means_by_step(folder.history, metric)[0].items())
 
 
-def telling_comparisons(compared: Sequence[ComparedScenario], words: ReportWords) -> list[SideBySide]:
-    """Choose rollouts to show side by side: largest gain, typical scenario, and largest loss if there is one.
+def side_by_side(
+    compared: Sequence[ComparedScenario], text_of: Callable[[Scenario], str], note_of: Callable[[Trajectory], str]
+) -> list[SideBySide]:
+    """Describe each scenario, the largest gain first.
 
-    Of a scenario they are the two with equal random numbers whose change is closest to that of the scenario.
+    Its two rollouts are those with equal random numbers whose change is closest to that of the scenario.
     """
-    ranked = sorted(compared, key=lambda item: -item.change)
-    if not ranked:
-        return []
-    changes = [item.change for item in ranked]
-    kinds = {0: "largest gain"}
-    kinds.setdefault(changes.index(statistics.median_low(changes)), "typical")
-    if changes[-1] < 0:
-        kinds.setdefault(len(ranked) - 1, "largest loss")
 
     def shown(trajectory: Trajectory) -> ScoredRollout:
         messages: list[Any] = list(trajectory.messages())
         explanation = next((log for log in reversed(trajectory.logs) if log.startswith(_EXPLANATION)), "")
         return ScoredRollout(
-            messages=messages, score=trajectory.reward, note=words.note_of(trajectory),
+            messages=messages, score=trajectory.reward, note=note_of(trajectory),
             explanation=explanation.removeprefix(_EXPLANATION),
         )  # fmt: skip
 
     sides = []
-    for index, kind in kinds.items():
-        item = ranked[index]
-        pairs = list(zip(item.before, item.after, strict=False))
-        before, after = min(pairs, key=lambda pair: abs(pair[1].reward - pair[0].reward - changes[index]))
-        text = f"{words.text_of(item.scenario)} ({kind})"
-        sides.append(SideBySide(scenario=text, before=shown(before), after=shown(after)))
+    for item in sorted(compared, key=lambda item: -item.change):
+        change, pairs = item.change, list(zip(item.before, item.after, strict=False))
+        before, after = min(pairs, key=lambda pair: abs(pair[1].reward - pair[0].reward - change))
+        sides.append(
+            SideBySide(
+                scenario=text_of(item.scenario), before_score=item.before_score, after_score=item.after_score,
+                before=shown(before), after=shown(after),
+            )
+        )  # fmt: skip
     return sides
-
-
-def cost_table(run: JudgedRun) -> Table:
-    """Make a table of the model's costs over all calls, by source."""
-    rows = []
-    for source, amount in run.model.costs.totals().items():
-        usd = f"{amount.usd:.4f}" if amount.priced else "no price" if amount.unpriced else ""
-        seconds = duration(amount.seconds) if amount.seconds else ""
-        requests = f"{count:,}" if (count := amount.priced + amount.unpriced) and not amount.seconds else ""
-        tokens = [f"{count:,}" if count else "" for count in (amount.prompt_tokens, amount.completion_tokens)]
-        rows.append([source, requests, *tokens, seconds, usd])
-    return Table(columns=["for what", "requests", "prompt tokens", "completion tokens", "time", "USD"], rows=rows)
 
 
 def course_of(run: JudgedRun, headline: Headline | None, endings: Iterable[str]) -> Course:
@@ -412,29 +323,5 @@ def faults_of(run: JudgedRun, course: Course) -> list[str]:
     return faults or ["Nothing: every group was judged and every step trained, and no rollout failed in the last call."]
 
 
-def settings_of(run: JudgedRun) -> dict[str, str]:
-    """The settings and versions that somebody needs to repeat the run, by name."""
-    config, defaults = run.config, run.config.loop_defaults(run.task.defaults)
-    # Importing `art` here would be a circle: it names this package for type checkers.
-    version = sys.modules["art"].__version__
-    return {
-        "base model": str(config.base_model),
-        "trained": trained_part(config),
-        "steps": str(defaults.num_steps),
-        "scenarios per step": str(defaults.groups_per_step),
-        "rollouts per scenario": str(defaults.rollouts_per_group),
-        "learning rate": f"{defaults.learning_rate:g}",
-        "judge": f"{config.judge}{f' at {config.judge_url}' if config.judge_url else ''}, passes {config.judge_passes}",
-        "engine": config.engine,
-        "seed": str(config.seed),
-        "art": f"{version}, Python {platform.python_version()}, {platform.system()} {platform.machine()}",
-    }
-
-
 def trained_part(config: RecipeConfig) -> str:
     return "all weights" if config.full_finetuning else f"an adapter of rank {config.lora_rank}"
-
-
-def scenario_table(rows: Sequence[tuple[str, int | None]]) -> Table:
-    """Make a table of scenarios and their difficulties."""
-    return Table(columns=["scenario", "difficulty"], rows=[[text, "" if d is None else str(d)] for text, d in rows])

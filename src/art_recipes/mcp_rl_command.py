@@ -14,13 +14,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from art.cli.arguments import add_recipe_options, add_settings, config_of
 from art.cli.output import run_coroutine
-from art.cli.screen import ProgressPrinter, Screen, exit_code, print_page_line
 from art.errors import ConfigError
 from art.model.run_settings import command_line
+from art_recipes.arguments import add_recipe_options, add_settings, config_of
 from art_recipes.mcp import McpTask
 from art_recipes.mcprl import McpRlConfig, mcp_rl
+from art_recipes.screen import ProgressPrinter, Screen, exit_code, print_page_line
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -18,19 +18,13 @@ from pydantic import Field
 from art.costs import Ledger
 from art.errors import ConfigError
 from art.local_backend import LocalBackend
-from art.recipes.progress import OnProgress, Progress, ProgressKind, Remedies, log_progress
-from art.rewards import DEFAULT_RUBRIC
 from art.storage.atomic import write_file
 from art.trajectory import Trajectory
 from art_recipes.judged import (
-    Clock,
     JudgedConfig,
     JudgedResult,
     JudgedRun,
-    ReportWords,
-    curve_of,
     make_report,
-    scenario_table,
     train_and_compare,
     trained_part,
 )
@@ -44,8 +38,9 @@ from art_recipes.mcp import (
     generate_scenarios,
 )
 from art_recipes.mcp.rollout import require_fit
-from art_recipes.report import Report, Section, Table
+from art_recipes.report import Report
 from art_recipes.scenarios.written import words_of
+from art_recipes.training.progress import OnProgress, Progress, ProgressKind, Remedies, log_progress
 
 
 class McpRlConfig(JudgedConfig):
@@ -130,32 +125,27 @@ class _McpRl:
     async def run(self) -> JudgedResult:
         config, limit = self.config, self.config.max_completion_tokens
         self.out.mkdir(parents=True, exist_ok=True)
-        clock, model = Clock(), config.make_model()
+        model = config.make_model()
         judge = config.make_judge(model.costs, rubric=config.rubric)
-        with clock.measure("discovering tools"):
-            tools, resources = await self._discover()
+        tools, resources = await self._discover()
         async with LocalBackend(path=config.data_dir) as backend:
             # Before scenarios are paid for: a base model that is missing, or that cannot be trained here, ends it now.
             self._say("Starting server, engine and trainer ...", "busy")
-            with clock.measure("starting"):
-                await model.register(backend)
-                await model.record_settings(config.to_record())
-                await require_fit(model, tools)
-            with clock.measure("writing scenarios"):
-                scenarios = self._load_scenarios(tools)
-                scenarios = scenarios or await self._write_scenarios(tools, resources, model.costs)
+            await model.register(backend)
+            await model.record_settings(config.to_record())
+            await require_fit(model, tools)
+            scenarios = self._load_scenarios(tools) or await self._write_scenarios(tools, resources, model.costs)
             task = McpTask(
                 self.server, train=scenarios.train, held_out=scenarios.held_out, tools=tools, headers=config.headers,
                 env=config.env, max_turns=config.max_turns, max_concurrent=config.max_concurrent,
                 request={} if limit is None else {"max_completion_tokens": limit},
             )  # fmt: skip
-            run = McpRlRun(
-                config=config, model=model, task=task, judge=judge, out=self.out, clock=clock, command=self.command,
-                on_progress=self.on_progress, step=await model.get_step(), server=self.server, scenarios=scenarios,
-                tools=tools,
+            run = JudgedRun(
+                config=config, model=model, task=task, judge=judge, out=self.out, command=self.command,
+                on_progress=self.on_progress, step=await model.get_step(),
             )  # fmt: skip
             held_out = task.scenarios("test", seed=config.seed, count=len(scenarios.held_out))
-            return await train_and_compare(run, held_out=held_out, describe=lambda: describe_run(run))
+            return await train_and_compare(run, held_out=held_out, describe=lambda: describe_run(run, scenarios))
 
     def _say(self, text: str, kind: ProgressKind = "note") -> None:
         self.on_progress(Progress(text, kind))
@@ -200,7 +190,7 @@ class _McpRl:
             custom_instructions=config.instructions, generator_model=generator, generator_base_url=url,
             settings=config.writer_settings(costs),
         )  # fmt: skip
-        train, held_out = written.shuffle(config.seed).interleave_difficulties().split(config.num_scenarios)
+        train, held_out = written.shuffle(config.seed).split(config.num_scenarios)
         scenarios = ScenarioFile(
             path=scenario_path(self.out), server=self.server, tools=[tool.name for tool in tools],
             generator=generator, train=train, held_out=held_out,
@@ -245,41 +235,17 @@ REMEDIES = Remedies(
 )
 
 
-@dataclass(slots=True, kw_only=True)
-class McpRlRun(JudgedRun):
-    """The state of one call of MCP-RL: a judged run with its server, scenarios and tools."""
-
-    config: McpRlConfig
-    server: str
-    scenarios: ScenarioFile
-    tools: Sequence[MCPTool]
-
-
-def describe_run(run: McpRlRun) -> Report:
+def describe_run(run: JudgedRun, scenarios: ScenarioFile) -> Report:
     config = run.config
     summary = (
         f"{Path(str(config.base_model)).name} ({trained_part(config)}) after {run.step} steps of reinforcement "
-        f"learning with the tools of {run.server}. {run.scenarios.generator} wrote the scenarios, and {config.judge} "
+        f"learning with the tools of {scenarios.server}. {scenarios.generator} wrote the scenarios, and {config.judge} "
         "judged the rollouts (RULER); there were no labels."
     )
-    done, failed = "share of rollouts that say they are done", "tool calls per rollout that failed"
-    curves = [
-        curve_of(run, "train/completed", done, "By calling complete_task.", (0, 1)),
-        curve_of(run, "train/num_tool_errors", failed, "Wrong arguments, or tools that refuse."),
-        curve_of(run, "train/num_turns", "turns per rollout", "Answers of the model, calls among them."),
-    ]
-    tools = Table(columns=["tool", "what it does"], rows=[[tool.name, tool.description] for tool in run.tools])
-    sections = [Section(title=f"{len(run.tools)} tools", table=tools)]
-    for what, side in (("scenarios to train on", run.scenarios.train), ("held-out scenarios", run.scenarios.held_out)):
-        table = scenario_table([(scenario.task, scenario.difficulty) for scenario in side])
-        sections.append(Section(title=f"{len(side)} {what}", table=table))
-    sections.append(Section(title="what the judge was told is good", text=config.rubric or DEFAULT_RUBRIC))
-    words = ReportWords(
-        title=f"{run.model.name}: an agent for {len(run.tools)} tools", summary=summary, remedies=REMEDIES,
-        text_of=lambda scenario: str(scenario.inputs["task"]), note_of=_note, curves=curves, sections=sections,
-        settings={"turns at most": str(config.max_turns)},
+    return make_report(
+        run, title=f"{run.model.name}: an agent for {len(scenarios.tools)} tools", summary=summary, remedies=REMEDIES,
+        text_of=lambda scenario: str(scenario.inputs["task"]), note_of=_note,
     )  # fmt: skip
-    return make_report(run, words)
 
 
 def _note(trajectory: Trajectory) -> str:

@@ -18,20 +18,20 @@ import os
 from pathlib import Path
 
 from art.backend import RemoteBackend
-from art.cli.arguments import TASK_HELP, ModelArgument, add_task_options, task_for
+from art.cli.arguments import TASK_HELP, ModelArgument, add_task_options
 from art.cli.output import PlainLines
 from art.errors import ConfigError
 from art.protocol.promotions import Gate, MeasuredScores
 from art.protocol.training import ModelStatus
 from art.storage.local_key import find_local_key
+from art_recipes.arguments import task_for
 
 GAMES = 200
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="of the server (default: ART_SERVER_URL)")
-    parser.add_argument("model", type=ModelArgument.parse, help="PROJECT/NAME or PROJECT/NAME@STEP")
-    parser.add_argument("--step", type=int, help="default: the one after @, else the newest")
+    parser.add_argument("model", type=ModelArgument.parse, help="PROJECT/NAME@STEP; without @STEP the newest")
     parser.add_argument("--require", type=float, metavar="X", help="least improvement, e.g. 0.02 or 0 (default: none)")
     parser.add_argument("--split", help="held-out split (default: val of the log; with --task test, or val)")
     parser.add_argument("--metric", default="reward", help="metric of the logged rollouts (default: reward)")
@@ -57,9 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 async def promote(backend: RemoteBackend, args: argparse.Namespace) -> None:
     model: ModelArgument = args.model
-    if None not in (args.step, model.step) and args.step != model.step:
-        raise ConfigError(f"{model} names step {model.step} and --step {args.step}; leave one out")
-    step = model.step if args.step is None else args.step
+    step = model.step
     if args.require is None and args.task is not None:
         raise ConfigError("--task measures an improvement, so say how much is needed: --require 0, for example")
     gate = None

@@ -2,7 +2,7 @@
 
     write_report(Path("out"), Report(title="...", ...))      # out/report.html and out/report.json
 
-verdict - result - learning curves - held-out scenarios - transcripts - costs - faults - settings - what was used
+verdict - result - learning curve - held-out scenarios with transcripts - costs - faults - command
 
 Models, tools and servers wrote much of the text, so all of it is escaped, and the page's content security policy allows
 neither scripts nor anything from another address.
@@ -15,7 +15,7 @@ import json
 import math
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from io import BytesIO
@@ -26,10 +26,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from art.metrics.scores import Estimate
-from art.recipes.pictures import plot_learning, save_picture
-from art.recipes.progress import RunVerdict
-from art.recipes.training_loop import duration
 from art.storage.atomic import write_file
+from art_recipes.training.pictures import plot_learning, save_picture
+from art_recipes.training.progress import RunVerdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,31 +41,6 @@ class Headline:
     after: Estimate
     change: Estimate
     """Mean change per scenario."""
-    note: str = ""
-    """How to read the result."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """A measure by training step."""
-
-    title: str
-    points: Sequence[tuple[int, float]]
-    """Pairs (step, value) in the order of the steps."""
-    note: str = ""
-    bounds: tuple[float, float] | None = None
-    """Ends of the value axis; by default the range of the values, rounded outwards."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScenarioResult:
-    """Mean scores of one held-out scenario before and after training, from 0 to 1."""
-
-    scenario: str
-    before: float
-    after: float
-    label: str = ""
-    """A few words about the scenario, such as its difficulty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,30 +58,13 @@ class ScoredRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideBySide:
-    """Rollouts of one scenario before and after training, side by side."""
+    """One held-out scenario before and after training: its mean scores from 0 to 1, and a rollout of each."""
 
     scenario: str
+    before_score: float
+    after_score: float
     before: ScoredRollout
     after: ScoredRollout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """A table of texts."""
-
-    rows: Sequence[Sequence[str]]
-    columns: Sequence[str] = ()
-    """Headings; empty for a table of names and values."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """Something that the run used or made, such as tools, scenarios or a prompt."""
-
-    title: str
-    text: str = ""
-    """Text that keeps its line breaks."""
-    table: Table | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,26 +76,29 @@ class Report:
     """One or two sentences: what was trained on what, and who judged."""
     verdict: RunVerdict | None = None
     headline: Headline | None = None
-    curves: Sequence[Curve] = ()
-    scenarios: Sequence[ScenarioResult] = ()
+    rewards: Sequence[tuple[int, float]] = ()
+    """Pairs of a step and the mean reward of its rollouts, from 0 to 1."""
     comparisons: Sequence[SideBySide] = ()
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    """Wall time in seconds, by activity."""
-    costs: Table | None = None
-    """Requests, tokens and money by source."""
+    costs: str = ""
+    """Requests, tokens and money, a line for each source."""
     faults: Sequence[str] = ()
     """What went wrong, one sentence each, such as groups that were left out."""
     command: str = ""
     """Command that repeats the run."""
-    settings: Mapping[str, str] = field(default_factory=dict)
-    """Settings that the run can be repeated with."""
-    sections: Sequence[Section] = ()
 
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_NOTE = (
+    "The judge saw the rollouts of a scenario from before and after together, in an order drawn at random, and was not "
+    "told which is which: one question, one scale. Its scores of one question say nothing about those of another. "
+    "Pairs are means over the rollouts of a scenario."
+)
+_REWARD_NOTE = (
+    "Relative to the other rollouts of the same step, so it can stay level while the policy improves; the result above "
+    "is the fair comparison."
+)
 MAX_MESSAGE_CHARS = 4000
 """Longest message of a transcript; the rest of a longer one is left out."""
-_NUM_SHADES = 7
 
 
 def write_report(folder: Path, report: Report) -> Path:
@@ -156,13 +116,11 @@ def render_report(report: Report) -> str:
         f"<h1>{escape(report.title)}</h1><p>{escape(report.summary)}</p>",
         _verdict(report.verdict) if report.verdict else "",
         _headline(report.headline) if report.headline else "",
-        _part("Learning curve", _curves(report.curves)),
-        _part("Held-out scenarios, one by one", _results(report.scenarios)),
-        _part("Before and after, side by side", "".join(_comparison(c, i) for i, c in enumerate(report.comparisons))),
-        _part("What it cost", _seconds(report.seconds) + _table(report.costs)),
+        _part("Learning curve", _curve(report.rewards)),
+        _part("Held-out scenarios, one by one", "".join(map(_comparison, report.comparisons))),
+        _part("What it cost", _preformatted(report.costs)),
         _part("What went wrong", _list(report.faults)),
-        _part("Run it again", _preformatted(report.command) + _table(Table(rows=list(report.settings.items())))),
-        _part("What was used", "".join(map(_section, report.sections))),
+        _part("Run it again", _preformatted(report.command)),
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -197,68 +155,47 @@ def _headline(headline: Headline) -> str:
         kind, verdict = "bad", "worse: the 95 % interval of the change is below 0"
     else:
         kind, verdict = "soft", "no clear change: the 95 % interval holds 0"
-    note = f'<p class="soft">{escape(headline.note)}</p>' if headline.note else ""
     return (
         f'<div class="card"><p class="soft">{escape(headline.measure)}</p><div class="headline"><div>'
         f'<div class="numbers"><span class="old">{headline.before.mean:.2f}</span><span class="soft">to</span>'
         f"<b>{headline.after.mean:.2f}</b></div>"
         f'<p class="change {kind}">{change.text(sign=True)}</p><p class="soft">{verdict}</p></div>'
         f"<p>before {headline.before.text()}<br>after {headline.after.text()}<br>"
-        f'<span class="soft">means with their 95 % intervals</span></p></div>{note}</div>\n'
+        f'<span class="soft">means with their 95 % intervals</span></p></div><p class="soft">{_NOTE}</p></div>\n'
     )
 
 
-def _curves(curves: Sequence[Curve]) -> str:
-    """The curves as pictures; nothing without matplotlib, which the extra `local` installs."""
-    figures = "".join(map(_figure, curves)) if importlib.util.find_spec("matplotlib") else ""
-    return f'<div class="curves">{figures}</div>' if figures else ""
-
-
-def _figure(curve: Curve) -> str:
-    points = {step: value for step, value in curve.points if math.isfinite(value)}
-    if not points:
+def _curve(rewards: Sequence[tuple[int, float]]) -> str:
+    """The rewards as a picture; nothing without matplotlib, which the extra `local` installs."""
+    points = {step: value for step, value in rewards if math.isfinite(value)}
+    if not points or importlib.util.find_spec("matplotlib") is None:
         return ""
 
     def draw(axes: Any) -> None:
         plot_learning(axes, points, held_out={})
         axes.set_ylabel("")
-        axes.set_ylim(*(curve.bounds or (None, None)))
+        axes.set_ylim(0, 1)
 
     file = BytesIO()
     save_picture(file, draw, size=(6, 3))
     return (
-        f"<figure class='card'><h3>{escape(curve.title)}</h3>"
+        f'<figure class="card"><h3>judged score of training rollouts</h3>'
         f'<img alt="" src="data:image/png;base64,{b64encode(file.getvalue()).decode()}">'
-        f"<figcaption>{escape(curve.note)}</figcaption></figure>"
+        f"<figcaption>{_REWARD_NOTE}</figcaption></figure>"
     )
 
 
-def _results(results: Sequence[ScenarioResult]) -> str:
-    if not results:
-        return ""
-    head = "<tr><th>scenario</th>"
-    head += "".join(f'<th class="number">{name}</th>' for name in ("before", "after", "change")) + "</tr>"
-    rows = []
-    for result in sorted(results, key=lambda result: result.before - result.after):
-        change = result.after - result.before
-        kind = "soft" if abs(change) < 0.005 else "good" if change > 0 else "bad"
-        label = f'<br><span class="soft">{escape(result.label)}</span>' if result.label else ""
-        rows.append(
-            f"<tr><td>{escape(result.scenario)}{label}</td>"
-            f'<td class="number">{result.before:.2f}</td><td class="number">{result.after:.2f}</td>'
-            f'<td class="number {kind}">{change:+.2f}</td></tr>'
-        )
-    return f'<table class="results">{head}{"".join(rows)}</table>'
-
-
-def _comparison(comparison: SideBySide, index: int) -> str:
+def _comparison(comparison: SideBySide) -> str:
     # Leave out what both begin with: the system prompt and the task.
     pairs = zip(comparison.before.messages, comparison.after.messages, strict=False)
     shared = len(list(takewhile(lambda pair: pair[0] == pair[1] and pair[0].get("role") != "assistant", pairs)))
     sides = _side("before", comparison.before, shared) + _side("after", comparison.after, shared)
+    change = comparison.after_score - comparison.before_score
+    kind = "soft" if abs(change) < 0.005 else "good" if change > 0 else "bad"
+    scores = f"{comparison.before_score:.2f} to {comparison.after_score:.2f}"
     return (
-        f"<details{' open' if index == 0 else ''}><summary>{escape(comparison.scenario)}</summary>"
-        f'<div class="sides">{sides}</div></details>'
+        f'<details><summary>{escape(comparison.scenario)} <span class="soft">{scores}</span> '
+        f'<span class="{kind}">{change:+.2f}</span></summary><div class="sides">{sides}</div></details>'
     )
 
 
@@ -284,35 +221,9 @@ def _turn(message: Mapping[str, Any]) -> str:
     return f'<div class="turn {name}"><span>{escape(role)}</span><div class="say">{escape(text)}</div></div>'
 
 
-def _seconds(seconds: Mapping[str, float]) -> str:
-    total = sum(seconds.values())
-    if total <= 0:
-        return ""
-    bar = key = ""
-    for i, (name, value) in enumerate((name, value) for name, value in seconds.items() if value > 0):
-        shade = f'<i class="shade{i % _NUM_SHADES}"'
-        bar += f'{shade} style="flex:{value / total:.4f}"></i>'
-        key += f"<span>{shade}></i>{escape(name)} {duration(value)}</span>"
-    return f'<p>{duration(total)} in all</p><div class="bar">{bar}</div><div class="key">{key}</div>'
-
-
-def _table(table: Table | None) -> str:
-    if table is None or not (table.rows or table.columns):
-        return ""
-    head = "".join(f"<th>{escape(name)}</th>" for name in table.columns)
-    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
-    kind = "" if table.columns else ' class="values"'
-    return f'<div class="scroll"><table{kind}>{f"<tr>{head}</tr>" if head else ""}{rows}</table></div>'
-
-
 def _list(items: Sequence[str]) -> str:
     return f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>" if items else ""
 
 
 def _preformatted(text: str) -> str:
     return f"<pre>{escape(text)}</pre>" if text else ""
-
-
-def _section(section: Section) -> str:
-    content = _preformatted(section.text) + _table(section.table)
-    return f"<details><summary>{escape(section.title)}</summary>{content}</details>"

@@ -16,11 +16,11 @@ from art.backend import BackendModel, ModelRegistration
 from art.errors import ConfigError
 from art.metrics.scores import mean_with_interval
 from art.protocol.training import ModelStatus
-from art.recipes.training_loop import StepReport, evaluate, train_task
 from art.rewards import GroupScorer, Judge, Ruler
 from art.rewards import ruler_score_group as score_group
 from art.rewards.judge import RewardFunction
 from art.task import Split, Task, get_task
+from art_recipes.training.training_loop import StepReport, evaluate, train_task
 
 logger = logging.getLogger(__name__)
 

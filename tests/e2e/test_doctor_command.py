@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 import art
-from art.cli.doctor import examine_task
 from art.protocol.training import PreflightRequest
 from art.task import get_task
+from art_recipes.doctor_command import examine_task
 
 PROJECT = "doctor"
 
@@ -76,7 +76,7 @@ async def test_a_preflight_changes_nothing(model: art.TrainableModel, backend: a
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_task_is_looked_at(model: art.TrainableModel, backend: art.LocalBackend) -> None:
-    arguments = argparse.Namespace(scenarios=2, rollouts=4, seed=0, judge=None)
+    arguments = argparse.Namespace(scenarios=2, rollouts=4, seed=0)
     checks = await examine_task(Console(quiet=True), arguments, get_task("yes_no_maybe"), backend, model)
     assert [check.name for check in checks] == [
         "rollouts", "reward spread", "step of the rollouts",

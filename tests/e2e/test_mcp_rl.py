@@ -90,12 +90,12 @@ def test_one_command(
     assert (plan["tools"], len(plan["train"]), len(plan["held_out"])) == (["get_product"], 4, 3)
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert "after 1 steps" in report["summary"]
-    assert {row["scenario"] for row in report["scenarios"]} == {row["task"] for row in plan["held_out"]}
+    assert {row["scenario"] for row in report["comparisons"]} == {row["task"] for row in plan["held_out"]}
     assert report["headline"]["change"]["count"] == 3
-    assert len(report["curves"][0]["points"]) == 1
+    assert len(report["rewards"]) == 1
     explanations = {c[side]["explanation"] for c in report["comparisons"] for side in ("before", "after")}
     assert all(text.startswith("It has ") for text in explanations)
-    assert {"train/judge/ruler", "eval/judge/ruler", "generator"} <= {row[0] for row in report["costs"]["rows"]}
+    assert {"train/judge/ruler", "eval/judge/ruler", "generator"} <= {line.split()[0] for line in report["costs"].splitlines()}
     assert plan["held_out"][0]["task"] in (tmp_path / "out" / "report.html").read_text()
 
 
@@ -122,8 +122,8 @@ def test_what_stops_a_run_is_said_and_the_next_call_goes_on(
         assert main([*usual, "--steps", "2"]) == 0
     report = json.loads((out / "report.json").read_text())
     assert "after 2 steps" in report["summary"]
-    assert len(report["curves"][0]["points"]) == 2
-    assert "What is the price of a desk, please?" in {row["scenario"] for row in report["scenarios"]}
+    assert len(report["rewards"]) == 2
+    assert "What is the price of a desk, please?" in {row["scenario"] for row in report["comparisons"]}
 
 
 @pytest.mark.slow

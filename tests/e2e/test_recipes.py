@@ -59,11 +59,10 @@ async def test_auto(
     assert result.report_path == tmp_path / "maybe" / "report.html"
     report = json.loads(result.report_path.with_suffix(".json").read_text())
     assert report["headline"]["change"]["mean"] == result.headline.change.mean
-    assert report["command"] == "art auto maybe"
     said = [str(line) for line in lines]
     assert any(line.startswith("step    1/1  reward") for line in said)
     assert f"{result.verdict.what}." in said
-    again = await art.recipes.auto("maybe")
+    again = await art.recipes.auto("maybe", str(tiny_model), **small, **models)
     assert (again.step, again.reports, again.headline) == (1, [], result.headline), "what is done is not done twice"
     assert capsys.readouterr().out == "", "recipes print nothing"
 
@@ -71,11 +70,11 @@ async def test_auto(
 async def test_write_task_then_settings_as_an_object(
     models: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "art.recipes")
+    caplog.set_level(logging.INFO, "art_recipes")
     dataset = await art.recipes.write_task(SENTENCE, config=AutoConfig(num_scenarios=8, **models), out="maybe")
     assert len(dataset.scenarios) == 8
     assert "8 scenarios: " in caplog.text, "without on_progress the lines are logged"
-    assert (tmp_path / "maybe" / "run.toml").exists()
+    assert (tmp_path / "maybe" / "task.toml").exists()
     with pytest.raises(ConfigError, match="say what to train"):
         await art.recipes.auto("maybe")
     with pytest.raises(ConfigError, match="the base model is given twice"):
@@ -88,7 +87,7 @@ async def test_train(
     tiny_model: Path, shared_backend: art.LocalBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = on(shared_backend)
-    monkeypatch.setattr("art.recipes.task_training.LocalBackend", opened)
+    monkeypatch.setattr("art_recipes.training.task_training.LocalBackend", opened)
     result = await art.recipes.train("yes_no_maybe", str(tiny_model), steps=1, groups=2, rollouts=4, evaluate=4)
     assert result.step == 1
     assert result.before is not None

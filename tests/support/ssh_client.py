@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import art
-from art.recipes.training_loop import StepReport, evaluate, train_task
 from art_cloud.ssh import Ssh
 from art_cloud.ssh_backend import Install
+from art_recipes.training.training_loop import StepReport, evaluate, train_task
 
 NUM_GAMES = 200
 

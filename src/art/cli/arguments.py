@@ -1,32 +1,11 @@
-"""Options that several commands have: models, tasks, and everything that a settings class already describes.
-
-`add_settings` makes options from the fields of a config: name, type, choices, default and docstring. An option that is
-not on the command line is `None` in argparse's namespace, so that the config gives its default.
-"""
+"""Options that several commands have: models and tasks."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import ValidationError
-
-from art.cli.output import EXIT_BUDGET
-from art.config.base import Config, describe_invalid
 from art.errors import ConfigError
-from art.task import Task, TaskDefaults, get_task
-from art.task.names import other_task, read_form
-from art.task.options import changed_options, is_tiny_model, spell_options
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from art.cli.output import PlainLines
-    from art.recipes.recipe_config import RecipeConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,118 +54,3 @@ def options_of(args: argparse.Namespace) -> dict[str, str]:
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
         raise ConfigError(f"-o {twice[0]}=... is given more than once")
     return dict(args.task_options)
-
-
-def task_for(
-    console: Console | PlainLines, args: argparse.Namespace, base_model: str | None, *, warns: bool = True
-) -> Task:
-    """Return the task that `args.task` and `args.task_options` name, in the form that fits the base model.
-
-    A tiny model gets the smaller form of a task that has one, or the form that it was made for; a printed line says so.
-    The user's own options win.
-
-    Args:
-        base_model: `None` for a tiny model that is made for the task.
-        warns: whether to warn of a tiny model that was made for another task, or for other options.
-
-    Raises:
-        ConfigError: there is no such task, or an option is not allowed.
-    """
-    options = options_of(args)
-    is_tiny = base_model is None or is_tiny_model(base_model)
-    task = get_task(args.task, options, is_tiny=is_tiny)
-    form = None if base_model is None else read_form(base_model)
-    if form is not None and form.name == task.name:
-        known = {key: value for key, value in form.options.items() if key in task.options_class.model_fields}
-        task = get_task(args.task, {**known, **options})
-    smaller = {key: value for key, value in changed_options(task.options).items() if key not in options}
-    if is_tiny and smaller:
-        line = f"{task.name} in the form for tiny models: {spell_options(smaller, '-o ')}"
-        console.print(f"{line}. Other base models get the full form", highlight=False, soft_wrap=True)
-    if warns and base_model is not None and (warning := other_task(task, base_model)):
-        console.print(warning, style="yellow", highlight=False, soft_wrap=True)
-    return task
-
-
-C = TypeVar("C", bound=Config)
-
-_METAVARS: dict[str, str | tuple[str, ...]] = {
-    "judge": "MODEL", "generator": "MODEL", "judge_url": "URL", "generator_url": "URL", "rollout_timeout": "S",
-    "budget": "USD", "price_per_hour": "USD", "judge_price": ("PROMPT", "COMPLETION"), "instructions": "TEXT",
-    "report": "TRACKER", "reference": "MODEL", "out": "DIR", "call_timeout": "S",
-}  # fmt: skip
-"""Names of values in `--help`, where they are not `N` for a whole number or the name of the setting."""
-
-
-def config_of(config: type[C], args: argparse.Namespace) -> C:
-    """Make a config of the class `config` from the options that were given on the command line. Raises `ConfigError` if
-    a setting has a value that it cannot have; the message names the option."""
-    values = {name: getattr(args, name, None) for name in config.model_fields}
-    try:
-        return config.model_validate({name: value for name, value in values.items() if value is not None})
-    except ValidationError as error:
-        options = {name: f"--{name.replace('_', '-')}" for name in config.model_fields}
-        raise ConfigError(describe_invalid(error, options)) from None
-
-
-def add_recipe_options(
-    parser: argparse.ArgumentParser, config: type[RecipeConfig], what_for: str, defaults: TaskDefaults | None = None
-) -> None:
-    """Add command-line options for the settings that all recipes share.
-
-    Args:
-        what_for: what the judge is for, as a heading in `--help`.
-        defaults: defaults of the task, to show in `--help`.
-    """
-    shown = {} if defaults is None else {
-        "steps": defaults.num_steps, "groups": defaults.groups_per_step, "rollouts": defaults.rollouts_per_group
-    }  # fmt: skip
-    add_settings(parser, config, "name", "project", "data_dir", "report")
-    loop = ("steps", "seed", "learning_rate", "groups", "rollouts", "evaluate", "max_staleness")
-    add_settings(parser, config, *loop, shown=shown)
-    add_settings(parser.add_mutually_exclusive_group(), config, "lora_rank", "full_finetuning")
-    add_settings(parser, config, "engine", "max_context")
-    judge = parser.add_argument_group("judge", what_for)
-    add_settings(judge, config, "judge", "judge_url", "judge_passes")
-    about = "what is good, in prose (default: the task's, or RULER's)"
-    judge.add_argument("--judge-rubric", dest="rubric", type=_text_in, metavar="FILE", help=about)
-    budget = f"a run that spends its budget keeps every finished step and ends with the exit code {EXIT_BUDGET}"
-    costs = parser.add_argument_group("costs", budget)
-    add_settings(costs, config, "budget", "price_per_hour", "judge_price")
-
-
-def add_settings(
-    parser: argparse._ActionsContainer, config: type[Config], *names: str, shown: Mapping[str, object] = {}
-) -> None:
-    """Add one command-line option for each of the config's settings in `names`. `--help` has the defaults in `shown`
-    in place of the config's."""
-    for name in names:
-        field = config.model_fields[name]
-        words = str(field.description).rstrip(".")
-        default = shown.get(name, field.default)
-        suffix = "" if default is None or default is False or default == () else f" (default: {default})"
-        options = _options_of(field.annotation)
-        if "action" not in options and "choices" not in options:
-            options["metavar"] = _METAVARS.get(name, "N" if options["type"] is int else None)
-        parser.add_argument(f"--{name.replace('_', '-')}", help=f"{words}{suffix}", **options)
-
-
-def _options_of(annotation: Any) -> dict[str, Any]:
-    """Arguments of `add_argument` for a type."""
-    is_optional = NoneType in get_args(annotation)
-    kind = next(part for part in get_args(annotation) if part is not NoneType) if is_optional else annotation
-    if get_origin(kind) is Literal:
-        return {"choices": get_args(kind), "type": type(get_args(kind)[0])}
-    if kind is bool:
-        return {"action": "store_true", "default": None}
-    if get_origin(kind) is tuple:
-        first, *rest = get_args(kind)
-        return {"nargs": "+" if rest == [...] else 1 + len(rest), "type": first}
-    return {"type": kind}
-
-
-def _text_in(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise argparse.ArgumentTypeError(f"cannot read {path}: {error}") from None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any, get_args
 
 from art.backend import RemoteBackend
 from art.cli.arguments import ModelArgument
-from art.errors import ConfigError, NotFoundError
+from art.errors import ConfigError
 from art.protocol.checkpoint_calls import BEST_METRIC, CheckpointInfo, ExportFormat
 from art.protocol.promotions import PromotionRecord
 
@@ -46,8 +44,7 @@ def add_checkpoints_options(parser: argparse.ArgumentParser) -> None:
     deleting.add_argument("--keep", type=int, nargs="*", default=[], metavar="STEP", help="further ones to keep")
     deleting.add_argument("--keep-recent", type=int, default=1, metavar="N", help="of the newest (default: 1)")
     deleting.add_argument("--metric", default=BEST_METRIC, help=f"of the best (default: {BEST_METRIC})")
-    deleting.add_argument("--dry-run", action="store_true", help="only list what would be deleted")
-    deleting.add_argument("--yes", action="store_true", help="delete without a question")
+    deleting.add_argument("--yes", action="store_true", help="delete; without it, what would be deleted is listed only")
     forking = add("fork", fork, "begin another model with a checkpoint of this one")
     forking.add_argument("to", type=ModelArgument.parse, help="PROJECT/NAME of the other one")
     forking.add_argument("--not-after", type=int, metavar="STEP", help="the newest up to this one")
@@ -71,7 +68,7 @@ def run_checkpoints(args: argparse.Namespace) -> int:
 
         art checkpoints list games/agent
         art checkpoints download games/agent ./adapter --format peft
-        art checkpoints delete games/agent --keep-recent 3
+        art checkpoints delete games/agent --keep-recent 3 --yes
         art checkpoints fork games/agent games/agent-2 --step 40
         art checkpoints export games/agent merged --path ./model
         art checkpoints push games/agent s3://bucket/prefix
@@ -93,9 +90,8 @@ async def list_checkpoints(backend: RemoteBackend, args: argparse.Namespace) -> 
         value = info.metrics.get(args.metric)
         number = "-" if value is None else f"{value:.4g}"
         print(f"{info.step:>6}  {made:16}  {info.size_bytes / 2**20:>8.1f}  {number:>12}  {_marks(info)}".rstrip())
-    with contextlib.suppress(NotFoundError):  # an older server has no history
-        for record in await backend.checkpoints.promotions(args.model):
-            print(_describe(record))
+    for record in await backend.checkpoints.promotions(args.model):
+        print(_describe(record))
 
 
 def _describe(record: PromotionRecord) -> str:
@@ -138,25 +134,14 @@ async def delete(backend: RemoteBackend, args: argparse.Namespace) -> None:
     steps = ", ".join(str(info.step) for info in going)
     size = f"{sum(info.size_bytes for info in going) / 2**20:.1f} MiB"
     print(f"{len(going)} of {len(checkpoints)} checkpoints of {args.model}, {size}: steps {steps}")
-    if args.dry_run or not (args.yes or _is_confirmed()):
-        print("nothing was deleted")
+    if not args.yes:
+        print("nothing was deleted: that cannot be undone, so add --yes to do it")
         return
     gone = await backend.delete_checkpoints(
         args.model, keep_steps=[info.step for info in checkpoints if info not in going],
         keep_recent=args.keep_recent, best_metric=args.metric,
     )  # fmt: skip
     print(f"deleted {', '.join(map(str, gone)) or 'nothing'}")
-
-
-def _is_confirmed() -> bool:
-    if not sys.stdin.isatty():
-        raise ConfigError(
-            "there is no terminal to ask whether to delete these checkpoints, which cannot be undone: add --yes to "
-            "delete them, or --dry-run to only list them"
-        )
-    with contextlib.suppress(EOFError):
-        return input("Delete them? This cannot be undone. [y/N] ").strip().lower() in ("y", "yes")
-    return False
 
 
 async def fork(backend: RemoteBackend, args: argparse.Namespace) -> None:

@@ -1,8 +1,8 @@
 """`art`: the command line.
 
 A command is two functions, one that adds its options and one that runs it. Its module is imported only when it is
-called. Options that are settings are made from the settings classes (`arguments.add_settings`). A command of another
-package is a module with `add_options` and `run`, whose docstring is the description in `--help`.
+called. A command of another package is a module with `add_options` and `run`, whose docstring is the description in
+`--help`.
 
 A shell completes commands and options after `eval "$(register-python-argcomplete art)"`.
 """
@@ -30,16 +30,12 @@ from art.storage.logs import LogFormatter, clean, known_secrets
 
 COMMANDS = {
     "new": ("tasks", "write an agent of your own to start from"),
-    "demo": ("training", "train a tiny agent on this machine and show that it got better"),
-    "train": ("training", "train a task's agent"),
     "tasks": ("tasks", "list the tasks, or show one with its options"),
-    "doctor": ("doctor", "check a model, this machine and a task before training"),
     "checkpoints": ("checkpoints", "list, fetch, delete, fork, export and push checkpoints of a server"),
     "usage": ("operator", "show what each project has used this month: tokens, steps, device hours, money"),
     "quota": ("operator", "limit what projects may use in a month"),
     "status": ("status", "show what the server of a data directory does"),
     "keys": ("operator", "make, list and revoke the keys of a server"),
-    "tiny-model": ("training", "make a tiny model with its tokenizer, warm-started for a task"),
 }
 """The commands of the core: the module of this package with `add_NAME_options` and `run_NAME`, and what they do."""
 

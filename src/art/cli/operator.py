@@ -191,7 +191,6 @@ def _describe_quota(project: ProjectUsage) -> str:
 def add_quota_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="of the server (default: ART_SERVER_URL)")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    actions.add_parser("list", help="show what each project has used of its quota")
     setting = actions.add_parser("set", help="replace the quota of a project by the limits that are given")
     setting.add_argument("--tokens", type=int, metavar="N", help="prompt and sampled tokens")
     setting.add_argument("--steps", type=int, metavar="N", help="training steps")
@@ -209,15 +208,11 @@ def run_quota(args: argparse.Namespace) -> int:
         art quota set search --tokens 200000000 --usd 500
         art quota set --every-project --steps 1000         projects without a quota of their own
         art quota clear search
-        art quota list
 
     Above its quota a project's further requests and training calls are refused with the status 429; what runs is
     finished. The server counts the same from the next request on. It is at --url or ART_SERVER_URL, and ART_API_KEY has
-    the operator's key, or one with the scope `admin` for all projects.
+    the operator's key, or one with the scope `admin` for all projects. `art usage` shows what is used of each quota.
     """
-    if args.action == "list":
-        print(describe_usage(ask_server(args.url, lambda client: client.usage())))
-        return 0
     if (args.project is None) != args.every_project:
         raise ConfigError("name one project, or give --every-project")
     quota = Quota()

@@ -230,7 +230,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--data-dir", type=Path, help="where everything is kept (default: .art)")
     parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (default: 5000)")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings as TOML or YAML, see docs/server.md")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings as TOML, see docs/server.md")
     parser.add_argument("--config-json", help="the same as JSON, see art.config.ServerConfig")
     parser.add_argument("--fd", type=int, help="an inherited listening socket, instead of --host and --port")
     parser.add_argument("--die-with-parent", action="store_true", help="stop when standard input closes")
@@ -262,26 +262,15 @@ def read_options(args: argparse.Namespace) -> tuple[ServerConfig, Path]:
 
 
 def read_settings_file(path: Path) -> dict[str, Any]:
-    """Read the settings by name from a TOML or YAML file."""
+    """Read the settings by name from a TOML file."""
+    if path.suffix != ".toml":
+        raise ConfigError(f"{path}: expected a file in TOML, whose name ends in .toml")
     try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".toml":
-            return tomllib.loads(text)
-        if path.suffix in (".yaml", ".yml"):
-            import yaml
-
-            try:
-                values = yaml.safe_load(text)
-            except yaml.YAMLError as error:
-                raise ValueError(str(error)) from error
-            if values is not None and not isinstance(values, dict):
-                raise ValueError(f"expected settings by name, got {type(values).__name__}")
-            return values or {}
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:  # of a file's form, or bad UTF-8
         raise ConfigError(f"{path} is not valid: {error}") from error
-    raise ConfigError(f"{path}: expected a file that ends in .toml, .yaml or .yml")
 
 
 def _validated(values: dict[str, Any] | str, source: str) -> ServerConfig:

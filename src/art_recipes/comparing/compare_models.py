@@ -29,13 +29,12 @@ from art.costs import Prices
 from art.errors import ArtError, ConfigError
 from art.local_backend import LocalBackend
 from art.model import Model, TrainableModel
-from art.recipes.progress import OnProgress, Progress, log_progress
 from art.storage import checkpoints
 from art.storage.database import check_format
 from art.storage.layout import DataDir
 from art.storage.local_key import LOOPBACK, find_local_key
 from art.storage.lock import lock_holder
-from art.task import Task, draw_scenarios, get_task
+from art.task import Scenario, Task, draw_scenarios, get_task
 from art_recipes.comparing.compared_models import (
     NO_KEY,
     BaseModel,
@@ -45,12 +44,11 @@ from art_recipes.comparing.compared_models import (
     Endpoint,
     OwnModel,
     check_labels,
-    parse_models,
+    parse_model,
 )
 from art_recipes.comparing.metered_http import Asking
 from art_recipes.comparing.model_comparison import ModelComparison, ModelKind, ModelRow, ModelState, write_comparison
 from art_recipes.comparing.run_model import (
-    ComparisonPlan,
     MeteredModel,
     ModelRun,
     by_scenario,
@@ -62,6 +60,7 @@ from art_recipes.comparing.run_model import (
     scored,
     together,
 )
+from art_recipes.training.progress import OnProgress, Progress, log_progress
 
 _PROJECT = "compared"
 
@@ -306,7 +305,7 @@ class _Comparing:
         self.models: list[ComparedModel] = []
         for model in [models] if isinstance(models, str) else models:
             if isinstance(model, str):
-                self.models += parse_models([model], self.config.data_dir)
+                self.models.append(parse_model(model, self.config.data_dir))
             else:
                 self.models.append(OwnModel(label=model.name, model=model) if isinstance(model, Model) else model)
         check_labels(self.models)
@@ -316,7 +315,7 @@ class _Comparing:
         self.started_at, self.updated = time.time(), 0.0
         self.contestants: list[_Contestant] = []
         self.slots: dict[str, asyncio.Semaphore] = {}
-        self.names: list[str] = []
+        self.scenarios: dict[str, Scenario] = {}
         self.servers = Servers(self.config.data_dir)
 
     async def run(self) -> ModelComparison:
@@ -331,12 +330,8 @@ class _Comparing:
         scenarios = draw_scenarios(self.task, config.split, seed=config.seed, count=config.games)
         if len(scenarios) < config.games:
             self.on_progress(Progress(f"The split {config.split} has {len(scenarios)} scenarios, not {config.games}"))
-        self.names = scenario_names(self.task, scenarios)
-        plan = ComparisonPlan(
-            task=self.task, scenarios=scenarios, names=self.names, rollouts=config.rollouts,
-            timeout_s=config.rollout_timeout,
-        )  # fmt: skip
-        self.contestants = [self._contestant(model, plan) for model in self.models]
+        self.scenarios = dict(zip(scenario_names(self.task, scenarios), scenarios, strict=True))
+        self.contestants = [self._contestant(model) for model in self.models]
         await asyncio.to_thread(importlib.import_module, "openai.resources.chat.completions")  # half a second
         try:
             elsewhere = [one for one in self.contestants if one.place.kind in ("endpoint", "scripted")]
@@ -349,15 +344,16 @@ class _Comparing:
             result = self._publish()
         return result
 
-    def _contestant(self, model: ComparedModel, plan: ComparisonPlan) -> _Contestant:
+    def _contestant(self, model: ComparedModel) -> _Contestant:
         place, config = locate(model, self.config.data_dir), self.config
         asking = Asking(
             timeout_s=config.call_timeout, attempts=config.attempts,
-            max_tokens=model.max_tokens or config.max_tokens, params=model.params, omit=model.omit,
+            max_tokens=model.max_tokens or config.max_tokens, params=model.params,
         )  # fmt: skip
-        identity = f"{place.identity} {sorted(asking.params.items())} {asking.omit} {asking.max_tokens}"
+        identity = f"{place.identity} {sorted(asking.params.items())} () {asking.max_tokens}"
         path = file_of(self.folder, model.label, identity)
-        run = ModelRun(plan, path, is_metered=place.kind != "scripted", on_rollout=self._update)
+        is_metered = place.kind != "scripted"
+        run = ModelRun(self.task, self.scenarios, config, path, is_metered=is_metered, on_rollout=self._update)
         if num_kept := len(scored(run.rows())):
             self.on_progress(Progress(f"{model.label}: {num_kept} rollouts are kept from an earlier run"))
         return _Contestant(model, place, asking, run)
@@ -372,7 +368,7 @@ class _Comparing:
         slots = self.slots.setdefault(one.place.group, asyncio.Semaphore(self.config.concurrency))
         if one.place.kind == "scripted":
             assert isinstance(one.model, OwnModel)
-            await one.run.run(one.model.model, slots, self.config.concurrency)
+            await one.run.run(one.model.model, slots)
         else:
             if one.place.kind in ("checkpoint", "local"):
                 self.on_progress(Progress(f"{one.model.label}: serving it on this machine", "busy"))
@@ -384,7 +380,7 @@ class _Comparing:
                 return
             asked = MeteredModel(one.asking, name="model", project=_PROJECT, **address)
             try:
-                await one.run.run(asked, slots, self.config.concurrency)
+                await one.run.run(asked, slots)
             finally:
                 await asked.close()
         one.state = "gave_up" if one.run.is_given_up else "done"
@@ -409,7 +405,7 @@ class _Comparing:
         config = self.config
         rows = {one.model.label: one.run.rows() for one in self.contestants}
         against = rows[self.reference]
-        num_planned = len(self.names) * config.rollouts
+        num_planned = len(self.scenarios) * config.rollouts
         models: list[ModelRow] = []
         for one in self.contestants:
             label = one.model.label
@@ -425,7 +421,7 @@ class _Comparing:
         return ModelComparison(
             id=self.folder.name, task=self.task.label, description=self.task.description,
             headline_metric=self.task.headline_metric, split=config.split, seed=config.seed,
-            num_scenarios=len(self.names), rollouts_per_scenario=config.rollouts, reference=self.reference,
+            num_scenarios=len(self.scenarios), rollouts_per_scenario=config.rollouts, reference=self.reference,
             num_common=len(set.intersection(*have)) if have else 0, concurrency=config.concurrency,
             started_at=self.started_at, updated_at=time.time(),
             is_complete=all(one.state in ("done", "gave_up") for one in self.contestants), models=models,

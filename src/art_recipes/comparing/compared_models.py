@@ -4,13 +4,13 @@
     Checkpoint(label="agent@7", project="games", name="agent", step=7)
     BaseModel(label="tiny", path="./tiny")
 
-`texts.py` makes them from the words of the command line.
+`parse_model` makes them from the words of the command line.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -35,9 +35,8 @@ class ComparedModel:
     price: TokenPrice | None = None
     """Price of its tokens; without one, a provider's own statement is used, if there is any."""
     params: Mapping[str, Any] = field(default_factory=dict)
-    """Further parameters of each request, e.g. `{"reasoning_effort": "low"}`. They replace those of the task."""
-    omit: tuple[str, ...] = ()
-    """Parameters of the task's requests that the server does not take, e.g. `("seed",)`."""
+    """Further parameters of each request, e.g. `{"reasoning_effort": "low"}`. They replace those of the task. One that
+    is `None` is not sent, for a server that refuses it."""
     max_tokens: int | None = None
     """Limit of tokens of an answer in place of the task's own."""
 
@@ -154,26 +153,18 @@ PROVIDERS = {
     "xai": ("https://api.x.ai/v1", "XAI_API_KEY"),
 }
 """OpenAI-compatible address and key variable of providers, by the names that litellm gives them."""
-OwnWord = Callable[[str], ComparedModel | None]
 _FORMS = (
     "PROVIDER/MODEL, MODEL=URL#KEY_VARIABLE, NAME@STEP of the data directory, a folder such as ./model, or a hub id "
     "such as Qwen/Qwen3-8B"
 )
 
 
-def parse_models(texts: Sequence[str], data_dir: Path, own_word: OwnWord = lambda text: None) -> list[ComparedModel]:
-    """Parse the names of models.
-
-    Args:
-        own_word: makes the models that only the caller knows, from a text; `None` for other texts.
+def parse_model(text: str, data_dir: Path) -> ComparedModel:
+    """Make a model from its name on the command line.
 
     Raises:
-        ConfigError: a text names no model, or a checkpoint that is not there.
+        ConfigError: the text names no model, or a checkpoint that is not there.
     """
-    return [own_word(text) or _parse_model(text, data_dir) for text in texts]
-
-
-def _parse_model(text: str, data_dir: Path) -> ComparedModel:
     name, is_address, address = text.partition("=http")
     if is_address:
         url, _, variable = f"http{address}".partition("#")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import openai
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from art_recipes.comparing.model_comparison import CallCounts
 
@@ -39,16 +39,14 @@ class Asking:
     max_tokens: int | None = None
     """Limit of tokens of an answer in place of the one that the task sets."""
     params: Mapping[str, Any] = field(default_factory=dict)
-    """Further parameters of each request. They replace those of the task."""
-    omit: tuple[str, ...] = ()
-    """Parameters of the task that the server does not take."""
+    """Further parameters of each request. They replace those of the task; one that is `None` is not sent."""
 
     def edit(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return the body of a request as this model gets it."""
-        body = {key: value for key, value in body.items() if key not in self.omit}
         if self.max_tokens is not None:
-            body |= {key: self.max_tokens for key in ("max_completion_tokens", "max_tokens") if body.get(key)}
-        return body | dict(self.params)
+            body = body | {key: self.max_tokens for key in ("max_completion_tokens", "max_tokens") if body.get(key)}
+        left_out = {key for key, value in self.params.items() if value is None}
+        return {key: value for key, value in {**body, **self.params}.items() if key not in left_out}
 
 
 class MeteredHttp(openai.DefaultAsyncHttpxClient):
@@ -161,14 +159,11 @@ def _answer(request: Any, status: int, message: str) -> Any:
 class CallSums(BaseModel):
     """Counts, times and tokens of the requests of one rollout."""
 
-    model_config = ConfigDict(extra="forbid")
-
     answer_seconds: list[float] = Field(default_factory=list)
     """Time of each usable answer in seconds."""
     faults: dict[str, int] = Field(default_factory=dict)
     num_rate_limited: int = 0
     num_cut: int = 0
-    num_empty: int = 0
     num_without_usage: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -194,7 +189,6 @@ class CallSums(BaseModel):
         self.answer_seconds.append(round(seconds, 6))
         choices = body.get("choices") or [{}]
         self.num_cut += any(choice.get("finish_reason") == "length" for choice in choices)
-        self.num_empty += "choices" in body and all(_is_empty(choice) for choice in choices)
         usage = body.get("usage") or {}
         prompt = _count(usage.get("prompt_tokens", usage.get("input_tokens")))
         completion = _count(usage.get("completion_tokens", usage.get("output_tokens")))
@@ -216,7 +210,7 @@ current_calls: ContextVar[CallSums | None] = ContextVar("art_compared_calls", de
 
 def count_calls(rollouts: Sequence[CallSums]) -> CallCounts:
     """Sum up what became of the requests of several rollouts."""
-    names = ("num_rate_limited", "num_cut", "num_empty", "num_without_usage")
+    names = ("num_rate_limited", "num_cut", "num_without_usage")
     faults: Counter[str] = Counter()
     for calls in rollouts:
         faults.update(calls.faults)
@@ -227,10 +221,3 @@ def count_calls(rollouts: Sequence[CallSums]) -> CallCounts:
 def _count(value: Any) -> int | None:
     """A number of tokens that a server reported; `None` if it is none."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _is_empty(choice: dict[str, Any]) -> bool:
-    message = choice.get("message")
-    if not isinstance(message, dict):
-        return "message" in choice or "text" not in choice
-    return not (message.get("content") or message.get("tool_calls") or message.get("function_call"))

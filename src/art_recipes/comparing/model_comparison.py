@@ -22,7 +22,7 @@ ModelState = Literal["waiting", "running", "done", "gave_up"]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null", use_attribute_docstrings=True)
+    model_config = ConfigDict(ser_json_inf_nan="null", use_attribute_docstrings=True)
 
 
 class Quantiles(_Part):
@@ -44,8 +44,6 @@ class CallCounts(_Part):
     """Requests that the server told to wait (HTTP 429). They were repeated, and are no faults."""
     num_cut: int = 0
     """Answers that ended at their limit of tokens."""
-    num_empty: int = 0
-    """Answers with neither text nor a tool call."""
     num_without_usage: int = 0
     """Answers whose tokens the server did not report."""
 
@@ -78,12 +76,8 @@ class ModelRow(_Part):
     headline: Score | None = None
     """The task's headline metric; null without a scored rollout."""
     reward: Score | None = None
-    headline_bounds: tuple[float, float] | None = None
-    """Between which values the mean of the headline metric would lie if the rollouts without a score had been made,
-    whatever they had given. Only for a metric of 0 and 1, and if rollouts are missing."""
     difference: Score | None = None
     """Headline metric minus that of the reference, on the scenarios that both have; null for the reference itself."""
-    reward_difference: Score | None = None
     policy_fault_rate: float | None = None
     """Share of scored rollouts in which the model broke the rules of the task."""
     turns: float | None = None
@@ -217,27 +211,23 @@ def seconds(value: float) -> str:
 
 def remarks(comparison: ModelComparison) -> list[str]:
     """Say what the table alone would hide: models without a score, missing rollouts, cut answers, unknown prices."""
-    lines = [f"{row.label}: {text}" for row in comparison.models for text in _remarks(comparison, row)]
+    lines = [f"{row.label}: {text}" for row in comparison.models for text in _remarks(row)]
     if not comparison.is_complete:
         lines.append("The comparison is not complete; the same command goes on.")
     return lines
 
 
-def _remarks(comparison: ModelComparison, row: ModelRow) -> list[str]:
+def _remarks(row: ModelRow) -> list[str]:
     texts = []
     if row.state == "gave_up":
         texts.append(f"given up with {row.num_rollouts_left} rollouts left to make")
     if row.num_rollouts == 0 and row.problem:
         texts.append(f"no score, because no rollout worked: {row.problem}")
     elif row.num_failed_rollouts:
-        bounds = "" if row.headline_bounds is None else (
-            f"; with them, {comparison.headline_metric} would lie between {row.headline_bounds[0]:.2f} and "
-            f"{row.headline_bounds[1]:.2f}"
-        )  # fmt: skip
         rollouts = "1 rollout failed and has" if row.num_failed_rollouts == 1 else (
             f"{row.num_failed_rollouts} rollouts failed and have"
         )  # fmt: skip
-        texts.append(f"{rollouts} no score, the last error: {row.problem}{bounds}")
+        texts.append(f"{rollouts} no score, the last error: {row.problem}")
     if row.calls is None:
         return texts
     if row.calls.faults:
@@ -249,8 +239,6 @@ def _remarks(comparison: ModelComparison, row: ModelRow) -> list[str]:
     if row.calls.num_cut:
         share = row.calls.num_cut / answered
         texts.append(f"{share:.0%} of the answers were cut at their limit of tokens; --max-tokens raises it")
-    if row.calls.num_empty:
-        texts.append(f"{row.calls.num_empty / answered:.0%} of the answers were empty")
     if row.calls.num_without_usage:
         texts.append(f"the server reported no tokens for {row.calls.num_without_usage} of {answered} answers")
     return texts

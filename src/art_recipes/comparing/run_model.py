@@ -13,21 +13,21 @@ import statistics
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import openai
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from art.costs import Prices, TokenPrice
 from art.errors import BudgetError, ConfigError
-from art.metrics.scores import Score, score_difference, score_scenarios
+from art.metrics.scores import score_difference, score_scenarios
 from art.model import Model
-from art.recipes.training_loop import headline_value
 from art.storage.jsonl import append_lines, read_lines
 from art.storage.logs import clean, known_secrets
 from art.task import Scenario, Task
 from art.trajectory import History, cancel_and_wait, infra_fault, is_policy_fault, within
+from art_recipes.comparing.compared_models import CompareConfig
 from art_recipes.comparing.metered_http import (
     Asking,
     CallSums,
@@ -37,9 +37,7 @@ from art_recipes.comparing.metered_http import (
     current_calls,
 )
 from art_recipes.comparing.model_comparison import ModelRow, Quantiles
-
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI, OpenAI
+from art_recipes.training.training_loop import headline_value
 
 Values = Mapping[str, Sequence[float]]
 """Values of the scored rollouts by scenario."""
@@ -69,17 +67,12 @@ def measure(row: ModelRow, rows: Sequence[KeptRollout], num_planned: int) -> Mod
     calls = [one.calls for one in rows if one.calls is not None]
     update["calls"] = count_calls(calls) if calls else None
     if good:
-        headlines = [value for values in by_scenario(rows, "headline").values() for value in values]
-        missing, bounds = num_planned - len(headlines), None
-        if missing and all(value in (0.0, 1.0) for value in headlines):
-            bounds = sum(headlines) / num_planned, (sum(headlines) + missing) / num_planned
         sums = [one.calls for one in good if one.calls is not None]
         seconds = [second for one in sums for second in one.answer_seconds]
         is_reported = bool(seconds) and not any(one.num_without_usage for one in sums)
         update |= {
             "headline": score_scenarios(list(by_scenario(rows, "headline").values())),
             "reward": score_scenarios(list(by_scenario(rows, "reward").values())),
-            "headline_bounds": bounds,
             "policy_fault_rate": statistics.fmean(one.is_policy_fault for one in good),
             "turns": statistics.fmean(one.num_turns for one in good),
             "rollout_latency_s": quantiles([one.seconds for one in good]),
@@ -140,17 +133,15 @@ def _busy_s(rows: Sequence[KeptRollout]) -> float:
 
 
 def compare_with(row: ModelRow, rows: Sequence[KeptRollout], reference: Sequence[KeptRollout]) -> ModelRow:
-    """Return a model's row with its differences to the reference, on the scenarios and rollouts that both have."""
+    """Return a model's row with its difference to the reference, on the scenarios and rollouts that both have."""
     common = scored(rows).keys() & scored(reference).keys()
     if not common:
         return row
     mine, theirs = ([one for one in side if one.place in common] for side in (rows, reference))
-    differences: dict[str, Score] = {}
-    for name, field in (("difference", "headline"), ("reward_difference", "reward")):
-        values, against = by_scenario(mine, field), by_scenario(theirs, field)
-        scenarios = sorted(values)
-        differences[name] = score_difference([against[one] for one in scenarios], [values[one] for one in scenarios])
-    return row.model_copy(update=differences)
+    values, against = by_scenario(mine, "headline"), by_scenario(theirs, "headline")
+    scenarios = sorted(values)
+    difference = score_difference([against[one] for one in scenarios], [values[one] for one in scenarios])
+    return row.model_copy(update={"difference": difference})
 
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
@@ -225,57 +216,51 @@ _SHOWN = 300
 """Characters of an error that is kept."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparisonPlan:
-    """The rollouts that every model of a comparison makes."""
-
-    task: Task
-    scenarios: Sequence[Scenario]
-    names: Sequence[str]
-    """Names of the scenarios, in the same order."""
-    rollouts: int
-    """Rollouts of each scenario."""
-    timeout_s: float
-    """Time limit of a rollout."""
-
-
 class ModelRun:
     """The rollouts of one model, and the file in a comparison's folder that keeps them."""
 
-    def __init__(self, plan: ComparisonPlan, path: Path, *, is_metered: bool, on_rollout: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        task: Task,
+        scenarios: Mapping[str, Scenario],
+        config: CompareConfig,
+        path: Path,
+        *,
+        is_metered: bool,
+        on_rollout: Callable[[], None],
+    ) -> None:
         """
         Args:
+            scenarios: by the names that `scenario_names` gives them.
             path: the file.
             is_metered: whether the requests of the model are counted.
             on_rollout: called after each rollout.
         """
-        self._plan, self._path = plan, path
+        self._task, self._scenarios, self._config, self._path = task, scenarios, config, path
         self._kept: list[KeptRollout] = []
         for _, content in read_lines(path):
             with suppress(ValidationError):  # a line of another version of ART
                 self._kept += [] if content is None else [KeptRollout.model_validate_json(json.dumps(content))]
         self._is_metered, self._on_rollout = is_metered, on_rollout
-        self._scenarios = dict(zip(plan.names, plan.scenarios, strict=True))
         self._in_a_row = 0
         self._has_worked = bool(scored(self.rows()))
         self.is_given_up = False
 
     def rows(self) -> list[KeptRollout]:
         """Return the rollouts that this and earlier runs have made, failures included, as they ended."""
-        names, rollouts = set(self._plan.names), self._plan.rollouts
-        return [row for row in self._kept if row.scenario in names and row.index < rollouts]
+        rollouts = self._config.rollouts
+        return [row for row in self._kept if row.scenario in self._scenarios and row.index < rollouts]
 
     def left(self) -> list[tuple[str, int]]:
         """Return the rollouts that have no score yet, by name and index. The first of all scenarios come first."""
-        done, plan = scored(self.rows()), self._plan
-        return [(name, i) for i in range(plan.rollouts) for name in plan.names if (name, i) not in done]
+        done, rollouts = scored(self.rows()), self._config.rollouts
+        return [(name, i) for i in range(rollouts) for name in self._scenarios if (name, i) not in done]
 
-    async def run(self, model: Model[Any, Any], slots: asyncio.Semaphore, concurrency: int) -> None:
+    async def run(self, model: Model[Any, Any], slots: asyncio.Semaphore) -> None:
         """Make the rollouts that are left, each once. Those that fail stay without a score until the next run.
 
         Args:
             slots: shared by the models of one address.
-            concurrency: rollouts at once.
         """
         places = iter(self.left())
 
@@ -292,7 +277,7 @@ class ModelRun:
                 self.is_given_up = self._in_a_row >= (GIVE_UP_LATER if self._has_worked else GIVE_UP_FIRST)
                 self._on_rollout()
 
-        await together(work() for _ in range(concurrency))
+        await together(work() for _ in range(self._config.concurrency))
 
     async def _roll(self, model: Model[Any, Any], name: str, index: int) -> KeptRollout:
         """Make one rollout.
@@ -300,7 +285,7 @@ class ModelRun:
         Raises:
             ConfigError: the task is wrong, so no rollout would work.
         """
-        task, scenario = self._plan.task, self._scenarios[name]
+        task, scenario = self._task, self._scenarios[name]
         calls = CallSums() if self._is_metered else None
         token = current_calls.set(calls)
         started_at, started = time.time(), time.perf_counter()
@@ -308,7 +293,7 @@ class ModelRun:
         try:
             with playing(model, scenario, index) as player:
                 rollout = task.rollout(player or model, scenario, rollout_index=index)
-                trajectory = await within(rollout, self._plan.timeout_s)
+                trajectory = await within(rollout, self._config.rollout_timeout)
             if (fault := infra_fault(trajectory)) is not None:
                 raise fault
             headline = headline_value(task, trajectory)
@@ -355,51 +340,32 @@ _CONNECT_S = 10.0
 
 
 class MeteredModel(Model[Any, Any]):
-    """A model at an address, asked as a comparison says."""
+    """A model at an address, asked as a comparison says. Its clients are for the event loop of the comparison."""
 
-    _asking: Asking = PrivateAttr()
-    _client: AsyncOpenAI | None = PrivateAttr(default=None)
-    _blocking: OpenAI | None = PrivateAttr(default=None)
+    _client: openai.AsyncOpenAI = PrivateAttr()
+    _blocking: openai.OpenAI = PrivateAttr()
 
     def __init__(self, asking: Asking, **fields: Any) -> None:
         super().__init__(**fields)
-        self._asking = asking
+        address = self._address()
+        timeout = openai.Timeout(asking.timeout_s, connect=min(_CONNECT_S, asking.timeout_s))
+        options: dict[str, Any] = {
+            "base_url": address.base_url, "api_key": address.api_key, "max_retries": asking.attempts - 1,
+            "timeout": timeout,
+        }  # fmt: skip
+        self._client = openai.AsyncOpenAI(**options, http_client=MeteredHttp(asking, timeout=timeout))
+        self._blocking = openai.OpenAI(**options, http_client=MeteredBlockingHttp(asking, timeout=timeout))
 
-    def openai_client(self) -> AsyncOpenAI:
-        """Return the client. It is for the event loop of the comparison, which makes and closes the model."""
-        import openai
-
-        if self._client is None:
-            options = self._options()
-            http = MeteredHttp(self._asking, timeout=options["timeout"])
-            self._client = openai.AsyncOpenAI(**options, http_client=http)
+    def openai_client(self) -> openai.AsyncOpenAI:
         return self._client
 
-    def blocking_openai_client(self) -> OpenAI:
-        """Return the client for code that blocks."""
-        import openai
-
-        if self._blocking is None:
-            options = self._options()
-            http = MeteredBlockingHttp(self._asking, timeout=options["timeout"])
-            self._blocking = openai.OpenAI(**options, http_client=http)
+    def blocking_openai_client(self) -> openai.OpenAI:
         return self._blocking
-
-    def _options(self) -> dict[str, Any]:
-        import openai
-
-        address = self._address()
-        return {
-            "base_url": address.base_url, "api_key": address.api_key, "max_retries": self._asking.attempts - 1,
-            "timeout": openai.Timeout(self._asking.timeout_s, connect=min(_CONNECT_S, self._asking.timeout_s)),
-        }  # fmt: skip
 
     async def close(self) -> None:
         """Close the clients."""
-        if self._blocking is not None:
-            self._blocking.close()
-        if self._client is not None:
-            await self._client.close()
+        self._blocking.close()
+        await self._client.close()
 
 
 def playing(model: Model[Any, Any], scenario: Scenario, index: int) -> AbstractContextManager[Any]:

@@ -90,16 +90,10 @@ class MCPClient:
         self._is_http = is_address(server)
         self._command = [] if is_address(server) else shlex.split(server) if isinstance(server, str) else list(server)
         self.address = server if isinstance(server, str) else shlex.join(server)
-        if self._object is not None and (headers or env):
-            raise ConfigError("`headers` and `env` are for servers elsewhere, and a server object runs in this process")
         if not self._is_http and not self._command:
             raise ConfigError("an MCP server is an http:// or https:// address or a command; got nothing")
-        if headers and not self._is_http:
-            raise ConfigError(f"`headers` are for HTTP, and {self.address!r} is a command; pass `env` instead")
-        if env and self._is_http:
-            raise ConfigError(
-                f"`env` is for a command, and {self.address!r} is an address; pass `headers` to it instead"
-            )
+        if (headers and not self._is_http) or (env and (self._is_http or self._object is not None)):
+            raise ConfigError(f"`headers` are for HTTP addresses and `env` for commands, not for {self.address!r}")
         if isinstance(server, str) and is_address(server):
             check_no_userinfo(server, "server")
         for name, value in (headers or {}).items():

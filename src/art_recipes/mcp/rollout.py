@@ -47,7 +47,6 @@ class _Toolbox:
     client: MCPClient
     tools: dict[str, MCPTool]
     """Tools by the names that the model sees."""
-    gate: asyncio.Semaphore
     max_result_chars: int
 
     async def call(self, name: str, arguments: str) -> ToolResult:
@@ -60,8 +59,7 @@ class _Toolbox:
             return ToolResult(text=f"the arguments of {name} are not JSON: {error}", is_error=True)
         if not isinstance(values, dict):
             return ToolResult(text=f"the arguments of {name} must be a JSON object", is_error=True)
-        async with self.gate:
-            result = await self.client.call_tool(tool.name, values)
+        result = await self.client.call_tool(tool.name, values)
         if len(result.text) <= self.max_result_chars:
             return result
         cut = f"{result.text[: self.max_result_chars]}\n[{len(result.text) - self.max_result_chars} more characters]"
@@ -76,7 +74,6 @@ async def mcp_rollout(
     step: int | None = None,
     tools: Sequence[MCPTool] | None = None,
     max_turns: int = 10,
-    max_parallel_calls: int = 8,
     max_result_chars: int = 8000,
     system_prompt: str = SYSTEM,
     request: Mapping[str, Any] | None = None,
@@ -96,7 +93,6 @@ async def mcp_rollout(
         step: checkpoint to act with; `None` is the newest.
         tools: tools that the agent may use; by default all that the server lists.
         max_turns: most answers of the model.
-        max_parallel_calls: most calls of one answer that run at once.
         max_result_chars: longest result of a tool; a longer one is cut.
         request: more arguments of each request: `temperature`, `max_completion_tokens`, ...
 
@@ -105,14 +101,12 @@ async def mcp_rollout(
         ToolServerError: the server is gone. A gather drops the rollout as an `infra_fault`; it never gets a reward of
             0. A tool that fails or is late does not raise: the model reads about it.
     """
-    if max_turns < 1 or max_parallel_calls < 1 or max_result_chars < 1:
-        raise ConfigError(f"limits must be 1 or more, got {max_turns=}, {max_parallel_calls=}, {max_result_chars=}")
+    if max_turns < 1 or max_result_chars < 1:
+        raise ConfigError(f"limits must be 1 or more, got {max_turns=}, {max_result_chars=}")
     async with contextlib.AsyncExitStack() as stack:
         client = server if isinstance(server, MCPClient) else await stack.enter_async_context(MCPClient(server))
         named = name_tools(await client.list_tools() if tools is None else tools)
-        toolbox = _Toolbox(
-            client=client, tools=named, gate=asyncio.Semaphore(max_parallel_calls), max_result_chars=max_result_chars
-        )
+        toolbox = _Toolbox(client=client, tools=named, max_result_chars=max_result_chars)
         trajectory = _open(scenario, system_prompt, named)
         for _ in range(max_turns):
             ending = await _turn(model, trajectory, toolbox, step, request or {})

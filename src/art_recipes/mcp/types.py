@@ -126,19 +126,6 @@ class GeneratedScenarioCollection(Sequence[GeneratedScenario]):
         """Return a copy in random order; the same seed gives the same order."""
         return type(self)(random.Random(seed).sample(self.scenarios, len(self.scenarios)))
 
-    def interleave_difficulties(self) -> Self:
-        """A copy in which any first part has about the same mix of difficulties as the whole.
-
-        Example: difficulties 1 1 1 1 2 2 become 1 2 1 1 2 1; after `split(3)` both parts have two of 1 and one of 2.
-        """
-        counts, seen = self.get_difficulty_distribution(), Counter[int]()
-        places = []
-        for scenario in self.scenarios:
-            places.append((seen[scenario.difficulty] + 0.5) / counts[scenario.difficulty])
-            seen[scenario.difficulty] += 1
-        order = sorted(range(len(places)), key=places.__getitem__)
-        return type(self)(self.scenarios[i] for i in order)
-
     def split(self, train_size: int) -> tuple[Self, Self]:
         """The first `train_size` scenarios, and the rest."""
         if not 0 <= train_size <= len(self):

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -26,9 +26,7 @@ from art_recipes.scenarios.written import (
     Split,
     TaskText,
     WrittenScenario,
-    first_twin,
     split_of,
-    words_of,
 )
 
 M = TypeVar("M", bound=BaseModel)
@@ -36,11 +34,11 @@ M = TypeVar("M", bound=BaseModel)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
-def write_toml(values: Mapping[str, Any], comments: Mapping[str, str], *, head: str) -> str:
-    """Write settings as the text of a TOML file. A key whose value is `None` becomes a comment.
+def write_toml(values: Mapping[str, str | float], comments: Mapping[str, str], *, head: str) -> str:
+    """Write settings as the text of a TOML file.
 
     Args:
-        values: strings, numbers, booleans and tuples of numbers, by key.
+        values: strings and numbers by key.
         comments: comments by key, written above it.
         head: comment at the top.
     """
@@ -48,15 +46,13 @@ def write_toml(values: Mapping[str, Any], comments: Mapping[str, str], *, head: 
     for key, value in values.items():
         if key in comments:
             lines += ["", *(f"# {line}" for line in comments[key].splitlines())]
-        lines.append(f"# {key} = ..." if value is None else f"{key} = {_value(value)}")
+        lines.append(f"{key} = {_value(value)}")
     return "\n".join(lines) + "\n"
 
 
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
+def _value(value: str | float) -> str:
     if not isinstance(value, str):
-        return repr(list(value) if isinstance(value, tuple) else value)
+        return repr(value)
     if "\n" not in value:
         return _escape_control(json.dumps(value, ensure_ascii=False))
     # People edit prose, so it has no escapes if that is possible.
@@ -86,16 +82,17 @@ def read_toml(path: Path, model: type[M]) -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        message = first["msg"].removeprefix("Value error, ")
-        key = ".".join(map(str, first["loc"]))
-        if not key and (quoted := re.match(r"`(\w+)` ", message)):
-            key, message = quoted[1], message[quoted.end() :]
-        if first["type"] == "extra_forbidden":
-            message = f"unknown; there are {', '.join(model.model_fields)}"
+        key, message = _problem(error, model)
         named = re.compile(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=")
         place = next((i for i, line in enumerate(text.splitlines(), 1) if named.match(line)), 1)
         raise ConfigError(f"{path}:{place}: {key}: {message}") from None
+
+
+def _problem(error: ValidationError, model: type[BaseModel]) -> tuple[str, str]:
+    """The key that is wrong, and what is wrong with it."""
+    first = error.errors()[0]
+    unknown = f"unknown; there are {', '.join(model.model_fields)}"
+    return ".".join(map(str, first["loc"])), unknown if first["type"] == "extra_forbidden" else first["msg"]
 
 
 def read_text(path: Path) -> str:
@@ -165,22 +162,6 @@ class Dataset:
             lines.append("difficulty: " + ", ".join(f"{count} of {level}" for level, count in sorted(levels.items())))
         return "\n".join(lines)
 
-    def warnings(self) -> list[str]:
-        """Problems to check before training: inputs that are nearly equal in two splits."""
-        train = self.split("train")
-        seen = [words_of(scenario.input) for scenario in train]
-        leaks = []
-        for name in ("val", "test"):
-            twins = [(s, train[twin]) for s in self.split(name) if (twin := first_twin(s.input, seen)) is not None]
-            if twins:
-                held_out, trained = twins[0]
-                leaks.append(
-                    f"{len(twins)} of {name} nearly equal one of train, first {held_out.input!r} and "
-                    f"{trained.input!r}: {name} then says less about new inputs. Give both the same `split`, or delete "
-                    "one"
-                )
-        return leaks
-
 
 def _read_scenarios(path: Path) -> list[WrittenScenario]:
     scenarios: list[WrittenScenario] = []
@@ -207,9 +188,6 @@ def _read_line(line: str, where: str) -> WrittenScenario:
     try:
         return WrittenScenario.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        known = ", ".join(WrittenScenario.model_fields)
-        what = f"unknown; there are {known}" if first["type"] == "extra_forbidden" else first["msg"]
-        got = "" if first["type"] in ("missing", "extra_forbidden") else f", got {data[key]!r}"
-        raise ConfigError(f"{where}: {key}: {what}{got}") from None
+        key, message = _problem(error, WrittenScenario)
+        got = f", got {data[key]!r}" if key in data and key in WrittenScenario.model_fields else ""
+        raise ConfigError(f"{where}: {key}: {message}{got}") from None

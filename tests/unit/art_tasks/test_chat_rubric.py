@@ -11,11 +11,11 @@ import pytest
 
 from art.cli.main import main
 from art.errors import ConfigError
-from art.recipes.comparison import CheckpointComparison, ComparedScenario
-from art.recipes.task_training import train
 from art.task import get_task
 from art.testing.scripted_model import ScriptedModel
 from art.trajectory import Trajectory
+from art_recipes.training.comparison import CheckpointComparison, ComparedScenario
+from art_recipes.training.task_training import train
 from art_tasks.chat_rubric import ChatRubric, read_prompts
 
 
@@ -150,7 +150,7 @@ def test_scores_of_two_checkpoints_become_evaluations() -> None:
     scenarios = ChatRubric(prompts="sample").scenarios("test", seed=0, count=2)
     pairs = [(scored(0.1, 0.3), scored(0.5, 0.7)), (scored(0.4), scored(0.6))]
     compared = [ComparedScenario(scenario=s, before=b, after=a) for s, (b, a) in zip(scenarios, pairs, strict=True)]
-    comparison = CheckpointComparison(compared=compared, num_left_out=0, num_failed_rollouts=0, seconds=1.0)
+    comparison = CheckpointComparison(compared=compared, num_left_out=0, num_failed_rollouts=0)
     before, after = comparison.evaluations()
     assert (before.mean, after.mean) == pytest.approx((0.3, 0.6))
     assert (len(before.trajectories), len(after.trajectories)) == (3, 3)

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from art.cli import training
 from art.cli.main import main
 from art.errors import ConfigError
-from art.recipes.training_loop import headline_value
 from art.task import Task, draw_conversations, draw_scenarios, get_task, list_tasks
 from art.trajectory import Trajectory
+from art_recipes import demo_command
+from art_recipes.training.training_loop import headline_value
 
 ECHO = """
 from art.task import Conversation, Task
@@ -71,21 +71,22 @@ def test_the_tiny_model_is_made_for_the_task_itself(
         given.append(task)
         raise Built
 
-    monkeypatch.setattr(training, "build_with_progress", build)
+    command = arguments[0].replace("-", "_")
+    monkeypatch.setattr(f"art_recipes.{command}_command.build_with_progress", build)
     with pytest.raises(Built):
         main(arguments)
     assert [type(task).__name__ for task in given] == ["Echo"]
 
 
 def test_a_base_model_of_ones_own_needs_no_tiny_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "build_with_progress", lambda *_, **__: pytest.fail("a tiny model was made"))
+    monkeypatch.setattr(demo_command, "build_with_progress", lambda *_, **__: pytest.fail("a tiny model was made"))
     used: list[str] = []
 
     async def trained(task: Task, **settings: Any) -> None:
         used.append(settings["base_model"])
         raise Built
 
-    monkeypatch.setattr(training, "train", trained)
+    monkeypatch.setattr(demo_command, "train", trained)
     with pytest.raises(Built):
         main(["demo", "--task", "echo_task:Echo", "--base-model", "Qwen/Qwen3-0.6B"])
     assert used == ["Qwen/Qwen3-0.6B"]

@@ -10,12 +10,11 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from art.cli import training
-from art.cli.arguments import config_of
 from art.cli.main import StderrHandler, main
 from art.config import VllmConfig
 from art.recipes import AutoConfig, McpRlConfig, RecipeConfig, TaskTrainingConfig
-from art_recipes import auto_command, mcp_rl_command
+from art_recipes import auto_command, mcp_rl_command, train_command
+from art_recipes.arguments import config_of
 
 
 def test_a_message_beside_a_progress_bar_is_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +35,7 @@ def test_a_message_beside_a_progress_bar_is_a_line_of_its_own(monkeypatch: pytes
 @pytest.mark.parametrize(("option", "weights"), [("--full-finetuning", "merged"), ("--lora-rank=8", "lora")])
 def test_vllm_gets_whole_weights_where_all_are_trained(option: str, weights: str) -> None:
     parser = argparse.ArgumentParser()
-    training.add_train_options(parser)
+    train_command.add_options(parser)
     args = parser.parse_args(["tic_tac_toe", "--engine", "vllm", option])
     settings = config_of(TaskTrainingConfig, args).model_settings()
     assert isinstance(settings.engine, VllmConfig)
@@ -49,7 +48,7 @@ def test_vllm_gets_whole_weights_where_all_are_trained(option: str, weights: str
     [
         (auto_command.add_options, AutoConfig, {"what", "out", "write_only"}),
         (mcp_rl_command.add_options, McpRlConfig, {"server", "out", "header", "server_env"}),
-        (training.add_train_options, TaskTrainingConfig, {"task", "task_options", "tiny_context", "json"}),
+        (train_command.add_options, TaskTrainingConfig, {"task", "task_options", "json"}),
     ],
 )
 def test_every_setting_of_a_recipe_is_an_option_with_help(

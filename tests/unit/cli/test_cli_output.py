@@ -18,7 +18,6 @@ import art.cli
 from art.cli import server, status
 from art.cli.main import main
 from art.cli.output import EXIT_PIPE
-from art.cli.screen import Screen, print_page_line, progress_bar
 from art.client.client import ServerClient
 from art.protocol.training import JobStatus
 from art.rewards import judge_client
@@ -26,6 +25,7 @@ from art.storage.keys import KeyStore
 from art.storage.trajectories import append_groups
 from art.trajectory import Trajectory, TrajectoryGroup
 from art_recipes import judge_command as judge
+from art_recipes.screen import Screen, print_page_line, progress_bar
 from tests.support.fake_art_server import FakeArtServer
 
 COMMANDS = sorted(Path(art.cli.__file__).parent.rglob("*.py"))
@@ -113,7 +113,7 @@ def test_a_warm_start_says_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr("art.cli.training.SILENCE_S", 0.0)
+    monkeypatch.setattr("art_recipes.tiny_model_command.SILENCE_S", 0.0)
     assert main(["tiny-model", str(tmp_path / "tiny"), "--task", "yes_no_maybe", "--warm-start-steps", "2"]) == 0
     first, one, two, _ = capsys.readouterr().out.splitlines()
     assert first.endswith(": a warm start of about a minute on an idle core")

@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 
 import art
-from art.cli.arguments import add_task_options, task_for
+from art.cli.arguments import add_task_options
 from art.cli.main import main
-from art.cli.screen import Screen
-from art.cli.training import default_folder
 from art.errors import ConfigError
-from art.recipes.task_training import TaskTrainingConfig
 from art.rewards import DEFAULT_RUBRIC, GroupScorer
 from art.task.names import TinyForm
 from art.testing.judge import ScriptedJudge
 from art_recipes import judge_command as judge
+from art_recipes.arguments import task_for
+from art_recipes.screen import Screen
+from art_recipes.tiny_model_command import default_folder
+from art_recipes.training.task_training import TaskTrainingConfig
 from tests.support.board_task import BoardTask
 
 BOARD = "tests.support.board_task:BoardTask"

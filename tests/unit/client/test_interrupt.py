@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from art.cli import training
 from art.cli.main import main
 from art.client import terminal
+from art_recipes import tiny_model_command
 
 PROGRAM = """
 import asyncio, os, signal, sys
@@ -70,7 +70,7 @@ def interrupt_it(*_: object) -> None:
 
 
 def test_a_command_that_is_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(training, "run_tiny_model", interrupt_it)
+    monkeypatch.setattr(tiny_model_command, "run", interrupt_it)
     terminal.note_step("shop/a", 7)
     assert main(["tiny-model", "out"]) == 130
     assert capsys.readouterr().err.strip() == "art: stopped at step 7"

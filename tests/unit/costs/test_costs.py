@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import art
-from art.cli.arguments import add_recipe_options, config_of
 from art.cli.main import main
 from art.costs import Amount, Ledger, Prices, TokenPrice
 from art.errors import BudgetError, ConfigError
@@ -21,6 +20,7 @@ from art.rewards import JudgeSettings
 from art.rewards.judge_client import JudgeClient
 from art.storage.jsonl import read_lines
 from art.trajectory import Trajectory, TrajectoryGroup
+from art_recipes.arguments import add_recipe_options, config_of
 from tests.support.fake_art_server import FakeArtServer, refusal
 
 
@@ -182,7 +182,7 @@ def test_prices_of_the_command_line() -> None:
     ("arguments", "message"),
     [
         (["--budget", "5"], "--budget needs something that costs"),
-        (["--budget", "-5", "--judge", "openai/o3"], "0 USD or more"),
+        (["--budget", "-5", "--judge", "openai/o3"], "`--budget` must be greater than or equal to 0"),
         (["--judge-price", "1", "-1"], "0 USD or more"),
     ],
 )

@@ -23,12 +23,12 @@ from art.errors import (
     ToolServerError,
     TrainingError,
 )
-from art.recipes.training_loop import StepReport, evaluate, train_task
 from art.rewards import GroupScorer, Judgement, JudgeSettings, Ruler, Verdict, judge_client
 from art.storage.jsonl import read_lines
 from art.task import Scenario, Split, Task, TaskDefaults
 from art.testing.judge import ScriptedJudge
 from art.trajectory import PydanticException, Trajectory, TrajectoryGroup
+from art_recipes.training.training_loop import StepReport, evaluate, train_task
 from tests.support.fake_art_server import FakeArtServer
 
 HELLO = {"role": "user", "content": "hello"}

@@ -18,7 +18,7 @@ SRC = ROOT / "src"
 CORE = SRC / "art"
 NOBODY_IMPORTS = {"cli", "testing"}
 """Entry points: only these themselves, and the buildings' commands, may import them."""
-NAMES_FOR_TYPE_CHECKERS = {"art", "art.recipes"}
+NAMES_FOR_TYPE_CHECKERS = {"art"}
 """Modules that name types of buildings under `TYPE_CHECKING`, since they offer them under public names."""
 MAX_ALIAS_LINES = 12
 """A core module that imports a building is only a path for user programs: a docstring and imports."""

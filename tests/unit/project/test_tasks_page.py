@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("psutil")
 
 from art.cli.main import build_parser
-from art.recipes.task_training import check_judge
 from art.task import get_task
+from art_recipes.training.task_training import check_judge
 from benchmarks.learnt.results import HeldOut, SeedResult, Settings, TaskResults
 from tests.support.notebooks import SOURCES
 from tools.pages.tasks import NOT_MEASURED, figures, ready_tasks, render_page

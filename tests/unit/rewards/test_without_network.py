@@ -22,9 +22,7 @@ from art.testing.judge import ScriptedJudge, grade_conduct, grade_messages
 from art.testing.scripted_server import ScriptedServer
 from art.trajectory import Trajectory, TrajectoryGroup
 from art_recipes import judge_command as judge
-from art_recipes.mcp import MCPTool, generate_scenarios
 from art_recipes.scenarios import Writer, generate_dataset
-from art_recipes.scripted_generator import ScriptedGenerator
 
 TASK = """
 from art.task import Task
@@ -163,38 +161,6 @@ async def test_failures_have_the_requested_rate(settings: JudgeSettings) -> None
         await score_group(COUNTS, Ruler("openai/j", extra_litellm_params=params_at(judge.base_url), settings=settings))
 
 
-# -- scenarios --
-
-
-@pytest.mark.parametrize("description", ["Say which desk a message is for: billing or returns", "translate", "?!"])
-async def test_inputs_are_generated_for_any_description(description: str, settings: JudgeSettings) -> None:
-    with ScriptedGenerator(fault_rate=0.2) as generator:
-        writer = Writer("generator", base_url=generator.base_url, settings=settings)
-        dataset = await generate_dataset(description, 64, writer)
-    assert len({scenario.input for scenario in dataset.scenarios}) == 64
-    assert dataset.warnings() == []
-    assert description in dataset.task.system_prompt
-
-
-async def test_tasks_are_generated_for_the_tools_of_any_server(settings: JudgeSettings) -> None:
-    kinds = {"sku": {"type": "string"}, "status": {"enum": ["open", "closed"]}, "limit": {"type": "integer"}}
-    tools = [
-        MCPTool("get_stock", "", {"type": "object", "properties": kinds}),
-        MCPTool(
-            "low_stock", "", {"type": "object", "properties": {"flags": {"type": "array"}, "all": {"type": "boolean"}}}
-        ),
-        MCPTool("ping", "", {}),
-    ]
-    with ScriptedGenerator() as generator:
-        scenarios = await generate_scenarios(
-            tools=tools, num_scenarios=36, generator_model="g", generator_base_url=generator.base_url, settings=settings
-        )
-    tasks = [scenario.task for scenario in scenarios]
-    assert len(set(tasks)) == 36
-    assert all(sum(tool.name in task for task in tasks) == 12 for tool in tools)
-    assert any('status "closed"' in task for task in tasks)
-
-
 # -- the command's options --
 
 
@@ -234,7 +200,7 @@ def test_options_that_cannot_be_honoured_are_refused(given: list[str], message: 
 def test_requests_of_other_programs_are_told_what_is_answered(messages: list[Any]) -> None:
     status, answer = judge.scripted_models(options("--noise", "0.1"))({"model": "judge", "messages": messages})
     assert status == 400
-    assert "answers only what ART's own judges and writers of scenarios ask" in answer["error"]["message"]
+    assert "answers only what ART's own judges ask, and with --inputs FILE what" in answer["error"]["message"]
 
 
 def test_a_port_in_use_is_reported() -> None:

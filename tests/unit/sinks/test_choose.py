@@ -16,9 +16,9 @@ from art.errors import ConfigError
 from art.metrics import delivery
 from art.metrics.delivery import choose_sinks, is_installed, load_tracker
 from art.plugins import find_plugins
-from art.recipes.recipe_config import reported_to
 from art.sinks import Run, Sink
 from art.storage.logs import plain_config
+from art_recipes.training.recipe_config import reported_to
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from art.cli.screen import Screen
 from art.storage.logs import HIDDEN, CleanStream, LogFormatter, clean, escape_control, known_secrets, log_tail
+from art_recipes.screen import Screen
 
 OWN = "correct-horse-battery"
 STORED = "art_3f9c01d2ab47_" + "aB3-_" * 8 + "xyz"

@@ -187,20 +187,6 @@ def collection(count: int = 200) -> GeneratedScenarioCollection:
     return GeneratedScenarioCollection(GeneratedScenario(f"task number {i}", 1 + i % 5) for i in range(count))
 
 
-def test_every_beginning_has_the_mix_of_difficulties() -> None:
-    levels = [1] * 12 + [3] * 6 + [5] * 2
-    mixed = GeneratedScenarioCollection(GeneratedScenario(f"task {i}", d) for i, d in enumerate(levels))
-    mixed = mixed.shuffle(1).interleave_difficulties()
-    assert mixed.get_difficulty_distribution() == {1: 12, 3: 6, 5: 2}
-    assert len({scenario.task for scenario in mixed}) == 20
-    for size in range(21):
-        train, _ = mixed.split(size)
-        for level, count in ((1, 12), (3, 6), (5, 2)):
-            assert abs(train.get_difficulty_distribution()[level] - size * count / 20) <= 1
-    few = GeneratedScenarioCollection(GeneratedScenario(f"task {i}", d) for i, d in enumerate([1, 1, 1, 1, 2, 2]))
-    assert [scenario.difficulty for scenario in few.interleave_difficulties()] == [1, 2, 1, 1, 2, 1]
-
-
 def test_a_collection_is_a_list_and_survives_json() -> None:
     all_of_it = collection(10)
     assert GeneratedScenarioCollection.from_json(all_of_it.to_json(indent=1)).to_dicts() == all_of_it.to_dicts()

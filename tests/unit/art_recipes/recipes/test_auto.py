@@ -13,17 +13,17 @@ import art
 from art.cli.main import main
 from art.errors import ArtError, BudgetError, ConfigError, JudgeError, TrainingError
 from art.recipes import Progress
-from art.recipes.progress import Course
 from art.rewards import Ruler, judge_client
 from art.testing.scripted_server import Reply, ScriptedServer
 from art.testing.scripted_server import completion as completed
 from art_recipes import judged as judged_run
 from art_recipes.autorl import AutoConfig, folder_of, slug
 from art_recipes.dataset_task import DatasetTask
-from art_recipes.judged import Clock, JudgedRun, faults_of
+from art_recipes.judged import JudgedRun, faults_of
 from art_recipes.report import Report
 from art_recipes.scenarios import Dataset, TaskText, WrittenScenario
 from art_recipes.scripted_generator import ScriptedGenerator
+from art_recipes.training.progress import Course
 
 SENTENCE = "Answer the questions of guests"
 INPUTS = [f"{word} the {thing}?" for word in ("where is", "who made", "I want") for thing in "abcdefghij"]
@@ -48,7 +48,7 @@ def write(generator: ScriptedGenerator, *options: str, what: str = SENTENCE) -> 
 def test_files_are_written_shown_and_never_written_anew(
     generator: ScriptedGenerator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert write(generator, "--num-scenarios", "20", "--instructions", "Be odd.", "--steps", "7") == 0
+    assert write(generator, "--num-scenarios", "20", "--instructions", "Be odd.") == 0
     shown = capsys.readouterr().out
     assert "where is the a?" in shown
     assert "20 scenarios: " in shown
@@ -56,29 +56,18 @@ def test_files_are_written_shown_and_never_written_anew(
     asked = len(generator.requests)
     path = tmp_path / "guests" / "scenarios.jsonl"
     path.write_text(path.read_text() + '{"input": "mine", "split": "test"}\n')
-    assert write(generator) == 0
-    assert main(["auto", "guests", "--write-only", "--steps", "9"]) == 0
+    assert write(generator, "--num-scenarios", "30") == 0
+    assert main(["auto", "guests", "--write-only"]) == 0
     assert len(generator.requests) == asked
     assert "21 scenarios" in capsys.readouterr().out
-    kept = AutoConfig().completed(tmp_path / "guests")
-    assert (kept.steps, kept.generator, kept.learning_rate) == (9, "openai/g", None)
-    assert AutoConfig(steps=3).completed(tmp_path / "guests").steps == 3
-
-
-def test_missing_scenarios_are_written_and_the_others_stay(generator: ScriptedGenerator, tmp_path: Path) -> None:
-    write(generator, "--num-scenarios", "10")
-    before = (tmp_path / "guests" / "scenarios.jsonl").read_text()
-    assert main(["auto", "guests", "--write-only", "--num-scenarios", "16"]) == 0
-    after = (tmp_path / "guests" / "scenarios.jsonl").read_text()
-    assert after.startswith(before)
-    assert len(after.splitlines()) == 16
-    assert len(Dataset.load(tmp_path / "guests").scenarios) == 16
 
 
 def test_a_rubric_of_ones_own(generator: ScriptedGenerator, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rubric.md").write_text("Short is good.\n")
     write(generator, "--num-scenarios", "8", "--judge-rubric", "rubric.md")
     assert Dataset.load(tmp_path / "guests").task.rubric == "Short is good."
+    assert write(generator, "--judge-rubric", "rubric.md") == 0
+    (tmp_path / "rubric.md").write_text("Long is good.\n")
     assert write(generator, "--judge-rubric", "rubric.md") == 1
     assert "task.toml by now: edit it there" in capsys.readouterr().err
 
@@ -102,7 +91,7 @@ def test_a_failed_generator_leaves_no_half_of_a_task(
     [
         (["auto", "gests"], "'gests' is no folder, and too short to describe a task"),
         (["auto", SENTENCE], "say what to train by `--model`"),
-        (["auto", SENTENCE, "--write-only", "--num-scenarios", "1"], "must be 2 or more"),
+        (["auto", SENTENCE, "--write-only", "--num-scenarios", "1"], "`--num-scenarios` must be greater than or equal to 2"),
         (["auto", "empty"], "the folder empty has no task.toml"),
         (["auto", "x", "--evaluate", "-1"], "`--evaluate` must be greater than or equal to 0, got -1"),
     ],
@@ -133,9 +122,6 @@ def test_mistakes_in_the_files_are_found_before_training(
     path.write_text(path.read_text().replace('"test"', '"train"'))
     assert main(["auto", "guests", "--model", "m"]) == 1
     assert "no scenario is in split 'test'" in capsys.readouterr().err
-    (tmp_path / "guests" / "run.toml").write_text("seed = 1\nsteps = 'many'\n")
-    assert main(["auto", "guests", "--model", "m"]) == 1
-    assert "run.toml:2: steps: takes a number, without quotes; got 'many'" in capsys.readouterr().err
 
 
 def test_slugs() -> None:
@@ -153,7 +139,7 @@ def run_of(task: DatasetTask, folder: Path, said: list[Progress], *, step: int =
     config = AutoConfig(name="m", project="p", base_model="b", data_dir=folder, evaluate=1, **settings)
     return JudgedRun(
         config=config, model=config.make_model(), task=task, judge=Ruler("openai/j"), out=folder, step=step,
-        clock=Clock(), on_progress=said.append,
+        on_progress=said.append,
     )  # fmt: skip
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from art.errors import FaultRateError, JudgeError, ToolServerError
 from art.model import TrainableModel
-from art.recipes.comparison import CHECKPOINT, compare_checkpoints
 from art.rewards import GroupScorer, Judgement, Verdict
 from art.rewards.evidence import evidence_of
 from art.task import Scenario, Split, Task
 from art.trajectory import Trajectory, TrajectoryGroup
+from art_recipes.training.comparison import CHECKPOINT, compare_checkpoints
 
 NOBODY = cast("TrainableModel[Any, Any]", None)
 

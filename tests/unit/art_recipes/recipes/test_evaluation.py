@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from art.recipes.training_loop import evaluate
 from art.task import Scenario, Split, Task
 from art.trajectory import Trajectory
+from art_recipes.training.training_loop import evaluate
 
 
 class Guess(Task):

@@ -12,10 +12,10 @@ import pytest
 
 import art
 from art.client.client import ServerClient
-from art.recipes.training_loop import StepReport, evaluate, logged_evaluation, step_to_report, train_task
 from art.storage.jsonl import read_lines
 from art.task import Scenario, Split, Task, TaskDefaults
 from art.trajectory import Trajectory, TrajectoryGroup
+from art_recipes.training.training_loop import StepReport, evaluate, logged_evaluation, step_to_report, train_task
 from tests.support.fake_art_server import FakeArtServer
 
 DEFAULTS = TaskDefaults(learning_rate=1e-3, groups_per_step=2, rollouts_per_group=2)

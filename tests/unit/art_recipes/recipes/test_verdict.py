@@ -9,12 +9,9 @@ import pytest
 
 import art
 import art.cli.main
-from art.cli.screen import EXIT_BUDGET, EXIT_UNTRAINED, ProgressPrinter, Screen, exit_code
 from art.errors import BudgetError, ConfigError
 from art.metrics.scores import Estimate
-from art.recipes import JudgedConfig, JudgedResult, task_training
-from art.recipes.progress import Course, Remedies, reach_verdict, report_verdict
-from art.recipes.training_loop import StepReport, Timing
+from art.recipes import JudgedConfig, JudgedResult
 from art.rewards import Ruler
 from art.storage.history import append_row
 from art.storage.layout import DataDir
@@ -22,16 +19,20 @@ from art.task import Scenario, Split, Task
 from art_recipes import autorl, mcprl
 from art_recipes import judged as judged_run
 from art_recipes.dataset_task import DatasetTask
-from art_recipes.judged import Clock, JudgedRun
+from art_recipes.judged import JudgedRun
 from art_recipes.mcprl import REMEDIES
 from art_recipes.report import Report, render_report
+from art_recipes.screen import EXIT_BUDGET, EXIT_UNTRAINED, ProgressPrinter, Screen, exit_code
+from art_recipes.training import task_training
+from art_recipes.training.progress import Course, Remedies, reach_verdict, report_verdict
+from art_recipes.training.training_loop import StepReport
 from tests.unit.art_recipes.recipes.test_mcp_rl_files import compared, report_of
 
 
 def step(number: int, *, trained: bool, faults: float = 0.0) -> StepReport:
     metrics = {"data/policy_fault_rate": faults} if faults else {}
     return StepReport(
-        step=number, reward=0.5, headline=0.5, tokens_per_s=1.0, timing=Timing(), trained=trained, metrics=metrics,
+        step=number, reward=0.5, headline=0.5, tokens_per_s=1.0, trained=trained, metrics=metrics,
     )  # fmt: skip
 
 
@@ -131,7 +132,7 @@ async def test_the_exit_code_tells_whether_anything_was_trained(
     config = JudgedConfig(name="m", project="p", base_model="b", data_dir=tmp_path, evaluate=0)
     run = JudgedRun(
         config=config, model=config.make_model(), task=DatasetTask.__new__(DatasetTask), judge=Ruler("openai/j"),
-        out=tmp_path, clock=Clock(),
+        out=tmp_path,
     )  # fmt: skip
     result = await judged_run.train_and_compare(run, held_out=[], describe=lambda: Report(title="t", summary="s"))
     assert isinstance(result, JudgedResult)

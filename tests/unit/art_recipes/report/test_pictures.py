@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from art.metrics.scores import mean_with_interval
-from art.recipes.pictures import plot_learning, plot_scores
+from art_recipes.training.pictures import plot_learning, plot_scores
 
 Figure = pytest.importorskip("matplotlib.figure").Figure
 

@@ -12,20 +12,16 @@ from typing import Any
 import pytest
 
 from art.metrics.scores import estimate, estimate_change, t_quantile
-from art.recipes.training_loop import duration
 from art_recipes.report import (
     MAX_MESSAGE_CHARS,
-    Curve,
     Headline,
     Report,
-    ScenarioResult,
     ScoredRollout,
-    Section,
     SideBySide,
-    Table,
     render_report,
     write_report,
 )
+from art_recipes.training.training_loop import duration
 
 EVIL = "<script>alert('x')</script><img src=https://example.org/x>"
 
@@ -76,26 +72,19 @@ def full(evil: str = EVIL) -> Report:
         summary=f"about {evil}",
         headline=Headline(
             measure=f"score {evil}", before=estimate(before), after=estimate(after),
-            change=estimate_change(enumerate(before), enumerate(after)), note=f"note {evil}",
+            change=estimate_change(enumerate(before), enumerate(after)),
         ),
-        curves=[Curve(title=f"reward {evil}", points=[(1, 0.1), (2, math.nan), (3, 0.3)], note=evil)],
-        scenarios=[
-            ScenarioResult(scenario=f"scenario {i} {evil}", before=b, after=a, label=evil)
-            for i, (b, a) in enumerate(zip(before, after, strict=True))
-        ],
+        rewards=[(1, 0.1), (2, math.nan), (3, 0.3)],
         comparisons=[
             SideBySide(
-                scenario=evil,
+                scenario=f"a chair {evil}", before_score=0.25, after_score=0.75,
                 before=ScoredRollout(messages=conversation("12"), score=0.2, explanation=evil, note=evil),
                 after=ScoredRollout(messages=conversation("x" * (MAX_MESSAGE_CHARS + 7)), score=0.9),
             )
         ],
-        seconds={f"rollouts {evil}": 90.0, "judge": 10.0},
-        costs=Table(columns=["who", evil], rows=[["judge", evil]]),
+        costs=f"judge {evil}",
         faults=[evil],
         command=f"art {evil}",
-        settings={evil: evil},
-        sections=[Section(title=evil, text=evil, table=Table(rows=[[evil, evil]]))],
     )  # fmt: skip
 
 
@@ -106,7 +95,7 @@ def test_whatever_models_and_tools_wrote_stays_text() -> None:
     assert not {"script", "link", "iframe", "a"} & set(page.tags)
     assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
     assert "default-src 'none'" in html
-    assert page.text.count(EVIL) >= 20, "it is shown all the same"
+    assert page.text.count(EVIL) >= 12, "it is shown all the same"
     html = re.sub(r"data:image/png;base64,[\w+/=]*", "", html)
     assert not re.search(r"(https?:)?//", html.replace("https://example.org", "").replace("'none'", ""))
 
@@ -117,11 +106,10 @@ def test_the_parts_of_a_page() -> None:
     assert "0.65" in text
     assert "+0.32 (+0.06 to +0.58)" in text
     assert "better: the 95 % interval of the change is above 0" in text
-    assert "1 min 40 s in all" in text
     assert "[7 more characters]" in text
     assert 'get_product {"sku": "P-100"}' in text
     assert "You solve tasks." not in text, "what both rollouts begin with is not repeated on each side"
-    assert text.index("scenario 0") < text.index("scenario 2"), "the largest gain first"
+    assert "a chair  0.25 to 0.75 +0.50" in text
 
 
 @pytest.mark.parametrize(
@@ -196,13 +184,9 @@ def test_pairs_do_not_suffer_from_what_scenarios_differ_in() -> None:
 
 def test_a_curve_is_drawn_without_values_that_are_no_numbers() -> None:
     pytest.importorskip("matplotlib")
-    curves = [
-        Curve(title="t", points=list(enumerate((0.33, math.nan, 12.7)))), Curve(title="without points", points=[]),
-        Curve(title="one", points=[(4, 0.5)], bounds=(0, 1)),
-    ]  # fmt: skip
-    page = Page(render_report(Report(title="t", summary="s", curves=curves)))
-    assert page.tags.count("img") == 2
-    assert "without points" not in page.text
+    curves = [list(enumerate((0.33, math.nan, 0.7))), [(4, 0.5)], [(1, math.nan)], []]
+    pages = [Page(render_report(Report(title="t", summary="s", rewards=rewards))) for rewards in curves]
+    assert [page.tags.count("img") for page in pages] == [1, 1, 0, 0]
 
 
 def test_durations() -> None:

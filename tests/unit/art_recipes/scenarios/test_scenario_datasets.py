@@ -156,15 +156,6 @@ def test_twins() -> None:
     assert without_twins(texts[3:], known=["who, is: it"]) == [1]
 
 
-def test_scenarios_that_are_nearly_in_two_splits_are_reported() -> None:
-    train = WrittenScenario(input="please tell me where the parcel is", split="train")
-    leak = WrittenScenario(input="Please tell me: where is the parcel", split="test")
-    other = WrittenScenario(input="cancel my order", split="test")
-    (warning,) = Dataset(task=TASK, scenarios=[train, leak, other]).warnings()[-1:]
-    assert "1 of test nearly equal one of train" in warning
-    assert not any("nearly" in text for text in Dataset(task=TASK, scenarios=[train, other]).warnings())
-
-
 def test_the_summary_is_for_people() -> None:
     scenarios = [
         WrittenScenario(input=f"{word} {i}", difficulty=1 + i % 2, split="train") for i, word in enumerate("abc")

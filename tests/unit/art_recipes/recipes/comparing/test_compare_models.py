@@ -169,8 +169,8 @@ async def test_other_rules_of_the_task_are_another_scenario(tmp_path: Path) -> N
 async def test_parameters_of_requests_can_be_changed_and_left_out(tmp_path: Path) -> None:
     server = Server()
     with ScriptedServer(server) as running:
-        params = {"reasoning_effort": "low", "temperature": 0.2}
-        model = Endpoint(label="m", url=running.base_url, model="x", params=params, omit=("seed",), max_tokens=500)
+        params = {"reasoning_effort": "low", "temperature": 0.2, "seed": None}
+        model = Endpoint(label="m", url=running.base_url, model="x", params=params, max_tokens=500)
         await compare_models(Parity(), [model], config=config(tmp_path, games=1))
     body = server.bodies[0]
     assert (body["reasoning_effort"], body["temperature"], body["max_completion_tokens"]) == ("low", 0.2, 500)

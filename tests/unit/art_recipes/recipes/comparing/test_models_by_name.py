@@ -9,7 +9,7 @@ import pytest
 from art.errors import ConfigError
 from art.storage.checkpoints import MANIFEST
 from art_recipes.comparing.compare_models import locate
-from art_recipes.comparing.compared_models import BaseModel, Checkpoint, ComparedModel, Endpoint, parse_models
+from art_recipes.comparing.compared_models import BaseModel, Checkpoint, Endpoint, parse_model
 
 
 def make_model(folder: Path, weights: bytes = b"1") -> str:
@@ -29,13 +29,8 @@ def data_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def one(text: str, data_dir: Path) -> ComparedModel:
-    (model,) = parse_models([text], data_dir)
-    return model
-
-
 def test_an_address_with_a_model_name_and_the_variable_of_its_key(data_dir: Path) -> None:
-    endpoint = one("org/llama3:8b=https://host:8000/v1#MY_KEY", data_dir)
+    endpoint = parse_model("org/llama3:8b=https://host:8000/v1#MY_KEY", data_dir)
     assert endpoint == Endpoint(
         label="org/llama3:8b", url="https://host:8000/v1", model="org/llama3:8b", key_variable="MY_KEY"
     )
@@ -43,14 +38,14 @@ def test_an_address_with_a_model_name_and_the_variable_of_its_key(data_dir: Path
 
 def test_without_a_variable_no_key_is_sent(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    endpoint = one("m=http://host/v1", data_dir)
+    endpoint = parse_model("m=http://host/v1", data_dir)
     assert isinstance(endpoint, Endpoint)
     assert endpoint.key() == "none"
 
 
 def test_a_provider_has_its_address_and_variable(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENROUTER_API_KEY", "secret")
-    endpoint = one("openrouter/qwen/qwen3-8b", data_dir)
+    endpoint = parse_model("openrouter/qwen/qwen3-8b", data_dir)
     assert isinstance(endpoint, Endpoint)
     assert (endpoint.model, endpoint.url) == ("qwen/qwen3-8b", "https://openrouter.ai/api/v1")
     assert endpoint.key() == "secret"
@@ -58,8 +53,8 @@ def test_a_provider_has_its_address_and_variable(data_dir: Path, monkeypatch: py
 
 
 def test_checkpoints_by_name_and_step(data_dir: Path) -> None:
-    assert one("agent@7", data_dir) == Checkpoint(label="agent@7", project="games", name="agent", step=7)
-    assert one("shop/both@latest", data_dir) == Checkpoint(
+    assert parse_model("agent@7", data_dir) == Checkpoint(label="agent@7", project="games", name="agent", step=7)
+    assert parse_model("shop/both@latest", data_dir) == Checkpoint(
         label="shop/both@latest", project="shop", name="both", step="latest"
     )
 
@@ -75,23 +70,23 @@ def test_checkpoints_by_name_and_step(data_dir: Path) -> None:
 )
 def test_checkpoints_that_are_not_there(data_dir: Path, text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        one(text, data_dir)
+        parse_model(text, data_dir)
 
 
 def test_a_step_that_is_not_there_names_those_that_are(data_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"no checkpoint of step 8 .* has 0, 7, 12"):
-        locate(one("agent@8", data_dir), data_dir)
+        locate(parse_model("agent@8", data_dir), data_dir)
 
 
 def test_base_models(data_dir: Path, tmp_path: Path) -> None:
-    assert one("Qwen/Qwen3-8B", data_dir) == BaseModel(label="Qwen/Qwen3-8B", path="Qwen/Qwen3-8B")
-    assert one("hub:openai/gpt-oss-20b", data_dir) == BaseModel(label="openai/gpt-oss-20b", path="openai/gpt-oss-20b")
+    assert parse_model("Qwen/Qwen3-8B", data_dir) == BaseModel(label="Qwen/Qwen3-8B", path="Qwen/Qwen3-8B")
+    assert parse_model("hub:openai/gpt-oss-20b", data_dir) == BaseModel(label="openai/gpt-oss-20b", path="openai/gpt-oss-20b")
     folder = make_model(tmp_path / "small")
-    assert one(folder, data_dir) == BaseModel(label="small", path=folder)
+    assert parse_model(folder, data_dir) == BaseModel(label="small", path=folder)
 
 
 def test_a_base_model_whose_weights_changed_is_another_one(tmp_path: Path) -> None:
-    model = one(make_model(tmp_path / "small"), tmp_path)
+    model = parse_model(make_model(tmp_path / "small"), tmp_path)
     before = locate(model, tmp_path).identity
     make_model(tmp_path / "small", b"22")
     assert locate(model, tmp_path).identity != before

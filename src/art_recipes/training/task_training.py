@@ -12,8 +12,11 @@ from art.errors import BudgetError, ConfigError
 from art.local_backend import LocalBackend
 from art.metrics.scores import Estimate, estimate_change
 from art.model import TrainableModel
-from art.recipes.comparison import CheckpointComparison, compare_checkpoints
-from art.recipes.progress import (
+from art.rewards import GroupScorer
+from art.task import Task, draw_scenarios, get_task
+from art.task.names import other_task
+from art_recipes.training.comparison import CheckpointComparison, compare_checkpoints
+from art_recipes.training.progress import (
     Course,
     OnProgress,
     Progress,
@@ -25,11 +28,15 @@ from art.recipes.progress import (
     report_costs,
     report_verdict,
 )
-from art.recipes.recipe_config import RecipeConfig
-from art.recipes.training_loop import Evaluation, StepReport, evaluate, logged_evaluation, step_to_report, train_task
-from art.rewards import GroupScorer
-from art.task import Task, draw_scenarios, get_task
-from art.task.names import other_task
+from art_recipes.training.recipe_config import RecipeConfig
+from art_recipes.training.training_loop import (
+    Evaluation,
+    StepReport,
+    evaluate,
+    logged_evaluation,
+    step_to_report,
+    train_task,
+)
 
 
 class TaskTrainingConfig(RecipeConfig):
@@ -107,10 +114,31 @@ def check_judge(task: Task, judge: str | None) -> None:
     """
     if task.needs_judge and judge is None:
         raise ConfigError(
-            f"task {task.name!r} has no reward of its own: say who judges by --judge MODEL, e.g. openai/o3, in "
-            f"`art train` or `art doctor`. To try it without a judge model, start `art judge serve --task {task.name}` "
+            f"task {task.name!r} has no reward of its own: say who judges by --judge MODEL, e.g. openai/o3. "
+            f"To try it without a judge model, start `art judge serve --task {task.name}` "
             "and pass on the --judge and --judge-url that it prints"
         )
+
+
+async def train_steps(
+    model: TrainableModel[Any, Any],
+    config: RecipeConfig,
+    task: Task,
+    scorer: GroupScorer | None,
+    on_progress: OnProgress,
+    reports: list[StepReport],
+) -> None:
+    """Train a model up to the last step. Each step is appended to `reports` and reported as progress."""
+    defaults = config.loop_defaults(task.defaults)
+
+    def on_step(report: StepReport) -> None:
+        reports.append(report)
+        on_progress(Progress(f"step {report.step:>4}/{defaults.num_steps}  {report.line(task.headline_metric)}"))
+
+    await train_task(
+        model, task, defaults, num_steps=defaults.num_steps, seed=config.seed, on_step=on_step, score=scorer,
+        pace=config.pace(defaults),
+    )  # fmt: skip
 
 
 class _Run:
@@ -120,12 +148,10 @@ class _Run:
         self, *, task: Task, config: TaskTrainingConfig, model: TrainableModel[Any, Any], on_progress: OnProgress
     ) -> None:
         self.task, self.config, self.model, self.on_progress = task, config, model, on_progress
-        self.defaults = config.loop_defaults(task.defaults)
-        self.pace = config.pace(self.defaults)
         self.reports: list[StepReport] = []
 
     async def train(self, scorer: GroupScorer | None) -> TaskTrainingResult:
-        first, num_steps = await step_to_report(self.model), self.defaults.num_steps
+        first, num_steps = await step_to_report(self.model), self.config.loop_defaults(self.task.defaults).num_steps
         before = after = change = verdict = None
         is_over_budget = False
         self.on_progress(Progress(f"{self.model.get_inference_name()} is at step {first} of {num_steps}"))
@@ -136,10 +162,7 @@ class _Run:
                 self._report("before", before)
         try:
             if num_steps:
-                await train_task(
-                    self.model, self.task, self.defaults, num_steps=num_steps, seed=self.config.seed,
-                    on_step=self._on_step, score=scorer, pace=self.pace,
-                )  # fmt: skip
+                await train_steps(self.model, self.config, self.task, scorer, self.on_progress, self.reports)
             if not self.config.evaluate or first == num_steps == 0:
                 pass
             elif self.task.needs_judge and scorer is not None:
@@ -170,11 +193,6 @@ class _Run:
             model=self.model, step=await self.model.get_step(), reports=self.reports, verdict=verdict,
             is_over_budget=is_over_budget, before=before, after=after, change=change,
         )  # fmt: skip
-
-    def _on_step(self, report: StepReport) -> None:
-        self.reports.append(report)
-        number = f"{report.step:>4}/{self.defaults.num_steps}"
-        self.on_progress(Progress(f"step {number}  {report.line(self.task.headline_metric)}"))
 
     async def _compare(self, scorer: GroupScorer) -> CheckpointComparison:
         """Have the judge score held-out rollouts from before and after training together, on one scale."""

@@ -37,16 +37,6 @@ _FAULT_RATES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """Wall time of one step, in seconds, by activity."""
-
-    rollout_s: float = 0.0
-    """Time in which the trainer waited for rollouts: without staleness all of their time."""
-    train_s: float = 0.0
-    publish_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
     """Rewards, speed and metrics of one training step."""
 
@@ -59,9 +49,10 @@ class StepReport:
     tokens_per_s: float
     """Sampled tokens over wall time, without the time of training if rollouts wait for it. NaN if some of the rollouts
     ran before this call."""
-    timing: Timing
     trained: bool
     """Whether the step made a checkpoint."""
+    waited_s: float = 0.0
+    """Time in which the trainer waited for rollouts: without staleness all of their time."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     left_s: float | None = None
     """Seconds that the remaining steps take at the pace of this call; `None` if that is not known or none remain."""
@@ -71,7 +62,7 @@ class StepReport:
     def line(self, headline_metric: str) -> str:
         """The step as a line of text, without its number.
 
-        `waited` is the time in which the trainer waited for rollouts. The gap is the difference between the log-probs
+        The gap is the difference between the log-probs
         of sampler and trainer on the same tokens. Of stale rollouts it tells nothing about the two, and is left out.
         """
         gap = None if self.staleness else self.metrics.get("offpolicy/first_update_gap")
@@ -79,7 +70,7 @@ class StepReport:
         return (
             f"reward {self.reward:+.3f}  {headline_metric} {self.headline:.3f}  "
             + ("" if math.isnan(self.tokens_per_s) else f"{self.tokens_per_s:,.0f} tokens/s  ")
-            + f"waited {self.timing.rollout_s:.2f} s  train {self.timing.train_s:.2f} s"
+            + f"waited {self.waited_s:.2f} s  train {self.metrics.get('time/step_trainer_s', 0.0):.2f} s"
             + (f"  staleness {self.staleness:.1f}" if self.staleness else "")
             + (f"  gap {gap:.0e} nats" if gap is not None else "")
             + "".join(f"  {rate}" for rate in rates)
@@ -100,8 +91,6 @@ class Evaluation:
     """The rollouts that did not fail."""
     scores: Sequence[tuple[str, float]]
     """Id of the scenario and value of each of these rollouts."""
-    seconds: float
-    """Wall time of the rollouts; 0 if they come from the log."""
 
 
 async def evaluate(
@@ -121,7 +110,6 @@ async def evaluate(
     Raises:
         FaultRateError: a share of more than `MAX_FAULT_RATE` failed through no fault of the policy.
     """
-    started = time.perf_counter()
     scenarios = draw_scenarios(task, split, seed=seed, count=count)
     ended = itertools.count(1)
 
@@ -138,14 +126,13 @@ async def evaluate(
         map(rollout, scenarios), pbar_desc=None, faults=FaultWatch(MAX_FAULT_RATE, window=max(count, 1))
     )
     trajectories = [trajectory for trajectory in gathered if isinstance(trajectory, Trajectory)]
-    return _evaluation_of(task, trajectories, seconds=time.perf_counter() - started)
+    return _evaluation_of(task, trajectories)
 
 
 def logged_evaluation(model: TrainableModel, task: Task, *, step: int, split: Split = "test") -> Evaluation | None:
     """Return the evaluation of a checkpoint from the model's log; `None` if there is none.
 
-    Of several rollouts of a scenario the last one counts. Older logs have no ids of scenarios for them: there each
-    rollout counts as one of a scenario of its own.
+    Of several rollouts of a scenario the last one counts.
     """
     path = _paths_of(model).trajectories(split, step)
     rollouts: dict[object, Trajectory] = {}
@@ -153,13 +140,13 @@ def logged_evaluation(model: TrainableModel, task: Task, *, step: int, split: Sp
         for trajectory in group:
             own_id = group.metadata.get("scenario_id") or f"unknown {len(rollouts)}"
             rollouts[trajectory.metadata.setdefault("scenario_id", own_id)] = trajectory
-    return _evaluation_of(task, list(rollouts.values()), seconds=0.0) if rollouts else None
+    return _evaluation_of(task, list(rollouts.values())) if rollouts else None
 
 
-def _evaluation_of(task: Task, trajectories: list[Trajectory], *, seconds: float) -> Evaluation:
+def _evaluation_of(task: Task, trajectories: list[Trajectory]) -> Evaluation:
     scores = [(str(one.metadata["scenario_id"]), headline_value(task, one)) for one in trajectories]
     mean, interval = mean_with_interval([value for _, value in scores])
-    return Evaluation(mean=mean, interval=interval, trajectories=trajectories, scores=scores, seconds=seconds)
+    return Evaluation(mean=mean, interval=interval, trajectories=trajectories, scores=scores)
 
 
 async def train_task(
@@ -281,11 +268,7 @@ class _Reporter:
             headline=statistics.fmean(headline_value(self.task, trajectory) for trajectory in trajectories),
             tokens_per_s=tokens / sampling_s if sampling_s > 0 else math.nan, trained=step.trained, metrics=metrics,
             left_s=num_left * (now - paced_at) / (step.number - since) if num_left and step.number > since else None,
-            staleness=step.staleness_mean,
-            timing=Timing(
-                rollout_s=timing.waited_for_rollouts_s, train_s=metrics.get("time/step_trainer_s", 0.0),
-                publish_s=metrics.get("time/publish_s", 0.0),
-            ),
+            staleness=step.staleness_mean, waited_s=timing.waited_for_rollouts_s,
         )  # fmt: skip
 
 

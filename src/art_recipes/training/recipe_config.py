@@ -52,9 +52,9 @@ class RecipeConfig(Config):
     """With 2, each group is judged in two orders, which cancels a preference for the first rollout."""
     judge_price: tuple[float, float] | None = None
     """USD per million prompt and completion tokens of the judge; the default is the price that litellm knows."""
-    budget: float | None = None
+    budget: float | None = Field(default=None, ge=0)
     """USD that the model may cost in this run and all earlier ones. A run that reaches it ends."""
-    price_per_hour: float | None = None
+    price_per_hour: float | None = Field(default=None, ge=0)
     """USD per hour of this machine."""
     steps: int | None = Field(default=None, ge=1)
     """Step up to which the model is trained, by default the task's number."""
@@ -127,11 +127,10 @@ class RecipeConfig(Config):
         """The price of this machine, which costs are booked by.
 
         Raises:
-            ConfigError: a price or the budget is below 0, or there is a budget and nothing has a price.
+            ConfigError: the judge's price is below 0, or there is a budget and nothing has a price.
         """
-        amounts = [self.price_per_hour or 0, self.budget or 0, *(self.judge_price or ())]
-        if min(amounts) < 0:
-            raise ConfigError("prices and budgets must be 0 USD or more")
+        if min(self.judge_price or (0,)) < 0:
+            raise ConfigError("--judge-price must be 0 USD or more")
         is_free = all(price is None for price in (self.price_per_hour, self.judge))
         if self.budget is not None and is_free:
             raise ConfigError("--budget needs something that costs: add --price-per-hour of this machine, or a --judge")

@@ -8,7 +8,6 @@ checkpoints form one group: one question, one scale. The judge shuffles them and
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,10 +15,10 @@ from art.faults import FaultWatch
 from art.gather import gather_trajectory_groups
 from art.metrics.scores import Estimate, estimate_change, mean_with_interval
 from art.model import TrainableModel
-from art.recipes.training_loop import MAX_FAULT_RATE, Evaluation
 from art.rewards import GroupScorer
 from art.task import Scenario, Task
 from art.trajectory import Trajectory, TrajectoryGroup
+from art_recipes.training.training_loop import MAX_FAULT_RATE, Evaluation
 
 CHECKPOINT, SCENARIO = "compared_checkpoint", "compared_scenario"
 """Metadata keys under which a rollout has the step of its checkpoint and its scenario's id. Judges see no metadata."""
@@ -54,7 +53,6 @@ class CheckpointComparison:
     num_left_out: int
     """Scenarios that got no scores, or lack rollouts of one checkpoint."""
     num_failed_rollouts: int
-    seconds: float
 
     def evaluations(self) -> tuple[Evaluation, Evaluation]:
         """The scores of both checkpoints as evaluations, on the scale of this judgement alone."""
@@ -66,7 +64,7 @@ class CheckpointComparison:
         mean, interval = mean_with_interval([statistics.fmean(t.reward for t in side) for _, side in sides])
         return Evaluation(
             mean=mean, interval=interval, trajectories=[trajectory for _, side in sides for trajectory in side],
-            scores=[(name, trajectory.reward) for name, side in sides for trajectory in side], seconds=self.seconds,
+            scores=[(name, trajectory.reward) for name, side in sides for trajectory in side],
         )  # fmt: skip
 
     def change(self) -> Estimate:
@@ -97,8 +95,6 @@ async def compare_checkpoints(
     Raises:
         FaultRateError: more than half of the rollouts failed, or `score` dropped too many groups.
     """
-    started = time.perf_counter()
-
     async def act(scenario: Scenario, index: int, step: int) -> Trajectory:
         trajectory = await task.rollout(model, scenario, rollout_index=index, step=step)
         trajectory.metadata |= {CHECKPOINT: step, SCENARIO: scenario.id}
@@ -125,5 +121,4 @@ async def compare_checkpoints(
         compared=compared,
         num_left_out=len(scenarios) - len(compared),
         num_failed_rollouts=sum(len(group.exceptions) for group in groups),
-        seconds=time.perf_counter() - started,
     )

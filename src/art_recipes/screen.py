@@ -22,8 +22,8 @@ from rich.status import Status
 from rich.text import Text
 
 from art.cli.output import EXIT_BUDGET, EXIT_UNTRAINED, discard_output
-from art.recipes.progress import Progress, ProgressKind, RecipeResult
 from art.storage.logs import escape_control
+from art_recipes.training.progress import Progress, ProgressKind, RecipeResult
 
 SILENCE_S = 15.0
 """Seconds after which a line says how far the work is, where there is no terminal to show a bar."""

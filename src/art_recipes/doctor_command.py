@@ -1,4 +1,8 @@
-"""`art doctor`: check everything that training a model needs, before any time is spent on it."""
+"""`art doctor MODEL`: check everything that training a model needs, before any time is spent on it.
+
+It starts engine and trainer on this machine as a training would, runs a trial step with a throw-away adapter, and
+with --task a few rollouts. Nothing is published, and nothing stays on disk. The exit code is 1 if a check fails.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from art.cli.arguments import TASK_HELP, add_settings, add_task_options, task_for
+from art.cli.arguments import TASK_HELP, add_task_options
 from art.cli.output import run_coroutine
-from art.cli.screen import Screen
 from art.client.submission import wire_groups
 from art.config import ModelSettings
 from art.config.training import SPREAD_TOLERANCE
@@ -27,18 +29,18 @@ from art.errors import ArtError, ConfigError
 from art.gather import gather_trajectory_groups
 from art.local_backend import LocalBackend
 from art.model import TrainableModel
-from art.protocol.training import CheckResult, CheckStatus, MemoryPart, PreflightRequest
-from art.recipes.task_training import TaskTrainingConfig, check_judge
-from art.rewards import GroupScorer
+from art.protocol.training import CheckResult, CheckStatus, PreflightRequest
 from art.task import Scenario, Task, draw_scenarios, list_tasks
 from art.trajectory import Trajectory, TrajectoryGroup
+from art_recipes.arguments import task_for
+from art_recipes.screen import Screen
 
 COLOURS: dict[CheckStatus, str] = {"ok": "green", "warning": "yellow", "failure": "red"}
 MUCH_WITHOUT_SPREAD = 0.5
 """Share of groups with equal rewards above which a check warns: most of the sampling is wasted."""
 
 
-def add_doctor_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="base model: hub id or local path")
     parser.add_argument("--task", help=f"look at the rewards of this task: {TASK_HELP}")
     add_task_options(parser)
@@ -51,30 +53,18 @@ def add_doctor_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", type=Path, default=Path(".art"), help="where training will write (default: .art)")
     parser.add_argument("--seed", type=int, default=0, help="of the scenarios (default: 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the checks and their numbers")
-    judged = "a language model scores the rollouts, in place of the task's own reward; `art train` has the same options"
-    judge = parser.add_argument_group("judge", judged)
-    add_settings(judge, TaskTrainingConfig, "judge", "judge_url", "judge_passes")
 
 
-def run_doctor(args: argparse.Namespace) -> int:
-    """`art doctor MODEL`: check everything that training a model needs, before any time is spent on it.
-
-    It starts engine and trainer on this machine as a training would, runs a trial step with a throw-away adapter, and
-    with --task a few rollouts. Nothing is published, and nothing stays on disk. The exit code is 1 if a check fails.
-    """
+def run(args: argparse.Namespace) -> int:
     console = Screen()
     if args.task_options and not args.task:
         raise ConfigError("-o sets an option of a task; say which by --task")
-    if args.judge is not None and not args.task:
-        raise ConfigError("--judge scores the rollouts of a task; say which by --task")
     if args.model in list_tasks() and not Path(args.model).exists():
         raise ConfigError(
             f"{args.model!r} is a task, and expected is a base model: art doctor MODEL --task {args.model}, in which "
             f"MODEL is a hub id or a folder. `art tiny-model FOLDER --task {args.model}` makes a small one"
         )
     task = task_for(console, args, args.model) if args.task else None
-    if task is not None:
-        check_judge(task, args.judge)
     settings = ModelSettings()
     if args.settings is not None:
         try:
@@ -90,8 +80,6 @@ def run_doctor(args: argparse.Namespace) -> int:
         status = Text(check.status, style=COLOURS[check.status])
         table.add_row(check.name, status, check.found, check.remedy or "")
     console.print(table)
-    for check in checks:
-        _show_memory(console, check.memory)
     count = {status: sum(check.status == status for check in checks) for status in COLOURS}
     failed = count["failure"] > 0
     verdict = "not ready to be trained" if failed else "ready to be trained"
@@ -128,7 +116,7 @@ async def _examine(
 
 
 async def roll_out(
-    args: argparse.Namespace, task: Task, model: TrainableModel, score: GroupScorer | None
+    args: argparse.Namespace, task: Task, model: TrainableModel
 ) -> tuple[list[TrajectoryGroup], CheckResult]:
     """Make a few groups of rollouts of a task, as a training step would, and check that they do not raise."""
     scenarios = draw_scenarios(task, "train", seed=args.seed, count=args.scenarios)
@@ -142,7 +130,6 @@ async def roll_out(
         (TrajectoryGroup(rollout(scenario, i) for i in range(size)) for scenario in scenarios),
         pbar_desc=None,
         max_exceptions=len(scenarios) * size,
-        after_each=score,
     )
     return groups, check_rollouts(groups, len(scenarios) * size, time.perf_counter() - started)
 
@@ -159,9 +146,8 @@ def check_rollouts(groups: Sequence[TrajectoryGroup], num_rollouts: int, seconds
 
 
 def check_spread(groups: Sequence[TrajectoryGroup]) -> CheckResult:
-    """Check that the rewards of a group differ: otherwise it teaches nothing. Groups without scores do not count."""
-    scored = [group for group in groups if len(group) > 0 and group.metadata.get("outcome") != "infra_fault"]
-    rewards = [[trajectory.reward for trajectory in group] for group in scored]
+    """Check that the rewards of a group differ: otherwise it teaches nothing."""
+    rewards = [[trajectory.reward for trajectory in group] for group in groups if len(group) > 0]
     flat = sum(max(group) - min(group) <= 2 * SPREAD_TOLERANCE for group in rewards)
     share = flat / len(rewards) if rewards else 1.0
     everything = [reward for group in rewards for reward in group]
@@ -181,55 +167,15 @@ def check_spread(groups: Sequence[TrajectoryGroup]) -> CheckResult:
 async def examine_task(
     console: Console, args: argparse.Namespace, task: Task, backend: LocalBackend, model: TrainableModel
 ) -> list[CheckResult]:
-    """Check a task: a few rollouts, their rewards and a trial step on them."""
-    score = make_scorer(args, task, model, Path(model.base_path))
+    """Check a task: a few rollouts, and unless only a judge rewards it, their rewards and a trial step on them."""
     with console.status(f"Rollouts of {task.name} ..."):
-        groups, rollouts = await roll_out(args, task, model, score)
-    judged = [] if score is None else [check_scores(groups)]
-    checks = [rollouts, *judged, check_spread(groups)]
+        groups, rollouts = await roll_out(args, task, model)
+    if task.needs_judge:
+        return [rollouts]
+    checks = [rollouts, check_spread(groups)]
     if not any(map(len, groups)):
         return checks
     request = PreflightRequest(quick=False, trial=False, groups=wire_groups(groups))
     with console.status("A trial step of these rollouts ..."):
         checks += (await backend.preflight(model, request)).checks
     return checks
-
-
-def _show_memory(console: Console, parts: Sequence[MemoryPart]) -> None:
-    """Print a forecast as one table per device, by part."""
-    for where in dict.fromkeys(part.where for part in parts):
-        table = Table("process", "part", Column("GiB", justify="right"), title=f"Memory forecast of {where}")
-        here = [part for part in parts if part.where == where]
-        for part in here:
-            table.add_row(part.owner, part.name, f"{part.size_bytes / 2**30:.2f}")
-        table.add_section()
-        table.add_row("", "total", f"{sum(part.size_bytes for part in here) / 2**30:.2f}")
-        console.print(table)
-
-
-def make_scorer(
-    args: argparse.Namespace, task: Task, model: TrainableModel[Any, Any], folder: Path
-) -> GroupScorer | None:
-    """Make what scores the trial rollouts; `None` without `--judge`. A group that it cannot score is kept.
-
-    Args:
-        folder: where the judge's answers are cached.
-    """
-    if args.judge is None:
-        return None
-    passes = {} if args.judge_passes is None else {"judge_passes": args.judge_passes}
-    config = TaskTrainingConfig(judge=args.judge, judge_url=args.judge_url, seed=args.seed, data_dir=folder, **passes)
-    return GroupScorer(config.make_judge(model.costs, rubric=task.rubric), on_fault="keep")
-
-
-def check_scores(groups: Sequence[TrajectoryGroup]) -> CheckResult:
-    """Check that the judge scored the groups. What was found has the reason why it could not score the last of them."""
-    failed = [group for group in groups if group.metadata.get("outcome") == "infra_fault"]
-    finding = f"{len(groups) - len(failed)} of {len(groups)} groups were scored"
-    if not failed:
-        return CheckResult(name="judge", status="ok" if groups else "failure", found=finding)
-    return CheckResult(
-        name="judge", status="failure" if len(failed) == len(groups) else "warning",
-        found=f"{finding}; {failed[-1].logs[-1]}",
-        remedy="check --judge, --judge-url and the key in OPENAI_API_KEY; `art judge check` measures a judge",
-    )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from art.costs import Ledger
 from art.metrics.scores import Estimate
 from art.model import TrainableModel
-from art.recipes.training_loop import StepReport
+from art_recipes.training.training_loop import StepReport
 
 logger = logging.getLogger(__name__)
 
