@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import shutil
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -91,9 +91,9 @@ def find_folder(base_model: str) -> Path | None:
     names = {entry.name for entry in folder.iterdir()}
     if ADAPTER_CONFIG in names:
         raise ConfigError(
-            f"base model {base_model!r} has a LoRA adapter ({ADAPTER_CONFIG}). Merge it into its model first, with peft's "
-            "`merge_and_unload`, and give the folder of the merged model with its tokenizer; of one that ART has "
-            "trained, `art checkpoints export MODEL merged` makes it",
+            f"base model {base_model!r} has a LoRA adapter ({ADAPTER_CONFIG}). Merge it into its model first, with "
+            "peft's `merge_and_unload`, and give the folder of the merged model with its tokenizer; of one that ART "
+            "has trained, `art checkpoints export MODEL merged` makes it",
             param="base_model",
         )
     has_weights = any(name.startswith("model") and name.endswith(".safetensors") for name in names)

@@ -25,7 +25,7 @@ from art.engine import EngineInfo
 from art.engines.torch import cache_attention as attention
 from art.engines.torch.cache_attention import AttentionFormula, AttentionPlan, AttentionProbe, PrefillSegment, attend
 from art.engines.torch.kv_cache import LayerShape
-from art.engines.torch.linear import HfLinear, Linear, LinearPart, RunContext
+from art.engines.torch.linear import Folding, HfLinear, Linear, LinearPart, RunContext
 from art.engines.torch.scheduler import Batch
 from art.errors import ConfigError
 from art.kernels.base_model import loading_options, other_layers
@@ -150,10 +150,12 @@ class LlamaDecoder:
         self._norm_weight = core.norm.weight.detach()
         self._head = self._fuse({"lm_head": hf_model.lm_head})
         self.num_linears = len(self._linears)
+        self._folding = Folding(self._linears)
 
     def logits(self, batch: Batch) -> Tensor:
         plan, head_dim = batch.plan, self._head_dim
-        runs = batch.runs
+        is_folded = self._folding.covers(batch.runs, len(batch.token_ids))
+        runs, head_runs = (None, None) if is_folded else (batch.runs, batch.head_runs)
         num_q, num_qk = self._num_heads, self._num_heads + self._num_kv_heads
         cos, sin = self._cos.index_select(0, batch.positions), self._sin.index_select(0, batch.positions)
         x = F.embedding(batch.token_ids, self._embedding)
@@ -170,7 +172,7 @@ class LlamaDecoder:
             x = layer.down(self._activation(gate).mul_(up), runs, x)
         if batch.sample_rows is not None:
             x = x.index_select(0, batch.sample_rows)
-        return self._head(self._norm(x, self._norm_weight), batch.head_runs)
+        return self._head(self._norm(x, self._norm_weight), head_runs)
 
     def _norm(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], weight, self._eps)
