@@ -49,8 +49,8 @@ async def test_unknown_step(model: art.TrainableModel) -> None:
 @in_module_loop
 async def test_context_too_long(model: art.TrainableModel) -> None:
     for count, said in (
-        (1200, "leaves no room for an answer|more than 1024 tokens long"),
-        (5000, "more than 8192 tokens long"),
+        (1200, "leaves no room for an answer"),
+        (30_000, "390000 characters, are too many"),
     ):
         long: list[Any] = [{"role": "user", "content": "yes no maybe " * count}]
         with pytest.raises(openai.BadRequestError, match=said):

@@ -162,7 +162,7 @@ async def test_a_step_reports_what_the_catalogue_lists_and_says_what_is_out_of_r
     )
     request = request.model_copy(update={"groups": [*request.groups, *[solved] * 4]})
     status = await ended(runtime, await runtime.training.train("p", "reporting", request))
-    known = catalogue.TRAINER_METRICS | catalogue.PLAN_METRICS | catalogue.TREND_METRICS | catalogue.JOB_METRICS
+    known = catalogue.TRAINER_METRICS | catalogue.PLAN_METRICS | catalogue.JOB_METRICS
     assert [name for name in status.metrics if find_metric(name, known) is None] == []
     always = {name for name, metric in known.items() if metric.when == catalogue.ALWAYS and "*" not in name}
     assert always <= status.metrics.keys()

@@ -1,12 +1,13 @@
 """OpenAI clients for agents: patient with a server that restarts, with the headers of rollouts, cheap per request.
 
-The light path sends plain chat requests as the SDK has sent the first one, which a hook of its HTTP client shows, and
-reads plain answers itself. Where that fails, and for anything else, the SDK asks.
+The light path sends plain chat requests as the SDK has sent the first one, and reads plain answers itself. For anything
+else the SDK goes on: a transport below its HTTP client shows what it sends, and hands a request over to it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import importlib.util
 import inspect
@@ -14,7 +15,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,8 +137,6 @@ def make_openai_client(
     if (stock := os.environ.get(STOCK_CLIENT, "")) not in ("", "0", "1"):
         raise ConfigError(f"{STOCK_CLIENT} must be 1 (only OpenAI's client) or 0 (the default), got {stock!r}")
     hooks = hooks or Hooks({"request": [], "response": []}, lambda: False)
-    seen = {**hooks.by_event, "response": [*hooks.by_event["response"], note_answered]}
-    hooks = Hooks(seen, hooks.are_needed)
     # Before version 3, which litellm does not support yet, openai needs a separate adapter for aiohttp.
     adapter = "aiohttp" if int(openai.__version__.partition(".")[0]) >= 3 else "httpx_aiohttp"
     has_aiohttp = importlib.util.find_spec(adapter) is not None
@@ -146,6 +145,7 @@ def make_openai_client(
     client = AsyncOpenAI(**options)
     client.asked_model, client.asks_logprobs = model, logprobs
     if has_aiohttp and not logprobs and stock != "1" and importlib.util.find_spec("orjson") is not None:
+        add_handover(options["http_client"])
         client.hooks = hooks
     return client
 
@@ -175,12 +175,50 @@ def _options(
     }  # fmt: skip
 
 
+# -- what the light path and the SDK tell each other --
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """The end of a request that the light path sent: an answer or an error of aiohttp.
+
+    It has the parts of aiohttp's session and response that the SDK's adapter uses. So the adapter makes of it what it
+    makes of its own requests: the answer, or the error of its HTTP library.
+    """
+
+    error: Exception | None = None
+    status: int = 0
+    reason: str | None = None
+    raw_headers: tuple[tuple[bytes, bytes], ...] = ()
+    body: bytes = b""
+
+    def request(self, **_: Any) -> Self:
+        return self
+
+    async def __aenter__(self) -> Self:
+        if self.error is not None:
+            raise self.error
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing is open: the body was read."""
+
+    @property
+    def content(self) -> Self:
+        return self
+
+    async def iter_chunked(self, _: int) -> AsyncIterator[bytes]:
+        yield self.body
+
+
 @dataclass(slots=True, kw_only=True)
 class SdkCall:
     """One call of `create` that goes through the SDK, seen from below its HTTP client."""
 
     headers: Mapping[str, str]
     """Headers that the request has because of the rollout that sends it. All attempts have the same."""
+    outcome: Outcome | None = None
+    """End of the first attempt, if the light path has made it."""
     answered: list[Any] = field(default_factory=list)
     """Requests (`httpx2.Request`, before version 3 of the SDK `httpx.Request`) that were sent and answered."""
 
@@ -197,10 +235,35 @@ class SdkCall:
 current_call: ContextVar[SdkCall | None] = ContextVar("art_openai_call", default=None)
 
 
-async def note_answered(response: Any) -> None:
-    """Hook of the HTTP client: tell the call that is under way which request was answered."""
-    if (call := current_call.get()) is not None:
-        call.answered.append(response.request)
+class HandoverTransport(httpx2.AsyncBaseTransport):
+    """Passes requests on to the transport of aiohttp, except the first attempt of a call that the light path made."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        """The SDK's transport. Its `client` is the aiohttp session, once a request was sent."""
+
+    async def handle_async_request(self, request: Any) -> Any:
+        call = current_call.get()
+        if call is None:
+            return await self.inner.handle_async_request(request)
+        if call.outcome is not None:
+            outcome, call.outcome = call.outcome, None
+            adapter = copy.copy(self.inner)
+            adapter.client = lambda: outcome
+            return await adapter.handle_async_request(request)
+        response = await self.inner.handle_async_request(request)
+        call.answered.append(request)
+        return response
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+def add_handover(http: Any) -> None:
+    """Let the light path hand requests over to an HTTP client that was just made; nothing if it is not as expected."""
+    inner = getattr(http, "_transport", None)
+    if all(hasattr(inner, name) for name in ("client", "get_client", "handle_async_request")):
+        http._transport = HandoverTransport(inner)
 
 
 # -- the light path --
@@ -238,11 +301,9 @@ class LightCompletions(AsyncCompletions):
         self._openai = cast(AsyncOpenAI, client)
         self._hooks = cast("Hooks", self._openai.hooks)
         self._http: Any = client._client
-        self._transport: Any = self._http._transport
+        self._transport = cast(HandoverTransport, self._http._transport)
         self._keys = inspect.signature(AsyncCompletions.create).parameters.keys() - _SPECIAL
         self._learned: Learned | None = None
-        self._is_off = False
-        """Whether an answer could not be read here, so that the SDK sends all requests from then on."""
         self._originals = [
             Original(AsyncCompletions, "create", openai),
             Original(_SDK_CLASS, "post", openai),
@@ -258,7 +319,6 @@ class LightCompletions(AsyncCompletions):
         known = self.knows()
         if known and (answer := await self.ask(call, body)) is not None:
             return answer
-        # The SDK asks from the beginning. Its errors and pauses are those that the caller knows.
         with call.under_way():
             answer = await super().create(**arguments)
         if not known:
@@ -276,7 +336,7 @@ class LightCompletions(AsyncCompletions):
     def _is_unseen(self) -> bool:
         """Whether nothing else wants to see the request: hooks, captures, tracers, mocks, a debug log."""
         return (
-            not (self._is_off or self._hooks.are_needed())
+            not self._hooks.are_needed()
             and all(original.is_in_place() for original in self._originals)
             and self._post == self._openai.post
             and "handle_async_request" not in vars(self._transport)
@@ -327,9 +387,7 @@ class LightCompletions(AsyncCompletions):
         )  # fmt: skip
 
     async def ask(self, call: SdkCall, body: bytes) -> ChatCompletion | None:
-        """Send a request. Return its answer; `None` if the SDK has to ask."""
-        import aiohttp
-
+        """Send a request. Return its answer, or leave its end in `call` for the SDK and return `None`."""
         known = self._learned
         assert known is not None
         headers = known.headers
@@ -337,34 +395,40 @@ class LightCompletions(AsyncCompletions):
             headers = headers.copy()
             headers.update(call.headers)
         try:
-            async with self._transport.client.request(
+            async with self._transport.inner.client.request(
                 "POST", known.url, data=body, headers=headers, timeout=known.timeout, allow_redirects=False,
                 auto_decompress=False, compress=False,
             ) as response:  # fmt: skip
                 content = await response.read()
-        except (aiohttp.ClientError, OSError, TimeoutError):
+        except Exception as error:
+            call.outcome = Outcome(error=error)
             return None
         told = response.headers
         kind = told.get("content-type", "").partition(";")[0]
         # The HTTP client would have to decompress an answer, and to keep a cookie.
         is_plain = kind.endswith("json") and "content-encoding" not in told and "set-cookie" not in told
         if response.status == 200 and is_plain:
-            with contextlib.suppress(ValidationError):
+            try:
                 answer = _ANSWER.validate_json(content, strict=True)
+            except ValidationError:
+                pass
+            else:
                 answer._request_id = told.get("x-request-id")
                 known.library.info(
                     'HTTP Request: %s %s "%s %d %s"', "POST", known.url, "HTTP/1.1", 200, response.reason
                 )
                 return answer
-        self._is_off = response.ok  # such a server's answers are read by the SDK alone: none is sampled twice again
+        call.outcome = Outcome(
+            status=response.status, reason=response.reason, raw_headers=response.raw_headers, body=content
+        )
         return None
 
 
 def make_chat(client: Any) -> AsyncChat:
     """Make the `chat` of a client; the SDK's own if the light path lacks something that it needs."""
-    chat, stock, http = AsyncChat(client), AsyncCompletions(client), getattr(client, "_client", None)
-    sends_here = hasattr(getattr(http, "_transport", None), "client") and not any(getattr(http, "_mounts", {}).values())
-    if sends_here and hasattr(stock, "_post"):  # else a proxy, the user's own HTTP client, or another SDK
+    chat, stock = AsyncChat(client), AsyncCompletions(client)
+    is_ours = isinstance(getattr(getattr(client, "_client", None), "_transport", None), HandoverTransport)
+    if is_ours and hasattr(stock, "_post") and hasattr(stock, "_client"):  # else the user's own HTTP client, or SDK
         vars(chat)["completions"] = LightCompletions(client)  # where the cached property would keep its own
     return chat
 

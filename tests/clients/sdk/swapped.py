@@ -18,7 +18,7 @@ import pytest
 
 from art.client import openai_client
 from art.client.http import Hooks
-from art.client.openai_client import STOCK_CLIENT, LightCompletions, note_answered
+from art.client.openai_client import STOCK_CLIENT, LightCompletions, add_handover
 
 counts = {"light": 0, "handed over": 0}
 
@@ -27,9 +27,8 @@ class AsyncOpenAI(openai_client.AsyncOpenAI):
     @functools.wraps(openai.AsyncOpenAI.__init__)
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        theirs = self._client.event_hooks
-        self._client.event_hooks = {**theirs, "response": [*theirs.get("response", ()), note_answered]}
-        self.hooks = Hooks(self._client.event_hooks, lambda: any(theirs.values()))
+        add_handover(self._client)
+        self.hooks = Hooks(self._client.event_hooks, lambda: bool(sum(map(len, self._client.event_hooks.values()))))
 
 
 if os.environ.get(STOCK_CLIENT) != "1":

@@ -53,7 +53,7 @@ READ_HERE: dict[str, Any] = {
     "other letters": answer(body=choice(message=MESSAGE | {"content": "é 漢 \U0001f600 \x00"})),
 }
 """Answers that the light path reads itself."""
-ASKED_AGAIN: dict[str, Any] = {
+HANDED_OVER: dict[str, Any] = {
     "unknown finish": answer(body=choice(finish_reason="tired")),
     "no choices": answer(body={"id": "x"}),
     "broken JSON": answer(body=b'{"id": '),
@@ -76,11 +76,7 @@ ASKED_AGAIN: dict[str, Any] = {
     "breaks off for ever": break_off,
     "several troubles": [hang_up, AWAY, answer(body={"id": "x"})],
 }
-"""Ends of a first attempt after which the SDK asks from the beginning."""
-
-
-UNREADABLE = {"unknown finish", "no choices", "broken JSON", "not UTF-8", "text", "gzip", "no content", "redirect"}
-"""Answers after which the SDK sends all requests of a client, so that nothing is sampled twice again."""
+"""Ends of a first attempt from which the SDK goes on."""
 
 
 @pytest.fixture(autouse=True)
@@ -122,20 +118,6 @@ async def compare(
     return differences
 
 
-async def differ_in_the_end(
-    server: ScriptedChat, pair: tuple[AsyncOpenAI, AsyncOpenAI], watch: Watch, behaviour: Any
-) -> Any:
-    """The ends of both clients if they differ, or if the light one has asked more than once more."""
-    watch.light = watch.handed_over = 0
-    stock, light = [await ends(server, client, behaviour, PLAIN) for client in pair]
-    asked, asked_lightly = stock.pop("requests"), light.pop("requests")
-    as_often = len(asked) <= len(asked_lightly) <= len(asked) + 1
-    is_same_request = all(body == asked[0][2] for _, _, body in asked_lightly)
-    if stock == light and as_often and is_same_request and (watch.light, watch.handed_over) == (1, 1):
-        return None
-    return stock, light, asked, asked_lightly
-
-
 def arguments_of(changes: dict[str, Any]) -> dict[str, Any]:
     """Arguments of one call: `None` for messages means a generator, `...` means none."""
     if changes.get("messages", 0) is None:
@@ -164,33 +146,27 @@ def described_error(error: BaseException | None) -> Any:
 
 
 async def test_answers_and_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with ScriptedChat().running() as server, clients(server.base_url, monkeypatch, max_retries=2) as pair:
-        assert await compare(server, pair, Watch(monkeypatch), READ_HERE, PLAIN, (1, 0)) == {}
-
-
-@pytest.mark.parametrize("name", ASKED_AGAIN)
-async def test_what_the_sdk_asks_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    differences = {}
     async with ScriptedChat().running() as server, clients(server.base_url, monkeypatch, max_retries=2) as pair:
         watch = Watch(monkeypatch)
-        assert await differ_in_the_end(server, pair, watch, ASKED_AGAIN[name]) is None
-        server.then = answer()
-        await pair[1].chat.completions.create(**PLAIN)
-        assert watch.light == (1 if name in UNREADABLE else 2)
+        for name, behaviour in (READ_HERE | HANDED_OVER).items():
+            differences |= await compare(server, pair, watch, {name: behaviour}, PLAIN, (1, int(name in HANDED_OVER)))
+    assert differences == {}
 
 
 async def test_time_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"max_retries": 2, "timeout": 0.2}
     async with ScriptedChat().running() as server, clients(server.base_url, monkeypatch, **options) as pair:
         watch = Watch(monkeypatch)
-        assert await differ_in_the_end(server, pair, watch, [hang]) is None
-        assert await differ_in_the_end(server, pair, watch, hang) is None
+        assert await compare(server, pair, watch, {"once": [hang]}, PLAIN, (1, 1)) == {}
+        assert await compare(server, pair, watch, {"for ever": hang}, PLAIN, (1, 1)) == {}
 
 
 async def test_a_cookie_is_sent_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
     async with ScriptedChat().running() as server, clients(server.base_url, monkeypatch) as pair:
         watch = Watch(monkeypatch)
         cookie = answer(set_cookie="a=b; Path=/")
-        assert await differ_in_the_end(server, pair, watch, cookie) is None
+        assert await compare(server, pair, watch, {"set": cookie}, PLAIN, (1, 1)) == {}
         assert await compare(server, pair, watch, {"sent": answer()}, PLAIN, (0, 0)) == {}
         assert server.seen[0].headers["Cookie"] == "a=b"
 

@@ -379,7 +379,9 @@ async def test_a_budget_that_is_spent_in_the_middle_of_a_step(model: art.Trainab
         await train(model, lambda step, index: float(index), steps=9, score=GroupScorer(Dear()))
     assert [len(groups) for groups in trained_rewards(server)] == [2, 1], "what was paid for is trained on"
     rows = [row for _, row in read_lines(model._paths().history) if row]
-    assert [row["costs/cum/all"] for row in rows] == pytest.approx([0.8, 1.2])
+    first, last = (row["costs/cum/all"] for row in rows)
+    assert last == pytest.approx(1.2)
+    assert round(first, 6) in (0.8, 1.2)  # the third group may be judged before the first step's row is written
     with pytest.raises(BudgetError):
         await train(model, lambda step, index: float(index), steps=9, score=GroupScorer(Dear()))
     assert len(trained_rewards(server)) == 2
