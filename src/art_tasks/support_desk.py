@@ -74,9 +74,7 @@ _PARTS: dict[str, tuple[list[str], list[str]]] = {
 _SPLITS: dict[int, Split] = {7: "val", 8: "test", 9: "test"}  # by a matter's hash; the others are for training
 
 
-SYSTEM = (
-    f"Name the desk that the message is for: {', '.join(DESKS[:-1])} or {DESKS[-1]}. Answer with its name alone."
-)
+SYSTEM = f"Name the desk that the message is for: {', '.join(DESKS[:-1])} or {DESKS[-1]}. Answer with its name alone."
 
 
 class SupportDesk(Task):
@@ -162,7 +160,5 @@ def matters_of(desk: str, split: Split) -> list[str]:
     subjects, problems = _PARTS[desk]
     composed = [f"{subject} {problem}" for subject, problem in itertools.product(subjects, problems)]
     return [
-        matter
-        for matter in (*COMPLAINTS[desk], *composed)
-        if _SPLITS.get(derive_seed(matter) % 10, "train") == split
+        matter for matter in (*COMPLAINTS[desk], *composed) if _SPLITS.get(derive_seed(matter) % 10, "train") == split
     ]

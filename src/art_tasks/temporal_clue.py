@@ -139,9 +139,7 @@ class TemporalClue(Task):
         self, model: Model[Any, Any], scenario: Scenario, *, rollout_index: int = 0, step: int | None = None
     ) -> Trajectory:
         inputs = scenario.inputs
-        trajectory = Trajectory(
-            messages_and_choices=_opening(inputs["prompt"]), metadata={"scenario_id": scenario.id}
-        )
+        trajectory = Trajectory(messages_and_choices=_opening(inputs["prompt"]), metadata={"scenario_id": scenario.id})
         choice = await sample_answer(
             model, trajectory, step=step, temperature=1.0, max_completion_tokens=self.options.max_completion_tokens,
             seed=derive_seed(scenario.seed, rollout_index),

@@ -95,7 +95,9 @@ def test_one_command(
     assert len(report["rewards"]) == 1
     explanations = {c[side]["explanation"] for c in report["comparisons"] for side in ("before", "after")}
     assert all(text.startswith("It has ") for text in explanations)
-    assert {"train/judge/ruler", "eval/judge/ruler", "generator"} <= {line.split()[0] for line in report["costs"].splitlines()}
+    assert {"train/judge/ruler", "eval/judge/ruler", "generator"} <= {
+        line.split()[0] for line in report["costs"].splitlines()
+    }
     assert plan["held_out"][0]["task"] in (tmp_path / "out" / "report.html").read_text()
 
 

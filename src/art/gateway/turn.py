@@ -128,9 +128,7 @@ class TurnMaker:
         self._resolver, self._recorder, self._rollouts = resolver, recorder, rollouts
         self._structures, self._workers = structures, Workers()
 
-    async def prepare(
-        self, request: ChatRequest, *, check_length: bool = True, **asked: Unpack[ChatOptions]
-    ) -> Turn:
+    async def prepare(self, request: ChatRequest, *, check_length: bool = True, **asked: Unpack[ChatOptions]) -> Turn:
         """Make the turn of a request; `ChatOptions` explains what comes with it. The errors are those of `complete`.
         With `check_length=False` the prompt alone is wanted, even one that leaves no room for an answer."""
         rollout_id, seed = asked.get("rollout_id"), asked.get("seed")

@@ -22,6 +22,7 @@ PIECE_BYTES = 2**18
 LONGEST_TEXT_BYTES = 2**22
 """Largest length of one text or name. It is a piece, however long it is."""
 
+
 def decode_apart(body: bytearray) -> Any:
     """Decode a JSON text, and clear it.
 

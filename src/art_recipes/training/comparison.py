@@ -95,6 +95,7 @@ async def compare_checkpoints(
     Raises:
         FaultRateError: more than half of the rollouts failed, or `score` dropped too many groups.
     """
+
     async def act(scenario: Scenario, index: int, step: int) -> Trajectory:
         trajectory = await task.rollout(model, scenario, rollout_index=index, step=step)
         trajectory.metadata |= {CHECKPOINT: step, SCENARIO: scenario.id}

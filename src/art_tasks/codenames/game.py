@@ -38,6 +38,8 @@ Outcome = Literal["win", "loss", "assassin", "turn_limit"]
 """How a game ends for the policy's team. `assassin` is a loss by the team's own guess."""
 
 KINDS: tuple[Kind, ...] = ("ours", "theirs", "neutral", "assassin")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardForm:
     """How the boards of a form of the game are drawn."""

@@ -36,7 +36,12 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 @pytest.fixture
 def quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that do not wait long after a failure."""
-    for name, seconds in {"POLL_S": 0.02, "FIRST_PAUSE_S": 0.02, "LONGEST_PAUSE_S": 0.05, "CLOSING_PAUSE_S": 0.02}.items():
+    for name, seconds in {
+        "POLL_S": 0.02,
+        "FIRST_PAUSE_S": 0.02,
+        "LONGEST_PAUSE_S": 0.05,
+        "CLOSING_PAUSE_S": 0.02,
+    }.items():
         monkeypatch.setattr(delivery, name, seconds)
 
 

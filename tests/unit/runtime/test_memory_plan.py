@@ -171,7 +171,9 @@ def test_what_is_short_is_named_by_its_largest_part(model: str, gpu_gib: int) ->
     )
     check = check_forecast(plan(model, chosen, gpu_gib=gpu_gib))
     assert check.status == "warning"
-    assert re.search(r"GiB are missing on cuda:0 .*activations of the trainer take .*`trainer.max_tokens`", check.remedy or "")
+    assert re.search(
+        r"GiB are missing on cuda:0 .*activations of the trainer take .*`trainer.max_tokens`", check.remedy or ""
+    )
 
 
 def test_main_memory_that_does_not_suffice_is_a_failure() -> None:

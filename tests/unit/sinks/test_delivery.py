@@ -23,7 +23,12 @@ from tests.support.fake_tracker import FakeTracker
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"POLL_S": 0.05, "FIRST_PAUSE_S": 0.01, "LONGEST_PAUSE_S": 0.05, "CLOSING_PAUSE_S": 0.01}.items():
+    for name, seconds in {
+        "POLL_S": 0.05,
+        "FIRST_PAUSE_S": 0.01,
+        "LONGEST_PAUSE_S": 0.05,
+        "CLOSING_PAUSE_S": 0.01,
+    }.items():
         monkeypatch.setattr(delivery, name, seconds)
     monkeypatch.setattr(delivery, "CLOSE_FAILING_S", 0.2)
 
@@ -210,9 +215,7 @@ async def test_what_is_left_at_the_end_is_counted_and_sent_by_the_next_run(
     assert [one.step for one in tracker.groups] == [0, 1, 2]
 
 
-async def test_refused_rows_are_skipped(
-    tmp_path: Path, tracker: FakeTracker, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_refused_rows_are_skipped(tmp_path: Path, tracker: FakeTracker, caplog: pytest.LogCaptureFixture) -> None:
     tracker.refuses = lambda row: row.step == 1
     model = make_model(tmp_path, tracker)
     for step in range(3):

@@ -91,7 +91,10 @@ def test_a_failed_generator_leaves_no_half_of_a_task(
     [
         (["auto", "gests"], "'gests' is no folder, and too short to describe a task"),
         (["auto", SENTENCE], "say what to train by `--model`"),
-        (["auto", SENTENCE, "--write-only", "--num-scenarios", "1"], "`--num-scenarios` must be greater than or equal to 2"),
+        (
+            ["auto", SENTENCE, "--write-only", "--num-scenarios", "1"],
+            "`--num-scenarios` must be greater than or equal to 2",
+        ),
         (["auto", "empty"], "the folder empty has no task.toml"),
         (["auto", "x", "--evaluate", "-1"], "`--evaluate` must be greater than or equal to 0, got -1"),
     ],

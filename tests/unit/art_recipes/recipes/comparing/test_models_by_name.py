@@ -80,7 +80,9 @@ def test_a_step_that_is_not_there_names_those_that_are(data_dir: Path) -> None:
 
 def test_base_models(data_dir: Path, tmp_path: Path) -> None:
     assert parse_model("Qwen/Qwen3-8B", data_dir) == BaseModel(label="Qwen/Qwen3-8B", path="Qwen/Qwen3-8B")
-    assert parse_model("hub:openai/gpt-oss-20b", data_dir) == BaseModel(label="openai/gpt-oss-20b", path="openai/gpt-oss-20b")
+    assert parse_model("hub:openai/gpt-oss-20b", data_dir) == BaseModel(
+        label="openai/gpt-oss-20b", path="openai/gpt-oss-20b"
+    )
     folder = make_model(tmp_path / "small")
     assert parse_model(folder, data_dir) == BaseModel(label="small", path=folder)
 
