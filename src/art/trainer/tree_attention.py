@@ -3,8 +3,8 @@
 Every kernel computes the same rule, query q attends key k iff k <= q < subtree_end[k]:
 
     dense    scaled-dot-product attention with the rule as a boolean mask: the reference, and fast for small layouts
-    blocks   for the CPU: some queries at a time, with the keys that at least one of them attends. In depth-first order
-             neighbouring queries share most of their keys, so few scores are computed in vain
+    blocks   for the CPU: some queries at a time, with the keys that at least one of them attends
+             (`art.trainer.block_attention`)
     flex     FlexAttention with a block mask, for CUDA
     own      none of these: the model's own attention, for layouts of whole sequences
 
@@ -39,7 +39,7 @@ positions lie on different branches, such a block is computed though it is empty
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -52,6 +52,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from art.errors import ConfigError, TrainingError
+from art.trainer.block_attention import attend_in_blocks, split_queries
 from art.trainer.tree import IntArray, PrefixTree
 
 if TYPE_CHECKING:
@@ -111,9 +112,6 @@ _UNSUPPORTED = ("softcap", "position_bias")
 _LENGTHS_PER_OCTAVE: Final = 32
 _MIN_LENGTH: Final = 512
 """Shortest layout for flex."""
-
-_QUERIES_AT_ONCE = 128
-"""Queries of the kernel "blocks" at a time: their scores stay in the cache."""
 
 _SINK_WIDTH = 8
 """Columns that sinks add to each head: fast kernels need a head size that is a multiple of 8."""
@@ -226,27 +224,18 @@ def attend_dense(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, 
     if (mask := layout.derived.get(("dense", formula.window))) is None:
         mask = dense_mask(layout.positions, layout.subtree_end, formula.window)
         layout.derived["dense", formula.window] = mask
-    return _attend_masked(query, key, value, formula.sinks, mask, formula.scale).transpose(1, 2)
-
-
-def _attend_masked(
-    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, mask: Tensor, scale: float
-) -> Tensor:
-    """Compute attention of N queries to the keys that `mask` [N, K] allows.
-
-    query [1, H, N, D], key [1, G, K, D], value [1, G, K, E] and sinks [H] give [1, H, N, E].
-    """
     if (times := query.shape[1] // key.shape[1]) > 1:
         key, value = (x.repeat_interleave(times, dim=1) for x in (key, value))
-    if sinks is not None:
+    if formula.sinks is not None:
         # A sink is one more key with value 0: [q, sink] . [0, 1] is the sink, and [q, sink] . [k, 0] is q . k.
-        columns = pad((sinks / scale)[:, None], (0, _SINK_WIDTH - 1))[None, :, None].to(query.dtype)  # [1, H, 1, width]
+        sinks = (formula.sinks / formula.scale)[:, None]
+        columns = pad(sinks, (0, _SINK_WIDTH - 1))[None, :, None].to(query.dtype)  # [1, H, 1, width]
         query = torch.cat([query, columns.expand(-1, -1, query.shape[2], -1)], dim=-1)
         size = key.shape[-1]
         key, value = pad(key, (0, _SINK_WIDTH, 0, 1)), pad(value, (0, 0, 0, 1))
         key[:, :, -1, size] = 1
         mask = pad(mask, (0, 1), value=True)
-    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=formula.scale).transpose(1, 2)
 
 
 def dense_mask(positions: Tensor, subtree_end: Tensor, window: int | None) -> Tensor:
@@ -262,81 +251,11 @@ def dense_mask(positions: Tensor, subtree_end: Tensor, window: int | None) -> Te
 
 
 def attend_blocks(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formula: AttentionFormula) -> Tensor:
-    """Compute attention over a prefix tree, `_QUERIES_AT_ONCE` queries at a time."""
+    """Compute attention over a prefix tree, some queries at a time."""
     if (blocks := layout.derived.get(("blocks", formula.window))) is None:
         blocks = split_queries(layout.positions, layout.subtree_end, formula.window)
         layout.derived["blocks", formula.window] = blocks
-    out: Tensor = _BlockAttention.apply(query, key, value, formula.sinks, blocks, formula.scale)
-    return out.transpose(1, 2)
-
-
-@dataclass(frozen=True, slots=True)
-class QueryBlock:
-    """The N queries [start, end) of a layout, and the K keys that at least one of them attends."""
-
-    start: int
-    end: int
-    keys: Tensor  # [K] index into the layout
-    mask: Tensor  # [N, K] booleans
-
-
-def split_queries(positions: Tensor, subtree_end: Tensor, window: int | None) -> list[QueryBlock]:
-    """Split the queries of a layout into blocks. `positions` and `subtree_end` are [T]."""
-    blocks = []
-    for start in range(0, len(positions), _QUERIES_AT_ONCE):
-        end = min(start + _QUERIES_AT_ONCE, len(positions))
-        is_seen = subtree_end[:end] > start
-        if window is not None:
-            is_seen &= positions[:end] > positions[start:end].min() - window
-        keys = is_seen.nonzero().flatten()
-        queries = torch.arange(start, end, device=keys.device)[:, None]
-        mask = (keys <= queries) & (queries < subtree_end[keys])
-        if window is not None:
-            mask &= positions[start:end, None] - positions[keys] < window
-        blocks.append(QueryBlock(start, end, keys, mask))
-    return blocks
-
-
-class _BlockAttention(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
-    """Attention of each block on its own. The backward pass computes a block again, so nothing of it is kept."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sinks: Tensor | None,
-        blocks: Sequence[QueryBlock],
-        scale: float,
-    ) -> Tensor:
-        ctx.save_for_backward(query, key, value, *([] if sinks is None else [sinks]))
-        ctx.blocks, ctx.scale = blocks, scale
-        inputs = ((*_inputs_of(block, query, key, value), sinks, block.mask, scale) for block in blocks)
-        return torch.cat([_attend_masked(*own) for own in inputs], dim=2)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, *sinks = saved = ctx.saved_tensors
-        totals = [torch.zeros_like(x, dtype=torch.float32) for x in saved]
-        for block in ctx.blocks:
-            leaves = [x.detach().requires_grad_() for x in (*_inputs_of(block, query, key, value), *sinks)]
-            q, k, v, *rest = leaves
-            with torch.enable_grad():
-                out = _attend_masked(q, k, v, rest[0] if rest else None, block.mask, ctx.scale)
-            own = torch.autograd.grad(out, leaves, grads[0][:, :, block.start : block.end])
-            totals[0][:, :, block.start : block.end] = own[0]
-            for total, part in zip(totals[1:3], own[1:3], strict=True):
-                total.index_add_(2, block.keys, part.float())
-            if sinks:
-                totals[3] += own[3]
-        by_input = [total.to(x.dtype) for total, x in zip(totals, saved, strict=True)]
-        return *by_input[:3], by_input[3] if sinks else None, None, None
-
-
-def _inputs_of(block: QueryBlock, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    own = query[:, :, block.start : block.end]
-    return own, key.index_select(2, block.keys), value.index_select(2, block.keys)
+    return attend_in_blocks(query, key, value, formula.sinks, blocks, formula.scale)
 
 
 def attend_flex(
