@@ -12,6 +12,7 @@ import torch
 
 from art.config import CispoConfig, DppoConfig, EntropyConfig, LoraConfig, LossConfig, PpoConfig, TrainerConfig
 from art.protocol.samples import COMPONENTS, Component, TrainingSample
+from art.trainer import block_attention
 from art.trainer import tree_attention as attention
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.lora import LoraPolicy
@@ -93,7 +94,7 @@ def test_the_size_of_blocks_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kernel("blocks")
-    monkeypatch.setattr(attention, "_QUERIES_AT_ONCE", block)
+    monkeypatch.setattr(block_attention, "QUERIES_AT_ONCE", block)
     found, _ = tree_gradient(policies(family), random_samples(5, count=12))
     assert relative_error(found, one_by_one(family, 5, 12)[0]) < TOLERANCE
 
