@@ -30,7 +30,7 @@ from art.record import recorded_answers as columns
 from art.record.recorded_answers import RecordedAnswer, Row, Segments, assemble, assemble_answers
 from art.record.usage_book import SCHEMA as _USAGE
 from art.record.usage_book import Pending, UsageBook, merge_older, write_usage
-from art.storage.database import Database
+from art.storage.database import Database, add_columns
 
 _EXCHANGES = """
 CREATE TABLE IF NOT EXISTS exchanges (
@@ -51,10 +51,7 @@ def create_tables(db: sqlite3.Connection) -> None:
     """Create the tables that are missing, and add the columns that came later."""
     db.executescript(_EXCHANGES + _ROLLOUTS + _USAGE + columns.GRAMMARS)
     for table, later in _LATER.items():
-        present = {row[1] for row in db.execute(f"PRAGMA table_info({table})")}
-        for column in later:
-            if column.split()[0] not in present:
-                db.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
+        add_columns(db, table, later)
     db.execute(columns.GRAMMAR_INDEX)
     db.execute("CREATE INDEX IF NOT EXISTS exchanges_by_number ON exchanges (number)")
     merge_older(db)

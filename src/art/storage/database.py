@@ -11,7 +11,7 @@ import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,6 +43,14 @@ def check_format(connection: sqlite3.Connection, path: Path) -> int:
             f"format {FORMAT}. Upgrade ART here, or use another data directory"
         )
     return written
+
+
+def add_columns(db: sqlite3.Connection, table: str, columns: Iterable[str]) -> None:
+    """Add the columns, each given by name and definition, that the table of an older version does not have."""
+    present = {row[1] for row in db.execute(f"PRAGMA table_info({table})")}
+    for column in columns:
+        if column.split()[0] not in present:
+            db.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
 
 
 async def uninterrupted(change: Coroutine[Any, Any, T]) -> T:

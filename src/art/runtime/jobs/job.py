@@ -33,7 +33,7 @@ from art.protocol.training import ENDED, NEXT_STATES, UNFINISHED, JobKind, JobSt
 from art.record.usage_book import Pending, write_usage
 from art.runtime.registry import RegisteredModel, set_identity, set_step
 from art.storage.checkpoints import CheckpointState
-from art.storage.database import Database
+from art.storage.database import Database, add_columns
 
 _DEPTH = 4
 """Levels from a request to the trajectories in its groups."""
@@ -224,9 +224,16 @@ CREATE TABLE IF NOT EXISTS jobs (
     needs TEXT NOT NULL DEFAULT '[]',      -- paths of checkpoints that the job needs until it has ended
     exchanges TEXT NOT NULL DEFAULT '[]'   -- ids of exchanges that it needs until then
 );
+DROP INDEX IF EXISTS jobs_by_state;        -- of older versions
+DROP INDEX IF EXISTS jobs_by_model;
 CREATE INDEX IF NOT EXISTS jobs_in_state ON jobs (state);
 CREATE INDEX IF NOT EXISTS jobs_of_model ON jobs (project, name);
 """
+_LATER_COLUMNS = (
+    "lane TEXT NOT NULL DEFAULT ''", "started_at REAL", "needs TEXT NOT NULL DEFAULT '[]'",
+    "exchanges TEXT NOT NULL DEFAULT '[]'",
+)  # fmt: skip
+"""Columns of `jobs` that older versions lack."""
 _UNFINISHED = ", ".join(f"'{state}'" for state in UNFINISHED)
 
 
@@ -249,7 +256,7 @@ class JobStore:
         self._data_dir = database.path.parent
 
     async def start(self) -> None:
-        await self._database.run(lambda db: db.executescript(_SCHEMA))
+        await self._database.run(_create)
 
     async def known(self, job_id: str, fingerprint: str) -> JobStatus | None:
         """The status of the job that has this id already, or `None`. Raises `ConflictError` if the id belongs to a job
@@ -438,6 +445,11 @@ class JobStore:
         return await asyncio.to_thread(self._database.read, sql, parameters)
 
 
+def _create(db: sqlite3.Connection) -> None:
+    db.executescript(_SCHEMA)
+    add_columns(db, "jobs", _LATER_COLUMNS)
+
+
 def _insert(db: sqlite3.Connection, status: JobStatus, more: Mapping[str, object]) -> None:
     """Insert a job. `more` has the values of columns that its status does not have."""
     values = status.model_dump(include={"job_id", "kind", "project", "name", "state", "created_at"})
@@ -450,7 +462,8 @@ def _known(db: sqlite3.Connection, job_id: str, fingerprint: str) -> JobStatus |
     row = db.execute("SELECT fingerprint, status FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
     if row is None:
         return None
-    if row[0] not in ("", fingerprint):  # of a restored job the request is not known
+    # Older servers stored a checksum, which is a number, and of a restored job the request is not known.
+    if isinstance(row[0], str) and row[0] not in ("", fingerprint):
         raise ConflictError(
             f"job {job_id} exists with other content; use a new job id for a new request", param="job_id"
         )

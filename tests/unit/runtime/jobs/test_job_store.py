@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from art.credit.sft import SftPath
 from art.errors import ConflictError, NotFoundError, OverloadedError, TrainingError
 from art.protocol.calls import Copy, Export, Pull, Push
 from art.protocol.checkpoint_calls import S3Target
-from art.protocol.training import ENDED, NEXT_STATES, UNFINISHED, JobKind, JobState
+from art.protocol.training import ENDED, NEXT_STATES, UNFINISHED, JobKind, JobState, JobStatus
 from art.record.recorder import create_tables
 from art.record.usage_book import Amounts
 from art.runtime.jobs.job import (
@@ -263,4 +265,30 @@ async def test_a_job_that_was_lost_is_restored_from_its_checkpoint(tmp_path: Pat
     (restored,) = await Registry(database).models()
     assert restored.step == 2
     assert Registry(database).identity(restored, 2) == "identity"
+    database.close()
+
+
+async def test_a_database_of_an_older_version_takes_new_jobs(tmp_path: Path) -> None:
+    path = tmp_path / "art.db"
+    with contextlib.closing(sqlite3.connect(path)) as older:
+        older.executescript(
+            """
+            CREATE TABLE jobs (
+                job_id TEXT PRIMARY KEY, kind TEXT NOT NULL, project TEXT NOT NULL, name TEXT NOT NULL,
+                state TEXT NOT NULL, fingerprint INTEGER NOT NULL, payload BLOB, from_step INTEGER,
+                status TEXT NOT NULL, created_at REAL NOT NULL
+            );
+            CREATE INDEX jobs_by_state ON jobs (state, created_at);
+            """
+        )
+        status = JobStatus(job_id="old", kind="train", project="p", name="m", state="succeeded", created_at=1.0)
+        older.execute(
+            "INSERT INTO jobs VALUES ('old', 'train', 'p', 'm', 'succeeded', 17, NULL, 3, ?, 1.0)",
+            (status.model_dump_json(),),
+        )
+        older.commit()
+    database, store = await open_store(path)
+    assert (await store.known("old", "sha256:00")) == status  # its checksum cannot be compared with a hash
+    assert (await store.add(job("new"), "sha256:01")).state == "queued"
+    assert (await store.load("new")).payload == job("new").payload
     database.close()
