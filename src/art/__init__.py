@@ -1,6 +1,6 @@
 """ART: on-the-job reinforcement learning for LLM agents.
 
-Importing this package loads neither torch, transformers, fastapi nor openai. Parts that not every program needs are
+Importing this package loads neither torch, transformers, starlette nor openai. Parts that not every program needs are
 imported when they are first used.
 """
 

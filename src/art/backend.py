@@ -155,7 +155,7 @@ class Backend:
         return ModelRegistration(server_url=client.base_url, api_key=client.api_key, status=status)
 
     async def preflight(self, model: BackendModel, request: PreflightRequest | None = None) -> PreflightReport:
-        """Check what training `model` needs: versions, devices, disk space, chat format, and memory by a trial step.
+        """Check what training `model` needs: devices, disk space, chat format, and memory by a trial step.
 
         Nothing is trained or published. `art doctor` shows the same for a base model.
         """

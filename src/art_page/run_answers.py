@@ -172,7 +172,7 @@ class RunSummary(PageAnswer):
     eta_s: float | None = None
     """Seconds until the run ends, where the number of its steps is known."""
     now: str | None = None
-    """One sentence: what runs, and who waits for whom."""
+    """One sentence: what runs."""
     findings: list[RunFinding]
     """The newest five."""
     updated_at: float | None

@@ -1,6 +1,6 @@
 """Measures the noise, the order bias and the accuracy of a judge.
 
-Each group is judged twice per repeat, in one order and in its reverse, without the cache. What moves with a
+Each group is judged twice per repeat, in one order and in its reverse. What moves with a
 trajectory's place comes from the order; the rest of the difference is the judge's noise.
 """
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from art.task import Player
 
 DESKS = ("billing", "shipping", "returns")
-RIGHT, RIGHT_WITHIN_WORDS, WRONG, INVALID = 1.0, 0.6, 0.0, -0.5
+RIGHT, RIGHT_WITHIN_WORDS, INVALID = 1.0, 0.6, -0.5
 ASIDES = 0.5
 """Share of messages that also mention something of another desk that was fine."""
 COMPLAINTS = {

@@ -110,7 +110,7 @@ def metric_name(name: str) -> str:
 
 
 def flat_params(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return a nested config as parameters with dotted names, such as `settings.adapter.rank`."""
+    """Return a nested config as parameters with dotted names, such as `settings.lora.rank`."""
     params: dict[str, str] = {}
     for key, value in config.items():
         name = f"{prefix}{key}"

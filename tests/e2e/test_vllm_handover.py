@@ -47,7 +47,7 @@ LONG = [5, 6, 7] * 100
 
 @dataclass
 class Trained:
-    """A model with rsLoRA, a rank above vLLM's default of 16 and every linear layer, after two steps."""
+    """A model with a rank above vLLM's default of 16 and every linear layer, after two steps."""
 
     runtime: Runtime
     base: Path

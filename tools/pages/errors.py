@@ -50,7 +50,7 @@ ADVICE: dict[type[ArtError], str] = {
     errors.JobCancelledError: "Nothing of the step was kept; submit it again if you want it.",
     errors.PublishError: "The last published step is still served. Read the trainer's and engine's logs.",
     errors.AdapterError: "Check the folder: a PEFT adapter of the same base model, with all its files.",
-    errors.HandshakeError: "Use the same dtype and quantization for engine and trainer; `art doctor` measures the gap. "
+    errors.HandshakeError: "Use the same dtype for engine and trainer; `art doctor` measures the gap. "
     "Leave layers that the message names out of `lora.target_modules`, or use another engine.",
     errors.JudgeError: "Check the judge's address, key and limits. The group has no reward until it is judged.",
     errors.JudgeAnswerError: "Use a stronger judge, or a clearer rubric.",

@@ -2,7 +2,7 @@
 
 The server has recorded every answer with the messages before it. So reinforcement learning sends only the ids of the
 answers, each with a digest of its conversation, by which the server notices an edited one. It sends the texts if the
-server asks for them: an older one, or one that has to say which message differs.
+server asks for them, to say which message differs.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ them. A token that attends to many others counts as several."""
 DEFAULT_LORAS = 4
 """Adapters that vLLM computes in one batch, unless its flags say otherwise."""
 DEFAULT_RUNNING = 64
-"""Requests of one key that are decoded together, unless settings or the engine say otherwise."""
+"""Requests that are decoded together, unless settings or the engine say otherwise."""
 
 
 class ProcessConfig(Config):

@@ -123,7 +123,6 @@ class Tokenizer:
         backend.no_padding()
         self.backend = backend
         self.name_or_path = name_or_path
-        self.special_tokens = special_tokens
         self.template = template
         self.generation_stop_ids = generation_stop_ids
         """`eos_token_id` of `generation_config.json`: tokens that end a completion besides the tokenizer's own EOS."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
-import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import Token
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from art.model.run_log import RunLog
     from art.protocol.checkpoint_calls import LogRequest
 
-
-logger = logging.getLogger(__name__)
 
 ConfigT = TypeVar("ConfigT", default=Any)
 StateT = TypeVar("StateT", default=dict[str, Any])
@@ -148,8 +145,8 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
     budget_usd: float | None = None
     """Limit in USD of everything that is booked in `costs`; above it `model.costs.check()` raises."""
     report_metrics: list[str | Callable[[], Any]] | None = None
-    """Trackers that get metrics and rollouts, such as `["wandb"]`, or subclasses of `art.sinks.Sink`. `None`: those
-    that the environment names, e.g. by `WANDB_API_KEY`; `[]`: none."""
+    """Trackers that get metrics, and rollouts if they show traces: names such as `"wandb"`, or subclasses of
+    `art.sinks.Sink`. `None`: those that the environment names, e.g. by `WANDB_API_KEY`; `[]`: none."""
 
     _run_log: RunLog = PrivateAttr(default_factory=lambda: importlib.import_module("art.model.run_log").RunLog())
     _sinks: ModelSinks = PrivateAttr(default_factory=ModelSinks)

@@ -43,7 +43,7 @@ class Judgement:
     costs_usd: dict[str, float] = field(default_factory=dict)
     """Cost in USD by judge, without judges whose price is not known."""
     metrics: dict[str, MetricValue] = field(default_factory=dict)
-    """Metrics of the judging itself: disagreement, tokens, repairs."""
+    """Metrics of the judging itself: disagreement and reliability."""
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ it gets the number of different ones in all rows, `data/cum/num_unique_scenarios
 history. `totals.jsonl` beside it has the rest:
 
     {"scenarios": ["0f3a5c7e9b1d2468"]}       hashes of scenarios that were new
-    {"sums": {"data/cum/games": 100}}         what was summed elsewhere, see `Totals.load_state`
+    {"sums": {"data/cum/games": 100}}         what was summed elsewhere, by older versions
 """
 
 from __future__ import annotations
@@ -126,22 +126,6 @@ class Totals:
         with self.lock:
             self._read()
             return row_id in self._row_ids
-
-    def state(self) -> tuple[dict[str, float], list[int]]:
-        """Return the sums, and the hashes of all scenarios."""
-        with self.lock:
-            self._read()
-            return dict(self._sums), sorted(self._scenarios)
-
-    def load_state(self, sums: Mapping[str, float], scenarios: Iterable[int]) -> None:
-        """Raise the sums to at least `sums`, and count `scenarios` too; both are kept in the file."""
-        with self.lock:
-            self._read()
-            lacking = {name: value - self._sums.get(name, 0.0) for name, value in sums.items()}
-            if lacking := {name: value for name, value in lacking.items() if value > 0}:
-                append_lines(self._path, [{"sums": lacking}])
-            self._count(scenarios)
-            self._read()
 
     def _count(self, scenarios: Iterable[int]) -> None:
         if new := set(scenarios) - self._scenarios:

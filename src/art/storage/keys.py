@@ -46,7 +46,7 @@ CREATE TABLE IF NOT EXISTS keys (
     created_at REAL NOT NULL, expires_at REAL, revoked_at REAL, last_used_at REAL
 ) WITHOUT ROWID;
 """
-"""`last_used_at` was written by older versions; `art usage --keys` tells what each key has used."""
+"""`last_used_at` was written by older versions."""
 KEY_PATTERN = re.compile(r"art_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
 
 

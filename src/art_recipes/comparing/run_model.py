@@ -39,9 +39,6 @@ from art_recipes.comparing.metered_http import (
 from art_recipes.comparing.model_comparison import ModelRow, Quantiles
 from art_recipes.training.training_loop import headline_value
 
-Values = Mapping[str, Sequence[float]]
-"""Values of the scored rollouts by scenario."""
-
 
 def by_scenario(rows: Sequence[KeptRollout], field: str) -> dict[str, list[float]]:
     """Return a value of the scored rollouts (`headline` or `reward`) by scenario, in the order of their indices."""

@@ -38,14 +38,14 @@ def read(folder: Path) -> dict[str, Any]:
     """Everything that is logged, without the times."""
     paths = DataDir(folder).model("p", "m")
     rows = [json.loads(line) for line in paths.history.read_text().splitlines()]
-    totals, ledger = fresh_model(folder)._run_log.totals(paths).state(), fresh_model(folder).costs
+    lines = [json.loads(line) for line in paths.totals.read_text().splitlines()]
     return {
         "rows": [
             {name: row[name] for name in row if name not in ("recorded_at", "time/wall_clock_sec")} for row in rows
         ],
         "groups": sorted(paths.trajectories("train", 4).read_text().splitlines()),
-        "scenarios": totals[1],
-        "costs": {source: amount.usd for source, amount in ledger.totals().items()},
+        "scenarios": {one for line in lines for one in line["scenarios"]},
+        "costs": {source: amount.usd for source, amount in fresh_model(folder).costs.totals().items()},
     }
 
 

@@ -21,7 +21,7 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,17 +51,6 @@ MAX_WAITING = 4096
 """Requests of one project that may wait for an engine."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProjectSeats:
-    """The seats of an engine, as one project sees them: those that its requests hold, that those of all projects hold,
-    and that it could still take, and its requests that wait for one."""
-
-    held: int
-    held_by_all: int
-    free: int
-    waiting: int
-
-
 class Seats:
     """Hands out the seats of one engine. It belongs to one event loop.
 
@@ -80,15 +69,6 @@ class Seats:
     @property
     def num_waiting(self) -> int:
         return sum(map(len, self._queues.values()))
-
-    def of(self, project: str) -> ProjectSeats:
-        """Count the seats that `project` holds, waits for and could take."""
-        return ProjectSeats(
-            held=sum(count for (name, _), count in self._held.items() if name == project),
-            held_by_all=self._held.total(),
-            free=max(0, self._num_seats - self._held.total()),
-            waiting=sum(len(queue) for (name, _), queue in self._queues.items() if name == project),
-        )
 
     def resize(self, num_seats: int) -> None:
         """Change the number of seats. Taken seats stay taken."""
@@ -109,7 +89,7 @@ class Seats:
             self._give_back(sender)
 
     async def _wait(self, sender: Sender) -> None:
-        num_waiting = self.of(sender[0]).waiting
+        num_waiting = sum(len(queue) for (name, _), queue in self._queues.items() if name == sender[0])
         if num_waiting >= self._max_waiting:
             raise OverloadedError(
                 f"{num_waiting} requests of project {sender[0]} wait for the engine, which is the limit; try later"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,6 @@ from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
 from art.storage.layout import DataDir, validate_name
 from art.storage.logs import describe_exit, log_tail, open_log
-
-logger = logging.getLogger(__name__)
 
 
 def plan_fork(models: Models, project: str, name: str, request: ForkRequest) -> AdoptPayload:

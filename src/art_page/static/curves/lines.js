@@ -4,7 +4,7 @@ import { HELD_OUT_COLOUR, TRAIN_COLOUR, categorical } from "../lib/colours.js";
 import { formatBytes, formatCount, formatNumber, formatPercent, formatSeconds, formatUsd } from "../lib/format.js";
 
 /**
- * @typedef {object} Series  the wire type of viewer/run_answers.py
+ * @typedef {object} Series  the wire type of art_page/run_answers.py
  * @property {string} metric
  * @property {string | null} split
  * @property {number[]} steps

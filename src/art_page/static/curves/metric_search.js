@@ -40,7 +40,7 @@ export function bySection(metrics) {
   return [...sections].sort(([a], [b]) => rank(a) - rank(b) || a.localeCompare(b));
 }
 
-const FIRST = ["val", "test", "train", "loss", "offpolicy", "trend", "ledger", "throughput", "time", "data", "publish", "costs"];
+const FIRST = ["val", "test", "train", "loss", "offpolicy", "ledger", "throughput", "time", "data", "publish", "costs"];
 
 /** @param {string} section */
 function rank(section) {

@@ -1,4 +1,4 @@
-/** What trains now, and what happened lately: steps, findings, jobs that failed, lines of the server's log. */
+/** What trains now, and what happened lately: steps, findings, jobs that failed. */
 import { h, replace } from "../lib/dom.js";
 import { formatCount, formatTime, plural } from "../lib/format.js";
 import { link } from "../lib/router.js";
@@ -10,7 +10,7 @@ export class LiveNewsList {
   constructor() {
     this.jobs = h("ul", { class: "live-jobs" });
     this.lines = h("ol", { class: "live-news" });
-    this.empty = h("p", { class: "soft small" }, "Steps, findings and the server's log appear here.");
+    this.empty = h("p", { class: "soft small" }, "Steps and findings appear here.");
     this.element = h("section", { "aria-label": "Training and news" }, h("h2", null, "Training"), this.jobs, this.lines, this.empty);
     this.drawn = "";
     this.drawnJobs = "";

@@ -2,7 +2,7 @@
 import { h } from "../lib/dom.js";
 import { formatBounds, formatFixed, formatInterval, formatSigned, plural } from "../lib/format.js";
 
-/** @typedef {Record<string, any>} RunSummary  the wire type of viewer/run_answers.py */
+/** @typedef {Record<string, any>} RunSummary  the wire type of art_page/run_answers.py */
 
 const STATE_CLASS = /** @type {Record<string, string>} */ ({ training: "chip-accent", waiting: "chip-note", serving: "chip-accent", finished: "chip-good", failed: "chip-bad", idle: "" });
 
@@ -24,7 +24,7 @@ export function rewardText(reward) {
 
 /**
  * The task's own metric on held-out rollouts: before, after, and the paired difference.
- * @param {any} change  the wire type StepChange of viewer/run_answers.py
+ * @param {any} change  the wire type StepChange of art_page/run_answers.py
  */
 export function headlineText({ a, b, before, after, difference, num_scenarios: total }) {
   if (a === b) return h("span", { class: "nowrap" }, h("b", null, formatFixed(after?.mean, 3)), h("span", { class: "soft" }, ` step ${b}`));

@@ -10,7 +10,7 @@ import { readStep } from "../curves/curve_settings.js";
 import { CheckpointComparison } from "../parts/checkpoint_compare.js";
 import { promotionHistory } from "../parts/promotion_history.js";
 
-/** @typedef {{split: string, metric: string, a: number, b: number}} Compared  of the wire type StepChange in viewer/run_answers.py */
+/** @typedef {{split: string, metric: string, a: number, b: number}} Compared  of the wire type StepChange in art_page/run_answers.py */
 
 const MAX_COLUMNS = 4;
 const PREFERRED = ["val/reward", "test/reward", "train/reward", "loss/entropy", "loss/kl_to_base", "loss/sft"];

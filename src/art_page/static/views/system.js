@@ -5,7 +5,7 @@ import { formatBytes, formatCount, formatNumber, formatPercent, formatSeconds, p
 import { link } from "../lib/router.js";
 import { missing, showWhenLoaded } from "../lib/states.js";
 
-/** @typedef {Record<string, any>} SystemAnswer  the wire type of protocol/live/system.py */
+/** @typedef {Record<string, any>} SystemAnswer  the wire type of art/protocol/live.py */
 
 /** @type {import("../lib/context.js").View} */
 export const systemView = {
