@@ -1,7 +1,7 @@
 """Measures the noise, the order bias and the accuracy of a judge.
 
-Each group is judged twice per repeat, in one order and in its reverse. What moves with a
-trajectory's place comes from the order; the rest of the difference is the judge's noise.
+Each group is judged twice per repeat, in one order and in its reverse. What moves with a trajectory's place comes from
+the order; the rest of the difference is the judge's noise.
 """
 
 from __future__ import annotations

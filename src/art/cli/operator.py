@@ -111,8 +111,8 @@ def run_usage(args: argparse.Namespace) -> int:
         art usage --models                            by model too
         art usage --json                              as the server sends it
 
-    Device hours are those of training. A key for one project sees its own project. The
-    server is at --url or ART_SERVER_URL, and the key is in ART_API_KEY. `art quota` sets the limits.
+    Device hours are those of training. A key for one project sees its own project. The server is at --url or
+    ART_SERVER_URL, and the key is in ART_API_KEY. `art quota` sets the limits.
     """
     report = ask_server(args.url, lambda client: client.usage(month=args.month, project=args.project))
     print(report.model_dump_json(indent=2) if args.json else describe_usage(report, with_models=args.models))

@@ -8,7 +8,6 @@ handler can forget a check. Starlette finds the path of a request; what happens 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -50,8 +49,8 @@ ROUTES: list[Route] = [
 """The server's own routes. `App.routes` has those of the installed pages too."""
 
 _NAME_FILES = {Health, JobList, JobStatus, ModelList, ModelStatus, PreflightReport}
-"""Answers that can say where files lie on the machine. Only keys with scope `admin` see that. Errors
-are treated where they are sent."""
+"""Answers that can say where files lie on the machine. Only keys with scope `admin` see that. Errors are
+treated where they are sent."""
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -109,8 +108,6 @@ class App:
         route = routes.get(request.method)
         if request.method == "HEAD" and (got := routes.get("GET")) is not None and got.scope is None:
             route = got  # monitors ask so whether a server is well; other routes would work for nothing
-        if (task := asyncio.current_task()) is not None:
-            task.set_name(f"{request.method} {request.scope['path']}")
         sent_id = request.headers.get("x-request-id", "")
         identity = sent_id if _SANE_ID.fullmatch(sent_id) else f"req_{os.urandom(12).hex()}"
         REQUEST_ID.set(identity)

@@ -107,7 +107,7 @@ class _BlockAttention(torch.autograd.Function):  # type: ignore[misc]  # torch i
         by_group = (len(key), -1)
         queries = query.float().mul(scale).unflatten(0, by_group)  # [G, R, T, D]
         key_rows, value_rows = key.float(), value.float()
-        sink_rows = None if sinks is None else sinks.detach().float().view(*by_group)  # [G, R]
+        sink_rows = None if sinks is None else sinks.float().view(*by_group)  # [G, R]
         out = queries.new_empty(*queries.shape[:-1], value.shape[-1])
         kept: list[Tensor] = []
         kept_bytes = 0
