@@ -153,6 +153,7 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
     app = App(runtime, api_key=api_key, config=config, keys=keys, data_dir=data_dir)
     await runtime.start()
     try:
+        await runtime.warm_up()
         settings = uvicorn.Config(
             app, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
             timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S, timeout_keep_alive=KEEP_ALIVE_S, backlog=LISTEN_BACKLOG,

@@ -9,6 +9,7 @@ import codecs
 import datetime
 import functools
 import json
+from array import array
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -92,6 +93,9 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 _FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"]
+_SHORT, _MAX_SHORT = 2**10, 2**12
+"""Encodings of texts of at most `_SHORT` characters are cached, up to `_MAX_SHORT` of them, in at most 20 MB. Rollouts
+of a group begin alike, and observations return."""
 _LONG = 2**14
 """Above this number of characters a text is encoded without noting the place of each token in it, which nobody here
 reads. That takes half the time and a quarter of the memory."""
@@ -122,6 +126,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
+        self._encode_short = functools.lru_cache(_MAX_SHORT)(lambda text: array("I", self._encode(text)))
         self.name_or_path = name_or_path
         self.template = template
         self.generation_stop_ids = generation_stop_ids
@@ -179,6 +184,11 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Encode text to token ids. `add_special_tokens` adds the post-processor's tokens (BOS), as in transformers."""
+        if len(text) <= _SHORT and not add_special_tokens:
+            return self._encode_short(text).tolist()
+        return self._encode(text, add_special_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         if len(text) > _LONG:
             encoding = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         else:

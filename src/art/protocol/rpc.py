@@ -12,8 +12,9 @@ The messages are:
     cancel     {"cancel": 7}
     heartbeat  {"id": 0, "result": {...}}                  from the child, about once a second
 
-`calls.py` defines the requests and their results. The parent's end is asyncio (`RpcClient`): what a child sends in one
-write is read at once. The child's end (`RpcServerSocket`) blocks.
+`calls.py` defines the requests and their results. The parent's end is asyncio (`RpcClient`): what it sends in one turn
+of the event loop goes out in one write, and what a child sends in one write is read at once. The child's end
+(`RpcServerSocket`) blocks.
 """
 
 from __future__ import annotations
@@ -122,6 +123,8 @@ class RpcClient(asyncio.Protocol):
         """Calls that have not ended: their method, and what takes each answer."""
         self._buffer = FrameBuffer()
         self._transport: asyncio.Transport | None = None
+        self._unsent: list[bytes] = []
+        """Frames of this turn of the event loop. They go out together, so that an engine batches their requests."""
         self._closed: ProcessError | None = None
         self._is_lost = False
         """The child is gone, for a reason that is not known yet."""
@@ -177,11 +180,17 @@ class RpcClient(asyncio.Protocol):
 
     def _send(self, message: dict[str, Any]) -> None:
         frame = encode_frame(message)
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent.append(frame)
+
+    def _flush(self) -> None:
+        frames, self._unsent = b"".join(self._unsent), []
         # Nothing waits until it is written: a child always reads, and requests are small. A broken transport of uvloop
         # refuses writes. `connection_lost` then fails the calls that wait, with the reason.
         if self._transport is not None:
             with contextlib.suppress(RuntimeError):
-                self._transport.write(frame)
+                self._transport.write(frames)
 
     def fail(self, error: ProcessError) -> None:
         """End every pending call and every later one with `error`."""

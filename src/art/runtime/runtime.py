@@ -107,6 +107,11 @@ class Runtime:
             forget = forget_regularly(self._recorder, age_s, needed)
             self._background.append(asyncio.create_task(forget, name="forget old exchanges"))
 
+    async def warm_up(self) -> None:
+        """Prepare for the first model, which comes soon. Nothing to do where it will be computed by a GPU."""
+        if find_devices().default_kind == "cpu":
+            await self._hosts.warm_up()
+
     async def close(self) -> None:
         for task in self._background:
             task.cancel()

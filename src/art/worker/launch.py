@@ -94,7 +94,7 @@ class Launch:
 
 
 class WarmParent:
-    """The warm parent of one server, which forks its children. It starts with the first child that it can fork.
+    """The warm parent of one server, which forks its children. It starts with `start` or a first child.
 
     One that ends or hangs is replaced, unless it never forked a child: children then start in new interpreters.
     """
@@ -106,6 +106,12 @@ class WarmParent:
         self._has_forked = False
         """Whether the current process has forked a child, so that another fork takes milliseconds."""
         self._is_unfit = sys.platform != "linux"
+
+    async def start(self, environment: Mapping[str, str]) -> None:
+        """Start it without waiting for its imports, so that the first child need not wait for all of them."""
+        async with self._lock:
+            if not self._is_unfit:
+                await self._running(environment)
 
     async def fork(self, launch: Launch, timeout_s: float) -> Process | None:
         """Fork a child. Returns `None` where that cannot be done, so that a new interpreter is needed. A first fork,

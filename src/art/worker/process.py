@@ -104,21 +104,25 @@ class ChildSpec:
     """Pause before the second start of a child that failed."""
 
     def environment(self) -> dict[str, str]:
-        """Return the child's environment, with passive waiting and a fixed thread count.
+        return child_environment(self.num_threads, self.variables)
 
-        Spinning OpenMP barriers of two processes on the same cores cost more than ten times the work itself. The
-        variables must be set before torch is imported.
-        """
-        threads = str(self.num_threads)
-        return os.environ | {
-            "OMP_NUM_THREADS": threads,
-            "MKL_NUM_THREADS": threads,
-            "OMP_WAIT_POLICY": "PASSIVE",
-            "TOKENIZERS_PARALLELISM": "false",
-            "TQDM_DISABLE": "1",  # progress bars would hide the cause of a death in the last lines of the log
-            "PYTHONUNBUFFERED": "1",
-            **self.variables,
-        }
+
+def child_environment(num_threads: int, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return a child's environment: this process's own with `variables`, passive waiting and a fixed thread count.
+
+    Spinning OpenMP barriers of two processes on the same cores cost more than ten times the work itself. The
+    variables must be set before torch is imported.
+    """
+    threads = str(num_threads)
+    return os.environ | {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TQDM_DISABLE": "1",  # progress bars would hide the cause of a death in the last lines of the log
+        "PYTHONUNBUFFERED": "1",
+        **variables,
+    }
 
 
 class ChildProcess:

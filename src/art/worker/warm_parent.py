@@ -116,7 +116,8 @@ def _tell(status: socket.socket, number: int) -> None:
 
 def _import_all() -> None:
     import_transformers()
-
+    importlib.import_module("art.engines.torch.pool")
+    importlib.import_module("art.trainer.trainer")
     gc.collect()
     gc.freeze()  # a collection in a child would write to, and so copy, the pages of all these objects
 

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import pytest_asyncio
@@ -79,6 +80,19 @@ async def test_answers_of_one_write_are_read_together(ends: Ends) -> None:
     frames = [await ends.read() for _ in range(40)]
     ends.child.reply_many([(frame["id"], [-float(frame["params"]["token_ids"][1])], True) for frame in frames])
     assert await asyncio.gather(*calls) == [[-float(i)] for i in range(40)]
+
+
+async def test_calls_of_one_turn_of_the_loop_go_out_in_one_write() -> None:
+    """So an engine that is idle gets them as one batch."""
+    transport = Mock(spec=asyncio.Transport)
+    client = RpcClient(lambda status: None)
+    client.connection_made(transport)
+    calls = [asyncio.ensure_future(client.call(Score(token_ids=[1, i], adapter=None))) for i in range(40)]
+    await asyncio.sleep(0.01)
+    ((written,),) = (call.args for call in transport.write.call_args_list)
+    assert [frame["params"]["token_ids"][1] for frame in FrameBuffer().feed(written)] == [*range(40)]
+    client.fail(ProcessError("over"))
+    await asyncio.gather(*calls, return_exceptions=True)
 
 
 async def test_a_call_that_is_cancelled_is_cancelled_in_the_child(ends: Ends) -> None:

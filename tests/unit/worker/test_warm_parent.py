@@ -155,6 +155,13 @@ async def test_forks_have_their_own_threads_and_randomness_as_new_interpreters_h
     assert found["torch"] == second["torch"]
 
 
+async def test_one_that_was_started_before_forks_the_first_child(quick: Path) -> None:
+    async with children(quick) as (warm_parent, (child,)):
+        await warm_parent.start(child.spec.environment())
+        (started,) = children_of(os.getpid())
+        assert (await ask(child))["parent"] == started
+
+
 async def test_how_a_fork_died_is_told_and_the_next_one_is_forked_too(quick: Path) -> None:
     async with children(quick) as (_, (child,)):
         parent = (await ask(child))["parent"]

@@ -33,6 +33,7 @@ from art.runtime.hosting.adapter_table import AdapterTable
 from art.runtime.hosting.handles import GatedEngine, Seats, TrainerHandle
 from art.runtime.memory import MemoryPlan
 from art.runtime.placement import (
+    VISIBLE,
     AssignedDevices,
     Devices,
     Placement,
@@ -44,7 +45,7 @@ from art.runtime.placement import (
 from art.runtime.registry import RegisteredModel, host_key
 from art.storage.layout import DataDir
 from art.worker.launch import WarmParent
-from art.worker.process import ChildProcess, ChildSpec, MakeProcess
+from art.worker.process import ChildProcess, ChildSpec, MakeProcess, child_environment
 
 SCORING_PLACES = 8
 """Requests that an engine computes beside those that have a seat: the handshake scores without one."""
@@ -313,6 +314,10 @@ class Hosts:
     def existing(self, model: RegisteredModel) -> BaseModelHost | None:
         """The host of a model if it was made already. May be called from any thread."""
         return self._hosts.get(model.host_key)
+
+    async def warm_up(self) -> None:
+        """Start what forks engines and trainers that compute on the CPU, so that the first model is up sooner."""
+        await self._warm_parent.start(child_environment(1, {VISIBLE: ""}))
 
     def pin(self, base_model: str, settings: ModelSettings) -> None:
         """Start the processes of a base model and keep them running, whether or not a model uses them."""

@@ -56,6 +56,12 @@ def test_tokens_equal_those_of_transformers(
         assert ours.text(expected) == theirs.decode(expected)
 
 
+def test_what_a_caller_does_to_tokens_stays_with_the_caller(tokenizer: Tokenizer) -> None:
+    text = "read me twice"
+    tokenizer.encode(text).append(0)
+    assert tokenizer.text(tokenizer.encode(text)) == text
+
+
 def test_special_ids_equal_those_of_transformers(tokenizer_dir: Path, tokenizer: Tokenizer) -> None:
     from transformers import PreTrainedTokenizerFast
 
