@@ -114,6 +114,7 @@ class LocalBackend(Backend):
         self._failure: ProcessError | None = None
         self._has_answered = False
         """Whether the server has been waited for."""
+        self._preloads = False
         self._watcher: asyncio.Task[None] | None = None
         self._cause: str | None = None
         """Reason why this process killed the last server."""
@@ -140,7 +141,7 @@ class LocalBackend(Backend):
             if self._failure is not None:
                 raise self._failure
             try:
-                self.start()
+                self._start()
                 assert self._client is not None
                 if not self._has_answered:
                     await self._until_healthy()
@@ -167,11 +168,16 @@ class LocalBackend(Backend):
         return await self._connection()
 
     def start(self) -> None:
-        """Start the server without waiting for it, if it does not run: it starts while this process does other work.
+        """Start the server without waiting for it, if it does not run: it starts while this process does other work,
+        and without GPUs it loads the libraries of engine and trainer, so that a first model is up sooner.
 
         The first use of the backend starts it too, and waits until it answers.
         """
+        self._start(preload=True)
+
+    def _start(self, *, preload: bool = False) -> None:
         if self._client is None:
+            self._preloads = preload
             self._socket = socket.create_server(("127.0.0.1", 0), backlog=4096)
             port = self._socket.getsockname()[1]
             self._client = ServerClient(f"http://127.0.0.1:{port}", self._api_key)
@@ -229,7 +235,7 @@ class LocalBackend(Backend):
                 [
                     sys.executable, "-m", "art.cli.server", "--data-dir", str(self.path), "--config-json", config_json,
                     "--fd", str(self._socket.fileno()), "--die-with-parent", "--key-from-stdin",
-                    *(["--share-key"] if self._shares_key else []),
+                    *(["--share-key"] if self._shares_key else []), *(["--preload"] if self._preloads else []),
                 ],
                 # A new session, so that Ctrl-C in the terminal reaches only this process, which then closes the server.
                 pass_fds=[self._socket.fileno()], stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,

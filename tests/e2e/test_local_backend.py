@@ -18,6 +18,8 @@ import art.local_backend
 from art import local_backend as local
 from art.client.client import ServerClient
 from art.errors import ConfigError, ProcessError
+from art.runtime.placement import find_devices
+from tests.support.processes import children_of
 
 
 def kill_server(backend: art.LocalBackend) -> None:
@@ -41,6 +43,9 @@ def test_a_plain_with_block_around_several_event_loops_also_when_the_server_dies
         started = backend.server_pid
         first = asyncio.run(use())
         assert asyncio.run(use()) == first == started
+        if sys.platform == "linux" and find_devices().default_kind == "cpu":
+            commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children_of(started or 0)]
+            assert any(b"warm_parent" in command for command in commands), "what a first model needs"
         kill_server(backend)
         last = asyncio.run(use())
         assert last not in (first, None)

@@ -95,7 +95,7 @@ def _run(argv: list[str] | None) -> int:
             log_to_stderr(args.log_level.upper(), secrets=[api_key])
             if args.log_level != "debug":
                 logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # else every broken request logs a line
-            run_coroutine(_serve(config, data_dir, sock, api_key))
+            run_coroutine(_serve(config, data_dir, sock, api_key, preload=args.preload))
         return 0
     except BrokenPipeError:
         raise
@@ -133,7 +133,7 @@ def _operator_key(config: ServerConfig, text: str) -> str | None:
     return key or None
 
 
-async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_key: str) -> None:
+async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_key: str, *, preload: bool) -> None:
     import uvicorn
 
     from art.runtime.runtime import Runtime
@@ -153,7 +153,8 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
     app = App(runtime, api_key=api_key, config=config, keys=keys, data_dir=data_dir)
     await runtime.start()
     try:
-        await runtime.warm_up()
+        if preload:
+            await runtime.warm_up()
         settings = uvicorn.Config(
             app, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
             timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S, timeout_keep_alive=KEEP_ALIVE_S, backlog=LISTEN_BACKLOG,
@@ -234,6 +235,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings as TOML, see docs/server.md")
     parser.add_argument("--config-json", help="the same as JSON, see art.config.ServerConfig")
     parser.add_argument("--fd", type=int, help="an inherited listening socket, instead of --host and --port")
+    parser.add_argument(
+        "--preload", action="store_true",
+        help="without GPUs: load the libraries of engine and trainer now, so that a first model is up sooner",
+    )  # fmt: skip
     parser.add_argument("--die-with-parent", action="store_true", help="stop when standard input closes")
     parser.add_argument(
         "--key-from-stdin", action="store_true", help="read the key from the first line of standard input"
