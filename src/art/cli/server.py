@@ -172,12 +172,12 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores it, so that the server goes on
             loop.add_signal_handler(signal.SIGHUP, stop)
         host, port = sock.getsockname()[:2]
-        print(f"art-server listens on http://{host}:{port} and keeps its data in {data_dir}", flush=True)
         name = "127.0.0.1" if host in ("0.0.0.0", "::") else host
         url = f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
-        address = DataDir(data_dir).address  # `art view` reads it
+        address = DataDir(data_dir).address  # `art view` and `art status` read it
         address.parent.mkdir(parents=True, exist_ok=True)
         write_file(address, url.encode())
+        print(f"art-server listens on http://{host}:{port} and keeps its data in {data_dir}", flush=True)
         if sys.stdout.isatty():  # nobody else gets a link that needs no key
             for line in filter(None, (page.greeting(url) for page in app.pages)):
                 print(line, flush=True)

@@ -65,8 +65,10 @@ async def describe_local_server(data_dir: DataDir) -> str:
         )
     try:
         async with asyncio.timeout(REPORT_TIMEOUT_S):
+            while not data_dir.address.exists():  # it is starting
+                await asyncio.sleep(0.05)
             return await describe_server(data_dir.address.read_text(encoding="utf-8"))
-    except (TimeoutError, FileNotFoundError):
+    except TimeoutError:
         raise ProcessError(
             f"art-server (pid {pid}) gave no answer within {REPORT_TIMEOUT_S:.0f} s. `py-spy dump --pid {pid}` shows "
             "where it stands; if a signal has stopped it, SIGCONT lets it go on"
