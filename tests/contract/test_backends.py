@@ -57,7 +57,7 @@ async def local(machine: Machine, folder: Path) -> AsyncIterator[Opened]:
 
 @contextlib.asynccontextmanager
 async def remote(machine: Machine, folder: Path) -> AsyncIterator[Opened]:
-    server = await machine.local._connection()
+    server = await machine.local.open()
     opened: list[art.Backend] = []
 
     async def reopen() -> art.Backend:

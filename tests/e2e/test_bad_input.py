@@ -19,6 +19,7 @@ import art
 from art.errors import NothingTrainableError, StorageError, TrajectoryError, TrajectoryMismatchError
 from art.storage.jsonl import read_lines
 from art.storage.trajectories import read_groups
+from tests.support.model_folder import paths_of
 
 MESSAGES = [{"role": "user", "content": "say yes, no or maybe"}]
 
@@ -60,7 +61,7 @@ async def test_context_too_long(model: art.TrainableModel) -> None:
 @in_module_loop
 async def test_no_reward_spread(model: art.TrainableModel, backend: art.LocalBackend) -> None:
     """As the loops of older scripts call it: they go on, and the log grows by a row and by the groups."""
-    log = model._paths()
+    log = paths_of(model)
     for i in range(await model.get_step(), 2):
         groups = await groups_with(model, [0.1, 0.1, 0.1])
         result = await backend.train(model, groups)

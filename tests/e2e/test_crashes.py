@@ -108,7 +108,7 @@ def kill(pid: int | None) -> None:
 
 
 async def child_pid(backend: art.LocalBackend, kind: str) -> int | None:
-    health = await (await backend._connection()).health()
+    health = await (await backend.open()).health()
     return health["base_models"][0][kind]["pid"]
 
 

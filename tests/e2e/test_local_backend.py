@@ -28,7 +28,7 @@ def kill_server(backend: art.LocalBackend) -> None:
 
 
 async def health(backend: art.LocalBackend) -> dict:
-    return await (await backend._connection()).health()
+    return await (await backend.open()).health()
 
 
 def test_a_plain_with_block_around_several_event_loops_also_when_the_server_dies_between_them(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ async def test_a_plain_with_block_inside_a_running_loop_whose_server_is_killed_w
         while [task for task in asyncio.all_tasks() if task.get_name().startswith("local-backend")]:
             await asyncio.sleep(0.01)
 
-    client = await backend._connection()
+    client = await backend.open()
     assert (await client.health())["status"] == "ok"
     assert backend.server_pid not in (None, pid)
     call = await call_under_way(backend, client)
@@ -125,7 +125,7 @@ async def test_a_server_that_dies_again_and_again_is_given_up_on_with_its_log(
 ) -> None:
     monkeypatch.setattr(local, "RESTARTS_PER_MINUTE", 0)
     async with art.LocalBackend(path=tmp_path) as backend:
-        client = await backend._connection()
+        client = await backend.open()
         under_way = await call_under_way(backend, client)
         async with asyncio.timeout(60):
             with pytest.raises(
@@ -148,7 +148,7 @@ import asyncio, art
 
 async def main():
     async with art.LocalBackend(path={path!r}) as backend:
-        await backend._connection()
+        await backend.open()
         print(backend.server_pid, flush=True)
         await asyncio.sleep(60)
 

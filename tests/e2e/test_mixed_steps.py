@@ -14,6 +14,7 @@ from art.config import TrainConfig
 from art.errors import ConfigError, TrajectoryError
 from art.storage.step_files import TokenFile, read_plans
 from art.tasks.yes_no_maybe import parse_answer
+from tests.support.model_folder import paths_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -70,11 +71,11 @@ async def test_one_step_learns_from_rewards_examples_and_the_environment(model: 
     )
     supervised = first["data/step_sft_tokens"] + first["data/step_observation_tokens"]
     assert first["data/step_trainable_tokens"] == supervised + first["ledger/trained_tokens"]
-    assert '"loss/sft"' in (model._paths().history).read_text()
-    (plan,) = read_plans(model._paths().step(results[0].step))
+    assert '"loss/sft"' in paths_of(model).history.read_text()
+    (plan,) = read_plans(paths_of(model).step(results[0].step))
     rollouts = [rollout for group in plan.groups for rollout in group.rollouts]
     assert sum(rollout.trained_tokens for rollout in rollouts) == first["ledger/trained_tokens"]
-    tokens = TokenFile(model._paths().step(results[0].step))
+    tokens = TokenFile(paths_of(model).step(results[0].step))
     assert plan.has_token_file
     assert len(tokens.read_all(["reasons"])["reasons"]) == first["data/step_trainable_tokens"]
 

@@ -136,7 +136,7 @@ async def test_it_runs_unchanged(
         await module.main()
         while [task for task in asyncio.all_tasks() if task.get_name() == "local-backend-close"]:
             await asyncio.sleep(0.01)
-        step = (await (await shared_backend._connection()).model_status(project, name)).step
+        step = (await (await shared_backend.open()).model_status(project, name)).step
         if step == program.steps:
             break
     assert step == program.steps

@@ -22,8 +22,8 @@ async def test_the_link_of_a_training_script(
 ) -> None:
     monkeypatch.delenv("ART_API_KEY", raising=False)
     async with art.LocalBackend(path=tmp_path) as backend:
-        client = await backend._connection()
-        await backend._connection()
+        client = await backend.open()
+        await backend.open()
         error = capsys.readouterr().err
         (link,) = re.findall(r"http://127\.0\.0\.1:\d+/#login=\S+", error)
         base, code = link.split("/#login=")
@@ -56,7 +56,7 @@ async def test_nothing_is_printed_for_those_who_want_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with art.LocalBackend(path=tmp_path, show_page=False) as backend:
-        await backend._connection()
+        await backend.open()
     assert capsys.readouterr().err == ""
 
 

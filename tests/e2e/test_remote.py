@@ -61,7 +61,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def test_a_script_with_the_core_package_trains_and_fetches(
     shared_backend: art.LocalBackend, tiny_model: Path, tmp_path: Path
 ) -> None:
-    client = asyncio.run(shared_backend._connection())
+    client = asyncio.run(shared_backend.open())
     server = Server(client.base_url, shared_backend._api_key, shared_backend.path)
     script = tmp_path / "script.py"
     script.write_text(SHORT)

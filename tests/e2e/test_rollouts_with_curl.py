@@ -31,7 +31,7 @@ def load(path: Path) -> ModuleType:
 async def test_a_shell_script_is_trained(
     shared_backend: art.LocalBackend, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client = await shared_backend._connection()
+    client = await shared_backend.open()
     training = asyncio.create_task(
         load(EXAMPLE / "train.py").train(shared_backend, str(tiny_model), num_steps=2, num_groups=2, rollouts=6)
     )

@@ -136,7 +136,7 @@ def test_status_without_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 async def pids_of(backend: art.LocalBackend) -> dict[str, int]:
-    health = await (await backend._connection()).health()
+    health = await (await backend.open()).health()
     assert backend.server_pid is not None
     kinds = {kind: health["base_models"][0][kind]["pid"] for kind in ("engine", "trainer")}
     return {"server": backend.server_pid, **kinds}
@@ -158,7 +158,7 @@ async def test_a_restarted_server_may_take_longer_to_start_than_the_heartbeat_ti
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     config = ServerConfig(heartbeat_timeout_s=2.0)
     async with art.LocalBackend(path=tmp_path / "data", server_config=config, show_page=False) as backend:
-        client = await backend._connection()
+        client = await backend.open()
         ask, missed = client.health, asyncio.Semaphore(0)
 
         async def counted() -> dict[str, object]:
@@ -200,7 +200,7 @@ async def test_a_process_that_is_stopped_is_ended_and_work_goes_on(
         async with asyncio.timeout(300):
             groups = [art.TrajectoryGroup(rollout(i) for i in range(4))]
             result = await backend.train(model, await art.gather_trajectory_groups(groups, pbar_desc=None))
-            health = await (await backend._connection()).health()
+            health = await (await backend.open()).health()
     assert result.step == 1
     if stopped == "server":
         assert "art-server died (signal 9, SIGKILL; it gave no answer for 4 s and was killed)" in caplog.text

@@ -17,6 +17,7 @@ from art.storage.step_files import NAME, read_plans, remove_old_token_files
 from art.tasks.yes_no_maybe import parse_answer
 from art_page.rollout_answers import RolloutKey, RolloutTokens, TokensQuery, TreeQuery
 from art_page.viewer import Viewer
+from tests.support.model_folder import paths_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -54,7 +55,7 @@ async def steps(shared_backend: art.LocalBackend, tiny_model: Path) -> tuple[Vie
         results.append(await model.train(groups, TrainConfig(learning_rate=1e-3, observation_weight=0.1)))
     results.append(await model.train(groups[1:]))
     await model.log([art.TrajectoryGroup([await rollout(model)])], split="val")
-    data_dir = DataDir(Path(model._paths().root).parents[2])
+    data_dir = DataDir(Path(paths_of(model).root).parents[2])
     remove_old_token_files(data_dir.model(*NAMES).steps, newest=3, keep=2)
     return Viewer(data_dir), results
 

@@ -151,7 +151,7 @@ async def test_steps_on_answers_of_likely_tokens_are_exact(form: Form | None, mo
 
 async def kill_during(task: asyncio.Future[Any], backend: art.LocalBackend, kind: str, after_s: float) -> None:
     await asyncio.sleep(after_s)
-    health = await (await backend._connection()).health()
+    health = await (await backend.open()).health()
     assert not task.done()
     os.kill(health["base_models"][0][kind]["pid"], signal.SIGKILL)
 
@@ -187,7 +187,7 @@ async def run(tiny_model: Path, data_dir: Path, *, disturbed: bool) -> Run:
             metrics = (await training).metrics
             made.numbers += [metrics[f"loss/{name}"] for name in ("grad_norm", "entropy", "adapter_norm")]
             made.answers += [played.text for group in groups for played in group]
-        health = await (await backend._connection()).health()
+        health = await (await backend.open()).health()
         made.restarts = [health["base_models"][0][kind]["restarts"] for kind in ("engine", "trainer")]
     return made
 

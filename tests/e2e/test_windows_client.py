@@ -17,7 +17,7 @@ AS_WINDOWS = ["-W", "ignore::EncodingWarning", "-X", "warn_default_encoding", "-
 async def test_a_client_without_what_windows_lacks_trains(
     shared_backend: art.LocalBackend, tiny_model: Path, tmp_path: Path
 ) -> None:
-    client = await shared_backend._connection()
+    client = await shared_backend.open()
     environment = os.environ | {
         "ART_SERVER_URL": client.base_url, "ART_API_KEY": client.api_key or "", "PYTHONPATH": str(ROOT),
         "PYTHONIOENCODING": "cp1252",

@@ -22,7 +22,7 @@ def on(server: art.LocalBackend) -> type[art.LocalBackend]:
             self.asked_for.append(path)
 
         async def _connection(self) -> ServerClient:
-            self._client = await server._connection()
+            self._client = await server.open()
             return self._client
 
     return Shared

@@ -22,6 +22,7 @@ from art.storage.jsonl import read_lines
 from art.trajectory import Trajectory, TrajectoryGroup
 from art_recipes.arguments import add_recipe_options, config_of
 from tests.support.fake_art_server import FakeArtServer, refusal
+from tests.support.model_folder import paths_of
 
 
 def test_a_row_has_every_sum() -> None:
@@ -216,7 +217,7 @@ def count(server: FakeArtServer, **tokens: int) -> None:
 
 
 def rows(model: art.TrainableModel) -> list[dict[str, Any]]:
-    return [row for _, row in read_lines(model._paths().history) if row]
+    return [row for _, row in read_lines(paths_of(model).history) if row]
 
 
 def judged(**costs: float) -> TrajectoryGroup:

@@ -30,6 +30,7 @@ from art.testing.judge import ScriptedJudge
 from art.trajectory import PydanticException, Trajectory, TrajectoryGroup
 from art_recipes.training.training_loop import StepReport, evaluate, train_task
 from tests.support.fake_art_server import FakeArtServer
+from tests.support.model_folder import paths_of
 
 HELLO = {"role": "user", "content": "hello"}
 ANSWER = {"role": "assistant", "content": "1"}
@@ -305,7 +306,7 @@ async def test_a_group_with_one_survivor(model: art.TrainableModel, server: Fake
     assert trained_rewards(server) == [[[0.5], [0.5]], [[0.5] * 4, [0.5] * 4]]
     assert "faults 75%" in reports[0].line("reward")
     assert "faults" not in reports[1].line("reward")
-    rows = [row for _, row in read_lines(model._paths().history) if row]
+    rows = [row for _, row in read_lines(paths_of(model).history) if row]
     assert [row["data/infra_fault_rate"] for row in rows] == [0.75, 0.0]
     assert rows[0]["data/infra_faults/KeyError"] == 6
 
@@ -317,7 +318,7 @@ async def test_groups_without_any_rollout_are_replaced(model: art.TrainableModel
     (report,) = await train(model, act, steps=1)
     assert "faults 50%" in report.line("reward")
     assert trained_rewards(server) == [[[0.0, 1.0, 2.0, 3.0]] * 2]
-    rows = [row for _, row in read_lines(model._paths().history) if row]
+    rows = [row for _, row in read_lines(paths_of(model).history) if row]
     assert [(row["step"], row["data/infra_fault_rate"], row["pipeline/groups_lost"]) for row in rows] == [(1, 0.5, 2)]
 
 
@@ -330,7 +331,7 @@ async def test_steps_with_nothing_to_learn_are_logged_and_too_many_of_them_end_i
         await train(model, lambda step, index: 1.0, steps=2, on_step=reports.append)
     assert [(report.step, report.trained) for report in reports] == [(0, False)] * 5, "as their rows in the history"
     assert "(no reward spread: not trained, the model stays at checkpoint 0)" in reports[0].line("reward")
-    rows = [row for _, row in read_lines(model._paths().history) if row]
+    rows = [row for _, row in read_lines(paths_of(model).history) if row]
     assert [(row["step"], row["data/step_num_groups_trainable"]) for row in rows] == [(0, 0)] * 5
     assert await model.get_step() == 0
 
@@ -378,7 +379,7 @@ async def test_a_budget_that_is_spent_in_the_middle_of_a_step(model: art.Trainab
     with pytest.raises(BudgetError, match=r"1\.2000 USD are spent: train/judge/dear 1\.2000"):
         await train(model, lambda step, index: float(index), steps=9, score=GroupScorer(Dear()))
     assert [len(groups) for groups in trained_rewards(server)] == [2, 1], "what was paid for is trained on"
-    rows = [row for _, row in read_lines(model._paths().history) if row]
+    rows = [row for _, row in read_lines(paths_of(model).history) if row]
     first, last = (row["costs/cum/all"] for row in rows)
     assert last == pytest.approx(1.2)
     assert round(first, 6) in (0.8, 1.2)  # the third group may be judged before the first step's row is written

@@ -34,6 +34,7 @@ from art.storage import jsonl
 from art.storage.history import append_row, means_by_step
 from art.storage.trajectories import read_groups
 from tests.support.fake_art_server import FakeArtServer
+from tests.support.model_folder import paths_of
 
 
 class FakeBackend(Backend):
@@ -69,7 +70,7 @@ def group(*rewards: float, **fields: Any) -> art.TrajectoryGroup:
 
 
 def history(model: art.Model) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in model._paths().history.read_text().splitlines()]
+    return [json.loads(line) for line in paths_of(model).history.read_text().splitlines()]
 
 
 # --- construction ---
@@ -203,7 +204,7 @@ async def test_an_odd_split_is_refused_with_or_without_trajectories(model: art.T
     for trajectories in (None, [group(0, 1)]):
         with pytest.raises(InvalidRequestError, match="split"):
             await model.log(trajectories, split=split, metrics={"x": 1.0})
-    assert not model._paths().root.exists(), "nothing is logged"
+    assert not paths_of(model).root.exists(), "nothing is logged"
 
 
 async def never_awaited() -> list[art.TrajectoryGroup]:
@@ -236,7 +237,7 @@ async def test_what_cannot_be_logged_is_named(model: art.TrainableModel, traject
     with pytest.raises(TrajectoryError, match=message):
         await model.log(trajectories(), split="val")
     gc.collect()
-    assert not model._paths().history.exists()
+    assert not paths_of(model).history.exists()
 
 
 async def test_one_trajectory_can_be_logged_and_a_metric_must_be_a_number(model: art.TrainableModel) -> None:
@@ -256,7 +257,7 @@ async def test_the_result_of_a_step_that_trained_nothing_can_be_logged(
     rows = history(model)
     assert [row["step"] for row in rows] == [1, 1], "one more row, and the one of the step is still there"
     assert rows[1]["data/step_num_groups_trainable"] == 0
-    assert [len(read) for read in read_groups(model._paths().trajectories("train", 1))] == [2, 2]
+    assert [len(read) for read in read_groups(paths_of(model).trajectories("train", 1))] == [2, 2]
     with pytest.raises(NothingTrainableError):
         await model.train([group(1, 1)], on_nothing="raise")
     with pytest.raises(TrajectoryError, match=r"The rollouts of one scenario, .* are a group"):
@@ -275,7 +276,7 @@ async def test_2025_style(model: art.TrainableModel) -> None:
     assert rows[0]["train/reward"] == 0.5
     assert rows[0]["loss/train"] == 0.5
     assert rows[0]["data/step_num_trajectories"] == 2
-    assert len(list(read_groups(model._paths().trajectories("train", 1)))) == 1
+    assert len(list(read_groups(paths_of(model).trajectories("train", 1)))) == 1
     with pytest.raises(ConfigError, match="kimi_k2_tau"):
         await model.train([group(0, 1)], _config={"kimi_k2_tau": 0.1})
     assert not (await model.train([])).trained, "a step that lost all groups does not end the script"
@@ -319,7 +320,7 @@ async def test_train_sft_logs_its_metrics(model: art.TrainableModel) -> None:
 async def test_logging_twice_loses_nothing(model: art.TrainableModel) -> None:
     await model.log([group(0, 1)], split="val", step=3)
     await model.log([group(1, 1)], split="val", step=3)
-    found = list(read_groups(model._paths().trajectories("val", 3)))
+    found = list(read_groups(paths_of(model).trajectories("val", 3)))
     assert [[t.reward for t in g] for g in found] == [[0, 1], [1, 1]]
     assert isinstance(found[0].trajectories[0].messages_and_choices[1], Choice)
     assert len(history(model)) == 2
@@ -328,32 +329,32 @@ async def test_logging_twice_loses_nothing(model: art.TrainableModel) -> None:
 async def test_concurrent_logs_do_not_mix(model: art.TrainableModel) -> None:
     big = [group(*range(50)) for _ in range(3)]
     await asyncio.gather(*(model.log(big, step=1, metrics={"n": i}) for i in range(8)))
-    assert len(list(read_groups(model._paths().trajectories("val", 1)))) == 24
+    assert len(list(read_groups(paths_of(model).trajectories("val", 1)))) == 24
     assert sorted(row["val/n"] for row in history(model)) == list(range(8))
 
 
 async def test_loose_trajectories_are_one_group(model: art.TrainableModel) -> None:
     await model.log([art.Trajectory(reward=1), ValueError("x"), art.Trajectory(reward=0)], split="val")
-    (found,) = read_groups(model._paths().trajectories("val", 0))
+    (found,) = read_groups(paths_of(model).trajectories("val", 0))
     assert len(found) == 2
     assert [error.type for error in found.exceptions] == ["ValueError"]
     row = history(model)[0]
     assert (row["val/reward"], row["val/exception_rate"]) == (0.5, 1 / 3)
     single = group(1, 0, metadata={"scenario_id": "s"})
     await model.log(single, split="test")
-    assert next(read_groups(model._paths().trajectories("test", 0))) == single
+    assert next(read_groups(paths_of(model).trajectories("test", 0))) == single
 
 
 async def test_nan_is_recorded_as_null(model: art.TrainableModel) -> None:
     logged = group(math.nan, 1)
     logged.trajectories[0].turn_rewards, logged.trajectories[0].token_rewards = [math.nan], [[1.0, math.nan]]
     await model.log([logged], metrics={"loss/train": math.inf, "ok": 1.0})
-    text = model._paths().history.read_text()
+    text = paths_of(model).history.read_text()
     row = json.loads(text, parse_constant=pytest.fail)
     assert row["val/reward"] is None
     assert row["loss/train"] is None
     assert row["val/ok"] == 1.0
-    path = model._paths().trajectories("val", 0)
+    path = paths_of(model).trajectories("val", 0)
     json.loads(path.read_text(), parse_constant=pytest.fail)
     (found,) = read_groups(path)
     first = found.trajectories[0]
@@ -445,7 +446,7 @@ def test_state(tmp_path: Path) -> None:
     assert model.read_state() is not None, "the old state stays"
     model.write_state({"c": 1})
     assert model.read_state() == {"c": 1}
-    model._paths().state.write_text("{broken")
+    paths_of(model).state.write_text("{broken")
     with pytest.raises(StorageError, match=r"state\.json"):
         model.read_state()
 
@@ -464,10 +465,10 @@ async def kept(model: art.TrainableModel, server: FakeArtServer, metric: str = "
 async def test_newest_and_best_are_kept(model: art.TrainableModel, server: FakeArtServer) -> None:
     assert await kept(model, server) == [9], "nothing was ever measured"
     for step in range(1, 150):  # the metric appears late, first as an integer
-        append_row(model._paths().history, {"train/reward": 1.0}, step=step % 9)
+        append_row(paths_of(model).history, {"train/reward": 1.0}, step=step % 9)
     for step, reward in ((3, 1), (4, 0.5), (5, 0.25), (3, 0.0)):
-        append_row(model._paths().history, {"val/reward": reward}, step=step)
-    append_row(model._paths().history, {"val/reward": math.nan}, step=6)
+        append_row(paths_of(model).history, {"val/reward": reward}, step=step)
+    append_row(paths_of(model).history, {"val/reward": math.nan}, step=6)
     assert await kept(model, server) == [4, 9], "step 3 has a mean of 0.5 too, and 4 is newer"
     assert await kept(model, server, "val/other") == [9]
 
@@ -475,10 +476,10 @@ async def test_newest_and_best_are_kept(model: art.TrainableModel, server: FakeA
 async def test_with_a_damaged_history_nothing_is_deleted(
     model: art.TrainableModel, server: FakeArtServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    append_row(model._paths().history, {"val/reward": 1}, step=1)
-    with model._paths().history.open("a") as file:
+    append_row(paths_of(model).history, {"val/reward": 1}, step=1)
+    with paths_of(model).history.open("a") as file:
         file.write("gibberish\n")
-    append_row(model._paths().history, {"val/reward": 0}, step=2)
+    append_row(paths_of(model).history, {"val/reward": 0}, step=2)
     with caplog.at_level(logging.WARNING):
         assert await kept(model, server) is None
     assert "no checkpoint is deleted" in caplog.text
@@ -621,7 +622,7 @@ async def test_settings_of_a_run_are_recorded_without_secrets(
     finally:
         run_settings.describe_program.cache_clear()
     await model.train([group(0.0, 1.0)], learning_rate=3e-4)
-    text = model._paths().settings.read_text()
+    text = paths_of(model).settings.read_text()
     recorded = json.loads(text)
     command = "train.py --api-key '[redacted]' --header 'X-Auth: ...' --steps 4 '--token=[redacted]'"
     assert recorded["program"]["command"] == command

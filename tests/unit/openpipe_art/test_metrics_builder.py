@@ -13,6 +13,7 @@ import pytest
 import art
 from art.errors import ConfigError
 from art.metrics import MetricsBuilder, track_api_cost
+from tests.support.model_folder import paths_of
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def model(tmp_path: Path) -> art.Model:
 
 
 def rows(model: art.Model) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in model._paths().history.read_text().splitlines()]
+    return [json.loads(line) for line in paths_of(model).history.read_text().splitlines()]
 
 
 async def test_metrics_wait_for_the_next_row(model: art.Model) -> None:

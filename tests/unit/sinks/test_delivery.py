@@ -19,6 +19,7 @@ from art.errors import ConfigError
 from art.metrics import delivery
 from art.storage.layout import ModelPaths
 from tests.support.fake_tracker import FakeTracker
+from tests.support.model_folder import paths_of
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +86,7 @@ async def test_settings_that_are_recorded_later_arrive_before_the_next_row(
     assert config["training"] == {"learning_rate": 1e-4}
     assert "hidden-key-123" not in json.dumps(config)
     assert "training" not in tracker.runs[0].config
-    written = json.loads(model._paths().settings.read_text())
+    written = json.loads(paths_of(model).settings.read_text())
     assert written == {"training": {"learning_rate": 1e-4}, "data": {"api_key": "[redacted]"}}
 
 
@@ -231,7 +232,7 @@ async def test_damaged_lines_are_skipped(tmp_path: Path, tracker: FakeTracker) -
     model = make_model(tmp_path, tracker)
     await model.log([group(1.0)], split="train", step=1)
     await model.close()
-    paths = model._paths()
+    paths = paths_of(model)
     with paths.history.open("a") as file:
         file.write("{damaged\n")
     with paths.trajectories("train", 1).open("a") as file:
@@ -297,7 +298,7 @@ async def test_a_row_whose_answer_got_lost_is_not_repeated_if_the_tracker_counts
     model = make_model(tmp_path, tracker)
     await model.log(metrics={"x": 0.0}, step=0)
     await model.close()
-    cursor = ModelPaths(model._paths().root).sinks / "fake.jsonl"
+    cursor = ModelPaths(paths_of(model).root).sinks / "fake.jsonl"
     before = cursor.read_bytes()
     model = make_model(tmp_path, tracker)
     await model.log(metrics={"x": 1.0}, step=1)
@@ -338,7 +339,7 @@ async def test_a_log_that_began_again_is_sent_from_its_start(tmp_path: Path, tra
     for step in range(3):
         await model.log(metrics={"x": 0.0}, step=step)
     await model.close()
-    model._paths().history.unlink()
+    paths_of(model).history.unlink()
     model = make_model(tmp_path, tracker)
     await model.log(metrics={"x": 1.0}, step=0)
     await model.close()

@@ -12,6 +12,7 @@ import art
 from art.errors import ConfigError
 from art.metrics.groups import count_groups
 from art.storage.history import UNIQUE_SCENARIOS
+from tests.support.model_folder import paths_of
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def group(*ids: object, of_group: object = None) -> art.TrajectoryGroup:
 
 
 def counts(model: art.Model) -> list[Any]:
-    rows = [json.loads(line) for line in model._paths().history.read_text().splitlines()]
+    rows = [json.loads(line) for line in paths_of(model).history.read_text().splitlines()]
     return [row.get(UNIQUE_SCENARIOS) for row in rows]
 
 
@@ -38,7 +39,7 @@ async def test_scenarios_of_training_are_counted_once_over_restarts(model: art.M
     await again.log([group("a", 3, "3")], split="train", step=4)
     await model.log([group("<script>")], split="train", step=5)  # the first object learns of the other's
     assert counts(model) == [2, 3, None, None, 4, 5]
-    assert "script" not in model._paths().totals.read_text()
+    assert "script" not in paths_of(model).totals.read_text()
 
 
 async def test_scenarios_from_the_builder(model: art.Model) -> None:

@@ -17,6 +17,7 @@ from art.task import Scenario, Split, Task, TaskDefaults
 from art.trajectory import Trajectory, TrajectoryGroup
 from art_recipes.training.training_loop import StepReport, evaluate, logged_evaluation, step_to_report, train_task
 from tests.support.fake_art_server import FakeArtServer
+from tests.support.model_folder import paths_of
 
 DEFAULTS = TaskDefaults(learning_rate=1e-3, groups_per_step=2, rollouts_per_group=2)
 
@@ -88,7 +89,7 @@ async def test_steps_have_the_numbers_of_their_rows_and_no_speed_of_rollouts_fro
     server.poll(list(server.jobs)[1])
     assert (await model.get_step(), await step_to_report(model)) == (2, 1), "the run said that it stopped at step 1"
     await train(reports.append)
-    rows = [row["step"] for _, row in read_lines(model._paths().history) if row]
+    rows = [row["step"] for _, row in read_lines(paths_of(model).history) if row]
     assert [report.step for report in reports] == rows == [1, 2, 3, 4]
     assert [math.isnan(report.tokens_per_s) for report in reports] == [False, True, False, False]
     assert "tokens/s" not in reports[1].line("won")
@@ -105,7 +106,7 @@ async def test_a_step_that_is_not_trained_has_the_number_of_its_row(server: Coun
         server.nothing_to_learn = len(reports) == 1
 
     await train_task(model, Counted(), DEFAULTS, num_steps=2, seed=0, on_step=on_step)
-    rows = [row["step"] for _, row in read_lines(model._paths().history) if row]
+    rows = [row["step"] for _, row in read_lines(paths_of(model).history) if row]
     assert [report.step for report in reports] == rows == [1, 1, 2]
     assert "not trained, the model stays at checkpoint 1)" in reports[1].line("won")
 
