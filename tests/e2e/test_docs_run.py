@@ -205,7 +205,7 @@ async def try_rollout(reader: Reader) -> None:
 async def try_address(reader: Reader) -> None:
     """The server of the page is where the page says, and takes the page's key."""
     backend = reader.names["backend"]
-    client = await backend.open()
+    client = await backend._connection()
     assert (await client.health())["base_models"] == [], "only who has the key is told"
     assert await client.list_models() == []
     await backend.close()

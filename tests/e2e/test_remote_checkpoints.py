@@ -144,7 +144,7 @@ async def test_the_promoted_checkpoint_answers_while_training_goes_on(
     answer = art.Trajectory(messages_and_choices=[*PROMPT, {"role": "assistant", "content": "no"}])
     for _ in range(3):
         await backend.train_sft(shop, [answer], art.TrainSFTConfig(learning_rate=3e-2))
-    client = await backend.open()
+    client = await backend._connection()
     assert [(card.id, card.step) for card in await client.list_models() if "shop" in card.id] == [
         ("p/shop", 4), ("p/shop@promoted", 1)
     ]  # fmt: skip
