@@ -32,20 +32,23 @@ TOO_LONG = {"claude-code", "codex"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[art.LocalBackend, Path]]:
-    """A server of its own, and a tiny model with room for the long prompts that some libraries write."""
+async def model(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[art.TrainableModel]:
+    """A tiny model on a server of its own, with room for the long prompts that some libraries write."""
     base = Path(build_tiny_model(tmp_path_factory.mktemp("base") / "model", task="yes_no_maybe", warm_start_steps=0))
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps({**config, "max_position_embeddings": MAX_CONTEXT}))
+    settings = ModelSettings(render=RenderConfig(chat_template_kwargs={"enable_thinking": False}))
+    model = art.TrainableModel(name="agent", project="clients", base_model=str(base), settings=settings)
     async with art.LocalBackend(path=tmp_path_factory.mktemp("data")) as backend:
-        yield backend, base
+        await model.register(backend)
+        yield model
 
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("task", ["trained"])
 @pytest.mark.parametrize("name", each_client())
 async def test_rollouts_are_trained(
-    place: tuple[art.LocalBackend, Path], name: str, task: str, record_property: Callable[[str, object], None]
+    model: art.TrainableModel, name: str, task: str, record_property: Callable[[str, object], None]
 ) -> None:
     if name in SAYS_MORE:
         record_property(
@@ -53,12 +56,8 @@ async def test_rollouts_are_trained(
         )
     if name in TOO_LONG:
         pytest.skip("its prompt is too long for the small model of this test")
-    backend, base = place
-    settings = ModelSettings(render=RenderConfig(chat_template_kwargs={"enable_thinking": False}))
-    # A model for each client: steps for arbitrary rewards, one after the other, teach a model never to end its answers.
-    model = art.TrainableModel(name=f"agent-{name}", project="clients", base_model=str(base), settings=settings)
-    await model.register(backend)
-    connection, group_id = await backend.open(), f"{name}-{task}"
+    connection = await model.backend()._connection()
+    step, group_id = await model.get_step(), f"{name}-{task}"
     for i in range(2):
         rollout_id = f"{group_id}-{i}"
         with pytest.raises(AssertionError) if name in SAYS_MORE else contextlib.nullcontext():
@@ -70,7 +69,7 @@ async def test_rollouts_are_trained(
         await model.put_rollout(rollout_id, group_id=group_id, reward=float(i))
     groups = await model.collect_trajectory_groups(1, 2, timeout_s=60, pbar_desc=None)
     result = await model.train(groups, TrainConfig(learning_rate=1e-3))
-    assert (result.trained, result.step) == (True, 1)
+    assert (result.trained, result.step) == (True, step + 1)
     ratios = {result.metrics[f"offpolicy/ratio_{which}"] for which in ("p01", "p99", "max", "mean")}
     assert all(abs(ratio - 1) < TOLERANCE for ratio in ratios), ratios
     assert result.metrics["ledger/sampled_tokens"] == result.metrics["ledger/trained_tokens"] > 0

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 URL, KEY, MODEL = os.environ["CLIENT_URL"], os.environ["CLIENT_KEY"], os.environ["CLIENT_MODEL"]
 """Base URL without `/v1`, key and model name."""
@@ -38,6 +38,8 @@ def look_up_or_error(key: str) -> str:
 
 class Place(BaseModel):
     """Where something is."""
+
+    model_config = ConfigDict(extra="forbid")  # random weights might else add properties until the context is full
 
     shelf: Literal["a", "b", "c"]
     row: Literal[1, 2, 3]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 import art
 from art.langgraph import init_chat_model, wrap_rollout
@@ -18,6 +18,8 @@ from tests.support.served_app import ServedApp, serve_app
 
 class Move(BaseModel):
     """The next move."""
+
+    model_config = ConfigDict(extra="forbid")  # random tokens might else add properties until the context is full
 
     column: Literal["a", "b", "c"]
     row: Literal[1, 2, 3]
