@@ -12,7 +12,6 @@ import sys
 from typing import Any
 
 import art
-from tests.support.model_folder import paths_of
 
 
 def make_group(rewards: list[float], text: str) -> art.TrajectoryGroup:
@@ -41,7 +40,7 @@ async def main(folder: str, tracker: str, first: int, last: int, end: str) -> No
     if end == "close":
         await model.close()
     elif end == "kill":
-        reporting = model._sinks._by_folder[paths_of(model).root]
+        reporting = model._sinks._by_folder[model._paths().root]
         assert reporting is not None
         while any(worker.num_waiting() for worker in reporting._workers):
             await asyncio.sleep(0.01)
