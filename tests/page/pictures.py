@@ -18,7 +18,7 @@ from tests.page.chromium import CHROMIUM
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 RUN = "#/run/mail_search-mailbox-short/seed0"
 STEP, GROUP = 3, 1
-ROLLOUT, WRONG_WORD = 5, "tusk"
+ROLLOUT, WRONG_WORD = 7, "wren"
 """A rollout of that group that searched for another word than the question has."""
 HEIGHT = 660
 
