@@ -106,7 +106,7 @@ def test_skypilot_reads_the_task_files(tmp_path: Path, files: dict[str, Path]) -
 
 def test_skypilot_refuses_a_file_with_a_word_that_it_does_not_know(tmp_path: Path, files: dict[str, Path]) -> None:
     text = files["plain"].read_text()
-    files["plain"].write_text(text.replace("run: |", "rum: |"))
+    files["plain"].write_text(text.replace('"run":', '"rum":'))
     with pytest.raises(AssertionError, match="did you mean 'run'"):
         run(tmp_path, _READ, files["plain"])
 
