@@ -170,16 +170,22 @@ class KVCache:
         """From this number of rows on, idle slots are evicted before new rows are allocated."""
         self._clock = 0
 
-    def acquire(self, uid: int, tokens: npt.NDArray[np.int32], match: PrefixMatch) -> Slot | None:
+    def acquire(self, uid: int, tokens: npt.NDArray[np.int32], match: PrefixMatch, expected: int = 0) -> Slot | None:
         """Take a slot for a sequence that starts with `tokens`, filled with what could be reused (never all tokens).
 
         Args:
             match: the current result of `match(uid, tokens)`.
+            expected: length that the sequence will probably reach. A row of that length is preferred, so that the
+                sequence need not move later.
 
         Returns:
             `None` if there is no room now.
         """
-        pool = self._pool_for(len(tokens))
+        pools = dict.fromkeys(self._pool_for(length) for length in (max(len(tokens), expected), len(tokens)))
+        slots = (self._acquire(uid, tokens, match, pool) for pool in pools)
+        return next((slot for slot in slots if slot is not None), None)
+
+    def _acquire(self, uid: int, tokens: npt.NDArray[np.int32], match: PrefixMatch, pool: Pool) -> Slot | None:
         source = match.slot
         reusable = min(match.length, len(tokens) - 1)  # the last token is computed for its logits
         fits = source is not None and not source.busy and source.pool.capacity >= len(tokens)

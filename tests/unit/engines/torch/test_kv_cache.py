@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -143,6 +144,15 @@ def test_memory_grows_with_use() -> None:
     assert cache.stats()["kv_tokens_allocated"] == 0
     run(cache, list(range(20)))
     assert cache.stats()["kv_tokens_allocated"] == 8 * 256
+
+
+@pytest.mark.parametrize(("budget", "capacity"), [(4096, 1024), (512, 256)])
+def test_a_row_has_room_for_the_expected_answer_where_there_is_room_for_the_row(budget: int, capacity: int) -> None:
+    cache = make(budget)
+    tokens = np.arange(200, dtype=np.int32)
+    slot = cache.acquire(0, tokens, cache.match(0, tokens), expected=264)
+    assert slot is not None
+    assert slot.pool.capacity == capacity
 
 
 def test_the_least_recently_used_slot_goes_first() -> None:
