@@ -83,7 +83,7 @@ async def test_answers_of_one_write_are_read_together(ends: Ends) -> None:
 
 
 async def test_calls_of_one_turn_of_the_loop_go_out_in_one_write() -> None:
-    """So an engine that is idle gets them as one batch."""
+    """An idle engine then takes them as one batch."""
     transport = Mock(spec=asyncio.Transport)
     client = RpcClient(lambda status: None)
     client.connection_made(transport)

@@ -29,7 +29,7 @@ from art.engines.torch.sampler import Cut, cut_of
 from art.kernels.grammar import Matcher
 
 EXPECTED_NEW = 64
-"""Tokens that an answer probably has, if it may: its row of the cache has room for them."""
+"""Tokens that a request probably still samples, unless it may not: its row of the cache has room for them."""
 MIN_AWAITED_PREFIX = 16
 """A request waits for a prefix that another one is computing now, if that saves at least this many tokens."""
 
@@ -177,7 +177,7 @@ class Scheduler:
                 continue
             if request.scores:
                 match.length, match.in_place = 0, False  # the logits of every position are needed
-            expected = len(tokens) + min(EXPECTED_NEW, request.max_new)
+            expected = min(len(tokens) + EXPECTED_NEW, request.num_prompt + request.max_new)
             slot = self.cache.acquire(request.uid, tokens, match, expected)
             if slot is None:
                 self.waiting.appendleft(request)

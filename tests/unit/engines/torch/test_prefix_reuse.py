@@ -130,3 +130,12 @@ def test_random_conversations_in_any_cache_size(
     else:
         assert stats["preemptions"] > 0
     assert_same(got, once_alone(asked))
+
+
+def test_preempted_requests_reach_the_end_of_the_context(qwen3: Path) -> None:
+    """One that is admitted again needs no room beyond the context, however long its answer may be."""
+    settings = {"max_context": 320, "max_running": 3}
+    requests = [request(tokens(i, 60), 260, seed=i) for i in range(3)]
+    calm, busy = (load(qwen3, kv_cache_tokens=room, **settings) for room in (None, 640))
+    assert_same(generate(busy, *requests), generate(calm, *requests))
+    assert busy.stats()["preemptions"] > 0
