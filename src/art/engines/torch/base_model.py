@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -110,13 +111,37 @@ class HfDecoder:
                 self.parts[name] = LinearPart(linear, 0, module.out_features)
 
 
+class _RmsNorm:
+    """The function `x / sqrt(mean(x²) + eps) * weight` of the last axis of x, of size d.
+
+    For float32 on the CPU torch has no kernel of its own for it: as `x / hypot(|x|, sqrt(d eps)) * (sqrt(d) weight)`
+    it takes fewer operators.
+    """
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        """`weight` is [d], or [heads, d] with one row for each head of x [N, heads, d]."""
+        size = weight.shape[-1]
+        self._weight, self._size, self._eps = weight, (size,), eps
+        self._scaled, self._floor = weight * math.sqrt(size), weight.new_tensor(math.sqrt(eps * size))
+        self._is_split = weight.device.type == "cpu" and weight.dtype == torch.float32
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., d] -> [..., d]"""
+        if self._is_split:
+            length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            return (x / length.hypot_(self._floor)).mul_(self._scaled)
+        if self._weight.dim() == 1:
+            return F.rms_norm(x, self._size, self._weight, self._eps)
+        return F.rms_norm(x, self._size, None, self._eps) * self._weight
+
+
 @dataclass(slots=True)
 class _Layer:
-    input_norm: Tensor
+    input_norm: _RmsNorm
     qkv: Linear
-    head_norm: Tensor | None  # [heads + kv heads, head_dim], queries first
+    head_norm: _RmsNorm | None  # of [heads + kv heads, head_dim], queries first
     o: Linear
-    mlp_norm: Tensor
+    mlp_norm: _RmsNorm
     gate_up: Linear
     down: Linear
     attention: AttentionFormula
@@ -134,7 +159,7 @@ class LlamaDecoder:
         config, core = hf_model.config, hf_model.model
         self.parts: dict[str, LinearPart] = {}
         self._linears: list[Linear] = []
-        self._eps: float = config.rms_norm_eps
+        eps = config.rms_norm_eps
         self._num_heads: int = config.num_attention_heads
         self._num_kv_heads: int = config.num_key_value_heads
         self._head_dim: int = core.layers[0].self_attn.head_dim
@@ -146,8 +171,9 @@ class LlamaDecoder:
         half = sin.shape[-1] // 2
         self._cos = cos[0][:, None]  # [max_context, 1, head_dim]
         self._sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)[:, None]
-        self._layers = [self._take_layer(i, *pair) for i, pair in enumerate(zip(core.layers, windows, strict=True))]
-        self._norm_weight = core.norm.weight.detach()
+        layers = zip(core.layers, windows, strict=True)
+        self._layers = [self._take_layer(i, layer, window, eps) for i, (layer, window) in enumerate(layers)]
+        self._norm = _RmsNorm(core.norm.weight.detach(), eps)
         self._head = self._fuse({"lm_head": hf_model.lm_head})
         self.num_linears = len(self._linears)
         self._folding = Folding(self._linears)
@@ -160,35 +186,32 @@ class LlamaDecoder:
         cos, sin = self._cos.index_select(0, batch.positions), self._sin.index_select(0, batch.positions)
         x = F.embedding(batch.token_ids, self._embedding)
         for i, layer in enumerate(self._layers):
-            qkv = layer.qkv(self._norm(x, layer.input_norm), runs).view(x.shape[0], -1, head_dim)
+            qkv = layer.qkv(layer.input_norm(x), runs).view(x.shape[0], -1, head_dim)
             qk = qkv[:, :num_qk]
             if layer.head_norm is not None:
-                qk = self._norm(qk) * layer.head_norm
+                qk = layer.head_norm(qk)
             # Swapped halves, and the signs in `sin`, are rotate_half of Hugging Face's RoPE.
             qk = torch.addcmul(qk * cos, qk.roll(head_dim // 2, -1), sin)
             attended = attend(plan, i, qk[:, :num_q], qk[:, num_q:], qkv[:, num_qk:], layer.attention)
             x = layer.o(attended.reshape(x.shape[0], -1), runs, x)
-            gate, up = layer.gate_up(self._norm(x, layer.mlp_norm), runs).chunk(2, dim=-1)
+            gate, up = layer.gate_up(layer.mlp_norm(x), runs).chunk(2, dim=-1)
             x = layer.down(self._activation(gate).mul_(up), runs, x)
         if batch.sample_rows is not None:
             x = x.index_select(0, batch.sample_rows)
-        return self._head(self._norm(x, self._norm_weight), head_runs)
+        return self._head(self._norm(x), head_runs)
 
-    def _norm(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], weight, self._eps)
-
-    def _take_layer(self, index: int, layer: Any, window: int | None) -> _Layer:
+    def _take_layer(self, index: int, layer: Any, window: int | None, eps: float) -> _Layer:
         prefix, attention, mlp = f"model.layers.{index}", layer.self_attn, layer.mlp
         head_norm = None
         if hasattr(attention, "q_norm"):
             weights = (attention.q_norm.weight, self._num_heads), (attention.k_norm.weight, self._num_kv_heads)
-            head_norm = torch.cat([weight.detach().expand(count, -1) for weight, count in weights])
+            head_norm = _RmsNorm(torch.cat([weight.detach().expand(count, -1) for weight, count in weights]), eps)
         return _Layer(
-            input_norm=layer.input_layernorm.weight.detach(),
+            input_norm=_RmsNorm(layer.input_layernorm.weight.detach(), eps),
             qkv=self._fuse({f"{prefix}.self_attn.{n}_proj": getattr(attention, f"{n}_proj") for n in "qkv"}),
             head_norm=head_norm,
             o=self._fuse({f"{prefix}.self_attn.o_proj": attention.o_proj}),
-            mlp_norm=layer.post_attention_layernorm.weight.detach(),
+            mlp_norm=_RmsNorm(layer.post_attention_layernorm.weight.detach(), eps),
             gate_up=self._fuse({f"{prefix}.mlp.{n}_proj": getattr(mlp, f"{n}_proj") for n in ("gate", "up")}),
             down=self._fuse({f"{prefix}.mlp.down_proj": mlp.down_proj}),
             attention=AttentionFormula(attention.scaling, window),

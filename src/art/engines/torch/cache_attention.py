@@ -4,6 +4,10 @@ A step computes N tokens of many sequences. Sequences that add one token (decodi
 batched call per pool. A sequence that adds several tokens (a prompt) is computed by itself. Query heads that share a
 key head are treated as several queries of one head, so keys are never repeated. The cache keeps the keys of all tokens
 even if a layer has a sliding window; masks hide the older ones.
+
+On a CPU, the keys of a prefix that decoding sequences have in common are read once for all of them, and those after it
+row by row. A softmax over both parts is the average of the softmaxes over each, weighted by the sums of their
+exponentials, so this is exact up to rounding.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from art.engines.torch.kv_cache import Ints, LayerShape, Pool
+from art.engines.torch.kv_cache import Ints, LayerShape, Pool, SharedPrefixes
 
 NAME = "art_engine"
 """The name of this attention in transformers' registries."""
@@ -58,16 +62,18 @@ class DecodeGroup:
     spread: Tensor | None  # [n] for a range with gaps: index in the range of each query
     num_keys: int
     lengths: Ints  # [rows] number of keys in each row
-    masks: dict[int | None, tuple[int, Tensor | None]] = field(default_factory=dict)
+    shared: SharedPrefixes | None = None
+    """A prefix whose keys are read once, where every query sees all of it; each query is a member."""
+    masks: dict[tuple[int | None, int], tuple[int, Tensor | None]] = field(default_factory=dict)
 
-    def seen(self, window: int | None, like: Tensor) -> tuple[int, Tensor | None]:
-        """Return the first key that any row sees, and the mask [rows, 1, 1, keys from it on], 0 or -inf.
+    def seen(self, window: int | None, start: int, like: Tensor) -> tuple[int, Tensor | None]:
+        """Return the first key from `start` on that any row sees, and the mask [rows, 1, 1, keys], 0 or -inf.
 
         `None` instead of a mask says that every row sees all of these keys.
         """
-        size = None if window is None or self.num_keys <= window else window
-        if size not in self.masks:
-            starts = np.zeros(1, np.int64) if size is None else self.lengths - size
+        key = window, start
+        if key not in self.masks:
+            starts = np.full(1, start) if window is None else np.maximum(start, self.lengths - window)
             first = max(0, int(starts.min()))
             keys = np.arange(first, self.num_keys)
             hidden = (keys >= self.lengths[:, None]) | (keys < starts[:, None])
@@ -75,8 +81,8 @@ class DecodeGroup:
             if hidden.any():
                 mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
                 mask.masked_fill_(torch.from_numpy(hidden).to(like.device), -math.inf)
-            self.masks[size] = first, None if mask is None else mask[:, None, None, :]
-        return self.masks[size]
+            self.masks[key] = first, None if mask is None else mask[:, None, None, :]
+        return self.masks[key]
 
 
 @dataclass(slots=True)
@@ -103,11 +109,22 @@ class AttentionPlan:
     masks: dict[tuple[int, int, int, int | None], Tensor] = field(default_factory=dict)
 
 
-def decode_group(pool: Pool, tokens: Ints, rows: Ints, positions: Ints, like: Tensor) -> DecodeGroup:
-    """Plan the attention of sequences that add one token each.
+def decode_groups(pool: Pool, tokens: Ints, rows: Ints, positions: Ints, like: Tensor) -> list[DecodeGroup]:
+    """Plan the attention of sequences that add one token each: those that share a prefix, and the others.
 
     Their tokens have the indices `tokens` [n] in the batch, and are at `positions` [n] of rows `rows` [n] of `pool`.
     """
+    shared = pool.shared_prefixes(rows, positions)
+    if shared is None:
+        return [_decode_group(pool, tokens, rows, positions, like)]
+    others = np.delete(np.arange(len(rows)), shared.members)
+    parts = [(shared, shared.members), (None, others)] if len(others) else [(shared, shared.members)]
+    return [_decode_group(pool, tokens[part], rows[part], positions[part], like, sharing) for sharing, part in parts]
+
+
+def _decode_group(
+    pool: Pool, tokens: Ints, rows: Ints, positions: Ints, like: Tensor, shared: SharedPrefixes | None = None
+) -> DecodeGroup:
     low, high = int(rows.min()), int(rows.max()) + 1
     lengths, num_keys = positions + 1, int(positions.max()) + 1
     row_index: Tensor | slice
@@ -120,7 +137,7 @@ def decode_group(pool: Pool, tokens: Ints, rows: Ints, positions: Ints, like: Te
         lengths[rows - low] = positions + 1
     else:
         row_index = to_device(rows, like)
-    return DecodeGroup(pool, slice_or_index(tokens, like), row_index, spread, num_keys, lengths)
+    return DecodeGroup(pool, slice_or_index(tokens, like), row_index, spread, num_keys, lengths, shared)
 
 
 def slice_or_index(values: Ints, like: Tensor) -> slice | Tensor:
@@ -157,23 +174,59 @@ def attend(plan: AttentionPlan, layer: int, q: Tensor, k: Tensor, v: Tensor, for
 
 def _decode(group: DecodeGroup, layer: int, q: Tensor, formula: AttentionFormula) -> Tensor:
     """Attention of a decode group: [n, heads, d] -> [n, heads, e]."""
-    num_heads = q.shape[1]
-    keys, values = group.pool.keys[layer], group.pool.values[layer]
-    first, mask = group.seen(formula.window, q)
+    num_heads, queries = q.shape[1], q
+    all_keys, all_values = group.pool.keys[layer], group.pool.values[layer]
+    window = None if formula.window is None or group.num_keys <= formula.window else formula.window
+    shared = group.shared if window is None and formula.sinks is None else None
+    first, mask = group.seen(window, 0 if shared is None else shared.length, q)
+    keys, values = (x[:, :, first : group.num_keys] for x in (all_keys, all_values))
     if isinstance(group.rows, slice):
-        keys, values = keys[group.rows, :, first : group.num_keys], values[group.rows, :, first : group.num_keys]
+        keys, values = keys[group.rows], values[group.rows]
     else:
-        keys = keys[:, :, first : group.num_keys].index_select(0, group.rows)
-        values = values[:, :, first : group.num_keys].index_select(0, group.rows)
+        keys, values = keys.index_select(0, group.rows), values.index_select(0, group.rows)
     if group.spread is not None:  # the range has rows that nobody asked for: leave room for their queries
         q = q.new_zeros((keys.shape[0], *q.shape[1:])).index_copy_(0, group.spread, q)
     if formula.sinks is not None:
         out = _attend_with_sinks(q[:, :, None], keys, values, mask, formula.scale, formula.sinks)[:, :, 0]
-    else:  # query heads that share a key head become several queries of that head
-        q = q.reshape(-1, keys.shape[1], num_heads // keys.shape[1], q.shape[-1])
+        return out if group.spread is None else out.index_select(0, group.spread)
+    # Query heads that share a key head become several queries of that head.
+    q = q.reshape(-1, keys.shape[1], num_heads // keys.shape[1], q.shape[-1])
+    if shared is None:
         out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=formula.scale)
         out = out.reshape(-1, num_heads, values.shape[-1])
-    return out if group.spread is None else out.index_select(0, group.spread)
+        return out if group.spread is None else out.index_select(0, group.spread)
+    out, log_sum = _attend_with_sum(q, keys, values, mask, formula.scale)
+    out, log_sum = out.reshape(-1, num_heads, values.shape[-1]), log_sum.reshape(-1, num_heads)
+    if group.spread is not None:
+        out, log_sum = out.index_select(0, group.spread), log_sum.index_select(0, group.spread)
+    prefix_out, prefix_log_sum = _attend_to_prefixes(shared, queries, all_keys, all_values, formula.scale)
+    weight = (prefix_log_sum - log_sum).sigmoid_()  # the share of the prefix in the sum over all keys
+    return torch.lerp(out, prefix_out, weight[..., None].to(out.dtype))
+
+
+def _attend_to_prefixes(
+    shared: SharedPrefixes, q: Tensor, keys: Tensor, values: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attention of each member over its prefix: q [n, heads, d], keys and values [rows, kv heads, capacity, d] ->
+    [n, heads, d] and the log of the sum of exponentials [n, heads]."""
+    num_groups, num_heads, num_kv_heads = len(shared.rows), q.shape[1], keys.shape[1]
+    keys, values = (x[:, :, : shared.length].index_select(0, shared.rows) for x in (keys, values))
+    # [groups * places, heads, d] -> [groups, kv heads, places * heads per kv head, d]
+    q = q.index_select(0, shared.queries).view(num_groups, -1, num_kv_heads, num_heads // num_kv_heads, q.shape[2])
+    out, log_sum = _attend_with_sum(q.transpose(1, 2).flatten(2, 3), keys, values, None, scale)
+    by_place = num_groups, num_kv_heads, -1, num_heads // num_kv_heads
+    out = out.reshape(*by_place, out.shape[-1]).transpose(1, 2).reshape(-1, num_heads, out.shape[-1])
+    log_sum = log_sum.reshape(by_place).transpose(1, 2).reshape(-1, num_heads)
+    return out.index_select(0, shared.places), log_sum.index_select(0, shared.places)
+
+
+def _attend_with_sum(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attention on the CPU [B, heads, n, d], and the log of the sum of exponentials [B, heads, n]."""
+    flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out, log_sum = flash_attention(q, keys, values, attn_mask=mask, scale=scale)
+    return out, log_sum
 
 
 def _prefill(

@@ -29,6 +29,11 @@ MAX_GROWTH_TOKENS = 16_384
 """Most tokens to allocate ahead of need, so that long rows are only allocated one by one."""
 MIN_SHARED_PREFIX = 4
 """Shorter common prefixes are computed again instead of copied."""
+SHARING_COST = 1_000_000
+"""What reading a prefix once for several sequences costs per layer and step, in bytes of keys and values that could be
+read in that time (about 100 microseconds of one CPU core)."""
+PREFIX_READS = 3
+"""How often the keys of a shared prefix are moved: read, written beside those of other prefixes, and read again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +63,17 @@ class LayerShape:
     value_dim: int
 
 
+@dataclass(frozen=True, slots=True)
+class SharedPrefixes:
+    """Groups of sequences that begin with the same `length` tokens, such as the rollouts of one prompt."""
+
+    length: int
+    members: Ints  # [n] the sequences of all groups, ascending
+    rows: Tensor  # [groups] a row that begins with the prefix of the group
+    queries: Tensor  # [groups * places] member in each place; all groups have as many places as the largest needs
+    places: Tensor  # [n] place of each member
+
+
 class Pool:
     """KV cache rows of one capacity. Keys and values are head-major, so attention reads contiguous memory of a row."""
 
@@ -76,6 +92,8 @@ class Pool:
         self.last_used = np.zeros(0, dtype=np.int64)  # [rows] time (a counter) at which an idle row was released
         self.num_known = np.zeros(0, dtype=np.int64)  # [rows] number of tokens in `tokens`
         self.num_computed = np.zeros(0, dtype=np.int64)  # [rows] number of tokens whose key and value are computed
+        self._num_changes = 0  # how often a row was given another sequence
+        self._shared: tuple[tuple[int, bytes], SharedPrefixes | None] | None = None  # for these changes and rows
 
     @property
     def num_rows(self) -> int:
@@ -83,6 +101,7 @@ class Pool:
 
     def resize(self, keep: list[int], num_rows: int) -> None:
         """Keep the rows `keep`, moved to the front, and change the number of rows to `num_rows`."""
+        self._num_changes += 1
         for tensors in (self.keys, self.values):
             for layer, old in enumerate(tensors):
                 new = old.new_zeros((num_rows, *old.shape[1:]))
@@ -107,6 +126,13 @@ class Pool:
         self.uids[row], self.busy[row] = slot.uid, True
         self.num_known[row] = self.num_computed[row] = 0
 
+    def start(self, row: int, tokens: npt.NDArray[np.int32], num_computed: int) -> None:
+        """Begin a sequence with `tokens` in `row`, of which the cache has `num_computed`."""
+        self._num_changes += 1
+        self.busy[row] = True
+        self.tokens[row, : len(tokens)] = tokens
+        self.num_known[row], self.num_computed[row] = len(tokens), num_computed
+
     def clear(self, row: int) -> None:
         """Mark the row `row` as free, without content."""
         self.slots[row] = None
@@ -125,6 +151,52 @@ class Pool:
         differs = self.tokens[rows, :width] != tokens[:width]
         first = np.where(differs.any(axis=1), differs.argmax(axis=1), width)
         return np.minimum(first, self.num_known[rows])
+
+    def shared_prefixes(self, rows: Ints, positions: Ints) -> SharedPrefixes | None:
+        """The prefix to read once for several of the sequences in `rows` [n], whose next tokens are at `positions` [n].
+
+        `None` if that saves nothing. The result is kept until other rows ask, or one of them changes its sequence.
+        """
+        key = self._num_changes, rows.tobytes()
+        if self._shared is None or self._shared[0] != key:
+            self._shared = key, self._find_shared(rows, positions)
+        return self._shared[1]
+
+    def _find_shared(self, rows: Ints, positions: Ints) -> SharedPrefixes | None:
+        layers = list(zip(self.keys, self.values, strict=True))
+        if self.keys[0].device.type != "cpu" or any(k.shape != v.shape for k, v in layers):
+            return None  # the operator that also returns the sums of the softmax is the CPU's, for equal widths
+        width = int(positions.max())
+        least_saved = SHARING_COST // max(2 * k.shape[1] * k.shape[3] * k.itemsize for k in self.keys)
+        if (len(rows) - PREFIX_READS) * width <= least_saved:
+            return None
+        tokens, uids = self.tokens[rows, :width], self.uids[rows]
+        sequences = [(int(uid), row.tobytes()) for uid, row in zip(uids, tokens, strict=True)]
+        order = np.array(sorted(range(len(rows)), key=sequences.__getitem__))  # longest common prefixes side by side
+        tokens, uids, known = tokens[order], uids[order], positions[order]
+        differs = tokens[1:] != tokens[:-1]
+        common = np.where(differs.any(axis=1), differs.argmax(axis=1), width)
+        common = np.minimum(np.where(uids[1:] == uids[:-1], common, 0), np.minimum(known[1:], known[:-1]))
+        best: tuple[int, list[Ints]] = 0, []
+        # A shorter prefix may have fewer and larger groups: a system prompt of all, or the whole prompt of each.
+        for length in np.unique(common).tolist():
+            groups = np.split(order, np.flatnonzero(common < length) + 1)
+            groups = [np.sort(group) for group in groups if len(group) > PREFIX_READS]
+            saved = length * sum(len(group) - PREFIX_READS for group in groups)
+            if saved > least_saved:
+                best, least_saved = (length, groups), saved
+        length, groups = best
+        if not groups:
+            return None
+        members = np.sort(np.concatenate(groups))
+        num_places = max(map(len, groups))
+        queries, places = np.zeros((len(groups), num_places), np.int64), np.empty_like(members)
+        for i, group in enumerate(groups):
+            own = np.searchsorted(members, group)
+            queries[i, : len(own)] = own
+            places[own] = i * num_places + np.arange(len(own))
+        first_rows = rows[[group[0] for group in groups]]
+        return SharedPrefixes(length, members, *map(torch.from_numpy, (first_rows, queries.ravel(), places)))
 
     def copy_prefix(self, source: Slot, row: int, length: int) -> None:
         """Copy keys and values of the first `length` tokens from a slot of any pool to `row`."""
@@ -203,10 +275,7 @@ class KVCache:
             else:
                 slot, reusable = self._take_row(pool, uid, keep=None), 0
         if slot is not None:
-            pool, row = slot.pool, slot.row
-            pool.busy[row] = True
-            pool.tokens[row, : len(tokens)] = tokens
-            pool.num_known[row], pool.num_computed[row] = len(tokens), reusable
+            slot.pool.start(slot.row, tokens, reusable)
         return slot
 
     def grow(self, slot: Slot, length: int) -> bool:
@@ -220,10 +289,10 @@ class KVCache:
         pool, row = moved.pool, moved.row
         computed, known = slot.num_computed, int(old.num_known[slot.row])
         pool.copy_prefix(slot, row, computed)
-        pool.tokens[row, :known] = old.tokens[slot.row, :known]
+        tokens = old.tokens[slot.row, :known]
         old.clear(slot.row)
         pool.put(slot, row)
-        pool.num_known[row], pool.num_computed[row] = known, computed
+        pool.start(row, tokens, computed)
         return True
 
     def release(self, slot: Slot) -> None:

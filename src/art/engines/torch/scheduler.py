@@ -265,8 +265,7 @@ def _plan_attention(
         items = np.array([i for i, slot in enumerate(slots) if slot.pool is pool])
         decoding = items[counts[items] == 1]
         if len(decoding):
-            decode_group = attention.decode_group(pool, starts[decoding], rows[decoding], offsets[decoding], like)
-            plan.decode.append(decode_group)
+            plan.decode += attention.decode_groups(pool, starts[decoding], rows[decoding], offsets[decoding], like)
         tokens = np.arange(len(token_ids))
         if len(items) < len(work):
             tokens = tokens[np.isin(item_of, items)]

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from art.engines.torch.embedded import TorchEngine
-from tests.support.engine import drain, generate, load, request, tokens
+from art.engines.torch.kv_cache import LayerShape, Pool, Slot
+from tests.support.engine import drain, generate, load, make_model, request, tokens
 
 
 def assert_same(got: list, want: list) -> None:
@@ -139,3 +142,62 @@ def test_preempted_requests_reach_the_end_of_the_context(qwen3: Path) -> None:
     calm, busy = (load(qwen3, kv_cache_tokens=room, **settings) for room in (None, 640))
     assert_same(generate(busy, *requests), generate(calm, *requests))
     assert busy.stats()["preemptions"] > 0
+
+
+@pytest.mark.parametrize("window", [None, 48])
+def test_groups_that_read_their_prompt_together_sample_what_each_request_samples_alone(
+    models: Path, window: int | None
+) -> None:
+    model = make_model(models / f"shared-{window}", "mistral", sliding_window=window)
+    groups = [(90, 30), (120, 40), (200, 6), (40, 1)]  # tokens of the prompt, and requests: three groups are shared
+    requests = [
+        request(tokens(length, length) + tokens(1000 + i, i % 5), 3 + i % 9, seed=100 * length + i)
+        for length, count in groups
+        for i in range(count)
+    ]
+    random.Random(3).shuffle(requests)
+    assert_same(generate(load(model, max_running=80), *requests), alone(model, *requests))
+
+
+def shared(sequences: list[list[int]], uids: list[int] | None = None) -> tuple[int, list[int]] | None:
+    """Length and members of the prefixes that a pool with these sequences reads once. A token has 8 kB."""
+    pool = Pool(256, [LayerShape(2, 512, 512)], torch.float32, "cpu")
+    pool.resize([], len(sequences))
+    for row, sequence in enumerate(sequences):
+        pool.put(Slot(pool, row, uids[row] if uids else 0), row)
+        pool.start(row, np.array(sequence, np.int32), len(sequence))
+    result = pool.shared_prefixes(np.arange(len(sequences)), pool.num_computed)
+    return None if result is None else (result.length, result.members.tolist())
+
+
+def test_the_prefix_that_saves_most_reads_is_shared() -> None:
+    system, first, second, other = tokens(1, 40), tokens(2, 60), tokens(3, 80), tokens(4, 90)
+    few = [system + ending + [i] * 5 for i in range(4) for ending in (first, second)]
+    assert shared([*few, other]) == (40, list(range(8)))  # (8 - 3) x 40 reads saved, above (4 - 3) x (100 + 100)
+    many = [system + ending + [i] * 5 for i in range(8) for ending in (first, second)]
+    assert shared([*many, other]) == (100, list(range(16)))
+    assert shared([*many, *many[:3], other]) == (100, list(range(19)))
+
+
+def test_what_saves_too_little_or_has_other_weights_is_not_shared() -> None:
+    prompt = tokens(1, 90)
+    assert shared([prompt + [i] for i in range(4)]) is None  # (4 - 3) x 90 x 8 kB, less than 1 MB
+    assert shared([prompt + [i] for i in range(5)]) == (90, list(range(5)))
+    assert shared([prompt + [i] for i in range(6)], uids=[1, 2, 1, 1, 1, 1]) == (90, [0, 2, 3, 4, 5])
+    assert shared([prompt + [i] for i in range(6)], uids=[1, 2, 1, 2, 1, 2]) is None
+
+
+def test_a_row_with_another_sequence_is_searched_again() -> None:
+    pool = Pool(256, [LayerShape(2, 512, 512)], torch.float32, "cpu")
+    pool.resize([], 8)
+    for row in range(8):
+        pool.put(Slot(pool, row, 0), row)
+        pool.start(row, np.array(tokens(1, 100), np.int32), 100)
+    rows, positions = np.arange(8), np.full(8, 100)
+    first = pool.shared_prefixes(rows, positions)
+    assert first is not None
+    assert pool.shared_prefixes(rows, positions + 1) is first  # the next token of the same sequences
+    pool.start(2, np.array(tokens(2, 100), np.int32), 100)
+    second = pool.shared_prefixes(rows, positions)
+    assert second is not None
+    assert second.members.tolist() == [0, 1, 3, 4, 5, 6, 7]
