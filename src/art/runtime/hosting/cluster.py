@@ -56,7 +56,14 @@ def make_cluster(config: ServerConfig, data_dir: DataDir) -> Cluster | None:
     if kind not in find_plugins("art.clusters"):
         kinds = ", ".join(map(repr, (WORKERS, *find_plugins("art.clusters"))))
         raise ConfigError(f"there is no cluster {config.cluster!r}; there are {kinds}", param="cluster")
-    cluster: Cluster = load_plugin("art.clusters", kind)(config, data_dir)
+    try:
+        cluster: Cluster = load_plugin("art.clusters", kind)(config, data_dir)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"cluster {config.cluster!r} needs the package {error.name!r}: pip install "
+            "'agent-reinforcement-trainer[cluster]'",
+            param="cluster",
+        ) from error
     return cluster
 
 
