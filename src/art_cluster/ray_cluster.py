@@ -57,7 +57,8 @@ class RayCluster:
         self.key, self.session = secrets.token_hex(32), secrets.token_hex(8)
         self.door = WorkerDoor(self.key)
         self.door_address = ""
-        self.launchers: list[RayLauncher] = []
+        self.launchers: dict[str, RayLauncher] = {}
+        """Those that have been used, by the name of what they start."""
 
     async def open(self) -> None:
         await asyncio.to_thread(_check_answer, self._address)
@@ -71,9 +72,7 @@ class RayCluster:
         self.door_address = f"{host}:{self.door.port}"
 
     def launcher(self, kind: WorkerKind, name: str, settings: ModelSettings) -> Launcher:
-        launcher = RayLauncher(self, kind, name, settings)
-        self.launchers.append(launcher)
-        return launcher
+        return RayLauncher(self, kind, name, settings)
 
     def status(self) -> dict[str, Any]:
         nodes = [
@@ -85,11 +84,10 @@ class RayCluster:
             }
             for node in ray.nodes()
         ]
-        actors = [launcher.status() for launcher in self.launchers]
+        actors = [launcher.status() for launcher in self.launchers.values()]
         return {"kind": "ray", "nodes": nodes, "actors": actors, "num_lost": self.door.num_lost}
 
     async def close(self) -> None:
-        await asyncio.gather(*(launcher.close() for launcher in self.launchers))
         await self.door.close()
         await asyncio.to_thread(ray.shutdown)
 
@@ -109,6 +107,7 @@ class RayLauncher:
         return {"name": self._name, "machines": self._machines, "starts": self._num_starts}
 
     async def start(self, program: Program, client: RpcClient, timeout_s: float) -> Process:
+        self._cluster.launchers[self._name] = self
         await self._end_actors()
         bundles = self._bundles(program)
         await self._reserve(bundles)
@@ -204,8 +203,10 @@ class RayLauncher:
         self._actors, self._machines = [], []
 
     async def close(self) -> None:
-        with contextlib.suppress(Exception):  # a cluster that is gone has nothing left to delete
-            await _answers([actor.leave.remote() for actor in self._actors], CONNECT_TIMEOUT_S, "files")
+        """End the actors, with their files, and give their places back."""
+        self._cluster.launchers.pop(self._name, None)
+        with contextlib.suppress(ProcessError):  # a node that is gone has nothing left to delete
+            await _answers([actor.leave.remote() for actor in self._actors], CONNECT_TIMEOUT_S, "the nodes")
         await self._end_actors()
         if self._group is not None:
             await asyncio.to_thread(ray.util.remove_placement_group, self._group)

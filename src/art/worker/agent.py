@@ -182,7 +182,7 @@ def _why_blind(path: str, token: str) -> str | None:
             check.unlink()
             return None
     return (
-        f"this worker does not see the server's data directory: mount {check.parent} on this machine at the same path"
+        f"this worker does not see the server's data directory: mount {check.parent.parent} on this machine at the same path"
     )
 
 

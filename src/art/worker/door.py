@@ -311,14 +311,19 @@ class DoorLauncher:
 
     door: WorkerDoor
     kind: WorkerKind
-    data_dir: Path
+    folder: Path
+    """Folder of the data directory for the file by which a worker shows that it sees it."""
 
     async def start(self, program: Program, client: RpcClient, timeout_s: float) -> Process:
         worker = await self.door.take(self.kind, None, timeout_s)
         token = secrets.token_hex(16)
-        check = self.data_dir / f".worker-{os.getpid()}-{worker.pid}"
+        check = self.folder / token
+        self.folder.mkdir(exist_ok=True)
         check.write_text(token, encoding="utf-8")
         return self.door.start(worker, program, client, sees={"path": str(check), "token": token})
+
+    async def close(self) -> None:
+        """Do nothing: the worker dials again by itself, and waits for others."""
 
 
 def _make_certificate() -> tuple[ssl.SSLContext, bytes]:

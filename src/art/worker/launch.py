@@ -69,6 +69,9 @@ class Launcher(Protocol):
             ProcessError: it was not started within `timeout_s` seconds.
         """
 
+    async def close(self) -> None:
+        """Give back what was kept for the next start of the child, which is not started any more."""
+
 
 def child_environment(num_threads: int, variables: Mapping[str, str]) -> dict[str, str]:
     """Return a child's environment: this process's own with `variables`, passive waiting and a fixed thread count.
@@ -240,6 +243,9 @@ class LocalLauncher:
             on_failure.pop_all()
         await client.connect(ours)
         return process
+
+    async def close(self) -> None:
+        """Do nothing: the warm parent is the server's."""
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:

@@ -214,6 +214,7 @@ class ChildProcess:
             await client.close()  # the end of its socket is a child's signal to leave
         if self._process is not None:
             await until_exit(self._process)
+        await self.spec.launcher.close()
 
     async def end(self, cause: str) -> None:
         """Kill the current process and tell its callers why. The supervisor then restarts it."""

@@ -82,14 +82,14 @@ class WorkersCluster:
             given = config.worker_address
             raise ConfigError(f"`worker_address` is HOST:PORT, like 0.0.0.0:{WORKER_PORT}; got {given!r}")
         self._address = host, int(port)
-        self._data_dir = data_dir.root.absolute()
+        self._folder = data_dir.samples.absolute()
         self._door = WorkerDoor(worker_key())
 
     async def open(self) -> None:
         await self._door.open(*self._address)
 
     def launcher(self, kind: WorkerKind, name: str, settings: ModelSettings) -> Launcher:
-        return DoorLauncher(self._door, kind, self._data_dir)
+        return DoorLauncher(self._door, kind, self._folder)
 
     def status(self) -> dict[str, Any]:
         return {"kind": WORKERS, "workers": self._door.status(), "num_lost": self._door.num_lost}
