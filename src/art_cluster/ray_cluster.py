@@ -155,7 +155,7 @@ class RayLauncher:
         """Wait for a place for each actor. A request that found none stays, so that an autoscaler can see it.
 
         Raises:
-            ProcessError: there was no room in time.
+            ConfigError: there was no room in time.
         """
         if self._group is None:
             self._group = await asyncio.to_thread(ray.util.placement_group, bundles, strategy="PACK", name=self._name)
@@ -166,7 +166,7 @@ class RayLauncher:
         total, free = ray.cluster_resources(), ray.available_resources()
         has = ", ".join(f"{free.get(name, 0):g} of {total.get(name, 0):g} {name} free" for name in ("CPU", "GPU"))
         nodes = sum(node["Alive"] for node in ray.nodes())
-        raise ProcessError(
+        raise ConfigError(
             f"the {self._name} finds no room on the Ray cluster: it needs {asked}, each on one node; the {nodes} nodes "
             f"have {has}. Add nodes, end other work there, or ask for less (`num_processes`, `replicas`, `num_threads`)"
         )
