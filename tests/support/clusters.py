@@ -70,11 +70,12 @@ class RayNodes:
 
 
 @contextlib.contextmanager
-def ray_nodes(folder: Path, *num_cpus: int) -> Iterator[RayNodes]:
-    """Start one raylet for each number of CPUs, with token authentication on; RAY_ADDRESS names the cluster."""
+def ray_nodes(folder: Path, *num_cpus: int, into: RayNodes | None = None) -> Iterator[RayNodes]:
+    """Start one raylet for each number of CPUs, with token authentication on; RAY_ADDRESS names the cluster. The nodes
+    are put `into` an empty cluster, if one is given."""
     token = folder / "ray-token"
     token.write_text("a" * 64)
-    cluster = RayNodes(folder)
+    cluster = into or RayNodes(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
