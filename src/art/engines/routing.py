@@ -1,4 +1,4 @@
-"""The rule that chooses between copies of a model (replicas): where most of a prompt has been computed, and there is room.
+"""The rule that chooses the copy of a model (replica) for a prompt: where most of it has been computed, and room is.
 
 ART's server uses it for the engine processes of a base model, and the vLLM engine for the servers in its `urls`.
 """
