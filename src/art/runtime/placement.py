@@ -246,8 +246,9 @@ def check_placement(placement: Placement, settings: ModelSettings, devices: Devi
     is_local = placement.engine.kind == "cuda" and not (vllm is not None and vllm.uses_ray)
     if is_local and devices.gpus is not None and len(placement.engine.indices) != num_gpus:
         if engine.replicas > 1:
+            each = num_gpus // engine.replicas
             raise ConfigError(
-                f"`engine.replicas` is {engine.replicas}, each on {num_gpus // engine.replicas} GPUs of its own, so "
+                f"`engine.replicas` is {engine.replicas}, each on {each} GPU{'' if each == 1 else 's'} of its own, so "
                 f"{num_gpus} are needed, but the engine has {placement.engine}, of {shown}; lower `replicas`, or name "
                 "as many by `device_indices`",
                 param="replicas",

@@ -25,6 +25,7 @@ from art.engine import EngineInfo, GenerateRequest, Sender, Timings, TokenChunk
 from art.engines.routing import Router
 from art.errors import ArtError, OverloadedError, ProcessError
 from art.protocol.calls import Wake
+from art.protocol.live import ProcessState
 from art.protocol.rpc import RpcClient
 from art.runtime.hosting.process_engine import ProcessEngine
 from art.worker.process import ChildProcess, ChildSpec, MakeProcess
@@ -156,11 +157,15 @@ class EngineReplica:
         return 0 if client is None else client.num_calls
 
     @property
+    def policies(self) -> list[str]:
+        """The adapters that it serves now."""
+        return [] if self.process.live_client is None else list(self.proved)
+
+    @property
     def status(self) -> dict[str, Any]:
-        is_up = self.process.live_client is not None
         return {
             "name": self.process.spec.name, "place": self.process.spec.place, **self.process.status,
-            "requests": self.num_requests, "adapters": list(self.proved) if is_up else [], "refused": self.refused,
+            "requests": self.num_requests, "policies": self.policies, "refused": self.refused,
         }  # fmt: skip
 
 
@@ -216,10 +221,10 @@ class GatedEngine(ProcessEngine):
         return [replica for replica in self.replicas if replica.process.live_client is not None]
 
     @property
-    def state(self) -> str:
+    def state(self) -> ProcessState:
         """`up` if a replica is, else `starting` if one is, else `failed`."""
         states = {replica.process.status["state"] for replica in self.replicas}
-        return next(state for state in ("up", "starting", "failed") if state in states)
+        return "up" if "up" in states else "starting" if "starting" in states else "failed"
 
     def start(self) -> None:
         """Begin to start the replicas, except those that have failed. Does not wait."""
