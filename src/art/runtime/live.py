@@ -217,7 +217,7 @@ WRITE_TIMEOUT_S = 5.0
 async def find_obstacles(hosts: Iterable[BaseModelHost], recorder: Recorder, root: Path) -> dict[str, str]:
     """Describe what keeps the server from working, by the name of the check; empty if nothing does. `hosts` are those
     of the base models that it must always serve."""
-    obstacles = {}
+    obstacles: dict[str, str] = {}
     for host in hosts:
         trainer = host.trainer_process
         for name, state in ((host.engine.name, host.engine.state), (trainer.spec.name, _state(trainer))):

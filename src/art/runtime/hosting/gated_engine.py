@@ -333,19 +333,18 @@ class GatedEngine(ProcessEngine):
             self._may_start.clear()
             yield
         finally:
+            asleep = [(one.process, one.process.live_client) for one in self.replicas]  # those that died will be awake
             self._may_start.set()
-            await all_of(_wake(replica.process) for replica in self.replicas)
+            await all_of(_wake(process, client) for process, client in asleep if client is not None)
             self._paused_s += self._inside.total_s - before_s
 
 
-async def _wake(process: ChildProcess) -> None:
-    client = process.live_client
-    if client is not None:  # else it died, and will be awake when it is back
-        try:
-            await client.call(Wake())
-        except ProcessError as error:
-            if not client.closed:  # it may have taken back only a part of its memory
-                await process.end(f"it did not wake up: {error.message.splitlines()[0]}")
+async def _wake(process: ChildProcess, client: RpcClient) -> None:
+    try:
+        await client.call(Wake())
+    except ProcessError as error:
+        if not client.closed:  # it may have taken back only a part of its memory
+            await process.end(f"it did not wake up: {error.message.splitlines()[0]}")
 
 
 async def _first_connection(replicas: Sequence[EngineReplica]) -> RpcClient:
