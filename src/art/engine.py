@@ -69,7 +69,7 @@ class GenerateRequest:
     """In a streamed answer, the shortest time between two chunks; 0 sends each token when it is sampled. It does not
     change what is sampled."""
     sender: Sender = ("", "")
-    """Who asks for seats (`runtime/hosting/handles.py`). Engines compute requests in the order of coming."""
+    """Who asks for seats (`runtime/hosting/gated_engine.py`). Engines compute requests in the order of coming."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -406,7 +406,7 @@ def choose_max_running(
         return config.max_running
     if device != "cuda" or memory_bytes is None:
         return DEFAULT_RUNNING
-    size, num_gpus = _BYTES["bfloat16"], config.num_devices // config.num_replicas
+    size, num_gpus = _BYTES["bfloat16"], config.num_devices // config.num_copies
     free = memory_share(config) * memory_bytes * num_gpus - size * shape.num_weights
     request_bytes = shape.kv_bytes_per_token(size) * min(_AVERAGE_OWN_TOKENS, context)
     fits = int(_KV_SHARE * max(0.0, free) / request_bytes)

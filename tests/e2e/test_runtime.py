@@ -40,7 +40,7 @@ from art.protocol.calls import Train
 from art.protocol.chat_completions import parse_chat_request
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.record.conversations import forget_older
-from art.runtime.hosting.handles import TrainerHandle
+from art.runtime.hosting.trainer_handle import TrainerHandle
 from art.runtime.jobs.job import Done
 from art.runtime.jobs.runner import TrainingWork
 from art.runtime.registry import RegisteredModel

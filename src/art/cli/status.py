@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 from art.client.client import ServerClient
 from art.costs import Ledger
@@ -86,18 +87,13 @@ async def describe_server(url: str) -> str:
         jobs = await client.list_jobs(unfinished=True)
     processes = []
     for host in health.get("base_models", ()):
-        for part in ("engine", "trainer"):
-            process, place = host[part], host["placement"][part]
-            line = f"{part} of {host['base_model']}: {process['state']} on {place['devices']} ({place['reason']})"
-            if process["pid"] is not None:
-                line += f", pid {process['pid']}"
-            if process.get("rss_bytes") is not None:  # unknown where there is no /proc, as on macOS
-                line += f", {process['rss_bytes'] / 2**30:.2f} GiB"
-            if "doing" in process:
-                line += f", `{process['doing']}` since {process['since_s']:.0f} s"
-            if process["restarts"]:
-                line += f", {process['restarts']} restarts, the last since {process['last_end']}"
-            processes.append(line)
+        engines = {f"engine {number}": one for number, one in enumerate(host.get("replicas", ()), 1)}
+        if len(engines) < 2:  # also an older server, which does not list them
+            engines = {"engine": host["engine"]}
+        for part, process in (engines | {"trainer": host["trainer"]}).items():
+            placed = host["placement"][part.split()[0]]
+            place = process.get("place", f"{placed['devices']} ({placed['reason']})")
+            processes.append(f"{part} of {host['base_model']}: {process['state']} on {place}{_details(process)}")
     unfinished = []
     for job in jobs:
         detail = job.state if job.queue_place is None else f"{job.state} at place {job.queue_place}"
@@ -113,3 +109,20 @@ async def describe_server(url: str) -> str:
     return "\n\n".join(
         [f"art-server at {url}", *("\n  ".join([heading, *(lines or ["none"])]) for heading, lines in sections.items())]
     )
+
+
+def _details(process: dict[str, Any]) -> str:
+    """What a process does, and what became of the one before it."""
+    line = ""
+    if process["pid"] is not None:
+        line += f", pid {process['pid']}"
+    if process.get("rss_bytes") is not None:  # unknown where there is no /proc, as on macOS
+        line += f", {process['rss_bytes'] / 2**30:.2f} GiB"
+    if "doing" in process:
+        line += f", `{process['doing']}` since {process['since_s']:.0f} s"
+    if "requests" in process:  # one of several replicas
+        line += f", {process['requests']} requests, serves {', '.join(process['policies']) or 'no adapters'}"
+        line += "".join(f", refused {name} ({why.splitlines()[0]})" for name, why in process["refused"].items())
+    if process["restarts"]:
+        line += f", {process['restarts']} restarts, the last since {process['last_end']}"
+    return line

@@ -25,7 +25,7 @@ class ProcessConfig(Config):
     """Device to compute on; `auto` takes CUDA, then MPS, then the CPU."""
     device_indices: tuple[int, ...] = ()
     """Indices of GPUs among those that the server sees, one per process. Empty takes GPUs for the trainer first, and
-    for the engine one that the trainer does not use, if any."""
+    for the engine those that the trainer does not use, if there are enough."""
     dtype: Dtype = "auto"
     """Type of the base weights, and of the rounded copy that full fine-tuning computes with; `auto` is float32 on CPU,
     bfloat16 on CUDA, and the checkpoint's type on MPS. Adapters, trained weights and logits of the trainer are always
@@ -46,6 +46,9 @@ class ProcessConfig(Config):
 class EngineSettings(ProcessConfig):
     """Settings that every kind of engine has. An engine is the process that samples from a model."""
 
+    replicas: int = Field(default=1, ge=1, le=64)
+    """Engine processes that sample from the same model, each with all of its weights. On CUDA each has GPUs of its own;
+    on CPU they share the threads. `max_running` holds for each."""
     max_context: int | None = Field(default=None, ge=16)
     """Limit of tokens in prompt plus completion; `None` takes the model's own limit, `max_position_embeddings`, but at
     most 32,768. Set it for a longer context."""
@@ -56,7 +59,7 @@ class EngineSettings(ProcessConfig):
 
     @property
     def num_at_once(self) -> int:
-        """Requests that are decoded together, by all copies of the engine, as far as it is known."""
+        """Requests that one replica decodes together, as far as it is known."""
         return self.max_running or DEFAULT_RUNNING
 
 
@@ -73,8 +76,11 @@ class EngineConfig(EngineSettings):
 
     @model_validator(mode="after")
     def _check_devices(self) -> Self:
-        if len(self.device_indices) > 1:
-            raise ValueError(f"the embedded engine runs on one device: `device_indices` has {self.device_indices}")
+        if len(self.device_indices) not in (0, self.replicas):
+            raise ValueError(
+                f"the embedded engine runs on one device, each replica on its own: `device_indices` has "
+                f"{self.device_indices}, and `replicas` is {self.replicas}"
+            )
         return self
 
 
@@ -124,6 +130,8 @@ class VllmConfig(EngineSettings):
             check_no_userinfo(url, "urls")
         if self.urls and (self.flags or self.device_indices):
             raise ValueError("`flags` and `device_indices` are for a server that ART starts; leave out them or `urls`")
+        if self.urls and self.replicas > 1:
+            raise ValueError("`replicas` are servers that ART starts, and `urls` names servers that run; leave out one")
         if self.urls and self.weights == "merged":
             raise ValueError('`weights` is "merged", which needs a server that ART starts; leave out it or `urls`')
         if self.urls and self.sleep == "always":
@@ -144,16 +152,16 @@ class VllmConfig(EngineSettings):
 
     @property
     def num_devices(self) -> int:
-        """Number of GPUs that the flags ask for: replicas times stages times shards."""
+        """Number of GPUs that the flags ask for, for each replica: copies times stages times shards."""
         return self._size("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
 
     @property
     def num_at_once(self) -> int:
-        """Requests that are decoded together, by all servers and replicas."""
-        return (self.max_running or DEFAULT_RUNNING) * max(1, len(self.urls)) * self.num_replicas
+        """Requests that one replica decodes together, or all servers in `urls`, by all their copies of the model."""
+        return (self.max_running or DEFAULT_RUNNING) * max(1, len(self.urls)) * self.num_copies
 
     @property
-    def num_replicas(self) -> int:
+    def num_copies(self) -> int:
         """Number of copies of the model in one server."""
         return self._size("data_parallel_size")
 

@@ -213,6 +213,12 @@ class ProcessPart(Data):
     """The devices of an engine or trainer, and why it has them."""
     last_end: str | None = None
     """How the last of its processes ended."""
+    num_requests: int | None = None
+    """Requests that an engine computes."""
+    policies: list[str] = []
+    """Adapters that an engine has proved to serve."""
+    refused: dict[str, str] = {}
+    """Adapters that an engine does not serve though another replica does, and why."""
 
 
 class EnginePart(Data):

@@ -164,6 +164,11 @@ class RpcClient(asyncio.Protocol):
         """Whether the connection has ended, so that every call fails."""
         return self._is_lost or self._closed is not None
 
+    @property
+    def num_calls(self) -> int:
+        """Number of calls that have not ended."""
+        return len(self._pending)
+
     async def call(self, call: Call[Result]) -> Result:
         """Make a call that has a single result. A caller that is cancelled cancels the call in the child."""
         async with contextlib.aclosing(self.stream(call)) as results:

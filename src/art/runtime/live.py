@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from art.errors import StorageError
 from art.gateway.chat import Gateway
@@ -90,7 +90,7 @@ class Overview:
             num_requests=len(requests),
             num_sampling=sum(bool(request.completion.token_ids) for request in requests) if is_told else None,
             answered_s=None if answered is None else time.monotonic() - answered,
-            engine="starting" if host is None else _state(host.engine_process),
+            engine="starting" if host is None else host.engine.state,
             engine_sleeps=host is not None and host.placement.sleeps and host.engine.closed.lasts,
             trainer="starting" if host is None else _state(host.trainer_process),
         )
@@ -107,7 +107,13 @@ class Overview:
             rss = rss_bytes(os.getpid(), with_children=False)
             processes = [ProcessPart(name="art-server", kind="server", pid=os.getpid(), state="up", rss_bytes=rss)]
         for host in hosts:
-            processes += [_process_part(host.engine_process, "engine"), _process_part(host.trainer_process, "trainer")]
+            processes += [
+                _process_part(
+                    one.process, "engine", num_requests=one.num_requests, policies=one.policies, refused=one.refused
+                )
+                for one in host.engine.replicas
+            ]
+            processes.append(_process_part(host.trainer_process, "trainer"))
         return SystemAnswer(
             at=time.time(),
             started_at=self._started_at,
@@ -151,13 +157,13 @@ class Overview:
         ]  # fmt: skip
 
 
-def _process_part(process: ChildProcess, kind: Literal["engine", "trainer"]) -> ProcessPart:
+def _process_part(process: ChildProcess, kind: Literal["engine", "trainer"], **more: Any) -> ProcessPart:
     status = process.status
     return ProcessPart(
         name=process.spec.name, kind=kind, pid=status["pid"],
         state=_state(process) if process.is_begun else "not started",
         doing=status.get("doing"), doing_s=status.get("since_s"), rss_bytes=status.get("rss_bytes"),
-        place=process.spec.place or None, num_restarts=status["restarts"], last_end=status["last_end"],
+        place=process.spec.place or None, num_restarts=status["restarts"], last_end=status["last_end"], **more,
     )  # fmt: skip
 
 
@@ -189,12 +195,17 @@ async def measure_engines(hosts: Iterable[BaseModelHost]) -> list[Measurement]:
 
 def measure_processes(hosts: Iterable[BaseModelHost]) -> Iterator[Measurement]:
     for host in hosts:
-        for process in (host.engine_process, host.trainer_process):
+        for process in host.processes:
             status, labels = process.status, {"process": process.spec.name}
             yield Measurement("art_process_up", float(status["state"] == "up"), labels)
             yield Measurement("art_process_restarts_total", float(status["restarts"]), labels)
             if "rss_bytes" in status:
                 yield Measurement("art_process_resident_bytes", float(status["rss_bytes"]), labels)
+        for replica in host.engine.replicas:
+            labels = {"process": replica.process.spec.name}
+            yield Measurement("art_engine_process_requests", float(replica.num_requests), labels)
+            yield Measurement("art_engine_process_policies", float(len(replica.policies)), labels)
+            yield Measurement("art_engine_process_refused", float(len(replica.refused)), labels)
 
 
 MIN_FREE_BYTES = 2**30
@@ -206,11 +217,12 @@ WRITE_TIMEOUT_S = 5.0
 async def find_obstacles(hosts: Iterable[BaseModelHost], recorder: Recorder, root: Path) -> dict[str, str]:
     """Describe what keeps the server from working, by the name of the check; empty if nothing does. `hosts` are those
     of the base models that it must always serve."""
-    obstacles = {}
+    obstacles: dict[str, str] = {}
     for host in hosts:
-        for process in (host.engine_process, host.trainer_process):
-            if (state := process.status["state"]) != "up":
-                obstacles[process.spec.name] = state
+        trainer = host.trainer_process
+        for name, state in ((host.engine.name, host.engine.state), (trainer.spec.name, _state(trainer))):
+            if state != "up":
+                obstacles[name] = state
     if problem := await _problem(recorder.database.run(_write)):
         obstacles["database"] = problem
     elif problem := await _problem(recorder.check()):

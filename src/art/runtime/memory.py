@@ -105,7 +105,7 @@ class MemoryPlan:
         return self.settings.trainer.num_processes if self.placement.trainer.kind != "cuda" else 1
 
     def engine(self, limit_bytes: int) -> EngineForecast:
-        """Forecast the engine on one of its devices, which has `limit_bytes` of memory."""
+        """Forecast a replica of the engine on one of its devices, which has `limit_bytes` of memory."""
         kind = self.placement.engine.kind
         return forecast_engine(self.shape, self.settings.engine, device=kind, limit_bytes=limit_bytes)
 
@@ -147,13 +147,19 @@ def forecast_devices(plan: MemoryPlan) -> list[DeviceForecast]:
         parts, unavoidable = engine.awake, engine.least
         if placement.engine.kind == "cuda":
             parts = unavoidable = (engine.host, *((engine.copy,) if placement.sleeps else ()))
+        num_replicas = plan.settings.engine.replicas
+        parts, unavoidable = _times(num_replicas, parts), _times(num_replicas, unavoidable)
     if placement.trainer.kind == "cuda":
         size_bytes = plan.settings.trainer.num_processes * PROCESS_BYTES
         peak = resting = (Part("trainer", "processes in main memory", size_bytes),)
-    parts += tuple(replace(part, size_bytes=plan.cpu_copies * part.size_bytes) for part in peak)
-    unavoidable += tuple(replace(part, size_bytes=plan.cpu_copies * part.size_bytes) for part in resting)
+    parts += _times(plan.cpu_copies, peak)
+    unavoidable += _times(plan.cpu_copies, resting)
     main = DeviceForecast(where="this machine", gpu_index=None, limit_bytes=limit, parts=parts, unavoidable=unavoidable)
     return [*forecasts, main]
+
+
+def _times(count: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    return tuple(replace(part, size_bytes=count * part.size_bytes) for part in parts)
 
 
 def check_memory(plan: MemoryPlan) -> None:

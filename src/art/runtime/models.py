@@ -128,7 +128,7 @@ def status_of(model: RegisteredModel) -> ModelStatus:
 
 async def engine_stats(host: BaseModelHost) -> dict[str, float]:
     """Return the numbers of an engine; none if it is not up or does not answer within `ENGINE_TIMEOUT_S`."""
-    if host.engine_process.status["state"] != "up":
+    if host.engine.state != "up":
         return {}
     try:
         async with asyncio.timeout(ENGINE_TIMEOUT_S):

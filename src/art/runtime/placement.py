@@ -5,7 +5,7 @@ in the server's CUDA_VISIBLE_DEVICES. A child sees only its own GPUs and numbers
 the choice open:
 
     one GPU                       engine and trainer share it
-    more than the trainer takes   the trainer gets the first ones, the engine the next
+    more than the trainer takes   the trainer gets the first ones, the engine the next, split between its replicas
     several base models           first come the GPUs that the fewest other engines and trainers use
 """
 
@@ -129,6 +129,11 @@ class AssignedDevices:
     def __str__(self) -> str:
         return ", ".join(f"cuda:{index}" for index in self.indices) or self.kind
 
+    def split(self, count: int) -> list[AssignedDevices]:
+        """Return the devices of each of `count` replicas: an equal share of the GPUs, in order."""
+        size = len(self.indices) // count
+        return [replace(self, indices=self.indices[i * size : (i + 1) * size]) for i in range(count)]
+
     def environment(self, devices: Devices) -> dict[str, str]:
         """Return the environment variables that show a process only these devices."""
         if self.kind != "cuda":
@@ -173,14 +178,17 @@ def choose_placement(settings: ModelSettings, devices: Devices, in_use: Mapping[
         return Placement(
             engine=AssignedDevices("cuda", reason="Ray chooses its GPUs, here and elsewhere"), trainer=placed
         )
-    num_engine_gpus = engine.num_devices if isinstance(engine, VllmConfig) else 1
-    chosen = _assign("engine", engine, num_engine_gpus, placed.indices, devices, order)
+    chosen = _assign("engine", engine, _num_engine_gpus(engine), placed.indices, devices, order)
     placement = Placement(engine=chosen, trainer=placed)
     # Without a GPU a sleep would free nothing.
     may_sleep = isinstance(engine, VllmConfig) and (
         engine.sleep == "always" or (engine.sleep == "auto" and chosen.kind == "cuda")
     )
     return replace(placement, sleeps=may_sleep and placement.shared)
+
+
+def _num_engine_gpus(engine: EngineSettings) -> int:
+    return engine.replicas * (engine.num_devices if isinstance(engine, VllmConfig) else 1)
 
 
 def _assign(
@@ -236,9 +244,17 @@ def check_placement(placement: Placement, settings: ModelSettings, devices: Devi
             indices = f"use indices from 0 to {len(gpus) - 1}"
             raise ConfigError(f"{setting}, but this machine shows {shown}; {indices}", param="device_indices")
     vllm = engine if isinstance(engine, VllmConfig) else None
-    num_gpus = 1 if vllm is None else vllm.num_devices
+    num_gpus = _num_engine_gpus(engine)
     is_local = placement.engine.kind == "cuda" and not (vllm is not None and vllm.uses_ray)
     if is_local and devices.gpus is not None and len(placement.engine.indices) != num_gpus:
+        if engine.replicas > 1:
+            each = num_gpus // engine.replicas
+            raise ConfigError(
+                f"`engine.replicas` is {engine.replicas}, each on {each} GPU{'' if each == 1 else 's'} of its own, so "
+                f"{num_gpus} are needed, but the engine has {placement.engine}, of {shown}; lower `replicas`, or name "
+                "as many by `device_indices`",
+                param="replicas",
+            )
         raise ConfigError(
             f"the flags of vLLM make {num_gpus} GPUs (data, pipeline and tensor parallel sizes together), but the "
             f"engine has {placement.engine}, of {shown}; make the two agree",
@@ -250,6 +266,10 @@ def check_placement(placement: Placement, settings: ModelSettings, devices: Devi
             f"{placement.trainer}: it would pause for nothing. Leave `sleep` out, or give both the same device",
             param="sleep",
         )
+    is_unknown = is_local and devices.gpus is None
+    if engine.replicas > 1 and (placement.engine.kind == "mps" or is_unknown):
+        why = "`nvidia-smi` lists no GPUs that they could divide" if is_unknown else 'the device is "mps", a single one'
+        raise ConfigError(f"`engine.replicas` is {engine.replicas}, but {why}; set it to 1", param="replicas")
     processes = f"`trainer.num_processes` is {trainer.num_processes}"
     is_cuda = placement.trainer.kind == "cuda" and devices.gpus is not None
     if is_cuda and len(placement.trainer.indices) < trainer.num_processes:

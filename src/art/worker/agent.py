@@ -181,9 +181,8 @@ def _why_blind(path: str, token: str) -> str | None:
         if check.read_text(encoding="utf-8") == token:
             check.unlink()
             return None
-    return (
-        f"this worker does not see the server's data directory: mount {check.parent.parent} on this machine at the same path"
-    )
+    folder = check.parent.parent
+    return f"this worker does not see the server's data directory: mount {folder} on this machine at the same path"
 
 
 # -- `art worker` --

@@ -1,4 +1,4 @@
-"""How the server's process itself is watched: waits with a deadline, and its end."""
+"""Waits that have a deadline, periods whose end is waited for, and the end of the server's own process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
+from art.config.server import JOB_TIMEOUT_S
 from art.errors import ProcessError
 
 
@@ -37,6 +38,48 @@ async def acquired(lock: asyncio.Lock, what: str, within_s: float) -> AsyncItera
         yield
     finally:
         lock.release()
+
+
+class BusyPeriod:
+    """A period lasts while at least one `with period.held()` block runs. Others can wait for its end."""
+
+    def __init__(self, end: str) -> None:
+        """`end` describes its end, in messages about waiting for it."""
+        self._end = end
+        self._num_holders = 0
+        self._ended = asyncio.Event()
+        self._began = 0.0
+        self._total_s = 0.0
+
+    @property
+    def lasts(self) -> bool:
+        return self._num_holders > 0
+
+    @property
+    def total_s(self) -> float:
+        """Seconds for which it has lasted so far."""
+        return self._total_s + (time.monotonic() - self._began if self.lasts else 0.0)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        if not self.lasts:
+            self._began = time.monotonic()
+        self._num_holders += 1
+        self._ended.clear()
+        try:
+            yield
+        finally:
+            total_s = self.total_s
+            self._num_holders -= 1
+            if self._num_holders == 0:
+                self._total_s = total_s
+                self._ended.set()
+
+    async def until_ended(self, timeout_s: float = JOB_TIMEOUT_S) -> None:
+        """Wait until no `held` block runs. Raises `ProcessError` if it lasted longer than `timeout_s`."""
+        while self.lasts:
+            async with waiting(self._end, timeout_s):
+                await self._ended.wait()
 
 
 def end_within(seconds: float) -> None:

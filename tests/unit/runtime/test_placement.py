@@ -100,6 +100,41 @@ def test_vllm_gets_as_many_as_its_flags_ask_for() -> None:
             placed(machine(2), given)
 
 
+def test_replicas_divide_the_gpus_of_their_engine(tmp_path: Path) -> None:
+    four = machine(4)
+    given = settings({"replicas": 3})
+    assert placed(four, given) == ("cuda:1, cuda:2, cuda:3", "cuda:0")
+    parallel = ModelSettings(engine=VllmConfig(replicas=2, flags={"tensor_parallel_size": 2}))
+    assert [one.indices for one in choose_placement(parallel, machine(5)).engine.split(2)] == [(1, 2), (3, 4)]
+    host = BaseModelHost("m", given, DataDir(tmp_path), ServerConfig(), devices=four)
+    visible = [replica.process.spec.variables["CUDA_VISIBLE_DEVICES"] for replica in host.engine.replicas]
+    assert visible == ["1", "2", "3"]
+    assert [replica.process.spec.name for replica in host.engine.replicas][1] == "engine 2 of m"
+    assert len({process.spec.log_path for process in host.processes}) == 4
+
+
+def test_replicas_divide_the_threads_on_a_cpu(tmp_path: Path) -> None:
+    given = settings({"replicas": 2, "num_threads": 7})
+    host = BaseModelHost("m", given, DataDir(tmp_path), ServerConfig(), devices=machine(0))
+    assert [replica.process.spec.num_threads for replica in host.engine.replicas] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("devices", "engine", "message"),
+    [
+        (machine(2), {"replicas": 3}, "each on 1 GPU of its own, so 3 are needed, but the engine has cuda:0, cuda:1"),
+        (machine(0, has_mps=True), {"replicas": 2}, '"mps", a single one'),
+        (Devices(gpus=None, has_mps=False, memory_bytes=GIB), {"replicas": 2}, "lists no GPUs"),
+    ],
+)
+def test_replicas_without_devices_of_their_own_are_refused(
+    devices: Devices, engine: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        placed(devices, settings(engine))
+    assert refused.value.param == "replicas"
+
+
 def test_ray_finds_gpus_on_other_machines() -> None:
     given = vllm({"distributed_executor_backend": "ray", "tensor-parallel-size": 8, "pipeline_parallel_size": 2})
     placement = choose_placement(given, machine(2))

@@ -89,15 +89,16 @@ async def test_strangers_cannot_make_it_write_all_the_time(http: httpx2.AsyncCli
     assert len(asked) == 1
 
 
-def host(engine: str = "up", trainer: str = "up", **status: Any) -> Any:
+def host(engine: str = "up", trainer: str = "up", stats: Any = None, **status: Any) -> Any:
     def process(kind: str, state: str) -> Any:
         return SimpleNamespace(
             spec=SimpleNamespace(name=f"{kind} of m"), status={"state": state, "restarts": 1, **status}
         )
 
-    return SimpleNamespace(
-        name="m", engine_process=process("engine", engine), trainer_process=process("trainer", trainer)
-    )
+    sampling, training = process("engine", engine), process("trainer", trainer)
+    replica = SimpleNamespace(process=sampling, num_requests=2, policies=["p/m@1"], refused={})
+    gated = SimpleNamespace(name="engine of m", state=engine, replicas=[replica], stats=stats)
+    return SimpleNamespace(name="m", engine=gated, trainer_process=training, processes=[sampling, training])
 
 
 async def test_obstacles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,8 +242,7 @@ async def test_measurements_are_in_the_catalogue() -> None:
         async def stats(self) -> dict[str, float]:
             return dict.fromkeys([*_COUNTERS, *_GAUGES, "something else"], 1.0)
 
-    busy, down = host(rss_bytes=5), host("starting")
-    busy.engine = Engine()
+    busy, down = host(rss_bytes=5, stats=Engine().stats), host("starting")
     found = [*await measure_engines([busy, down]), *measure_processes([busy, down])]
     found += [Measurement("art_tokens_total", 3.0, {"model": "p/m", "kind": "prompt"})]
     assert {measurement.name for measurement in found} <= FAMILIES.keys()
@@ -261,8 +261,7 @@ async def test_an_engine_that_does_not_answer_holds_nobody_up(monkeypatch: pytes
             raise InvalidRequestError("unknown method `stats`")
 
     monkeypatch.setattr("art.runtime.models.ENGINE_TIMEOUT_S", 0.01)
-    stuck, broken = host(), host()
-    stuck.engine, broken.engine = Engine(), Broken()
+    stuck, broken = host(stats=Engine().stats), host(stats=Broken().stats)
     assert await measure_engines([stuck, broken]) == []
 
 

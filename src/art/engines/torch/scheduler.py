@@ -6,7 +6,7 @@
 
 Prompts share a budget of `prefill_tokens` per step and are split into chunks to fit it, so a long prompt delays other
 requests by at most that much work per step. Requests are admitted in the order in which they came; who may send how
-many is decided before the engine (`Seats`, in `art.runtime.hosting.handles`).
+many is decided before the engine (`Seats`, in `art.runtime.hosting.gated_engine`).
 """
 
 from __future__ import annotations

@@ -92,12 +92,12 @@ async def start_engine(call: StartVllm) -> tuple[VllmEngine, VllmServer | None]:
             running = choose_max_running(config, shape, device=info.device, memory_bytes=memory, context=context)
         logger.info("vLLM computes up to %d requests at once; `max_running` sets another number", running)
         config = config.model_copy(update={"max_running": running})
-        info = replace(info, max_running=running * config.num_replicas)
+        info = replace(info, max_running=running * config.num_copies)
     command = server_command(installation, model, config, info, lora_rank=call.lora_rank, sleeps=call.sleeps)
     num_threads = config.num_threads if installation.device == "cpu" else None
     server = await VllmServer.start(installation, command, num_threads, with_control=call.sleeps or is_merged)
     kind = MergedVllmEngine if is_merged else VllmEngine
-    engine = kind([server.replica], MODEL_NAME, info, shares_seed=config.num_replicas > 1)
+    engine = kind([server.replica], MODEL_NAME, info, shares_seed=config.num_copies > 1)
     await engine.serve_grammars(vocabulary)
     return engine, server
 

@@ -20,13 +20,10 @@ import logging
 import math
 import secrets
 import tempfile
-import time
-from array import array
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +33,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk, check_request, check_score
+from art.engines.routing import Router
 from art.engines.vllm import grammars
 from art.engines.vllm.replica import ConnectionLostError, Replica
 from art.errors import AdapterError, NotFoundError, ProcessError
@@ -46,82 +44,11 @@ logger = logging.getLogger(__name__)
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 Weights = dict[str, npt.NDArray[Any]]
-BLOCK = 32
-"""Block length in tokens. It is much shorter than a turn, so that little of a shared prefix is missed."""
-MAX_REMEMBERED = 100_000
-"""Prefixes remembered per replica. The least recently used are forgotten first, as in the replica's cache."""
-MAX_IMBALANCE = 1.25
-"""A replica is busy when it runs more requests than this times the mean number per replica, plus `SLACK`."""
-SLACK = 4
-AVOID_S = 10.0
-"""Seconds for which a replica that did not answer gets no requests, if there are others."""
 MAX_SCORED_PROMPTS = 8
 """Prompts that a server scores at once."""
 PROBE_TOKENS = 64
 AGREEMENT_NATS = 0.05
 """Largest root mean square difference between log-probs of two replicas. bfloat16 on different devices causes less."""
-
-
-class Router:
-    """Chooses the vLLM server (replica, numbered from 0) that has already computed most of a prompt, unless it is busy.
-
-    A later turn of a rollout begins with the tokens of the previous turn, and all rollouts of a group begin with the
-    same tokens. A replica that has computed these tokens has them in its prefix cache. So the router remembers which
-    prompts it sent to which replica, as hashes of their prefixes at whole blocks:
-
-        prompt of 70 tokens, blocks of 32:  hash(tokens[:32])  hash(tokens[:64])
-    """
-
-    def __init__(self, count: int) -> None:
-        self._seen: list[OrderedDict[bytes, None]] = [OrderedDict() for _ in range(count)]
-        self._avoid_until = [0.0] * count
-        self.running = [0] * count
-        """Number of running requests per replica. The caller updates it."""
-
-    def choose(self, adapter: str, token_ids: list[int]) -> int:
-        """Choose the replica for a prompt, and remember that its prefix cache will hold the prompt."""
-        if len(self._seen) == 1:
-            return 0
-        hashes = prefix_hashes(adapter, token_ids)
-        limit = MAX_IMBALANCE * sum(self.running) / len(self.running) + SLACK
-        now = time.monotonic()
-        alive = [i for i, until in enumerate(self._avoid_until) if until <= now] or list(range(len(self.running)))
-        free = [i for i in alive if self.running[i] <= limit] or alive
-
-        def known(replica: int) -> int:
-            """Number of blocks at the beginning of the prompt that the replica has computed."""
-            seen = self._seen[replica]
-            return next((len(hashes) - i for i, digest in enumerate(reversed(hashes)) if digest in seen), 0)
-
-        chosen = min(free, key=lambda i: (-known(i), self.running[i]))
-        seen = self._seen[chosen]
-        for digest in hashes:
-            seen[digest] = None
-            seen.move_to_end(digest)
-        while len(seen) > MAX_REMEMBERED:
-            seen.popitem(last=False)
-        return chosen
-
-    def avoid(self, replica: int) -> None:
-        """Send no requests to a replica for `AVOID_S` seconds after it failed to answer, if there are others."""
-        self._avoid_until[replica] = time.monotonic() + AVOID_S
-
-    def forget(self, replica: int) -> None:
-        """Forget the prompts of a replica whose cache was emptied."""
-        self._seen[replica].clear()
-
-
-def prefix_hashes(adapter: str, token_ids: list[int]) -> list[bytes]:
-    """Return one hash per whole block of `BLOCK` tokens: of the adapter and all tokens up to the end of the block.
-
-    The adapter is hashed because each adapter has cache entries of its own.
-    """
-    running = blake2b(adapter.encode(), digest_size=16)
-    hashes = []
-    for end in range(BLOCK, len(token_ids) + 1, BLOCK):
-        running.update(array("I", token_ids[end - BLOCK : end]).tobytes())
-        hashes.append(running.digest())
-    return hashes
 
 
 @dataclass(eq=False, slots=True)

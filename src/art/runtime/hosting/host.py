@@ -1,8 +1,8 @@
 """Engine and trainer of one base model on this machine (`BaseModelHost`), and the hosts of all models (`Hosts`).
 
-engine     process, sleep and gate of the engine       hosting/handles.py
+engine     processes, sleep and gate of the engine     hosting/gated_engine.py
 adapters   the policies that the engine holds          hosting/adapter_table.py
-trainer    process and calls of the trainer            hosting/handles.py
+trainer    process and calls of the trainer            hosting/trainer_handle.py
 
 Models with the same base model and the same settings of these processes share a host.
 """
@@ -31,7 +31,8 @@ from art.protocol.calls import QUANTIZED, StartEngine, StartTrainer, StartVllm
 from art.protocol.rpc import RpcClient
 from art.runtime.hosting.adapter_table import AdapterTable
 from art.runtime.hosting.cluster import Cluster, place_on
-from art.runtime.hosting.handles import GatedEngine, Seats, TrainerHandle
+from art.runtime.hosting.gated_engine import EngineReplica, GatedEngine
+from art.runtime.hosting.trainer_handle import TrainerHandle
 from art.runtime.memory import MemoryPlan
 from art.runtime.placement import (
     VISIBLE,
@@ -54,7 +55,7 @@ SCORING_PLACES = 8
 
 
 class BaseModelHost:
-    """Runs the engine process and the trainer process of one base model. Each starts when it is first needed."""
+    """Runs the engine processes and the trainer process of one base model. They start when they are first needed."""
 
     def __init__(
         self,
@@ -98,10 +99,18 @@ class BaseModelHost:
             choose_placement(settings, self._devices, in_use) if cluster is None else place_on(str(config.cluster))
         )
         self._shares_gpu = self.placement.shared and self.placement.trainer.kind == "cuda"
-        self._threads = split_threads(settings.engine.num_threads, settings.trainer.num_threads)
+        if cluster is None:
+            threads = split_threads(settings.engine.num_threads, settings.trainer.num_threads)
+            self._replica_threads, self._trainer_threads = max(1, threads[0] // settings.engine.replicas), threads[1]
+        else:  # each process has a place of its own, and asks for so many cores
+            self._replica_threads = settings.engine.num_threads or 1
+            self._trainer_threads = settings.trainer.num_threads or 1
 
-        def spec(kind: WorkerKind, module: str, num_threads: int, on: AssignedDevices) -> ChildSpec:
-            name, variables = f"{kind} of {self.name}", on.environment(self._devices)
+        def spec(
+            kind: WorkerKind, module: str, num_threads: int, on: AssignedDevices, number: int | None = None
+        ) -> ChildSpec:
+            name = f"{kind} of {self.name}" if number is None else f"{kind} {number} of {self.name}"
+            variables = on.environment(self._devices)
             launcher: Launcher = LocalLauncher(warm_parent if on.kind == "cpu" and module != "vllm_child" else None)
             if cluster is not None:
                 launcher = cluster.launcher(kind, name, settings)
@@ -111,7 +120,7 @@ class BaseModelHost:
             return ChildSpec(
                 name=name,
                 module=f"art.worker.{module}",
-                log_path=data_dir.logs / f"{kind}-{self.name}.log",
+                log_path=data_dir.logs / f"{kind}{'' if number is None else number}-{self.name}.log",
                 num_threads=num_threads,
                 config=config,
                 is_new=is_new,
@@ -121,40 +130,49 @@ class BaseModelHost:
             )
 
         engine_module = "vllm_child" if isinstance(settings.engine, VllmConfig) else "engine_child"
-        engine_spec = spec("engine", engine_module, self._threads[0], self.placement.engine)
-        trainer_spec = spec("trainer", "trainer_child", self._threads[1], self.placement.trainer)
-        self._seats = Seats(settings.engine.num_at_once)
-        self.engine = GatedEngine(engine_spec, self._start_engine, self._seats, make_process)
+        num_replicas = settings.engine.replicas
+        engine_specs = [
+            spec("engine", engine_module, self._replica_threads, devices, None if num_replicas == 1 else number)
+            for number, devices in enumerate(self.placement.engine.split(num_replicas), 1)
+        ]
+        trainer_spec = spec("trainer", "trainer_child", self._trainer_threads, self.placement.trainer)
+        self.engine = GatedEngine(
+            f"engine of {self.name}", engine_specs, self._start_engine, settings.engine.num_at_once, make_process
+        )
         self.adapters = AdapterTable(self.engine, config, one_policy=self.one_policy, sleeps=self.placement.sleeps)
         self.trainer = TrainerHandle(
             trainer_spec, self._start_trainer, self._engine_aside, data_dir.samples.absolute(), make_process
         )
-        self.engine_process, self.trainer_process = self.engine.process, self.trainer.process
+        self.trainer_process = self.trainer.process
+        self.engine_process = self.engine.replicas[0].process
+        """The process of the first replica, as a rule the only one."""
+        self.processes = [*(replica.process for replica in self.engine.replicas), self.trainer_process]
 
     # -- its processes --
 
     def start(self) -> None:
-        """Start the engine process and the trainer process in the background."""
-        self.engine_process.start()
-        self.trainer_process.start()
+        """Start the engine processes and the trainer process in the background."""
+        for process in self.processes:
+            process.start()
 
     def retry(self) -> None:
         """Start each process that has failed without a further pause, since the reason may be gone."""
-        for process in (self.engine_process, self.trainer_process):
+        for process in self.processes:
             if process.has_failed:
                 process.start()
 
     def note_registered(self) -> None:
         """From now on a process that cannot start is not the fault of a request: its settings were accepted."""
-        self.engine_process.is_new = self.trainer_process.is_new = False
+        for process in self.processes:
+            process.is_new = False
 
     async def close(self) -> None:
-        await asyncio.gather(self.engine_process.close(), self.trainer_process.close())
+        await asyncio.gather(*(process.close() for process in self.processes))
 
-    async def _start_engine(self, client: RpcClient) -> None:
+    async def _start_engine(self, replica: EngineReplica, client: RpcClient) -> None:
         engine = self.settings.engine
         running = None if engine.max_running is None else engine.max_running + SCORING_PLACES
-        config = engine.model_copy(update={"num_threads": self._threads[0], "max_running": running})
+        config = engine.model_copy(update={"num_threads": self._replica_threads, "max_running": running})
         if isinstance(config, EngineConfig):
             call: StartEngine | StartVllm = StartEngine(
                 model=self.base_model, config=config, quantization=self.settings.trainer.quantization
@@ -167,16 +185,21 @@ class BaseModelHost:
                 lora_rank=None if lora is None else lora.rank,
                 sleeps=self.placement.sleeps,
                 memory_bytes=smallest_memory(self.placement.engine, self._devices),
-                work_dir=self._data_dir.merged(self.name).absolute() if self.one_policy else None,
+                work_dir=self._work_dir(replica) if self.one_policy else None,
             )
         async with self._alone_on_gpu():
             info = await client.call(call)
         if info.max_running is not None:
-            self._seats.resize(max(1, info.max_running - SCORING_PLACES))
-        await self.adapters.restore(client)
+            replica.num_seats = max(1, info.max_running - SCORING_PLACES)
+        await self.adapters.restore(replica, client)
+
+    def _work_dir(self, replica: EngineReplica) -> Path:
+        """The folder in which a replica merges weights."""
+        folder = self._data_dir.merged(self.name).absolute()
+        return folder if len(self.engine.replicas) == 1 else folder / str(replica.number + 1)
 
     async def _start_trainer(self, client: RpcClient) -> None:
-        config = self.settings.trainer.model_copy(update={"num_threads": self._threads[1]})
+        config = self.settings.trainer.model_copy(update={"num_threads": self._trainer_threads})
         async with self._alone_on_gpu():
             await client.call(StartTrainer(model=self.base_model, config=config, shares_gpu=self._shares_gpu))
 
@@ -193,7 +216,7 @@ class BaseModelHost:
         if not self.placement.sleeps:
             yield
             return
-        what = f"loads into the {self.engine_process.spec.name} to end, so that it can sleep"
+        what = f"loads into the {self.engine.name} to end, so that it can sleep"
         with self.engine.closed.held():
             async with self.adapters.no_loads(what), self.engine.asleep():
                 yield
@@ -285,7 +308,8 @@ class BaseModelHost:
         placed = {part: {"devices": str(devices), "reason": devices.reason} for part, devices in parts.items()}
         return {
             "base_model": self.base_model,
-            "engine": self.engine_process.status,
+            "engine": self.engine_process.status | {"state": self.engine.state},
+            "replicas": [replica.status for replica in self.engine.replicas],
             "trainer": self.trainer_process.status,
             "placement": {**placed, "sleeps": placement.sleeps},
             "engine_info": asdict(info) if info else None,
@@ -380,7 +404,7 @@ class Hosts:
         return list(self._hosts.values())
 
     def processes(self) -> list[ChildProcess]:
-        return [process for host in self._hosts.values() for process in (host.engine_process, host.trainer_process)]
+        return [process for host in self._hosts.values() for process in host.processes]
 
     def status(self) -> list[dict[str, Any]]:
         return [host.status() for host in self._hosts.values()]

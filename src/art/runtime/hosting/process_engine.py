@@ -1,14 +1,14 @@
 """A proxy for an engine that runs in its own process. It sends calls over a connection and never loads torch.
 
-The process may die at any moment. Its supervisor brings it back with the same adapters, and sampling goes on after the
-last token that arrived. Where random numbers depend on `(seed, index)` only (`EngineInfo.draws_by_index`), the
-completion is the same as without the death.
+The process may die at any moment. Sampling then goes on after the last token that arrived: in another process that
+holds the same adapters, or when its supervisor has brought it back with them. Where random numbers depend on
+`(seed, index)` only (`EngineInfo.draws_by_index`), the completion is the same as without the death.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,6 @@ class ProcessEngine:
     async def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncGenerator[TokenChunk, None]:
         received: list[int] = []
         for attempt in itertools.count(1):
-            client = await self._connect()
             missing = request
             if received:  # ask for the tokens that are still missing
                 missing = replace(
@@ -51,6 +50,7 @@ class ProcessEngine:
                     first_index=request.first_index + len(received),
                 )
             call = calls.Generate(request=missing, stream=stream)
+            client = await self._connect_for(missing.adapter, missing.prompt_token_ids)
             try:
                 async with aclosing(client.stream(call)) as chunks:
                     async for chunk in chunks:
@@ -66,12 +66,15 @@ class ProcessEngine:
         # Nothing arrives before the end, so after a death the request is simply made again.
         call, attempt = calls.Generate(request=request, stream=False), 0
 
+        def connect() -> Awaitable[RpcClient]:
+            return self._connect_for(request.adapter, request.prompt_token_ids)
+
         async def ask(client: RpcClient) -> TokenChunk:
             nonlocal attempt
             attempt += 1
             return await client.call(call)
 
-        chunk = await retry_on_process_death(self._connect, ask, f"`{call.method}`", self._attempts)
+        chunk = await retry_on_process_death(connect, ask, f"`{call.method}`", self._attempts)
         return chunk if attempt == 1 else replace(chunk, timings=None)  # they leave out the time before the death
 
     async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
@@ -88,7 +91,8 @@ class ProcessEngine:
         await self._call(calls.UnloadAdapter(name=name))
 
     async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
-        return await self._call(calls.Score(token_ids=token_ids, adapter=adapter))
+        call = calls.Score(token_ids=token_ids, adapter=adapter)
+        return await self._call(call, lambda: self._connect_for(adapter, token_ids))
 
     async def stats(self) -> dict[str, float]:
         return await self._call(calls.Stats())
@@ -99,7 +103,11 @@ class ProcessEngine:
     async def wake(self) -> None:
         await self._call(calls.Wake())
 
-    async def _call(self, call: Call[Result]) -> Result:
+    def _connect_for(self, adapter: str | None, token_ids: list[int]) -> Awaitable[RpcClient]:
+        """Connect to a process for a request that names `adapter` and begins with `token_ids`."""
+        return self._connect()
+
+    async def _call(self, call: Call[Result], connect: Connect | None = None) -> Result:
         return await retry_on_process_death(
-            self._connect, lambda client: client.call(call), f"`{call.method}`", self._attempts
+            connect or self._connect, lambda client: client.call(call), f"`{call.method}`", self._attempts
         )

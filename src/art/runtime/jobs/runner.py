@@ -89,8 +89,7 @@ class TrainingWork:
             return await _end_untrained(job, paths, from_step)
 
         # The step starts from the checkpoint that was published, and from nothing that another job left unpublished.
-        if not host.engine_process.has_failed:
-            host.engine_process.start()  # publishing needs it: after a restart both processes start at the same time
+        host.engine.start()  # publishing needs it: after a restart both processes start at the same time
         await asyncio.to_thread(self._models.published, model, from_step)
         await asyncio.to_thread(_remove_unpublished, target, job.job_id)
 

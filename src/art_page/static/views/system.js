@@ -100,15 +100,27 @@ function plainTable(titles, rows) {
 /** @param {Record<string, any>[]} processes */
 function processTable(processes) {
   const looks = /** @type {Record<string, string>} */ ({ up: "chip-good", starting: "chip-note", failed: "chip-bad" });
-  return plainTable(["Process", "State", "Does", "Runs on", "#pid", "#Memory", "#Restarts"], processes.map((one) => [
+  return plainTable(["Process", "State", "Does", "#Requests", "#Policies", "Runs on", "#pid", "#Memory", "#Restarts"], processes.map((one) => [
     one.name,
     h("span", { class: `chip ${looks[one.state] ?? ""}` }, one.state),
     one.doing === null ? "" : `${one.doing}${one.doing_s === null || one.doing_s < 2 ? "" : `, for ${formatSeconds(one.doing_s)}`}`,
+    one.num_requests === null ? "" : formatCount(one.num_requests),
+    one.num_requests === null ? "" : policyCount(one),
     one.place ?? "",
     one.pid === null ? "" : String(one.pid),
     formatBytes(one.rss_bytes),
     one.num_restarts === 0 ? "0" : h("span", { class: "note", title: one.last_end ?? "" }, formatCount(one.num_restarts)),
   ]));
+}
+
+/**
+ * How many policies an engine serves, and those that it refused though another replica serves them.
+ * @param {Record<string, any>} engine
+ */
+function policyCount(engine) {
+  const refused = Object.entries(engine.refused).map(([name, why]) => `${name}: ${why}`);
+  const served = h("span", { title: engine.policies.join(", ") }, formatCount(engine.policies.length));
+  return refused.length === 0 ? served : h("span", null, served, " ", h("span", { class: "chip chip-bad", title: refused.join("\n") }, `${formatCount(refused.length)} refused`));
 }
 
 /** @param {Record<string, any>[]} engines */

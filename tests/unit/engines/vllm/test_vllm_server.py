@@ -246,6 +246,7 @@ def test_a_missing_interpreter_is_reported() -> None:
         ({"flags": {"trust_remote_code": True}}, "would run code"),
         ({"urls": ["http://a"], "flags": {"block_size": 32}}, "for a server that ART starts"),
         ({"urls": ["http://a"], "weights": "merged"}, "needs a server that ART starts"),
+        ({"urls": ["http://a"], "replicas": 2}, "`urls` names servers that run"),
         ({"kv_cache_tokens": 64}, "Extra inputs"),
     ],
 )

@@ -17,8 +17,8 @@ from art.engine import GenerateRequest
 from art.errors import HandshakeError, TrainingError
 from art.protocol.calls import Call, Progress, Train
 from art.runtime.hosting.adapter_table import MAX_LOADED_ADAPTERS
-from art.runtime.hosting.handles import TrainerHandle
 from art.runtime.hosting.host import BaseModelHost, Hosts
+from art.runtime.hosting.trainer_handle import TrainerHandle
 from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
 from art.storage.layout import DataDir
@@ -88,7 +88,7 @@ async def test_a_restarted_engine_does_not_get_another_checkpoint_in_the_place_o
     for number, name in enumerate(("a", "b")):
         await host.adapters.load(name, await checkpoint(tmp_path, name, number))
     await checkpoint(tmp_path, "a", 5)
-    await host.adapters.restore(engine)  # type: ignore[arg-type]
+    await host.adapters.restore(host.engine.replicas[0], engine)  # type: ignore[arg-type]
     assert [host.adapters.is_loaded(name) for name in ("a", "b")] == [False, True]
 
 

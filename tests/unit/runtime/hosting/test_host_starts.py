@@ -45,12 +45,12 @@ class Loading:
 async def test_processes_that_share_a_gpu_load_one_after_the_other(num_gpus: int, at_once: int, tmp_path: Path) -> None:
     host = make_host(tmp_path, ModelSettings(engine=VllmConfig()), num_gpus)
     process: Any = Loading()
-    await asyncio.gather(host._start_trainer(process), host._start_engine(process))
+    await asyncio.gather(host._start_trainer(process), host.engine_process._initialise(process))
     assert process.most == at_once
     (start,) = [call for call in process.made if isinstance(call, calls.StartVllm)]
     assert start.memory_bytes == 80 * GIB
     assert start.config.max_running is None
-    seats = host._seats
+    seats = host.engine.seats
     assert (
         seats._num_seats - seats._held.total() == 312
     )  # of the 320 requests that the engine has chosen; handshakes take no seat

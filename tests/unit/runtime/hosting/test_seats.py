@@ -8,7 +8,7 @@ from collections import Counter
 
 from art.engine import Sender
 from art.errors import OverloadedError
-from art.runtime.hosting.handles import Seats
+from art.runtime.hosting.gated_engine import Seats
 
 A, B, C = ("a", "key"), ("b", "key"), ("c", "key")
 

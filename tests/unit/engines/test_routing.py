@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from art.engines.vllm.vllm_engine import BLOCK, SLACK, Router, prefix_hashes
+from art.engines.routing import BLOCK, SLACK, Router, prefix_hashes
 
 
 def prompt(seed: int, num_blocks: int = 3) -> list[int]:
@@ -66,3 +66,21 @@ def test_a_failed_replica_is_avoided_unless_it_is_the_only_one() -> None:
     assert other != first
     router.avoid(other)
     assert router.choose("a", prompt(0)) in (0, 1)
+
+
+def test_only_the_replicas_that_hold_the_policy_are_chosen_among() -> None:
+    router = Router(3)
+    first = router.choose("a", prompt(0))
+    others = [number for number in range(3) if number != first]
+    assert router.choose("a", prompt(0), among=others) in others
+    assert router.choose("a", prompt(0), among=[first]) == first
+
+
+def test_a_replica_that_has_no_room_is_avoided() -> None:
+    router = Router(2)
+    router.room = [2, 8]
+    router.running = [2, 3]
+    router.choose("a", prompt(0), among=[0])
+    assert router.choose("a", prompt(0)) == 1, "though the other has the prompt"
+    router.running = [2, 8]
+    assert router.choose("a", prompt(0)) in (0, 1), "all are full, and the queue of an engine takes it"
