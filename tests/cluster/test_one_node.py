@@ -46,14 +46,16 @@ async def test_two_ranks_and_two_engines_train_what_one_process_trains(
     cluster: RayNodes, tiny_model: Path, tmp_path: Path, at_home: list[dict[str, float]]
 ) -> None:
     async with art.LocalBackend(path=tmp_path, cluster="ray", show_page=False) as backend:
-        model = await registered(backend, tiny_model, settings(ranks=2))
+        model = await registered(backend, tiny_model, settings(ranks=2, replicas=2))
         seen = await train(backend, model, 2)
-        engine, trainer = await processes_of(backend)
-        assert {engine["state"], trainer["state"]} == {"up"}
+        engines, trainer = await processes_of(backend)
+        assert [engine["state"] for engine in engines] == ["up", "up"]
         os.kill(trainer["pid"], signal.SIGKILL)  # the actor of the first rank
+        os.kill(engines[1]["pid"], signal.SIGKILL)  # that of an engine
         seen += await train(backend, model, 1)
-        engine, trainer = await processes_of(backend)
+        engines, trainer = await processes_of(backend)
         assert trainer["restarts"] == 1
+        assert engines[1]["restarts"] == 1
         assert (tmp_path / "cluster" / "models" / "agent" / "checkpoints" / "0003").is_dir()
     for there, here in zip(seen, at_home, strict=True):
         assert there == pytest.approx(here, abs=1e-6)
@@ -82,7 +84,7 @@ def test_a_cluster_that_is_not_there(tmp_path: Path, address: str, problem: str)
     assert time.monotonic() - started < 20
 
 
-async def processes_of(backend: art.LocalBackend) -> tuple[dict[str, Any], dict[str, Any]]:
+async def processes_of(backend: art.LocalBackend) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     client = await backend._connection()
     (host,) = json.loads(await client.request("GET", "/health"))["base_models"]
-    return host["engine"], host["trainer"]
+    return host["replicas"], host["trainer"]
