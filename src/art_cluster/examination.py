@@ -99,8 +99,8 @@ def check_cluster(view: Mapping[str, Any]) -> CheckResult:
     alive = [node for node in view["nodes"] if node["alive"]]
     each = "; ".join(f"{node['machine']} ({node['address']}) with {_amounts(node['resources'])}" for node in alive)
     store = f"{view['store_used_bytes'] / GIB:.1f} of {view['store_bytes'] / GIB:.1f} GiB of the object store used"
-    gone = len(view["nodes"]) - len(alive)
-    finding = f"{len(alive)} nodes, {gone} more are gone: {each}; {_amounts(view['free'])} free; {store}"
+    gone = f", {num_gone} more are gone" if (num_gone := len(view["nodes"]) - len(alive)) else ""
+    finding = f"{len(alive)} nodes{gone}: {each}; {_amounts(view['free'])} free; {store}"
     return CheckResult(name="cluster", status="ok", found=finding, measured={"nodes": float(len(alive))})
 
 

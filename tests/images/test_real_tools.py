@@ -110,6 +110,12 @@ def test_the_manifests_with_ray_match_the_schemas_too(version: str) -> None:
         kubernetes_validate.validate(pod, version, strict=True)
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_worker_of_the_page_about_clusters_matches_the_schemas(version: str) -> None:
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/cluster.md").read_text(), re.MULTILINE | re.DOTALL)
+    kubernetes_validate.validate(yaml.safe_load(text), version, strict=True)
+
+
 def test_the_schemas_find_a_wrong_field() -> None:
     (server,) = (manifest for manifest in manifests("deploy/kubernetes/cpu") if manifest["kind"] == "StatefulSet")
     server["spec"]["template"]["spec"]["terminationGracePeriod"] = 60

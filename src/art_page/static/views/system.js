@@ -50,8 +50,9 @@ function drawSystem(answer) {
 }
 
 /** @param {SystemAnswer} answer */
-function systemFigures({ at, started_at: startedAt, disk, memory_bytes: memory, processes, tokens, num_viewers: numViewers }) {
-  const used = processes.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + (one.rss_bytes ?? 0), 0);
+function systemFigures({ at, started_at: startedAt, disk, memory_bytes: memory, processes, tokens, num_viewers: numViewers, cluster }) {
+  const here = cluster === null ? processes : processes.filter((/** @type {any} */ one) => one.kind === "server");
+  const used = here.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + (one.rss_bytes ?? 0), 0);
   const sampled = rateOf(tokens, "sampled_per_s");
   const trained = rateOf(tokens, "trained_per_s");
   /** @type {[string, string | null][]} */
@@ -59,7 +60,7 @@ function systemFigures({ at, started_at: startedAt, disk, memory_bytes: memory, 
     ["up for", formatSeconds(at - startedAt)],
     ["sampled", sampled === null ? null : `${formatNumber(sampled)} tokens/s`],
     ["trained", trained === null ? null : `${formatNumber(trained)} tokens/s`],
-    ["memory of all processes", memory === null ? null : `${formatBytes(used)} of ${formatBytes(memory)}`],
+    [cluster === null ? "memory of all processes" : "memory of the server", memory === null ? null : `${formatBytes(used)} of ${formatBytes(memory)}`],
     ["free disk", disk === null ? null : `${formatBytes(disk.free_bytes)} of ${formatBytes(disk.total_bytes)}`],
     ["live viewers", formatCount(numViewers)],
   ];
@@ -126,19 +127,19 @@ function clusterSections({ kind, nodes, actors, workers, free, store_bytes: stor
   if (nodes.length > 0) facts.push(`${amounts(free)} free`);
   if (store) facts.push(`object store: ${formatBytes(used)} of ${formatBytes(store)}`);
   const chip = (/** @type {boolean} */ good, /** @type {string} */ text) => h("span", { class: `chip ${good ? "chip-good" : "chip-bad"}` }, text);
-  const parts = [h("p", { class: "soft" }, `${kind}: ${facts.join(", ")}`)];
+  const sections = [listed("Cluster", nothing(`${kind}: ${facts.join(", ")}`))];
   if (nodes.length > 0) {
-    parts.push(plainTable(["Node", "Address", "State", "Has"], nodes.map((/** @type {any} */ one) => [
+    sections.push(listed("Nodes", plainTable(["Node", "Address", "State", "Has"], nodes.map((/** @type {any} */ one) => [
       one.machine, one.address, chip(one.alive, one.alive ? "alive" : "gone"), amounts(one.resources),
-    ])));
+    ]))));
   }
   if (actors.length > 0) {
-    parts.push(plainTable(["Actor", "Runs on", "#Starts"], actors.map((/** @type {any} */ one) => [one.name, one.machines.join(", ") || "not placed", formatCount(one.starts)])));
+    sections.push(listed("Actors", plainTable(["Actor", "Runs on", "#Starts"], actors.map((/** @type {any} */ one) => [one.name, one.machines.join(", ") || "not placed", formatCount(one.starts)]))));
   }
-  parts.push(workers.length === 0 ? nothing("No worker has come.") : plainTable(["Worker", "Machine", "#pid", "State"], workers.map((/** @type {any} */ one) => [
+  sections.push(listed("Workers", workers.length === 0 ? nothing("No worker has come.") : plainTable(["Worker", "Machine", "#pid", "State"], workers.map((/** @type {any} */ one) => [
     one.kind, one.machine, String(one.pid), one.state,
-  ])));
-  return [listed("Cluster", h("div", null, parts))];
+  ]))));
+  return sections;
 }
 
 /** @param {Record<string, number>} resources */
