@@ -12,7 +12,7 @@ VLLM_INSTALLED := $(VLLM_VENV)/.installed
 # Where vLLM is, for what uses it; another interpreter may be named from outside.
 export ART_VLLM_PYTHON ?= $(if $(wildcard $(VLLM_INSTALLED)),$(abspath $(VLLM_VENV)/bin/python))
 
-.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards test-integrations families test-clients test-sinks test-page test-skypilot test-images walk-images notebooks test-notebooks fuzz test-gpu lint format types bench bench-gpu pages docs clean
+.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards test-integrations families test-clients test-sinks test-page test-skypilot test-cluster test-images walk-images notebooks test-notebooks fuzz test-gpu lint format types bench bench-gpu pages docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 20
@@ -138,6 +138,17 @@ test-sinks: .venv-sinks/.installed ## each tracker with its real library, offlin
 test-skypilot: $(INSTALLED) .venv-skypilot/.installed ## the real SkyPilot, without account: reads our task files and chooses machines from a small catalogue
 	@echo "== Running the tests with SkyPilot"
 	ART_SKYPILOT_PYTHON=$(abspath .venv-skypilot/bin/python) $(BIN)/python -m pytest -m "slow or not slow" tests/unit/art_cloud/skypilot $(ARGS)
+
+# Ray, and the tests of several of its nodes on this machine.
+.venv-cluster/.installed: pyproject.toml
+	@echo "== Creating .venv-cluster and installing the extras local, dev and cluster into it"
+	$(PYTHON) -m venv .venv-cluster
+	.venv-cluster/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[local,dev,cluster]'
+	@touch $@
+
+test-cluster: .venv-cluster/.installed ## engines, trainer ranks and rollouts on several nodes of Ray on this machine, with Ray in an environment of its own
+	@echo "== Running the tests of clusters"
+	.venv-cluster/bin/python -m pytest -m "slow or not slow" $(wildcard tests/cluster) tests/unit/art_cluster $(ARGS)
 
 .venv-page/.installed: pyproject.toml
 	@echo "== Creating .venv-page and installing the extra local and Playwright into it"

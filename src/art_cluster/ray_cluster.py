@@ -31,11 +31,22 @@ from art.config.base_models import looks_like_path
 from art.errors import ConfigError, ProcessError, StorageError
 from art.protocol.calls import Call, LoadAdapter, PrepareWeights, SampleFile
 from art.protocol.rpc import RpcClient
+from art.protocol.training import CheckResult
 from art.storage import checkpoints
 from art.storage.atomic import new_directory, write_file
 from art.storage.layout import DataDir
 from art.worker.door import WorkerDoor, WorkerKind
 from art.worker.launch import Launcher, Process, Program
+from art_cluster.examination import (
+    EXAMINE_TIMEOUT_S,
+    Place,
+    check_cluster,
+    check_places,
+    check_room,
+    check_software,
+    look_at_cluster,
+    look_at_nodes,
+)
 from art_cluster.worker_actor import Files, WorkerActor, digest_of, read_files, write_files
 
 logger = logging.getLogger(__name__)
@@ -45,6 +56,7 @@ CONNECT_TIMEOUT_S = 10.0
 """Longest wait for a cluster to answer, and for room in it."""
 MAX_KEPT = 12
 """Files and folders of calls that stay on the nodes: the last checkpoints, which the next calls name again."""
+LOOK_EVERY_S = 2.0
 _NOT_FOR_ENGINES = (checkpoints.OPTIMIZER,)
 
 
@@ -59,35 +71,81 @@ class RayCluster:
         self.door_address = ""
         self.launchers: dict[str, RayLauncher] = {}
         """Those that have been used, by the name of what they start."""
+        self._view: dict[str, Any] = {}
+        self._looking: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
+        await self._connect()
+        host, _, port = (self._worker_address or f"{_own_address(self._address)}:0").rpartition(":")
+        await self.door.open(host, int(port))
+        self.door_address = f"{host}:{self.door.port}"
+        self._view = await asyncio.to_thread(look_at_cluster)
+        self._looking = asyncio.create_task(self._keep_looking(), name="look at the Ray cluster")
+
+    async def _connect(self) -> None:
         await asyncio.to_thread(_check_answer, self._address)
         try:
             await asyncio.to_thread(_connect, self._address)
         except (ConnectionError, RuntimeError, OSError) as error:
             where = f"at {self._address}" if self._address else "on this machine"
             raise ConfigError(f"cannot use the Ray cluster {where}: {error}", param="cluster") from error
-        host, _, port = (self._worker_address or f"{_own_address(self._address)}:0").rpartition(":")
-        await self.door.open(host, int(port))
-        self.door_address = f"{host}:{self.door.port}"
+
+    async def _keep_looking(self) -> None:
+        """Renew what `status` tells: a head that hangs must not hold up the server."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            try:
+                self._view = await asyncio.to_thread(look_at_cluster)
+            except Exception as error:  # of Ray, while its head does not answer
+                logger.warning("the head of the Ray cluster does not answer: %s", str(error).splitlines()[0])
 
     def launcher(self, kind: WorkerKind, name: str, settings: ModelSettings) -> Launcher:
         return RayLauncher(self, kind, name, settings)
 
     def status(self) -> dict[str, Any]:
-        nodes = [
-            {
-                "machine": node["NodeManagerHostname"],
-                "address": node["NodeManagerAddress"],
-                "alive": node["Alive"],
-                "resources": {name: node["Resources"].get(name, 0.0) for name in ("CPU", "GPU")},
-            }
-            for node in ray.nodes()
-        ]
+        """As the cluster was at most a few seconds ago."""
         actors = [launcher.status() for launcher in self.launchers.values()]
-        return {"kind": "ray", "nodes": nodes, "actors": actors, "num_lost": self.door.num_lost}
+        return {
+            "kind": "ray", **self._view, "workers": self.door.status(), "actors": actors, "num_lost": self.door.num_lost
+        }  # fmt: skip
+
+    async def examine(self, settings: ModelSettings, base_model: str | None) -> list[CheckResult]:
+        """Reserve places for engine and trainer, look at the nodes, and give everything back."""
+        await self._connect()
+        try:
+            return [check_cluster(await asyncio.to_thread(look_at_cluster)), *await self._plan(settings, base_model)]
+        finally:
+            await self.close()
+
+    async def _plan(self, settings: ModelSettings, base_model: str | None) -> list[CheckResult]:
+        threads = settings.engine.num_threads or 1, settings.trainer.num_threads or 1
+        actors: list[tuple[WorkerKind, str]] = [
+            *(
+                ("engine", f"engine {number}" if number > 1 else "engine")
+                for number in range(1, settings.engine.replicas + 1)
+            ),
+            ("trainer", "trainer"),
+        ]
+        launchers = [RayLauncher(self, kind, name, settings) for kind, name in actors]
+        self.launchers |= {name: launcher for (_, name), launcher in zip(actors, launchers, strict=True)}
+        looking = asyncio.create_task(look_at_nodes())
+        found = await asyncio.gather(
+            *(one.reserve(one.bundles(threads[one.kind == "trainer"]), EXAMINE_TIMEOUT_S) for one in launchers),
+            return_exceptions=True,
+        )
+        nodes = await looking
+        if problem := next((one for one in found if isinstance(one, BaseException)), None):
+            remedy = "the message says what to change"
+            refused = CheckResult(name="places", status="failure", found=str(problem), remedy=remedy)
+            return [check_software(nodes), refused]
+        places = [place for launcher in launchers for place in await launcher.places()]
+        checks = [check_software(nodes), check_places(places, nodes)]
+        return checks if base_model is None else [*checks, check_room(places, nodes, settings, base_model)]
 
     async def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        await asyncio.gather(*(launcher.close() for launcher in list(self.launchers.values())))
         await self.door.close()
         await asyncio.to_thread(ray.shutdown)
 
@@ -96,7 +154,7 @@ class RayLauncher:
     """Starts one engine, or all ranks of one trainer, in a placement group that it keeps."""
 
     def __init__(self, cluster: RayCluster, kind: WorkerKind, name: str, settings: ModelSettings) -> None:
-        self._cluster, self._kind, self._name, self._settings = cluster, kind, name, settings
+        self._cluster, self.kind, self._name, self._settings = cluster, kind, name, settings
         self._group: Any = None
         self._actors: list[Any] = []
         self._watch: asyncio.Task[None] | None = None
@@ -109,8 +167,8 @@ class RayLauncher:
     async def start(self, program: Program, client: RpcClient, timeout_s: float) -> Process:
         self._cluster.launchers[self._name] = self
         await self._end_actors()
-        bundles = self._bundles(program)
-        await self._reserve(bundles)
+        bundles = self.bundles(program.num_threads)
+        await self.reserve(bundles)
         self._actors = [self._make_actor(rank, bundle) for rank, bundle in enumerate(bundles)]
         roots = await _answers(
             [actor.root.remote() for actor in self._actors], timeout_s, f"actors of the {self._name}"
@@ -126,32 +184,32 @@ class RayLauncher:
                 }  # fmt: skip
         ticket, door, config = secrets.token_hex(8), self._cluster.door, self._settings.trainer.model_dump_json()
         work = self._actors[0].work.remote(
-            self._kind, self._cluster.door_address, self._cluster.key, ticket, variables[0] if size > 1 else {}
+            self.kind, self._cluster.door_address, self._cluster.key, ticket, variables[0] if size > 1 else {}
         )
         ranks = [
             actor.run_rank.remote(config, program.num_threads, own)
             for actor, own in zip(self._actors[1:], variables[1:], strict=True)
         ]
         self._watch = asyncio.create_task(self._watch_actors([work, *ranks], client), name=f"watch {self._name}")
-        worker = await door.take(self._kind, ticket, timeout_s)
+        worker = await door.take(self.kind, ticket, timeout_s)
         client.files = RayFiles(self._actors, roots[0])
         self._num_starts += 1
         process = door.start(worker, replace(program, variables=variables[0]), client)
         self._machines = await _answers([actor.machine.remote() for actor in self._actors], timeout_s, "the nodes")
         return process
 
-    def _bundles(self, program: Program) -> list[dict[str, float]]:
+    def bundles(self, num_threads: int) -> list[dict[str, float]]:
         """What each actor needs: its GPUs, or on a cluster without any the CPUs of its threads."""
         engine, trainer = self._settings.engine, self._settings.trainer
-        own = engine if self._kind == "engine" else trainer
-        num_gpus = engine.num_devices if self._kind == "engine" and isinstance(engine, VllmConfig) else 1
-        num_actors = trainer.num_processes if self._kind == "trainer" else 1
+        own = engine if self.kind == "engine" else trainer
+        num_gpus = engine.num_devices if self.kind == "engine" and isinstance(engine, VllmConfig) else 1
+        num_actors = trainer.num_processes if self.kind == "trainer" else 1
         has_gpus = ray.cluster_resources().get("GPU", 0) > 0
         if own.device == "cuda" or (own.device == "auto" and has_gpus):
             return [{"GPU": float(num_gpus)}] * num_actors
-        return [{"CPU": float(program.num_threads)}] * num_actors
+        return [{"CPU": float(num_threads)}] * num_actors
 
-    async def _reserve(self, bundles: list[dict[str, float]]) -> None:
+    async def reserve(self, bundles: list[dict[str, float]], timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         """Wait for a place for each actor. A request that found none stays, so that an autoscaler can see it.
 
         Raises:
@@ -159,7 +217,7 @@ class RayLauncher:
         """
         if self._group is None:
             self._group = await asyncio.to_thread(ray.util.placement_group, bundles, strategy="PACK", name=self._name)
-        ready = await asyncio.to_thread(self._group.wait, CONNECT_TIMEOUT_S)
+        ready = await asyncio.to_thread(self._group.wait, timeout_s)
         if ready:
             return
         asked = " + ".join(f"{value:g} {name}" for bundle in bundles for name, value in bundle.items())
@@ -170,6 +228,14 @@ class RayLauncher:
             f"the {self._name} finds no room on the Ray cluster: it needs {asked}, each on one node; the {nodes} nodes "
             f"have {has}. Add nodes, end other work there, or ask for less (`num_processes`, `replicas`, `num_threads`)"
         )
+
+    async def places(self) -> list[Place]:
+        """Return where the actors are to run, after `reserve`."""
+        table = await asyncio.to_thread(ray.util.placement_group_table, self._group)
+        nodes = [node for _, node in sorted(table["bundles_to_node_id"].items())]
+        bundles = [bundle for _, bundle in sorted(table["bundles"].items())]
+        names = [f"rank {rank} of the {self._name}" if len(nodes) > 1 else self._name for rank in range(len(nodes))]
+        return [Place(self.kind, *one) for one in zip(names, nodes, bundles, strict=True)]
 
     def _make_actor(self, rank: int, bundle: dict[str, float]) -> Any:
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)

@@ -1,7 +1,9 @@
 """`art doctor MODEL`: check everything that training a model needs, before any time is spent on it.
 
-It starts engine and trainer on this machine as a training would, runs a trial step with a throw-away adapter, and
-with --task a few rollouts. Nothing is published, and nothing stays on disk. The exit code is 1 if a check fails.
+`art doctor MODEL --cluster` asks a cluster instead whether engine and trainer find room there, and loads nothing.
+Otherwise it starts engine and trainer on this machine as a training would, runs a trial step with a throw-away
+adapter, and with --task a few rollouts. Nothing is published, and nothing stays on disk. The exit code is 1 if a check
+fails.
 """
 
 from __future__ import annotations
@@ -23,13 +25,15 @@ from rich.text import Text
 from art.cli.arguments import TASK_HELP, add_task_options
 from art.cli.output import run_coroutine
 from art.client.submission import wire_groups
-from art.config import ModelSettings
+from art.config import ModelSettings, ServerConfig
+from art.config.base_models import resolve_base_model
 from art.config.training import SPREAD_TOLERANCE
 from art.errors import ArtError, ConfigError
 from art.gather import gather_trajectory_groups
 from art.local_backend import LocalBackend
 from art.model import TrainableModel
 from art.protocol.training import CheckResult, CheckStatus, PreflightRequest
+from art.storage.layout import DataDir
 from art.task import Scenario, Task, draw_scenarios, list_tasks
 from art.trajectory import Trajectory, TrajectoryGroup
 from art_recipes.arguments import task_for
@@ -41,7 +45,12 @@ MUCH_WITHOUT_SPREAD = 0.5
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="base model: hub id or local path")
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="base model: hub id or local path")
+    parser.add_argument(
+        "--cluster", nargs="?", const="ray", metavar="ADDRESS",
+        help="look at a cluster and where it would run engine and trainer: ray (of RAY_ADDRESS, else of this machine; "
+        "the default) or ray://HOST:PORT. MODEL adds the forecast of memory",
+    )  # fmt: skip
     parser.add_argument("--task", help=f"look at the rewards of this task: {TASK_HELP}")
     add_task_options(parser)
     parser.add_argument("--scenarios", type=int, default=4, help="of the task, to roll out (default: %(default)s)")
@@ -57,9 +66,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     console = Screen()
+    if args.model is None and args.cluster is None:
+        raise ConfigError("name a base model, as in `art doctor MODEL`, or a cluster by --cluster")
+    if args.cluster is not None and (args.task or args.longest):
+        raise ConfigError("--task and --longest are for a trial on this machine; leave them out, or --cluster")
     if args.task_options and not args.task:
         raise ConfigError("-o sets an option of a task; say which by --task")
-    if args.model in list_tasks() and not Path(args.model).exists():
+    if args.model is not None and args.model in list_tasks() and not Path(args.model).exists():
         raise ConfigError(
             f"{args.model!r} is a task, and expected is a base model: art doctor MODEL --task {args.model}, in which "
             f"MODEL is a hub id or a folder. `art tiny-model FOLDER --task {args.model}` makes a small one"
@@ -74,7 +87,10 @@ def run(args: argparse.Namespace) -> int:
     data_dir = args.data_dir.resolve()
     disk = next(path for path in (data_dir, *data_dir.parents) if path.is_dir())  # the one that training will fill
     with tempfile.TemporaryDirectory(prefix=".art-doctor-", dir=disk, ignore_cleanup_errors=True) as folder:
-        checks = run_coroutine(_examine(console, args, settings, task, Path(folder)))
+        if args.cluster is not None:
+            checks = run_coroutine(_examine_cluster(args.cluster, args.model, settings, Path(folder)))
+        else:
+            checks = run_coroutine(_examine(console, args, settings, task, Path(folder)))
     table = Table(*(Column(name, overflow="fold") for name in ("check", "", "found", "what to do")), show_lines=True)
     for check in checks:
         status = Text(check.status, style=COLOURS[check.status])
@@ -88,6 +104,20 @@ def run(args: argparse.Namespace) -> int:
         summary = {"model": args.model, "ready": not failed, "checks": [check.model_dump() for check in checks]}
         args.json.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return int(failed)
+
+
+async def _examine_cluster(
+    address: str, base_model: str | None, settings: ModelSettings, folder: Path
+) -> list[CheckResult]:
+    from art.runtime.hosting.cluster import make_cluster  # the server's side, which other checks do not load
+    from art.runtime.placement import find_devices, with_engine
+
+    cluster = make_cluster(ServerConfig(cluster=address), DataDir(folder))
+    if cluster is None:
+        raise ConfigError("--cluster has no address; leave the value out for the Ray cluster of RAY_ADDRESS")
+    if base_model is not None:
+        base_model = resolve_base_model(base_model)
+    return await cluster.examine(with_engine(settings, find_devices()), base_model)
 
 
 async def _examine(

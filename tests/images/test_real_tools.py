@@ -51,7 +51,13 @@ def manifests(folder: str) -> list[dict[str, Any]]:
     pytest.skip("there is neither kubectl nor kustomize")
 
 
-@pytest.mark.parametrize("command", [["hadolint", "--no-color", "Dockerfile"], ["actionlint", "-no-color"]])
+RAY_DOCKERFILE = "deploy/kubernetes/ray/Dockerfile"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["hadolint", "--no-color", "Dockerfile"], ["hadolint", "--no-color", RAY_DOCKERFILE], ["actionlint", "-no-color"]],
+)
 def test_they_find_nothing(command: list[str]) -> None:
     done = run(str(Path(sys.executable).with_name(command[0])), *command[1:])
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
@@ -87,6 +93,27 @@ def test_the_manifests_match_the_schemas_of_kubernetes(kind: str, version: str) 
     assert sorted(manifest["kind"] for manifest in found) == ["ConfigMap", "NetworkPolicy", "Service", "StatefulSet"]
     for manifest in found:
         kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_manifests_with_ray_match_the_schemas_too(version: str) -> None:
+    """KubeRay's own kind is in no package index: tests/unit/project/test_cluster_files.py. Its pods are Kubernetes'."""
+    found = manifests("deploy/kubernetes/ray")
+    ray = next(manifest for manifest in found if manifest["kind"] == "RayCluster")
+    kinds = sorted(manifest["kind"] for manifest in found)
+    assert kinds == ["ConfigMap", "NetworkPolicy", "NetworkPolicy", "RayCluster", "Service", "StatefulSet"]
+    for manifest in found:
+        if manifest is not ray:
+            kubernetes_validate.validate(manifest, version, strict=True)
+    for group in (ray["spec"]["headGroupSpec"], *ray["spec"]["workerGroupSpecs"]):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ray"}, "spec": group["template"]["spec"]}
+        kubernetes_validate.validate(pod, version, strict=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_worker_of_the_page_about_clusters_matches_the_schemas(version: str) -> None:
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/cluster.md").read_text(), re.MULTILINE | re.DOTALL)
+    kubernetes_validate.validate(yaml.safe_load(text), version, strict=True)
 
 
 def test_the_schemas_find_a_wrong_field() -> None:

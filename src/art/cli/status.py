@@ -11,6 +11,7 @@ from typing import Any
 from art.client.client import ServerClient
 from art.costs import Ledger
 from art.errors import NotFoundError, ProcessError
+from art.protocol.live import ClusterPart
 from art.storage.layout import DataDir
 from art.storage.local_key import find_local_key
 from art.storage.lock import lock_holder
@@ -48,6 +49,28 @@ def run_status(args: argparse.Namespace) -> int:
         report = error.message
     print("\n\n".join([report, *sections]))
     return 0
+
+
+def describe_cluster(cluster: ClusterPart) -> list[str]:
+    """Return a line for each node, actor and waiting worker of a cluster, and one about the whole."""
+    lines = [f"{cluster.kind}: {cluster.num_lost} workers lost so far"]
+    if cluster.nodes:
+        lines[0] += f", {_amounts(cluster.free)} free"
+    if cluster.store_bytes:
+        used = (cluster.store_used_bytes or 0) / 2**30
+        lines[0] += f", {used:.2f} of {cluster.store_bytes / 2**30:.2f} GiB of the object store used"
+    for node in cluster.nodes:
+        state = "alive" if node.alive else "gone"
+        lines.append(f"node {node.machine} ({node.address}): {state}, {_amounts(node.resources)}")
+    for actor in cluster.actors:
+        where = ", ".join(actor.machines) or "not placed"
+        lines.append(f"{actor.name}: {where}; {actor.starts} starts")
+    workers = sorted(cluster.workers, key=lambda worker: worker.since)
+    return lines + [f"{one.kind} worker {one.pid} on {one.machine}: {one.state}" for one in workers]
+
+
+def _amounts(resources: dict[str, float]) -> str:
+    return ", ".join(f"{count:g} {name}" for name, count in resources.items())
 
 
 async def describe_local_server(data_dir: DataDir) -> str:
@@ -100,8 +123,10 @@ async def describe_server(url: str) -> str:
         if job.queue_place is None and job.progress is not None:
             detail += f", {job.progress.phase}: {job.progress.done} of {job.progress.total}"
         unfinished.append(f"{job.job_id}: {job.kind} of {job.project}/{job.name}, {detail}")
+    cluster = {} if health.get("cluster") is None else {"Cluster": describe_cluster(ClusterPart(**health["cluster"]))}
     sections = {
         "Processes": processes if "base_models" in health else ["shown to keys for all projects only"],
+        **cluster,
         "Models": [f"{one.id}: step {one.step}, {one.base_model}" for one in models if not one.is_base_model],
         "Base models": sorted({one.base_model for one in models if one.is_base_model}),
         "Jobs that have not ended": unfinished,

@@ -270,6 +270,51 @@ class DiskPart(Data):
     total_bytes: int
 
 
+class NodePart(Data):
+    """A machine of a cluster."""
+
+    machine: str
+    address: str
+    alive: bool
+    resources: dict[str, float]
+    """What it has altogether, such as {"CPU": 8.0, "GPU": 1.0}."""
+
+
+class WorkerPart(Data):
+    """A worker that has come to the server's door."""
+
+    kind: Literal["engine", "trainer"]
+    machine: str
+    pid: int
+    state: Literal["waiting", "working"]
+    since: float
+
+
+class ActorPart(Data):
+    """An engine or a trainer that a cluster has placed."""
+
+    name: str
+    machines: list[str]
+    """One for each rank of a trainer; empty while it is being placed."""
+    starts: int
+
+
+class ClusterPart(Data):
+    """Where engines and trainers run, if not on the server's machine."""
+
+    kind: str
+    nodes: list[NodePart] = []
+    free: dict[str, float] = {}
+    """What is free on all nodes together."""
+    store_bytes: int | None = None
+    store_used_bytes: int | None = None
+    """The object store of all nodes together."""
+    workers: list[WorkerPart] = []
+    actors: list[ActorPart] = []
+    num_lost: int = 0
+    """Workers whose connection ended."""
+
+
 class SystemAnswer(Data):
     """How the server is. A key for one project gets the jobs and tokens of this project, and no more."""
 
@@ -286,3 +331,5 @@ class SystemAnswer(Data):
     """Main memory that the server may use."""
     num_viewers: int
     """Viewers of live events."""
+    cluster: ClusterPart | None = None
+    """Null if everything runs on the server's machine."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 import sqlite3
@@ -17,6 +18,7 @@ from art.gateway.chat import Gateway
 from art.protocol.answers import Measurement
 from art.protocol.live import (
     Activity,
+    ClusterPart,
     DiskPart,
     EnginePart,
     JobPart,
@@ -26,6 +28,7 @@ from art.protocol.live import (
     SystemAnswer,
 )
 from art.record.recorder import Recorder
+from art.runtime.hosting.cluster import Cluster
 from art.runtime.hosting.host import BaseModelHost, Hosts
 from art.runtime.jobs.queue import JobQueue
 from art.runtime.models import Models, engine_stats
@@ -66,7 +69,10 @@ class Rates:
 class Overview:
     """Looks at the parts of one server. Any thread may call `activity`; `system` belongs to the event loop."""
 
-    def __init__(self, models: Models, hosts: Hosts, jobs: JobQueue, gateway: Gateway) -> None:
+    def __init__(
+        self, models: Models, hosts: Hosts, jobs: JobQueue, gateway: Gateway, cluster: Cluster | None = None
+    ) -> None:
+        self._cluster = cluster
         self._models = models
         self._hosts = hosts
         self._jobs = jobs
@@ -138,6 +144,7 @@ class Overview:
             disk=disk,
             memory_bytes=find_devices().memory_bytes if whole else None,
             num_viewers=self._live.num_viewers,
+            cluster=ClusterPart(**self._cluster.status()) if whole and self._cluster is not None else None,
         )  # fmt: skip
 
     def _tokens(self, project: str | None) -> list[ModelTokens]:
@@ -206,6 +213,18 @@ def measure_processes(hosts: Iterable[BaseModelHost]) -> Iterator[Measurement]:
             yield Measurement("art_engine_process_requests", float(replica.num_requests), labels)
             yield Measurement("art_engine_process_policies", float(len(replica.policies)), labels)
             yield Measurement("art_engine_process_refused", float(len(replica.refused)), labels)
+
+
+def measure_cluster(cluster: Cluster) -> Iterator[Measurement]:
+    part = ClusterPart(**cluster.status())
+    for state, alive in (("alive", True), ("gone", False)):
+        yield Measurement("art_cluster_nodes", float(sum(node.alive is alive for node in part.nodes)), {"state": state})
+    for kind, state in itertools.product(("engine", "trainer"), ("waiting", "working")):
+        count = sum((worker.kind, worker.state) == (kind, state) for worker in part.workers)
+        yield Measurement("art_cluster_workers", float(count), {"kind": kind, "state": state})
+    yield Measurement("art_cluster_lost_total", float(part.num_lost))
+    if part.store_used_bytes is not None:
+        yield Measurement("art_cluster_store_used_bytes", float(part.store_used_bytes))
 
 
 MIN_FREE_BYTES = 2**30

@@ -10,6 +10,7 @@ Main memory is a device too: it holds the processes, and the weights of an engin
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from art.config import ModelSettings, VllmConfig
@@ -223,7 +224,11 @@ def check_forecast(plan: MemoryPlan | None) -> CheckResult:
     if plan is None:
         unknown = "not forecast: the base model's config.json is not on this machine, or lacks the sizes of a decoder"
         return CheckResult(name=NAME, status="ok", found=unknown)
-    devices = forecast_devices(plan)
+    return check_devices(forecast_devices(plan), plan.num_tokens)
+
+
+def check_devices(devices: Sequence[DeviceForecast], num_tokens: int) -> CheckResult:
+    """Check that what is forecast for each device fits, with micro-batches of `num_tokens`."""
     status: CheckStatus = "ok"
     remedies = []
     for device in devices:
@@ -237,7 +242,7 @@ def check_forecast(plan: MemoryPlan | None) -> CheckResult:
     return CheckResult(
         name=NAME,
         status=status,
-        found=f"with micro-batches of {plan.num_tokens:,} tokens, {'; '.join(map(str, devices))}",
+        found=f"with micro-batches of {num_tokens:,} tokens, {'; '.join(map(str, devices))}",
         remedy="; ".join(remedies) or None,
         measured={
             f"{kind} bytes of {device.where}": float(value)

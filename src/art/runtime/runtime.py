@@ -29,7 +29,7 @@ from art.runtime.jobs.file_jobs import AdoptWork, FileWork
 from art.runtime.jobs.job import JobStore, JobWork
 from art.runtime.jobs.queue import JobQueue
 from art.runtime.jobs.runner import TrainingWork
-from art.runtime.live import Overview, find_obstacles, measure_engines, measure_processes
+from art.runtime.live import Overview, find_obstacles, measure_cluster, measure_engines, measure_processes
 from art.runtime.model_checkpoints import ModelCheckpoints, Promotions
 from art.runtime.models import Models, PolicyResolver
 from art.runtime.placement import find_devices, with_engine
@@ -75,7 +75,7 @@ class Runtime:
             "train": training, "train_sft": training, "fork": adopting, "pull": adopting, "export": files, "push": files
         }  # fmt: skip
         self.jobs = JobQueue(store, works, self.models.set_step, self.live.publish)
-        self.overview = Overview(self.models, self._hosts, self.jobs, self.gateway)
+        self.overview = Overview(self.models, self._hosts, self.jobs, self.gateway, self._cluster)
         self.checkpoints = ModelCheckpoints(self.models, self.jobs)
         self.promotions = Promotions(self.models, self.checkpoints, required=config.require_gain)
         self.registration = Registrar(self._registry, self.models, self._hosts, self.jobs)
@@ -149,6 +149,7 @@ class Runtime:
             ),
             *(Measurement("art_jobs", float(jobs[state]), {"state": state}) for state in ("queued", "running")),
             *measure_processes(hosts),
+            *(() if self._cluster is None else measure_cluster(self._cluster)),
             *await measure_engines(hosts),
             Measurement("art_disk_free_bytes", float(shutil.disk_usage(self.data_dir.root).free)),
         ]

@@ -86,6 +86,10 @@ FAMILIES: dict[str, tuple[Literal["counter", "gauge", "histogram"], str]] = {
     "art_process_up": ("gauge", "Whether a process of the server runs and has loaded its model."),
     "art_process_restarts_total": ("counter", "Times that a process was started again."),
     "art_process_resident_bytes": ("gauge", "Memory of a process."),
+    "art_cluster_nodes": ("gauge", "Machines of the cluster, by state: alive or gone."),
+    "art_cluster_workers": ("gauge", "Workers that have come to the server, by kind and state: waiting or working."),
+    "art_cluster_lost_total": ("counter", "Workers whose connection to the server ended."),
+    "art_cluster_store_used_bytes": ("gauge", "Used part of the cluster's object store."),
     "art_disk_free_bytes": ("gauge", "Free space of the data directory."),
 }
 """Kind and explanation of every number that `/metrics` shows, by name."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from art.config import ModelSettings, ServerConfig
 from art.errors import ConfigError
 from art.plugins import find_plugins, load_plugin
+from art.protocol.training import CheckResult
 from art.runtime.placement import ELSEWHERE, AssignedDevices, Placement
 from art.storage.layout import DataDir
 from art.worker.door import DoorLauncher, WorkerDoor, WorkerKind, worker_key
@@ -37,7 +38,11 @@ class Cluster(Protocol):
         """Return what starts one engine or trainer there. `name` names it, as in "engine 2 of agent"."""
 
     def status(self) -> dict[str, Any]:
-        """Return its machines and workers, for `art status`, the page and the metrics."""
+        """Return its machines and workers, for `art status`, the page and the metrics, without waiting for them. The
+        fields are those of `ClusterPart`."""
+
+    async def examine(self, settings: ModelSettings, base_model: str | None) -> list[CheckResult]:
+        """Check for `art doctor --cluster` that engine and trainer find room, in place of `open`. Nothing is loaded."""
 
     async def close(self) -> None: ...
 
@@ -93,6 +98,10 @@ class WorkersCluster:
 
     def status(self) -> dict[str, Any]:
         return {"kind": WORKERS, "workers": self._door.status(), "num_lost": self._door.num_lost}
+
+    async def examine(self, settings: ModelSettings, base_model: str | None) -> list[CheckResult]:
+        found = "only a running server knows its workers, because they dial in"
+        return [CheckResult(name="cluster", status="warning", found=found, remedy="ask the server: `art status`")]
 
     async def close(self) -> None:
         await self._door.close()

@@ -43,14 +43,16 @@ function drawSystem(answer) {
     answer.is_whole ? null : h("p", { class: "soft" }, "This key sees one project: the processes and the machine are shown to keys for all projects."),
     answer.is_whole ? listed("Processes", processTable(answer.processes)) : null,
     answer.is_whole ? listed("Engines", answer.engines.length > 0 ? engineTable(answer.engines) : nothing("No engine is up.")) : null,
+    ...(answer.cluster === null ? [] : clusterSections(answer.cluster)),
     listed("Jobs", answer.jobs.length > 0 ? jobTable(answer.jobs) : nothing("No job runs or waits.")),
     listed("Tokens since the server began", answer.tokens.length > 0 ? tokenTable(answer.tokens) : nothing("No model has been asked.")),
   ];
 }
 
 /** @param {SystemAnswer} answer */
-function systemFigures({ at, started_at: startedAt, disk, memory_bytes: memory, processes, tokens, num_viewers: numViewers }) {
-  const used = processes.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + (one.rss_bytes ?? 0), 0);
+function systemFigures({ at, started_at: startedAt, disk, memory_bytes: memory, processes, tokens, num_viewers: numViewers, cluster }) {
+  const here = cluster === null ? processes : processes.filter((/** @type {any} */ one) => one.kind === "server");
+  const used = here.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + (one.rss_bytes ?? 0), 0);
   const sampled = rateOf(tokens, "sampled_per_s");
   const trained = rateOf(tokens, "trained_per_s");
   /** @type {[string, string | null][]} */
@@ -58,7 +60,7 @@ function systemFigures({ at, started_at: startedAt, disk, memory_bytes: memory, 
     ["up for", formatSeconds(at - startedAt)],
     ["sampled", sampled === null ? null : `${formatNumber(sampled)} tokens/s`],
     ["trained", trained === null ? null : `${formatNumber(trained)} tokens/s`],
-    ["memory of all processes", memory === null ? null : `${formatBytes(used)} of ${formatBytes(memory)}`],
+    [cluster === null ? "memory of all processes" : "memory of the server", memory === null ? null : `${formatBytes(used)} of ${formatBytes(memory)}`],
     ["free disk", disk === null ? null : `${formatBytes(disk.free_bytes)} of ${formatBytes(disk.total_bytes)}`],
     ["live viewers", formatCount(numViewers)],
   ];
@@ -129,6 +131,32 @@ function engineTable(engines) {
     one.name, one.base_model, formatCount(one.num_running), formatCount(one.num_waiting), formatCount(one.num_adapters),
     one.kv_cache_share === null ? "" : shareBar(one.kv_cache_share, formatPercent(one.kv_cache_share)),
   ]));
+}
+
+/** @param {Record<string, any>} cluster */
+function clusterSections({ kind, nodes, actors, workers, free, store_bytes: store, store_used_bytes: used, num_lost: numLost }) {
+  const facts = [`${plural(numLost, "worker")} lost so far`];
+  if (nodes.length > 0) facts.push(`${amounts(free)} free`);
+  if (store) facts.push(`object store: ${formatBytes(used)} of ${formatBytes(store)}`);
+  const chip = (/** @type {boolean} */ good, /** @type {string} */ text) => h("span", { class: `chip ${good ? "chip-good" : "chip-bad"}` }, text);
+  const sections = [listed("Cluster", nothing(`${kind}: ${facts.join(", ")}`))];
+  if (nodes.length > 0) {
+    sections.push(listed("Nodes", plainTable(["Node", "Address", "State", "Has"], nodes.map((/** @type {any} */ one) => [
+      one.machine, one.address, chip(one.alive, one.alive ? "alive" : "gone"), amounts(one.resources),
+    ]))));
+  }
+  if (actors.length > 0) {
+    sections.push(listed("Actors", plainTable(["Actor", "Runs on", "#Starts"], actors.map((/** @type {any} */ one) => [one.name, one.machines.join(", ") || "not placed", formatCount(one.starts)]))));
+  }
+  sections.push(listed("Workers", workers.length === 0 ? nothing("No worker has come.") : plainTable(["Worker", "Machine", "#pid", "State"], workers.map((/** @type {any} */ one) => [
+    one.kind, one.machine, String(one.pid), one.state,
+  ]))));
+  return sections;
+}
+
+/** @param {Record<string, number>} resources */
+function amounts(resources) {
+  return Object.entries(resources).map(([name, count]) => `${formatNumber(count)} ${name}`).join(", ");
 }
 
 /** @param {Record<string, any>[]} jobs */

@@ -31,6 +31,8 @@ CONFIGS = {
         gpu="H100:1", cloud="kubernetes", volume="alice-disk", resources={"image_id": "docker:python:3.12"}
     ),
 }
+CLUSTER = Path(__file__).parents[4] / "deploy/skypilot/cluster.yaml"
+"""Two machines that share their work by Ray: docs/cluster.md."""
 _CATALOGUE = {
     "lambda/vms.csv": """\
 InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
@@ -102,6 +104,11 @@ def test_skypilot_reads_the_task_files(tmp_path: Path, files: dict[str, Path]) -
         assert "idle_minutes=5" in autostop
         assert f"down={name in ('spot', 'volume')}" in autostop
         assert is_spot == str(CONFIGS[name].spot)
+
+
+def test_skypilot_reads_the_task_file_of_a_cluster(tmp_path: Path) -> None:
+    ((_, name, num_nodes, ports, autostop, _),) = run(tmp_path, _READ, CLUSTER)
+    assert (name, num_nodes, ports, autostop) == ("art", "2", "None", "None")
 
 
 def test_skypilot_refuses_a_file_with_a_word_that_it_does_not_know(tmp_path: Path, files: dict[str, Path]) -> None:
