@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -32,13 +33,20 @@ class Node:
             if address is None
             else [f"--address={address}"]
         )
-        self._process = subprocess.Popen(
-            [
-                Path(sys.executable).with_name("ray"), "start", "--block", *place, "--node-ip-address=127.0.0.1",
-                f"--num-cpus={num_cpus}", f"--num-gpus={num_gpus}", f"--object-store-memory={MEMORY_BYTES}",
-            ],
-            stdout=(folder / "ray.log").open("ab"), stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+        log_path = folder / f"ray-{secrets.token_hex(4)}.log"
+        with log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    Path(sys.executable).with_name("ray"), "start", "--block", *place, "--node-ip-address=127.0.0.1",
+                    f"--num-cpus={num_cpus}", f"--num-gpus={num_gpus}", f"--object-store-memory={MEMORY_BYTES}",
+                ],
+                stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        for _ in range(600):  # two that start at once would take the same names for their sockets
+            if b"Ray runtime started" in log_path.read_bytes():
+                return
+            time.sleep(0.1)
+        raise TimeoutError(log_path.read_text())
 
     @property
     def pids(self) -> list[int]:
@@ -64,8 +72,6 @@ class RayNodes:
 
     def add(self, num_cpus: int, num_gpus: int = 0) -> Node:
         self.nodes.append(Node(self._folder, num_cpus, self.address, num_gpus))
-        if len(self.nodes) == 1:
-            wait_for_port(self.nodes[0].port)
         return self.nodes[-1]
 
 
@@ -93,14 +99,6 @@ def ray_nodes(folder: Path, *num_cpus: int, into: RayNodes | None = None) -> Ite
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
-
-
-def wait_for_port(port: int) -> None:
-    for _ in range(300):
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.1)
-    raise TimeoutError(f"nobody listens on port {port}")
 
 
 def descendants(pid: int) -> list[int]:

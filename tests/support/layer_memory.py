@@ -51,7 +51,7 @@ def zero_model(family: str, num_layers: int, dtype: torch.dtype, **config: Any) 
     model.requires_grad_(False).eval()
     model.model.embed_tokens.register_forward_hook(lambda module, args, out: out.detach().requires_grad_())
     head, cpu = Head(model.lm_head.weight, None), torch.device("cpu")
-    return FrozenModel(name="zero", model=model, backbone=model.model, head=head, device=cpu)
+    return FrozenModel(name="zero", source="zero", model=model, backbone=model.model, head=head, device=cpu)
 
 
 @contextmanager

@@ -214,6 +214,9 @@ class StartTrainer(Call[None]):
 
     model: str
     config: TrainerConfig
+    name: str | None = None
+    """What checkpoints call the base model, whose folder has another path (`model`) on another machine; `None`: the
+    same."""
     shares_gpu: bool = False
     """Whether an engine sleeps on the same GPU, so that freed memory must go back to the device."""
 

@@ -194,8 +194,8 @@ def recorded_result(path: Path, job_id: str) -> StepResult | None:
 class Trainer:
     """Trains one base model: a LoRA adapter on it, or all of its weights. Not for use by several threads."""
 
-    def __init__(self, base_model: str, config: TrainerConfig, team: Team = ALONE) -> None:
-        """Load `base_model`.
+    def __init__(self, base_model: str, config: TrainerConfig, team: Team = ALONE, *, name: str | None = None) -> None:
+        """Load `base_model`, which checkpoints call `name` if that is another.
 
         Every process of `team` makes one `Trainer`, and then the same calls. A call returns the same in all processes,
         or raises in all of them. More calls may follow an error, except after a `ProcessError`.
@@ -213,14 +213,14 @@ class Trainer:
         self._team = team
         self._config = config
         with team.call(in_lockstep=config.shard_base):
-            self._base = load_base_model(base_model, config)
+            self._base = load_base_model(base_model, config, name)
         self._resident = Resident(self._base, config, team)
         max_tokens = config.max_tokens
         if self._base.device.type == "cpu" and max_tokens > CPU_TOKENS:
             _log.info("`max_tokens` is %d, but a CPU gains nothing above %d, which is used", max_tokens, CPU_TOKENS)
             max_tokens = CPU_TOKENS
         self._batcher = MicroBatcher(self._base, max_tokens=max_tokens, team=team)
-        self._replayer = Replayer(self._base.name, self._base.vocab_size, team)
+        self._replayer = Replayer(self._base.source, self._base.vocab_size, team)
 
     def init_checkpoint(self, path: Path, lora: LoraConfig | None) -> StepResult:
         """Write step 0: a fresh adapter that changes nothing, or with `lora=None` (full fine-tuning) the base weights.
@@ -358,7 +358,7 @@ class Trainer:
     @cached_property
     def _natural_probe(self) -> list[int]:
         """Tokens of a probe when nothing was sampled. All processes ask for them in the same call."""
-        return self._team.from_first(lambda: natural_probe_tokens(self._base.name, self._base.vocab_size))
+        return self._team.from_first(lambda: natural_probe_tokens(self._base.source, self._base.vocab_size))
 
     def _check(self, samples: Sequence[TrainingSample]) -> tuple[list[SamplePath], list[SamplePath], dict[str, float]]:
         """Validate the samples and replay their constraints: samples to train (at least one), refused ones, metrics."""

@@ -98,7 +98,7 @@ class TrainerCalls:
         from art.trainer.memory import release_memory
         from art.trainer.trainer import Trainer
 
-        self._trainer = Trainer(call.model, call.config, self.team or ALONE)
+        self._trainer = Trainer(call.model, call.config, self.team or ALONE, name=call.name)
         if call.shares_gpu:
             self._after = release_memory  # torch keeps what it frees, and the engine needs it to wake up
 

@@ -201,7 +201,9 @@ class BaseModelHost:
     async def _start_trainer(self, client: RpcClient) -> None:
         config = self.settings.trainer.model_copy(update={"num_threads": self._trainer_threads})
         async with self._alone_on_gpu():
-            await client.call(StartTrainer(model=self.base_model, config=config, shares_gpu=self._shares_gpu))
+            await client.call(
+                StartTrainer(model=self.base_model, name=self.base_model, config=config, shares_gpu=self._shares_gpu)
+            )
 
     def _alone_on_gpu(self) -> AbstractAsyncContextManager[Any]:
         """Let engine and trainer load one after the other where they share a GPU.

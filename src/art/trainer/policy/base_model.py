@@ -50,6 +50,9 @@ class FrozenModel:
     """The base model of a trainer. Its own weights are never trained."""
 
     name: str
+    """What checkpoints call it."""
+    source: str
+    """The directory that it was read from, or its hub id."""
     model: torch.nn.Module
     """Hugging Face causal LM that runs the attention `ATTENTION_NAME`, or its own where `one_by_one` is true."""
     backbone: torch.nn.Module
@@ -66,8 +69,8 @@ class FrozenModel:
         return len(self.head.weight)
 
 
-def load_base_model(name: str, config: TrainerConfig) -> FrozenModel:
-    """Load the frozen base model `name`, a directory or a hub id.
+def load_base_model(source: str, config: TrainerConfig, name: str | None = None) -> FrozenModel:
+    """Load the frozen base model `source`, a directory or a hub id. Checkpoints call it `name`, if that is another.
 
     Raises:
         ConfigError: the model cannot be loaded, or the trainer cannot train its architecture.
@@ -81,7 +84,7 @@ def load_base_model(name: str, config: TrainerConfig) -> FrozenModel:
     try:
         options = loading_options(config.quantization, device=str(device), dtype=dtype)
         model = AutoModelForCausalLM.from_pretrained(
-            name,
+            source,
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
             trust_remote_code=False,
@@ -90,7 +93,7 @@ def load_base_model(name: str, config: TrainerConfig) -> FrozenModel:
         )
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(
-            f"cannot load base model {name!r}: {error}. Expected a directory with a Hugging Face causal language "
+            f"cannot load base model {source!r}: {error}. Expected a directory with a Hugging Face causal language "
             "model, or the id of one on the hub",
             param="base_model",
         ) from error
@@ -104,7 +107,8 @@ def load_base_model(name: str, config: TrainerConfig) -> FrozenModel:
     set_checkpointing(model, configured_mode(config) or "none")
     head, text = model.get_output_embeddings(), model.config.get_text_config(decoder=True)
     base = FrozenModel(
-        name=name,
+        name=name or source,
+        source=source,
         model=model,
         backbone=getattr(model, model.base_model_prefix),
         # By the configuration. `check_architecture` compares what it computes.
@@ -118,7 +122,7 @@ def load_base_model(name: str, config: TrainerConfig) -> FrozenModel:
         is_sharded=config.shard_base,
     )
     base = check_architecture(base)
-    _log.info("loaded %s: %s, %s on %s", name, type(model).__name__, dtype, device)
+    _log.info("loaded %s: %s, %s on %s", source, type(model).__name__, dtype, device)
     return base
 
 

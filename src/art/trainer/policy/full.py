@@ -66,11 +66,11 @@ class FullPolicy(Policy):
         for name, grad in self._allocate(self._start).items():
             self._attach(parameters[name].requires_grad_(), self.tensors[name], grad)
         self._accumulates = False
-        folder = Path(base.name)
+        folder = Path(base.source)
         if not folder.is_dir():
             from huggingface_hub import snapshot_download
 
-            folder = Path(snapshot_download(base.name, allow_patterns=list(_COPIED_FILES)))
+            folder = Path(snapshot_download(base.source, allow_patterns=list(_COPIED_FILES)))
         files = (path for pattern in _COPIED_FILES for path in folder.glob(pattern) if path.is_file())
         self._files = {path.name: path.read_bytes() for path in files}
         self.reset()
