@@ -121,6 +121,14 @@ def test_an_engine_on_another_machine_takes_nothing_here() -> None:
     check_memory(plan("8B", chosen, num_gpus=0, host_gib=64))  # two copies of the weights would not fit
 
 
+def test_each_replica_of_an_engine_takes_memory_of_its_own() -> None:
+    def needed(replicas: int) -> float:
+        given = ModelSettings(engine=EngineConfig(replicas=replicas), trainer=KEEPS_ALL)
+        return parts(forecast_devices(plan("0.6B", given, num_gpus=0))[-1])["engine weights"]
+
+    assert needed(3) == pytest.approx(3 * needed(1))
+
+
 def test_two_gpus_have_one_process_each() -> None:
     first, second, main = forecast_devices(plan(num_gpus=2))
     assert {part.owner for part in first.parts} == {"trainer"}

@@ -9,6 +9,7 @@ only, until the next policy is published.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Coroutine
@@ -21,7 +22,7 @@ from art.config.server import CALL_ATTEMPTS, FAILED_STARTS, JOB_TIMEOUT_S
 from art.errors import ArtError, CorruptCheckpointError, ProcessError
 from art.protocol.calls import UnloadAdapter
 from art.protocol.rpc import RpcClient, retry_on_process_death
-from art.runtime.hosting.gated_engine import EngineReplica, GatedEngine, ProvedWeights, all_of
+from art.runtime.hosting.gated_engine import EngineReplica, GatedEngine, ProvedWeights, all_of, first_connection
 from art.runtime.hosting.process_engine import ProcessEngine
 from art.runtime.publish import prove_layers, publish
 from art.storage import checkpoints
@@ -119,8 +120,7 @@ class AdapterTable:
     async def restore(self, replica: EngineReplica, client: RpcClient) -> None:
         """Load and prove all adapters in the new process of a replica, since running requests name them. Raises
         `ProcessError` if the new process died too."""
-        replica.proved.clear()
-        replica.refused.clear()
+        replica.proved, replica.refused = {}, {}
         # Others may be published meanwhile. The last look at them and the moment when the replica is up are the same.
         while missing := [item for item in self._loaded.items() if not _is_known(replica, *item)]:
             adapter_id, weights = missing[0]
@@ -132,12 +132,13 @@ class AdapterTable:
                 raise
             except ArtError as error:
                 logger.exception("%s could not be loaded again into the %s", adapter_id, replica.process.spec.name)
-                if any(adapter_id in other.proved for other in self._engine.up):
-                    replica.refused[adapter_id] = error.message
-                else:  # it was deleted or damaged meanwhile; the next request for it gets the error, the others go on
-                    self._loaded.pop(adapter_id, None)
-            if self._loaded.get(adapter_id) != weights:
-                replica.proved.pop(adapter_id, None)  # it was dropped meanwhile, and `_unload` waits for this replica
+                replica.refused[adapter_id] = error.message
+                if adapter_id in self._loaded and all(adapter_id in one.refused for one in self._engine.replicas):
+                    # It was deleted or damaged meanwhile. The next request for it gets the error, the others go on.
+                    self._drop(adapter_id)
+            if self._loaded.get(adapter_id) != weights:  # dropped meanwhile; `_unload` waits for this replica
+                replica.proved.pop(adapter_id, None)
+                replica.refused.pop(adapter_id, None)
 
     def no_loads(self, what: str) -> AbstractAsyncContextManager[None]:
         """Let nothing be loaded during the body; `what` says what the caller waits for."""
@@ -189,7 +190,8 @@ class AdapterTable:
     async def _publish_once(
         self, adapter_id: str, weights: ProvedWeights
     ) -> tuple[list[dict[str, float]], dict[EngineReplica, ArtError]]:
-        """Load and prove an adapter in all replicas that are up, and in those that come up meanwhile.
+        """Load and prove an adapter in all replicas that are up, and in those that come up meanwhile. If all that are
+        up refuse it, one that starts may still prove it.
 
         Returns:
             the metrics of those that proved it, at least one, and the errors of those that refused it.
@@ -199,22 +201,26 @@ class AdapterTable:
         """
         measured: list[dict[str, float]] = []
         failed: dict[RpcClient, tuple[EngineReplica, ArtError]] = {}
+        refused: dict[EngineReplica, ArtError] = {}
         while pairs := [
             (replica, client)
             for replica, client in self._present()
             if client not in failed and replica.proved.get(adapter_id) != weights
         ]:
             proofs = (self._prove(*pair, adapter_id, weights) for pair in pairs)
-            for (replica, client), result in zip(
-                pairs, await asyncio.gather(*proofs, return_exceptions=True), strict=True
-            ):
+            results = await asyncio.gather(*proofs, return_exceptions=True)
+            for (replica, client), result in zip(pairs, results, strict=True):
                 if isinstance(result, ArtError):
                     failed[client] = replica, result
                 elif isinstance(result, BaseException):
                     raise result
                 else:
                     measured.append(result)
-        refused = {replica: error for replica, error in failed.values() if not isinstance(error, ProcessError)}
+            refused = {replica: error for replica, error in failed.values() if not isinstance(error, ProcessError)}
+            absent = [replica for replica in self._engine.replicas if replica not in self._engine.up]
+            if refused and absent and not measured:  # one that starts may prove it
+                with contextlib.suppress(ArtError):
+                    await first_connection(absent)
         if not measured:
             raise next(iter([*refused.values(), *(error for _, error in failed.values())]))
         return measured, refused
@@ -222,9 +228,10 @@ class AdapterTable:
     async def _prove(
         self, replica: EngineReplica, client: RpcClient, adapter_id: str, weights: ProvedWeights
     ) -> dict[str, float]:
-        replica.proved.pop(adapter_id, None)  # it gets no requests for other weights of this name from here on
+        proved = replica.proved  # the next process has another one
+        proved.pop(adapter_id, None)  # it gets no requests for other weights of this name from here on
         metrics = await publish(_engine_on(client), adapter_id, weights.checkpoint)
-        replica.proved[adapter_id] = weights
+        proved[adapter_id] = weights
         replica.refused.pop(adapter_id, None)
         return metrics
 

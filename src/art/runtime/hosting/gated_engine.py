@@ -235,7 +235,7 @@ class GatedEngine(ProcessEngine):
     async def connect(self) -> RpcClient:
         """Wait until a replica is up, and return the connection to one. Raises what `ChildProcess.connect` does if none
         can be."""
-        return await _first_connection(self.up[:1] or self.replicas)
+        return await first_connection(self.up[:1] or self.replicas)
 
     def _connect_for(self, adapter: str | None, token_ids: list[int]) -> Awaitable[RpcClient]:
         if len(self.replicas) == 1:
@@ -250,7 +250,7 @@ class GatedEngine(ProcessEngine):
             if able or len(up) == len(self.replicas):
                 break
             try:
-                await _first_connection([one for one in self.replicas if one not in up])
+                await first_connection([one for one in self.replicas if one not in up])
             except ArtError:
                 if not up:
                     raise
@@ -347,7 +347,7 @@ async def _wake(process: ChildProcess, client: RpcClient) -> None:
             await process.end(f"it did not wake up: {error.message.splitlines()[0]}")
 
 
-async def _first_connection(replicas: Sequence[EngineReplica]) -> RpcClient:
+async def first_connection(replicas: Sequence[EngineReplica]) -> RpcClient:
     """Wait for the first replica that is up. Raises what `ChildProcess.connect` does if none comes up."""
     if len(replicas) == 1:
         return await replicas[0].process.connect()

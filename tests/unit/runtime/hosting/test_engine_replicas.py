@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,11 +55,11 @@ class Life(Connection):
         with self.counted():
             answer, death = asyncio.ensure_future(super().call(call)), asyncio.ensure_future(self.death.wait())
             await asyncio.wait({answer, death}, return_when=asyncio.FIRST_COMPLETED)
+            if self.death.is_set():
+                answer.cancel()
+                raise ProcessError("it was killed")
             death.cancel()
-            if answer.done():
-                return answer.result()
-            answer.cancel()
-            raise ProcessError("it was killed")
+            return answer.result()
 
     async def stream(self, call: calls.Call[Any]) -> AsyncIterator[Any]:
         with self.counted():
@@ -223,6 +225,24 @@ async def test_one_that_stays_wrong_serves_the_rest_and_is_tried_again_at_the_ne
     await until(lambda: len(second.ended) == 2)
 
 
+async def test_one_that_is_wrong_and_alone_does_not_decide_while_another_one_starts(
+    host: BaseModelHost, tmp_path: Path
+) -> None:
+    first, second = processes_of(host)
+    second.make_engine = lambda: Deaf(delay_s=0.001)
+    first.may_return.clear()
+    host.engine.start()
+    await until(lambda: second.life is not None)
+    publishing = asyncio.create_task(host.adapters.load("m@1", await make_checkpoint(tmp_path / "1", adapter=1)))
+    await until(lambda: made(second, "unload_adapter") == 1)
+    await asyncio.sleep(0.01)
+    assert not publishing.done()
+    first.may_return.set()
+    assert await publishing
+    assert host.engine.replicas[0].policies == ["m@1"]
+    await until(lambda: len(second.ended) == 1)
+
+
 async def test_a_policy_that_no_replica_serves_is_an_error(host: BaseModelHost, tmp_path: Path) -> None:
     first, second = await all_up(host)
     with pytest.raises(HandshakeError, match="previous step stays in place"):
@@ -259,6 +279,21 @@ async def test_a_killed_replica_gets_its_adapters_back_before_it_is_up(host: Bas
     await host.adapters.forget("m@1")
     assert [replica.policies for replica in host.engine.replicas] == [["m@2"], ["m@2"]]
     assert [made(process, "unload_adapter m@1") for process in (first, second)] == [1, 1]
+
+
+async def test_a_damaged_policy_is_dropped_when_no_replica_can_serve_it(host: BaseModelHost, tmp_path: Path) -> None:
+    first, second = await all_up(host)
+    path = await make_checkpoint(tmp_path / "1", adapter=1)
+    await host.adapters.load("m@1", path)
+    await asyncio.to_thread(shutil.rmtree, path)
+    second.kill()
+    await all_up(host)
+    assert [replica.policies for replica in host.engine.replicas] == [["m@1"], []]
+    assert host.adapters.is_loaded("m@1")
+    first.kill()
+    await all_up(host)
+    assert not host.adapters.is_loaded("m@1")
+    assert [replica.refused for replica in host.engine.replicas] == [{}, {}]
 
 
 async def test_a_publish_survives_the_death_of_a_replica_and_of_all(host: BaseModelHost, tmp_path: Path) -> None:
@@ -351,6 +386,49 @@ async def test_seats_are_those_of_the_replicas_that_are_up(host: BaseModelHost) 
     await until(lambda: host.engine.seats.num_waiting == SEATS - 2)
     for task in running:
         task.cancel()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_storm_of_kills_publishes_and_requests_loses_nothing(seed: int, tmp_path: Path) -> None:
+    """One of three replicas is sometimes wrong. Three kills are fewer than the attempts of a call, so none may fail."""
+    draw = random.Random(seed)
+    host = make_host(tmp_path, EngineConfig(device="cpu", replicas=3, max_running=SEATS))
+    processes = processes_of(host)
+    processes[2].make_engine = lambda: (Deaf if draw.random() < 0.3 else FakeEngine)(delay_s=0.001)
+    await all_up(host)
+    paths = {f"m@{step}": await make_checkpoint(tmp_path / str(step), adapter=step) for step in range(1, 6)}
+    published: list[str] = []
+    answers: list[tuple[GenerateRequest, list[int]]] = []
+
+    async def publish() -> None:
+        for name, path in paths.items():
+            await host.adapters.load(name, path)
+            published.append(name)
+            await asyncio.sleep(0.05 * draw.random())
+
+    async def kill() -> None:
+        for _ in range(3):
+            await asyncio.sleep(0.1 * draw.random())
+            if (victim := draw.choice(processes)).life is not None:
+                victim.kill()
+
+    async def sample(number: int) -> None:
+        await until(lambda: bool(published))
+        for turn in range(5):
+            asked = request(draw.choice(published), 100 * number + turn, max_tokens=draw.choice([5, 60]))
+            answers.append((asked, await ask(host, asked)))
+
+    await asyncio.gather(publish(), kill(), *map(sample, range(10)))
+    await all_up(host)
+    undisturbed = FakeEngine()
+    for name, path in paths.items():
+        await undisturbed.load_adapter(name, path)
+    for asked, tokens in answers:
+        assert tokens == (await undisturbed.generate_whole(asked)).token_ids
+    for replica, process in zip(host.engine.replicas, processes, strict=True):
+        assert process.life is not None
+        assert set(process.life.engine._adapters) == set(replica.policies)
+        assert {*replica.policies, *replica.refused} == set(paths)
 
 
 # -- all replicas together --
