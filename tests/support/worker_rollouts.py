@@ -16,6 +16,7 @@ import openai
 
 import art
 from art.client.rollout_context import current_rollout
+from art.tasks.yes_no_maybe import REWARDS, parse_answer
 
 
 @dataclass
@@ -153,3 +154,26 @@ def length(text: str) -> int:
 async def waits(seconds: float) -> art.Trajectory:
     await asyncio.sleep(seconds)
     return art.Trajectory(reward=1.0)
+
+
+async def yes_no(model: art.TrainableModel, scenario: art.Scenario) -> art.Trajectory:
+    """Play a scenario of `yes_no_maybe`; its seeds are those that the pipeline gives each request."""
+    trajectory = art.Trajectory(messages_and_choices=[{"role": "user", "content": scenario.inputs["prompt"]}])
+    answer = await model.openai_client().chat.completions.create(
+        model=model.get_inference_name(), messages=trajectory.messages(), max_completion_tokens=8, temperature=1.0
+    )
+    trajectory.messages_and_choices.append(answer.choices[0])
+    trajectory.reward = REWARDS.get(parse_answer(answer.choices[0].message.content), 0.0)
+    return trajectory
+
+
+async def captured_yes_no(model: art.TrainableModel, scenario: art.Scenario, index: int) -> art.Trajectory:
+    """The same with a client that ART does not know, whose requests the server records under a rollout of their own."""
+    async with art.capture(model) as captured:
+        client = openai.AsyncOpenAI(base_url=captured.base_url, api_key=model.inference_api_key)
+        answer = await client.chat.completions.create(
+            model=model.get_inference_name(), messages=[{"role": "user", "content": scenario.inputs["prompt"]}],
+            max_completion_tokens=8, seed=index,
+        )  # fmt: skip
+        captured.trajectory.reward = REWARDS.get(parse_answer(answer.choices[0].message.content), 0.0) + index / 10
+    return captured.trajectory
