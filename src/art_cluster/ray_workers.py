@@ -294,7 +294,9 @@ class RayWorkers:
     async def _start(self) -> None:
         _open_pools.add(self)
         try:
-            env = await asyncio.to_thread(_connect, self.address, self._runtime_env)
+            # In this thread, though it takes seconds: Linux ends the processes of a local Ray with the thread that has
+            # started them, and the threads of `asyncio.to_thread` end before Ray is left.
+            env = _connect(self.address, self._runtime_env)
             self._options = {
                 "num_cpus": self._asks.get("CPU", 0), "max_restarts": 0, "max_concurrency": 2 * self.concurrency + 8,
                 "resources": {name: need for name, need in self._asks.items() if name != "CPU"}, "runtime_env": env,

@@ -57,6 +57,8 @@ async def fate(note: Note) -> art.Trajectory:
             await asyncio.sleep(0.3)  # the others have begun
             os.kill(os.getpid(), signal.SIGSEGV)
             await asyncio.sleep(60)
+        if note.fate == "block":
+            time.sleep(30)  # noqa: ASYNC251
         if note.fate == "agent_error":
             raise AgentError("search", 503)
         if note.fate == "value_error":

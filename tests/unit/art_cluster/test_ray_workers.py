@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 import pytest
 
 import art
@@ -329,3 +331,63 @@ def test_no_cluster_at_the_address_is_told_within_ten_seconds(tmp_path: Path) ->
         )  # fmt: skip
         assert "there is no Ray cluster at" in ended.stderr
         assert time.monotonic() - began < 10 + 5, "with the start of Python"
+
+
+async def test_a_worker_that_blocks_is_killed_when_its_rollout_is_late(
+    workers: RayWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_workers, "CANCEL_TIMEOUT_S", 0.3)
+    other = asyncio.create_task(workers.run(worker_rollouts.waits, 0.2))
+    (late,) = await art.gather_trajectories(
+        [worker_rollouts.fate(Note("a", "block"))], workers=workers, rollout_timeout_s=0.5, max_exceptions=1,
+        pbar_desc=None,
+    )  # fmt: skip
+    assert isinstance(late, TimeoutError)
+    assert (await other).reward == 1.0, "it shared the process, and runs again"
+    assert await workers.run(worker_rollouts.length, "back") == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_when_the_script_is_killed(tmp_path: Path, number: signal.Signals) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(HANGING)
+    with subprocess.Popen([sys.executable, str(script), str(tmp_path)], stderr=subprocess.DEVNULL) as run:
+        wait_until(lambda: len(worker_rollouts.logged(tmp_path, "pids")) == 2)
+        pids = [
+            *map(int, worker_rollouts.logged(tmp_path, "pids")),
+            *(child.pid for child in psutil.Process(run.pid).children()),
+        ]
+        assert len(pids) >= 4, "two workers, and the processes of Ray"
+        run.send_signal(number)
+        wait_until(lambda: not any(map(is_running, pids)))
+
+
+HANGING = """
+import asyncio, os, sys
+from pathlib import Path
+import art
+
+async def rollout(folder):
+    with (folder / "pids.txt").open("a") as file:
+        file.write(f"{os.getpid()}\\n")
+    await asyncio.sleep(600)
+
+async def main():
+    workers = art.RayWorkers(2, cpus=0.1, concurrency=1)
+    await art.gather_trajectories([rollout(Path(sys.argv[1])) for _ in range(2)], workers=workers, pbar_desc=None)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def is_running(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
