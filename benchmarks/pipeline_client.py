@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import art
+from art.config import EngineConfig, TrainerConfig
 from art.errors import ArtError
 from benchmarks.storm_client import NAME, PROJECT, SERVER, Record
 
@@ -52,9 +53,18 @@ class Agent:
 async def run(args: argparse.Namespace, record: Record) -> None:
     while True:
         try:
-            async with art.LocalBackend(path=args.data_dir, server_config=SERVER) as backend:
+            # A frozen node is to be given up soon; on one machine a busy core must not look like that.
+            server = SERVER.model_copy(update={"heartbeat_timeout_s": 15.0}) if args.cluster else SERVER
+            async with art.LocalBackend(path=args.data_dir, server_config=server, cluster=args.cluster) as backend:
                 model = art.TrainableModel(
-                    name=NAME, project=PROJECT, base_model=str(args.model), base_path=str(args.data_dir)
+                    name=NAME,
+                    project=PROJECT,
+                    base_model=str(args.model),
+                    base_path=str(args.data_dir),
+                    settings=art.ModelSettings(
+                        engine=EngineConfig(replicas=args.replicas, num_threads=1),
+                        trainer=TrainerConfig(num_processes=args.ranks, num_threads=1),
+                    ),
                 )
                 await model.register(backend)
                 pipeline = art.pipeline(
@@ -77,6 +87,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--staleness", type=int, required=True)
     parser.add_argument("--gate", type=Path, required=True, help="file with the number of steps that may be trained")
+    parser.add_argument("--cluster", help="where engines and trainer run (default: here)")
+    parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--ranks", type=int, default=1)
     args = parser.parse_args()
     asyncio.run(run(args, Record(args.record)))
 

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,10 @@ float32 numbers of a batch depend on its size. Adam carries such differences on 
 class PipelineRun(Run):
     """The script and its processes. A step counts as finished when it is in the log."""
 
-    def __init__(self, folder: Path, model: Path, steps: int, staleness: int) -> None:
+    def __init__(self, folder: Path, model: Path, steps: int, staleness: int, options: Sequence[str] = ()) -> None:
+        """`options` are more of the script's."""
         super().__init__(folder, model)
-        self.steps, self.staleness = steps, staleness
+        self.steps, self.staleness, self._options = steps, staleness, options
         self.paths = DataDir(self.data_dir).model(PROJECT, NAME)
         self._gate = folder / "gate"
 
@@ -69,6 +71,7 @@ class PipelineRun(Run):
                     sys.executable, "-m", "benchmarks.pipeline_client", "--data-dir", str(self.data_dir),
                     "--model", str(self._model), "--record", str(self.record_path),
                     "--steps", str(self.steps), "--staleness", str(self.staleness), "--gate", str(self._gate),
+                    *self._options,
                 ],
                 env=os.environ | {_MARK: self._mark}, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip

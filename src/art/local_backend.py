@@ -62,6 +62,7 @@ class LocalBackend(Backend):
         path: str | Path | None = None,
         server_config: ServerConfig | None = None,
         show_page: bool = True,
+        cluster: str | None = None,
         in_process: bool = False,
         gpu_cost_per_hour_usd: float | None = None,
     ) -> None:
@@ -71,6 +72,7 @@ class LocalBackend(Backend):
             server_config: limits and time-outs of the server. Host and port cannot be set.
             show_page: whether to print the address of the live page on standard error when the server has started. The
                 address opens the page once, within 15 minutes; `art view` prints another.
+            cluster: where engines and trainers run, in place of this machine; see `ServerConfig.cluster`.
             in_process: accepted for older code, without effect: engine and trainer are always separate processes.
             gpu_cost_per_hour_usd: older name of `Prices.device_usd_per_hour`, for models without such a price.
 
@@ -85,6 +87,8 @@ class LocalBackend(Backend):
             raise ConfigError(f"gpu_cost_per_hour_usd must be 0 USD or more, got {gpu_cost_per_hour_usd!r}")
         self.device_usd_per_hour = gpu_cost_per_hour_usd
         config = server_config or ServerConfig()
+        if cluster is not None:
+            config = config.model_copy(update={"cluster": cluster})
         if config.host != "127.0.0.1" or config.port not in (0, ServerConfig().port):
             raise ConfigError(
                 f"LocalBackend chooses a free loopback port itself; got host={config.host!r}, port={config.port}. "

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from art.errors import ConfigError
 
-Group = Literal["art.backends", "art.commands", "art.names", "art.pages", "art.tasks", "art.trackers"]
+Group = Literal["art.backends", "art.clusters", "art.commands", "art.names", "art.pages", "art.tasks", "art.trackers"]
 
 
 @functools.cache

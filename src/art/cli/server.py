@@ -209,7 +209,7 @@ def _die_with_parent() -> None:
 
 DATA_DIR = "data_dir"
 """Key of the settings file for the data directory. The other keys are fields of `ServerConfig`."""
-_OVERRIDES = ("host", "port", "models", "gpu", "custom_losses")
+_OVERRIDES = ("host", "port", "models", "gpu", "custom_losses", "cluster", "worker_address")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -223,6 +223,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="base model to load at the start: a hub id, a folder, or a short name such as "
         f"{next(iter(SHORT_NAMES))}; may be given several times",
     )  # fmt: skip
+    parser.add_argument("--cluster", help="where engines and trainers run: workers, ray or ray://HOST:PORT")
+    parser.add_argument(
+        "--worker-address", metavar="HOST:PORT", help="where workers connect (default: the same host, port 5001)"
+    )
     parser.add_argument("--gpu", action="store_const", const=True, help="do not start without a CUDA device")
     parser.add_argument(
         "--custom-losses", action="append", metavar="MODULE",

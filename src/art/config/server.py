@@ -159,6 +159,12 @@ class ServerConfig(Config):
     """Address to listen on; `0.0.0.0` for other machines too."""
     port: int = Field(default=5000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
+    cluster: str | None = None
+    """Where engines and trainers run: `None` on this machine; "workers" on those whose `art worker` connects to it;
+    "ray" on the Ray cluster of RAY_ADDRESS, or "ray://HOST:10001" on another. See docs/cluster.md."""
+    worker_address: str | None = None
+    """HOST:PORT at which workers connect. `None`: for "workers" port 5001 of `host`; for "ray" a free port of the
+    address by which Ray knows this machine."""
     models: tuple[str, ...] = ()
     """Base models to load at the start: hub ids, folders, or short names (see `art.config.base_models`)."""
     settings: ModelSettings = ModelSettings()

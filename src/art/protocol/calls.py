@@ -48,6 +48,10 @@ class Call(Generic[Result]):
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     method: ClassVar[str]
+    reads: ClassVar[tuple[str, ...]] = ()
+    """Fields that name files or folders which the child reads. They travel to a child on another machine."""
+    writes: ClassVar[tuple[str, ...]] = ()
+    """Fields that name folders which the child makes. They travel back."""
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, kw_only=True)(cls)
@@ -122,6 +126,8 @@ Samples = Annotated[Sequence[TrainingSample] | SampleFile, PlainValidator(TypeAd
 class StartEngine(Call[EngineInfo]):
     """Load the base model into the embedded engine. Comes once, before all other calls."""
 
+    reads: ClassVar = ("model",)
+
     model: str
     config: EngineConfig
     quantization: Quantization = "none"
@@ -130,6 +136,8 @@ class StartEngine(Call[EngineInfo]):
 
 class StartVllm(Call[EngineInfo]):
     """Start vLLM servers, or connect to those that run already. Comes once, before all other calls."""
+
+    reads: ClassVar = ("model",)
 
     model: str
     config: VllmConfig
@@ -163,12 +171,16 @@ class Score(Call[list[float]]):
 class LoadAdapter(Call[AdapterInfo]):
     """Load a LoRA adapter, or a checkpoint with all weights, into the engine under a name."""
 
+    reads: ClassVar = ("path",)
+
     name: str
     path: Path
 
 
 class PrepareWeights(Call[None]):
     """Merge an adapter into the base weights ahead of the `LoadAdapter` with the same name and path."""
+
+    reads: ClassVar = ("path",)
 
     name: str
     path: Path
@@ -198,6 +210,8 @@ class Wake(Call[None]):
 class StartTrainer(Call[None]):
     """Load the base model into the trainer. Comes once, before all other calls."""
 
+    reads: ClassVar = ("model",)
+
     model: str
     config: TrainerConfig
     shares_gpu: bool = False
@@ -206,6 +220,8 @@ class StartTrainer(Call[None]):
 
 class InitCheckpoint(Call[StepResult]):
     """Write the checkpoint of step 0, from which the first training step starts."""
+
+    writes: ClassVar = ("path",)
 
     path: Path
     lora: LoraConfig | None
@@ -229,6 +245,9 @@ class SampleCall(Call[Result]):
 class Train(SampleCall[Progress | StepResult]):
     """Make one step of reinforcement learning, from one checkpoint to the next. The last result is the `StepResult`."""
 
+    reads: ClassVar = ("samples", "from_checkpoint", "references")
+    writes: ClassVar = ("to_checkpoint", "record_to")
+
     config: TrainConfig
     from_checkpoint: Path
     to_checkpoint: Path
@@ -248,6 +267,9 @@ class Train(SampleCall[Progress | StepResult]):
 class TrainSft(SampleCall[Progress | StepResult]):
     """Make one step of supervised fine-tuning. The last result is the `StepResult`."""
 
+    reads: ClassVar = ("samples", "from_checkpoint")
+    writes: ClassVar = ("to_checkpoint", "record_to")
+
     config: TrainSFTConfig
     from_checkpoint: Path
     to_checkpoint: Path
@@ -259,6 +281,8 @@ class TrainSft(SampleCall[Progress | StepResult]):
 class Trial(SampleCall[Numbers]):
     """Measure the time and memory of one update on `samples`. The updated weights are dropped."""
 
+    reads: ClassVar = ("samples",)
+
     lora: LoraConfig | None
 
 
@@ -267,6 +291,8 @@ class WriteLoudAdapters(Call[Numbers]):
 
     The checkpoint in memory is dropped. The next call loads the one that it names.
     """
+
+    writes: ClassVar = ("folder",)
 
     folder: Path
     """Folder to make; it must not exist."""

@@ -1,4 +1,5 @@
-"""Frames between the server and its engine and trainer processes, over an inherited socket pair.
+"""Frames between the server and its engine and trainer processes, over an inherited socket pair or, to another machine,
+over TCP with TLS (`art.worker.door`).
 
 A frame is a 4-byte big-endian length, then that many bytes of JSON:
 
@@ -11,6 +12,7 @@ The messages are:
     failure    {"id": 7, "error": {"code": "...", "message": "..."}, "last": true}
     cancel     {"cancel": 7}
     heartbeat  {"id": 0, "result": {...}}                  from the child, about once a second
+    control    {"worker": "signal", ...}                   to and from the program that runs a child on another machine
 
 `calls.py` defines the requests and their results. The parent's end is asyncio (`RpcClient`): what it sends in one turn
 of the event loop goes out in one write, and what a child sends in one write is read at once. The child's end
@@ -30,7 +32,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import orjson
 from pydantic import BaseModel
@@ -103,6 +105,16 @@ class FrameBuffer:
         return messages
 
 
+class CallFiles(Protocol):
+    """Carries the files that calls name between this machine and that of the child."""
+
+    async def sent(self, call: Call[Result]) -> Call[Result]:
+        """Send the files that the call `reads`, and return the call with the paths that they have there."""
+
+    async def fetched(self, call: Call[Any]) -> None:
+        """Write what the child has made at the paths that the call `writes`, before its result is given to anybody."""
+
+
 class RpcClient(asyncio.Protocol):
     """The parent's end of the connection to one child. When the child dies, pending calls raise `ProcessError`."""
 
@@ -128,7 +140,12 @@ class RpcClient(asyncio.Protocol):
         self._closed: ProcessError | None = None
         self._is_lost = False
         """The child is gone, for a reason that is not known yet."""
-        self._ended = asyncio.Event()
+        self.ended = asyncio.Event()
+        """Set when the connection has ended."""
+        self.files: CallFiles | None = None
+        """Carries files, where the child runs on a machine that does not have those of this one."""
+        self.on_control: Callable[[dict[str, Any]], None] = lambda message: None
+        """Gets what the program that runs the child says itself."""
         self._explaining: asyncio.Task[None] | None = None
 
     async def connect(self, sock: socket.socket) -> RpcClient:
@@ -136,6 +153,11 @@ class RpcClient(asyncio.Protocol):
         sock.setblocking(False)
         await asyncio.get_running_loop().create_connection(lambda: self, sock=sock)
         return self
+
+    def take_over(self, transport: asyncio.Transport) -> None:
+        """Make this the parent's end of a connection that is open, on which nobody else reads any more."""
+        transport.set_protocol(self)
+        self.connection_made(transport)
 
     @property
     def closed(self) -> bool:
@@ -152,10 +174,12 @@ class RpcClient(asyncio.Protocol):
     async def stream(self, call: Call[Result]) -> AsyncGenerator[Result, None]:
         """Make a call and yield its results as they come. Leaving the loop early cancels the call in the child."""
         frames: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        files = self.files if call.reads or call.writes else None
+        sent = call if files is None else await files.sent(call)
         if self._closed:
             raise self._closed
         call_id = next(self._ids)
-        self._send({"id": call_id, "method": call.method, "params": call.params})
+        self._send({"id": call_id, "method": call.method, "params": sent.params})
         self._pending[call_id] = call.method, frames.put_nowait
         is_over = False
         try:
@@ -165,6 +189,8 @@ class RpcClient(asyncio.Protocol):
                 if (error := frame.get("error")) is not None:
                     raise error_from_code(error["code"], error["message"], param=error.get("param"))
                 if "result" in frame:
+                    if is_over and files is not None:
+                        await files.fetched(call)
                     yield call.decode_result(frame["result"])
         finally:
             del self._pending[call_id]
@@ -177,6 +203,10 @@ class RpcClient(asyncio.Protocol):
         for call_id, (pending, _) in self._pending.items():
             if pending == method:
                 self._send({"cancel": call_id})
+
+    def control(self, **message: Any) -> None:
+        """Say something to the program that runs the child on another machine."""
+        self._send(message)
 
     def _send(self, message: dict[str, Any]) -> None:
         frame = encode_frame(message)
@@ -200,13 +230,18 @@ class RpcClient(asyncio.Protocol):
         for _, take in self._pending.values():
             take(frame)
 
+    def abort(self) -> None:
+        """End the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
     async def close(self) -> None:
         self.fail(ProcessError("the connection was closed"))
         if self._explaining is not None:
             self._explaining.cancel()
         if self._transport is not None:
             self._transport.close()
-            await self._ended.wait()
+            await self.ended.wait()
 
     # What the event loop calls.
 
@@ -215,7 +250,9 @@ class RpcClient(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for frame in self._buffer.feed(data):
-            if frame["id"] == HEARTBEAT_ID:
+            if "worker" in frame:
+                self.on_control(frame)
+            elif frame["id"] == HEARTBEAT_ID:
                 self._on_heartbeat(frame["result"])
             elif frame["id"] in self._pending:
                 self._pending[frame["id"]][1](frame)
@@ -227,7 +264,7 @@ class RpcClient(asyncio.Protocol):
             self.fail(await self._explain_loss() if self._explain_loss else lost)
 
         self._is_lost = True
-        self._ended.set()
+        self.ended.set()
         if self._closed is None:
             self._explaining = asyncio.get_running_loop().create_task(explain())
 

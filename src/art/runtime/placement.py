@@ -120,7 +120,7 @@ class AssignedDevices:
     """The devices of the engine or of the trainer."""
 
     kind: str
-    """`cpu`, `cuda`, `mps`, or `elsewhere` for vLLM servers that run already."""
+    """`cpu`, `cuda`, `mps`, or `elsewhere` for vLLM servers that run already and for a cluster."""
     indices: tuple[int, ...] = ()
     """Indices of the GPUs in the server's numbering."""
     reason: str = field(default="", compare=False)
@@ -152,6 +152,8 @@ class Placement:
     @property
     def shared(self) -> bool:
         """Whether engine and trainer use the same memory."""
+        if ELSEWHERE in (self.engine.kind, self.trainer.kind):
+            return False
         if self.engine.kind != "cuda" or self.trainer.kind != "cuda":
             return self.engine.kind == self.trainer.kind
         return bool(set(self.engine.indices) & set(self.trainer.indices))

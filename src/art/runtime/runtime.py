@@ -23,6 +23,7 @@ from art.protocol.training import JobKind
 from art.record.conversations import forget_regularly
 from art.record.recorder import Recorder
 from art.record.rollout_store import RolloutStore
+from art.runtime.hosting.cluster import make_cluster
 from art.runtime.hosting.host import Hosts
 from art.runtime.jobs.file_jobs import AdoptWork, FileWork
 from art.runtime.jobs.job import JobStore, JobWork
@@ -56,7 +57,8 @@ class Runtime:
         self.usage = self._recorder.usage
         """What each project has used and may use."""
         self.usage.prices = config.prices
-        self._hosts = Hosts(self.data_dir, config)
+        self._cluster = make_cluster(config, self.data_dir)
+        self._hosts = Hosts(self.data_dir, config, cluster=self._cluster)
         self.models = Models(self.data_dir, self._hosts, self._recorder, self._registry)
         self.resolver = PolicyResolver(self.models)
         self.gateway = Gateway(self.resolver, self._recorder)
@@ -91,6 +93,8 @@ class Runtime:
                 "without --gpu to use the CPU"
             )
         await asyncio.to_thread(self._lock.acquire, LOCK_WAIT_S)
+        if self._cluster is not None:
+            await self._cluster.open()
         await asyncio.to_thread(shutil.rmtree, self.data_dir.samples, ignore_errors=True)
         await self._registry.start()
         await self.jobs.store.start()
@@ -109,7 +113,7 @@ class Runtime:
 
     async def warm_up(self) -> None:
         """Prepare for the first model, which comes soon. Nothing to do where it will be computed by a GPU."""
-        if find_devices().default_kind == "cpu":
+        if self._cluster is None and find_devices().default_kind == "cpu":
             await self._hosts.warm_up()
 
     async def close(self) -> None:
@@ -118,13 +122,16 @@ class Runtime:
         await asyncio.gather(*self._background, return_exceptions=True)
         await self.jobs.close()
         await self._hosts.close()
+        if self._cluster is not None:
+            await self._cluster.close()
         with contextlib.suppress(StorageError):
             await self.usage.flush()
         self._database.close()
         self._lock.release()
 
     async def health(self) -> dict[str, Any]:
-        return {"status": "ok", "base_models": self._hosts.status()}
+        cluster = {} if self._cluster is None else {"cluster": self._cluster.status()}
+        return {"status": "ok", "base_models": self._hosts.status(), **cluster}
 
     async def obstacles(self) -> dict[str, str]:
         """Describe what keeps this server from working, by the name of the check; empty if nothing does."""

@@ -61,21 +61,20 @@ class Team:
 
     @classmethod
     def from_environment(cls, config: TrainerConfig) -> Team:
-        """Join the processes that `torchrun` started with this one. Without `torchrun`, return `ALONE`.
+        """Join the processes that were started with this one, by the variables of `torchrun`. Without them, return
+        `ALONE`.
 
         Raises:
-            ConfigError: this machine has fewer devices than processes, or the processes are on several machines.
+            ConfigError: this machine has fewer devices than processes here.
         """
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
             return ALONE
-        if int(os.environ["LOCAL_WORLD_SIZE"]) < size:
-            raise ConfigError("the trainer's processes must all be on one machine: start them with `--nnodes 1`")
-        device = choose_device(config)
-        num_devices = {"cpu": size, "cuda": torch.cuda.device_count()}.get(device.type, 1)
-        if num_devices < size:
+        device, num_here = choose_device(config), int(os.environ["LOCAL_WORLD_SIZE"])
+        num_devices = {"cpu": num_here, "cuda": torch.cuda.device_count()}.get(device.type, 1)
+        if num_devices < num_here:
             raise ConfigError(
-                f"the trainer needs {size} devices of type {device.type!r}, one for each process, but this "
+                f"the trainer needs {num_here} devices of type {device.type!r}, one for each process, but this "
                 f"machine has {num_devices}; set `num_processes` to at most that",
                 param="num_processes",
             )

@@ -1,4 +1,7 @@
-"""Starts a child process: forked by the warm parent of the server where that can be, otherwise in a new interpreter."""
+"""Starts a child process: forked by the warm parent of the server where that can be, otherwise in a new interpreter.
+
+`LocalLauncher` does that. Other launchers start the same programs on other machines (`art.worker.door`).
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,13 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Protocol
 
 from art.errors import ProcessError
-from art.storage.logs import describe_exit
+from art.protocol.rpc import RpcClient
+from art.storage.logs import describe_exit, open_log
 from art.worker.waits import waiting
 from art.worker.warm_parent import THREAD_VARIABLES
 
@@ -39,6 +44,51 @@ class Process(Protocol):
     def returncode(self) -> int | None: ...
     async def wait(self) -> int: ...
     def kill(self) -> None: ...
+    def send_signal(self, signal: int, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What a child process runs, wherever that is."""
+
+    module: str
+    log_path: Path
+    """File of this machine for what it prints to stderr; of a child elsewhere, for the end of that."""
+    num_threads: int
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables besides those of every child, e.g. which GPUs it sees."""
+
+
+class Launcher(Protocol):
+    """Starts the programs of children."""
+
+    async def start(self, program: Program, client: RpcClient, timeout_s: float) -> Process:
+        """Start a child and connect `client` to it.
+
+        Raises:
+            ProcessError: it was not started within `timeout_s` seconds.
+        """
+
+    async def close(self) -> None:
+        """Give back what was kept for the next start of the child, which is not started any more."""
+
+
+def child_environment(num_threads: int, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return a child's environment: this process's own with `variables`, passive waiting and a fixed thread count.
+
+    Spinning OpenMP barriers of two processes on the same cores cost more than ten times the work itself. The
+    variables must be set before torch is imported.
+    """
+    threads = str(num_threads)
+    return os.environ | {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TQDM_DISABLE": "1",  # progress bars would hide the cause of a death in the last lines of the log
+        "PYTHONUNBUFFERED": "1",
+        **variables,
+    }
 
 
 class ForkedProcess:
@@ -68,8 +118,11 @@ class ForkedProcess:
         return await asyncio.shield(self._end)
 
     def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, signal: int, /) -> None:
         if self.returncode is None:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, signal)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +222,32 @@ class WarmParent:
             await until_exit(self._process)
 
 
+@dataclass(frozen=True, slots=True)
+class LocalLauncher:
+    """Starts children on this machine, each at the other end of a socket pair."""
+
+    warm_parent: WarmParent | None = None
+    """Forks them, if it can; only for children that compute on the CPU."""
+
+    async def start(self, program: Program, client: RpcClient, timeout_s: float) -> Process:
+        with contextlib.ExitStack() as on_failure:
+            ours, theirs = map(on_failure.enter_context, socket.socketpair())
+            with theirs, open_log(program.log_path) as log:
+                launch = Launch(
+                    module=program.module, argv=["--log", str(program.log_path)], frames=theirs, log=log,
+                    environment=child_environment(program.num_threads, program.variables),
+                )  # fmt: skip
+                process = await self.warm_parent.fork(launch, timeout_s) if self.warm_parent is not None else None
+                if process is None:
+                    process = await launch.start()
+            on_failure.pop_all()
+        await client.connect(ours)
+        return process
+
+    async def close(self) -> None:
+        """Do nothing: the warm parent is the server's."""
+
+
 def _socket_pair() -> tuple[socket.socket, socket.socket]:
     """Return two connected sockets that keep the bounds of messages; the first for use with asyncio."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -204,7 +283,7 @@ async def until_exit(process: Process) -> None:
 async def abort(process: Process) -> None:
     """Let a process write where it stands, then kill it. One that is stopped or starved writes nothing."""
     with contextlib.suppress(ProcessLookupError, TimeoutError):
-        os.kill(process.pid, signal.SIGABRT)
+        process.send_signal(signal.SIGABRT)
         async with asyncio.timeout(ABORT_TIMEOUT_S):
             await process.wait()
     await kill(process)

@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
-import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,8 +22,8 @@ from art.config import ServerConfig
 from art.config.server import FAILED_STARTS
 from art.errors import ArtError, ProcessError
 from art.protocol.rpc import RpcClient
-from art.storage.logs import describe_exit, log_tail, open_log, rotate_log
-from art.worker.launch import EXIT_TIMEOUT_S, Launch, Process, WarmParent, abort, kill, until_exit
+from art.storage.logs import describe_exit, log_tail, rotate_log
+from art.worker.launch import EXIT_TIMEOUT_S, Launcher, LocalLauncher, Process, Program, abort, kill, until_exit
 
 logger = logging.getLogger(__name__)
 
@@ -96,33 +94,12 @@ class ChildSpec:
     what `initialise` refuses is their answer as it is. Later a failed start is a `ProcessError`, and is tried again."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """More environment variables, e.g. which GPUs the child sees."""
-    warm_parent: WarmParent | None = None
-    """Forks the child, if it can; only for a child that computes on the CPU."""
+    launcher: Launcher = field(default_factory=LocalLauncher)
+    """Starts the child, on this machine unless it says otherwise."""
     place: str = ""
     """Its devices and why it has them, for people."""
     first_pause_s: float = FIRST_PAUSE_S
     """Pause before the second start of a child that failed."""
-
-    def environment(self) -> dict[str, str]:
-        return child_environment(self.num_threads, self.variables)
-
-
-def child_environment(num_threads: int, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return a child's environment: this process's own with `variables`, passive waiting and a fixed thread count.
-
-    Spinning OpenMP barriers of two processes on the same cores cost more than ten times the work itself. The
-    variables must be set before torch is imported.
-    """
-    threads = str(num_threads)
-    return os.environ | {
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "TOKENIZERS_PARALLELISM": "false",
-        "TQDM_DISABLE": "1",  # progress bars would hide the cause of a death in the last lines of the log
-        "PYTHONUNBUFFERED": "1",
-        **variables,
-    }
 
 
 class ChildProcess:
@@ -237,6 +214,7 @@ class ChildProcess:
             await client.close()  # the end of its socket is a child's signal to leave
         if self._process is not None:
             await until_exit(self._process)
+        await self.spec.launcher.close()
 
     async def end(self, cause: str) -> None:
         """Kill the current process and tell its callers why. The supervisor then restarts it."""
@@ -280,18 +258,13 @@ class ChildProcess:
     async def _start_once(self) -> tuple[Process, RpcClient, asyncio.Task[None]]:
         """Start the child; return it when it is ready, with its connection and the task that watches it."""
         spec, timeout_s = self.spec, self.spec.config.child_start_timeout_s
-        with contextlib.ExitStack() as on_failure:
-            ours, theirs = map(on_failure.enter_context, socket.socketpair())
-            with theirs, open_log(spec.log_path) as log:
-                argv = ["--log", str(spec.log_path)]
-                launch = Launch(module=spec.module, argv=argv, frames=theirs, log=log, environment=spec.environment())
-                process = await spec.warm_parent.fork(launch, timeout_s) if spec.warm_parent is not None else None
-                if process is None:
-                    process = await launch.start()
-            on_failure.pop_all()
-        self._process, self._cause = process, None
         vitals = self._vitals = Vitals(spec.config)
-        client = await RpcClient(vitals.on_heartbeat, lambda: self._explain_loss(process)).connect(ours)
+        self._process, self._cause = None, None
+        client = RpcClient(vitals.on_heartbeat, lambda: self._explain_loss(process))
+        program = Program(
+            module=spec.module, log_path=spec.log_path, num_threads=spec.num_threads, variables=spec.variables
+        )
+        process = self._process = await spec.launcher.start(program, client, timeout_s)
         watch = asyncio.create_task(self._watch(process, vitals), name=f"watch-{spec.name}")
         try:
             async with asyncio.timeout(timeout_s):

@@ -175,12 +175,15 @@ class TrainerServer:
 
 
 def start_team(config: TrainerConfig, child: Child) -> Team:
-    """Start processes 1, 2, ... as helpers of `child`, connect to them, and return the team as process 0 sees it.
-    Raises `ConfigError` if this machine has fewer devices than processes."""
+    """Start processes 1, 2, ... as helpers of `child`, connect to them, and return the team as process 0 sees it. Where
+    the environment says where they meet, Ray has started them already. Raises `ConfigError` if a machine has fewer
+    devices than processes."""
     from torch import distributed as dist  # only once the connection to the server exists
 
     from art.trainer.distributed import Team
 
+    if "WORLD_SIZE" in os.environ:
+        return Team.from_environment(config)
     listener = socket.create_server((_ADDRESS, 0))  # calls are sent as pickles: nobody on another machine may join
     port = listener.getsockname()[1]
     os.environ |= {

@@ -218,8 +218,8 @@ def test_each_process_sees_its_own_gpus(tmp_path: Path) -> None:
     devices = Devices(gpus, has_mps=False, memory_bytes=GIB)
     given = settings({"device_indices": (2,)}, num_processes=2)
     host = BaseModelHost("base", given, DataDir(tmp_path), ServerConfig(), devices=devices)
-    assert host.engine_process.spec.environment()["CUDA_VISIBLE_DEVICES"] == "GPU-c"
-    trainer = host.trainer_process.spec.environment()
+    assert host.engine_process.spec.variables["CUDA_VISIBLE_DEVICES"] == "GPU-c"
+    trainer = host.trainer_process.spec.variables
     assert (trainer["CUDA_VISIBLE_DEVICES"], trainer["CUDA_DEVICE_ORDER"]) == ("4,5", "PCI_BUS_ID")
     assert AssignedDevices("cpu").environment(machine(1)) == {"CUDA_VISIBLE_DEVICES": ""}
 

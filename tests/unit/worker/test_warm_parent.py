@@ -17,7 +17,7 @@ from art.config import ServerConfig
 from art.errors import ProcessError
 from art.protocol.rpc import RpcClient
 from art.worker import launch
-from art.worker.launch import WarmParent
+from art.worker.launch import LocalLauncher, WarmParent, child_environment
 from art.worker.process import ChildProcess, ChildSpec
 from art.worker.waits import waiting
 from tests.support.calls import raw
@@ -106,7 +106,7 @@ async def children(path: Path, count: int = 1, **changes: Any) -> AsyncIterator[
             num_threads=number + 1,
             config=ServerConfig(),
             first_pause_s=0.05,
-            warm_parent=warm_parent,
+            launcher=LocalLauncher(warm_parent),
             **changes,
         )
         made.append(ChildProcess(spec, start))
@@ -148,7 +148,7 @@ async def test_forks_have_their_own_threads_and_randomness_as_new_interpreters_h
         assert (first["threads"], second["threads"]) == (1, 2)
         assert (first["variable"], second["variable"]) == ("1", "2")
         assert all(one != other for one, other in zip(first["draws"], second["draws"], strict=True))
-    fresh = ChildProcess(replace(made[1].spec, warm_parent=None), start)
+    fresh = ChildProcess(replace(made[1].spec, launcher=LocalLauncher()), start)
     found = await ask(fresh, "look")
     await fresh.close()
     assert found["parent"] == os.getpid()
@@ -158,7 +158,7 @@ async def test_forks_have_their_own_threads_and_randomness_as_new_interpreters_h
 async def test_one_that_was_started_before_forks_the_first_child(quick: Path) -> None:
     before = children_of(os.getpid())
     async with children(quick) as (warm_parent, (child,)):
-        await warm_parent.start(child.spec.environment())
+        await warm_parent.start(child_environment(child.spec.num_threads, child.spec.variables))
         (started,) = set(children_of(os.getpid())) - set(before)
         assert (await ask(child))["parent"] == started
 

@@ -30,6 +30,7 @@ from art.memory import read_shape
 from art.protocol.calls import QUANTIZED, StartEngine, StartTrainer, StartVllm
 from art.protocol.rpc import RpcClient
 from art.runtime.hosting.adapter_table import AdapterTable
+from art.runtime.hosting.cluster import Cluster, place_on
 from art.runtime.hosting.handles import GatedEngine, Seats, TrainerHandle
 from art.runtime.memory import MemoryPlan
 from art.runtime.placement import (
@@ -44,8 +45,9 @@ from art.runtime.placement import (
 )
 from art.runtime.registry import RegisteredModel, host_key
 from art.storage.layout import DataDir
-from art.worker.launch import WarmParent
-from art.worker.process import ChildProcess, ChildSpec, MakeProcess, child_environment
+from art.worker.door import WorkerKind
+from art.worker.launch import Launcher, LocalLauncher, WarmParent, child_environment
+from art.worker.process import ChildProcess, ChildSpec, MakeProcess
 
 SCORING_PLACES = 8
 """Requests that an engine computes beside those that have a seat: the handshake scores without one."""
@@ -67,6 +69,7 @@ class BaseModelHost:
         is_new: bool = False,
         make_process: MakeProcess = ChildProcess,
         devices: Devices | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
         """
         Args:
@@ -75,6 +78,7 @@ class BaseModelHost:
             in_use: number of engines and trainers of other base models on each GPU, by its index.
             is_new: somebody is registering a model that needs this host; see `ChildSpec.is_new`.
             devices: those of this machine; by default they are looked for.
+            cluster: runs the processes in place of this machine.
         """
         self.base_model = base_model
         self.settings = settings
@@ -90,24 +94,29 @@ class BaseModelHost:
         self._at_step: tuple[float, float, float] | None = None
         """Time at the end of the last training step, and how long engine and trainer had worked until then."""
         self._devices = devices or find_devices()
-        self.placement = choose_placement(settings, self._devices, in_use)
+        self.placement = (
+            choose_placement(settings, self._devices, in_use) if cluster is None else place_on(str(config.cluster))
+        )
         self._shares_gpu = self.placement.shared and self.placement.trainer.kind == "cuda"
         self._threads = split_threads(settings.engine.num_threads, settings.trainer.num_threads)
 
-        def spec(kind: str, module: str, num_threads: int, on: AssignedDevices) -> ChildSpec:
-            variables = on.environment(self._devices)
+        def spec(kind: WorkerKind, module: str, num_threads: int, on: AssignedDevices) -> ChildSpec:
+            name, variables = f"{kind} of {self.name}", on.environment(self._devices)
+            launcher: Launcher = LocalLauncher(warm_parent if on.kind == "cpu" and module != "vllm_child" else None)
+            if cluster is not None:
+                launcher = cluster.launcher(kind, name, settings)
             if kind == "trainer" and on.kind == "cuda" and not any(map(os.environ.get, ALLOCATOR_VARIABLES)):
                 # Its micro-batches differ in size, which fragments fixed segments.
                 variables |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
             return ChildSpec(
-                name=f"{kind} of {self.name}",
+                name=name,
                 module=f"art.worker.{module}",
                 log_path=data_dir.logs / f"{kind}-{self.name}.log",
                 num_threads=num_threads,
                 config=config,
                 is_new=is_new,
                 variables=variables,
-                warm_parent=warm_parent if on.kind == "cpu" and module != "vllm_child" else None,
+                launcher=launcher,
                 place=f"{on} ({on.reason})",
             )
 
@@ -297,8 +306,10 @@ class Hosts:
         data_dir: DataDir,
         config: ServerConfig,
         devices: Devices | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
-        """By default the `devices` of this machine are looked for."""
+        """By default the `devices` of this machine are looked for. A `cluster` runs the processes in place of them."""
+        self._cluster = cluster
         self._devices = devices
         self._data_dir = data_dir
         self._config = config
@@ -336,7 +347,7 @@ class Hosts:
             name = next(name for name in names if name not in taken)
             self._hosts[key] = BaseModelHost(
                 base_model, settings, self._data_dir, self._config, name, self._warm_parent,
-                in_use=self._in_use(), is_new=is_new, devices=self._devices,
+                in_use=self._in_use(), is_new=is_new, devices=self._devices, cluster=self._cluster,
             )  # fmt: skip
         return self._hosts[key]
 
@@ -344,6 +355,8 @@ class Hosts:
         """Return the devices that engine and trainer of a model have, or would get now."""
         if (host := self.existing(model)) is not None:
             return host.placement
+        if self._cluster is not None:
+            return place_on(str(self._config.cluster))
         return choose_placement(model.settings, devices, self._in_use())
 
     def _in_use(self) -> Counter[int]:

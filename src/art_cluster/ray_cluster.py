@@ -1,0 +1,343 @@
+"""Engines and trainers on a Ray cluster: `ServerConfig(cluster="ray")`.
+
+    server --(Ray: where, how many, what died)--> WorkerActor on a node --> engine or trainer process
+           <--(TCP with TLS: calls, tokens, heartbeats)--
+           --(Ray's object store: adapters, samples, checkpoints)-->
+
+Each engine, and each rank of a trainer, is an actor in a bundle of a placement group. Ray only places them and tells
+when one is gone: supervision, repetition and the handshake are the server's, as for processes on its own machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from art.config import ModelSettings, ServerConfig, VllmConfig
+from art.config.base_models import looks_like_path
+from art.errors import ConfigError, ProcessError, StorageError
+from art.protocol.calls import Call, LoadAdapter, PrepareWeights, SampleFile
+from art.protocol.rpc import RpcClient
+from art.storage import checkpoints
+from art.storage.atomic import new_directory, write_file
+from art.storage.layout import DataDir
+from art.worker.door import WorkerDoor, WorkerKind
+from art.worker.launch import Launcher, Process, Program
+from art_cluster.worker_actor import Files, WorkerActor, digest_of, read_files, write_files
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+CONNECT_TIMEOUT_S = 10.0
+"""Longest wait for a cluster to answer, and for room in it."""
+MAX_KEPT = 12
+"""Files and folders of calls that stay on the nodes: the last checkpoints, which the next calls name again."""
+_NOT_FOR_ENGINES = (checkpoints.OPTIMIZER,)
+
+
+class RayCluster:
+    """The Ray cluster of one server."""
+
+    def __init__(self, config: ServerConfig, data_dir: DataDir) -> None:
+        self._address = config.cluster if "://" in str(config.cluster) else os.environ.get("RAY_ADDRESS")
+        self._worker_address = config.worker_address
+        self.key, self.session = secrets.token_hex(32), secrets.token_hex(8)
+        self.door = WorkerDoor(self.key)
+        self.door_address = ""
+        self.launchers: dict[str, RayLauncher] = {}
+        """Those that have been used, by the name of what they start."""
+
+    async def open(self) -> None:
+        await asyncio.to_thread(_check_answer, self._address)
+        try:
+            await asyncio.to_thread(_connect, self._address)
+        except (ConnectionError, RuntimeError, OSError) as error:
+            where = f"at {self._address}" if self._address else "on this machine"
+            raise ConfigError(f"cannot use the Ray cluster {where}: {error}", param="cluster") from error
+        host, _, port = (self._worker_address or f"{_own_address(self._address)}:0").rpartition(":")
+        await self.door.open(host, int(port))
+        self.door_address = f"{host}:{self.door.port}"
+
+    def launcher(self, kind: WorkerKind, name: str, settings: ModelSettings) -> Launcher:
+        return RayLauncher(self, kind, name, settings)
+
+    def status(self) -> dict[str, Any]:
+        nodes = [
+            {
+                "machine": node["NodeManagerHostname"],
+                "address": node["NodeManagerAddress"],
+                "alive": node["Alive"],
+                "resources": {name: node["Resources"].get(name, 0.0) for name in ("CPU", "GPU")},
+            }
+            for node in ray.nodes()
+        ]
+        actors = [launcher.status() for launcher in self.launchers.values()]
+        return {"kind": "ray", "nodes": nodes, "actors": actors, "num_lost": self.door.num_lost}
+
+    async def close(self) -> None:
+        await self.door.close()
+        await asyncio.to_thread(ray.shutdown)
+
+
+class RayLauncher:
+    """Starts one engine, or all ranks of one trainer, in a placement group that it keeps."""
+
+    def __init__(self, cluster: RayCluster, kind: WorkerKind, name: str, settings: ModelSettings) -> None:
+        self._cluster, self._kind, self._name, self._settings = cluster, kind, name, settings
+        self._group: Any = None
+        self._actors: list[Any] = []
+        self._watch: asyncio.Task[None] | None = None
+        self._machines: list[str] = []
+        self._num_starts = 0
+
+    def status(self) -> dict[str, Any]:
+        return {"name": self._name, "machines": self._machines, "starts": self._num_starts}
+
+    async def start(self, program: Program, client: RpcClient, timeout_s: float) -> Process:
+        self._cluster.launchers[self._name] = self
+        await self._end_actors()
+        bundles = self._bundles(program)
+        await self._reserve(bundles)
+        self._actors = [self._make_actor(rank, bundle) for rank, bundle in enumerate(bundles)]
+        roots = await _answers(
+            [actor.root.remote() for actor in self._actors], timeout_s, f"actors of the {self._name}"
+        )
+        variables, size = [dict(program.variables) for _ in bundles], len(bundles)
+        if size > 1:
+            (meeting_point,) = await _answers([self._actors[0].meeting_point.remote()], timeout_s, "the first rank")
+            address, port = meeting_point
+            for rank, own in enumerate(variables):
+                own |= {
+                    "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+                    "MASTER_ADDR": address, "MASTER_PORT": str(port),
+                }  # fmt: skip
+        ticket, door, config = secrets.token_hex(8), self._cluster.door, self._settings.trainer.model_dump_json()
+        work = self._actors[0].work.remote(
+            self._kind, self._cluster.door_address, self._cluster.key, ticket, variables[0] if size > 1 else {}
+        )
+        ranks = [
+            actor.run_rank.remote(config, program.num_threads, own)
+            for actor, own in zip(self._actors[1:], variables[1:], strict=True)
+        ]
+        self._watch = asyncio.create_task(self._watch_actors([work, *ranks], client), name=f"watch {self._name}")
+        worker = await door.take(self._kind, ticket, timeout_s)
+        client.files = RayFiles(self._actors, roots[0])
+        self._num_starts += 1
+        process = door.start(worker, replace(program, variables=variables[0]), client)
+        self._machines = await _answers([actor.machine.remote() for actor in self._actors], timeout_s, "the nodes")
+        return process
+
+    def _bundles(self, program: Program) -> list[dict[str, float]]:
+        """What each actor needs: its GPUs, or on a cluster without any the CPUs of its threads."""
+        engine, trainer = self._settings.engine, self._settings.trainer
+        own = engine if self._kind == "engine" else trainer
+        num_gpus = engine.num_devices if self._kind == "engine" and isinstance(engine, VllmConfig) else 1
+        num_actors = trainer.num_processes if self._kind == "trainer" else 1
+        has_gpus = ray.cluster_resources().get("GPU", 0) > 0
+        if own.device == "cuda" or (own.device == "auto" and has_gpus):
+            return [{"GPU": float(num_gpus)}] * num_actors
+        return [{"CPU": float(program.num_threads)}] * num_actors
+
+    async def _reserve(self, bundles: list[dict[str, float]]) -> None:
+        """Wait for a place for each actor. A request that found none stays, so that an autoscaler can see it.
+
+        Raises:
+            ConfigError: there was no room in time.
+        """
+        if self._group is None:
+            self._group = await asyncio.to_thread(ray.util.placement_group, bundles, strategy="PACK", name=self._name)
+        ready = await asyncio.to_thread(self._group.wait, CONNECT_TIMEOUT_S)
+        if ready:
+            return
+        asked = " + ".join(f"{value:g} {name}" for bundle in bundles for name, value in bundle.items())
+        total, free = ray.cluster_resources(), ray.available_resources()
+        has = ", ".join(f"{free.get(name, 0):g} of {total.get(name, 0):g} {name} free" for name in ("CPU", "GPU"))
+        nodes = sum(node["Alive"] for node in ray.nodes())
+        raise ConfigError(
+            f"the {self._name} finds no room on the Ray cluster: it needs {asked}, each on one node; the {nodes} nodes "
+            f"have {has}. Add nodes, end other work there, or ask for less (`num_processes`, `replicas`, `num_threads`)"
+        )
+
+    def _make_actor(self, rank: int, bundle: dict[str, float]) -> Any:
+        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
+        options = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0), "max_restarts": 0}
+        actor = ray.remote(WorkerActor).options(scheduling_strategy=strategy, **options)
+        return actor.remote(self._cluster.session)
+
+    async def _watch_actors(self, works: Sequence[Any], client: RpcClient) -> None:
+        """End the connection when Ray says that an actor is gone, or a rank has ended."""
+
+        async def end_of(work: Any) -> str:
+            try:
+                return str(await work)
+            except Exception as error:  # of Ray: the actor died, or what it ran failed
+                return f"{type(error).__name__}: {error}".splitlines()[0]
+
+        ends = [asyncio.create_task(end_of(work)) for work in works]
+        try:
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            logger.warning("an actor of the %s has ended: %s", self._name, done.pop().result())
+            client.abort()
+        finally:
+            for end in ends:
+                end.cancel()
+
+    async def _end_actors(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        for actor in self._actors:
+            await asyncio.to_thread(ray.kill, actor)
+        self._actors, self._machines = [], []
+
+    async def close(self) -> None:
+        """End the actors, with their files, and give their places back."""
+        self._cluster.launchers.pop(self._name, None)
+        with contextlib.suppress(ProcessError):  # a node that is gone has nothing left to delete
+            await _answers([actor.leave.remote() for actor in self._actors], CONNECT_TIMEOUT_S, "the nodes")
+        await self._end_actors()
+        if self._group is not None:
+            await asyncio.to_thread(ray.util.remove_placement_group, self._group)
+
+
+class RayFiles:
+    """Carries the files of calls to the actors of one engine or trainer, and back from the first of them."""
+
+    def __init__(self, actors: Sequence[Any], root: str) -> None:
+        self._actors = actors
+        self._root = Path(root)
+        self._kept: OrderedDict[str, Path] = OrderedDict()
+        """What the nodes have, by its hash: the path there."""
+        self._made: dict[Path, Path] = {}
+        """Paths that a running call writes, here and there."""
+
+    async def sent(self, call: Call[Result]) -> Call[Result]:
+        values = dict(call.params)
+        for name in call.reads:
+            values[name] = await self._sent(values[name], call)
+        for name in call.writes:
+            if values[name] is not None:
+                there = self._root / secrets.token_hex(8) / values[name].name
+                self._made[values[name]] = there
+                values[name] = there
+        return replace(call, **values)  # type: ignore[type-var]  # every call is a dataclass
+
+    async def _sent(self, value: Any, call: Call[Any]) -> Any:
+        if isinstance(value, SampleFile):
+            return SampleFile(await self._send(value.path))
+        if isinstance(value, dict):
+            return {key: await self._send(path) for key, path in value.items()}
+        if isinstance(value, str):  # a base model: a folder, or an id that the node downloads
+            return str(await self._send(Path(value))) if looks_like_path(value) else value
+        return await self._send(value, _NOT_FOR_ENGINES if isinstance(call, LoadAdapter | PrepareWeights) else ())
+
+    async def _send(self, path: Path, leave_out: tuple[str, ...] = ()) -> Path:
+        key = await asyncio.to_thread(_identity, path, leave_out)
+        if key not in self._kept:
+            there = self._root / key[:32] / path.name
+            files = await asyncio.to_thread(read_files, path, leave_out)
+            content = await asyncio.to_thread(ray.put, files)
+            digest = digest_of(files)
+            await _finished([actor.store.remote(str(there), content, digest) for actor in self._actors])
+            self._kept[key] = there
+        self._kept.move_to_end(key)
+        await self._forget_old()
+        return self._kept[key]
+
+    async def fetched(self, call: Call[Any]) -> None:
+        for name in call.writes:
+            path = getattr(call, name)
+            if path is None or (there := self._made.pop(path, None)) is None:
+                continue
+            ((files, digest),) = await _finished([self._actors[0].load.remote(str(there))])
+            if (found := digest_of(files)) != digest:
+                raise StorageError(f"{path} has the hash {found} after the transfer, expected {digest}")
+            await asyncio.to_thread(_write, path, files)
+            if len(self._actors) == 1 and checkpoints.MANIFEST in files:  # the next step starts from it
+                self._kept[_identity(path, ())] = there
+
+    async def _forget_old(self) -> None:
+        old = [str(self._kept.popitem(last=False)[1]) for _ in range(len(self._kept) - MAX_KEPT)]
+        if old:
+            await _finished([actor.forget.remote(old) for actor in self._actors])
+
+
+def _identity(path: Path, leave_out: tuple[str, ...]) -> str:
+    """Return the hash of a file or folder. The manifest of a checkpoint has the hashes of its files."""
+    manifest = path / checkpoints.MANIFEST
+    files: Files = {"": manifest.read_bytes()} if manifest.is_file() else read_files(path)
+    return digest_of({**files, **{f"without {name}": b"" for name in leave_out}})
+
+
+def _write(path: Path, files: Files) -> None:
+    if path.exists():  # the folder of a step, which gets one more file
+        for name, content in files.items():
+            write_file(path / name, content)
+        return
+    with new_directory(path) as folder:
+        write_files(folder, files)
+
+
+async def _finished(works: Sequence[Any]) -> list[Any]:
+    """Return the results of actors. Raises `ProcessError` if one of them is gone."""
+    try:
+        return list(await asyncio.gather(*works))
+    except ray.exceptions.RayActorError as error:
+        raise ProcessError(f"an actor is gone: {str(error).splitlines()[0]}") from error
+    except ray.exceptions.ObjectStoreFullError as error:
+        raise StorageError(
+            f"Ray's object store is full ({str(error).splitlines()[0]}): start its nodes with a larger "
+            "--object-store-memory, or set `max_loaded`"
+        ) from error
+
+
+async def _answers(works: Sequence[Any], timeout_s: float, whose: str) -> list[Any]:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _finished(works)
+    except TimeoutError:
+        raise ProcessError(f"no answer from {whose} within {timeout_s:.0f} s") from None
+
+
+def _check_answer(address: str | None) -> None:
+    """Raise `ConfigError` if nobody listens at a cluster's address: Ray itself would try for a minute."""
+    if address is None or address in ("auto", "local"):
+        return
+    url = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        socket.create_connection((str(url.hostname), url.port or 10001), timeout=CONNECT_TIMEOUT_S / 2).close()
+    except OSError as error:
+        raise ConfigError(
+            f"no Ray cluster answers at {address} ({error}). Start one with `ray start --head`, and give its address "
+            "in RAY_ADDRESS (HOST:6379) or as cluster='ray://HOST:10001'",
+            param="cluster",
+        ) from error
+
+
+def _connect(address: str | None) -> None:
+    options: dict[str, Any] = {"logging_level": "warning", "log_to_driver": False}
+    if address is None:
+        options |= {"include_dashboard": False}
+    ray.init(address=address, ignore_reinit_error=True, **options)
+
+
+def _own_address(address: str | None) -> str:
+    """Return the address of this machine by which the cluster's nodes reach it."""
+    if address is None or not address.startswith("ray://"):
+        return str(ray.util.get_node_ip_address())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:  # nothing is sent: the system chooses a way
+        url = urlsplit(address)
+        sock.connect((str(url.hostname), url.port or 10001))
+        return str(sock.getsockname()[0])

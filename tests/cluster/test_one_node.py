@@ -1,0 +1,88 @@
+"""A Ray cluster of one node: the same training as without it, and what is said when something is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import art
+from art.errors import ConfigError
+from tests.support.clusters import RayNodes, ray_nodes, registered, settings, train
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="needs the extra cluster: make test-cluster"
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
+    with ray_nodes(tmp_path_factory.mktemp("cluster"), 4) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def at_home(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+    """Three steps on this machine, by one engine and one process."""
+
+    async def run() -> list[dict[str, float]]:
+        async with art.LocalBackend(path=tmp_path_factory.mktemp("home"), show_page=False) as backend:
+            return await train(backend, await registered(backend, tiny_model, settings()), 3)
+
+    return asyncio.run(run())
+
+
+async def test_two_ranks_and_two_engines_train_what_one_process_trains(
+    cluster: RayNodes, tiny_model: Path, tmp_path: Path, at_home: list[dict[str, float]]
+) -> None:
+    async with art.LocalBackend(path=tmp_path, cluster="ray", show_page=False) as backend:
+        model = await registered(backend, tiny_model, settings(ranks=2))
+        seen = await train(backend, model, 2)
+        engine, trainer = await processes_of(backend)
+        assert {engine["state"], trainer["state"]} == {"up"}
+        os.kill(trainer["pid"], signal.SIGKILL)  # the actor of the first rank
+        seen += await train(backend, model, 1)
+        engine, trainer = await processes_of(backend)
+        assert trainer["restarts"] == 1
+        assert (tmp_path / "cluster" / "models" / "agent" / "checkpoints" / "0003").is_dir()
+    for there, here in zip(seen, at_home, strict=True):
+        assert there == pytest.approx(here, abs=1e-6)
+
+
+async def test_what_finds_no_room_says_so(cluster: RayNodes, tiny_model: Path, tmp_path: Path) -> None:
+    async with art.LocalBackend(path=tmp_path, cluster="ray", show_page=False) as backend:
+        started = time.monotonic()
+        with pytest.raises(ConfigError, match=r"needs 1 CPU \+ 1 CPU .* of 4 CPU free.*`num_processes`"):
+            await registered(backend, tiny_model, settings(ranks=7))
+        assert time.monotonic() - started < 25  # 10 s after the server has started
+
+
+@pytest.mark.parametrize(
+    ("address", "problem"),
+    [("ray://127.0.0.1:1", "no Ray cluster answers at ray://127.0.0.1:1"), ("moon", "there is no cluster 'moon'")],
+)
+def test_a_cluster_that_is_not_there(tmp_path: Path, address: str, problem: str) -> None:
+    started = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-m", "art.cli.server", "--cluster", address, "--port", "0", "--data-dir", str(tmp_path)],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert problem in ended.stderr
+    assert time.monotonic() - started < 20
+
+
+async def processes_of(backend: art.LocalBackend) -> tuple[dict[str, Any], dict[str, Any]]:
+    client = await backend._connection()
+    (host,) = json.loads(await client.request("GET", "/health"))["base_models"]
+    return host["engine"], host["trainer"]

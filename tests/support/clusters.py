@@ -1,0 +1,155 @@
+"""Ray clusters on this machine for tests, and a training that is the same wherever it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import art
+from art.config import EngineConfig, TrainerConfig
+
+MEMORY_BYTES = 100_000_000
+"""Of each node's object store."""
+
+
+class Node:
+    """One raylet of a cluster, started by `ray start` as people start it; the first is the head."""
+
+    def __init__(self, folder: Path, num_cpus: int, address: str | None, num_gpus: int = 0) -> None:
+        self.port = free_port() if address is None else 0
+        place = (
+            ["--head", f"--port={self.port}", "--include-dashboard=false"]
+            if address is None
+            else [f"--address={address}"]
+        )
+        self._process = subprocess.Popen(
+            [
+                Path(sys.executable).with_name("ray"), "start", "--block", *place, "--node-ip-address=127.0.0.1",
+                f"--num-cpus={num_cpus}", f"--num-gpus={num_gpus}", f"--object-store-memory={MEMORY_BYTES}",
+            ],
+            stdout=(folder / "ray.log").open("ab"), stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+
+    @property
+    def pids(self) -> list[int]:
+        """Of all processes of the node, workers included."""
+        return [self._process.pid, *descendants(self._process.pid)]
+
+    def kill(self) -> None:
+        """SIGKILL to everything on the node, as when its machine loses power."""
+        for pid in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+
+
+class RayNodes:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.nodes: list[Node] = []
+
+    @property
+    def address(self) -> str | None:
+        return f"127.0.0.1:{self.nodes[0].port}" if self.nodes else None
+
+    def add(self, num_cpus: int, num_gpus: int = 0) -> Node:
+        self.nodes.append(Node(self._folder, num_cpus, self.address, num_gpus))
+        if len(self.nodes) == 1:
+            wait_for_port(self.nodes[0].port)
+        return self.nodes[-1]
+
+
+@contextlib.contextmanager
+def ray_nodes(folder: Path, *num_cpus: int, into: RayNodes | None = None) -> Iterator[RayNodes]:
+    """Start one raylet for each number of CPUs, with token authentication on; RAY_ADDRESS names the cluster. The nodes
+    are put `into` an empty cluster, if one is given."""
+    token = folder / "ray-token"
+    token.write_text("a" * 64)
+    cluster = into or RayNodes(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            for count in num_cpus:
+                cluster.add(count)
+            patch.setenv("RAY_ADDRESS", str(cluster.address))
+            yield cluster
+        finally:
+            for node in reversed(cluster.nodes):
+                node.kill()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def wait_for_port(port: int) -> None:
+    for _ in range(300):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"nobody listens on port {port}")
+
+
+def descendants(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, task.read_text().split()):
+                found += [child, *descendants(child)]
+    return found
+
+
+def settings(*, ranks: int = 1, **engine: Any) -> art.ModelSettings:
+    return art.ModelSettings(
+        trainer=TrainerConfig(num_processes=ranks, num_threads=1, device="cpu"),
+        engine=EngineConfig(num_threads=1, device="cpu", **engine),
+    )
+
+
+async def registered(
+    backend: art.Backend, base_model: Path, model_settings: art.ModelSettings, name: str = "agent"
+) -> art.TrainableModel[Any, Any]:
+    model = art.TrainableModel(name=name, project="cluster", base_model=str(base_model), settings=model_settings)
+    await model.register(backend)
+    return model
+
+
+async def rollout(model: art.TrainableModel[Any, Any], step: int, index: int) -> art.Trajectory:
+    """One answer with a seed of its own, rewarded by its length: the same tokens wherever the same policy samples."""
+    question: Any = [{"role": "user", "content": f"count to {step % 3}"}]
+    answer = await model.openai_client().chat.completions.create(
+        model=model.get_inference_name(), messages=question, max_tokens=8, temperature=1.0, seed=1000 * step + index
+    )
+    (choice,) = answer.choices
+    reward = float(len(choice.message.content or "") % 5) + 0.01 * index
+    return art.Trajectory(messages_and_choices=[*question, choice], reward=reward)
+
+
+async def train(backend: art.Backend, model: art.TrainableModel[Any, Any], num_steps: int) -> list[dict[str, float]]:
+    """Train on groups of rollouts that follow from the step; return the metrics that must be the same everywhere."""
+    seen = []
+    for _ in range(num_steps):
+        step = await model.get_step()
+        groups = [art.TrajectoryGroup(rollout(model, step, 10 * g + i) for i in range(4)) for g in range(3)]
+        done = await art.gather_trajectory_groups(groups, pbar_desc=None)
+        result = await backend.train(model, done)
+        assert result.trained
+        seen.append({"reward": sum(t.reward for group in done for t in group), **same(result.metrics)})
+    return seen
+
+
+def same(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: metrics[name] for name in ("loss/train", "loss/grad_norm", "loss/entropy", "publish/adapter_norm")}
