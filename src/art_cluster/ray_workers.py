@@ -15,6 +15,7 @@ from the worker straight to the server.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -247,14 +248,10 @@ class RayWorkers:
         try:
             return await asyncio.shield(answer)
         except asyncio.CancelledError:
-            seat.actor.cancel.remote(number)
-            done, _ = await asyncio.wait([answer], timeout=CANCEL_TIMEOUT_S)
-            if not done:
-                logger.warning("worker %d did not end a cancelled rollout in time and is killed", seat.info.pid)
-                ray.kill(seat.actor)
-                await asyncio.wait([answer])
-            if (error := answer.exception()) is not None and not isinstance(error, ray.exceptions.RayTaskError):
-                self._lost(seat)
+            ending = asyncio.create_task(self._cancel(seat, number, answer))
+            while not ending.done():
+                with contextlib.suppress(asyncio.CancelledError):  # a gather cancels twice
+                    await asyncio.wait([ending])
             raise
         except ray.exceptions.RayTaskError:
             raise
@@ -263,6 +260,16 @@ class RayWorkers:
             return " ".join(str(error).split())[:500]
         finally:
             self._leave_seat(seat.worker)
+
+    async def _cancel(self, seat: Seat, number: int, answer: asyncio.Future[bytes]) -> None:
+        """Cancel a call, and wait until it has ended. A worker that does not end it in time is killed."""
+        seat.actor.cancel.remote(number)
+        if not (await asyncio.wait([answer], timeout=CANCEL_TIMEOUT_S))[0]:
+            logger.warning("worker %d did not end a cancelled rollout in time and is killed", seat.info.pid)
+            _import_ray().kill(seat.actor)
+            await asyncio.wait([answer])
+        if answer.exception() is not None:
+            self._lost(seat)
 
     def _lost(self, seat: Seat) -> None:
         """Note that the process of a seat has died, and start another one in its place. Each seat of it calls this."""
