@@ -32,7 +32,8 @@ from urllib.parse import urlsplit
 from art.client.connections import load_openai
 from art.errors import ConfigError, ProcessError, RolloutError
 from art.trajectory import cancel_and_wait, without_time_limit
-from art.workers import Call, pack, run_packed, unpack
+from art.workers import Call
+from art_cluster.calls import pack, run_packed, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -132,8 +133,8 @@ class RayWorkers:
         self._workers = [Worker() for _ in range(num_workers)]
         self._opening: asyncio.Task[None] | None = None
         self._starts: dict[Worker, asyncio.Task[None]] = {}
-        self._waiting: deque[asyncio.Future[Worker]] = deque()
-        self._suspects: deque[asyncio.Future[Worker]] = deque()
+        self._waiting: deque[asyncio.Future[Seat]] = deque()
+        self._suspects: deque[asyncio.Future[Seat]] = deque()
         """Rollouts that wait to run alone, because a process died while they ran in it with others."""
         self._numbers = itertools.count()
         self._failure: BaseException | None = None
@@ -150,6 +151,10 @@ class RayWorkers:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def check(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+        """Raise a `ConfigError` if workers could not import the function, or an argument cannot be sent."""
+        pack(Call(function, args, kwargs))
 
     async def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function in a worker, and return its result or raise its error.
@@ -182,11 +187,15 @@ class RayWorkers:
 
     async def close(self) -> None:
         """End the workers, and the Ray that was started for them. Rollouts that run in them fail."""
-        ray = _import_ray()
         opening, self._opening = self._opening, None
-        await cancel_and_wait([*self._starts.values(), *([] if opening is None else [opening])])
-        self._starts.clear()
+        await cancel_and_wait([] if opening is None else [opening])
         self._fail_waiting(ProcessError("the workers were closed"))
+        await self._end()
+
+    async def _end(self) -> None:
+        ray = _import_ray()
+        await cancel_and_wait(self._starts.values())
+        self._starts.clear()
         if ray.is_initialized():
             for worker in self._workers:
                 if worker.actor is not None:
@@ -205,17 +214,15 @@ class RayWorkers:
 
     async def _sit(self, is_suspect: bool) -> Seat:
         """Wait for a seat in a worker; a suspect gets a worker of its own."""
-        turn: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[Seat] = asyncio.get_running_loop().create_future()
         (self._suspects if is_suspect else self._waiting).append(turn)
         self._fill()
         try:
-            worker = await turn
+            return await turn
         except asyncio.CancelledError:
-            if not turn.cancelled() and turn.exception() is None:
-                self._leave_seat(turn.result())
+            if not turn.cancelled():  # it was given its seat just before
+                self._leave_seat(turn.result().worker)
             raise
-        assert worker.info is not None
-        return Seat(worker, worker.actor, worker.info)
 
     def _fill(self) -> None:
         """Give free seats to those that wait. Workers that suspects need next take no others, and run empty."""
@@ -229,11 +236,13 @@ class RayWorkers:
                 up = sorted((w for w in self._workers if w.info and not w.is_held), key=lambda w: w.num_running)
                 if not is_suspect:
                     up = up[sum(not turn.done() for turn in self._suspects) :]
-                if not up or up[0].num_running >= (1 if is_suspect else self.concurrency):
+                worker = up[0] if up else None
+                if worker is None or worker.num_running >= (1 if is_suspect else self.concurrency):
                     break
-                up[0].num_running += 1
-                up[0].is_held = is_suspect
-                waiting.popleft().set_result(up[0])
+                assert worker.info is not None
+                worker.num_running += 1
+                worker.is_held = is_suspect
+                waiting.popleft().set_result(Seat(worker, worker.actor, worker.info))
 
     def _leave_seat(self, worker: Worker) -> None:
         worker.num_running -= 1
@@ -277,6 +286,7 @@ class RayWorkers:
         if worker.actor is seat.actor and worker.info is not None:
             worker.info = None
             worker.num_lost = worker.num_running
+            _import_ray().kill(seat.actor)  # it may only be out of reach
             self._begin(worker)
         seat.had_company = worker.num_lost > 1
 
@@ -315,7 +325,7 @@ class RayWorkers:
             if self._failure is not None and self._has_none:
                 raise self._failure
         except BaseException:
-            _open_pools.discard(self)
+            await self._end()
             raise
 
     def _begin(self, worker: Worker) -> None:
@@ -339,9 +349,13 @@ class RayWorkers:
         while True:
             worker.actor = host.remote([path for path in sys.path if path])
             hello = asyncio.ensure_future(_await(worker.actor.hello.remote()))
-            while not (await asyncio.wait([hello], timeout=START_TIMEOUT_S))[0]:
-                if not any(other.info for other in self._workers):
-                    self._fail_waiting(ProcessError(f"no worker came up within {START_TIMEOUT_S:g} s: {_room()}"))
+            try:
+                while not (await asyncio.wait([hello], timeout=START_TIMEOUT_S))[0]:
+                    if not any(other.info for other in self._workers):
+                        self._fail_waiting(ProcessError(f"no worker came up within {START_TIMEOUT_S:g} s: {_room()}"))
+            except asyncio.CancelledError:
+                hello.cancel()
+                raise
             try:
                 info = hello.result()
             except (ray.exceptions.RuntimeEnvSetupError, ray.exceptions.RayTaskError) as error:
@@ -432,7 +446,7 @@ def _connect(address: str | None, runtime_env: dict[str, Any]) -> dict[str, Any]
     """Join the cluster, or start one on this machine. Returns the runtime environment that actors still need.
 
     Raises:
-        ConfigError: there is no cluster at the address, or it has another version of Ray or Python.
+        ConfigError: there is no cluster at the address, or it refuses: another version of Ray or Python, no token.
     """
     global _started_ray
     ray = _import_ray()
@@ -455,10 +469,13 @@ def _connect(address: str | None, runtime_env: dict[str, Any]) -> dict[str, Any]
             ) from error
     try:
         ray.init(address=address, **options)
-    except RuntimeError as error:
-        if "ersion" in str(error):
-            raise ConfigError(f"the cluster at {address} has another version: {error}") from error
-        raise
+    except (
+        ray.exceptions.RayError,
+        ConnectionError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # versions, token, `ray[client]`
+        raise ConfigError(f"cannot use the Ray cluster at {address}: {error}") from error
     _started_ray = True
     return {}
 

@@ -20,7 +20,7 @@ from art.config.pipeline import PipelineConfig
 from art.errors import ConfigError
 from art.gather import AfterEach
 from art.trajectory import PydanticException, Trajectory
-from art.workers import Call, Workers, pack, run_in
+from art.workers import Call, Workers, run_in
 
 RolloutOutcome = Trajectory | PydanticException
 """How a rollout ended: with a trajectory, or with the record of its error."""
@@ -167,7 +167,7 @@ class RolloutFunction:
         except (TypeError, ValueError) as error:
             raise ConfigError(f"`rollout` cannot be called with a model and a scenario ({error}); {expected}") from None
         if workers is not None:
-            pack(Call(function))
+            workers.check(function)
         self._function, self._extra, self.workers = function, extra, workers
 
     def __call__(self, model: Any, scenario: Any, *, rollout_index: int, seed: int) -> Awaitable[Any]:
