@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from art_cloud.serverless_backend import ServerlessBackend
     from art_cloud.skypilot_backend import SkyPilotBackend
     from art_cloud.ssh_backend import SshBackend
+    from art_cluster.ray_workers import RayWorkers
     from openpipe_art.types import LocalTrainResult as LocalTrainResult
 
 __version__ = "0.1.0"
@@ -67,6 +68,7 @@ __all__ = [
     "ModelSettings",
     "OptimizerConfig",
     "Prices",
+    "RayWorkers",
     "RemoteBackend",
     "Scenario",
     "ServerConfig",

@@ -112,6 +112,25 @@ class Backend:
     def __deepcopy__(self, memo: Any) -> Self:
         return self  # a connection is shared by the copies of a model
 
+    def for_worker(self, server_url: str | None, api_key: str | None) -> Backend:
+        """Return a plain client of the same server, for a copy of a registered model in another process.
+
+        Args:
+            server_url: address that the model was registered at.
+        """
+        return Backend(server_url, api_key)
+
+    def __reduce__(self) -> Any:
+        """Pickle what `for_worker` returns.
+
+        Raises:
+            ConfigError: it is a backend that owns something here.
+        """
+        if type(self) is not Backend:
+            raise ConfigError(f"a {type(self).__name__} cannot go to a worker: pass a registered model instead")
+        client = self._client
+        return Backend, (None, None) if client is None else (client.base_url, client.api_key)
+
     async def close(self) -> None:
         """Close all connections of this event loop, including those of registered models."""
         self._steps.forget()

@@ -153,6 +153,16 @@ class Ledger:
     def __deepcopy__(self, memo: Any) -> Ledger:
         return self  # copies of a model or its settings spend the same money
 
+    def __reduce__(self) -> Any:
+        """Pickle the ledger for a worker, whose bookings come back to the file of this one.
+
+        Raises:
+            ConfigError: it has no file, so bookings could not come back.
+        """
+        if self.path is None:
+            raise ConfigError("a ledger without `path` cannot go to a worker: use `model.costs`, or give it a file")
+        return _ledger_in_worker, (self.max_usd, self.path, self.spent_usd)
+
     # -- booking --
 
     def book(
@@ -267,6 +277,12 @@ class Ledger:
             self._read()
             return {step: dict(amounts) for step, amounts in self._by_step.items()}
 
+    def begin_from(self, spent_usd: float) -> None:
+        """In a worker: take over what the script had spent when it sent the call, in place of what was known here."""
+        self._closed.clear()
+        self._open.clear()
+        self._closed["script"] = Amount(usd=spent_usd, priced=1)
+
     def check(self) -> None:
         """Raise a `BudgetError` if the budget is spent. The message says on what."""
         if self.max_usd is None or (spent_usd := self.spent_usd) < self.max_usd:
@@ -296,15 +312,17 @@ class Ledger:
     # -- the file --
 
     def _write(self, row: dict[str, Any]) -> None:
-        if self.path is None:
+        if self.path is None or undelivered is not None:
             self._fold(row)
+            if self.path is not None and undelivered is not None:
+                undelivered.append((self.path, row))
             return
         append_lines(self.path, [row | {"recorded_at": datetime.now(UTC).isoformat(timespec="seconds")}])
         self._read()
 
     def _read(self) -> None:
         """Read the lines that this or another process appended since the last read."""
-        if self.path is not None:
+        if self.path is not None and undelivered is None:
             rows, self._offset = read_rows_from(self.path, self._offset)
             for row in rows:
                 self._fold(row)
@@ -317,6 +335,8 @@ class Ledger:
             self._open[source] += Amount.from_row(row)
             if row_id is not None:
                 self._reported.add((row_id, source))
+            elif counters is None:
+                self._direct.add(source)  # also if another process booked it
         if isinstance(split := row.get("closed"), str):
             amounts = {full_name(name, split): amount for name, amount in self._open.items()}
             for name, amount in amounts.items():
@@ -325,6 +345,31 @@ class Ledger:
             self._last_row = None if row_id is None else (row_id, amounts)
             self._open.clear()
             self._reported.clear()
+
+
+undelivered: list[tuple[Path, dict[str, Any]]] | None = None
+"""In a worker of a pool: bookings that its script does not have yet, with the file that they belong to. Ledgers of a
+worker are in memory. `None` in every other process."""
+
+
+def take_undelivered() -> list[tuple[Path, dict[str, Any]]]:
+    """Take the bookings of this worker that its script does not have yet."""
+    taken = list(undelivered or ())
+    del (undelivered or [])[: len(taken)]
+    return taken
+
+
+def book_delivered(bookings: Sequence[tuple[Path, dict[str, Any]]]) -> None:
+    """Write bookings of a worker to the files that they belong to, which the ledgers of this process read."""
+    recorded_at = datetime.now(UTC).isoformat(timespec="seconds")
+    for path, row in bookings:
+        append_lines(path, [row | {"recorded_at": recorded_at}])
+
+
+def _ledger_in_worker(max_usd: float | None, path: Path, spent_usd: float) -> Ledger:
+    ledger = Ledger(max_usd, path=path)
+    ledger.begin_from(spent_usd)
+    return ledger
 
 
 def context_of(split: str) -> str:

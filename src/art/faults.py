@@ -33,7 +33,7 @@ from art.errors import (
     ProcessError,
     ToolServerError,
 )
-from art.trajectory import PydanticException, Trajectory, TrajectoryGroup
+from art.trajectory import PydanticException, RemoteTraceback, Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +53,15 @@ def is_own(filename: str) -> bool:
     return not filename.startswith((*_INSTALLED, "<"))
 
 
+def stack_of(error: BaseException) -> traceback.StackSummary:
+    """Return the frames of an error's traceback, those of another process if it was raised there."""
+    cause = error.__cause__
+    return cause.stack if isinstance(cause, RemoteTraceback) else traceback.extract_tb(error.__traceback__)
+
+
 def place_of(error: BaseException) -> str:
     """Return the last line of the user's program in an error's traceback, or else its last line."""
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = stack_of(error)
     place = next((frame for frame in reversed(frames) if is_own(frame.filename)), frames[-1] if frames else None)
     return "" if place is None else f"{place.filename}:{place.lineno} in {place.name}"
 
@@ -72,7 +78,8 @@ class FailureLog:
         count = self._counts[kind, place]
         if count == 1:
             report = traceback.TracebackException.from_exception(error)
-            shown = [frame for frame in report.stack[:-1] if is_own(frame.filename)] + report.stack[-1:]
+            stack = stack_of(error)
+            shown = [frame for frame in stack[:-1] if is_own(frame.filename)] + stack[-1:]
             report.stack = traceback.StackSummary.from_list(shown)
             text = "".join(report.format(chain=False)).rstrip()
             logger.warning("a rollout failed; its group goes on without it. Others like it are counted:\n%s", text)

@@ -43,6 +43,7 @@ from art.trajectory import (
     rollout_observer,
     within,
 )
+from art.workers import Workers, move_to
 
 logger = logging.getLogger(__name__)
 
@@ -285,6 +286,7 @@ async def gather_trajectory_groups(
     after_each: AfterEach | None = None,
     faults: FaultWatch | None = None,
     rollout_timeout_s: float | None = None,
+    workers: Workers | None = None,
     pbar_total_completion_tokens: bool = False,
 ) -> list[TrajectoryGroup]:
     """Run all rollouts of all groups and return the groups in input order.
@@ -301,10 +303,12 @@ async def gather_trajectory_groups(
         faults: decides how many failures are too many, instead of `max_exceptions`, and counts them for the log.
         rollout_timeout_s: time limit of each rollout of a `TrajectoryGroup(coroutines)`; by default there is none. A
             late rollout is cancelled and counts as failed.
+        workers: runs the rollouts in processes of its own, such as `art.RayWorkers(8)`. By default they are tasks of
+            this event loop.
         pbar_total_completion_tokens: has no effect, as in ART 0.5, and a warning says so.
     """
     _warn_of_older_option(pbar_total_completion_tokens)
-    groups = check_pending_groups(groups)
+    groups = move_to(workers, check_pending_groups(groups))
     context = GatherContext(
         max_exceptions=max_exceptions, max_metrics=max_metrics, faults=faults, rollout_timeout_s=rollout_timeout_s
     )
@@ -352,6 +356,7 @@ async def gather_trajectories(
     max_exceptions: float = 0,
     faults: FaultWatch | None = None,
     rollout_timeout_s: float | None = None,
+    workers: Workers | None = None,
     pbar_total_completion_tokens: bool = False,
 ) -> list[T]:
     """Run rollouts that are not grouped; each returns a trajectory or several.
@@ -362,7 +367,7 @@ async def gather_trajectories(
         The results in input order. A rollout whose failure was tolerated gives its exception.
     """
     _warn_of_older_option(pbar_total_completion_tokens)
-    rollouts = check_rollouts(trajectories)
+    rollouts = move_to(workers, check_rollouts(trajectories))
     context = GatherContext(max_exceptions=max_exceptions, faults=faults, rollout_timeout_s=rollout_timeout_s)
 
     async def run(rollout: Awaitable[Any]) -> Any:

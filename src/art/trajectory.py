@@ -14,8 +14,9 @@ import re
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, overload
@@ -235,6 +236,17 @@ class PydanticException(Record):
         return cls(type=type(error).__name__, message=str(error), traceback="".join(report.format()))
 
 
+class RemoteTraceback(Exception):
+    """The traceback of an error that was raised in another process. Here it is the `__cause__` of the error."""
+
+    def __init__(self, text: str, stack: traceback.StackSummary) -> None:
+        super().__init__(text, stack)
+        self.text, self.stack = text, stack
+
+    def __str__(self) -> str:
+        return f"\n{self.text}"
+
+
 def infra_fault(item: Any) -> RolloutError | None:
     """Return an error for a trajectory, or a dump of one, whose `metadata["outcome"]` is `infra_fault`; else `None`.
 
@@ -307,6 +319,11 @@ class PendingGroup(Coroutine[Any, Any, G]):
         self.num_trajectories = len(items)
         self._coroutine = _run_group(make_group, items)
 
+    @property
+    def rollouts(self) -> list[Any]:
+        """What the group was made of. Replace items before the group is awaited to run them in another way."""
+        return self._items
+
     def num_unfinished(self) -> int:
         """Number of rollouts that have not ended."""
         return sum(inspect.isawaitable(item) and not has_ended(item) for item in self._items)
@@ -364,6 +381,19 @@ async def _run_group(make_group: Callable[[list[Any]], G], items: list[Any]) -> 
     )
 
 
+@dataclass(slots=True)
+class TimeLimit:
+    """The time limit of one rollout, which a pool of workers stops while the rollout waits for a worker."""
+
+    timeout: asyncio.Timeout
+    limit_s: float
+    is_in_worker: bool = False
+    """Whether the whole rollout runs in a worker. A rollout that runs here may ask workers too, on its own time."""
+
+
+time_limit: ContextVar[TimeLimit | None] = ContextVar("rollout_time_limit", default=None)
+
+
 async def within(rollout: Awaitable[Any], limit_s: float | None) -> Any:
     """Await a rollout for at most `limit_s` seconds; `None` is no limit.
 
@@ -371,12 +401,28 @@ async def within(rollout: Awaitable[Any], limit_s: float | None) -> Any:
         TimeoutError: it took longer.
     """
     try:
-        async with asyncio.timeout(limit_s) as limit:
-            return await rollout
+        async with asyncio.timeout(limit_s) as timeout:
+            token = time_limit.set(None if limit_s is None else TimeLimit(timeout, limit_s))
+            try:
+                return await rollout
+            finally:
+                time_limit.reset(token)
     except TimeoutError as error:
-        if not limit.expired():
+        if not timeout.expired():
             raise  # the rollout raised it
         raise TimeoutError(f"a rollout took longer than {limit_s:g} s") from error
+
+
+@contextmanager
+def without_time_limit() -> Iterator[None]:
+    """Context manager for the wait for a worker: the time limit of the rollout begins when the body ends."""
+    limit = time_limit.get()
+    if limit is None or not limit.is_in_worker:
+        yield
+        return
+    limit.timeout.reschedule(None)
+    yield
+    limit.timeout.reschedule(asyncio.get_running_loop().time() + limit.limit_s)
 
 
 def has_ended(rollout: Awaitable[Any]) -> bool:

@@ -205,6 +205,11 @@ class ServerlessBackend(Backend):
     async def _connection(self) -> ServerClient:
         raise ConfigError(f"ServerlessBackend cannot do this: {_NO_SERVER}")
 
+    def for_worker(self, server_url: str | None, api_key: str | None) -> Backend:
+        raise ConfigError(
+            "rollouts of a ServerlessBackend's model run in the script, not in workers: leave `workers` out"
+        )
+
     async def close(self) -> None:
         """Close all connections of this event loop. Jobs go on at the service."""
         try:

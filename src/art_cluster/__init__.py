@@ -5,8 +5,12 @@ Importing this package, before `ray` itself, makes Ray use its token where this 
 """
 
 import os
+import sys
 from pathlib import Path
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-if Path.home().joinpath(".ray", "auth_token").exists() or os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
+has_token = Path.home().joinpath(".ray", "auth_token").exists() or (
+    os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
+)
+if has_token and "ray" not in sys.modules:  # Ray has read the variable already, and would start servers that refuse it
     os.environ.setdefault("RAY_AUTH_MODE", "token")

@@ -85,7 +85,8 @@ class RayCluster:
     async def _connect(self) -> None:
         await asyncio.to_thread(_check_answer, self._address)
         try:
-            await asyncio.to_thread(_connect, self._address)
+            # Not in a thread: Linux would end a local Ray with the thread that started it.
+            _connect(self._address)
         except (ConnectionError, RuntimeError, OSError) as error:
             where = f"at {self._address}" if self._address else "on this machine"
             raise ConfigError(f"cannot use the Ray cluster {where}: {error}", param="cluster") from error

@@ -36,6 +36,7 @@ from art.trajectory import (
     infra_fault,
     within,
 )
+from art.workers import Workers
 
 if TYPE_CHECKING:
     from art.model import TrainableModel
@@ -168,9 +169,12 @@ class RolloutCall:
 class RolloutRunner:
     """Runs single rollouts of one model, and knows how long they take."""
 
-    def __init__(self, model: TrainableModel[Any, Any], config: PipelineConfig, faults: FaultWatch) -> None:
+    def __init__(
+        self, model: TrainableModel[Any, Any], config: PipelineConfig, faults: FaultWatch, workers: Workers | None
+    ) -> None:
         self.model, self.config, self.faults = model, config, faults
-        self.slots = Slots(config.max_concurrent)
+        limits = [config.max_concurrent, None if workers is None else workers.num_seats]
+        self.slots = Slots(min((limit for limit in limits if limit is not None), default=None))
         self.num_queued = 0
         """Rollouts that were planned and have no slot yet."""
         self.on_slot: Callable[[], None] = lambda: None

@@ -37,6 +37,7 @@ from art.faults import POLICY_FAULT_RATE, FaultWatch
 from art.gather import AfterEach
 from art.storage.layout import DataDir
 from art.trajectory import Trajectory
+from art.workers import Workers
 
 if TYPE_CHECKING:
     from art.backend import TrainJob, TrainResult
@@ -61,6 +62,7 @@ def pipeline(
     after_each: AfterEach | None = None,
     evaluate: Sequence[Any] | tuple[Sequence[Any], Rollout] | None = None,
     every: int | None = None,
+    workers: Workers | None = None,
     **settings: Any,
 ) -> Pipeline:
     """Make a pipeline, which trains a model while further rollouts run.
@@ -82,6 +84,8 @@ def pipeline(
             rollout function.
         every: steps between two evaluations; 20 by default. The first is of the checkpoint that the training begins
             with, and the last of the one that it ends with.
+        workers: runs the rollouts in processes of its own, such as `art.RayWorkers(8)`; at most as many at once as it
+            has seats. By default they are tasks of this event loop. `after_each` runs here.
         settings: fields of `PipelineConfig` by name.
 
     Raises:
@@ -97,10 +101,10 @@ def pipeline(
         raise ConfigError("`every` does nothing without `evaluate`, held-out scenarios", param="every")
     if every is not None and every < 1:
         raise ConfigError(f"`every` must be at least 1, got {every}", param="every")
-    function = RolloutFunction(rollout)
+    function = RolloutFunction(rollout, workers)
     inputs = Inputs(
         source=make_source(scenarios, chosen), rollout=function, after_each=after_each,
-        held_out=read_held_out(evaluate, function), evaluate_every=every or EVALUATE_EVERY,
+        held_out=read_held_out(evaluate, function), evaluate_every=every or EVALUATE_EVERY, workers=workers,
     )  # fmt: skip
     return Pipeline(model, chosen, inputs)
 
@@ -175,7 +179,7 @@ class PipelineRun:
     ) -> None:  # fmt: skip
         self._model, self._inputs, self._config, self._faults = model, inputs, config, faults
         self._last_step, self._train_config = last_step, train_config
-        self._rollouts = RolloutRunner(model, config, faults)
+        self._rollouts = RolloutRunner(model, config, faults, inputs.workers)
         self._waiting, self._training, self._held = Stopwatch(), Stopwatch(), Stopwatch()
         """Seconds in which the trainer waits for rollouts, in which it works, and in which no group may start."""
         self._log_lock = asyncio.Lock()

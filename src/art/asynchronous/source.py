@@ -20,6 +20,7 @@ from art.config.pipeline import PipelineConfig
 from art.errors import ConfigError
 from art.gather import AfterEach
 from art.trajectory import PydanticException, Trajectory
+from art.workers import Call, Workers, run_in
 
 RolloutOutcome = Trajectory | PydanticException
 """How a rollout ended: with a trajectory, or with the record of its error."""
@@ -150,10 +151,13 @@ _EXTRA = ("rollout_index", "seed")
 class RolloutFunction:
     """The user's function `rollout(model, scenario)`, which may also have parameters `rollout_index` and `seed`."""
 
-    def __init__(self, function: Callable[..., Awaitable[Trajectory]]) -> None:
+    def __init__(self, function: Callable[..., Awaitable[Trajectory]], workers: Workers | None = None) -> None:
         """
+        Args:
+            workers: runs the rollouts in other processes.
+
         Raises:
-            ConfigError: it is not a function of a model and a scenario.
+            ConfigError: it is not a function of a model and a scenario, or workers cannot import it.
         """
         expected = "expected `async def rollout(model, scenario)`, which may also take `rollout_index` and `seed`"
         try:
@@ -162,7 +166,9 @@ class RolloutFunction:
             inspect.signature(function).bind(None, None, **dict.fromkeys(extra))
         except (TypeError, ValueError) as error:
             raise ConfigError(f"`rollout` cannot be called with a model and a scenario ({error}); {expected}") from None
-        self._function, self._extra = function, extra
+        if workers is not None:
+            workers.check(function)
+        self._function, self._extra, self.workers = function, extra, workers
 
     def __call__(self, model: Any, scenario: Any, *, rollout_index: int, seed: int) -> Awaitable[Any]:
         """Begin a rollout.
@@ -171,7 +177,10 @@ class RolloutFunction:
             ConfigError: the function returned something else than a coroutine.
         """
         values = {"rollout_index": rollout_index, "seed": seed}
-        running = self._function(model, scenario, **{name: values[name] for name in self._extra})
+        extra = {name: values[name] for name in self._extra}
+        if self.workers is not None:
+            return run_in(self.workers, Call(self._function, (model, scenario), extra))
+        running = self._function(model, scenario, **extra)
         if not inspect.isawaitable(running):
             raise ConfigError(f"`rollout` returned {describe(running)}; make it an `async def`")
         return running
@@ -197,13 +206,15 @@ class Inputs:
     held_out: HeldOut | None
     evaluate_every: int
     """Steps between two evaluations."""
+    workers: Workers | None = None
+    """Runs the rollouts, if they do not run in this event loop."""
 
 
 def read_held_out(evaluate: Any, function: RolloutFunction) -> HeldOut | None:
     if evaluate is None:
         return None
     if isinstance(evaluate, tuple) and len(evaluate) == 2 and callable(evaluate[1]):
-        evaluate, function = evaluate[0], RolloutFunction(evaluate[1])
+        evaluate, function = evaluate[0], RolloutFunction(evaluate[1], function.workers)
     if not isinstance(evaluate, Sequence) or isinstance(evaluate, (str, bytes)):
         raise ConfigError("`evaluate` takes a list of held-out scenarios, or a pair of it and a rollout function")
     scenarios = Passes(evaluate, seed=0, shuffle=False)

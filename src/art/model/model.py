@@ -96,6 +96,8 @@ class ModelSinks:
             await asyncio.to_thread(close_all)
 
 
+_NOT_PICKLED = frozenset({"_run_log", "_sinks", "_clients", "_by_loop", "_collector", "_meter"})
+"""Private attributes that an unpickled model has of its own: its log, trackers, clients and counters."""
 PART_BYTES = 4 * 2**20
 """Size of the groups in one request. A larger group is sent alone."""
 
@@ -160,6 +162,20 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
     @property
     def trainable(self) -> bool:
         return False
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Return what a rollout in another process needs: the settings, and how to reach the server."""
+        state = super().__getstate__()
+        private = {name: value for name, value in (self.__pydantic_private__ or {}).items() if name not in _NOT_PICKLED}
+        if self._backend is not None:
+            private["_backend"] = self._backend.for_worker(self._server_url, self.inference_api_key)
+        return state | {"__dict__": self.__dict__ | {"report_metrics": []}, "__pydantic_private__": private}
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        super().__setstate__(state)
+        for name in _NOT_PICKLED & self.__private_attributes__.keys():
+            make: Any = self.__private_attributes__[name].default_factory
+            setattr(self, name, None if make is None else make())
 
     @field_validator("name", "project")
     @classmethod

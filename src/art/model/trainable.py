@@ -45,6 +45,11 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         super().__init__(**fields)
         self._internal_config = _internal_config
 
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        super().__setstate__(state)
+        if self.inference_base_url is not None:
+            remember(self)
+
     @property
     def trainable(self) -> bool:
         return True

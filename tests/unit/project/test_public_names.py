@@ -27,6 +27,7 @@ NAMES = {
     "ModelSettings",
     "OptimizerConfig",
     "Prices",
+    "RayWorkers",
     "RemoteBackend",
     "Scenario",
     "ServerConfig",
@@ -144,8 +145,8 @@ ELSEWHERE = {
 
 PARAMETERS = {
     "art.gather_trajectory_groups": "groups pbar_desc max_exceptions max_metrics after_each faults "
-    "rollout_timeout_s pbar_total_completion_tokens",
-    "art.gather_trajectories": "trajectories pbar_desc max_exceptions faults rollout_timeout_s pbar_total_completion_tokens",
+    "rollout_timeout_s workers pbar_total_completion_tokens",
+    "art.gather_trajectories": "trajectories pbar_desc max_exceptions faults rollout_timeout_s workers pbar_total_completion_tokens",
     "art.trajectory_group_batches": "groups batch_size max_batch_exceptions max_concurrent_batches skip_batches pbar_desc "
     "faults rollout_timeout_s pbar_total_completion_tokens",
     "art.retry": "max_attempts delay backoff_factor exceptions on_retry",
