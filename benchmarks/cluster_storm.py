@@ -31,7 +31,7 @@ VICTIMS = {"engine": 4, "engine actor": 3, "rank": 4, "node": 3, "server": 2, "s
 """How often each is chosen, relative to each other."""
 FREEZE_S = 60.0
 NODE_CPUS = 3
-STEPS_PER_KILL = 2
+STEPS_PER_KILL = 3
 OPTIONS = ("--cluster", "ray", "--replicas", "2", "--ranks", "2")
 
 
@@ -85,6 +85,7 @@ def storm(run: ClusterRun, num_kills: int, rng: random.Random) -> tuple[dict[str
     planned = rng.choices(list(VICTIMS), list(VICTIMS.values()), k=num_kills - 2)
     planned.insert(num_kills // 2, "frozen node")
     planned.append("node that leaves")
+    run.allow(STEPS_PER_KILL)
     run.start()
     if not run.wait_for_steps(1):
         return recovered_s, ["the run did not begin"]
@@ -92,6 +93,7 @@ def storm(run: ClusterRun, num_kills: int, rng: random.Random) -> tuple[dict[str
         for kind in planned:
             time.sleep(rng.uniform(0.0, 2.0))
             before, at = run.num_steps(), time.monotonic()
+            run.allow(before + STEPS_PER_KILL)  # one more than is waited for
             if kind == "frozen node":
                 pids = run.cluster.nodes[-1].pids
                 _signal(pids, signal.SIGSTOP)
@@ -107,6 +109,7 @@ def storm(run: ClusterRun, num_kills: int, rng: random.Random) -> tuple[dict[str
                 return recovered_s, [f"no step came after the death of the {kind}"]
             recovered_s[kind].append(time.monotonic() - at)
             bar.update()
+    run.allow(None)
     return recovered_s, []
 
 
