@@ -130,7 +130,7 @@ def read_script() -> Script:
             "workers cannot import what is defined in a notebook or an interactive session: write the rollout and its "
             "classes into a module, such as rollouts.py beside it, and import them from there"
         )
-    source = Path(path).read_text()
+    source = Path(path).read_text(encoding="utf-8")
     guards = (node.test for node in ast.parse(source).body if isinstance(node, ast.If))
     if not any(isinstance(part, ast.Name) and part.id == "__name__" for test in guards for part in ast.walk(test)):
         raise ConfigError(

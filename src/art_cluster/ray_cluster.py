@@ -37,6 +37,7 @@ from art.storage.atomic import new_directory, write_file
 from art.storage.layout import DataDir
 from art.worker.door import WorkerDoor, WorkerKind
 from art.worker.launch import Launcher, Process, Program
+from art_cluster.connect import connect, describe_room
 from art_cluster.examination import (
     EXAMINE_TIMEOUT_S,
     Place,
@@ -52,7 +53,7 @@ from art_cluster.worker_actor import Files, WorkerActor, digest_of, read_files, 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-CONNECT_TIMEOUT_S = 10.0
+PLACE_TIMEOUT_S = 10.0
 """Longest wait for a cluster to answer, and for room in it."""
 MAX_KEPT = 12
 """Files and folders of calls that stay on the nodes: the last checkpoints, which the next calls name again."""
@@ -75,21 +76,12 @@ class RayCluster:
         self._looking: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        await self._connect()
+        connect(self._address, log_to_driver=False)
         host, _, port = (self._worker_address or f"{_own_address(self._address)}:0").rpartition(":")
         await self.door.open(host, int(port))
         self.door_address = f"{host}:{self.door.port}"
         self._view = await asyncio.to_thread(look_at_cluster)
         self._looking = asyncio.create_task(self._keep_looking(), name="look at the Ray cluster")
-
-    async def _connect(self) -> None:
-        await asyncio.to_thread(_check_answer, self._address)
-        try:
-            # Not in a thread: Linux would end a local Ray with the thread that started it.
-            _connect(self._address)
-        except (ConnectionError, RuntimeError, OSError) as error:
-            where = f"at {self._address}" if self._address else "on this machine"
-            raise ConfigError(f"cannot use the Ray cluster {where}: {error}", param="cluster") from error
 
     async def _keep_looking(self) -> None:
         """Renew what `status` tells: a head that hangs must not hold up the server."""
@@ -112,7 +104,7 @@ class RayCluster:
 
     async def examine(self, settings: ModelSettings, base_model: str | None) -> list[CheckResult]:
         """Reserve places for engine and trainer, look at the nodes, and give everything back."""
-        await self._connect()
+        connect(self._address, log_to_driver=False)
         try:
             return [check_cluster(await asyncio.to_thread(look_at_cluster)), *await self._plan(settings, base_model)]
         finally:
@@ -210,7 +202,7 @@ class RayLauncher:
             return [{"GPU": float(num_gpus)}] * num_actors
         return [{"CPU": float(num_threads)}] * num_actors
 
-    async def reserve(self, bundles: list[dict[str, float]], timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+    async def reserve(self, bundles: list[dict[str, float]], timeout_s: float = PLACE_TIMEOUT_S) -> None:
         """Wait for a place for each actor. A request that found none stays, so that an autoscaler can see it.
 
         Raises:
@@ -222,12 +214,10 @@ class RayLauncher:
         if ready:
             return
         asked = " + ".join(f"{value:g} {name}" for bundle in bundles for name, value in bundle.items())
-        total, free = ray.cluster_resources(), ray.available_resources()
-        has = ", ".join(f"{free.get(name, 0):g} of {total.get(name, 0):g} {name} free" for name in ("CPU", "GPU"))
-        nodes = sum(node["Alive"] for node in ray.nodes())
         raise ConfigError(
-            f"the {self._name} finds no room on the Ray cluster: it needs {asked}, each on one node; the {nodes} nodes "
-            f"have {has}. Add nodes, end other work there, or ask for less (`num_processes`, `replicas`, `num_threads`)"
+            f"the {self._name} finds no room on the Ray cluster: it needs {asked}, each on one node; there are "
+            f"{describe_room()}. Add nodes, end other work there, or ask for less (`num_processes`, `replicas`, "
+            "`num_threads`)"
         )
 
     async def places(self) -> list[Place]:
@@ -273,7 +263,7 @@ class RayLauncher:
         """End the actors, with their files, and give their places back."""
         self._cluster.launchers.pop(self._name, None)
         with contextlib.suppress(ProcessError):  # a node that is gone has nothing left to delete
-            await _answers([actor.leave.remote() for actor in self._actors], CONNECT_TIMEOUT_S, "the nodes")
+            await _answers([actor.leave.remote() for actor in self._actors], PLACE_TIMEOUT_S, "the nodes")
         await self._end_actors()
         if self._group is not None:
             await asyncio.to_thread(ray.util.remove_placement_group, self._group)
@@ -315,8 +305,7 @@ class RayFiles:
         if key not in self._kept:
             there = self._root / key[:32] / path.name
             files = await asyncio.to_thread(read_files, path, leave_out)
-            content = await asyncio.to_thread(ray.put, files)
-            digest = digest_of(files)
+            content, digest = await asyncio.to_thread(_put, files)
             await _finished([actor.store.remote(str(there), content, digest) for actor in self._actors])
             self._kept[key] = there
         self._kept.move_to_end(key)
@@ -357,17 +346,24 @@ def _write(path: Path, files: Files) -> None:
         write_files(folder, files)
 
 
+def _put(files: Files) -> tuple[Any, str]:
+    """Put files into the object store; returns their reference and hash."""
+    try:
+        return ray.put(files), digest_of(files)
+    except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
+        size = sum(map(len, files.values()))
+        raise StorageError(
+            f"Ray's object store has no room for {size:,} bytes ({str(error).splitlines()[0]}): start its nodes with a "
+            "larger --object-store-memory, or with more disk to spill to"
+        ) from error
+
+
 async def _finished(works: Sequence[Any]) -> list[Any]:
     """Return the results of actors. Raises `ProcessError` if one of them is gone."""
     try:
         return list(await asyncio.gather(*works))
     except ray.exceptions.RayActorError as error:
         raise ProcessError(f"an actor is gone: {str(error).splitlines()[0]}") from error
-    except ray.exceptions.ObjectStoreFullError as error:
-        raise StorageError(
-            f"Ray's object store is full ({str(error).splitlines()[0]}): start its nodes with a larger "
-            "--object-store-memory, or set `max_loaded`"
-        ) from error
 
 
 async def _answers(works: Sequence[Any], timeout_s: float, whose: str) -> list[Any]:
@@ -376,28 +372,6 @@ async def _answers(works: Sequence[Any], timeout_s: float, whose: str) -> list[A
             return await _finished(works)
     except TimeoutError:
         raise ProcessError(f"no answer from {whose} within {timeout_s:.0f} s") from None
-
-
-def _check_answer(address: str | None) -> None:
-    """Raise `ConfigError` if nobody listens at a cluster's address: Ray itself would try for a minute."""
-    if address is None or address in ("auto", "local"):
-        return
-    url = urlsplit(address if "://" in address else f"//{address}")
-    try:
-        socket.create_connection((str(url.hostname), url.port or 10001), timeout=CONNECT_TIMEOUT_S / 2).close()
-    except OSError as error:
-        raise ConfigError(
-            f"no Ray cluster answers at {address} ({error}). Start one with `ray start --head`, and give its address "
-            "in RAY_ADDRESS (HOST:6379) or as cluster='ray://HOST:10001'",
-            param="cluster",
-        ) from error
-
-
-def _connect(address: str | None) -> None:
-    options: dict[str, Any] = {"logging_level": "warning", "log_to_driver": False}
-    if address is None:
-        options |= {"include_dashboard": False}
-    ray.init(address=address, ignore_reinit_error=True, **options)
 
 
 def _own_address(address: str | None) -> str:

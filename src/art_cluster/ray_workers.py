@@ -34,12 +34,11 @@ from art.errors import ConfigError, ProcessError, RolloutError
 from art.trajectory import cancel_and_wait, without_time_limit
 from art.workers import Call
 from art_cluster.calls import pack, run_packed, unpack
+from art_cluster.connect import connect, describe_room, import_ray
 
 logger = logging.getLogger(__name__)
 
 VERSION: str = sys.modules["art"].__version__
-CONNECT_TIMEOUT_S = 5.0
-"""Seconds in which a cluster must accept a connection."""
 ROOM_TIMEOUT_S = 5.0
 """Seconds to wait for resources that others hold: those of a pool that was just closed are free a little later."""
 START_TIMEOUT_S = 60.0
@@ -48,11 +47,6 @@ CANCEL_TIMEOUT_S = 10.0
 """Seconds in which a cancelled rollout must end before its worker is killed."""
 RESTART_PAUSE_S = 2.0
 """Seconds before the next try after a worker died while it started."""
-OBJECT_STORE_BYTES = 256 * 2**20
-"""Shared memory of a Ray that is started here. Only calls and results travel through it."""
-THIS_MACHINE = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray/ray_current_cluster"
-"""File in which `ray start` writes the address of this machine's cluster."""
-
 _open_pools: set[RayWorkers] = set()
 _started_ray = False
 """Whether this process started or joined Ray for its pools, and leaves it with the last of them."""
@@ -126,7 +120,7 @@ class RayWorkers:
                 "expected num_workers >= 1, concurrency >= 1 and cpus >= 0, "
                 f"got {num_workers}, {concurrency} and {cpus}"
             )
-        _import_ray()
+        import_ray()
         self.num_workers, self.concurrency, self.address = num_workers, concurrency, address
         self._asks = {name: need for name, need in {"CPU": cpus, **(resources or {})}.items() if need}
         self._runtime_env = dict(runtime_env or {})
@@ -193,7 +187,7 @@ class RayWorkers:
         await self._end()
 
     async def _end(self) -> None:
-        ray = _import_ray()
+        ray = import_ray()
         await cancel_and_wait(self._starts.values())
         self._starts.clear()
         if ray.is_initialized():
@@ -251,7 +245,7 @@ class RayWorkers:
 
     async def _ask(self, seat: Seat, payload: bytes) -> bytes | str:
         """Send a call to the worker of the seat. Returns its packed result, or why the process died."""
-        ray = _import_ray()
+        ray = import_ray()
         number = next(self._numbers)
         answer = asyncio.ensure_future(_await(seat.actor.call.remote(number, payload)))
         try:
@@ -275,7 +269,7 @@ class RayWorkers:
         seat.actor.cancel.remote(number)
         if not (await asyncio.wait([answer], timeout=CANCEL_TIMEOUT_S))[0]:
             logger.warning("worker %d did not end a cancelled rollout in time and is killed", seat.info.pid)
-            _import_ray().kill(seat.actor)
+            import_ray().kill(seat.actor)
             await asyncio.wait([answer])
         if answer.exception() is not None:
             self._lost(seat)
@@ -286,7 +280,7 @@ class RayWorkers:
         if worker.actor is seat.actor and worker.info is not None:
             worker.info = None
             worker.num_lost = worker.num_running
-            _import_ray().kill(seat.actor)  # it may only be out of reach
+            import_ray().kill(seat.actor)  # it may only be out of reach
             self._begin(worker)
         seat.had_company = worker.num_lost > 1
 
@@ -344,7 +338,7 @@ class RayWorkers:
         Raises:
             ConfigError: the node has another version of ART, or its environment cannot be made.
         """
-        ray = _import_ray()
+        ray = import_ray()
         host = ray.remote(_Host).options(**self._options)
         while True:
             worker.actor = host.remote([path for path in sys.path if path])
@@ -352,7 +346,9 @@ class RayWorkers:
             try:
                 while not (await asyncio.wait([hello], timeout=START_TIMEOUT_S))[0]:
                     if not any(other.info for other in self._workers):
-                        self._fail_waiting(ProcessError(f"no worker came up within {START_TIMEOUT_S:g} s: {_room()}"))
+                        self._fail_waiting(
+                            ProcessError(f"no worker came up within {START_TIMEOUT_S:g} s: {describe_room()}")
+                        )
             except asyncio.CancelledError:
                 hello.cancel()
                 raise
@@ -424,20 +420,11 @@ async def _await(reference: Any) -> Any:
     return await reference
 
 
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise ConfigError(
-            "RayWorkers needs Ray, which is not installed: pip install 'agent-reinforcement-trainer[cluster]'"
-        ) from None
-    return ray
-
-
 def _loopback() -> str:
     """Name the loopback network of this process: on Linux by the machine's boot and the network namespace."""
     try:
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/net')}"
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/net')}"
     except OSError:
         return socket.gethostname()
 
@@ -449,33 +436,9 @@ def _connect(address: str | None, runtime_env: dict[str, Any]) -> dict[str, Any]
         ConfigError: there is no cluster at the address, or it refuses: another version of Ray or Python, no token.
     """
     global _started_ray
-    ray = _import_ray()
-    if ray.is_initialized():
+    if import_ray().is_initialized():
         return runtime_env
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
-    options: dict[str, Any] = {"runtime_env": runtime_env, "logging_level": logging.ERROR}
-    if address == "local":
-        options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-    else:
-        try:  # Ray itself would try for minutes
-            real = THIS_MACHINE.read_text().strip() if address == "auto" else address
-            where = urlsplit(real if "://" in real else f"gcs://{real}")
-            socket.create_connection((where.hostname or "", where.port or 0), CONNECT_TIMEOUT_S).close()
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"there is no Ray cluster at {address} ({error}): start one with `ray start --head` there, or give its "
-                "address as `address` or RAY_ADDRESS; without one RayWorkers starts a cluster on this machine"
-            ) from error
-    try:
-        ray.init(address=address, **options)
-    except (
-        ray.exceptions.RayError,
-        ConnectionError,
-        RuntimeError,
-        ValueError,
-    ) as error:  # versions, token, `ray[client]`
-        raise ConfigError(f"cannot use the Ray cluster at {address}: {error}") from error
+    connect(address, runtime_env=runtime_env)
     _started_ray = True
     return {}
 
@@ -483,12 +446,12 @@ def _connect(address: str | None, runtime_env: dict[str, Any]) -> dict[str, Any]
 def _leave() -> None:
     global _started_ray
     _started_ray = False
-    _import_ray().shutdown()
+    import_ray().shutdown()
 
 
 def check_room(num_workers: int, asks: Mapping[str, float]) -> None:
     """Raise a `ConfigError` if the cluster cannot hold the workers. Ray itself would wait for ever."""
-    ray = _import_ray()
+    ray = import_ray()
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     asked = ", ".join(f"{name} {need:g}" for name, need in asks.items())
     room = sum(
@@ -497,23 +460,14 @@ def check_room(num_workers: int, asks: Mapping[str, float]) -> None:
     if room < num_workers:
         raise ConfigError(
             f"RayWorkers({num_workers}) asks for {num_workers} workers with {asked} each, and the cluster has room for "
-            f"{room}: {_room()}. Ask for fewer workers, lower `cpus` (0.1 is enough for rollouts that mostly wait), or "
-            "add nodes"
+            f"{room}: {describe_room()}. Ask for fewer workers, lower `cpus` (0.1 is enough for rollouts that mostly "
+            "wait), or add nodes"
         )
     deadline = time.monotonic() + ROOM_TIMEOUT_S
     while any(ray.available_resources().get(name, 0.0) < num_workers * need - 1e-6 for name, need in asks.items()):
         if time.monotonic() > deadline:
             raise ConfigError(
                 f"RayWorkers({num_workers}) asks for {num_workers} workers with {asked} each, and other programs use a "
-                f"part of the cluster: {_room()}. Ask for less, or end what else runs there"
+                f"part of the cluster: {describe_room()}. Ask for less, or end what else runs there"
             )
         time.sleep(0.1)
-
-
-def _room() -> str:
-    ray = _import_ray()
-    total, free = ray.cluster_resources(), ray.available_resources()
-    nodes = sum(node["Alive"] for node in ray.nodes())
-    rest = {name: size for name, size in total.items() if not name.startswith("node:") and "memory" not in name}
-    shown = ", ".join(f"{size:g} {name} ({free.get(name, 0.0):g} free)" for name, size in sorted(rest.items()))
-    return f"{nodes} nodes with {shown}"
