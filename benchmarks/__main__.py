@@ -50,6 +50,7 @@ ONLY_NAMED = (
     "judge_passes",
     "verdicts",
     "mcp_rl",
+    "cluster",
     "cluster_storm",
     "kill_storm",
     "remote_storm",
