@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,11 @@ MEMORY_BYTES = 100_000_000
 class Node:
     """One raylet of a cluster, started by `ray start` as people start it; the first is the head."""
 
-    def __init__(self, folder: Path, num_cpus: int, address: str | None, num_gpus: int = 0) -> None:
+    def __init__(
+        self, folder: Path, num_cpus: int, address: str | None, num_gpus: int = 0, *, ip: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """`prefix` is a command that runs another one, e.g. in a network namespace."""
         self.port = free_port() if address is None else 0
         place = (
             ["--head", f"--port={self.port}", "--include-dashboard=false"]
@@ -37,7 +41,7 @@ class Node:
         with log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 [
-                    Path(sys.executable).with_name("ray"), "start", "--block", *place, "--node-ip-address=127.0.0.1",
+                    *prefix, Path(sys.executable).with_name("ray"), "start", "--block", *place, f"--node-ip-address={ip}",
                     f"--num-cpus={num_cpus}", f"--num-gpus={num_gpus}", f"--object-store-memory={MEMORY_BYTES}",
                 ],
                 stdout=log, stderr=log, start_new_session=True,
@@ -62,16 +66,17 @@ class Node:
 
 
 class RayNodes:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, ip: str = "127.0.0.1") -> None:
+        """`ip` is the address of the head."""
+        self._folder, self._ip = folder, ip
         self.nodes: list[Node] = []
 
     @property
     def address(self) -> str | None:
-        return f"127.0.0.1:{self.nodes[0].port}" if self.nodes else None
+        return f"{self._ip}:{self.nodes[0].port}" if self.nodes else None
 
-    def add(self, num_cpus: int, num_gpus: int = 0) -> Node:
-        self.nodes.append(Node(self._folder, num_cpus, self.address, num_gpus))
+    def add(self, num_cpus: int, num_gpus: int = 0, *, ip: str | None = None, prefix: Sequence[str] = ()) -> Node:
+        self.nodes.append(Node(self._folder, num_cpus, self.address, num_gpus, ip=ip or self._ip, prefix=prefix))
         return self.nodes[-1]
 
 
