@@ -19,7 +19,7 @@ from art.protocol.rpc import HEARTBEAT_ID, FrameBuffer, encode_frame
 from art.worker.agent import WorkerAgent
 from art.worker.door import worker_key
 
-SEATS, ANSWER_S, BLOCK = 16, 0.2, 32
+SEATS, ANSWER_S, BLOCK = 16, 0.5, 32
 
 
 class ScriptedEngine:

@@ -139,6 +139,7 @@ class WorkerDoor:
         self._busy: dict[Worker, RpcClient] = {}
         self._arrived = asyncio.Condition()
         self._watches: dict[Worker, asyncio.Task[None]] = {}
+        self._greetings: set[asyncio.Task[None]] = set()
         self.num_lost = 0
         """Workers whose connection ended, whether they waited or worked."""
 
@@ -150,7 +151,7 @@ class WorkerDoor:
         """
         context, self._certificate = _make_certificate()
         try:
-            self._server = await asyncio.start_server(self._greet, host, port, ssl=context)
+            self._server = await asyncio.start_server(self._let_knock, host, port, ssl=context)
         except OSError as error:
             raise ConfigError(
                 f"cannot listen for workers on {host}:{port}: {error.strerror}; choose another"
@@ -176,8 +177,17 @@ class WorkerDoor:
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
+        tasks = [*self._greetings, *self._watches.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for worker in self._waiting:
             worker.writer.close()
+
+    def _let_knock(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        greeting = asyncio.create_task(self._greet(reader, writer), name="greet a worker")
+        self._greetings.add(greeting)
+        greeting.add_done_callback(self._greetings.discard)
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Let a worker in, or say why not."""
@@ -229,6 +239,7 @@ class WorkerDoor:
             await worker.reader.read(1)
         if worker in self._waiting:
             self._waiting.remove(worker)
+            del self._watches[worker]
             self.num_lost += 1
             logger.warning("%s is gone", worker)
         worker.writer.close()
