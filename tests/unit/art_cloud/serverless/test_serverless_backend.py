@@ -159,7 +159,9 @@ async def test_each_method_of_a_backend_is_done_or_refused_by_name(
 ) -> None:
     backend, num_requests = model.backend(), len(fake.requests)
     refused = {name for name, value in vars(art.ServerlessBackend).items() if isinstance(value, RefusedMethod)}
-    assert public_methods(art.Backend) == DONE_HERE | BY_CHECKPOINTS | refused
+    assert public_methods(art.Backend) == DONE_HERE | BY_CHECKPOINTS | refused | {"for_worker"}
+    with pytest.raises(ConfigError, match="leave `workers` out"):
+        backend.for_worker(None, None)
     for name in refused | BY_CHECKPOINTS:
         own = name.removesuffix("_checkpoint")
         with pytest.raises(ConfigError, match=f"ServerlessBackend has no `{own}`: "):
