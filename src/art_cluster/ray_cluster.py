@@ -76,7 +76,7 @@ class RayCluster:
         self._looking: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        connect(self._address, log_to_driver=False)
+        connect(self._address, log_to_driver=False, ignore_reinit_error=True)
         host, _, port = (self._worker_address or f"{_own_address(self._address)}:0").rpartition(":")
         await self.door.open(host, int(port))
         self.door_address = f"{host}:{self.door.port}"
@@ -104,7 +104,7 @@ class RayCluster:
 
     async def examine(self, settings: ModelSettings, base_model: str | None) -> list[CheckResult]:
         """Reserve places for engine and trainer, look at the nodes, and give everything back."""
-        connect(self._address, log_to_driver=False)
+        connect(self._address, log_to_driver=False, ignore_reinit_error=True)
         try:
             return [check_cluster(await asyncio.to_thread(look_at_cluster)), *await self._plan(settings, base_model)]
         finally:
