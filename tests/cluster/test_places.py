@@ -46,7 +46,7 @@ async def test_each_gpu_is_given_once(nodes: Cluster, tmp_path: Path, tiny_model
     settings = ModelSettings(trainer=TrainerConfig(num_processes=2))
     refused = (await RayCluster(ServerConfig(cluster="ray"), DataDir(tmp_path)).examine(settings, None))[-1]
     assert refused.status == "failure"
-    assert re.search(r"the (engine|trainer) finds no room .* the 3 nodes have .* of 2 GPU free", refused.found)
+    assert re.search(r"the (engine|trainer) finds no room .* 3 nodes with .* 2 GPU \(\d free\)", refused.found)
 
 
 async def test_a_lost_node_is_shown(nodes: Cluster, tmp_path: Path) -> None:
