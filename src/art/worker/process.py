@@ -260,7 +260,7 @@ class ChildProcess:
         spec, timeout_s = self.spec, self.spec.config.child_start_timeout_s
         vitals = self._vitals = Vitals(spec.config)
         self._process, self._cause = None, None
-        client = RpcClient(vitals.on_heartbeat, lambda: self._explain_loss(process))
+        client = RpcClient(vitals.on_heartbeat, self._explain_loss)
         program = Program(
             module=spec.module, log_path=spec.log_path, num_threads=spec.num_threads, variables=spec.variables
         )
@@ -328,7 +328,9 @@ class ChildProcess:
             self._failure = failure
             self._changed.notify_all()
 
-    async def _explain_loss(self, process: Process) -> ProcessError:
+    async def _explain_loss(self) -> ProcessError:
+        if (process := self._process) is None:
+            return ProcessError(f"the {self.spec.name} lost its connection while it was started")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(EXIT_TIMEOUT_S):
                 await process.wait()
