@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import ssl
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from art.protocol.rpc import RpcClient
 from art.worker import door as doors
 from art.worker.agent import WorkerAgent
 from art.worker.door import DoorLauncher, WorkerDoor
+from art.worker.launch import Process, Program
 from art.worker.process import ChildProcess, ChildSpec
 
 KEY = "a key of workers, long enough"
@@ -153,6 +156,37 @@ async def test_a_worker_that_does_not_see_the_data_directory_says_so(
         with pytest.raises(ProcessError, match="does not see the server's data directory"):
             await child.connect()
         await child.close()
+
+
+class BreakingLauncher:
+    """Loses the connection before it has handed the process over, as when a node dies while an actor starts."""
+
+    async def start(self, program: Program, client: RpcClient, timeout_s: float) -> Process:
+        ours, theirs = socket.socketpair()
+        await client.connect(ours)
+        theirs.close()
+        await client.ended.wait()
+        await asyncio.sleep(0.1)
+        return await asyncio.create_subprocess_exec("true")
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_a_connection_that_is_lost_while_a_child_is_started_is_an_error_at_once(
+    door: WorkerDoor, tmp_path: Path
+) -> None:
+    (tmp_path / "logs").mkdir()
+    spec = replace(trainer_of(door, tmp_path).spec, launcher=BreakingLauncher())
+
+    async def initialise(client: RpcClient) -> None:
+        await client.call(InitCheckpoint(path=tmp_path / "0", lora=None))
+
+    child = ChildProcess(spec, initialise)
+    async with asyncio.timeout(20):
+        with pytest.raises(ProcessError, match="lost its connection while it was started"):
+            await child.connect()
+    await child.close()
 
 
 async def test_a_stranger_is_turned_away(door: WorkerDoor) -> None:
