@@ -30,6 +30,7 @@ from art.client.terminal import announce_wait, progress_bar
 from art.errors import ArtError, JudgeError, RolloutError, TrajectoryError
 from art.faults import FailureLog, FaultWatch, raise_if_fatal
 from art.messages import is_choice
+from art.rollout_workers import Workers, move_to
 from art.trajectory import (
     PendingGroup,
     PydanticException,
@@ -43,7 +44,6 @@ from art.trajectory import (
     rollout_observer,
     within,
 )
-from art.workers import Workers, move_to
 
 logger = logging.getLogger(__name__)
 

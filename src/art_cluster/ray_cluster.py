@@ -58,6 +58,8 @@ PLACE_TIMEOUT_S = 10.0
 MAX_KEPT = 12
 """Files and folders of calls that stay on the nodes: the last checkpoints, which the next calls name again."""
 LOOK_EVERY_S = 2.0
+MAX_OBJECTS = 3
+"""Files and folders that stay in the object store."""
 _NOT_FOR_ENGINES = (checkpoints.OPTIMIZER,)
 
 
@@ -70,6 +72,7 @@ class RayCluster:
         self.key, self.session = secrets.token_hex(32), secrets.token_hex(8)
         self.door = WorkerDoor(self.key)
         self.door_address = ""
+        self.sent = SentFiles()
         self.launchers: dict[str, RayLauncher] = {}
         """Those that have been used, by the name of what they start."""
         self._view: dict[str, Any] = {}
@@ -96,7 +99,7 @@ class RayCluster:
         return RayLauncher(self, kind, name, settings)
 
     def status(self) -> dict[str, Any]:
-        """As the cluster was at most a few seconds ago."""
+        """Return what `_keep_looking` has seen last."""
         actors = [launcher.status() for launcher in self.launchers.values()]
         return {
             "kind": "ray", **self._view, "workers": self.door.status(), "actors": actors, "num_lost": self.door.num_lost
@@ -185,7 +188,7 @@ class RayLauncher:
         ]
         self._watch = asyncio.create_task(self._watch_actors([work, *ranks], client), name=f"watch {self._name}")
         worker = await door.take(self.kind, ticket, timeout_s)
-        client.files = RayFiles(self._actors, roots[0])
+        client.files = RayFiles(self._actors, roots[0], self._cluster.sent)
         self._num_starts += 1
         process = door.start(worker, replace(program, variables=variables[0]), client)
         self._machines = await _answers([actor.machine.remote() for actor in self._actors], timeout_s, "the nodes")
@@ -269,11 +272,32 @@ class RayLauncher:
             await asyncio.to_thread(ray.util.remove_placement_group, self._group)
 
 
+class SentFiles:
+    """The last files that went into the object store. All engines ask for those of a publish, which go there once."""
+
+    def __init__(self) -> None:
+        self._objects: OrderedDict[str, asyncio.Task[tuple[Any, str]]] = OrderedDict()
+
+    async def put(self, key: str, path: Path, leave_out: tuple[str, ...]) -> tuple[Any, str]:
+        """Return the reference of a file's or folder's content, and its hash. `key` is what `_identity` returns."""
+        if key not in self._objects:
+            self._objects[key] = asyncio.create_task(asyncio.to_thread(_put, path, leave_out), name=f"put {path}")
+            for old in list(self._objects)[:-MAX_OBJECTS]:
+                del self._objects[old]
+        task = self._objects[key]
+        try:
+            return await asyncio.shield(task)
+        except StorageError:
+            if self._objects.get(key) is task:  # the next call tries again
+                del self._objects[key]
+            raise
+
+
 class RayFiles:
     """Carries the files of calls to the actors of one engine or trainer, and back from the first of them."""
 
-    def __init__(self, actors: Sequence[Any], root: str) -> None:
-        self._actors = actors
+    def __init__(self, actors: Sequence[Any], root: str, objects: SentFiles) -> None:
+        self._actors, self._objects = actors, objects
         self._root = Path(root)
         self._kept: OrderedDict[str, Path] = OrderedDict()
         """What the nodes have, by its hash: the path there."""
@@ -304,8 +328,7 @@ class RayFiles:
         key = await asyncio.to_thread(_identity, path, leave_out)
         if key not in self._kept:
             there = self._root / key[:32] / path.name
-            files = await asyncio.to_thread(read_files, path, leave_out)
-            content, digest = await asyncio.to_thread(_put, files)
+            content, digest = await self._objects.put(key, path, leave_out)
             await _finished([actor.store.remote(str(there), content, digest) for actor in self._actors])
             self._kept[key] = there
         self._kept.move_to_end(key)
@@ -318,9 +341,7 @@ class RayFiles:
             if path is None or (there := self._made.pop(path, None)) is None:
                 continue
             ((files, digest),) = await _finished([self._actors[0].load.remote(str(there))])
-            if (found := digest_of(files)) != digest:
-                raise StorageError(f"{path} has the hash {found} after the transfer, expected {digest}")
-            await asyncio.to_thread(_write, path, files)
+            await asyncio.to_thread(_write, path, files, digest)
             if len(self._actors) == 1 and checkpoints.MANIFEST in files:  # the next step starts from it
                 self._kept[_identity(path, ())] = there
 
@@ -337,7 +358,9 @@ def _identity(path: Path, leave_out: tuple[str, ...]) -> str:
     return digest_of({**files, **{f"without {name}": b"" for name in leave_out}})
 
 
-def _write(path: Path, files: Files) -> None:
+def _write(path: Path, files: Files, digest: str) -> None:
+    if (found := digest_of(files)) != digest:
+        raise StorageError(f"{path} has the hash {found} after the transfer, expected {digest}")
     if path.exists():  # the folder of a step, which gets one more file
         for name, content in files.items():
             write_file(path / name, content)
@@ -346,8 +369,8 @@ def _write(path: Path, files: Files) -> None:
         write_files(folder, files)
 
 
-def _put(files: Files) -> tuple[Any, str]:
-    """Put files into the object store; returns their reference and hash."""
+def _put(path: Path, leave_out: tuple[str, ...]) -> tuple[Any, str]:
+    files = read_files(path, leave_out)
     try:
         return ray.put(files), digest_of(files)
     except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:

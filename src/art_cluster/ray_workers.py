@@ -31,10 +31,10 @@ from urllib.parse import urlsplit
 
 from art.client.connections import load_openai
 from art.errors import ConfigError, ProcessError, RolloutError
+from art.rollout_workers import Call
 from art.trajectory import cancel_and_wait, without_time_limit
-from art.workers import Call
-from art_cluster.calls import pack, run_packed, unpack
 from art_cluster.connect import connect, describe_room, import_ray
+from art_cluster.packed_calls import pack, run_packed, unpack
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 import art
 from art_cluster.ray_workers import RayWorkers
+from tests.support.clusters import ray_in_this_process
 from tests.support.worker_rollouts import captured_yes_no, yes_no
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'agent-reinforcement-trainer[cluster]'")
@@ -19,15 +19,8 @@ SCENARIOS = art.get_task("yes_no_maybe").scenarios("train", seed=0, count=6)
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        environment.setenv("PYTHONPATH", ":".join(path for path in sys.path if path))
-        ray.init(
-            address="local", num_cpus=2, include_dashboard=False, object_store_memory=10**8, log_to_driver=False,
-            logging_level="ERROR",
-        )  # fmt: skip
+    with ray_in_this_process():
         yield
-        ray.shutdown()
 
 
 async def make_model(backend: art.LocalBackend, base_model: Path, name: str) -> art.TrainableModel:

@@ -20,14 +20,14 @@ import art
 from art.config import EngineConfig, TrainerConfig
 
 MEMORY_BYTES = 100_000_000
-"""Of each node's object store."""
+"""Size of the object store of one node."""
 
 
 class Node:
     """One raylet of a cluster, started by `ray start` as people start it; the first is the head."""
 
     def __init__(
-        self, folder: Path, num_cpus: int, address: str | None, num_gpus: int = 0, *, ip: str = "127.0.0.1",
+        self, folder: Path, num_cpus: int, address: str | None, *, ip: str = "127.0.0.1",
         prefix: Sequence[str] = (),
     ) -> None:  # fmt: skip
         """`prefix` is a command that runs another one, e.g. in a network namespace."""
@@ -42,7 +42,7 @@ class Node:
             self._process = subprocess.Popen(
                 [
                     *prefix, Path(sys.executable).with_name("ray"), "start", "--block", *place, f"--node-ip-address={ip}",
-                    f"--num-cpus={num_cpus}", f"--num-gpus={num_gpus}", f"--object-store-memory={MEMORY_BYTES}",
+                    f"--num-cpus={num_cpus}", f"--object-store-memory={MEMORY_BYTES}",
                 ],
                 stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
@@ -54,7 +54,7 @@ class Node:
 
     @property
     def pids(self) -> list[int]:
-        """Of all processes of the node, workers included."""
+        """Process ids of everything on the node, with the workers."""
         return [self._process.pid, *descendants(self._process.pid)]
 
     def kill(self) -> None:
@@ -63,6 +63,22 @@ class Node:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
+
+
+@contextlib.contextmanager
+def ray_in_this_process() -> Iterator[None]:
+    """One raylet with two CPUs, which this process has joined. Pools join it and leave it running."""
+    import ray
+
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        environment.setenv("PYTHONPATH", ":".join(path for path in sys.path if path))
+        ray.init(
+            address="local", num_cpus=2, include_dashboard=False, object_store_memory=MEMORY_BYTES,
+            log_to_driver=False, logging_level="ERROR",
+        )  # fmt: skip
+        yield
+        ray.shutdown()
 
 
 class RayNodes:
@@ -75,8 +91,8 @@ class RayNodes:
     def address(self) -> str | None:
         return f"{self._ip}:{self.nodes[0].port}" if self.nodes else None
 
-    def add(self, num_cpus: int, num_gpus: int = 0, *, ip: str | None = None, prefix: Sequence[str] = ()) -> Node:
-        self.nodes.append(Node(self._folder, num_cpus, self.address, num_gpus, ip=ip or self._ip, prefix=prefix))
+    def add(self, num_cpus: int, *, ip: str | None = None, prefix: Sequence[str] = ()) -> Node:
+        self.nodes.append(Node(self._folder, num_cpus, self.address, ip=ip or self._ip, prefix=prefix))
         return self.nodes[-1]
 
 

@@ -170,7 +170,7 @@ async def yes_no(model: art.TrainableModel, scenario: art.Scenario) -> art.Traje
 
 
 async def captured_yes_no(model: art.TrainableModel, scenario: art.Scenario, index: int) -> art.Trajectory:
-    """The same with a client that ART does not know, whose requests the server records under a rollout of their own."""
+    """Do the same by a client of its own. The server sees these requests as another rollout."""
     async with art.capture(model) as captured:
         client = openai.AsyncOpenAI(base_url=captured.base_url, api_key=model.inference_api_key)
         answer = await client.chat.completions.create(

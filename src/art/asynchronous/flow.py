@@ -27,6 +27,7 @@ from art.config.pipeline import PipelineConfig
 from art.errors import BudgetError, ConfigError, TrainingError, TrajectoryError
 from art.faults import FaultWatch
 from art.gather import GatherContext, finish_group, set_gather_context
+from art.rollout_workers import Workers
 from art.trajectory import (
     PydanticException,
     Trajectory,
@@ -36,7 +37,6 @@ from art.trajectory import (
     infra_fault,
     within,
 )
-from art.workers import Workers
 
 if TYPE_CHECKING:
     from art.model import TrainableModel

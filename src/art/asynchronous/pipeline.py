@@ -35,9 +35,9 @@ from art.config.training import SPREAD_TOLERANCE, train_config
 from art.errors import ArtError, ConfigError, NotFoundError, TrainingError
 from art.faults import POLICY_FAULT_RATE, FaultWatch
 from art.gather import AfterEach
+from art.rollout_workers import Workers
 from art.storage.layout import DataDir
 from art.trajectory import Trajectory
-from art.workers import Workers
 
 if TYPE_CHECKING:
     from art.backend import TrainJob, TrainResult

@@ -19,8 +19,8 @@ from art.client.rollout_context import derive_seed
 from art.config.pipeline import PipelineConfig
 from art.errors import ConfigError
 from art.gather import AfterEach
+from art.rollout_workers import Call, Workers, run_in
 from art.trajectory import PydanticException, Trajectory
-from art.workers import Call, Workers, run_in
 
 RolloutOutcome = Trajectory | PydanticException
 """How a rollout ended: with a trajectory, or with the record of its error."""

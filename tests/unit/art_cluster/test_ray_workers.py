@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from art.trajectory import RemoteTraceback
 from art_cluster import ray_workers
 from art_cluster.ray_workers import RayWorkers
 from tests.support import worker_rollouts
+from tests.support.clusters import ray_in_this_process
 from tests.support.scripted_backend import ScriptedBackend
 from tests.support.worker_rollouts import AgentError, Game, Note
 
@@ -31,16 +31,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    """One raylet for all tests. Pools join it and leave it running."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        environment.setenv("PYTHONPATH", ":".join(path for path in sys.path if path))
-        ray.init(
-            address="local", num_cpus=2, include_dashboard=False, object_store_memory=10**8, log_to_driver=False,
-            logging_level="ERROR",
-        )  # fmt: skip
+    with ray_in_this_process():
         yield
-        ray.shutdown()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -102,7 +102,7 @@ class BaseModelHost:
         if cluster is None:
             threads = split_threads(settings.engine.num_threads, settings.trainer.num_threads)
             self._replica_threads, self._trainer_threads = max(1, threads[0] // settings.engine.replicas), threads[1]
-        else:  # each process has a place of its own, and asks for so many cores
+        else:  # the cluster reserves that many cores for each process
             self._replica_threads = settings.engine.num_threads or 1
             self._trainer_threads = settings.trainer.num_threads or 1
 
@@ -334,7 +334,7 @@ class Hosts:
         devices: Devices | None = None,
         cluster: Cluster | None = None,
     ) -> None:
-        """By default the `devices` of this machine are looked for. A `cluster` runs the processes in place of them."""
+        """By default the `devices` of this machine are looked for. With a `cluster` all processes run there instead."""
         self._cluster = cluster
         self._devices = devices
         self._data_dir = data_dir

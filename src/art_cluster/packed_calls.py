@@ -29,8 +29,8 @@ from art import costs
 from art.client.rollout_context import RolloutContext, current_rollout, inside_rollout
 from art.errors import ConfigError, RolloutError
 from art.model import Model
+from art.rollout_workers import EXPECTED_FUNCTION, Call
 from art.trajectory import RemoteTraceback
-from art.workers import EXPECTED_FUNCTION, Call
 
 # -- to the worker --
 
