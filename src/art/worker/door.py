@@ -267,8 +267,11 @@ class WorkerDoor:
             ) from None
         watch = self._watches.pop(worker)
         watch.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watch
+        try:
+            await asyncio.wait([watch])  # to await the watch itself would confuse its cancellation with the caller's
+        except asyncio.CancelledError:
+            worker.writer.close()  # nobody has it now, so it dials again
+            raise
         return worker
 
     def start(self, worker: Worker, program: Program, client: RpcClient, **more: Any) -> Process:

@@ -146,6 +146,23 @@ async def test_nobody_comes(door: WorkerDoor, tmp_path: Path) -> None:
             await door.take("trainer", None, 1.0)
 
 
+async def test_a_caller_that_is_cancelled_while_it_takes_a_worker_leaves_it_to_the_next(
+    door: WorkerDoor, tmp_path: Path
+) -> None:
+    async with agent(door, tmp_path):
+        async with asyncio.timeout(20):
+            while not door.status():
+                await asyncio.sleep(0.01)
+            for num_turns in range(5):  # one of these comes after the worker was chosen and before it is handed over
+                taking = asyncio.create_task(door.take("trainer", None, 10.0))
+                for _ in range(num_turns):
+                    await asyncio.sleep(0)
+                if taking.cancel():
+                    with pytest.raises(asyncio.CancelledError):
+                        await taking
+            assert (await door.take("trainer", None, 10.0)).kind == "trainer"
+
+
 async def test_a_worker_that_does_not_see_the_data_directory_says_so(
     door: WorkerDoor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
