@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import art
+from art.config import ServerConfig
 from art.errors import ConfigError
 from tests.support.clusters import RayNodes, ray_nodes, registered, settings, train
 
@@ -61,6 +62,43 @@ async def test_two_ranks_and_two_engines_train_what_one_process_trains(
         assert there == pytest.approx(here, abs=1e-6)
 
 
+async def test_files_by_a_common_folder_and_as_many_engines_as_there_is_room_for(
+    cluster: RayNodes, tiny_model: Path, tmp_path: Path, at_home: list[dict[str, float]]
+) -> None:
+    common = tmp_path / "common"
+    config = ServerConfig(cluster="ray", cluster_files=str(common))
+    async with art.LocalBackend(path=tmp_path / "data", server_config=config, show_page=False) as backend:
+        model = await registered(backend, tiny_model, settings(replicas="auto"))
+        seen = await train(backend, model, 2)
+        engines, _ = await processes_of(backend)
+        assert len(engines) == 3  # of four processors the trainer has one
+        assert any(file.name == "adapter_model.safetensors" for file in common.rglob("*"))
+    assert not list(common.rglob("*"))[1:]  # the server's folder goes with it
+    for there, here in zip(seen, at_home, strict=False):
+        assert there == pytest.approx(here, abs=1e-6)
+
+
+async def test_a_node_that_comes_later_gives_room(cluster: RayNodes, tiny_model: Path, tmp_path: Path) -> None:
+    config = ServerConfig(cluster="ray", room_timeout_s=120.0)
+    async with art.LocalBackend(path=tmp_path, server_config=config, show_page=False) as backend:
+        registering = asyncio.create_task(registered(backend, tiny_model, settings(ranks=4)))
+        await asyncio.sleep(1)
+        client = await backend._connection()
+        async with asyncio.timeout(60):
+            while True:
+                (trainer,) = [one for one in await actors_of(client) if one["name"].startswith("trainer")] or [None]
+                if trainer and trainer["problem"]:
+                    break
+                await asyncio.sleep(0.2)
+        assert "needs 1 CPU + 1 CPU + 1 CPU + 1 CPU, each on one node" in trainer["problem"]
+        node = await asyncio.to_thread(cluster.add, 2)
+        try:
+            await registering
+        finally:
+            cluster.nodes.remove(node)
+            node.kill()
+
+
 async def test_what_finds_no_room_says_so(cluster: RayNodes, tiny_model: Path, tmp_path: Path) -> None:
     async with art.LocalBackend(path=tmp_path, cluster="ray", show_page=False) as backend:
         started = time.monotonic()
@@ -82,6 +120,10 @@ def test_a_cluster_that_is_not_there(tmp_path: Path, address: str, problem: str)
     assert ended.returncode == 1
     assert problem in ended.stderr
     assert time.monotonic() - started < 20
+
+
+async def actors_of(client: Any) -> list[dict[str, Any]]:
+    return json.loads(await client.request("GET", "/health"))["cluster"]["actors"]
 
 
 async def processes_of(backend: art.LocalBackend) -> tuple[list[dict[str, Any]], dict[str, Any]]:
