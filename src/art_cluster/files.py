@@ -183,10 +183,12 @@ class SentFiles:
         self._users[key] = self._users.get(key, 0) + 1
         try:
             yield await asyncio.shield(task)
+        except (StorageError, OSError):
+            if self._packed.get(key) is task:  # the next call packs it again: an object without room is lost to Ray
+                del self._packed[key]
+            raise
         finally:
             self._users[key] -= 1
-            if task.done() and task.exception() is not None and self._packed.get(key) is task:
-                del self._packed[key]  # the next call tries again
             await self._forget_old()
 
     async def _forget_old(self) -> None:
@@ -204,13 +206,8 @@ class SentFiles:
             return content, digest
         try:
             return ray.put(content), digest
-        except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
-            size = sum(map(len, content.values()))
-            raise StorageError(
-                f"Ray's object store has no room for {size:,} bytes ({str(error).splitlines()[0]}): start its nodes "
-                "with a larger --object-store-memory, or with more disk to spill to, or set `cluster_files` to a "
-                "folder or bucket that all nodes see"
-            ) from error
+        except _NO_ROOM as error:
+            raise _no_room(f"{sum(map(len, content.values())):,} bytes", error) from error
 
     def new_address(self) -> str | None:
         return None if self.folder is None else f"{self.folder}/{secrets.token_hex(8)}"
@@ -285,10 +282,26 @@ def _identity(path: Path, leave_out: tuple[str, ...]) -> str:
     return hashlib.sha256(" ".join((found, *leave_out)).encode()).hexdigest()
 
 
+_NO_ROOM = (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError)
+"""What Ray says when neither the object store nor the disk that it spills to has room."""
+
+
+def _no_room(what: str, error: Exception) -> StorageError:
+    return StorageError(
+        f"Ray's object store has no room for {what}, and the disk that it spills to neither ({type(error).__name__}): "
+        "end what fills them (`ray memory` and `df` on the nodes tell), start the nodes with a larger "
+        "--object-store-memory or more disk, or set `cluster_files` to a folder or bucket that all nodes see. What was "
+        "recorded and trained is kept: call again when there is room"
+    )
+
+
 async def finished(works: Sequence[Any]) -> list[Any]:
-    """Return the results of actors. Raises `ProcessError` if one of them is gone, or the `ArtError` of one."""
+    """Return the results of actors. Raises `ProcessError` if one of them is gone, `StorageError` if its node has no
+    room for what it gets or returns, or the `ArtError` of one."""
     try:
         return list(await asyncio.gather(*works))
+    except _NO_ROOM as error:
+        raise _no_room("a file on the node of an actor", error) from error
     except ray.exceptions.RayActorError as error:
         raise ProcessError(f"an actor is gone: {str(error).splitlines()[0]}") from error
     except ray.exceptions.RayTaskError as error:
