@@ -284,13 +284,11 @@ class SentFiles:
             self._objects[key] = asyncio.create_task(asyncio.to_thread(_put, path, leave_out), name=f"put {path}")
             for old in list(self._objects)[:-MAX_OBJECTS]:
                 del self._objects[old]
-        task = self._objects[key]
-        try:
-            return await asyncio.shield(task)
-        except StorageError:
-            if self._objects.get(key) is task:  # the next call tries again
-                del self._objects[key]
-            raise
+        return await asyncio.shield(self._objects[key])
+
+    def forget(self, key: str) -> None:
+        """Put this content again when it is next asked for."""
+        self._objects.pop(key, None)
 
 
 class RayFiles:
@@ -328,8 +326,12 @@ class RayFiles:
         key = await asyncio.to_thread(_identity, path, leave_out)
         if key not in self._kept:
             there = self._root / key[:32] / path.name
-            content, digest = await self._objects.put(key, path, leave_out)
-            await _finished([actor.store.remote(str(there), content, digest) for actor in self._actors])
+            try:
+                content, digest = await self._objects.put(key, path, leave_out)
+                await _finished([actor.store.remote(str(there), content, digest) for actor in self._actors])
+            except (StorageError, OSError):
+                self._objects.forget(key)  # an object that a node had no room for stays lost to Ray
+                raise
             self._kept[key] = there
         self._kept.move_to_end(key)
         await self._forget_old()
@@ -373,20 +375,31 @@ def _put(path: Path, leave_out: tuple[str, ...]) -> tuple[Any, str]:
     files = read_files(path, leave_out)
     try:
         return ray.put(files), digest_of(files)
-    except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
-        size = sum(map(len, files.values()))
-        raise StorageError(
-            f"Ray's object store has no room for {size:,} bytes ({str(error).splitlines()[0]}): start its nodes with a "
-            "larger --object-store-memory, or with more disk to spill to"
-        ) from error
+    except _NO_ROOM as error:
+        raise _no_room(f"{sum(map(len, files.values())):,} bytes", error) from error
+
+
+_NO_ROOM = (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError)
+"""What Ray says when neither the object store nor the disk that it spills to has room."""
+
+
+def _no_room(what: str, error: Exception) -> StorageError:
+    return StorageError(
+        f"Ray's object store has no room for {what}, and the disk that it spills to neither ({type(error).__name__}): "
+        "end what fills them (`ray memory` and `df` on the nodes tell), or start the nodes with a larger "
+        "--object-store-memory or more disk. What was recorded and trained is kept: call again when there is room"
+    )
 
 
 async def _finished(works: Sequence[Any]) -> list[Any]:
-    """Return the results of actors. Raises `ProcessError` if one of them is gone."""
+    """Return the results of actors. Raises `ProcessError` if one of them is gone, `StorageError` if its node has no
+    room for what it gets or returns."""
     try:
         return list(await asyncio.gather(*works))
     except ray.exceptions.RayActorError as error:
         raise ProcessError(f"an actor is gone: {str(error).splitlines()[0]}") from error
+    except _NO_ROOM as error:
+        raise _no_room("a file on the node of an actor", error) from error
 
 
 async def _answers(works: Sequence[Any], timeout_s: float, whose: str) -> list[Any]:
