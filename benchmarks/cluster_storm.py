@@ -37,7 +37,7 @@ from benchmarks.timing import progress
 from tests.support.clusters import Node, RayNodes, ray_nodes
 
 VICTIMS = {
-    "engine": 4, "engine actor": 4, "rank": 5, "rollout worker": 6, "node": 3, "server": 3, "script": 3,
+    "engine": 5, "engine actor": 4, "rank": 5, "rollout worker": 7, "node": 3, "server": 2, "script": 2,
 }  # fmt: skip
 """How often each dies among as many deaths."""
 FREEZE_S = 60.0
