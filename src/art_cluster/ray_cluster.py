@@ -62,7 +62,7 @@ class RayCluster:
     def __init__(self, config: ServerConfig, data_dir: DataDir) -> None:
         self._address = config.cluster if "://" in str(config.cluster) else os.environ.get("RAY_ADDRESS")
         self.config, self._data_dir = config, data_dir
-        self.key, self.session = secrets.token_hex(32), secrets.token_hex(8)
+        self.key = secrets.token_hex(32)
         self.door = WorkerDoor(self.key)
         self.door_address = ""
         self.sent = SentFiles(None)
@@ -156,6 +156,8 @@ class RayLauncher:
 
     def __init__(self, cluster: RayCluster, kind: WorkerKind, name: str, settings: ModelSettings) -> None:
         self._cluster, self.kind, self._name, self._settings = cluster, kind, name, settings
+        self._folder = secrets.token_hex(8)
+        """Name of a folder on each node. Another engine there may still use files that this one deletes in its own."""
         self._group: Any = None
         self._actors: list[Any] = []
         self._watch: asyncio.Task[None] | None = None
@@ -239,7 +241,7 @@ class RayLauncher:
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
         options = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0), "max_restarts": 0}
         actor = ray.remote(WorkerActor).options(scheduling_strategy=strategy, **options)
-        return actor.remote(self._cluster.session)
+        return actor.remote(self._folder)
 
     async def _watch_actors(self, works: Sequence[Any], client: RpcClient) -> None:
         """End the connection when Ray says that an actor is gone, or a rank has ended."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -30,10 +31,10 @@ from art_cluster.files import Packed, digest_of, pack, unpack
 class WorkerActor:
     """One worker on a node. Its methods are called by `RayCluster`."""
 
-    def __init__(self, session: str) -> None:
-        """`session` names the server's folder on each node."""
+    def __init__(self, folder: str) -> None:
+        """`folder` names the folder on each node of the engine or trainer that this actor belongs to."""
         log_to_stderr()
-        self._root = Path(tempfile.gettempdir(), f"art-cluster-{session}")
+        self._root = Path(tempfile.gettempdir(), f"art-cluster-{folder}")
         self._root.mkdir(exist_ok=True, mode=0o700)
 
     def root(self) -> str:
@@ -92,15 +93,14 @@ class WorkerActor:
     async def forget(self, paths: list[str]) -> None:
         """Delete what is under some paths."""
         for path in map(Path, paths):
-            await asyncio.to_thread(shutil.rmtree if path.is_dir() else _unlink, path)
+            with contextlib.suppress(FileNotFoundError):  # another rank on this node was first
+                # A kill in between must not leave a part of it under a path that names its content.
+                gone = path.rename(self._root / secrets.token_hex(8))
+                await asyncio.to_thread(shutil.rmtree if gone.is_dir() else os.unlink, gone)
 
     def leave(self) -> None:
-        """Delete the server's folder on this node."""
+        """Delete the folder on this node."""
         shutil.rmtree(self._root, ignore_errors=True)
-
-
-def _unlink(path: Path) -> None:
-    path.unlink(missing_ok=True)
 
 
 def _network_variables(variables: Mapping[str, str]) -> dict[str, str]:

@@ -59,6 +59,10 @@ class Node:
         """Process ids of everything on the node, with the workers."""
         return [self._process.pid, *descendants(self._process.pid)]
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
     def kill(self) -> None:
         """SIGKILL to everything on the node, as when its machine loses power."""
         for pid in self.pids:
