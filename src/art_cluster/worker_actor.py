@@ -125,17 +125,20 @@ class WorkerActor:
         return await asyncio.to_thread(read)
 
     async def forget(self, paths: list[str]) -> None:
-        """Delete what is under some paths."""
+        """Delete what is under some paths. Another rank on this node may delete the same."""
         for path in map(Path, paths):
-            await asyncio.to_thread(shutil.rmtree if path.is_dir() else _unlink, path)
+            await asyncio.to_thread(_delete, path)
 
     def leave(self) -> None:
         """Delete the server's folder on this node."""
         shutil.rmtree(self._root, ignore_errors=True)
 
 
-def _unlink(path: Path) -> None:
-    path.unlink(missing_ok=True)
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _network_variables(variables: Mapping[str, str]) -> dict[str, str]:
