@@ -17,7 +17,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,12 +26,12 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from art.config import ModelSettings, ServerConfig
-from art.errors import ConfigError, ProcessError
+from art.errors import ArtError, ConfigError, ProcessError
 from art.protocol.rpc import RpcClient
 from art.protocol.training import CheckResult
 from art.runtime.placement import devices_per_engine, with_replicas
 from art.storage.layout import DataDir
-from art.worker.door import WorkerDoor, WorkerKind
+from art.worker.door import Worker, WorkerDoor, WorkerKind
 from art.worker.launch import Launcher, Process, Program
 from art_cluster.connect import connect, describe_room
 from art_cluster.examination import (
@@ -160,7 +160,7 @@ class RayLauncher:
         """Name of a folder on each node. Another engine there may still use files that this one deletes in its own."""
         self._group: Any = None
         self._actors: list[Any] = []
-        self._watch: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[ArtError] | None = None
         self._machines: list[str] = []
         self._num_starts = 0
         self.problem: str | None = None
@@ -198,7 +198,7 @@ class RayLauncher:
             for actor, own in zip(self._actors[1:], variables[1:], strict=True)
         ]
         self._watch = asyncio.create_task(self._watch_actors([work, *ranks], client), name=f"watch {self._name}")
-        worker = await door.take(self.kind, ticket, timeout_s)
+        worker = await self._taken(self._watch, door.take(self.kind, ticket, timeout_s))
         client.files = RayFiles(self._actors, roots[0], self._cluster.sent)
         self._num_starts += 1
         process = door.start(worker, replace(program, variables=variables[0]), client)
@@ -243,20 +243,35 @@ class RayLauncher:
         actor = ray.remote(WorkerActor).options(scheduling_strategy=strategy, **options)
         return actor.remote(self._folder)
 
-    async def _watch_actors(self, works: Sequence[Any], client: RpcClient) -> None:
-        """End the connection when Ray says that an actor is gone, or a rank has ended."""
+    async def _taken(self, watch: asyncio.Task[ArtError], take: Coroutine[Any, Any, Worker]) -> Worker:
+        """Return the worker that comes to the door. Raises at once what its actor ended with, if it ends before."""
+        taking = asyncio.create_task(take, name=f"take the {self._name}")
+        try:
+            await asyncio.wait([taking, watch], return_when=asyncio.FIRST_COMPLETED)
+            if not taking.done():
+                raise await watch
+        finally:
+            taking.cancel()
+        return taking.result()
 
-        async def end_of(work: Any) -> str:
+    async def _watch_actors(self, works: Sequence[Any], client: RpcClient) -> ArtError:
+        """End the connection when Ray says that an actor is gone, or a rank has ended. Returns why."""
+
+        async def end_of(work: Any) -> ArtError:
             try:
-                return str(await work)
+                return ProcessError(f"rank of the {self._name}: {await work}")
+            except ConfigError as error:  # the door refused it
+                return ConfigError(f"the {self._name} cannot run on its node: {getattr(error, 'cause', error)}")
             except Exception as error:  # of Ray: the actor died, or what it ran failed
-                return f"{type(error).__name__}: {error}".splitlines()[0]
+                return ProcessError(f"{type(error).__name__}: {error}".splitlines()[0])
 
         ends = [asyncio.create_task(end_of(work)) for work in works]
         try:
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            logger.warning("an actor of the %s has ended: %s", self._name, done.pop().result())
+            reason = done.pop().result()
+            logger.warning("an actor of the %s has ended: %s", self._name, reason)
             client.abort()
+            return reason
         finally:
             for end in ends:
                 end.cancel()

@@ -91,7 +91,7 @@ class WorkerActor:
         return await asyncio.to_thread(read)
 
     async def forget(self, paths: list[str]) -> None:
-        """Delete what is under some paths."""
+        """Delete what is under some paths. Another rank on this node may delete the same."""
         for path in map(Path, paths):
             with contextlib.suppress(FileNotFoundError):  # another rank on this node was first
                 # A kill in between must not leave a part of it under a path that names its content.

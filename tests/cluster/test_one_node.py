@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import art
-from art.config import ServerConfig
+from art.config import EngineConfig, ServerConfig, TrainerConfig
 from art.errors import ConfigError
 from tests.support.clusters import RayNodes, ray_nodes, registered, settings, train
 
@@ -99,12 +99,59 @@ async def test_a_node_that_comes_later_gives_room(cluster: RayNodes, tiny_model:
             node.kill()
 
 
-async def test_what_finds_no_room_says_so(cluster: RayNodes, tiny_model: Path, tmp_path: Path) -> None:
+GPUS = art.ModelSettings(engine=EngineConfig(device="cuda"), trainer=TrainerConfig(device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        (settings(ranks=7), r"needs 1 CPU \+ 1 CPU .* 4 CPU \(\d free\).*`num_processes`"),
+        (GPUS, r"needs 1 GPU, each on one node; there are 1 nodes with 4 CPU"),
+    ],
+    ids=["CPUs", "GPUs"],
+)
+async def test_what_finds_no_room_says_so(
+    asked: art.ModelSettings, problem: str, cluster: RayNodes, tiny_model: Path, tmp_path: Path
+) -> None:
     async with art.LocalBackend(path=tmp_path, cluster="ray", show_page=False) as backend:
+        await backend.open()
         started = time.monotonic()
-        with pytest.raises(ConfigError, match=r"needs 1 CPU \+ 1 CPU .* 4 CPU \(\d free\).*`num_processes`"):
-            await registered(backend, tiny_model, settings(ranks=7))
-        assert time.monotonic() - started < 25  # 10 s after the server has started
+        with pytest.raises(ConfigError, match=problem):
+            await registered(backend, tiny_model, asked)
+        assert time.monotonic() - started < 10 + 15, "the wait for room, on a machine that is busy"
+
+
+OTHER_TORCH = """
+from importlib import metadata
+real = metadata.version
+metadata.version = lambda name: "1.0" if name == "torch" else real(name)
+"""
+
+
+async def test_nodes_of_another_version_are_named_at_once(
+    cluster: RayNodes, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(OTHER_TORCH)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))  # of the server alone
+    async with art.LocalBackend(path=tmp_path / "data", cluster="ray", show_page=False) as backend:
+        started = time.monotonic()
+        with pytest.raises(
+            ConfigError, match=r"cannot run on its node.*other versions: torch [\d.]+ there and 1\.0 here"
+        ):
+            await registered(backend, tiny_model, settings())
+        assert time.monotonic() - started < 30, "not the timeout of a start, which is a minute"
+
+
+def test_another_token_is_told_within_ten_seconds(cluster: RayNodes, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("c" * 64)
+    started = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-c", "from art_cluster.connect import connect; connect(None)"],
+        capture_output=True, text=True, timeout=60, env=os.environ | {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")},
+    )  # fmt: skip
+    assert "cannot use the Ray cluster" in ended.stderr
+    assert "compare this machine's token (~/.ray/auth_token, RAY_AUTH_TOKEN)" in ended.stderr
+    assert time.monotonic() - started < 20, "Ray itself tries for half a minute"
 
 
 @pytest.mark.parametrize(
