@@ -43,7 +43,14 @@ def ray(cluster: RayNodes) -> Iterator[Any]:
 
 def fill(ray: Any, leave_bytes: int = 0) -> list[Any]:
     """Put objects into the store of this machine's node until there is room for `leave_bytes` only."""
-    reserve = ray.put(b"x" * leave_bytes)
+    deadline = time.monotonic() + 60
+    while True:  # what was dropped before is freed a little later
+        try:
+            reserve = ray.put(b"x" * leave_bytes)
+            break
+        except ray.exceptions.OutOfDiskError:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
     kept, size = [], MEMORY_BYTES // 2
     while size >= 1_000:
         try:
