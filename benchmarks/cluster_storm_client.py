@@ -2,8 +2,9 @@
 
 The float32 numbers of a forward pass depend on how many rows it has, and so on what else an engine computes at that
 moment and on what its cache holds. Here an engine computes one request at a time, each prompt is a single token, of
-which no cache can save anything, and an answer that was interrupted is asked for again as a whole. So an answer follows
-from its prompt, its seed and the checkpoint alone, whatever has died before.
+which no cache can save anything, and an answer that was interrupted is asked for again as a whole. What is left of time
+is how an engine applies an adapter: beside the weights in its first passes, folded into them later. That changes a
+log-prob by up to 2e-6.
 
     python -m benchmarks.cluster_storm_client --data-dir DIR --model DIR --record FILE --steps 60 --cluster ray
 
@@ -67,7 +68,7 @@ class Agent:
 async def run(args: argparse.Namespace, record: Record) -> None:
     lost = frozenset(json.loads(args.lost.read_text())) if args.lost else frozenset()
     # A frozen node is to be given up soon; on one machine a busy core must not look like that.
-    server = SERVER.model_copy(update={"heartbeat_timeout_s": 15.0})
+    server = SERVER.model_copy(update={"heartbeat_timeout_s": 15.0, "child_start_timeout_s": 240.0})
     while True:
         try:
             async with AsyncExitStack() as stack:
