@@ -4,6 +4,8 @@ If a server runs on the directory, its own page is opened, which also shows what
 served from the files until Ctrl-C, for this machine only. Nothing is written but an index of the rollouts.
 
     art view                                      the page of .art
+    art view .art --read runs                     what the page shows, as JSON for programs; `art mcp` has the same
+    art view .art --read 'runs/games/agent/rollouts?step=12&limit=5' --json rollouts.json
     art view --url http://gpu-machine:5000        the page of a server elsewhere, with the key in ART_API_KEY
 """
 
@@ -11,12 +13,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import functools
 import logging
 import os
 import secrets
 import socket
 import webbrowser
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from art.client.client import ServerClient
@@ -27,21 +32,45 @@ from art.storage.layout import DataDir
 from art.storage.local_key import LOOPBACK, find_local_key
 from art.storage.lock import lock_holder
 
+if TYPE_CHECKING:
+    from art_page.viewer import Viewer
+
 UNREACHABLE_S = 5.0
 """Seconds to reach a server."""
+INDEX_WAIT_S = 50.0
+"""Longest wait for the index of a run. MCP clients wait about a minute; an answer says if it is not complete."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data_dir", nargs="?", type=Path, metavar="DIR", help="data directory (default: .art)")
-    parser.add_argument("--url", help="of a server elsewhere (default: ART_SERVER_URL, unless DIR is given)")
+    add_place_options(parser)
     parser.add_argument("--port", type=int, help="serve the files on this port (default: a free one)")
     parser.add_argument("--open", action="store_true", help="open the browser too")
+    parser.add_argument("--read", metavar="PATH", help="print one answer of the page as JSON, and end; e.g. runs")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write that answer to a file (PATH's default: runs)")
+
+
+def add_place_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("data_dir", nargs="?", type=Path, metavar="DIR", help="data directory (default: .art)")
+    parser.add_argument("--url", help="of a server elsewhere (default: ART_SERVER_URL, unless DIR is given)")
+
+
+def chosen_url(args: argparse.Namespace) -> str | None:
+    """Return the address of the server that the options name; `None` for the files of a directory."""
+    return args.url or (os.environ.get("ART_SERVER_URL") if args.data_dir is None else None)
 
 
 def run(args: argparse.Namespace) -> int:
-    url = args.url or (os.environ.get("ART_SERVER_URL") if args.data_dir is None else None)
+    url = chosen_url(args)
     if url is not None and args.port is not None:
         raise ConfigError("--port serves the files of a directory; leave it out with the URL of a server")
+    if args.read or args.json:
+        with contextlib.closing(PageReader(args.data_dir, url)) as reader:
+            answer = reader.read(args.read or "runs") + "\n"
+        if args.json:
+            args.json.write_text(answer, encoding="utf-8")
+        else:
+            print(answer, end="")
+        return 0
     if url is not None:
         link = asyncio.run(_link(url, os.environ.get("ART_API_KEY") or find_local_key(url)))
         return _show(f"The page of {url}", link, args.open)
@@ -49,6 +78,46 @@ def run(args: argparse.Namespace) -> int:
     if args.port is None and (running := _running_page(data_dir)) is not None:
         return _show(f"A server runs on {data_dir.root}; this is its page", running, args.open)
     return serve_files(data_dir, args.port or 0, args.open)
+
+
+class PageReader:
+    """Reads what the page shows, as JSON, from a data directory or from a server. Nothing is written but the index."""
+
+    def __init__(self, data_dir: Path | None, url: str | None) -> None:
+        self._data_dir, self._url = data_dir, url
+
+    def read(self, path: str) -> str:
+        """Return the answer of a path with its query, e.g. `runs/games/agent/rollouts?step=12`, as `/view/api/` has it.
+
+        Raises:
+            NotFoundError: there is no such path, run, step or rollout.
+            InvalidRequestError: a parameter is wrong.
+            ConfigError: there is no such data directory.
+        """
+        if self._url is not None:
+            return asyncio.run(self._ask(self._url, path))
+        from art_page.page import find_path
+
+        row, asked = find_path(path)
+        named = asked.values.get("project"), asked.values.get("name")
+        for project, name in [named] if all(named) else [(run.project, run.name) for run in self._viewer.runs().runs]:
+            self._viewer.indexer.ensure(str(project), str(name), wait_s=INDEX_WAIT_S)
+        return row.read(self._viewer, asked).model_dump_json()
+
+    @functools.cached_property
+    def _viewer(self) -> Viewer:
+        from art_page.viewer import Viewer
+
+        return Viewer(check_data_dir(self._data_dir))
+
+    async def _ask(self, url: str, path: str) -> str:
+        key = os.environ.get("ART_API_KEY") or find_local_key(url)
+        async with ServerClient(url, key, unreachable_deadline_s=UNREACHABLE_S) as client:
+            return (await client.request("GET", f"/view/api/{path.lstrip('/')}")).decode()
+
+    def close(self) -> None:
+        if "_viewer" in self.__dict__:
+            self._viewer.close()
 
 
 def check_data_dir(path: Path | None) -> DataDir:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import TYPE_CHECKING, Any, Self, TypeVar, get_origin, get_type_hints
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, unquote
 
 from pydantic import Field, ValidationError, model_validator
 from starlette.requests import Request
@@ -234,6 +234,27 @@ PATHS: list[ReadPath] = [
     ReadPath(f"{_RUN}/costs", Viewer.costs),
 ]
 """All paths. Each is one method of `Viewer`."""
+
+
+def find_path(text: str) -> tuple[ReadPath, Asked]:
+    """Parse a path with its query, e.g. `runs/games/agent/rollouts?step=12`.
+
+    Raises:
+        NotFoundError: there is no such path.
+        InvalidRequestError: a parameter or the query is wrong.
+    """
+    path, _, query = text.partition("?")
+    parts = [unquote(part) for part in path.strip("/").split("/")]
+    for row in PATHS:
+        names = row.path.split("/")
+        if len(names) != len(parts):
+            continue
+        pairs = list(zip(names, parts, strict=True))
+        if all(name[0] == "{" or name == part for name, part in pairs):
+            values = {name[1:-1]: part for name, part in pairs if name[0] == "{"}
+            return row, row.asked(values, parse_qs(query))
+    known = ", ".join(row.path for row in PATHS)
+    raise NotFoundError(f"there is no answer at {path!r}; there are {known}", param="path")
 
 
 def query_parameters(row: ReadPath) -> dict[str, Any]:

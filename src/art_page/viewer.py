@@ -285,7 +285,7 @@ class Viewer:
         return run_answers.RunList(runs=runs, now=time.time())
 
     def run(self, project: str, name: str) -> run_answers.RunDetail:
-        """Describe one run."""
+        """Describe one run: its state, findings, settings, jobs, and the names of its metrics."""
         summary = self._summary(project, name)
         return self._read(project, name, lambda run, _: detail(run, summary, self.indexer.files(project, name)))
 

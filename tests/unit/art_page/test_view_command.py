@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from art.errors import NotFoundError
 from art.storage.layout import DataDir
 from art.storage.lock import DirectoryLock
 from art_page import command as view
+from art_page.page import PATHS
 from tests.support.logged_run import log_run
 
 
@@ -36,6 +38,32 @@ def test_a_folder_that_is_none(tmp_path: Path, data_dir: Path, capsys: pytest.Ca
     (tmp_path / "notes").write_text("a file")
     assert main(["view", str(tmp_path / "notes")]) == 1
     assert "is a file, not a folder" in capsys.readouterr().err
+
+
+def test_answers_for_programs(data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = "runs/games/agent"
+    assert main(["view", str(data_dir), "--read", "runs"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["num_rollouts"] == 12, "it waits for the index"
+    file = tmp_path / "answer.json"
+    assert main(["view", str(data_dir), "--json", str(file)]) == 0
+    assert json.loads(file.read_text())["runs"][0]["name"] == "agent"
+    assert (
+        main(["view", str(data_dir), "--read", f"/{run}/rollouts?split=train&step=2&limit=1", "--json", str(file)]) == 0
+    )
+    assert capsys.readouterr().out == ""
+    rollouts = json.loads(file.read_text())
+    assert (rollouts["total"], len(rollouts["rows"])) == (4, 1)
+    for path, message in (
+        ("runs/games/nobody", "nobody"),
+        (f"{run}/nothing", PATHS[-1].path),
+        (f"{run}/rollouts?colour=red", "colour"),
+        (f"{run}/rollouts?limit=many", "limit"),
+        ("runs/../etc", "project"),
+        ("runs/%2e%2e/etc", "project"),
+        (f"{run}/steps/two", "step"),
+    ):
+        assert main(["view", str(data_dir), "--read", path]) == 1
+        assert message in capsys.readouterr().err
 
 
 def test_a_server_that_runs_on_the_folder_shows_its_own_page(
