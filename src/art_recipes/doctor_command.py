@@ -25,6 +25,7 @@ from rich.text import Text
 from art.cli.arguments import TASK_HELP, add_task_options
 from art.cli.output import run_coroutine
 from art.client.submission import wire_groups
+from art.client.terminal import ProgressLine
 from art.config import ModelSettings, ServerConfig
 from art.config.base_models import resolve_base_model
 from art.config.training import SPREAD_TOLERANCE
@@ -129,7 +130,7 @@ async def _examine(
         )
         started = time.perf_counter()
         try:
-            with console.status("Starting engine and trainer ..."):
+            with ProgressLine("Starting engine and trainer"):
                 await model.register(backend)
         except ArtError as error:
             remedy = "the message says what to change"
@@ -137,7 +138,7 @@ async def _examine(
         seconds = time.perf_counter() - started
         finding = f"engine and trainer run and agree on a probe after {seconds:.1f} s"
         checks = [CheckResult(name="start", status="ok", found=finding, measured={"seconds": seconds})]
-        with console.status("A trial step ..."):
+        with ProgressLine("A trial step"):
             report = await backend.preflight(model, PreflightRequest(trial_tokens=args.longest))
         checks += report.checks
         if task is not None:
@@ -198,7 +199,7 @@ async def examine_task(
     console: Console, args: argparse.Namespace, task: Task, backend: LocalBackend, model: TrainableModel
 ) -> list[CheckResult]:
     """Check a task: a few rollouts, and unless only a judge rewards it, their rewards and a trial step on them."""
-    with console.status(f"Rollouts of {task.name} ..."):
+    with ProgressLine(f"Rollouts of {task.name}"):
         groups, rollouts = await roll_out(args, task, model)
     if task.needs_judge:
         return [rollouts]
@@ -206,6 +207,6 @@ async def examine_task(
     if not any(map(len, groups)):
         return checks
     request = PreflightRequest(quick=False, trial=False, groups=wire_groups(groups))
-    with console.status("A trial step of these rollouts ..."):
+    with ProgressLine("A trial step of these rollouts"):
         checks += (await backend.preflight(model, request)).checks
     return checks

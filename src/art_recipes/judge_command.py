@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from art.cli.arguments import TASK_HELP, add_task_options
+from art.client.terminal import ProgressLine
 from art.errors import ConfigError, JudgeError
 from art.rewards import DEFAULT_RUBRIC, JudgeSettings, Ruler, params_at
 from art.storage.trajectories import read_groups
@@ -36,7 +37,7 @@ from art.testing.scripted_server import Reply, ScriptedServer, failure
 from art.trajectory import TrajectoryGroup
 from art_recipes.arguments import task_for
 from art_recipes.judge_check import JudgeReport, check_judge
-from art_recipes.screen import Screen, progress_bar
+from art_recipes.screen import Screen
 from art_recipes.scripted_generator import ScriptedGenerator
 from art_recipes.training.recipe_config import require_installed
 
@@ -75,12 +76,13 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{args.file} has no group of at least two trajectories, so there is nothing to compare")
     require_installed(judge)
     console = Screen()
-    with progress_bar(console, transient=True) as progress:
-        bar = progress.add_task("judging", total=len(groups) * args.repeats)
+    total = len(groups) * args.repeats
+    with ProgressLine("judging") as line:
+        line.update(0, total)
         report = asyncio.run(
             check_judge(
                 judge, groups, label=partial(labels_of, args.label), repeats=args.repeats, seed=args.seed,
-                on_trial=lambda: progress.advance(bar),
+                on_trial=lambda: line.update(line.done + 1, total),
             )
         )  # fmt: skip
     if args.json:

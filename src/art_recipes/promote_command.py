@@ -20,6 +20,7 @@ from pathlib import Path
 from art.backend import RemoteBackend
 from art.cli.arguments import TASK_HELP, ModelArgument, add_task_options
 from art.cli.output import PlainLines
+from art.client.terminal import ProgressLine
 from art.errors import ConfigError
 from art.protocol.promotions import Gate, MeasuredScores
 from art.protocol.training import ModelStatus
@@ -97,9 +98,9 @@ async def _measure(args: argparse.Namespace, status: ModelStatus, step: int) -> 
         Endpoint(label=f"{model.name}@{one}", url=url, model=f"{model.project}/{model.name}@{one}", api_key=key)
         for one in (reference, step)
     )
-    reference_values, values = await measure_pair(
-        task, reference_model, candidate, config,
-        lambda progress: lines.print(progress.text),
-    )  # fmt: skip
+    with ProgressLine(f"rollouts with steps {reference} and {step}"):
+        reference_values, values = await measure_pair(
+            task, reference_model, candidate, config, lambda progress: lines.print(progress.text)
+        )
     source = f"{task.label}, split {config.split}, seed {config.seed}, measured by `art promote`"
     return MeasuredScores(source=source, reference_step=reference, reference=reference_values, candidate=values)

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from art.backend import RemoteBackend
 from art.cli.arguments import ModelArgument
+from art.client.terminal import ProgressLine
 from art.errors import ConfigError
 from art.protocol.checkpoint_calls import BEST_METRIC, CheckpointInfo, ExportFormat
 from art.protocol.promotions import PromotionRecord
@@ -119,7 +120,9 @@ def _marks(info: CheckpointInfo) -> str:
 
 
 async def download(backend: RemoteBackend, args: argparse.Namespace) -> None:
-    print(await backend.download_checkpoint(args.model, args.path, step=args.step, format=args.format))
+    with ProgressLine(f"downloading {args.model}"):
+        path = await backend.download_checkpoint(args.model, args.path, step=args.step, format=args.format)
+    print(path)
 
 
 async def delete(backend: RemoteBackend, args: argparse.Namespace) -> None:
@@ -150,7 +153,8 @@ async def fork(backend: RemoteBackend, args: argparse.Namespace) -> None:
 
 
 async def export(backend: RemoteBackend, args: argparse.Namespace) -> None:
-    made: dict[str, Any] = await backend.export(args.model, args.format, step=args.step, path=args.path)
+    with ProgressLine(f"exporting {args.model}"):
+        made: dict[str, Any] = await backend.export(args.model, args.format, step=args.step, path=args.path)
     place = args.path or f"{made['path']} on the server"
     print(f"{place}: {', '.join(made['files'])} ({made['size_bytes'] / 2**20:.1f} MiB)")
     for server, command in made.get("commands", {}).items():
@@ -158,12 +162,15 @@ async def export(backend: RemoteBackend, args: argparse.Namespace) -> None:
 
 
 async def push(backend: RemoteBackend, args: argparse.Namespace) -> None:
-    print(await backend.push(args.model, args.target, step=args.step, format=args.format))
+    with ProgressLine(f"pushing {args.model}"):
+        url = await backend.push(args.model, args.target, step=args.step, format=args.format)
+    print(url)
 
 
 async def pull(backend: RemoteBackend, args: argparse.Namespace) -> None:
     origin = args.from_model or args.model
-    step = await backend.pull(
-        args.model, args.source, from_model=origin.name, from_project=origin.project, step=args.step
-    )
+    with ProgressLine(f"pulling {origin}"):
+        step = await backend.pull(
+            args.model, args.source, from_model=origin.name, from_project=origin.project, step=args.step
+        )
     print(f"{args.model.project}/{args.model.name} is at step {step}")

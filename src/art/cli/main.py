@@ -22,7 +22,7 @@ from pathlib import Path
 
 import art
 from art.cli.output import how_to_install, until_unread
-from art.client.terminal import EXIT_INTERRUPTED, stopped
+from art.client.terminal import EXIT_INTERRUPTED, above_progress, stopped
 from art.errors import ArtError, ConfigError
 from art.platforms import check_server_platform
 from art.plugins import find_plugins
@@ -44,7 +44,8 @@ class StderrHandler(logging.Handler):
     """A log handler for the current `sys.stderr`, which a progress bar replaces to keep messages above itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr)
+        with above_progress():
+            print(self.format(record), file=sys.stderr)
 
 
 def main(argv: list[str] | None = None) -> int:
