@@ -17,12 +17,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from art.cli.arguments import TASK_HELP, add_task_options
+from art.cli.arguments import TASK_HELP, add_task_options, read_settings, read_settings_file
 from art.cli.output import run_coroutine
 from art.client.submission import wire_groups
 from art.client.terminal import ProgressLine
@@ -39,6 +38,7 @@ from art.task import Scenario, Task, draw_scenarios, list_tasks
 from art.trajectory import Trajectory, TrajectoryGroup
 from art_recipes.arguments import task_for
 from art_recipes.screen import Screen
+from art_recipes.training.task_training import TaskTrainingConfig
 
 COLOURS: dict[CheckStatus, str] = {"ok": "green", "warning": "yellow", "failure": "red"}
 MUCH_WITHOUT_SPREAD = 0.5
@@ -59,7 +59,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--longest", type=int, metavar="TOKENS", help="length of the trial's sequence (default: the engine's context)"
     )
-    parser.add_argument("--settings", type=Path, metavar="FILE", help="JSON of `art.ModelSettings` to train with")
+    parser.add_argument(
+        "--settings",
+        type=Path,
+        metavar="FILE",
+        help="the file of `art train --settings`, to check what it will train with",
+    )
     parser.add_argument("--data-dir", type=Path, default=Path(".art"), help="where training will write (default: .art)")
     parser.add_argument("--seed", type=int, default=0, help="of the scenarios (default: 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the checks and their numbers")
@@ -81,10 +86,8 @@ def run(args: argparse.Namespace) -> int:
     task = task_for(console, args, args.model) if args.task else None
     settings = ModelSettings()
     if args.settings is not None:
-        try:
-            settings = ModelSettings.model_validate_json(args.settings.read_text(encoding="utf-8"))
-        except (OSError, ValidationError) as error:
-            raise ConfigError(f"--settings {args.settings}: expected JSON of `art.ModelSettings`: {error}") from error
+        values = read_settings_file(args.settings)
+        settings = read_settings(TaskTrainingConfig, values, str(args.settings)).model_settings()
     data_dir = args.data_dir.resolve()
     disk = next(path for path in (data_dir, *data_dir.parents) if path.is_dir())  # the one that training will fill
     with tempfile.TemporaryDirectory(prefix=".art-doctor-", dir=disk, ignore_cleanup_errors=True) as folder:

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     check_judge(task, config.judge)
     config.check(task.defaults)
     if base_model is None:
-        tiny = {"seed": config.seed, "head_dim": HEAD_DIMS.get(config.engine, 16)}
+        tiny = {"seed": config.seed, "head_dim": HEAD_DIMS.get(config.model_settings().engine.kind, 16)}
         path = default_folder(config.data_dir.resolve(), task, **tiny)
         if not (path / "model.safetensors").exists():
             build_with_progress(console, path, task=task, **tiny)
