@@ -27,7 +27,7 @@ from benchmarks.report import Result
 def add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--task", nargs="+", default=["tic_tac_toe"], metavar="NAME", help="(default: tic_tac_toe)")
     group.add_argument("--seeds", nargs="+", type=int, default=[101, 102, 103], help="(default: 101 102 103)")
-    group.add_argument("--evaluate", type=int, help="held-out rollouts before and after (default: 400)")
+    group.add_argument("--held-out", type=int, help="held-out rollouts before and after (default: 400)")
     group.add_argument("--steps", type=int, help="training steps (default: the task's own)")
     group.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of the task")
     group.add_argument("--jobs", type=int, default=1, help="runs at once (default: 1)")
@@ -64,7 +64,7 @@ def plans(args: argparse.Namespace) -> list[Plan]:
 def _settings(args: argparse.Namespace, task: str) -> Settings:
     options = dict(_split_option(option) for option in args.option)
     return Settings(
-        evaluate=args.evaluate or (20 if args.quick else 400), steps=args.steps or (2 if args.quick else None),
+        evaluate=args.held_out or (20 if args.quick else 400), steps=args.steps or (2 if args.quick else None),
         options=options, judge=Judge() if get_task(task, options, is_tiny=True).needs_judge else None,
     )  # fmt: skip
 

@@ -65,7 +65,7 @@ class Settings(_Stored):
         """The options of `art train`."""
         steps = [] if self.steps is None else ["--steps", str(self.steps)]
         options = [word for key, value in self.options.items() for word in ("-o", f"{key}={value}")]
-        return ["--evaluate", str(self.evaluate), *steps, *options, *self.judge_arguments(judge_url)]
+        return ["--held-out", str(self.evaluate), *steps, *options, *self.judge_arguments(judge_url)]
 
     def judge_arguments(self, judge_url: str = JUDGE_URL) -> list[str]:
         """The options that name the judge; none for a task with a reward of its own."""

@@ -96,7 +96,7 @@ def add_recipe_options(
         "steps": defaults.num_steps, "groups": defaults.groups_per_step, "rollouts": defaults.rollouts_per_group
     }  # fmt: skip
     add_settings(parser, config, "name", "project", "data_dir", "report")
-    loop = ("steps", "seed", "learning_rate", "groups", "rollouts", "evaluate", "max_staleness")
+    loop = ("steps", "seed", "learning_rate", "groups", "rollouts", "max_staleness")
     add_settings(parser, config, *loop, shown=shown)
     add_settings(parser.add_mutually_exclusive_group(), config, "lora_rank", "full_finetuning")
     add_settings(parser, config, "engine", "max_context")

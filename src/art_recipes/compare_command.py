@@ -63,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--models", nargs="+", required=True, metavar="MODEL", help="models, with commas or spaces between them"
     )
-    what = ("games", "rollouts", "seed", "split", "reference", "data_dir", "out")
+    what = ("held_out", "rollouts", "seed", "split", "reference", "data_dir", "out")
     add_settings(parser, CompareConfig, *what)
     asking = parser.add_argument_group("requests", "how models are asked")
     add_settings(asking, CompareConfig, "concurrency", "call_timeout", "attempts", "rollout_timeout", "max_tokens")

@@ -36,7 +36,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base-model", help="hub id or local path (default: a tiny model made for the task)")
     parser.add_argument("--steps", type=int, help="training steps (default: the task's own)")
     parser.add_argument("--seed", type=int, default=0, help="of the model, the scenarios and the sampling (default: 0)")
-    parser.add_argument("--games", type=int, default=400, help="held-out rollouts before and after (default: 400)")
+    parser.add_argument(
+        "--held-out", type=int, default=400, metavar="N", help="held-out rollouts before and after (default: 400)"
+    )
     parser.add_argument(
         "--engine", choices=["torch", "vllm"], default="torch",
         help="what samples: the embedded engine, or vLLM, whose environment ART_VLLM_PYTHON names (default: torch)",
@@ -51,8 +53,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     started = time.perf_counter()
     console, config = Screen(), config_of(RecipeConfig, args)
-    if args.games < 1:
-        raise ConfigError(f"`--games` must be 1 or more, got {args.games}")
+    if args.held_out < 1:
+        raise ConfigError(f"`--held-out` must be 1 or more, got {args.held_out}")
     task = task_for(console, args, args.base_model, warns=False)  # the recipe warns
     check_judge(task, None)
     out = (args.out or Path("demo") / f"{task.label}-seed{args.seed}").resolve()
@@ -70,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
                 build_with_progress(console, out / "model", task=task, seed=args.seed, head_dim=head_dim)
             settings = config.model_dump(exclude_unset=True) | {
                 "base_model": args.base_model or str(out / "model"),
-                "steps": num_steps, "evaluate": args.games, "data_dir": data_dir, "max_staleness": 0,
+                "steps": num_steps, "held_out": args.held_out, "data_dir": data_dir, "max_staleness": 0,
                 # A tracker tells runs apart by the name, and each demo is a run of its own.
                 "name": f"seed{args.seed}-{data_dir.name}" if args.report else f"seed{args.seed}",
             }  # fmt: skip
@@ -93,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         summary = {
             "task": task.name, "options": task.options.model_dump(mode="json"), "seed": args.seed,
-            "engine": args.engine, "games": args.games, "steps": num_steps, "metric": task.headline_metric,
+            "engine": args.engine, "held_out": args.held_out, "steps": num_steps, "metric": task.headline_metric,
             "before": before.mean, "after": after.mean,
             "interval_before": list(before.interval), "interval_after": list(after.interval),
             "wall_s": time.perf_counter() - started, "checkpoint": str(checkpoint), "picture": str(picture),

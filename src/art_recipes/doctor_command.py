@@ -54,7 +54,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--task", help=f"look at the rewards of this task: {TASK_HELP}")
     add_task_options(parser)
-    parser.add_argument("--scenarios", type=int, default=4, help="of the task, to roll out (default: %(default)s)")
+    parser.add_argument(
+        "--groups", type=int, default=4, metavar="N", help="scenarios of the task to roll out (default: %(default)s)"
+    )
     parser.add_argument("--rollouts", type=int, help="of each scenario (default: the task's own)")
     parser.add_argument(
         "--longest", type=int, metavar="TOKENS", help="length of the trial's sequence (default: the engine's context)"
@@ -153,7 +155,7 @@ async def roll_out(
     args: argparse.Namespace, task: Task, model: TrainableModel
 ) -> tuple[list[TrajectoryGroup], CheckResult]:
     """Make a few groups of rollouts of a task, as a training step would, and check that they do not raise."""
-    scenarios = draw_scenarios(task, "train", seed=args.seed, count=args.scenarios)
+    scenarios = draw_scenarios(task, "train", seed=args.seed, count=args.groups)
     size = args.rollouts or task.defaults.rollouts_per_group
 
     async def rollout(scenario: Scenario, index: int) -> Trajectory:

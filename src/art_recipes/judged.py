@@ -66,7 +66,7 @@ class JudgedConfig(RecipeConfig):
     """Language model that writes scenarios, as litellm names it; the judge by default."""
     generator_url: str | None = None
     """Address of an OpenAI-compatible server that serves the generator."""
-    evaluate: int = Field(default=4, ge=0)
+    held_out_rollouts: int = Field(default=4, ge=0)
     """Rollouts of each held-out scenario before and after training; 0 for no evaluation."""
 
     @property
@@ -141,8 +141,8 @@ async def train_and_compare(
         FaultRateError: too many rollouts failed, or the judge scored too few groups.
     """
     ended, is_over_budget = None, False
-    compares = run.config.evaluate and not run.config.serves_one_step
-    if run.config.evaluate and run.config.serves_one_step:
+    compares = run.config.held_out_rollouts and not run.config.serves_one_step
+    if run.config.held_out_rollouts and run.config.serves_one_step:
         run.say(ONE_STEP, "warning")
     try:
         try:
@@ -190,7 +190,7 @@ async def train(run: JudgedRun) -> None:
 
 async def compare(run: JudgedRun, scenarios: Sequence[Scenario]) -> None:
     """Compare the newest checkpoint with the untrained policy."""
-    rollouts, step = run.config.evaluate, run.step
+    rollouts, step = run.config.held_out_rollouts, run.step
     run.say(f"{len(scenarios)} held-out scenarios, {rollouts} rollouts before and after ...", "busy")
     run.comparison = await compare_checkpoints(
         run.model, run.task, scenarios, before=0, after=step, rollouts=rollouts,
@@ -234,8 +234,8 @@ def make_report(
     headline = None
     if run.comparison is not None and run.compared:
         headline = Headline(
-            measure=f"judged score on {len(run.compared)} held-out scenarios, {run.config.evaluate} rollouts of each "
-            "before and after", change=run.comparison.change(),
+            measure=f"judged score on {len(run.compared)} held-out scenarios, {run.config.held_out_rollouts} rollouts "
+            "of each before and after", change=run.comparison.change(),
             before=estimate([item.before_score for item in run.compared]),
             after=estimate([item.after_score for item in run.compared]),
         )  # fmt: skip

@@ -3,7 +3,7 @@
     art promote games/agent                                     the newest step, as it is
     art promote games/agent@40 --require 0.02                   if it beats the promoted one by more than 0.02,
                                                                 by the `val` rollouts in the model's log
-    art promote games/agent@40 --require 0.02 --task tic_tac_toe --games 200      by rollouts that are made now
+    art promote games/agent@40 --require 0.02 --task tic_tac_toe --held-out 200      by rollouts that are made now
     art promote games/agent@40 --require 0.02 --force --note "the old one has a leak"
 
 The improvement counts if its interval lies above --require. `art checkpoints list` shows what was decided. The server
@@ -27,7 +27,7 @@ from art.protocol.training import ModelStatus
 from art.storage.local_key import find_local_key
 from art_recipes.arguments import task_for
 
-GAMES = 200
+HELD_OUT = 200
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     now = parser.add_argument_group("measure now", "instead of reading the log, by the rewards of a task")
     now.add_argument("--task", help=TASK_HELP)
     add_task_options(now)
-    now.add_argument("--games", type=int, default=GAMES, metavar="N", help=f"scenarios (default: {GAMES})")
+    now.add_argument("--held-out", type=int, default=HELD_OUT, metavar="N", help=f"scenarios (default: {HELD_OUT})")
     now.add_argument("--rollouts", type=int, default=1, metavar="N", help="of each scenario (default: 1)")
     now.add_argument("--seed", type=int, default=0, metavar="N", help="of the scenarios; another one draws fresh ones")
     now.add_argument("--data-dir", type=Path, default=Path(".art"), help="where the rollouts are kept (default: .art)")
@@ -88,8 +88,9 @@ async def _measure(args: argparse.Namespace, status: ModelStatus, step: int) -> 
         raise ConfigError(f"with --task, --split is test or val, got {args.split!r}")
     model, reference, lines = args.model, status.promoted_step or 0, PlainLines()
     config = CompareConfig(
-        games=args.games, rollouts=args.rollouts, seed=args.seed, split=args.split or "test", data_dir=args.data_dir
-    )
+        held_out=args.held_out, rollouts=args.rollouts, seed=args.seed, split=args.split or "test",
+        data_dir=args.data_dir,
+    )  # fmt: skip
     task = task_for(lines, args, status.base_model, warns=False)
     server = args.url or os.environ["ART_SERVER_URL"]
     url = f"{server.rstrip('/')}/projects/{model.project}/v1"

@@ -1,6 +1,6 @@
 """`art train TASK`: train a task's agent on any base model. The same command continues where the last one stopped.
 
-    art train tic_tac_toe --evaluate 400
+    art train tic_tac_toe --held-out 400
 
 `art tasks` lists the tasks, and `art tasks NAME` shows one with its options.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from art.cli.arguments import TASK_HELP, add_task_options
 from art.cli.output import run_coroutine
 from art.client.terminal import EXIT_INTERRUPTED, stopped
-from art_recipes.arguments import add_recipe_options, config_of, task_for
+from art_recipes.arguments import add_recipe_options, add_settings, config_of, task_for
 from art_recipes.screen import ProgressPrinter, Screen, exit_code, print_page_line
 from art_recipes.tiny_model_command import HEAD_DIMS, build_with_progress, default_folder
 from art_recipes.training.task_training import TaskTrainingConfig, check_judge, train
@@ -26,6 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_task_options(parser)
     parser.add_argument("--base-model", help="hub id or local path (default: a tiny model made for the task)")
     judged = "a language model scores the rollouts of each scenario, in place of the task's own reward"
+    add_settings(parser, TaskTrainingConfig, "held_out")
     add_recipe_options(parser, TaskTrainingConfig, judged)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a summary that scripts can read")
 

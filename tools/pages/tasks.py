@@ -23,7 +23,7 @@ Each of these agents learns on a laptop, without a GPU and without downloads: `a
 trains it by reinforcement learning and tests it on held-out scenarios. On a machine with a GPU, the same command with
 `--base-model` trains a real model. `art tasks NAME` shows the options of a task, which are set by `-o KEY=VALUE`.
 
-Figures are those of the headline metric on held-out rollouts, before and after `art train NAME --evaluate 400`: the
+Figures are those of the headline metric on held-out rollouts, before and after `art train NAME --held-out 400`: the
 mean over all seeds. A seed counts as learnt if its two 95 % intervals do not overlap. CPU time is that of everything,
 the making of the tiny model included. [Benchmarks](benchmarks.md#what-the-ready-tasks-teach) says how it is measured,
 and [the tables](../benchmarks/results/2026-11-23-cpu/tasks/README.md) have every seed.

@@ -100,7 +100,7 @@ def add_usage_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--month", help="as YEAR-MONTH, e.g. 2026-01 (default: the current one, in UTC)")
     parser.add_argument("--project", help="only this project")
     parser.add_argument("--models", action="store_true", help="also show each model")
-    parser.add_argument("--json", action="store_true", help="print the server's answer")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the server's answer")
 
 
 def run_usage(args: argparse.Namespace) -> int:
@@ -109,13 +109,15 @@ def run_usage(args: argparse.Namespace) -> int:
         art usage
         art usage --project search --month 2026-01
         art usage --models                            by model too
-        art usage --json                              as the server sends it
+        art usage --json usage.json                   for programs, as the server sends it
 
     Device hours are those of training. A key for one project sees its own project. The server is at --url or
     ART_SERVER_URL, and the key is in ART_API_KEY. `art quota` sets the limits.
     """
     report = ask_server(args.url, lambda client: client.usage(month=args.month, project=args.project))
-    print(report.model_dump_json(indent=2) if args.json else describe_usage(report, with_models=args.models))
+    print(describe_usage(report, with_models=args.models))
+    if args.json:
+        args.json.write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return 0
 
 

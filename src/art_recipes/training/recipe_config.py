@@ -72,8 +72,6 @@ class RecipeConfig(Config):
     """Rollouts per scenario, whose rewards are compared with each other; by default the task's number."""
     max_staleness: int = Field(default=1, ge=0)
     """Training steps that rollouts may run ahead; 0 makes rollouts and training take turns, the same in every run."""
-    evaluate: int = Field(default=0, ge=0)
-    """Held-out rollouts before and after training; 0 for no evaluation."""
     lora_rank: int = Field(default=LoraConfig().rank, ge=1, le=512)
     """Rank of the LoRA adapter that is trained."""
     full_finetuning: bool = False

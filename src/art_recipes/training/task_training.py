@@ -43,14 +43,16 @@ class TaskTrainingConfig(RecipeConfig):
     """Settings of `art.recipes.train`, which trains a model on a task."""
 
     steps: int | None = Field(default=None, ge=0)
-    """Step up to which the model is trained, by default the task's number; 0 with --evaluate measures only."""
+    """Step up to which the model is trained, by default the task's number; 0 with --held-out measures only."""
+    held_out: int = Field(default=0, ge=0)
+    """Held-out rollouts before and after training; 0 for no evaluation."""
     rubric: str | None = None
     """What the judge is told is good, in prose; by default the task's `rubric`, or `art.rewards.DEFAULT_RUBRIC`."""
 
     @model_validator(mode="after")
     def _check_steps(self) -> Self:
-        if self.steps == 0 and not self.evaluate:
-            raise ValueError("`steps` = 0 trains nothing; give 1 or more, or `evaluate` to measure only")
+        if self.steps == 0 and not self.held_out:
+            raise ValueError("`steps` = 0 trains nothing; give 1 or more, or `held_out` to measure only")
         return self
 
 
@@ -160,7 +162,7 @@ class _Run:
         before = after = change = verdict = None
         is_over_budget = False
         self.on_progress(Progress(f"{self.model.get_inference_name()} is at step {first} of {num_steps}"))
-        if self.config.evaluate and not self.task.needs_judge:
+        if self.config.held_out and not self.task.needs_judge:
             if first == 0:
                 before = await self._evaluate("before")
             elif (before := logged_evaluation(self.model, self.task, step=0)) is not None:
@@ -168,7 +170,7 @@ class _Run:
         try:
             if num_steps:
                 await train_steps(self.model, self.config, self.task, scorer, self.on_progress, self.reports)
-            if not self.config.evaluate or first == num_steps == 0:
+            if not self.config.held_out or first == num_steps == 0:
                 pass
             elif self.task.needs_judge and scorer is not None:
                 comparison = await self._compare(scorer)
@@ -201,15 +203,15 @@ class _Run:
 
     async def _compare(self, scorer: GroupScorer) -> CheckpointComparison:
         """Have the judge score held-out rollouts from before and after training together, on one scale."""
-        scenarios = draw_scenarios(self.task, "test", seed=self.config.seed, count=self.config.evaluate)
-        rollouts = math.ceil(self.config.evaluate / len(scenarios))
+        scenarios = draw_scenarios(self.task, "test", seed=self.config.seed, count=self.config.held_out)
+        rollouts = math.ceil(self.config.held_out / len(scenarios))
         return await compare_checkpoints(
             self.model, self.task, scenarios, before=0, after=await self.model.get_step(), rollouts=rollouts,
             score=scorer,
         )  # fmt: skip
 
     async def _evaluate(self, when: str) -> Evaluation:
-        count = self.config.evaluate
+        count = self.config.held_out
 
         def on_rollout(num_ended: int) -> None:
             if num_ended % math.ceil(count / 20) == 0:

@@ -68,7 +68,7 @@ def test_every_setting_of_a_recipe_is_an_option_with_help(
     ("options", "complaint"),
     [
         (["--steps", "-3"], "`--steps` must be greater than or equal to 0, got -3"),
-        (["--steps", "0"], "`--steps` = 0 trains nothing; give 1 or more, or `--evaluate` to measure only"),
+        (["--steps", "0"], "`--steps` = 0 trains nothing; give 1 or more, or `--held-out` to measure only"),
         (["--learning-rate", "-1"], "`--learning-rate` must be greater than 0, got -1.0"),
         (["--groups", "0"], "`--groups` must be greater than or equal to 1, got 0"),
         (["--rollouts", "1"], "`--rollouts` must be greater than or equal to 2, got 1"),
@@ -143,6 +143,6 @@ def test_other_commands_that_train_refuse_them_too(
     assert main([*command, "--steps", "0"]) == 1
     assert "`--steps` must be greater than or equal to 1, got 0" in capsys.readouterr().err
     if command[0] == "demo":
-        assert main([*command, "--games", "0"]) == 1
-        assert "`--games` must be 1 or more, got 0" in capsys.readouterr().err
+        assert main([*command, "--held-out", "0"]) == 1
+        assert "`--held-out` must be 1 or more, got 0" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -23,7 +23,7 @@ FAKE_ART = """
 import json, sys
 words = dict(zip(sys.argv[3::2], sys.argv[4::2]))
 seed = int(words["--seed"])
-assert words["--evaluate"] == "400"
+assert words["--held-out"] == "400"
 if seed == 13:
     sys.exit("no luck today")
 found = {"metric": "win", "stopped": None, "rewards": [0.1, 0.2], "headlines": [0.0, 1.0],
@@ -96,12 +96,12 @@ def test_seeds_that_ended_are_kept_when_another_fails(tmp_path: Path) -> None:
     fake = tmp_path / "fake.py"
     fake.write_text(FAKE_ART)
     plans = [Plan("game", seed, SETTINGS) for seed in (9, 13, 8)]
-    with pytest.raises(RuntimeError, match=r"(?s)art train game --evaluate 400 --seed 13 ended with.*no luck today"):
+    with pytest.raises(RuntimeError, match=r"(?s)art train game --held-out 400 --seed 13 ended with.*no luck today"):
         measure(plans, tmp_path, jobs=2, program=[sys.executable, str(fake)])
     [results] = read_all(tmp_path)
     assert [one.seed for one in results.seeds] == [8, 9]
     assert results.seeds[0].after == HeldOut(mean=0.8, low=0.7, high=0.8)
-    assert results.seeds[0].command == "art train game --evaluate 400 --seed 8"
+    assert results.seeds[0].command == "art train game --held-out 400 --seed 8"
 
 
 def test_a_seed_replaces_itself_only(tmp_path: Path) -> None:

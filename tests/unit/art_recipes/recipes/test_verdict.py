@@ -129,7 +129,7 @@ async def test_the_exit_code_tells_whether_anything_was_trained(
 
     for name, stand_in in (("train", train), ("book_last", nothing)):
         monkeypatch.setattr(judged_run, name, stand_in)
-    config = JudgedConfig(name="m", project="p", base_model="b", data_dir=tmp_path, evaluate=0)
+    config = JudgedConfig(name="m", project="p", base_model="b", data_dir=tmp_path, held_out_rollouts=0)
     run = JudgedRun(
         config=config, model=config.make_model(), task=DatasetTask.__new__(DatasetTask), judge=Ruler("openai/j"),
         out=tmp_path,
@@ -187,7 +187,7 @@ async def test_one_win_more_is_not_learning(
         return []
 
     train_by(monkeypatch, train_task)
-    result = await art.recipes.train(task, "b", data_dir=tmp_path, steps=1, evaluate=200)
+    result = await art.recipes.train(task, "b", data_dir=tmp_path, steps=1, held_out=200)
     assert result.verdict is not None
     assert result.verdict.kind == kind
     assert result.change is not None
