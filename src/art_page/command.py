@@ -4,7 +4,7 @@ If a server runs on the directory, its own page is opened, which also shows what
 served from the files until Ctrl-C, for this machine only. Nothing is written but an index of the rollouts.
 
     art view                                      the page of .art
-    art view --url http://gpu-machine:5000        the page of a server elsewhere, with the key in ART_API_KEY
+    art view --url http://gpu-machine:5000        the page of a server elsewhere
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNREACHABLE_S = 5.0
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data_dir", nargs="?", type=Path, metavar="DIR", help="data directory (default: .art)")
-    parser.add_argument("--url", help="of a server elsewhere (default: ART_SERVER_URL, unless DIR is given)")
+    parser.add_argument("--url", help="address of a server elsewhere (default: ART_SERVER_URL, unless DIR is given)")
     parser.add_argument("--port", type=int, help="serve the files on this port (default: a free one)")
     parser.add_argument("--open", action="store_true", help="open the browser too")
 

@@ -122,6 +122,7 @@ def add_settings(
     for name in names:
         field = config.model_fields[name]
         words = str(field.description).rstrip(".")
+        words = words[0].lower() + words[1:] if words[1:2].islower() else words  # USD stays
         default = shown.get(name, field.default)
         suffix = "" if default is None or default is False or default == () else f" (default: {default})"
         options = _options_of(field.annotation)

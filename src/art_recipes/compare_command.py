@@ -1,8 +1,8 @@
 """`art compare TASK --models A,B,...`: compare models on the same held-out scenarios of a task.
 
-    art compare tic_tac_toe --models scripted,tiny                        the best player, an untrained model
-    art compare tic_tac_toe --models agent@latest,agent@0,openai/gpt-5    a checkpoint, its base, a provider's model
-    art compare shop.py:Shop --models llama3=http://gpu:8000/v1#GPU_KEY   any OpenAI-compatible server
+    art compare tic_tac_toe --models scripted,tiny
+    art compare tic_tac_toe --models agent@latest,agent@0,openai/gpt-5
+    art compare shop.py:Shop --models llama3=http://gpu:8000/v1#GPU_KEY
 
 A model is `scripted`, `tiny`, PROVIDER/MODEL, MODEL=URL#KEY_VARIABLE, NAME@STEP or PROJECT/NAME@STEP of the data
 directory (step 0 is the base, `latest` the newest), a folder or a hub id. Rollouts that fail get no score and are
@@ -69,7 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_settings(asking, CompareConfig, "concurrency", "call_timeout", "attempts", "rollout_timeout", "max_tokens")
     costs = parser.add_argument_group("costs", "a price that is not known is shown as such, never as 0")
     costs.add_argument(
-        "--price", nargs="+", default=[], metavar="MODEL=PROMPT,COMPLETION",
+        "--price", nargs="+", default=[], metavar="MODEL=USD,USD",
         help="USD per million prompt and completion tokens of a model, by its label",
     )  # fmt: skip
     add_settings(costs, CompareConfig, "price_per_hour")

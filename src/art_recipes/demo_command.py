@@ -35,7 +35,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_task_options(parser)
     parser.add_argument("--base-model", help="hub id or local path (default: a tiny model made for the task)")
     parser.add_argument("--steps", type=int, help="training steps (default: the task's own)")
-    parser.add_argument("--seed", type=int, default=0, help="of the model, the scenarios and the sampling (default: 0)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the model, the scenarios and the sampling (default: 0)"
+    )
     parser.add_argument(
         "--held-out", type=int, default=400, metavar="N", help="held-out rollouts before and after (default: 400)"
     )

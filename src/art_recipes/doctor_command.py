@@ -57,7 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--groups", type=int, default=4, metavar="N", help="scenarios of the task to roll out (default: %(default)s)"
     )
-    parser.add_argument("--rollouts", type=int, help="of each scenario (default: the task's own)")
+    parser.add_argument("--rollouts", type=int, help="rollouts of each scenario (default: the task's own)")
     parser.add_argument(
         "--longest", type=int, metavar="TOKENS", help="length of the trial's sequence (default: the engine's context)"
     )
@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="the file of `art train --settings`, to check what it will train with",
     )
     parser.add_argument("--data-dir", type=Path, default=Path(".art"), help="where training will write (default: .art)")
-    parser.add_argument("--seed", type=int, default=0, help="of the scenarios (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the scenarios (default: 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the checks and their numbers")
 
 

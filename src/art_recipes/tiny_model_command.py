@@ -24,7 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", type=Path, metavar="PATH", help="folder to write")
     parser.add_argument("--task", default="tic_tac_toe", help=f"{TASK_HELP} (default: tic_tac_toe)")
     add_task_options(parser)
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and the synthetic play (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and the synthetic play (default: 0)")
     parser.add_argument(
         "--play-skill", type=float, metavar="S", help="mean skill of the play, 0 to 1 (default: the task's own)"
     )
@@ -32,7 +32,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--warm-start-steps", type=int, metavar="N", help="0 leaves the weights random (default: the task's own number)"
     )
     parser.add_argument(
-        "--head-dim", type=int, default=16, choices=[16, 32], help="of the attention; vLLM needs 32 (default: 16)"
+        "--head-dim",
+        type=int,
+        default=16,
+        choices=[16, 32],
+        help="size of an attention head; vLLM needs 32 (default: 16)",
     )
     parser.add_argument(
         "--context", type=int, metavar="N",

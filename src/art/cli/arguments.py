@@ -1,10 +1,12 @@
-"""Options that several commands have: models and tasks, and files of settings."""
+"""What the command lines share: the form of their help, options for models and tasks, and files of settings."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 import json
+import shutil
+import textwrap
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +17,38 @@ from pydantic import ValidationError
 
 from art.config.base import Config, describe_invalid, instead_of
 from art.errors import ConfigError
+
+WIDTH = 80
+"""Most columns of a line of help."""
+
+
+class HelpText(argparse.HelpFormatter):
+    """Help of at most `WIDTH` columns. Paragraphs are filled, and those with indented lines stay as they are."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        super().__init__(prog, **{"width": min(shutil.get_terminal_size().columns, WIDTH), **options})
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(
+            textwrap.indent(part, indent) if "\n " in f"\n{part}" else "\n".join(_wrap(part, width, indent))
+            for part in text.split("\n\n")
+        )
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return _wrap(text, width)
+
+
+def _wrap(text: str, width: int, indent: str = "") -> list[str]:
+    """Break text into lines, but never in a name of an option."""
+    options = {"initial_indent": indent, "subsequent_indent": indent}
+    return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False, **options)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser with help in the form of `HelpText`. So are those of its actions."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": HelpText, **options})
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import art
-from art.cli.arguments import read_settings, read_settings_file
+from art.cli.arguments import Parser, read_settings, read_settings_file
 from art.cli.output import run_coroutine, until_unread
 from art.client.terminal import EXIT_INTERRUPTED
 from art.config import ServerConfig
@@ -209,7 +209,7 @@ _OVERRIDES = ("host", "port", "models", "gpu", "custom_losses", "cluster", "work
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="art-server",
         description="Serve models with an OpenAI-compatible API and train them. The key is read from ART_API_KEY.",
     )
@@ -246,7 +246,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--share-key", action="store_true", help="let other commands of this user find the key of ART_API_KEY in a file"
     )
-    parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    levels = ["debug", "info", "warning", "error"]
+    parser.add_argument("--log-level", default="info", choices=levels, help="least level of the log (default: info)")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""`art worker`: runs an engine or a trainer on this machine for a server elsewhere.
+"""`art worker`: run an engine or a trainer on this machine for a server elsewhere.
 
     server  <-- TCP with TLS, frames -->  this program  <-- socket pair, the same frames -->  engine or trainer process
 
