@@ -45,7 +45,7 @@ class Screen(Console):
         raise BrokenPipeError
 
 
-_COLOURS: dict[ProgressKind, str] = {"warning": "yellow", "good": "green", "soft": "yellow", "bad": "red"}
+COLOURS: dict[ProgressKind, str] = {"warning": "yellow", "good": "green", "soft": "yellow", "bad": "red"}
 
 
 class ProgressPrinter(ProgressLine):
@@ -62,7 +62,7 @@ class ProgressPrinter(ProgressLine):
         else:
             self.begin(what, progress.done, progress.total)
         if progress.kind != "busy":
-            self._console.print(progress.text, style=_COLOURS.get(progress.kind), highlight=False, soft_wrap=True)
+            self._console.print(progress.text, style=COLOURS.get(progress.kind), highlight=False, soft_wrap=True)
 
 
 def exit_code(result: RecipeResult) -> int:

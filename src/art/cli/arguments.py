@@ -40,8 +40,10 @@ class HelpText(argparse.HelpFormatter):
 
 def _wrap(text: str, width: int, indent: str = "") -> list[str]:
     """Break text into lines, but never in a name of an option."""
-    options = {"initial_indent": indent, "subsequent_indent": indent}
-    return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False, **options)
+    return textwrap.wrap(
+        " ".join(text.split()), width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False,
+        break_long_words=False,
+    )  # fmt: skip
 
 
 class Parser(argparse.ArgumentParser):

@@ -164,9 +164,9 @@ def run_completion(args: argparse.Namespace) -> int:
     eval "$(art completion zsh)"          in ~/.zshrc, after compinit
     art completion fish | source          in ~/.config/fish/config.fish
     """
-    import argcomplete
+    from argcomplete.shell_integration import shellcode
 
-    print(argcomplete.shellcode(["art"], shell=args.shell))
+    print(shellcode(["art"], shell=args.shell))
     return 0
 
 

@@ -74,7 +74,6 @@ class ProgressLine:
         self._is_terminal = sys.stderr.isatty()
         self._lock, self._ended = threading.RLock(), threading.Event()
         self._shown = ""
-        self._printed_at = time.monotonic()
         self._thread = threading.Thread(target=self._renew, name="progress", daemon=True)
         self.begin(what)
 
@@ -82,7 +81,7 @@ class ProgressLine:
         """Go over to other work. Its pace is measured from now, when `done` parts of `total` are done."""
         with self._lock:
             self.what, self.done, self.total, self.detail = what, done, total, ""
-            self._began = self._updated = time.monotonic()
+            self._began = self._updated = self._printed_at = time.monotonic()
             self._first = done
 
     def update(self, done: int, total: int, detail: str = "") -> None:

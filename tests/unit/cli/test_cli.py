@@ -50,7 +50,7 @@ def test_vllm_gets_whole_weights_where_all_are_trained(option: str, weights: str
     [
         (auto_command.add_options, AutoConfig, {"what", "out", "write_only"}),
         (mcp_rl_command.add_options, McpRlConfig, {"server", "out", "header", "server_env"}),
-        (train_command.add_options, TaskTrainingConfig, {"task", "task_options", "json"}),
+        (train_command.add_options, TaskTrainingConfig, {"task", "task_options", "json", "seeds"}),
     ],
 )
 def test_every_setting_of_a_recipe_is_an_option_with_help(
