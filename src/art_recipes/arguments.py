@@ -79,6 +79,7 @@ def config_of(config: type[C], args: argparse.Namespace) -> C:
     values = {} if path is None else read_settings_file(path)
     in_file = [name for name in values if name not in names]
     options = {name: f"--{name.replace('_', '-')}" for name in config.model_fields if name not in in_file}
+    options |= {"tags": "--tag"} if "tags" in options else {}
     source = str(path) if in_file else ""
     return read_settings(config, values | {name: getattr(args, name) for name in names}, source, options)
 
@@ -96,6 +97,7 @@ def add_recipe_options(
         "steps": defaults.num_steps, "groups": defaults.groups_per_step, "rollouts": defaults.rollouts_per_group
     }  # fmt: skip
     add_settings(parser, config, "name", "project", "data_dir", "report")
+    add_label_options(parser)
     loop = ("steps", "seed", "learning_rate", "groups", "rollouts", "max_staleness")
     add_settings(parser, config, *loop, shown=shown)
     add_settings(parser.add_mutually_exclusive_group(), config, "lora_rank", "full_finetuning")
@@ -112,6 +114,12 @@ def add_recipe_options(
     budget = f"a run that spends its budget keeps every finished step and ends with the exit code {EXIT_BUDGET}"
     costs = parser.add_argument_group("costs", budget)
     add_settings(costs, config, "budget", "price_per_hour", "judge_price")
+
+
+def add_label_options(parser: argparse._ActionsContainer) -> None:
+    tag_help = "word by which the page finds the run, in place of those that it has; may be given several times"
+    parser.add_argument("--tag", action="append", dest="tags", metavar="TAG", help=tag_help)
+    parser.add_argument("--notes", metavar="TEXT", help="text about the run for its page, in place of what it has")
 
 
 def add_settings(

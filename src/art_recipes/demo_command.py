@@ -22,7 +22,7 @@ from art.client.terminal import EXIT_INTERRUPTED, stopped
 from art.errors import ConfigError
 from art.local_backend import LocalBackend
 from art.task import Task
-from art_recipes.arguments import config_of, task_for
+from art_recipes.arguments import add_label_options, config_of, task_for
 from art_recipes.screen import ProgressPrinter, Screen, exit_code, print_page_line
 from art_recipes.seeds import add_seeds_option, draw_seeds, seeds_of, show_seeds, summarise_seeds
 from art_recipes.tiny_model_command import HEAD_DIMS, build_with_progress
@@ -52,6 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, help="folder for models, data and picture (default: demo/<task>-seed<seed>)"
     )
     parser.add_argument("--report", nargs="+", default=[], metavar="TRACKER", help="trackers that get metrics")
+    add_label_options(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a summary that scripts can read")
 
 

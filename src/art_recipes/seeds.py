@@ -51,12 +51,9 @@ def judge_seeds(metric: str, results: Results) -> RunVerdict:
 
 def show_seeds(console: Console, metric: str, results: Results) -> None:
     """Print a row for each seed, and the verdict over all."""
-    table = Table("seed", "before", "after", "change", "", title=f"{metric} on held-out rollouts, with 95 % intervals")
+    table = Table("seed", "before", "after", "change (95 %)", "", title=f"{metric} on held-out rollouts")
     for seed, result in results.items():
-        sides = [
-            "-" if side is None else f"{side.mean:.2f} ({side.interval[0]:.2f} to {side.interval[1]:.2f})"
-            for side in (result.before, result.after)
-        ]
+        sides = ["-" if side is None else f"{side.mean:.2f}" for side in (result.before, result.after)]
         change = "-" if result.change is None else result.change.text(sign=True)
         kind = result.verdict.kind if result.verdict else "soft"
         words = "not measured" if result.change is None else _WORDS[kind]

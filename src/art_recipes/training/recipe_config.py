@@ -9,6 +9,7 @@ recipe takes the settings by name, or as a config object:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from art.costs import Ledger, Prices
 from art.errors import ConfigError
 from art.model import TrainableModel
 from art.rewards import DEFAULT_RUBRIC, JudgeSettings, Ruler, params_at
+from art.storage.labels import Notes, Tags
 from art.task import TaskDefaults
 
 _SHORT = {"lora_rank", "full_finetuning", "engine", "max_context"}
@@ -47,6 +49,10 @@ class RecipeConfig(Config):
     report: tuple[str, ...] | None = None
     """Trackers that get metrics, e.g. wandb or tensorboard; `none` for no tracker. By default the
     environment chooses, e.g. by WANDB_API_KEY."""
+    tags: Tags | None = None
+    """Words by which the page finds the run, in place of those that it has."""
+    notes: Notes | None = None
+    """Text about the run for its page, in place of what it has."""
     judge: str | None = None
     """Language model that scores rollouts, as litellm names it, e.g. openai/o3 or ollama_chat/qwen3:8b."""
     judge_url: str | None = None
@@ -120,10 +126,12 @@ class RecipeConfig(Config):
             report_metrics=reported_to(self.report),
         )  # fmt: skip
 
-    def to_record(self) -> dict[str, Any]:
-        """Return the settings for the record of the run, without values that may be keys."""
-        hidden = {"headers", "env", "base_model", "name", "project", "data_dir"}
-        return {"recipe": self.model_dump(mode="json", exclude=hidden, exclude_none=True)}
+    async def record(self, model: TrainableModel[Any, Any]) -> None:
+        """Keep the settings with the run, without values that may be keys, and give it its tags and notes."""
+        hidden = {"headers", "env", "base_model", "name", "project", "data_dir", "tags", "notes"}
+        await model.record_settings({"recipe": self.model_dump(mode="json", exclude=hidden, exclude_none=True)})
+        if self.tags is not None or self.notes is not None:
+            await asyncio.to_thread(model.set_labels, tags=self.tags, notes=self.notes)
 
     @property
     def serves_one_step(self) -> bool:

@@ -105,7 +105,7 @@ async def train(
     async with backend or LocalBackend(path=config.data_dir) as backend:
         on_progress(Progress("starting server, engine and trainer", "busy"))
         await run.model.register(backend)
-        await run.model.record_settings(config.to_record())
+        await config.record(run.model)
         return await run.train(scorer)
 
 
