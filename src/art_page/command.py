@@ -51,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def add_place_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data_dir", nargs="?", type=Path, metavar="DIR", help="data directory (default: .art)")
-    parser.add_argument("--url", help="of a server elsewhere (default: ART_SERVER_URL, unless DIR is given)")
+    parser.add_argument("--url", help="address of a server elsewhere (default: ART_SERVER_URL, unless DIR is given)")
 
 
 def chosen_url(args: argparse.Namespace) -> str | None:

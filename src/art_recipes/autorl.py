@@ -94,7 +94,7 @@ async def auto(
         # Fails before inputs are paid for if the base model is missing or cannot be trained here.
         on_progress(Progress("Starting server, engine and trainer ...", "busy"))
         await trained.register(backend)
-        await trained.record_settings(config.to_record())
+        await config.record(trained)
         dataset = await files.write()
         task = task_of(dataset, config.seed)
         run = JudgedRun(

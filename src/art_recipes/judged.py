@@ -70,11 +70,6 @@ class JudgedConfig(RecipeConfig):
     """Rollouts of each held-out scenario before and after training; 0 for no evaluation."""
 
     @property
-    def serves_one_step(self) -> bool:
-        """Whether the engine holds one checkpoint at a time, which rules out a comparison with the untrained policy."""
-        return self.full_finetuning and self.engine == "vllm"
-
-    @property
     def writer(self) -> tuple[str, str | None]:
         """Name and address of the model that writes scenarios."""
         url = self.generator_url or (self.judge_url if self.generator is None else None)
@@ -324,4 +319,5 @@ def faults_of(run: JudgedRun, course: Course) -> list[str]:
 
 
 def trained_part(config: RecipeConfig) -> str:
-    return "all weights" if config.full_finetuning else f"an adapter of rank {config.lora_rank}"
+    lora = config.model_settings().lora
+    return "all weights" if lora is None else f"an adapter of rank {lora.rank}"

@@ -36,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     server = parser.add_argument_group("server", "how to reach it, and what the agent may do there")
     server.add_argument(
         "--header", action="append", default=[], metavar="'NAME: VALUE'",
-        help="of each HTTP request; $VARIABLES of the environment are filled in",
+        help="header of each HTTP request; $VARIABLES of the environment are filled in",
     )  # fmt: skip
     server.add_argument(
         "--server-env", action="append", default=[], metavar="NAME[=VALUE]",

@@ -132,7 +132,7 @@ class _McpRl:
             # Before scenarios are paid for: a base model that is missing, or that cannot be trained here, ends it now.
             self._say("Starting server, engine and trainer ...", "busy")
             await model.register(backend)
-            await model.record_settings(config.to_record())
+            await config.record(model)
             await require_fit(model, tools)
             scenarios = self._load_scenarios(tools) or await self._write_scenarios(tools, resources, model.costs)
             task = McpTask(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -44,6 +45,20 @@ def test_demo_learns_and_writes_what_scripts_read(
     assert low <= summary["after"] <= high
     assert (Path(summary["checkpoint"]) / "adapter_model.safetensors").exists()
     assert Path(summary["picture"]).read_bytes().startswith(b"\x89PNG")
+
+
+def test_seeds_are_judged_together(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, file = tmp_path / "out", tmp_path / "summary.json"
+    command = ["demo", "--task", "yes_no_maybe", "--steps", "2", "--held-out", "20", "--seed", "4", "--seeds", "2"]
+    assert main([*command, "--base-model", str(tiny_model), "--out", str(out), "--json", str(file)]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"It learnt with \d of 2 seeds.*: maybe on held-out rollouts changed by .* \(median; ", printed)
+    summary = json.loads(file.read_text())
+    assert summary["seeds"] == [4, 5]
+    assert [run["after"] - run["before"] for run in summary["runs"]] == pytest.approx(summary["changes"])
+    (data_dir,) = out.glob("run-*")
+    assert {path.name for path in data_dir.glob("*/models/*")} == {"seed4", "seed5"}
+    assert (out / "learning.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow

@@ -23,8 +23,8 @@ UNREACHABLE_S = 5.0
 
 def add_status_options(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--data-dir", type=Path, help="of a server on this machine (default: .art)")
-    where.add_argument("--url", help="of a server elsewhere (default: ART_SERVER_URL)")
+    where.add_argument("--data-dir", type=Path, help="data directory of a server on this machine (default: .art)")
+    where.add_argument("--url", help="address of a server elsewhere (default: ART_SERVER_URL)")
 
 
 def run_status(args: argparse.Namespace) -> int:

@@ -349,6 +349,16 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         if (reporting := self._sinks.running(self._paths())) is not None:
             await asyncio.to_thread(reporting.configure, self._run_config())
 
+    def set_labels(self, *, tags: list[str] | None = None, notes: str | None = None) -> None:
+        """Give the run tags and notes, which its page shows, in place of earlier ones. `None` keeps those.
+
+        Raises:
+            InvalidRequestError: a tag is empty, too long or has a comma, or there are too many of them.
+        """
+        from art.storage.labels import set_labels
+
+        set_labels(self._paths(), tags=tags, notes=notes)
+
     async def _keep_settings(self) -> None:
         from art.storage.logs import plain_config
 

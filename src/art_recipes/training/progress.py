@@ -41,6 +41,12 @@ class Progress:
     text: str
     kind: ProgressKind = "note"
     """`busy` names work that has just begun and lasts until the next line. `good`, `soft` and `bad` judge the run."""
+    part: str = ""
+    """The work that goes on after this line, if its parts are counted, e.g. `steps`."""
+    done: int = 0
+    """How many parts of it are done."""
+    total: int = 0
+    """How many parts it has."""
 
     def __str__(self) -> str:
         return self.text

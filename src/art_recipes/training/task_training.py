@@ -103,8 +103,9 @@ async def train(
     if config.judge is not None:
         scorer = GroupScorer(config.make_judge(run.model.costs, rubric=config.rubric or task.rubric))
     async with backend or LocalBackend(path=config.data_dir) as backend:
+        on_progress(Progress("starting server, engine and trainer", "busy"))
         await run.model.register(backend)
-        await run.model.record_settings(config.to_record())
+        await config.record(run.model)
         return await run.train(scorer)
 
 
@@ -132,13 +133,17 @@ async def train_steps(
 ) -> None:
     """Train a model up to the last step. Each step is appended to `reports` and reported as progress."""
     defaults = config.loop_defaults(task.defaults)
+    num_steps = defaults.num_steps
 
     def on_step(report: StepReport) -> None:
         reports.append(report)
-        on_progress(Progress(f"step {report.step:>4}/{defaults.num_steps}  {report.line(task.headline_metric)}"))
+        text = f"step {report.step:>4}/{num_steps}  {report.line(task.headline_metric)}"
+        on_progress(Progress(text, part="steps", done=report.step, total=num_steps))
 
+    first = await step_to_report(model)
+    on_progress(Progress(f"training from step {first} to {num_steps}", "busy", "steps", first, num_steps))
     await train_task(
-        model, task, defaults, num_steps=defaults.num_steps, seed=config.seed, on_step=on_step, score=scorer,
+        model, task, defaults, num_steps=num_steps, seed=config.seed, on_step=on_step, score=scorer,
         pace=config.pace(defaults),
     )  # fmt: skip
 
@@ -210,8 +215,10 @@ class _Run:
 
         def on_rollout(num_ended: int) -> None:
             if num_ended % math.ceil(count / 20) == 0:
-                self.on_progress(Progress(f"{num_ended} of {count} held-out rollouts {when} training", "busy"))
+                part = f"held-out rollouts {when} training"
+                self.on_progress(Progress(f"{num_ended} of {count} {part}", "busy", part, num_ended, count))
 
+        on_rollout(0)
         evaluation = await evaluate(self.model, self.task, count=count, seed=self.config.seed, on_rollout=on_rollout)
         await self.model.log(evaluation.trajectories, split="test")
         self._report(when, evaluation)
