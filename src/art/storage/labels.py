@@ -77,7 +77,7 @@ def set_labels(
             fault = error.errors()[0]
             where = str(fault["loc"][0])
             raise InvalidRequestError(
-                f"`{where}`: {fault['msg']}; got {str(fault['input'])[:60]!r}. Give at most {MOST_TAGS} tags of 1 to 40 "
+                f"`{where}`: {fault['msg']}; got {str(fault['input'])[:60]!r}. At most {MOST_TAGS} tags of 1 to 40 "
                 "characters without commas and line breaks, and notes of at most 10,000 characters",
                 param=where,
             ) from None
