@@ -130,17 +130,15 @@ async def evaluate(
 
 
 def logged_evaluation(model: TrainableModel, task: Task, *, step: int, split: Split = "test") -> Evaluation | None:
-    """Return the evaluation of a checkpoint from the model's log; `None` if there is none.
-
-    Of several rollouts of a scenario the last one counts.
-    """
+    """Return all logged held-out rollouts of a checkpoint as one evaluation, as the page does; `None` without any."""
     path = _paths_of(model).trajectories(split, step)
-    rollouts: dict[object, Trajectory] = {}
+    rollouts: list[Trajectory] = []
     for group in read_groups(path) if path.exists() else ():
         for trajectory in group:
             own_id = group.metadata.get("scenario_id") or f"unknown {len(rollouts)}"
-            rollouts[trajectory.metadata.setdefault("scenario_id", own_id)] = trajectory
-    return _evaluation_of(task, list(rollouts.values())) if rollouts else None
+            trajectory.metadata.setdefault("scenario_id", own_id)
+            rollouts.append(trajectory)
+    return _evaluation_of(task, rollouts) if rollouts else None
 
 
 def _evaluation_of(task: Task, trajectories: list[Trajectory]) -> Evaluation:
