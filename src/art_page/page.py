@@ -37,16 +37,19 @@ from art.server.answers import UNBUFFERED, EventStream, json_response
 from art.server.auth import SERVER_KEY_ID, Caller
 from art.server.call import ApiCall, Page, Route
 from art.server.state import ServerState
+from art.storage.labels import LabelChanges, RunLabels
 from art.storage.layout import DataDir, validate_name
 from art_page.rollout_answers import PageAnswer, PageQuery, RolloutKey, RolloutTableQuery, TokensQuery, TreeQuery
 from art_page.run_answers import CompareQuery, SeriesQuery
 from art_page.sessions import Addresses, FailedLogins, Sessions, make_cookie, read_cookies
+from art_page.several import Viewers, call_viewer
 from art_page.viewer import Viewer
 
 if TYPE_CHECKING:
     from art.runtime.runtime import Runtime
 
 T = TypeVar("T")
+AnyViewer = Viewer | Viewers
 
 INDEX = "index.html"
 CONTENT_TYPES = {
@@ -180,7 +183,7 @@ class ReadPath:
         answer: type[PageAnswer] = get_type_hints(self.method)["return"]
         return answer
 
-    def read(self, viewer: Viewer, asked: Asked) -> PageAnswer:
+    def read(self, viewer: AnyViewer, asked: Asked) -> PageAnswer:
         """Ask the viewer."""
         values = {name: int(text) if name in NUMBERS else text for name, text in asked.values.items()}
         known = {**asked.query.__dict__, **values, "query": asked.query}
@@ -191,8 +194,7 @@ class ReadPath:
             for name in inspect.signature(self.method).parameters
             if name != "self"
         }
-        answer: PageAnswer = getattr(viewer, self.method.__name__)(**arguments)
-        return answer
+        return call_viewer(viewer, self.method.__name__, arguments)
 
     def asked(self, values: Mapping[str, str], query: Mapping[str, Sequence[str]]) -> Asked:
         """Check parameters and query.
@@ -236,6 +238,25 @@ PATHS: list[ReadPath] = [
 """All paths. Each is one method of `Viewer`."""
 
 
+def read_address(viewer: AnyViewer, address: str) -> PageAnswer:
+    """Answer an address below `BASE`, as the page asks for it: `runs/games/agent-001/series?metric=train/reward`.
+
+    Raises:
+        NotFoundError: there is no such path, run, step, group or rollout.
+        InvalidRequestError: a parameter is wrong.
+    """
+    path, _, query = address.removeprefix(BASE).strip("/").partition("?")
+    words = path.split("/")
+    for row in PATHS:
+        names = row.path.split("/")
+        pairs = list(zip(names, words, strict=False))
+        if len(names) == len(words) and all(name == word or name.startswith("{") for name, word in pairs):
+            values = {name[1:-1]: word for name, word in pairs if name.startswith("{")}
+            return row.read(viewer, row.asked(values, parse_qs(query)))
+    known = "\n  ".join(row.path for row in PATHS)
+    raise NotFoundError(f"there is no answer {path!r}; there are\n  {known}")
+
+
 def query_parameters(row: ReadPath) -> dict[str, Any]:
     """Names and types of the parameters that the query of a path may have."""
     return {name: field.annotation for name, field in row.query.model_fields.items()}
@@ -252,8 +273,8 @@ class TrainingPage(Page):
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="page")
 
     @functools.cached_property
-    def viewer(self) -> Viewer:
-        """Reader of the data directory, opened when the first answer needs it.
+    def viewer(self) -> AnyViewer:
+        """Reader of the data directory, or of those that `art view` has, opened when the first answer needs it.
 
         Raises:
             NotFoundError: the server was started without a data directory.
@@ -269,6 +290,7 @@ class TrainingPage(Page):
             Route("GET", "/static/{version}/{folder}/{file}", self.static_file, scope=None, media=_ANY),
             Route("POST", "/view/login", self.login, scope=None, request=LoginRequest, response=PageSession),
             Route("POST", "/view/logout", self.logout, scope=None, request=Empty, response=Empty),
+            Route("POST", f"{BASE}{_RUN}/labels", self.label, scope="train", request=LabelChanges, response=RunLabels),
             Route("GET", f"{BASE}session", self.session, scope="infer", response=PageSession),
             *(
                 Route(
@@ -378,6 +400,11 @@ class TrainingPage(Page):
         code, expires_at = self.sessions.make_code(call.caller.key_id)
         return PageLink(code=code, expires_at=expires_at)
 
+    async def label(self, call: ApiCall) -> RunLabels:
+        """Replace tags, notes, star or archive mark of a run, and return all of them."""
+        changes = await call.body(LabelChanges)
+        return await self._read(lambda viewer: viewer.label(call.path["project"], call.path["name"], changes))
+
     # -- what it shows --
 
     def _handler(self, row: ReadPath) -> Callable[[ApiCall], Awaitable[Response]]:
@@ -396,7 +423,7 @@ class TrainingPage(Page):
                     param="project",
                 )
 
-            def read(viewer: Viewer) -> tuple[str, bytes | None]:
+            def read(viewer: AnyViewer) -> tuple[str, bytes | None]:
                 """Return the tag of the answer, and the answer if the browser does not have it."""
                 project = asked.values.get("project") or getattr(asked.query, "project", None)
                 version = viewer.version(project, asked.values.get("name"))
@@ -415,7 +442,7 @@ class TrainingPage(Page):
         answer.__doc__ = f"{row.summary[0].upper()}{row.summary[1:]}, for the page."
         return answer
 
-    async def _read(self, ask: Callable[[Viewer], T]) -> T:
+    async def _read(self, ask: Callable[[AnyViewer], T]) -> T:
         """Ask the viewer, in a thread of the page."""
         viewer, context = self.viewer, contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(self._readers, lambda: context.run(ask, viewer))

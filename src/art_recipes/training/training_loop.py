@@ -26,6 +26,7 @@ from art.storage.history import means_by_step
 from art.storage.layout import DataDir, ModelPaths
 from art.storage.trajectories import read_groups
 from art.task import Scenario, Split, Task, TaskDefaults, draw_scenarios
+from art.task.names import read_tiny_model
 from art.trajectory import Trajectory, TrajectoryGroup
 
 MAX_FAULT_RATE = 0.5
@@ -180,7 +181,8 @@ async def train_task(
     model.merge_state({"num_steps": num_steps})  # the page tells from it when the run will end
     options = task.options.model_dump(mode="json")
     about = {"name": task.name, "options": options, "headline_metric": task.headline_metric}
-    await model.record_settings({"task": about})
+    made = read_tiny_model(model.base_model)
+    await model.record_settings({"task": about} | ({} if made is None else {"tiny_model": made}))
     defaults, first = defaults.for_base_model(model.base_model), await model.get_step()
     size, pace = defaults.groups_per_step, pace or PipelineConfig(max_staleness=0)
 
