@@ -37,6 +37,37 @@ async def log_in(walker: Walker, backend: art.LocalBackend) -> None:
         assert "login=" not in walker.page.url, "the code of a login link stays in the address"
 
 
+async def test_a_visit_costs_few_requests_and_bytes(walker: Walker, backend: art.LocalBackend) -> None:
+    await log_in(walker, backend)
+    for view in ("#/", RUN):
+        page = await (await walker.browser.new_context()).new_page()
+        await page.context.add_cookies(await walker.page.context.cookies())  # type: ignore[arg-type]
+        devtools = await page.context.new_cdp_session(page)
+        await devtools.send("Network.enable")
+        num_requests, num_bytes = 0, 0
+
+        def count(_: object) -> None:
+            nonlocal num_requests
+            num_requests += 1
+
+        def add(event: dict[str, float]) -> None:
+            nonlocal num_bytes
+            num_bytes += int(event["encodedDataLength"])
+
+        devtools.on("Network.requestWillBeSent", count)
+        devtools.on("Network.loadingFinished", add)
+        await page.goto(f"{walker.base}{view}")
+        await page.get_by_text(NAME).locator("visible=true").first.wait_for()
+        await page.wait_for_timeout(1000)
+        assert num_requests <= 12, f"{view}: {num_requests} requests at the first visit"
+        num_bytes = 0
+        await page.reload()
+        await page.get_by_text(NAME).locator("visible=true").first.wait_for()
+        await page.wait_for_timeout(1000)
+        assert num_bytes <= 60_000, f"{view}: {num_bytes} bytes at a further visit"
+        await page.context.close()
+
+
 async def test_runs_and_one_run(walker: Walker, backend: art.LocalBackend) -> None:
     await log_in(walker, backend)
     await walker.go("#/", NAME)
@@ -204,8 +235,8 @@ async def test_models_compared(walker: Walker, backend: art.LocalBackend) -> Non
     await walker.shoot("comparison")
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (400, "dark"), (2000, "dark")])
-async def test_every_view_fits_the_window(walker: Walker, backend: art.LocalBackend, width: int, scheme: str) -> None:
+@pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (400, "dark"), (1440, "light"), (2000, "dark")])
+async def test_every_view_fits_the_window_and_is_accessible(walker: Walker, backend: art.LocalBackend, width: int, scheme: str) -> None:
     await log_in(walker, backend)
     await walker.page.set_viewport_size({"width": width, "height": 900})
     await walker.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
@@ -218,6 +249,7 @@ async def test_every_view_fits_the_window(walker: Walker, backend: art.LocalBack
         await walker.page.goto(f"{walker.base}{address}")
         await walker.page.wait_for_timeout(700)
         await walker.check(f"{name} at {width}")
+        await walker.check_accessibility(f"{name} at {width}, {scheme}")
         await walker.shoot(f"{name}-{width}-{scheme}")
     await walker.page.set_viewport_size({"width": 1280, "height": 860})
     await walker.page.emulate_media(color_scheme="light")
