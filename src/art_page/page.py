@@ -1,8 +1,7 @@
 """The page: its files and login, what it shows as JSON (one route for each row of `PATHS`), and what happens now, as
 server-sent events. These routes are for browsers; programs send their key to all others.
 
-The files are part of the package: `index.html`, modules, styles, and the vendored chart library. They are listed once,
-and nothing that a request says becomes part of a path.
+The files are part of the package (`bundle.py` joins them). Nothing that a request says becomes part of a path.
 """
 
 from __future__ import annotations
@@ -12,14 +11,12 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import gzip
 import hashlib
 import inspect
-import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from typing import TYPE_CHECKING, Any, Self, TypeVar, get_origin, get_type_hints
 from urllib.parse import parse_qs
 
@@ -39,6 +36,7 @@ from art.server.call import ApiCall, Page, Route
 from art.server.state import ServerState
 from art.storage.labels import LabelChanges, RunLabels
 from art.storage.layout import DataDir, validate_name
+from art_page.bundle import CONTENT_TYPES, page_files
 from art_page.rollout_answers import PageAnswer, PageQuery, RolloutKey, RolloutTableQuery, TokensQuery, TreeQuery
 from art_page.run_answers import CompareQuery, SeriesQuery
 from art_page.sessions import Addresses, FailedLogins, Sessions, make_cookie, read_cookies
@@ -51,17 +49,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 AnyViewer = Viewer | Viewers
 
-INDEX = "index.html"
-CONTENT_TYPES = {
-    ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8",
-    ".svg": "image/svg+xml", ".LICENSE": "text/plain; charset=utf-8",
-}  # fmt: skip
 BASE = "/view/api/"
 READERS = 3
 """Threads that read for the page. It has its own, so that a slow view holds up nothing of training and sampling."""
 RETRY_MS = 1000
 """Milliseconds after which a browser reconnects to a broken stream of events."""
-_ADDRESS = re.compile(r'\b(href|src)="([\w./-]+)"')
 _SAMPLED = frozenset({"request_started", "tokens"})
 """Events that hold what models wrote, and nothing of the machine."""
 _HTML, _ANY = ("text/html",), ("text/javascript", "text/css", "image/svg+xml", "text/plain")
@@ -93,45 +85,6 @@ class PageSession(Wire):
     """Where clients find the server's OpenAI-compatible API; null without a server."""
     version: str
     """Version of ART."""
-
-
-@dataclass(frozen=True, slots=True)
-class PageFiles:
-    """The files of the page."""
-
-    content: dict[str, bytes]
-    """Content by the name relative to the page's folder, e.g. `lib/dom.js`."""
-    version: str
-    """Digest of all of them. It is part of their addresses, so browsers may keep them for ever."""
-
-    def index(self) -> bytes:
-        """Return the first page, with the address of each file that it names."""
-
-        def address(match: re.Match[str]) -> str:
-            name, target = match.groups()
-            return f'{name}="static/{self.version}/{target}"' if target in self.content else match[0]
-
-        return _ADDRESS.sub(address, self.content[INDEX].decode()).encode()
-
-
-@functools.cache
-def page_files() -> PageFiles:
-    """Read the files of the page from the package."""
-
-    def read(folder: Traversable, prefix: str) -> list[tuple[str, bytes]]:
-        entries: list[tuple[str, bytes]] = []
-        for entry in folder.iterdir():
-            if entry.is_dir():
-                entries += read(entry, f"{prefix}{entry.name}/")
-            elif any(entry.name.endswith(suffix) for suffix in CONTENT_TYPES):
-                entries.append((prefix + entry.name, entry.read_bytes()))
-        return entries
-
-    content = dict(sorted(read(files("art_page").joinpath("static"), "")))
-    digest = hashlib.sha256()
-    for name, data in content.items():
-        digest.update(f"{name}\n{len(data)}\n".encode() + data)
-    return PageFiles(content, digest.hexdigest()[:16])
 
 
 NUMBERS = frozenset({"step", "group", "index"})
@@ -287,7 +240,6 @@ class TrainingPage(Page):
         routes = [
             Route("GET", "/", self.index, scope=None, media=_HTML),
             Route("GET", "/static/{version}/{file}", self.static_file, scope=None, media=_ANY),
-            Route("GET", "/static/{version}/{folder}/{file}", self.static_file, scope=None, media=_ANY),
             Route("POST", "/view/login", self.login, scope=None, request=LoginRequest, response=PageSession),
             Route("POST", "/view/logout", self.logout, scope=None, request=Empty, response=Empty),
             Route("POST", f"{BASE}{_RUN}/labels", self.label, scope="train", request=LabelChanges, response=RunLabels),
@@ -342,16 +294,19 @@ class TrainingPage(Page):
         headers = {"cache-control": "no-cache", "etag": f'"{page.version}"'}
         if call.header("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)
-        return Response(page.index(), headers=headers | {"content-type": CONTENT_TYPES[".html"]})
+        document = page.document(f"static/{page.version}/")
+        return Response(document, headers=headers | {"content-type": CONTENT_TYPES[".html"]})
 
     async def static_file(self, call: ApiCall) -> Response:
         """Send a file of the page. Its address changes with its content, so browsers may keep it for ever."""
         page = await asyncio.to_thread(page_files)
-        name = "/".join(call.path[part] for part in ("folder", "file") if part in call.path)
+        name = call.path["file"]
         if call.path["version"] != page.version or name not in page.content:
             raise NotFoundError("there is no such file of the page; reload the page if the server was updated")
-        headers = {"cache-control": "public, max-age=31536000, immutable"}
+        headers = {"cache-control": "public, max-age=31536000, immutable", "vary": "accept-encoding"}
         headers["content-type"] = CONTENT_TYPES[name[name.rindex(".") :]]
+        if "gzip" in (call.header("accept-encoding") or ""):
+            return Response(page.packed[name], headers=headers | {"content-encoding": "gzip"})
         return Response(page.content[name], headers=headers)
 
     async def login(self, call: ApiCall) -> Response:
@@ -437,7 +392,11 @@ class TrainingPage(Page):
             headers = {"etag": etag, "cache-control": "private, no-cache", "vary": "cookie, authorization"}
             if body is None:
                 return Response(status_code=304, headers=headers)
-            return json_response(call.without_paths(body) if row.names_files else body, headers=headers)
+            body = call.without_paths(body) if row.names_files else body
+            if "gzip" in (call.header("accept-encoding") or ""):
+                headers |= {"content-encoding": "gzip", "vary": "cookie, authorization, accept-encoding"}
+                body = await asyncio.to_thread(gzip.compress, body, 3)
+            return json_response(body, headers=headers)
 
         answer.__doc__ = f"{row.summary[0].upper()}{row.summary[1:]}, for the page."
         return answer
