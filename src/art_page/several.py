@@ -87,8 +87,8 @@ class Viewers:
 
     def label(self, project: str, name: str, changes: LabelChanges) -> RunLabels:
         """Replace tags, notes, star or archive mark of a run, and return all of them."""
-        viewer, names = self._run(project, name)
-        return viewer.label(*names, changes)
+        viewer, (own_project, own_name) = self._run(project, name)
+        return viewer.label(own_project, own_name, changes)
 
     def _run(self, project: str, name: str) -> tuple[Viewer, _Key]:
         return self._find(self._all_runs(), (project, name), "run")

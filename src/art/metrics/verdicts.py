@@ -67,7 +67,10 @@ class RunEnd(BaseModel):
 def describe_end(course: RunCourse) -> tuple[VerdictKind, str]:
     """Judge a training, and say in a sentence without a full stop what happened."""
     of = "" if course.num_steps is None else f" of {course.num_steps}"
-    kind, gain = ("soft", "") if course.change is None else _describe_change(course.change)
+    kind: VerdictKind = "soft"
+    gain = ""
+    if course.change is not None:
+        kind, gain = _describe_change(course.change)
     if course.num_tried and not course.num_trained:
         return "bad", f"Nothing was trained in {course.num_tried} steps: {NO_SPREAD}"
     if course.ending != "finished":
