@@ -11,7 +11,7 @@ from art.protocol.promotions import PromotionRecord
 from art.protocol.training import JobKind, JobState
 from art.storage.labels import RunLabels
 from art_page.rollout_answers import Indexing, Interval, PageAnswer, PageQuery, RolloutKey
-from art_recipes.comparing.model_comparison import ModelComparison
+from art_recipes.comparing.model_comparison import ModelComparison, ModelRow
 
 MOST_PROMOTIONS = 200
 
@@ -384,12 +384,15 @@ class CostsAnswer(PageAnswer):
 
 
 class ComparisonLine(PageAnswer):
-    """One comparison in a line."""
+    """One comparison in the list, with a row for each model."""
 
     id: str
     task: str
     description: str
-    models: list[str]
+    models: list[ModelRow]
+    """In the order in which they were named."""
+    reference: str
+    """Label of the model that the others are compared with."""
     best: str | None
     """The model with the highest headline metric; null if none has a score."""
     headline_metric: str

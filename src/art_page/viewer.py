@@ -383,7 +383,8 @@ class Viewer:
             scored = {row.label: row.headline.mean for row in comparison.models if row.headline is not None}
             line = run_answers.ComparisonLine(
                 id=comparison.id, task=comparison.task, description=comparison.description,
-                models=[row.label for row in comparison.models], best=max(scored, key=scored.__getitem__, default=None),
+                models=comparison.models, reference=comparison.reference,
+                best=max(scored, key=scored.__getitem__, default=None),
                 headline_metric=comparison.headline_metric, num_scenarios=comparison.num_scenarios,
                 updated_at=comparison.updated_at, is_complete=comparison.is_complete,
             )  # fmt: skip

@@ -267,7 +267,9 @@ async def test_models_compared(walker: Walker, backend: art.LocalBackend) -> Non
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (400, "dark"), (1440, "light"), (2000, "dark")])
-async def test_every_view_fits_the_window_and_is_accessible(walker: Walker, backend: art.LocalBackend, width: int, scheme: str) -> None:
+async def test_every_view_fits_the_window_and_is_accessible(
+    walker: Walker, backend: art.LocalBackend, width: int, scheme: str
+) -> None:
     await log_in(walker, backend)
     await walker.page.set_viewport_size({"width": width, "height": 900})
     await walker.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
