@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with contextlib.closing(PageReader(args.data_dir, chosen_url(args))) as reader:
+    with contextlib.closing(PageReader(args.data_dirs, chosen_url(args))) as reader:
         asyncio.run(_serve(make_server(reader)))
     return 0
 

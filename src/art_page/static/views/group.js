@@ -91,7 +91,7 @@ class GroupPage {
       h("nav", { class: "places", "aria-label": "places of this group" },
         h("a", { href: link("rollouts", this.run, { split, step }) }, `${visibleText(split)} step ${step}`), h("span", null, `group ${group}`),
         h("a", { href: link("rollouts", this.run, { split, step, group }) }, "as a table"), h("a", { href: link("tree", [...this.run, step]) }, "prefix tree")),
-      h("dl", { class: "facts-line" },
+      h("dl", { class: "facts-line", tabindex: 0 },
         namedValue("rollouts", String(answer.num_rollouts ?? answer.rollouts.length)), namedValue("rewards, best first", rewardStrip(rewards, -1)),
         answer.dropped_because ? namedValue("dropped because", reasonText(answer.dropped_because)) : null,
         metrics.slice(0, 8).map(([name, value]) => namedValue(saidNodes(name), formatNumber(/** @type {number} */ (value))))));

@@ -138,7 +138,7 @@ class RolloutPage {
         h("span", null, `rollout ${index}`),
         h("a", { href: link("tree", [...this.run, step]) }, "prefix tree"),
         neighbour(rollout.previous, "previous", "key k"), neighbour(rollout.next, "next", "key j")),
-      h("dl", { class: "facts-line" }, this.#facts().map(([name, value, kind]) => h("div", { class: kind || null }, h("dt", null, name), h("dd", null, saidNodes(value))))));
+      h("dl", { class: "facts-line", tabindex: 0 }, this.#facts().map(([name, value, kind]) => h("div", { class: kind || null }, h("dt", null, name), h("dd", null, saidNodes(value))))));
   }
 
   /** @returns {[string, string, string][]} */
