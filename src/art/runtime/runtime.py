@@ -106,6 +106,7 @@ class Runtime:
         settings = await asyncio.to_thread(with_engine, self._config.settings, devices)
         for name in base_models:
             self._hosts.pin(await find_base_model(name), settings)
+        self._background.append(asyncio.create_task(self.overview.follow(), name="follow the system"))
         if (age_s := self._config.record_retention_s) is not None:
             needed = self.jobs.store.needed_exchanges
             forget = forget_regularly(self._recorder, age_s, needed)

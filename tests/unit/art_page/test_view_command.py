@@ -95,7 +95,7 @@ def test_the_page_is_served_until_ctrl_c(data_dir: Path) -> None:
         headers = {"origin": base, "x-art-page": "1"}
         with httpx2.Client(base_url=base, headers=headers, trust_env=False) as http:
             assert http.get("/view/api/runs").status_code == 401
-            assert "main.js" in http.get("/").text
+            assert "page.js" in http.get("/").text
             assert http.post("/view/login", json={"code": code}).status_code == 200
             assert http.get("/view/api/runs").json()["runs"][0]["name"] == "agent"
             assert http.get("/view/api/session").json()["has_server"] is False
