@@ -55,9 +55,8 @@ def see_wandb(folder: Path) -> Seen:
                 value = json.loads(text)
                 if isinstance(value, (int, float)) and not name.startswith(("rollouts/", "_")):
                     curves[name].append((step, float(value)))
-                if name == "data/reward_hist":
-                    assert value["_type"] == "histogram"
-                    histograms[step] = value["values"]
+                if name == "data/reward_hist/values" and row["data/reward_hist/_type"] == '"histogram"':
+                    histograms[step] = value
     return Seen(dict(curves), len(ids), config, histograms)
 
 

@@ -39,7 +39,7 @@ class LiveRequestData(Data):
     policy_version: int
     rollout_id: str | None
     scenario: str | None
-    """What the rollout is about: the name of its scenario where the client said it, else how its first question begins."""
+    """Name of the rollout's scenario where the client said it, else the beginning of the first question."""
     turn: int
     """Number of the answer in its conversation, from 1."""
     num_prompt_tokens: int
