@@ -37,7 +37,15 @@ from art.server.state import ServerState
 from art.storage.labels import LabelChanges, RunLabels
 from art.storage.layout import DataDir, validate_name
 from art_page.bundle import CONTENT_TYPES, page_files
-from art_page.rollout_answers import PageAnswer, PageQuery, RolloutKey, RolloutTableQuery, TokensQuery, TreeQuery
+from art_page.rollout_answers import (
+    PageAnswer,
+    PageQuery,
+    RequestQuery,
+    RolloutKey,
+    RolloutTableQuery,
+    TokensQuery,
+    TreeQuery,
+)
 from art_page.run_answers import CompareQuery, SeriesQuery
 from art_page.sessions import Addresses, FailedLogins, Sessions, make_cookie, read_cookies
 from art_page.several import Viewers, call_viewer
@@ -178,6 +186,7 @@ PATHS: list[ReadPath] = [
     ReadPath(f"{_RUN}/rollouts", Viewer.rollouts, RolloutTableQuery),
     ReadPath(_ROLLOUT, Viewer.rollout),
     ReadPath(f"{_ROLLOUT}/tokens", Viewer.tokens, TokensQuery),
+    ReadPath(f"{_ROLLOUT}/request", Viewer.request, RequestQuery),
     ReadPath(f"{_RUN}/groups/{{split}}/{{step}}/{{group}}", Viewer.group),
     ReadPath(f"{_RUN}/steps/{{step}}", Viewer.step),
     ReadPath(f"{_RUN}/steps/{{step}}/tree", Viewer.tree, TreeQuery),

@@ -50,6 +50,8 @@ from art_page.indexing import Indexer
 from art_page.rollout_answers import (
     GroupAnswer,
     Indexing,
+    RepeatedRequest,
+    RequestQuery,
     RolloutDetail,
     RolloutKey,
     RolloutTable,
@@ -71,7 +73,7 @@ from art_page.run_files import (
     total_usd,
 )
 from art_page.seeds import find_groups, seed_of
-from art_page.tokens import TokenReader, tree_places
+from art_page.tokens import TokenReader, repeated_request, tree_places
 from art_recipes.comparing.model_comparison import JSON_FILE, read_comparison, remarks
 
 T = TypeVar("T")
@@ -342,6 +344,13 @@ class Viewer:
     def tokens(self, project: str, name: str, key: RolloutKey, query: TokensQuery) -> RolloutTokens:
         """Describe the exact tokens of one path of a rollout."""
         return self._read(project, name, lambda run, _: self._tokens.rollout(run, key, query), [(key.split, key.step)])
+
+    def request(self, project: str, name: str, key: RolloutKey, query: RequestQuery) -> RepeatedRequest:
+        """Return a request that gives an answer of a rollout again."""
+        return self._read(
+            project, name, lambda run, _: repeated_request(run, self.database, key, query.exchange),
+            [(key.split, key.step)],
+        )  # fmt: skip
 
     def tree(self, project: str, name: str, step: int, query: TreeQuery) -> TreeAnswer:
         """Describe the prefix tree of a step as it was trained."""

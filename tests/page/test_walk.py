@@ -151,6 +151,39 @@ async def test_a_rollout_is_read_as_text(walker: Walker, backend: art.LocalBacke
     await walker.go(f"{ROLLOUT}?tab=record", "served")
 
 
+async def test_a_copied_request_gives_the_answer_again(
+    walker: Walker, backend: art.LocalBackend, model: art.TrainableModel
+) -> None:
+    await log_in(walker, backend)
+    path = f"view/api/runs/{PROJECT}/{NAME}/rollouts/train/3/1/1"
+    fetch = "path => fetch(path).then(answer => answer.json())"
+    detail = await walker.page.evaluate(fetch, path)
+    sampled = [item for history in detail["histories"] for item in history["items"] if item["is_sampled"]]
+    num_repeated = 0
+    for item in sampled:
+        request = await walker.page.evaluate(fetch, f"{path}/request?exchange={item['exchange_id']}")
+        if request["notes"]:  # a grammar held it to a tool call
+            assert item["tool_calls"]
+            continue
+        answer = await model.openai_client().chat.completions.create(**request["body"])
+        assert (answer.choices[0].message.content or "") == item["text"]
+        num_repeated += 1
+    assert num_repeated
+
+
+async def test_two_rollouts_of_different_steps_are_compared(walker: Walker, backend: art.LocalBackend) -> None:
+    await log_in(walker, backend)
+    await walker.go(f"{RUN}/rollout/train/1/1/1", "mark to compare")
+    await walker.page.get_by_role("button", name="mark to compare").click()
+    await walker.go(ROLLOUT, "difference from train/1/1/1")
+    await walker.page.get_by_role("link", name="difference from").click()
+    await walker.sees("second minus first")
+    await walker.check("difference")
+    await walker.shoot("difference")
+    await walker.go(f"{RUN}/group/train/{STEP}/1?form=compact", "leaves the best")
+    await walker.shoot("group-compact")
+
+
 @pytest.mark.parametrize(
     "colour",
     ["sampling_logprob", "policy_logprob", "importance_ratio", "entropy", "advantage", "mask", "policy_version"],
@@ -327,7 +360,8 @@ async def test_every_view_fits_the_window_and_is_accessible(
     barriers: dict[str, list[str]] = {}
     for name, address in {
         "runs": "#/", "run": RUN, "curves": f"{RUN}/curves", "rollouts": f"{RUN}/rollouts", "rollout": ROLLOUT,
-        "tokens": f"{ROLLOUT}?tab=tokens", "group": f"{RUN}/group/train/{STEP}/1", "tree": f"{RUN}/tree/{STEP}",
+        "tokens": f"{ROLLOUT}?tab=tokens", "compact": f"{RUN}/group/train/{STEP}/1?form=compact",
+        "difference": f"#/difference?a={PROJECT}/{NAME}/train/1/1/1&b={PROJECT}/{NAME}/train/2/1/1", "group": f"{RUN}/group/train/{STEP}/1", "tree": f"{RUN}/tree/{STEP}",
         "ledger": f"{RUN}/ledger/{STEP}", "checkpoints": f"{RUN}/checkpoints?a=0&b=3", "costs": f"{RUN}/costs",
         "settings": f"{RUN}/settings", "compare": f"#/compare?run={PROJECT}/{NAME}&run=seeds/agent-seed0,agent-seed1",
         "comparisons": "#/comparisons", "comparison": f"#/comparisons/{COMPARISON}", "live": "#/live", "system": "#/system",

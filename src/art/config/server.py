@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Any, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
@@ -207,6 +208,9 @@ class ServerConfig(Config):
     """Refuse to promote a checkpoint unless it is certain to be better than the promoted one by more than this. A
     caller may ask for more. Only keys with scope `admin` may force a promotion against it. `None`: each caller
     chooses. See docs/organisation.md."""
+    alerts: str | None = None
+    """Where findings of training and failed jobs are sent, each once: a URL that gets them by POST as JSON, or a
+    command that gets the text on its standard input, such as `mail -s ART me@lab.example`. `None`: nowhere."""
     child_start_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds an engine or trainer has to load its model, including a first download."""
     heartbeat_timeout_s: float = Field(default=120.0, gt=0)
@@ -223,6 +227,13 @@ class ServerConfig(Config):
             if re.fullmatch(r"https?://[^/\s*@?#]+", origin) is None:
                 raise ValueError(f"an origin is scheme, host and port, like 'https://lab.example:8443'; got {origin!r}")
         return origins
+
+    @field_validator("alerts")
+    @classmethod
+    def _check_alerts(cls, alerts: str | None) -> str | None:
+        if alerts is not None and not shlex.split(alerts):
+            raise ValueError("`alerts` is the URL of a webhook or a command, and must not be empty")
+        return alerts
 
     @model_validator(mode="after")
     def _check_cluster(self) -> Self:

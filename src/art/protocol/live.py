@@ -38,6 +38,10 @@ class LiveRequestData(Data):
     name: str
     policy_version: int
     rollout_id: str | None
+    scenario: str | None
+    """Name of the rollout's scenario where the client said it, else the beginning of the first question."""
+    turn: int
+    """Number of the answer in its conversation, from 1."""
     num_prompt_tokens: int
     started_at: float
 
@@ -317,6 +321,19 @@ class ClusterPart(Data):
     """Workers whose connection ended."""
 
 
+class SystemHistory(Data):
+    """The last hour of a server, a point every 20 seconds, oldest first. All lists are equally long."""
+
+    at: list[float] = []
+    sampled_per_s: list[float] = []
+    """Tokens that were sampled since the point before, per second."""
+    trained_per_s: list[float] = []
+    num_requests: list[int] = []
+    """Requests that waited or were computed at that moment."""
+    rss_bytes: list[int] = []
+    """Memory of all processes on the server's machine."""
+
+
 class SystemAnswer(Data):
     """How the server is. A key for one project gets the jobs and tokens of this project, and no more."""
 
@@ -335,3 +352,5 @@ class SystemAnswer(Data):
     """Viewers of live events."""
     cluster: ClusterPart | None = None
     """Null if everything runs on the server's machine."""
+    history: SystemHistory = SystemHistory()
+    """Empty for a key of one project."""

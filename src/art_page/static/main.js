@@ -14,6 +14,7 @@ import { compareView } from "./views/compare.js";
 import { comparisonsView } from "./views/comparisons.js";
 import { costsView } from "./views/costs.js";
 import { curvesView } from "./views/curves.js";
+import { differenceView } from "./views/difference.js";
 import { groupView } from "./views/group.js";
 import { ledgerView } from "./views/ledger.js";
 import { liveView } from "./views/live.js";
@@ -49,6 +50,7 @@ const VIEWS = {
   settings: settingsView,
   compare: compareView,
   comparisons: comparisonsView,
+  difference: differenceView,
   live: liveView,
   system: systemView,
   nowhere: nowhereView,
