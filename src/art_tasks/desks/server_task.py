@@ -412,7 +412,7 @@ class ServerTask(Task):
     def _drill(self, rng: random.Random) -> Conversation:
         """Make short exchanges: a task and its call, with the result and the answer unless it needs several calls."""
         messages: list[Any] = []
-        for _ in range(3):
+        for _ in range(2):
             case = self._case(self._draw_inputs("train", rng)["case"])
             messages += [{"role": "user", "content": case.job.task}, said(case.job.calls[0])]
             if not case.job.before:
