@@ -275,7 +275,7 @@ POLICIES: Mapping[str, TaskPolicies] = {
         _say("any words of the lists", lambda task, text, rng: _case_answer([*map(rng.choice, _lists(text))])),
         _say("the first room, the first suspect", lambda task, text, rng: _case_answer([w[0] for w in _lists(text)])),
         _say("two regular expressions", lambda task, text, rng: _case_answer([
-            re.findall(rf"^- {VICTIM} (\w+)$", text, re.M)[0], re.findall(rf"^- (\w+) with {VICTIM}$", text, re.M)[0]
+            re.findall(rf"^- {VICTIM} (\w+)$", text, re.M)[0], re.findall(rf"^- {VICTIM} with (\w+)$", text, re.M)[0]
         ])),
     ),
     "tic_tac_toe": TaskPolicies(
