@@ -322,7 +322,7 @@ class _Comparing:
         config = self.config
         if self.reference not in (labels := [model.label for model in self.models]):
             raise ConfigError(f"the reference {self.reference!r} is none of the models {', '.join(labels)}")
-        if self.task.needs_judge:  # its own rewards are all 0
+        if self.task.needs_judge and type(self.task).score_messages is Task.score_messages:  # all rewards are 0
             raise ConfigError(
                 f"task {self.task.label!r} gets its rewards from a judge only, and a comparison has none: every model "
                 "would score 0. `art.recipes.compare_checkpoints` compares two checkpoints by a judge"

@@ -12,9 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.learnt.baselines import measure_baselines
 from benchmarks.learnt.blocks import ROOT, pages, renewed
+from benchmarks.learnt.policies import POLICIES
 from benchmarks.learnt.process_tree import MeasuredCommand
-from benchmarks.learnt.results import HeldOut, SeedResult, Settings, TaskResults, read_all
+from benchmarks.learnt.results import Baseline, HeldOut, SeedResult, Settings, TaskResults, read_all
 from benchmarks.learnt.runs import Plan, measure
 from benchmarks.learnt.tables import block, row_of_seed, row_of_task
 
@@ -131,13 +133,30 @@ def test_a_page_gets_the_tables_that_it_asks_for() -> None:
 
     new = renew("a\n<!-- learnt -->\nold\n<!-- /learnt -->\nb\n<!-- learnt game -->\n<!-- /learnt -->\nc\n")
     assert "old" not in new
-    assert "| game | win | 0.50 | 0.80 | 1 of 1 seeds |" in new
+    assert "| game | win |  |  |  | 0.50 | 0.80 | 1 of 1 seeds |" in new
     assert "](images/tasks/game.png)" in new
     assert "The tiny model got the form `size=3`." in new
     assert new.endswith("<!-- /learnt -->\nc\n")
     assert renew(new) == new
     with pytest.raises(ValueError, match="no results of 'chess'; there are game"):
         renew("<!-- learnt chess -->\n<!-- /learnt -->")
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+async def test_the_best_script_is_better_than_chance(name: str) -> None:
+    measured = await measure_baselines(name, count=20)
+    assert measured["rule"].mean > 0.8
+    assert measured["random"].mean < 0.75
+    assert measured["constant"].mean <= measured["rule"].mean
+
+
+def test_baselines_are_kept_beside_the_seeds(tmp_path: Path) -> None:
+    results = TaskResults.open(tmp_path, "game", SETTINGS).put(seed_result(1, 0.8), tmp_path)
+    chance = Baseline(about="any move", mean=0.1, low=0.0, high=0.2)
+    results.put_baselines(dict.fromkeys(("random", "constant", "rule"), chance), tmp_path)
+    [again] = read_all(tmp_path)
+    assert again.put(seed_result(2, 0.9), tmp_path).baselines["random"] == chance
+    assert row_of_task(again)["fixed answer"] == "0.10"
 
 
 def test_tables_in_pages_are_current() -> None:

@@ -13,12 +13,15 @@ from art.costs import Prices, TokenPrice
 from art.errors import ConfigError
 from art.model import Model
 from art.recipes import CompareConfig, Endpoint, compare_models
+from art.task import get_task
+from art.testing.scripted_model import ScriptedModel
 from art.testing.scripted_server import ScriptedServer, completion
 from art.trajectory import Trajectory
 from art_recipes.comparing.model_comparison import ModelComparison, cells, read_comparison, remarks
 from art_recipes.comparing.run_model import KeptRollout, price_rollouts
 from tests.support.parity import Parity, Server
 from tests.support.scripted_chat import ScriptedChat, answer
+from tools.pages.tasks import ready_tasks
 
 
 def test_this_machine_is_paid_for_the_time_in_which_any_rollout_ran() -> None:
@@ -298,3 +301,12 @@ async def test_a_task_that_only_a_judge_rewards_is_refused(tmp_path: Path) -> No
 
     with pytest.raises(ConfigError, match="rewards from a judge only"):
         await compare_models(Judged(), ["a=http://127.0.0.1:9/v1"], config=config(tmp_path))
+
+
+@pytest.mark.parametrize("name", [name for name, _ in ready_tasks()])
+async def test_every_ready_task_can_be_compared(tmp_path: Path, name: str) -> None:
+    task = get_task(name, is_tiny=True)
+    comparison = await compare_models(task, [ScriptedModel(task)], config=config(tmp_path, games=2))
+    row = comparison.row("scripted")
+    assert row.headline is not None
+    assert row.headline.mean > 0, "the scripted player of the task is good"
