@@ -166,7 +166,7 @@ def run_completion(args: argparse.Namespace) -> int:
     """
     from argcomplete.shell_integration import shellcode
 
-    print(shellcode(["art"], shell=args.shell))
+    print(shellcode(["art"], True, args.shell))
     return 0
 
 
