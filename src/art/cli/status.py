@@ -63,7 +63,7 @@ def describe_cluster(cluster: ClusterPart) -> list[str]:
         state = "alive" if node.alive else "gone"
         lines.append(f"node {node.machine} ({node.address}): {state}, {_amounts(node.resources)}")
     for actor in cluster.actors:
-        where = ", ".join(actor.machines) or "not placed"
+        where = ", ".join(actor.machines) or actor.problem or "not placed"
         lines.append(f"{actor.name}: {where}; {actor.starts} starts")
     workers = sorted(cluster.workers, key=lambda worker: worker.since)
     return lines + [f"{one.kind} worker {one.pid} on {one.machine}: {one.state}" for one in workers]

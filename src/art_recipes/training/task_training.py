@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from art.errors import BudgetError, ConfigError
+from art.errors import BudgetError, ConfigError, TrainingError
 from art.local_backend import LocalBackend
 from art.metrics.scores import Estimate, estimate_change
+from art.metrics.verdicts import Ending, HeldOutChange
 from art.model import TrainableModel
 from art.rewards import GroupScorer
 from art.task import Task, draw_scenarios, get_task
@@ -25,6 +27,7 @@ from art_recipes.training.progress import (
     book_last,
     log_progress,
     reach_verdict,
+    record_end,
     report_costs,
     report_verdict,
 )
@@ -160,14 +163,16 @@ class _Run:
     async def train(self, scorer: GroupScorer | None) -> TaskTrainingResult:
         first, num_steps = await step_to_report(self.model), self.config.loop_defaults(self.task.defaults).num_steps
         before = after = change = verdict = None
-        is_over_budget = False
+        ending: Ending = "finished"
+        is_over_budget, stopped = False, ""
+        self.model.merge_state({"end": None})  # this call goes on where an earlier one ended
         self.on_progress(Progress(f"{self.model.get_inference_name()} is at step {first} of {num_steps}"))
-        if self.config.held_out and not self.task.needs_judge:
-            if first == 0:
-                before = await self._evaluate("before")
-            elif (before := logged_evaluation(self.model, self.task, step=0)) is not None:
-                self._report("before", before)
         try:
+            if self.config.held_out and not self.task.needs_judge:
+                if first == 0:
+                    before = await self._evaluate("before")
+                elif (before := logged_evaluation(self.model, self.task, step=0)) is not None:
+                    self._report("before", before)
             if num_steps:
                 await train_steps(self.model, self.config, self.task, scorer, self.on_progress, self.reports)
             if not self.config.held_out or first == num_steps == 0:
@@ -181,19 +186,31 @@ class _Run:
             else:
                 after = await self._evaluate("after")
         except BudgetError as error:
-            is_over_budget, step = True, await self.model.get_step()
+            is_over_budget, ending, stopped, step = True, "stopped", error.message, await self.model.get_step()
             self.on_progress(Progress(f"Stopped at step {step}: {error}. Every finished step is kept"))
+        except asyncio.CancelledError:
+            ending, stopped = "stopped", "it was interrupted"
+            raise
+        except TrainingError as error:  # nothing more could be learnt
+            ending, stopped = "stopped", str(error)
+            raise
+        except Exception as error:
+            ending, stopped = "failed", str(error)
+            raise
         finally:
-            if change is None and before is not None and after is not None:
-                change = estimate_change(before.scores, after.scores)
-            if self.reports or change is not None:
+            held_out = None
+            if before is not None and after is not None:
+                change = change or estimate_change(before.scores, after.scores)
+                measure = f"{self.task.headline_metric} on held-out rollouts"
+                held_out = HeldOutChange(measure=measure, before=before.mean, after=after.mean, difference=change)
+            if self.reports or held_out is not None or ending != "finished":
                 course = Course(
                     step=self.reports[-1].step if self.reports else first, num_steps=num_steps, reports=self.reports,
-                    change=change,
-                    measure="" if change is None else f"{self.task.headline_metric} on held-out rollouts",
+                    ending=ending, stopped=stopped, change=held_out,
                 )  # fmt: skip
                 verdict = reach_verdict(course, Remedies())
                 report_verdict(self.on_progress, verdict)
+                record_end(self.model, ending, course.step, verdict)
             await book_last(self.model)
             report_costs(self.on_progress, self.model.costs)
         return TaskTrainingResult(
@@ -221,11 +238,15 @@ class _Run:
         on_rollout(0)
         evaluation = await evaluate(self.model, self.task, count=count, seed=self.config.seed, on_rollout=on_rollout)
         await self.model.log(evaluation.trajectories, split="test")
+        step = await self.model.get_step()
+        logged = logged_evaluation(self.model, self.task, step=step)
+        if logged is not None and (step or when == "before"):  # an earlier call may have measured this checkpoint too
+            evaluation = replace(evaluation, mean=logged.mean, interval=logged.interval, scores=logged.scores)
         self._report(when, evaluation)
         return evaluation
 
     def _report(self, when: str, evaluation: Evaluation) -> None:
         low, high = evaluation.interval
-        rollouts = f"{len(evaluation.trajectories)} held-out rollouts {when} training"
+        rollouts = f"{len(evaluation.scores)} held-out rollouts {when} training"
         value = f"{evaluation.mean:.3f} (95 %: {low:.3f} to {high:.3f})"
         self.on_progress(Progress(f"{self.task.headline_metric} on {rollouts}: {value}"))
