@@ -44,7 +44,7 @@ COMMANDS = {
 GROUPS = {
     "begin": ("demo", "new", "tasks", "tiny-model", "doctor"),
     "train": ("train", "auto", "mcp-rl"),
-    "watch and compare": ("view", "status", "compare", "judge"),
+    "watch and compare": ("view", "mcp", "status", "compare", "judge"),
     "serve": ("checkpoints", "promote", "launch", "worker"),
     "share a server": ("keys", "usage", "quota"),
 }
