@@ -55,7 +55,7 @@ def add_place_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data_dirs", nargs="*", type=Path, metavar="DIR", help=dirs)
     parser.add_argument(
         "--url",
-        help="address of a server elsewhere, whose key is in ART_API_KEY (default: ART_SERVER_URL, unless DIR is given)",
+        help="address of a server elsewhere; its key is in ART_API_KEY (default: ART_SERVER_URL, unless DIR is given)",
     )
 
 
