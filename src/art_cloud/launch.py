@@ -63,12 +63,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--source", help="what to install: index, a folder of ART's source (default: what runs here)")
     parser.add_argument("--extra", action="append", dest="extras", help="part of ART to install (default: local)")
-    parser.add_argument(
-        "--python", default="python3", help="which Python of the machine, 3.11 or newer (default: python3)"
-    )
-    parser.add_argument(
-        "--folder", help="folder of the server on the machine (default: ~/.art/servers/NAME, or .../default)"
-    )
+    parser.add_argument("--python", default="python3", help="which Python there, 3.11 or newer (default: python3)")
+    parser.add_argument("--folder", help="folder of the server there (default: ~/.art/servers/NAME, or .../default)")
     ssh = parser.add_argument_group("machines reached by ssh (--cloud ssh)")
     ssh.add_argument("--host", metavar="[USER@]MACHINE", help="the machine, or an alias of ~/.ssh/config")
     ssh.add_argument("--ssh-config", metavar="FILE", help="configuration in place of ~/.ssh/config")

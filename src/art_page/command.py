@@ -4,11 +4,11 @@ If a server runs on the directory, its own page is opened, which also shows what
 served from the files until Ctrl-C, for this machine only. Nothing is written but an index of the rollouts, and the
 labels that you give a run.
 
-    art view                                      the page of .art
-    art view demo                                 all data directories in a folder
-    art view .art --read runs                     what the page shows, as JSON for programs; `art mcp` has the same
-    art view .art --read 'runs/games/agent/rollouts?step=12&limit=5' --json rollouts.json
-    art view --url http://gpu-machine:5000        the page of a server elsewhere, with the key in ART_API_KEY
+    art view                                    the page of .art
+    art view demo                               all data directories in a folder
+    art view .art --read runs                   what the page shows, as JSON
+    art view .art --read 'runs/games/agent/rollouts?step=12' --json 12.json
+    art view --url http://gpu-machine:5000      the page of a server elsewhere
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def add_place_options(parser: argparse.ArgumentParser) -> None:
     dirs = "data directories, or folders of them, shown together (default: .art)"
     parser.add_argument("data_dirs", nargs="*", type=Path, metavar="DIR", help=dirs)
-    parser.add_argument("--url", help="address of a server elsewhere (default: ART_SERVER_URL, unless DIR is given)")
+    parser.add_argument(
+        "--url",
+        help="address of a server elsewhere; its key is in ART_API_KEY (default: ART_SERVER_URL, unless DIR is given)",
+    )
 
 
 def chosen_url(args: argparse.Namespace) -> str | None:

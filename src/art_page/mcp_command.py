@@ -4,7 +4,7 @@ Its tools are the answers of the page: runs with their findings, metrics, rollou
 `art view --read` prints the same. The tool `doctor` runs `art doctor`.
 
     claude mcp add art -- art mcp /path/to/.art
-    art mcp --url http://gpu-machine:5000         the runs of a server elsewhere, with the key in ART_API_KEY
+    art mcp --url http://gpu-machine:5000         the runs of a server elsewhere
 """
 
 from __future__ import annotations

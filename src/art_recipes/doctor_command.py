@@ -17,7 +17,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -61,12 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--longest", type=int, metavar="TOKENS", help="length of the trial's sequence (default: the engine's context)"
     )
-    parser.add_argument(
-        "--settings",
-        type=Path,
-        metavar="FILE",
-        help="the file of `art train --settings`, to check what it will train with",
-    )
+    parser.add_argument("--settings", type=Path, metavar="FILE", help="settings to check: those of `art train`")
     parser.add_argument("--data-dir", type=Path, default=Path(".art"), help="where training will write (default: .art)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the scenarios (default: 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the checks and their numbers")
@@ -96,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         if args.cluster is not None:
             checks = run_coroutine(_examine_cluster(args.cluster, args.model, settings, Path(folder)))
         else:
-            checks = run_coroutine(_examine(console, args, settings, task, Path(folder)))
+            checks = run_coroutine(_examine(args, settings, task, Path(folder)))
     table = Table(*(Column(name, overflow="fold") for name in ("check", "", "found", "what to do")), show_lines=True)
     for check in checks:
         status = Text(check.status, style=COLOURS[check.status])
@@ -127,7 +121,7 @@ async def _examine_cluster(
 
 
 async def _examine(
-    console: Console, args: argparse.Namespace, settings: ModelSettings, task: Task | None, folder: Path
+    args: argparse.Namespace, settings: ModelSettings, task: Task | None, folder: Path
 ) -> list[CheckResult]:
     async with LocalBackend(path=folder, show_page=False) as backend:
         model = TrainableModel(
@@ -147,7 +141,7 @@ async def _examine(
             report = await backend.preflight(model, PreflightRequest(trial_tokens=args.longest))
         checks += report.checks
         if task is not None:
-            checks += await examine_task(console, args, task, backend, model)
+            checks += await examine_task(args, task, backend, model)
     return checks
 
 
@@ -201,7 +195,7 @@ def check_spread(groups: Sequence[TrajectoryGroup]) -> CheckResult:
 
 
 async def examine_task(
-    console: Console, args: argparse.Namespace, task: Task, backend: LocalBackend, model: TrainableModel
+    args: argparse.Namespace, task: Task, backend: LocalBackend, model: TrainableModel
 ) -> list[CheckResult]:
     """Check a task: a few rollouts, and unless only a judge rewards it, their rewards and a trial step on them."""
     with ProgressLine(f"Rollouts of {task.name}"):

@@ -43,9 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_task_options(now)
     now.add_argument("--held-out", type=int, default=HELD_OUT, metavar="N", help=f"scenarios (default: {HELD_OUT})")
     now.add_argument("--rollouts", type=int, default=1, metavar="N", help="rollouts of each scenario (default: 1)")
-    now.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of the scenarios; another one draws fresh ones"
-    )
+    now.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the scenarios (default: 0)")
     now.add_argument("--data-dir", type=Path, default=Path(".art"), help="where the rollouts are kept (default: .art)")
 
 

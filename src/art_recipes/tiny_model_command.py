@@ -32,11 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--warm-start-steps", type=int, metavar="N", help="0 leaves the weights random (default: the task's own number)"
     )
     parser.add_argument(
-        "--head-dim",
-        type=int,
-        default=16,
-        choices=[16, 32],
-        help="size of an attention head; vLLM needs 32 (default: 16)",
+        "--head-dim", type=int, default=16, choices=[16, 32], help="size of a head; vLLM needs 32 (default: 16)"
     )
     parser.add_argument(
         "--context", type=int, metavar="N",

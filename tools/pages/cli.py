@@ -11,7 +11,9 @@ from tools.pages.markdown import escaped, header, prose, table
 
 _INTRODUCTION = """
 Every command with its options. `art COMMAND --help` prints the same. The exit code is 0 when a
-command did what it was asked.
+command did what it was asked. A shell completes them after `eval "$(art completion bash)"` (or zsh), or
+`art completion fish | source`. Long work is told in one line on standard error, which is renewed in a
+terminal; elsewhere a line is printed when nothing else was for 30 seconds.
 """
 
 

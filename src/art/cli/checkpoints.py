@@ -43,12 +43,8 @@ def add_checkpoints_options(parser: argparse.ArgumentParser) -> None:
     fetching.add_argument("--format", choices=FORMATS, help="an export, instead of the checkpoint itself")
     deleting = add("delete", delete, "delete all but the newest, best, promoted, those in use and those named", None)
     deleting.add_argument("--keep", type=int, nargs="*", default=[], metavar="STEP", help="further ones to keep")
-    deleting.add_argument(
-        "--keep-recent", type=int, default=1, metavar="N", help="how many of the newest to keep (default: 1)"
-    )
-    deleting.add_argument(
-        "--metric", default=BEST_METRIC, help=f"metric of the best, which is kept (default: {BEST_METRIC})"
-    )
+    deleting.add_argument("--keep-recent", type=int, default=1, metavar="N", help="number of the newest (default: 1)")
+    deleting.add_argument("--metric", default=BEST_METRIC, help=f"metric of the best (default: {BEST_METRIC})")
     deleting.add_argument("--yes", action="store_true", help="delete them; without it they are listed only")
     forking = add("fork", fork, "begin another model with a checkpoint of this one")
     forking.add_argument("to", type=ModelArgument.parse, help="the other model, as PROJECT/NAME")
@@ -58,15 +54,9 @@ def add_checkpoints_options(parser: argparse.ArgumentParser) -> None:
     exporting.add_argument("--path", type=Path, help="folder to fetch it as (default: it stays on the server)")
     pushing = add("push", push, "send a checkpoint, or an export that has been made, to a store or hub")
     pushing.add_argument("target", help="s3://bucket/prefix or hf://owner/name")
-    pushing.add_argument(
-        "--format", choices=("checkpoint", *FORMATS), default="checkpoint", help="what is sent (default: checkpoint)"
-    )
-    pulling = add(
-        "pull",
-        pull,
-        "begin a model with a checkpoint from a store",
-        "step of the checkpoint (default: the newest there)",
-    )
+    formats = ("checkpoint", *FORMATS)
+    pushing.add_argument("--format", choices=formats, default=formats[0], help="what is sent (default: %(default)s)")
+    pulling = add("pull", pull, "begin a model with a checkpoint from a store")
     pulling.add_argument("source", help="the store, as s3://bucket/prefix")
     pulling.add_argument(
         "--from-model", type=ModelArgument.parse, help="the model that it was pushed from (default: the same name)"

@@ -44,7 +44,7 @@ COMMANDS = {
 GROUPS = {
     "begin": ("demo", "new", "tasks", "tiny-model", "doctor"),
     "train": ("train", "auto", "mcp-rl"),
-    "watch and compare": ("view", "status", "compare", "judge"),
+    "watch and compare": ("view", "mcp", "status", "compare", "judge"),
     "serve": ("checkpoints", "promote", "launch", "worker"),
     "share a server": ("keys", "usage", "quota"),
 }
@@ -166,7 +166,7 @@ def run_completion(args: argparse.Namespace) -> int:
     """
     from argcomplete.shell_integration import shellcode
 
-    print(shellcode(["art"], shell=args.shell))
+    print(shellcode(["art"], True, args.shell))
     return 0
 
 

@@ -34,9 +34,7 @@ def add_keys_options(parser: argparse.ArgumentParser) -> None:
         "--scope", action="append", choices=get_args(KeyScope), dest="scopes",
         help="what it may do; give it several times for several (default: infer and train)",
     )  # fmt: skip
-    create.add_argument(
-        "--expires", type=duration, metavar="TIME", help="when it ends, from now, e.g. 90d or 12h (default: never)"
-    )
+    create.add_argument("--expires", type=duration, metavar="TIME", help="its life, e.g. 90d or 12h (default: no end)")
     actions.add_parser("list", help="show all keys, without their secrets")
     revoke = actions.add_parser("revoke", help="end a key at once")
     revoke.add_argument("id", help="id of the key, which `art keys list` shows")

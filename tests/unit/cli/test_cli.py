@@ -14,7 +14,10 @@ from rich.progress import Progress
 from art.cli.main import StderrHandler, main
 from art.config import VllmConfig
 from art.errors import ConfigError
+from art.model import TrainableModel
 from art.recipes import AutoConfig, McpRlConfig, RecipeConfig, TaskTrainingConfig
+from art.storage.labels import read_labels
+from art.storage.layout import DataDir
 from art_recipes import auto_command, mcp_rl_command, train_command
 from art_recipes.arguments import config_of
 
@@ -125,6 +128,19 @@ def test_settings_come_from_a_file_and_the_command_line_wins(tmp_path: Path) -> 
 def test_a_mistake_in_a_file_is_named(tmp_path: Path, name: str, text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(complaint)):
         read("--settings", write(tmp_path / name, text))
+
+
+async def test_a_run_gets_its_labels_when_it_begins(tmp_path: Path) -> None:
+    model = TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
+    paths = DataDir(tmp_path).model("p", "m")
+    await read("--tag", "baseline", "--tag", "first try", "--notes", "before").record(model)
+    assert (read_labels(paths).tags, read_labels(paths).notes) == (["baseline", "first try"], "before")
+    await read("--notes", "after").record(model)
+    assert (read_labels(paths).tags, read_labels(paths).notes) == (["baseline", "first try"], "after")
+    await read().record(model)
+    assert read_labels(paths).notes == "after"
+    with pytest.raises(ConfigError, match="`--tag"):
+        read("--tag", "a,b")
 
 
 def test_a_mistake_on_the_command_line_is_not_one_in_the_file(tmp_path: Path) -> None:

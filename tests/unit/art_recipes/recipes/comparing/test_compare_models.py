@@ -306,7 +306,7 @@ async def test_a_task_that_only_a_judge_rewards_is_refused(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", [name for name, _ in ready_tasks()])
 async def test_every_ready_task_can_be_compared(tmp_path: Path, name: str) -> None:
     task = get_task(name, is_tiny=True)
-    comparison = await compare_models(task, [ScriptedModel(task)], config=config(tmp_path, games=2))
+    comparison = await compare_models(task, [ScriptedModel(task)], config=config(tmp_path, held_out=2))
     row = comparison.row("scripted")
     assert row.headline is not None
     assert row.headline.mean > 0, "the scripted player of the task is good"
