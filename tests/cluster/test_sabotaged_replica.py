@@ -18,7 +18,7 @@ from tests.support.clusters import RayNodes, ray_nodes, registered, rollout, set
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra cluster: make test-cluster"),
     pytest.mark.slow,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
 ]
 SABOTAGE = '''
 """Python runs this when it starts. The first engine process to load step 0 stays honest (its parent is known: the actor). Every other one loads zeros in

@@ -24,7 +24,7 @@ from tests.support.worker_rollouts import one_game
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra cluster: make test-cluster"),
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
 ]
 NUM_STEPS = 5
 
