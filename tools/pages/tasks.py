@@ -25,7 +25,7 @@ trains it by reinforcement learning and tests it on held-out scenarios. On a mac
 
 Figures are those of the headline metric on held-out rollouts, before and after `art train NAME --evaluate 400`: the
 mean over all seeds. A seed counts as learnt if its two 95 % intervals do not overlap. CPU time is that of everything,
-the making of the tiny model included. [Benchmarks](benchmarks.md#what-the-ready-tasks-teach) says how it is measured,
+the making of the tiny model included. [Benchmarks](../benchmarks/README.md#what-the-ready-tasks-teach) says how it is measured,
 and [the tables](../benchmarks/results/2026-11-23-cpu/tasks/README.md) have every seed.
 """
 _MORE = """
@@ -36,7 +36,6 @@ These notebooks train agents that are no ready task.
 """
 FURTHER = {
     "rewards_or_judges.md": "The same tasks with rewards by hand, with RULER by a judge that errs, and with both.",
-    "sharing.md": "Models that learn at once on one server: time and memory.",
     "compare.md": "Trained agents beside prompted models, on the same held-out scenarios: score, turns, time and cost.",
 }
 """Pages with further results, and what they are about. A page of the site is shown with its first picture."""
