@@ -86,6 +86,8 @@ async def main(base_model: str, picture: str) -> None:
     figure = Figure(figsize=(13, 4), dpi=110, layout="constrained")
     for axes, story in zip(figure.subplots(1, 3), STORIES, strict=True):
         plot_learning(axes, story.rewards, held_out=story.held_out, title=story.title)
+        if story.name != "alike":  # one legend is enough, where there is room
+            axes.get_legend().remove()
     figure.savefig(picture)
     for story in STORIES:
         for number, findings in story.findings.items():
