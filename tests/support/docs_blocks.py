@@ -23,7 +23,13 @@ from art.cli.server import build_parser as build_server_parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks/README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "benchmarks/README.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "examples").rglob("*.md"),
+    ]
 )
 _MARKER = re.compile(r"<!-- (not run|needs): (.+) -->")
 _FENCE = re.compile(r"```(\w*)$")
