@@ -25,8 +25,8 @@ trains it by reinforcement learning and tests it on held-out scenarios. On a mac
 
 Figures are those of the headline metric on held-out rollouts, before and after `art train NAME --evaluate 400`: the
 mean over all seeds. A seed counts as learnt if its two 95 % intervals do not overlap. CPU time is that of everything,
-the making of the tiny model included. [Benchmarks](../benchmarks/README.md#what-the-ready-tasks-teach) says how it is measured,
-and [the tables](../benchmarks/results/2026-11-23-cpu/tasks/README.md) have every seed.
+the making of the tiny model included. [Benchmarks](../benchmarks/README.md#what-the-ready-tasks-teach) says how it is
+measured, and [the tables](../benchmarks/results/2026-11-23-cpu/tasks/README.md) have every seed.
 """
 _MORE = """
 ## Recipes and agents of other libraries
