@@ -7,7 +7,7 @@
 
 Each seed makes its own tiny model in a fresh data directory. What a seed found is written as soon as it has ended, to
 one JSON file for each task; a later run of the same seed replaces it. A task without a reward of its own gets a
-scripted judge, which `art judge serve` also runs. `docs/benchmarks.md` says where the tables go.
+scripted judge, which `art judge serve` also runs. `benchmarks/README.md` says where the tables go.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Hooks of the documentation site (mkdocs.yml): links that leave docs/ lead to the repository, and language models get
-the pages as text: `llms.txt` lists them, `llms-full.txt` has them all, and each page lies beside its HTML as Markdown.
+"""Hooks of the documentation site (mkdocs.yml): links to what the site does not have lead to the repository, and language
+models get the pages as text: `llms.txt` lists them, `llms-full.txt` has them all, and each page lies beside its HTML as
+Markdown.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?:\.\./)+[^)\s]*)\)")
+_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?:\.\./)+[^)\s]*|(?:\.\./)*decisions/[^)\s]*)\)")
 _ANY_LINK = re.compile(r"\[([^\]]+)\]\([^)]*\)")
 _NO_PROSE = ("#", "<", "|", "```", ":::", "![", "    ", "- ")
 """What a paragraph that is no sentence begins with."""
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
-    """Point links to files outside of docs/ at `repo_url`; without one, keep only their text."""
+    """Point links to decisions and to files outside of docs/ at `repo_url`; without one, keep only their text."""
     folder = posixpath.join("docs", posixpath.dirname(page.file.src_uri))
 
     def replaced(link: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join(folder, link[2]))
-        if path.startswith("docs/"):
+        if path.startswith("docs/") and not path.startswith("docs/decisions/"):
             return link[0]
         return f"[{link[1]}]({config.repo_url}/blob/main/{path})" if config.repo_url else link[1]
 

@@ -25,18 +25,9 @@ async def main() -> None:
     async with art.LocalBackend() as backend:
         model = art.TrainableModel(name="agent-001", project="yes-no-maybe", base_model="./tiny")
         await model.register(backend)
-        for step in range(await model.get_step(), 15):
-            groups = await art.gather_trajectory_groups(
-                (art.TrajectoryGroup(rollout(model, prompt) for _ in range(16)) for prompt in PROMPTS),
-                pbar_desc=f"step {step}",
-            )
-            rewards = [trajectory.reward for group in groups for trajectory in group]
-            print(f"step {step}: mean reward {sum(rewards) / len(rewards):.3f}")
-            result = await backend.train(model, groups, learning_rate=2e-3)
-            await model.log(groups, split="train", metrics=result.metrics, step=result.step)
-            if not result.trained:
-                print(f"ended at step {step}: {result.findings[0]}")
-                break
+        pipeline = art.pipeline(model, scenarios=PROMPTS, rollout=rollout, rollouts_per_group=16, groups_per_step=4)
+        async for step in pipeline.train(steps=15, learning_rate=2e-3):
+            print(step.line())
 
 
 if __name__ == "__main__":

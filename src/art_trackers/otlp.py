@@ -1,7 +1,7 @@
 """`OtlpSink` sends each rollout as a trace to any collector that speaks OTLP over HTTP, by OpenTelemetry's exporter.
 
 The exporter reads OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_ENDPOINT, ..._HEADERS, ..._TIMEOUT and so on), and
-repeats a request while the collector is busy. docs/trackers/otlp.md has the values for Langfuse, Weave, Phoenix and
+repeats a request while the collector is busy. docs/trackers.md has the values for Langfuse, Weave, Phoenix and
 MLflow.
 """
 

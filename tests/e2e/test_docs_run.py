@@ -240,12 +240,12 @@ async def look_at_step(reader: Reader) -> None:
 async def run_main(reader: Reader) -> None:
     """The program of the page trains."""
     await reader.names["main"]()
-    history = Path(reader.environ["PWD"]) / ".art/yes-no-maybe/models/agent-002/history.jsonl"
+    history = Path(reader.environ["PWD"]) / ".art/yes-no-maybe/models/agent-001/history.jsonl"
     assert len(history.read_text().splitlines()) == 2
 
 
 AFTER = {
-    "pipeline = art.pipeline(\n            model,\n            scenarios=PROMPTS": run_main,
+    "pipeline = art.pipeline(model, scenarios=PROMPTS": run_main,
     "async for step in pipeline.train(steps=4": look_at_step,
     "async for step in pipeline.train(steps=6": look_at_step,
     "def capped(": save_loss,

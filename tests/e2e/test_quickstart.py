@@ -25,11 +25,9 @@ def test_readme_script_learns(tiny_model: Path, tmp_path: Path) -> None:
         cwd=tmp_path, capture_output=True, text=True, timeout=200, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    rewards = [float(value) for value in re.findall(r"mean reward ([\d.]+)", done.stdout)]
+    rewards = [float(value) for value in re.findall(r"reward \+([\d.]+)", done.stdout)]
     assert rewards[0] < 0.85
     assert rewards[-1] > 0.95
-    if len(rewards) < 15:
-        assert f"ended at step {len(rewards) - 1}: " in done.stdout, "it says why it did not go on"
     history = tmp_path / ".art/yes-no-maybe/models/agent-001/history.jsonl"
     assert len(history.read_text().splitlines()) >= 2
 

@@ -42,7 +42,7 @@ def test_the_documented_command_trains_in_two_processes_as_in_one(
     device: str, tolerance: float, tiny_model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "lines.txt").write_text("\n".join(LINES))
-    page = (ROOT / "docs/multi_gpu.md").read_text()
+    page = (ROOT / "docs/extending.md").read_text()
     (documented,) = re.findall(r"^    (torchrun .*)$", page, re.MULTILINE)
     program = "examples/standalone_trainer/train.py"
     words = [

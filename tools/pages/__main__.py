@@ -12,11 +12,11 @@ from tools.pages import api, cli, errors, metrics, settings, tasks
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES: Mapping[str, Callable[[], str]] = {
-    "api.md": api.render_page,
-    "cli.md": cli.render_page,
+    **api.pages(),
+    **cli.pages(),
     "errors.md": errors.render_page,
     "metrics.md": metrics.render_page,
-    "settings.md": settings.render_page,
+    **settings.pages(),
     "tasks.md": tasks.render_page,
 }
 

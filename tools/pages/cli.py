@@ -1,9 +1,10 @@
-"""docs/cli.md: the help of every command."""
+"""docs/cli*.md: the help of every command, on a page for each kind of use."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 
 from art.cli.main import build_parser
 from art.cli.server import build_parser as build_server_parser
@@ -15,6 +16,19 @@ command did what it was asked. A shell completes them after `eval "$(art complet
 `art completion fish | source`. Long work is told in one line on standard error, which is renewed in a
 terminal; elsewhere a line is printed when nothing else was for 30 seconds.
 """
+_RECIPES = ("auto", "compare", "judge", "mcp-rl")
+_START = ("demo", "doctor", "new", "status", "tasks", "tiny-model", "train", "view")
+_PAGES = {
+    "cli.md": ("Commands", _INTRODUCTION),
+    "cli_recipes.md": (
+        "Commands of recipes and judges",
+        "Whole trainings without labels, comparisons, and judges. [Commands](cli.md) lists all.",
+    ),
+    "cli_server.md": (
+        "Commands of servers",
+        "Servers, keys, checkpoints, promotion and usage. [Commands](cli.md) lists all.",
+    ),
+}
 
 
 def parsers() -> Iterator[tuple[argparse.ArgumentParser, int]]:
@@ -73,22 +87,40 @@ def _rows(parser: argparse.ArgumentParser, actions: list[argparse.Action]) -> li
     return rows
 
 
-def render_page() -> str:
-    """Render the page as Markdown."""
-    parts = [header("Commands", _INTRODUCTION)]
-    (commands,) = (one for one in build_parser([])._actions if isinstance(one, argparse._SubParsersAction))
-    listed = [(f"[`art {one.dest}`](#art-{one.dest})", escaped(one.help or "")) for one in commands._get_subactions()]
-    parts += [table(("command", "does"), listed)]
-    parts += ["\n"]
-    for parser, level in parsers():
-        parts += [f"{'#' * level} {parser.prog}\n\n", f"Usage: `{_usage(parser)}`\n\n"]
-        if parser.description:
-            parts += [prose(parser.description), "\n\n"]
-        for group in parser._action_groups:
-            if rows := _rows(parser, group._group_actions):
-                kind = "argument" if group.title == "positional arguments" else "option"
-                about = f"{group.title}: {group.description}" if group.description else group.title
-                has_title = group.title not in ("options", "positional arguments")
-                parts += [f"*{escaped(about or '')}*\n\n"] if has_title else []
-                parts += [table((kind, "meaning"), rows), "\n"]
+def page_of(prog: str) -> str:
+    """Return the name of the page that a command or an action of it is on."""
+    words = prog.split()
+    if len(words) > 1 and words[1] in _START:
+        return "cli.md"
+    return "cli_recipes.md" if len(words) > 1 and words[1] in _RECIPES else "cli_server.md"
+
+
+def pages() -> dict[str, Callable[[], str]]:
+    """Return each page's name, with the function that renders it as Markdown."""
+    return {name: functools.partial(_render, name) for name in _PAGES}
+
+
+def _render(page: str) -> str:
+    parts = [header(*_PAGES[page])]
+    if page == "cli.md":
+        (commands,) = (one for one in build_parser([])._actions if isinstance(one, argparse._SubParsersAction))
+        named = [(f"art {one.dest}", one.help or "") for one in commands._get_subactions()]
+        named += [("art-server", "run a server")]
+        rows = [(f"[`{prog}`]({page_of(prog)}#{prog.replace(' ', '-')})", escaped(text)) for prog, text in named]
+        parts += [table(("command", "does"), rows), "\n"]
+    parts += [_section(parser, level) for parser, level in parsers() if page_of(parser.prog) == page]
     return "".join(parts).rstrip("\n") + "\n"
+
+
+def _section(parser: argparse.ArgumentParser, level: int) -> str:
+    parts = [f"{'#' * level} {parser.prog}\n\n", f"Usage: `{_usage(parser)}`\n\n"]
+    if parser.description:
+        parts += [prose(parser.description), "\n\n"]
+    for group in parser._action_groups:
+        if rows := _rows(parser, group._group_actions):
+            kind = "argument" if group.title == "positional arguments" else "option"
+            about = f"{group.title}: {group.description}" if group.description else group.title
+            has_title = group.title not in ("options", "positional arguments")
+            parts += [f"*{escaped(about or '')}*\n\n"] if has_title else []
+            parts += [table((kind, "meaning"), rows), "\n"]
+    return "".join(parts)

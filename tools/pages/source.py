@@ -31,7 +31,7 @@ def attribute_docs(cls: type) -> dict[str, str]:
     """Collect the docstrings of the fields of `cls`, inherited ones included."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        if base.__module__.split(".")[0] != "art":
+        if not base.__module__.startswith("art"):
             continue
         for node in ast.walk(_tree(base.__module__)):
             if isinstance(node, ast.ClassDef) and node.name == base.__name__:

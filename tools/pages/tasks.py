@@ -28,7 +28,7 @@ Figures are those of the headline metric on held-out rollouts, before and after 
 median over all seeds, and in brackets the lowest and the highest. A seed counts as learnt if its two 95 % intervals do
 not overlap. Beside them is what scripted policies reach that see what the model sees: any legal answer, the best fixed
 answer that we know, and the best script. CPU time is that of everything, the making of the tiny model included.
-[Benchmarks](benchmarks.md#what-the-ready-tasks-teach) says how it is measured, and
+[Benchmarks](../benchmarks/README.md#what-the-ready-tasks-teach) says how it is measured, and
 [the tables](../benchmarks/results/2026-11-29-cpu/tasks/README.md) have every seed.
 """
 _MORE = """
@@ -39,7 +39,6 @@ These notebooks train agents that are no ready task.
 """
 FURTHER = {
     "rewards_or_judges.md": "The same tasks with rewards by hand, with RULER by a judge that errs, and with both.",
-    "sharing.md": "Models that learn at once on one server: time and memory.",
     "compare.md": "Trained agents beside prompted models, on the same held-out scenarios: score, turns, time and cost.",
 }
 """Pages with further results, and what they are about. A page of the site is shown with its first picture."""

@@ -33,8 +33,8 @@ from art.runtime.placement import ELSEWHERE, Devices, Placement
 
 NAME = "memory forecast"
 _UNCERTAINTY = 1.25
-"""The forecast may be this many times what is needed (docs/multi_gpu.md). If main memory is exceeded by more than that,
-the system ends the trainer: a failure. A GPU's is a warning, since micro-batches are made smaller when it runs out."""
+"""The forecast may be this many times what is needed (docs/real_model.md). If main memory is exceeded by more, the
+system ends the trainer: a failure. A GPU's is a warning, since micro-batches are made smaller when it runs out."""
 _SHARE_MARGIN = 0.01
 """How much less than the largest possible share of a GPU is advised."""
 

@@ -1,4 +1,4 @@
-"""docs/backends.md and docs/serverless.md say what the code does."""
+"""docs/remote.md and docs/serverless.md say what the code does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-TABLE = rows((DOCS / "backends.md").read_text())
+TABLE = rows((DOCS / "remote.md").read_text().partition("## What each backend can\n")[2].partition("A *no*")[0])
 KINDS: dict[str, Any] = {name.strip("`"): getattr(art, name.strip("`")) for name in TABLE[0][1:]}
 CHECKPOINTS = {"ServerlessBackend": ServerlessCheckpoints}
 """Kinds with checkpoints of their own."""

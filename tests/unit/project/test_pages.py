@@ -21,15 +21,20 @@ def test_a_generated_page_is_current(name: str) -> None:
     assert (DOCS / name).read_text() == PAGES[name](), f"docs/{name} is stale; renew it with: python -m tools.pages"
 
 
+def pages(prefix: str) -> str:
+    """All pages of one kind, one after the other."""
+    return "".join((DOCS / name).read_text() for name in PAGES if name.startswith(prefix))
+
+
 def test_every_public_name_has_a_section_or_a_row() -> None:
-    page = (DOCS / "api.md").read_text()
+    page = pages("api")
     assert [
         n for n in art.__all__ if f"### {n}\n" not in page and f"### art.{n}\n" not in page and f"| `{n}` |" not in page
     ] == []
 
 
 def test_every_setting_has_a_row_with_its_default() -> None:
-    page = (DOCS / "settings.md").read_text()
+    page = pages("settings")
     rows = {name: (kind, default) for name, kind, default, _ in settings_of(TrainConfig)}
     assert rows.keys() == TrainConfig.model_fields.keys()
     assert rows["learning_rate"] == ("float or ScheduleConfig", "`1e-05`")
@@ -39,7 +44,7 @@ def test_every_setting_has_a_row_with_its_default() -> None:
 
 
 def test_every_command_and_every_option_has_its_place() -> None:
-    page = (DOCS / "cli.md").read_text()
+    page = pages("cli")
     assert {f"art {name}" for name in COMMANDS} | {"art-server"} <= {parser.prog for parser, _ in parsers()}
     for parser, level in parsers():
         _, _, section = page.partition(f"\n{'#' * level} {parser.prog}\n")

@@ -140,14 +140,14 @@ def test_report_of_the_command_line() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(find_plugins("art.trackers")))
-def test_each_tracker_has_an_extra_and_a_page(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_tracker_has_an_extra_and_a_section(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # the trackers of this repository
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     tracker = load_tracker(name)
-    page = (ROOT / "docs" / "trackers" / f"{name}.md").read_text()
+    page = (ROOT / "docs" / "trackers.md").read_text()
     assert (tracker.package is None) == (tracker.extra is None)
     if tracker.extra is not None:
         assert tracker.extra in extras
         assert f"[{tracker.extra}]" in page
     assert all(variable in page for names in tracker.environment for variable in names.split("|"))
-    assert re.search(rf"\| \[`{name}`\]\(trackers/{name}\.md\)", (ROOT / "docs" / "trackers.md").read_text())
+    assert re.search(rf"^\| \[`{name}`\]\(#\w+\)", page, re.MULTILINE)
