@@ -4,6 +4,7 @@ If a server runs on the directory, its own page is opened, which also shows what
 served from the files until Ctrl-C, for this machine only. Nothing is written but an index of the rollouts.
 
     art view                                      the page of .art
+    art view runs/monday --export copy            a folder to send: its index.html opens without a server
     art view --url http://gpu-machine:5000        the page of a server elsewhere, with the key in ART_API_KEY
 """
 
@@ -15,6 +16,8 @@ import logging
 import os
 import secrets
 import socket
+import sys
+import time
 import webbrowser
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -27,6 +30,7 @@ from art.storage.layout import DataDir
 from art.storage.local_key import LOOPBACK, find_local_key
 from art.storage.lock import lock_holder
 
+_REDRAW_S, _TELL_S = 0.2, 30.0
 UNREACHABLE_S = 5.0
 """Seconds to reach a server."""
 
@@ -36,16 +40,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="of a server elsewhere (default: ART_SERVER_URL, unless DIR is given)")
     parser.add_argument("--port", type=int, help="serve the files on this port (default: a free one)")
     parser.add_argument("--open", action="store_true", help="open the browser too")
+    parser.add_argument(
+        "--export", type=Path, metavar="FOLDER", help="write a copy of the page that browsers open without a server"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     url = args.url or (os.environ.get("ART_SERVER_URL") if args.data_dir is None else None)
     if url is not None and args.port is not None:
         raise ConfigError("--port serves the files of a directory; leave it out with the URL of a server")
+    if url is not None and args.export is not None:
+        raise ConfigError("--export copies a directory; leave it out with the URL of a server")
     if url is not None:
         link = asyncio.run(_link(url, os.environ.get("ART_API_KEY") or find_local_key(url)))
         return _show(f"The page of {url}", link, args.open)
     data_dir = check_data_dir(args.data_dir)
+    if args.export is not None:
+        return export(data_dir, args.export, args.open)
     if args.port is None and (running := _running_page(data_dir)) is not None:
         return _show(f"A server runs on {data_dir.root}; this is its page", running, args.open)
     return serve_files(data_dir, args.port or 0, args.open)
@@ -112,6 +123,37 @@ def _show(what: str, link: str, opens: bool) -> int:
     print(f"{what}:\n{link}\n(opens once, within 15 minutes)", flush=True)
     if opens:
         webbrowser.open(link)
+    return 0
+
+
+def export(data_dir: DataDir, folder: Path, opens: bool) -> int:
+    """Write a copy of the page, and say how far it is: on a terminal in one line, else every 30 seconds."""
+    from art_page.export import export_page
+    from art_page.viewer import Viewer
+
+    is_terminal, told = sys.stderr.isatty(), time.monotonic()
+
+    def progress(done: int, total: int, what: str) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if is_terminal and (now - told > _REDRAW_S or done == total):
+            end = "" if done < total else "\n"
+            print(f"\r\033[K{done}/{total} files  {what}", end=end, file=sys.stderr, flush=True)
+            told = now
+        elif not is_terminal and now - told > _TELL_S:
+            print(f"{done}/{total} files  {what}", file=sys.stderr, flush=True)
+            told = now
+
+    viewer = Viewer(data_dir)
+    try:
+        num_files = export_page(viewer, folder, progress)
+    finally:
+        viewer.close()
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    index = (folder / "index.html").absolute()
+    print(f"{index}\n({num_files} files of answers, {size / 1e6:.1f} MB; send the whole folder)", flush=True)
+    if opens:
+        webbrowser.open(index.as_uri())
     return 0
 
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+
 from art.config import ServerConfig
 from art.errors import ConfigError
 from art.protocol.live import FindingMade, JobMoved
