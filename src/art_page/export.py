@@ -86,11 +86,11 @@ def _write_page(folder: Path) -> None:
 
 def _plan(viewer: Viewer) -> Iterator[tuple[str, Callable[[], Answers]]]:
     """Yield the name of each file and what makes its answers."""
+    viewer.complete()
     runs = viewer.runs()
     yield "all", lambda: {"runs": runs, **_comparisons(viewer)}
     for run in runs.runs:
         project, name = run.project, run.name
-        _wait_for_index(viewer, project, name)
         base = f"{project}/{name}"
         yield f"{base}/run", lambda p=project, n=name: _run(viewer, p, n)  # type: ignore[misc]
         yield f"{base}/rollouts", lambda p=project, n=name: {f"runs/{p}/{n}/rollouts": _table(viewer, p, n)}  # type: ignore[misc]
@@ -106,11 +106,6 @@ def _plan(viewer: Viewer) -> Iterator[tuple[str, Callable[[], Answers]]]:
                     f"{base}/{split}-{step}-{group}",
                     lambda p=project, n=name, k=(split, step, group): _group(viewer, (p, n), k),  # type: ignore[misc]
                 )
-
-
-def _wait_for_index(viewer: Viewer, project: str, name: str) -> None:
-    while viewer.rollouts(project, name, RolloutTableQuery(limit=1)).indexing is not None:
-        pass  # each call waits a moment
 
 
 def _address(path: str, /, **query: object) -> str:

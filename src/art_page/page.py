@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar, get_origin, get_type_hints
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, unquote
 
 from pydantic import Field, ValidationError, model_validator
 from starlette.requests import Request
@@ -34,6 +34,7 @@ from art.server.answers import UNBUFFERED, EventStream, json_response
 from art.server.auth import SERVER_KEY_ID, Caller
 from art.server.call import ApiCall, Page, Route
 from art.server.state import ServerState
+from art.storage.labels import LabelChanges, RunLabels
 from art.storage.layout import DataDir, validate_name
 from art_page.bundle import CONTENT_TYPES, page_files
 from art_page.rollout_answers import (
@@ -47,12 +48,14 @@ from art_page.rollout_answers import (
 )
 from art_page.run_answers import CompareQuery, SeriesQuery
 from art_page.sessions import Addresses, FailedLogins, Sessions, make_cookie, read_cookies
+from art_page.several import Viewers, call_viewer
 from art_page.viewer import Viewer
 
 if TYPE_CHECKING:
     from art.runtime.runtime import Runtime
 
 T = TypeVar("T")
+AnyViewer = Viewer | Viewers
 
 BASE = "/view/api/"
 READERS = 3
@@ -141,7 +144,7 @@ class ReadPath:
         answer: type[PageAnswer] = get_type_hints(self.method)["return"]
         return answer
 
-    def read(self, viewer: Viewer, asked: Asked) -> PageAnswer:
+    def read(self, viewer: AnyViewer, asked: Asked) -> PageAnswer:
         """Ask the viewer."""
         values = {name: int(text) if name in NUMBERS else text for name, text in asked.values.items()}
         known = {**asked.query.__dict__, **values, "query": asked.query}
@@ -152,8 +155,7 @@ class ReadPath:
             for name in inspect.signature(self.method).parameters
             if name != "self"
         }
-        answer: PageAnswer = getattr(viewer, self.method.__name__)(**arguments)
-        return answer
+        return call_viewer(viewer, self.method.__name__, arguments)
 
     def asked(self, values: Mapping[str, str], query: Mapping[str, Sequence[str]]) -> Asked:
         """Check parameters and query.
@@ -198,6 +200,27 @@ PATHS: list[ReadPath] = [
 """All paths. Each is one method of `Viewer`."""
 
 
+def find_path(text: str) -> tuple[ReadPath, Asked]:
+    """Parse a path with its query, e.g. `runs/games/agent/rollouts?step=12`.
+
+    Raises:
+        NotFoundError: there is no such path.
+        InvalidRequestError: a parameter or the query is wrong.
+    """
+    path, _, query = text.partition("?")
+    parts = [unquote(part) for part in path.strip("/").split("/")]
+    for row in PATHS:
+        names = row.path.split("/")
+        if len(names) != len(parts):
+            continue
+        pairs = list(zip(names, parts, strict=True))
+        if all(name[0] == "{" or name == part for name, part in pairs):
+            values = {name[1:-1]: part for name, part in pairs if name[0] == "{"}
+            return row, row.asked(values, parse_qs(query))
+    known = ", ".join(row.path for row in PATHS)
+    raise NotFoundError(f"there is no answer at {path!r}; there are {known}", param="path")
+
+
 def query_parameters(row: ReadPath) -> dict[str, Any]:
     """Names and types of the parameters that the query of a path may have."""
     return {name: field.annotation for name, field in row.query.model_fields.items()}
@@ -214,8 +237,8 @@ class TrainingPage(Page):
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="page")
 
     @functools.cached_property
-    def viewer(self) -> Viewer:
-        """Reader of the data directory, opened when the first answer needs it.
+    def viewer(self) -> AnyViewer:
+        """Reader of the data directory, or of those that `art view` has, opened when the first answer needs it.
 
         Raises:
             NotFoundError: the server was started without a data directory.
@@ -230,6 +253,7 @@ class TrainingPage(Page):
             Route("GET", "/static/{version}/{file}", self.static_file, scope=None, media=_ANY),
             Route("POST", "/view/login", self.login, scope=None, request=LoginRequest, response=PageSession),
             Route("POST", "/view/logout", self.logout, scope=None, request=Empty, response=Empty),
+            Route("POST", f"{BASE}{_RUN}/labels", self.label, scope="train", request=LabelChanges, response=RunLabels),
             Route("GET", f"{BASE}session", self.session, scope="infer", response=PageSession),
             *(
                 Route(
@@ -342,6 +366,11 @@ class TrainingPage(Page):
         code, expires_at = self.sessions.make_code(call.caller.key_id)
         return PageLink(code=code, expires_at=expires_at)
 
+    async def label(self, call: ApiCall) -> RunLabels:
+        """Replace tags, notes, star or archive mark of a run, and return all of them."""
+        changes = await call.body(LabelChanges)
+        return await self._read(lambda viewer: viewer.label(call.path["project"], call.path["name"], changes))
+
     # -- what it shows --
 
     def _handler(self, row: ReadPath) -> Callable[[ApiCall], Awaitable[Response]]:
@@ -360,7 +389,7 @@ class TrainingPage(Page):
                     param="project",
                 )
 
-            def read(viewer: Viewer) -> tuple[str, bytes | None]:
+            def read(viewer: AnyViewer) -> tuple[str, bytes | None]:
                 """Return the tag of the answer, and the answer if the browser does not have it."""
                 project = asked.values.get("project") or getattr(asked.query, "project", None)
                 version = viewer.version(project, asked.values.get("name"))
@@ -383,7 +412,7 @@ class TrainingPage(Page):
         answer.__doc__ = f"{row.summary[0].upper()}{row.summary[1:]}, for the page."
         return answer
 
-    async def _read(self, ask: Callable[[Viewer], T]) -> T:
+    async def _read(self, ask: Callable[[AnyViewer], T]) -> T:
         """Ask the viewer, in a thread of the page."""
         viewer, context = self.viewer, contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(self._readers, lambda: context.run(ask, viewer))

@@ -19,7 +19,7 @@ class PageAnswer(BaseModel):
 class PageQuery(BaseModel):
     """Base class of queries. Values may be texts, as a URL has them; an unknown name is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Indexing(PageAnswer):

@@ -275,6 +275,57 @@ async def test_runs_are_compared(walker: Walker, backend: art.LocalBackend, tiny
     await walker.shoot("compare")
 
 
+async def test_a_run_gets_labels_and_is_found_by_them(walker: Walker, backend: art.LocalBackend) -> None:
+    await log_in(walker, backend)
+    page, dialog = walker.page, walker.page.get_by_role("dialog")
+    await walker.go(RUN, "Add tags or notes")
+    await page.get_by_text("Add tags or notes").click()
+    await dialog.get_by_label("Tags").fill("baseline, long run")
+    await dialog.get_by_label("Notes").fill(f"before the new reward {HOSTILE}")
+    await dialog.get_by_text("Save").click()
+    await walker.sees("long run")
+    await page.get_by_role("button", name=f"Star {PROJECT}/{NAME}").click()
+    await page.locator(".star[aria-pressed='true']").wait_for()
+    await walker.check("labels")
+    await walker.shoot("labels")
+    await walker.go("#/?text=new+reward", NAME)
+    await page.get_by_role("button", name="Held-out").click()
+    assert "sort=heldout" in page.url
+    await walker.go(RUN, "long run")
+    await page.get_by_text("Archive", exact=True).click()
+    await walker.sees("Take out of the archive")
+    await page.goto(f"{walker.base}#/")
+    await page.get_by_text("Archived", exact=True).wait_for()
+    assert await page.locator(".run-link", has_text=NAME).count() == 0
+    await page.get_by_label("Archived").check()
+    await page.locator(".run-link", has_text=NAME).wait_for()
+    await walker.go(RUN, "Take out of the archive")
+    await page.get_by_text("Take out of the archive").click()
+    await page.get_by_text("Archive", exact=True).wait_for()
+
+
+async def test_runs_that_differ_in_the_seed_are_one_line(
+    walker: Walker, backend: art.LocalBackend, tiny_model: Path
+) -> None:
+    for seed in range(2):
+        model = art.TrainableModel(name=f"agent-seed{seed}", project="seeds", base_model=str(tiny_model))
+        await model.register(backend)
+        await model.record_settings({"recipe": {"seed": seed}, "task": {"name": "shop", "headline_metric": "reward"}})
+        await shop_run.hold_out(model)
+    await log_in(walker, backend)
+    await walker.go("#/?project=seeds", "agent-seed*")
+    assert await walker.page.locator(".run-row").count() == 1
+    await walker.page.get_by_role("button", name="agent-seed*").click()
+    await walker.sees("agent-seed1")
+    await walker.shoot("seeds")
+    await walker.go("#/compare?run=seeds/agent-seed0,agent-seed1", "Settings that differ")
+    await walker.sees("recipe.seed")
+    await walker.shoot("seeds-as-one")
+    await walker.go("#/run/seeds/agent-seed0/settings", "Command")
+    await walker.sees("gpus")
+    await walker.shoot("settings")
+
+
 async def test_what_is_sampled_now_is_shown(
     walker: Walker, backend: art.LocalBackend, model: art.TrainableModel
 ) -> None:
@@ -392,6 +443,7 @@ async def test_every_view_fits_the_window_and_is_accessible(
         "tokens": f"{ROLLOUT}?tab=tokens", "compact": f"{RUN}/group/train/{STEP}/1?form=compact",
         "difference": f"#/difference?a={PROJECT}/{NAME}/train/1/1/1&b={PROJECT}/{NAME}/train/2/1/1", "group": f"{RUN}/group/train/{STEP}/1", "tree": f"{RUN}/tree/{STEP}",
         "ledger": f"{RUN}/ledger/{STEP}", "checkpoints": f"{RUN}/checkpoints?a=0&b=3", "costs": f"{RUN}/costs",
+        "settings": f"{RUN}/settings", "compare": f"#/compare?run={PROJECT}/{NAME}&run=seeds/agent-seed0,agent-seed1",
         "comparisons": "#/comparisons", "comparison": f"#/comparisons/{COMPARISON}", "live": "#/live", "system": "#/system",
     }.items():  # fmt: skip
         await walker.page.goto(f"{walker.base}{address}")

@@ -23,7 +23,11 @@ from art.cli.server import build_parser as build_server_parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(page for folder in ("docs", "examples", "skills") for page in (ROOT / folder).rglob("*.md")),
+    ]
 )
 _MARKER = re.compile(r"<!-- (not run|needs): (.+) -->")
 _FENCE = re.compile(r"```(\w*)$")

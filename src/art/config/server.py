@@ -166,6 +166,13 @@ class ServerConfig(Config):
     worker_address: str | None = None
     """HOST:PORT at which workers connect. `None`: for "workers" port 5001 of `host`; for "ray" a free port of the
     address by which Ray knows this machine."""
+    cluster_files: str | None = None
+    """How adapters, samples, checkpoints and base models in folders get to the nodes of a Ray cluster and back: `None`
+    through Ray's object store; else through this folder, which all nodes see under the same path, or bucket, such as
+    "s3://bucket/art" (any address that `fsspec` knows; it may need a package there and here)."""
+    room_timeout_s: float = Field(default=10.0, gt=0)
+    """Seconds in which a Ray cluster must have room for an engine or trainer, before the model is refused. Raise it
+    where an autoscaler adds nodes. Meanwhile `art status` shows what lacks."""
     models: tuple[str, ...] = ()
     """Base models to load at the start: hub ids, folders, or short names (see `art.config.base_models`)."""
     settings: ModelSettings = ModelSettings()
@@ -227,6 +234,15 @@ class ServerConfig(Config):
         if alerts is not None and not shlex.split(alerts):
             raise ValueError("`alerts` is the URL of a webhook or a command, and must not be empty")
         return alerts
+
+    @model_validator(mode="after")
+    def _check_cluster(self) -> Self:
+        if self.cluster_files is not None and str(self.cluster).partition("://")[0] != "ray":
+            raise ValueError(
+                f"`cluster_files` is for a Ray cluster, but `cluster` is {self.cluster!r}; workers by hand see the "
+                "data directory. Leave `cluster_files` out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_models(self) -> Self:

@@ -301,6 +301,8 @@ class ActorPart(Data):
     machines: list[str]
     """One for each rank of a trainer; empty while it is being placed."""
     starts: int
+    problem: str | None = None
+    """Why it has no place yet."""
 
 
 class ClusterPart(Data):

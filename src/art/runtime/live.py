@@ -83,8 +83,10 @@ class SystemFollower:
         now = time.time() if now is None else now
         if self._before is not None and now > self._before[0]:
             at, sampled_before, trained_before = self._before
-            rates = (max(0.0, count / (now - at)) for count in (sampled - sampled_before, trained - trained_before))
-            self._points.append((round(now, 1), *(round(rate, 2) for rate in rates), num_requests, rss))
+            sampled_rate, trained_rate = (
+                round(max(0.0, count / (now - at)), 2) for count in (sampled - sampled_before, trained - trained_before)
+            )
+            self._points.append((round(now, 1), sampled_rate, trained_rate, num_requests, rss))
         self._before = now, sampled, trained
 
     def history(self) -> SystemHistory:

@@ -44,6 +44,8 @@ class ModelPaths:
         self.state = root / "state.json"
         self.settings = root / "settings.json"
         """What the run was started with (`art.model.run_settings`)."""
+        self.labels = root / "labels.json"
+        """Tags, notes and marks that people gave the run (`art.storage.labels`)."""
         self.history = root / "history.jsonl"
         self.costs = root / "costs.jsonl"
         self.totals = root / "totals.jsonl"

@@ -22,6 +22,7 @@ import { rolloutView } from "./views/rollout.js";
 import { rolloutsView } from "./views/rollouts.js";
 import { runView } from "./views/run.js";
 import { runsView } from "./views/runs.js";
+import { settingsView } from "./views/settings.js";
 import { systemView } from "./views/system.js";
 import { treeView } from "./views/tree.js";
 import { visibleText } from "./lib/visible_text.js";
@@ -46,6 +47,7 @@ const VIEWS = {
   ledger: ledgerView,
   checkpoints: checkpointsView,
   costs: costsView,
+  settings: settingsView,
   compare: compareView,
   comparisons: comparisonsView,
   difference: differenceView,

@@ -28,6 +28,7 @@ PAGES = sorted(
         ROOT / "SECURITY.md",
         ROOT / "benchmarks/results/README.md",
         *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "skills").rglob("*.md"),
     ]
 )
 

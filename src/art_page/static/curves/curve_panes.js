@@ -1,11 +1,12 @@
 /** Panes of curves for one run or several: one pane for each metric. */
 import { get } from "../lib/api.js";
 import { chart } from "../lib/chart.js";
-import { categorical, dashOf } from "../lib/colours.js";
+import { dashOf, lookOf } from "../lib/colours.js";
 import { h, replace } from "../lib/dom.js";
 import { groupFindings, pinsOf } from "../parts/findings.js";
 import { AXES, placesOn } from "./axes.js";
 import { Histogram, histogramOf } from "./histogram.js";
+import { itemName, joinSeries, runsOf } from "./seeds.js";
 import { centreOf, coloursOf, formatOf, onAxis, sameOnSplits, toLine } from "./lines.js";
 
 /**
@@ -18,7 +19,7 @@ const MAX_METRICS = 64;
 
 export class CurvePanes {
   /**
-   * @param {string[]} runs  each "project/name"
+   * @param {string[]} runs  each "project/name", or several names with commas between them, which are drawn as one
    * @param {CurveSettings} settings
    * @param {{signal: AbortSignal, onZoom: (zoom: import("../lib/chart.js").Zoom | null) => void, onStep: (step: number) => void, onArrange?: (metrics: string[]) => void}} options  with `onArrange`, panes can be moved and taken away
    */
@@ -70,11 +71,23 @@ export class CurvePanes {
     const axis = AXES[across].metric;
     this.series = await Promise.all(details.map(async (detail, at) => {
       const wanted = [...new Set([...this.settings.metrics.flatMap((metric) => this.metricsOf(metric, detail)), ...(axis === null ? [] : [axis])])];
-      const whole = await this.fetch(this.runs[at], wanted, {});
+      const whole = await this.fetchItem(this.runs[at], wanted, {});
       const isJoined = zoom !== null && whole.some((one) => /** @type {any} */ (one).num_steps !== null);
-      return new Map((isJoined ? await this.fetch(this.runs[at], wanted, zoom) : whole).map((one) => [one.metric, one]));
+      return new Map((isJoined ? await this.fetchItem(this.runs[at], wanted, zoom) : whole).map((one) => [one.metric, one]));
     }));
     this.draw();
+  }
+
+  /**
+   * Curves of a run, or of several runs as one.
+   * @param {string} item
+   * @param {string[]} metrics
+   * @param {Record<string, number>} bounds
+   * @returns {Promise<Series[]>}
+   */
+  async fetchItem(item, metrics, bounds) {
+    const [first, ...more] = await Promise.all(runsOf(item).map((run) => this.fetch(run, metrics, bounds)));
+    return first.map((one, at) => joinSeries([one, ...more.map((other) => other[at])]));
   }
 
   /**
@@ -201,8 +214,9 @@ export class CurvePanes {
         const place = places[run];
         if (!series || series.steps.length === 0 || place === undefined) return [];
         if (this.runs.length === 1) return [onAxis(toLine(series, { label: name, colour: colours[at], dash: dashOf(at), smoothing, band }), place)];
-        const label = metrics.length > 1 ? `${this.runs[run]} ${name.split("/")[0]}` : this.runs[run];
-        return [onAxis(toLine(series, { label, colour: categorical(run), dash: dashOf(run), smoothing, band }), place)];
+        const item = itemName(this.runs[run]);
+        const label = metrics.length > 1 ? `${item} ${name.split("/")[0]}` : item;
+        return [onAxis(toLine(series, { label, ...lookOf(run), smoothing, band }), place)];
       });
     });
   }

@@ -12,6 +12,7 @@ import { formatBytes, formatCount, formatNumber, formatPercent, formatSeconds, f
  * @property {(number | null)[] | null} low
  * @property {(number | null)[] | null} high
  * @property {(number | null)[] | null} num
+ * @property {number[] | null} [num_steps]  of each point, if the server joined steps
  */
 
 /**

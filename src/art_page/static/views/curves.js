@@ -1,5 +1,4 @@
 /** Curves of any metric of a run, with other runs in the same panes if the reader adds them. */
-import { get } from "../lib/api.js";
 import { h, replace } from "../lib/dom.js";
 import { link, setQuery } from "../lib/router.js";
 import { empty, orShowFailure, showWhenLoaded } from "../lib/states.js";
@@ -10,6 +9,7 @@ import { withHistograms } from "../curves/histogram.js";
 import { layoutMenu } from "../curves/layouts.js";
 import { MetricList } from "../curves/metric_list.js";
 import { RunPicker } from "../curves/run_picker.js";
+import { loadItem } from "../curves/seeds.js";
 
 const DEFAULTS = ["train/reward", "val/reward", "loss/train", "loss/entropy", "loss/kl_to_sampler", "loss/grad_norm", "loss/sft"];
 
@@ -67,7 +67,7 @@ class CurvesPage {
   }
 
   async load() {
-    const details = await Promise.all(this.panes.runs.map((run) => get(`runs/${run}`, {}, this.ctx.signal)));
+    const details = await Promise.all(this.panes.runs.map((item) => loadItem(item, this.ctx.signal)));
     const metrics = withHistograms(uniqueMetrics(details));
     if (!this.hasChoice) this.chooseDefaults(metrics);
     this.list.fill(metrics);

@@ -179,7 +179,7 @@ function clusterSections({ kind, nodes, actors, workers, free, store_bytes: stor
     ]))));
   }
   if (actors.length > 0) {
-    sections.push(listed("Actors", plainTable(["Actor", "Runs on", "#Starts"], actors.map((/** @type {any} */ one) => [one.name, one.machines.join(", ") || "not placed", formatCount(one.starts)]))));
+    sections.push(listed("Actors", plainTable(["Actor", "Runs on", "#Starts"], actors.map((/** @type {any} */ one) => [one.name, one.machines.join(", ") || one.problem || "not placed", formatCount(one.starts)]))));
   }
   sections.push(listed("Workers", workers.length === 0 ? nothing("No worker has come.") : plainTable(["Worker", "Machine", "#pid", "State"], workers.map((/** @type {any} */ one) => [
     one.kind, one.machine, String(one.pid), one.state,
