@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
@@ -92,20 +93,17 @@ def _plan(viewer: Viewer) -> Iterator[tuple[str, Callable[[], Answers]]]:
     for run in runs.runs:
         project, name = run.project, run.name
         base = f"{project}/{name}"
-        yield f"{base}/run", lambda p=project, n=name: _run(viewer, p, n)  # type: ignore[misc]
-        yield f"{base}/rollouts", lambda p=project, n=name: {f"runs/{p}/{n}/rollouts": _table(viewer, p, n)}  # type: ignore[misc]
-        rows = viewer.run_files(project, name).indexer.store.read(
-            "SELECT split, step, num_groups FROM files WHERE run = ? ORDER BY step, split",
-            (viewer.run_files(project, name).number,),
+        yield f"{base}/run", partial(_run, viewer, project, name)
+        yield f"{base}/rollouts", partial(_table, viewer, project, name)
+        files = viewer.run_files(project, name)
+        rows = files.indexer.store.read(
+            "SELECT split, step, num_groups FROM files WHERE run = ? ORDER BY step, split", (files.number,)
         )
-        for step in sorted({*viewer.run_files(project, name).steps().tolist(), *(step for _, step, _ in rows)}):
-            yield f"{base}/step-{step}", lambda p=project, n=name, s=step: _step(viewer, p, n, s)  # type: ignore[misc]
+        for step in sorted({*files.steps().tolist(), *(step for _, step, _ in rows)}):
+            yield f"{base}/step-{step}", partial(_step, viewer, project, name, step)
         for split, step, num_groups in rows:
             for group in range(num_groups):
-                yield (
-                    f"{base}/{split}-{step}-{group}",
-                    lambda p=project, n=name, k=(split, step, group): _group(viewer, (p, n), k),  # type: ignore[misc]
-                )
+                yield f"{base}/{split}-{step}-{group}", partial(_group, viewer, (project, name), (split, step, group))
 
 
 def _address(path: str, /, **query: object) -> str:
@@ -144,12 +142,12 @@ def _run(viewer: Viewer, project: str, name: str) -> Answers:
     return answers
 
 
-def _table(viewer: Viewer, project: str, name: str) -> PageAnswer:
+def _table(viewer: Viewer, project: str, name: str) -> Answers:
     """All rows of the table in one answer."""
     whole = viewer.rollouts(project, name, RolloutTableQuery(limit=_PAGE))
     for offset in range(_PAGE, whole.total, _PAGE):
         whole.rows += viewer.rollouts(project, name, RolloutTableQuery(limit=_PAGE, offset=offset)).rows
-    return whole
+    return {f"runs/{project}/{name}/rollouts": whole}
 
 
 def _step(viewer: Viewer, project: str, name: str, step: int) -> Answers:
@@ -177,8 +175,8 @@ def _group(viewer: Viewer, run: tuple[str, str], place: tuple[str, int, int]) ->
         answers[own] = viewer.rollout(*run, key)
         branches = viewer.tokens(*run, key, TokensQuery(path=0, first=0, last=0))
         answers[_address(f"{own}/tokens", path=0, first=0, last=0)] = branches
-        for token_path in branches.paths or [None]:
-            number, num_tokens = (0, 0) if token_path is None else (token_path.path, token_path.num_tokens)
+        sizes = {path.path: path.num_tokens for path in branches.paths} or {0: 0}
+        for number, num_tokens in sizes.items():
             for first in range(0, max(1, num_tokens), MAX_TOKENS):
                 asked = TokensQuery(path=number, first=first, last=first + MAX_TOKENS)
                 answers[_address(f"{own}/tokens", **asked.model_dump())] = viewer.tokens(*run, key, asked)

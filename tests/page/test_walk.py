@@ -406,7 +406,8 @@ async def test_a_copy_on_the_disk_shows_all_views(
         ROLLOUT: "look_up", f"{ROLLOUT}?tab=tokens": "<|im_start|>", f"{ROLLOUT}?tab=branches": "Branches",
         f"{RUN}/group/train/{STEP}/1": "differs in message", f"{RUN}/tree/{STEP}": "learnt", f"{RUN}/ledger": "trained",
         f"{RUN}/ledger/{STEP}": "trained", f"{RUN}/checkpoints": "paired difference", f"{RUN}/costs": "Costs",
-        "#/comparisons": "Models compared", f"#/comparisons/{COMPARISON}": "given up", f"#/compare?run={PROJECT}/{NAME}": NAME,
+        "#/comparisons": "Models compared", f"#/comparisons/{COMPARISON}": "given up", f"#/compare?run={PROJECT}/{NAME}": "Choose 2",
+        f"{RUN}/settings": "base model",
         f"#/difference?a={PROJECT}/{NAME}/train/1/1/1&b={PROJECT}/{NAME}/train/2/1/1": "second minus first",
     }.items():  # fmt: skip
         await copy.page.goto(f"{whole}{address}")

@@ -89,6 +89,7 @@ function keep(address, etag, answer) {
  * @param {RequestInit} options
  */
 async function send(address, options) {
+  if (copySession() !== null) throw new ApiError(405, "This is a copy of the page: nothing can be changed in it.");
   let response;
   try {
     response = await fetch(address, { credentials: "same-origin", cache: "no-store", ...options });
