@@ -294,7 +294,7 @@ class ModelRun:
             if (fault := infra_fault(trajectory)) is not None:
                 raise fault
             if task.needs_judge:
-                score: Any = task.score_messages(trajectory.messages())  # type: ignore[arg-type]
+                score: Any = task.score_messages(trajectory.messages())
                 trajectory.reward = float(score[0] if isinstance(score, tuple) else score)
             headline = headline_value(task, trajectory)
             if not (math.isfinite(headline) and math.isfinite(trajectory.reward)):
