@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib.util
 import time
 from collections.abc import Iterator
@@ -21,7 +23,8 @@ pytestmark = [
     pytest.mark.slow,
 ]
 NO_ROOM = r"no room for .*larger --object-store-memory or more disk"
-DEADLINE_S = 10.0
+DEADLINE_S = 20.0
+"""For the chats of a step too, on a machine that is busy; alone, the error comes within 2 s."""
 
 
 @pytest.fixture
@@ -41,18 +44,20 @@ def ray(cluster: RayNodes) -> Iterator[Any]:
     ray.shutdown()
 
 
-def fill(ray: Any, leave_bytes: int = 0) -> list[Any]:
-    """Put objects into the store of this machine's node until there is room for `leave_bytes` only."""
-    deadline = time.monotonic() + 60
-    while True:  # what was dropped before is freed a little later
-        try:
-            reserve = ray.put(b"x" * leave_bytes)
-            break
-        except ray.exceptions.OutOfDiskError:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+async def room(ray: Any, size_bytes: int) -> Any:
+    """Wait until an object has room in the store of this machine's node: what was released leaves a little later."""
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(ray.exceptions.OutOfDiskError):
+                return ray.put(b"x" * size_bytes)
+            await asyncio.sleep(0.2)
+
+
+def fill(ray: Any, leave_bytes: int) -> list[Any]:
+    """Put objects into the store until there is room for `leave_bytes` only."""
+    reserve = ray.put(b"x" * leave_bytes)
     kept, size = [], MEMORY_BYTES // 2
-    while size >= 1_000:
+    while size >= 50_000:  # near the end each takes seconds
         try:
             kept.append(ray.put(b"x" * size))
         except ray.exceptions.OutOfDiskError:
@@ -64,21 +69,21 @@ def fill(ray: Any, leave_bytes: int = 0) -> list[Any]:
 async def test_a_step_that_finds_no_room_says_so_and_is_made_when_there_is_some(
     ray: Any, tiny_model: Path, tmp_path: Path
 ) -> None:
-    about = settings().model_copy(update={"lora": LoraConfig(rank=64)})
+    about = settings().model_copy(update={"lora": LoraConfig(rank=256)})
     async with art.LocalBackend(path=tmp_path / "home", show_page=False) as backend:
         at_home = await train(backend, await registered(backend, tiny_model, about), 3)
     async with art.LocalBackend(path=tmp_path / "ray", cluster="ray", show_page=False) as backend:
         model = await registered(backend, tiny_model, about)
         seen = await train(backend, model, 1)
-        for leave_bytes in (0, 300_000):  # not enough for the samples of 4 KB, and for the checkpoint of 1.9 MB
-            kept = fill(ray, leave_bytes)
-            started = time.monotonic()
-            with pytest.raises(ArtError, match=NO_ROOM) as raised:
-                await train(backend, model, 1)  # its chats are answered: tokens do not need the store
-            assert raised.value.code == "storage_error"
-            assert time.monotonic() - started < DEADLINE_S
-            assert await model.get_step() == 1
-            kept.clear()
+        kept = fill(ray, leave_bytes=300_000)  # room for the samples, and not for the checkpoint of 8 MB
+        started = time.monotonic()
+        with pytest.raises(ArtError, match=NO_ROOM) as raised:
+            await train(backend, model, 1)  # its chats are answered: tokens do not need the store
+        assert raised.value.code == "storage_error"
+        assert time.monotonic() - started < DEADLINE_S
+        assert await model.get_step() == 1
+        kept.clear()
+        await room(ray, MEMORY_BYTES // 2)
         seen += await train(backend, model, 2)
     for there, here in zip(seen, at_home, strict=True):
         assert there == pytest.approx(here, abs=1e-6)

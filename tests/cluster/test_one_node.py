@@ -139,7 +139,7 @@ async def test_nodes_of_another_version_are_named_at_once(
             ConfigError, match=r"cannot run on its node.*other versions: torch [\d.]+ there and 1\.0 here"
         ):
             await registered(backend, tiny_model, settings())
-        assert time.monotonic() - started < 30, "not the time that a start may take, which is ten minutes"
+        assert time.monotonic() - started < 60, "not the time that a start may take, which is ten minutes"
 
 
 def test_another_token_is_told_within_ten_seconds(cluster: RayNodes, tmp_path: Path) -> None:
